@@ -1,0 +1,220 @@
+//! One parser and one normal form for every host, wherever it comes from.
+//!
+//! `url`, `http::Uri` and `getaddrinfo` each read hosts in their own way (`0x7f.1`, `127.1`,
+//! full-width digits …). What this file accepts has exactly one reading; the rest is refused.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+/// Longest host name in presentation form without the final dot (RFC 1035 §2.3.4).
+const MAX_NAME: usize = 253;
+/// Longest label (RFC 1035 §2.3.4).
+const MAX_LABEL: usize = 63;
+
+/// A host in normal form: a lower-case name without final dot, or an address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Host {
+    /// A literal address. IPv6 is written in brackets where a port can follow.
+    Ip(IpAddr),
+    /// A DNS name: lower-case A-labels of `[a-z0-9_-]`, no empty label, at most 253 bytes.
+    Name(HostName),
+}
+
+/// A DNS name in normal form.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostName(Arc<str>);
+
+/// Why a text is not a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostError {
+    /// A byte outside `[A-Za-z0-9._-]`, or brackets around what is no IPv6 address.
+    #[error("a byte that no host name has")]
+    BadByte,
+    /// `xn--` labels that do not survive a round trip through IDNA (UTS #46).
+    #[error("not a valid internationalised name")]
+    BadIdna,
+    /// No text, or a label without text.
+    #[error("an empty name or label")]
+    Empty,
+    /// The last label is numeric, and the whole is not a strict dotted quad.
+    #[error("IPv4 in another form than dotted decimal")]
+    OddIpv4,
+    /// More than 253 bytes, or a label of more than 63.
+    #[error("too long")]
+    TooLong,
+    /// An IPv6 zone (`fe80::1%eth0`), which names an interface of this machine.
+    #[error("an IPv6 zone")]
+    Zone,
+}
+
+impl Host {
+    /// Reads the host part of an authority: `API.Example.com.` becomes `api.example.com`.
+    ///
+    /// # Errors
+    /// [`HostError`] for everything with more than one reading.
+    pub fn parse(text: &str) -> Result<Self, HostError> {
+        if let Some(inner) = text.strip_prefix('[') {
+            let inner = inner.strip_suffix(']').ok_or(HostError::BadByte)?;
+            if inner.contains('%') {
+                return Err(HostError::Zone);
+            }
+            return inner.parse::<Ipv6Addr>().map(|ip| Self::Ip(ip.into())).map_err(|_| HostError::BadByte);
+        }
+        HostName::parse_or_v4(text)
+    }
+
+    /// The name, unless this is an address.
+    #[must_use]
+    pub fn name(&self) -> Option<&HostName> {
+        match self {
+            Self::Ip(_) => None,
+            Self::Name(name) => Some(name),
+        }
+    }
+
+    /// The address, unless this is a name.
+    #[must_use]
+    pub fn ip(&self) -> Option<IpAddr> {
+        match self {
+            Self::Ip(ip) => Some(*ip),
+            Self::Name(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(IpAddr::V4(ip)) => ip.fmt(f),
+            Self::Ip(IpAddr::V6(ip)) => write!(f, "[{ip}]"),
+            Self::Name(name) => f.write_str(name.as_str()),
+        }
+    }
+}
+
+impl HostName {
+    fn parse_or_v4(text: &str) -> Result<Host, HostError> {
+        let text = text.strip_suffix('.').unwrap_or(text);
+        if text.is_empty() {
+            return Err(HostError::Empty);
+        }
+        if text.len() > MAX_NAME {
+            return Err(HostError::TooLong);
+        }
+        if !text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-')) {
+            return Err(HostError::BadByte);
+        }
+        let name = text.to_ascii_lowercase();
+        for label in name.split('.') {
+            match label.len() {
+                0 => return Err(HostError::Empty),
+                1..=MAX_LABEL => {}
+                _ => return Err(HostError::TooLong),
+            }
+            if label.starts_with("xn--") && !round_trips(label) {
+                return Err(HostError::BadIdna);
+            }
+        }
+        if name.rsplit('.').next().is_some_and(numeric) {
+            return name.parse::<Ipv4Addr>().map(|ip| Host::Ip(ip.into())).map_err(|_| HostError::OddIpv4);
+        }
+        Ok(Host::Name(Self(name.into())))
+    }
+
+    /// The name as text, without a final dot.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// True if this is `base` or lies below it.
+    #[must_use]
+    pub fn is_at_or_below(&self, base: &str) -> bool {
+        self.0.strip_suffix(base).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    }
+}
+
+impl fmt::Display for HostName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A last label of digits, or of `0x…`, is what `inet_aton` would read as an address
+/// (WHATWG URL, "ends in a number").
+fn numeric(label: &str) -> bool {
+    let hex = label.strip_prefix("0x");
+    hex.is_some_and(|h| h.bytes().all(|b| b.is_ascii_hexdigit())) || label.bytes().all(|b| b.is_ascii_digit())
+}
+
+fn round_trips(label: &str) -> bool {
+    let (unicode, fine) = idna::domain_to_unicode(label);
+    fine.is_ok() && idna::domain_to_ascii(&unicode).is_ok_and(|ascii| ascii == label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_each_host_in_one_way_or_not_at_all() {
+        let name = |s: &str| Ok(s.to_owned());
+        let long_label = "a".repeat(64);
+        let long_name = format!("{}.com", "a.".repeat(126));
+        let rows: &[(&str, Result<String, HostError>)] = &[
+            ("example.com", name("example.com")),
+            ("API.Example.COM", name("api.example.com")),
+            ("example.com.", name("example.com")),
+            ("example.com..", Err(HostError::Empty)),
+            (".example.com", Err(HostError::Empty)),
+            ("a..b", Err(HostError::Empty)),
+            ("", Err(HostError::Empty)),
+            (".", Err(HostError::Empty)),
+            ("_dmarc.example.com", name("_dmarc.example.com")),
+            ("xn--mnchen-3ya.example", name("xn--mnchen-3ya.example")),
+            ("xn--a.example", Err(HostError::BadIdna)),
+            ("xn--.example", Err(HostError::BadIdna)),
+            ("münchen.example", Err(HostError::BadByte)),
+            ("exa\u{ad}mple.com", Err(HostError::BadByte)),
+            ("127.0.0.1", name("127.0.0.1")),
+            ("127.0.0.1.", name("127.0.0.1")),
+            ("127.1", Err(HostError::OddIpv4)),
+            ("2130706433", Err(HostError::OddIpv4)),
+            ("0x7f.1", Err(HostError::OddIpv4)),
+            ("0x7f000001", Err(HostError::OddIpv4)),
+            ("a.0x", Err(HostError::OddIpv4)),
+            ("0177.0.0.1", Err(HostError::OddIpv4)),
+            ("127.0.0.01", Err(HostError::OddIpv4)),
+            ("1.2.3.256", Err(HostError::OddIpv4)),
+            ("1.2.3.4.5", Err(HostError::OddIpv4)),
+            ("１２７.0.0.1", Err(HostError::BadByte)),
+            ("[::1]", name("[::1]")),
+            ("[::FFFF:127.0.0.1]", name("[::ffff:127.0.0.1]")),
+            ("[fe80::1%eth0]", Err(HostError::Zone)),
+            ("[fe80::1%25eth0]", Err(HostError::Zone)),
+            ("[::1", Err(HostError::BadByte)),
+            ("[example.com]", Err(HostError::BadByte)),
+            ("::1", Err(HostError::BadByte)),
+            ("good\\@evil", Err(HostError::BadByte)),
+            ("good@evil", Err(HostError::BadByte)),
+            ("a b", Err(HostError::BadByte)),
+            ("a%00b", Err(HostError::BadByte)),
+            ("a\0b", Err(HostError::BadByte)),
+            ("a/b", Err(HostError::BadByte)),
+            (&long_label, Err(HostError::TooLong)),
+            (&long_name, Err(HostError::TooLong)),
+        ];
+        for (text, want) in rows {
+            assert_eq!(&Host::parse(text).map(|h| h.to_string()), want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_normal_form_parses_to_itself() {
+        for text in ["example.com", "10.0.0.1", "[2001:db8::1]"] {
+            let host = Host::parse(text).unwrap();
+            assert_eq!(Host::parse(&host.to_string()).unwrap(), host);
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The nouns: hosts, targets, names, secrets, refusals. No I/O and no policy.
+
+pub mod host;
+pub mod name;
+pub mod refusal;
+pub mod secret;
+pub mod target;

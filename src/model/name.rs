@@ -1,0 +1,52 @@
+//! Names that the operator gives: tasks and executions.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// A task's name, as the configuration writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskName(Arc<str>);
+
+/// One counted run of a task. With a static token it bears the task's name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ExecutionId(Arc<str>);
+
+impl TaskName {
+    /// Wraps a name that the configuration gave.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self(name.into())
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl ExecutionId {
+    /// The one execution that a task's static token stands for.
+    #[must_use]
+    pub fn of_static(task: &TaskName) -> Self {
+        Self(task.0.clone())
+    }
+
+    /// The id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for TaskName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for ExecutionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

@@ -1,0 +1,504 @@
+//! Every way to say no, in one closed enum, each with its one row of words.
+//!
+//! Status line, header, problem body, audit line, log and exit code all derive from
+//! [`Refusal::notice`]. A refusal carries no text from outside: a hostile origin or a malicious page
+//! cannot write into an error that an agent will read.
+
+use http::StatusCode;
+
+/// What a stage returns: the next evidence, or a refusal.
+pub type Verdict<T> = Result<T, Refusal>;
+
+/// A request that will not get its answer from an origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Refusal {
+    /// We will not: policy or the request itself forbids it.
+    Deny(Deny),
+    /// We could not: something that was allowed did not work.
+    Fail(Fail),
+}
+
+/// Reasons why we will not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Deny {
+    /// An address of the host is special, private, ours, or denied.
+    AddressNotAllowed,
+    /// `Host` or `:authority` differs from the tunnel's target.
+    AuthorityMismatch,
+    /// No or wrong token.
+    CallerUnknown,
+    /// The request's head is larger than `max_head_bytes`.
+    HeadTooLarge,
+    /// The head did not arrive in time.
+    HeaderTimeout,
+    /// No integration of the task names the host.
+    HostNotAllowed,
+    /// The target is one of our own listeners.
+    LoopDetected,
+    /// The integrations that allow the host do not allow the method.
+    MethodNotAllowed,
+    /// A transfer coding or method that we do not speak.
+    NotImplemented,
+    /// Something else than TLS inside a tunnel.
+    NotTls,
+    /// The integrations that allow the host do not allow the path, or it has two readings.
+    PathNotAllowed,
+    /// The integrations that allow the host do not allow the port.
+    PortNotAllowed,
+    /// Framing or head that two parsers could read in two ways.
+    RequestMalformed,
+    /// Plain HTTP without `plain_http`.
+    SchemeNotAllowed,
+    /// SNI names another host than CONNECT, or is hidden by ECH.
+    SniMismatch,
+    /// No SNI in the `ClientHello`.
+    SniMissing,
+    /// Not a host and port in normal form.
+    TargetMalformed,
+    /// The request target is too long.
+    UriTooLong,
+}
+
+/// Reasons why we could not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fail {
+    /// The audit log cannot be written.
+    AuditUnavailable,
+    /// No address accepted the connection.
+    ConnectFailed,
+    /// No address accepted the connection in time.
+    ConnectTimedOut,
+    /// The proxy is shutting down.
+    Draining,
+    /// Too many connections.
+    Overloaded,
+    /// The origin or the client took too long.
+    RequestTimedOut,
+    /// DNS gave no address.
+    ResolveFailed,
+    /// The origin's certificate or handshake was not acceptable.
+    TlsFailed,
+    /// The origin broke HTTP.
+    UpstreamProtocol,
+}
+
+/// Whether the same request makes sense again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// The answer will be the same until the request or the policy changes.
+    Never,
+    /// The cause may pass.
+    Later,
+}
+
+/// The step that refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "named after the files in `stages/` and `flow/`")]
+pub enum Stage {
+    Accept,
+    Audit,
+    Authorize,
+    Dial,
+    Forward,
+    Identify,
+    Parse,
+    Pin,
+    Sni,
+}
+
+/// All words and numbers of one refusal.
+#[derive(Clone, Copy, Debug)]
+pub struct Notice {
+    /// The stable code: header `Exeat-Refusal`, audit `code`, the last part of the problem's `type`.
+    pub code: &'static str,
+    /// The status of the answer, where one can still be given.
+    pub status: StatusCode,
+    /// Who refused.
+    pub stage: Stage,
+    /// One line for people.
+    pub title: &'static str,
+    /// What an agent should do about it.
+    pub hint: &'static str,
+    /// Whether to try again.
+    pub retry: Retry,
+    /// The error type of `Proxy-Status` (RFC 9209 §2.3).
+    pub proxy_status: &'static str,
+}
+
+impl From<Deny> for Refusal {
+    fn from(deny: Deny) -> Self {
+        Self::Deny(deny)
+    }
+}
+
+impl From<Fail> for Refusal {
+    fn from(fail: Fail) -> Self {
+        Self::Fail(fail)
+    }
+}
+
+impl Retry {
+    /// As written in the problem body.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::Later => "later",
+        }
+    }
+}
+
+impl Stage {
+    /// As written in the problem body and the audit line.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Accept => "accept",
+            Self::Audit => "audit",
+            Self::Authorize => "authorize",
+            Self::Dial => "dial",
+            Self::Forward => "forward",
+            Self::Identify => "identify",
+            Self::Parse => "parse",
+            Self::Pin => "pin",
+            Self::Sni => "sni",
+        }
+    }
+}
+
+impl Refusal {
+    /// Every refusal there is, for tables and tests.
+    pub const ALL: [Self; 27] = [
+        Self::Deny(Deny::AddressNotAllowed),
+        Self::Deny(Deny::AuthorityMismatch),
+        Self::Deny(Deny::CallerUnknown),
+        Self::Deny(Deny::HeadTooLarge),
+        Self::Deny(Deny::HeaderTimeout),
+        Self::Deny(Deny::HostNotAllowed),
+        Self::Deny(Deny::LoopDetected),
+        Self::Deny(Deny::MethodNotAllowed),
+        Self::Deny(Deny::NotImplemented),
+        Self::Deny(Deny::NotTls),
+        Self::Deny(Deny::PathNotAllowed),
+        Self::Deny(Deny::PortNotAllowed),
+        Self::Deny(Deny::RequestMalformed),
+        Self::Deny(Deny::SchemeNotAllowed),
+        Self::Deny(Deny::SniMismatch),
+        Self::Deny(Deny::SniMissing),
+        Self::Deny(Deny::TargetMalformed),
+        Self::Deny(Deny::UriTooLong),
+        Self::Fail(Fail::AuditUnavailable),
+        Self::Fail(Fail::ConnectFailed),
+        Self::Fail(Fail::ConnectTimedOut),
+        Self::Fail(Fail::Draining),
+        Self::Fail(Fail::Overloaded),
+        Self::Fail(Fail::RequestTimedOut),
+        Self::Fail(Fail::ResolveFailed),
+        Self::Fail(Fail::TlsFailed),
+        Self::Fail(Fail::UpstreamProtocol),
+    ];
+
+    /// The one row of words for this refusal.
+    #[must_use]
+    pub const fn notice(self) -> Notice {
+        match self {
+            Self::Deny(deny) => deny.notice(),
+            Self::Fail(fail) => fail.notice(),
+        }
+    }
+
+    /// The stable code.
+    #[must_use]
+    pub const fn code(self) -> &'static str {
+        self.notice().code
+    }
+}
+
+const fn never(
+    code: &'static str,
+    status: StatusCode,
+    stage: Stage,
+    proxy_status: &'static str,
+    title: &'static str,
+    hint: &'static str,
+) -> Notice {
+    Notice { code, status, stage, title, hint, retry: Retry::Never, proxy_status }
+}
+
+const fn later(
+    code: &'static str,
+    status: StatusCode,
+    stage: Stage,
+    proxy_status: &'static str,
+    title: &'static str,
+    hint: &'static str,
+) -> Notice {
+    Notice { code, status, stage, title, hint, retry: Retry::Later, proxy_status }
+}
+
+const DENIED: &str = "http_request_denied";
+const BAD: &str = "http_request_error";
+
+impl Deny {
+    const fn notice(self) -> Notice {
+        use Stage::{Accept, Authorize, Identify, Parse, Pin, Sni};
+        match self {
+            Self::AddressNotAllowed => never(
+                "address_not_allowed",
+                StatusCode::FORBIDDEN,
+                Pin,
+                "destination_ip_prohibited",
+                "The host's address is not a public one, or is denied",
+                "Do not retry. The host leads into a private or special network; only the operator can open that, with allow_cidrs.",
+            ),
+            Self::AuthorityMismatch => never(
+                "authority_mismatch",
+                StatusCode::FORBIDDEN,
+                Authorize,
+                DENIED,
+                "Host or :authority differs from the tunnel's target",
+                "Open a tunnel of its own for each host; a request may only name the host that CONNECT named.",
+            ),
+            Self::CallerUnknown => never(
+                "caller_unknown",
+                StatusCode::PROXY_AUTHENTICATION_REQUIRED,
+                Identify,
+                DENIED,
+                "The proxy does not know who is asking",
+                "Send Proxy-Authorization with the task's name and token, as in HTTPS_PROXY=http://TASK:TOKEN@HOST:PORT.",
+            ),
+            Self::HeadTooLarge => never(
+                "head_too_large",
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                Accept,
+                BAD,
+                "The request's head is too large",
+                "Send fewer or smaller header fields.",
+            ),
+            Self::HeaderTimeout => later(
+                "header_timeout",
+                StatusCode::REQUEST_TIMEOUT,
+                Accept,
+                BAD,
+                "The request's head did not arrive in time",
+                "Send the whole head at once.",
+            ),
+            Self::HostNotAllowed => never(
+                "host_not_allowed",
+                StatusCode::FORBIDDEN,
+                Authorize,
+                DENIED,
+                "The host is in no approved integration of this task",
+                "Do not retry. Use one of the approved hosts, or ask the operator to allow this one.",
+            ),
+            Self::LoopDetected => never(
+                "loop_detected",
+                StatusCode::LOOP_DETECTED,
+                Pin,
+                "proxy_loop_detected",
+                "The target is the proxy itself",
+                "Do not retry. The proxy does not forward to its own listeners.",
+            ),
+            Self::MethodNotAllowed => never(
+                "method_not_allowed",
+                StatusCode::FORBIDDEN,
+                Authorize,
+                DENIED,
+                "The method is not approved for this host",
+                "Do not retry with this method. Ask the operator to allow it for this host.",
+            ),
+            Self::NotImplemented => never(
+                "not_implemented",
+                StatusCode::NOT_IMPLEMENTED,
+                Parse,
+                BAD,
+                "A transfer coding that the proxy does not speak",
+                "Send the body with Content-Length, or with chunked as the only transfer coding.",
+            ),
+            Self::NotTls => never(
+                "not_tls",
+                StatusCode::FORBIDDEN,
+                Sni,
+                DENIED,
+                "The tunnel carries something else than TLS",
+                "Do not retry. Only TLS may pass through CONNECT to this host.",
+            ),
+            Self::PathNotAllowed => never(
+                "path_not_allowed",
+                StatusCode::FORBIDDEN,
+                Authorize,
+                DENIED,
+                "The path is not approved for this host, or can be read in two ways",
+                "Do not retry with this path. Write it plainly, without dot segments or encoded slashes, or ask the operator to allow it.",
+            ),
+            Self::PortNotAllowed => never(
+                "port_not_allowed",
+                StatusCode::FORBIDDEN,
+                Authorize,
+                DENIED,
+                "The port is not approved for this host",
+                "Do not retry with this port. Use the host's usual port, or ask the operator to allow this one.",
+            ),
+            Self::RequestMalformed => never(
+                "request_malformed",
+                StatusCode::BAD_REQUEST,
+                Parse,
+                BAD,
+                "The request is not well-formed HTTP",
+                "Send exactly one Host field, one way of framing, and a request line that fits the method.",
+            ),
+            Self::SchemeNotAllowed => never(
+                "scheme_not_allowed",
+                StatusCode::FORBIDDEN,
+                Authorize,
+                DENIED,
+                "Plain HTTP is not approved for this host",
+                "Use https.",
+            ),
+            Self::SniMismatch => never(
+                "sni_mismatch",
+                StatusCode::FORBIDDEN,
+                Sni,
+                DENIED,
+                "The TLS server name is not the host that CONNECT named",
+                "Do not retry. Connect to the host that the request is meant for, without encrypted ClientHello.",
+            ),
+            Self::SniMissing => never(
+                "sni_missing",
+                StatusCode::FORBIDDEN,
+                Sni,
+                DENIED,
+                "The TLS handshake names no server",
+                "Turn SNI on in the client; the server name must equal the host of CONNECT.",
+            ),
+            Self::TargetMalformed => never(
+                "target_malformed",
+                StatusCode::BAD_REQUEST,
+                Parse,
+                BAD,
+                "The target is not a host and port in plain form",
+                "Write the host as a name, as dotted decimal, or as [IPv6], without user information.",
+            ),
+            Self::UriTooLong => never(
+                "uri_too_long",
+                StatusCode::URI_TOO_LONG,
+                Accept,
+                BAD,
+                "The request target is too long",
+                "Send long data in the body.",
+            ),
+        }
+    }
+}
+
+impl Fail {
+    const fn notice(self) -> Notice {
+        use Stage::{Accept, Audit, Dial, Forward, Pin};
+        match self {
+            Self::AuditUnavailable => later(
+                "audit_unavailable",
+                StatusCode::SERVICE_UNAVAILABLE,
+                Audit,
+                "proxy_internal_error",
+                "The proxy cannot write its record, so it forwards nothing",
+                "Retry later; tell the operator that the audit log cannot be written.",
+            ),
+            Self::ConnectFailed => later(
+                "connect_failed",
+                StatusCode::BAD_GATEWAY,
+                Dial,
+                "destination_unavailable",
+                "The origin does not accept connections",
+                "The host is allowed but cannot be reached. Retry later, a few times at most.",
+            ),
+            Self::ConnectTimedOut => later(
+                "connect_timed_out",
+                StatusCode::GATEWAY_TIMEOUT,
+                Dial,
+                "connection_timeout",
+                "The origin did not accept the connection in time",
+                "The host is allowed but does not answer. Retry later, a few times at most.",
+            ),
+            Self::Draining => later(
+                "draining",
+                StatusCode::SERVICE_UNAVAILABLE,
+                Accept,
+                "proxy_internal_error",
+                "The proxy is shutting down",
+                "Open a new connection in a few seconds.",
+            ),
+            Self::Overloaded => later(
+                "overloaded",
+                StatusCode::SERVICE_UNAVAILABLE,
+                Accept,
+                "connection_limit_reached",
+                "The proxy has no room for another connection",
+                "Retry in a few seconds, with fewer connections at once.",
+            ),
+            Self::RequestTimedOut => later(
+                "request_timed_out",
+                StatusCode::GATEWAY_TIMEOUT,
+                Forward,
+                "http_response_timeout",
+                "The exchange took too long",
+                "The origin was reached but did not answer in time. The request may have had an effect there.",
+            ),
+            Self::ResolveFailed => later(
+                "resolve_failed",
+                StatusCode::BAD_GATEWAY,
+                Pin,
+                "dns_error",
+                "The host's name has no address",
+                "Check the spelling of the host. If it is right, retry later.",
+            ),
+            Self::TlsFailed => never(
+                "tls_failed",
+                StatusCode::BAD_GATEWAY,
+                Forward,
+                "tls_certificate_error",
+                "The origin's TLS certificate or handshake is not acceptable",
+                "Do not retry. The origin could not prove that it is the host; only the operator can add a root certificate.",
+            ),
+            Self::UpstreamProtocol => later(
+                "upstream_protocol",
+                StatusCode::BAD_GATEWAY,
+                Forward,
+                "http_protocol_error",
+                "The origin broke off or did not speak HTTP",
+                "Retry once if the request changes nothing at the origin; it may have had an effect there.",
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn codes_are_unique_and_snake_case() {
+        let codes: BTreeSet<_> = Refusal::ALL.iter().map(|r| r.code()).collect();
+        assert_eq!(codes.len(), Refusal::ALL.len());
+        for code in codes {
+            assert!(code.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "{code}");
+        }
+    }
+
+    #[test]
+    fn only_a_missing_token_is_answered_407() {
+        for refusal in Refusal::ALL {
+            let is_407 = refusal.notice().status == StatusCode::PROXY_AUTHENTICATION_REQUIRED;
+            assert_eq!(is_407, refusal == Deny::CallerUnknown.into(), "{}", refusal.code());
+        }
+    }
+
+    #[test]
+    fn every_code_stands_in_the_documentation() {
+        let docs = include_str!("../../docs/refusals.md");
+        for refusal in Refusal::ALL {
+            let row = format!("| `{}` | {} |", refusal.code(), refusal.notice().status.as_u16());
+            assert!(docs.contains(&row), "docs/refusals.md lacks {row}");
+        }
+    }
+}

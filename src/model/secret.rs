@@ -1,0 +1,67 @@
+//! Values that must not be seen: no `Debug`, no `Clone`, wiped when dropped.
+
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
+
+/// A secret's bytes. It can be moved and looked at in one greppable way, [`Secret::expose`].
+///
+/// What leaves through `expose` (a header that is sent, a hash) is not wiped: hyper's buffers are
+/// ordinary memory. The promise is that no copy is made by accident.
+///
+/// ```compile_fail
+/// let secret = exeat::model::secret::Secret::new(b"k".to_vec());
+/// println!("{secret:?}"); // no Debug
+/// ```
+/// ```compile_fail
+/// let secret = exeat::model::secret::Secret::new(b"k".to_vec());
+/// let copy = secret.clone(); // no Clone
+/// ```
+/// ```
+/// let secret = exeat::model::secret::Secret::new(b"k".to_vec());
+/// let moved = secret;
+/// assert_eq!(moved.expose(), b"k");
+/// ```
+pub struct Secret(Zeroizing<Vec<u8>>);
+
+impl Secret {
+    /// Takes the bytes over.
+    #[must_use]
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self(Zeroizing::new(bytes))
+    }
+
+    /// The bytes, for one expression.
+    #[must_use]
+    pub fn expose(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// What is kept of a token: its SHA-256. Tokens are random and long, so no salt or stretching.
+#[derive(Clone, Copy, Eq)]
+pub struct TokenHash([u8; 32]);
+
+impl TokenHash {
+    /// Shortest token that is accepted, in bytes.
+    pub const MIN_TOKEN: usize = 24;
+
+    /// Hashes a token.
+    #[must_use]
+    pub fn of(token: &[u8]) -> Self {
+        Self(Sha256::digest(token).into())
+    }
+}
+
+impl std::hash::Hash for TokenHash {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+/// In constant time.
+impl PartialEq for TokenHash {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}

@@ -1,0 +1,238 @@
+//! Where a request wants to go, in one normal form.
+//!
+//! A [`Target`] is made only here, from what the client wrote; policy, DNS, the dialled address, SNI
+//! and `Host` all derive from it, so they cannot mean different things.
+
+use std::fmt;
+
+use http::Uri;
+use http::uri::Authority;
+
+use super::host::Host;
+
+/// The two schemes there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// In the clear, only where an integration says `plain_http`.
+    Http,
+    /// Over TLS.
+    Https,
+}
+
+/// A destination: scheme, host, port.
+///
+/// ```compile_fail
+/// use exeat::model::{host::Host, target::{Scheme, Target}};
+/// // A target cannot be put together from parts that nobody parsed.
+/// let host = Host::parse("example.com").unwrap();
+/// let target = Target { scheme: Scheme::Https, host, port: 443 };
+/// ```
+/// ```
+/// use exeat::model::target::Target;
+/// let target = Target::connect(&"Example.com.:443".parse().unwrap()).unwrap();
+/// assert_eq!(target.authority(), "example.com:443");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Target {
+    scheme: Scheme,
+    host: Host,
+    port: u16,
+}
+
+/// A text was no target. Which byte was at fault is of no use to a client that meant well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a target")]
+pub struct TargetError;
+
+impl Scheme {
+    /// The port that goes without saying.
+    #[must_use]
+    pub const fn default_port(self) -> u16 {
+        match self {
+            Self::Http => 80,
+            Self::Https => 443,
+        }
+    }
+
+    /// As written in a URL.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Https => "https",
+        }
+    }
+}
+
+impl Target {
+    /// The target of a CONNECT: authority-form, the port is required (RFC 9110 §9.3.6).
+    /// The scheme is taken to be https until the first bytes in the tunnel say otherwise.
+    ///
+    /// # Errors
+    /// [`TargetError`] if there is a scheme or a path, no port, userinfo, or a host with two readings.
+    pub fn connect(uri: &Uri) -> Result<Self, TargetError> {
+        let authority = uri.authority().ok_or(TargetError)?;
+        if uri.scheme().is_some() || uri.path_and_query().is_some() {
+            return Err(TargetError);
+        }
+        Self::new(Scheme::Https, authority, true)
+    }
+
+    /// The target of an absolute-form request, `https://host[:port]/…`.
+    ///
+    /// # Errors
+    /// [`TargetError`] for another scheme, a missing authority, userinfo, or a host with two readings.
+    pub fn absolute(uri: &Uri) -> Result<Self, TargetError> {
+        let scheme = match uri.scheme_str() {
+            Some("https") => Scheme::Https,
+            Some("http") => Scheme::Http,
+            _ => return Err(TargetError),
+        };
+        Self::new(scheme, uri.authority().ok_or(TargetError)?, false)
+    }
+
+    /// What a `Host` or `:authority` field names, under the scheme of the connection it came on.
+    ///
+    /// # Errors
+    /// [`TargetError`] for userinfo, a bad port, or a host with two readings.
+    pub fn named(scheme: Scheme, authority: &str) -> Result<Self, TargetError> {
+        // `http::Authority` keeps userinfo and odd ports as text; `new` is what refuses them.
+        let authority: Authority = authority.parse().map_err(|_| TargetError)?;
+        Self::new(scheme, &authority, false)
+    }
+
+    fn new(scheme: Scheme, authority: &Authority, port_required: bool) -> Result<Self, TargetError> {
+        let text = authority.as_str();
+        if text.contains('@') {
+            return Err(TargetError);
+        }
+        let (host, port) = split_port(text)?;
+        let port = match port {
+            Some(digits) => parse_port(digits)?,
+            None if port_required => return Err(TargetError),
+            None => scheme.default_port(),
+        };
+        let host = Host::parse(host).map_err(|_| TargetError)?;
+        Ok(Self { scheme, host, port })
+    }
+
+    /// The same destination in the clear: plain HTTP was found inside a tunnel.
+    #[must_use]
+    pub fn in_the_clear(&self) -> Self {
+        Self { scheme: Scheme::Http, ..self.clone() }
+    }
+
+    /// The scheme.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// The host.
+    #[must_use]
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// The port, 1 to 65535.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `host:port`, always with the port.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        format!("{}:{}", self.host, self.port)
+    }
+
+    /// What the `Host` field says: without the scheme's own port (RFC 9110 §7.2).
+    #[must_use]
+    pub fn host_field(&self) -> String {
+        if self.port == self.scheme.default_port() { self.host.to_string() } else { self.authority() }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme.as_str(), self.host_field())
+    }
+}
+
+fn split_port(text: &str) -> Result<(&str, Option<&str>), TargetError> {
+    if text.starts_with('[') {
+        let end = text.find(']').ok_or(TargetError)?;
+        let (host, rest) = text.split_at(end.saturating_add(1));
+        return match rest.strip_prefix(':') {
+            Some(port) => Ok((host, Some(port))),
+            None if rest.is_empty() => Ok((host, None)),
+            None => Err(TargetError),
+        };
+    }
+    match text.split_once(':') {
+        Some((host, port)) => Ok((host, Some(port))),
+        None => Ok((text, None)),
+    }
+}
+
+fn parse_port(digits: &str) -> Result<u16, TargetError> {
+    if digits.is_empty() || digits.len() > 5 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(TargetError);
+    }
+    digits.parse().ok().filter(|port| *port != 0).ok_or(TargetError)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connect_wants_host_and_port_and_nothing_else() {
+        let rows = [
+            ("example.com:443", Some("example.com:443")),
+            ("EXAMPLE.com.:8443", Some("example.com:8443")),
+            ("[2001:db8::1]:443", Some("[2001:db8::1]:443")),
+            ("example.com", None),
+            ("example.com:", None),
+            ("example.com:0", None),
+            ("example.com:65536", None),
+            ("example.com:+443", None),
+            ("user@example.com:443", None),
+            ("https://example.com:443/", None),
+            ("127.1:443", None),
+            ("/", None),
+        ];
+        for (text, want) in rows {
+            let got = text.parse::<Uri>().ok().and_then(|uri| Target::connect(&uri).ok());
+            assert_eq!(got.map(|t| t.authority()).as_deref(), want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn absolute_form_knows_two_schemes() {
+        let rows = [
+            ("https://example.com/x", Some("https://example.com")),
+            ("http://example.com:80/x", Some("http://example.com")),
+            ("https://example.com:80/x", Some("https://example.com:80")),
+            ("https://[::1]/x", Some("https://[::1]")),
+            ("ftp://example.com/", None),
+            ("https://user:pw@example.com/", None),
+            ("https://example.com:99999/", None),
+            ("https://0x7f.1/", None),
+            ("/origin-form", None),
+            ("*", None),
+        ];
+        for (text, want) in rows {
+            let got = text.parse::<Uri>().ok().and_then(|uri| Target::absolute(&uri).ok());
+            assert_eq!(got.map(|t| t.to_string()).as_deref(), want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn host_field_leaves_out_only_the_schemes_own_port() {
+        let of = |s: &str| Target::absolute(&s.parse().unwrap()).unwrap().host_field();
+        assert_eq!(of("https://a.example/"), "a.example");
+        assert_eq!(of("https://a.example:80/"), "a.example:80");
+        assert_eq!(of("http://a.example:443/"), "a.example:443");
+    }
+}
