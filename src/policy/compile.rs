@@ -1,0 +1,389 @@
+//! From what was typed to what it means, with every problem at once. A default opens nothing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::file::{self, File, RawIntegration, RawTask};
+use super::reader::Findings;
+pub use super::reader::Problem;
+use super::rule::{Integration, Mode, Network, Policy, Task, Timeouts};
+use super::settings::{Settings, Source};
+use crate::model::host::Host;
+use crate::model::name::TaskName;
+use crate::model::secret::{Secret, TokenHash};
+
+/// A configuration that can be used.
+pub struct Config {
+    /// Read once at start.
+    pub settings: Settings,
+    /// In force until the next reload.
+    pub policy: Policy,
+    /// Legal, but perhaps not meant.
+    pub warnings: Vec<Problem>,
+}
+
+/// What the configuration refers to.
+pub struct Surroundings<'a> {
+    /// The folder that relative paths start from.
+    pub base: &'a Path,
+    /// Where state lives if the file does not say so.
+    pub state_dir: &'a Path,
+    /// The environment.
+    pub env: &'a dyn Fn(&str) -> Option<String>,
+}
+
+/// Compiles a configuration file's text.
+///
+/// # Errors
+/// Every problem found, at least one.
+pub fn compile(text: &str, around: &Surroundings<'_>) -> Result<Config, Vec<Problem>> {
+    let findings = Findings::default();
+    let compiled =
+        file::read(text, around.base, around.state_dir, &findings).map(|file| assemble(file, around, &findings));
+    let problems = findings.problems.into_inner();
+    match compiled {
+        Some((settings, policy)) if problems.is_empty() => {
+            Ok(Config { settings, policy, warnings: findings.warnings.into_inner() })
+        }
+        _ => Err(problems),
+    }
+}
+
+/// Reads a secret from where the configuration says it is.
+///
+/// # Errors
+/// Why there is none: unset, unreadable, blank, or with control bytes.
+pub fn read_source(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, String> {
+    let mut bytes = match source {
+        Source::Env(name) => env(name).ok_or_else(|| format!("the variable {name} is not set"))?.into_bytes(),
+        Source::File(path) => {
+            std::fs::read(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))?
+        }
+    };
+    if matches!(source, Source::File(_)) && bytes.last() == Some(&b'\n') {
+        bytes.pop();
+    }
+    let secret = Secret::new(bytes);
+    if secret.expose().iter().any(u8::is_ascii_control) {
+        return Err("it holds control bytes".to_owned());
+    }
+    if secret.expose().trim_ascii().is_empty() {
+        return Err("it is empty".to_owned());
+    }
+    Ok(secret)
+}
+
+fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Settings, Policy) {
+    let integrations: HashMap<String, Arc<Integration>> = file
+        .integrations
+        .into_iter()
+        .map(|(name, raw)| (name.clone(), Arc::new(integration(name, raw, findings))))
+        .collect();
+    let tasks: Vec<Arc<Task>> = file
+        .tasks
+        .into_iter()
+        .map(|(name, raw)| {
+            Arc::new(task(&name, raw, &Known { integrations: &integrations, plans: &file.plans }, around, findings))
+        })
+        .collect();
+    let mut tokens = HashMap::new();
+    for task in &tasks {
+        if let Some(token) = task.token
+            && let Some(other) = tokens.insert(token, task.name.clone())
+        {
+            findings.problem(
+                format!("tasks.{}.token", task.name),
+                format!("the same token as of tasks.{other}"),
+                "a token of its own",
+            );
+        }
+    }
+    let hosts = file.hosts.into_iter().filter_map(|(name, addresses)| {
+        let path = format!("dns.hosts.{name:?}");
+        match Host::parse(&name) {
+            Ok(Host::Name(parsed)) if parsed.as_str() == name => Some((parsed, addresses)),
+            Ok(Host::Name(parsed)) => {
+                findings.problem(path, "not in normal form", format!("{:?}", parsed.as_str()));
+                None
+            }
+            _ => {
+                findings.problem(path, "not a host name", "a name such as \"api.test\"");
+                None
+            }
+        }
+    });
+    let policy = Policy {
+        generation: 0,
+        hosts: hosts.collect(),
+        network: Network { allow: file.allow_cidrs, deny: file.deny_cidrs },
+        tasks: tasks.into_iter().map(|task| (task.name.clone(), task)).collect(),
+        tokens,
+    };
+    if file.settings.proxy.listen.is_empty() {
+        findings.problem("proxy.listen", "nothing to listen on", "[\"127.0.0.1:3128\"]");
+    }
+    (file.settings, policy)
+}
+
+fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integration {
+    let at = |key: &str| format!("integrations.{name}.{key}");
+    if raw.allowed_domains.is_empty() && !raw.any_public_host {
+        findings.warning(at("allowed_domains"), "no domain: this integration allows nothing");
+    }
+    if raw.any_public_host && !raw.allowed_domains.is_empty() {
+        findings.problem(
+            at("allowed_domains"),
+            "beside any_public_host",
+            "an integration of their own for these domains",
+        );
+    }
+    if !raw.any_public_host && !raw.denied_domains.is_empty() {
+        findings.problem(
+            at("denied_domains"),
+            "without any_public_host",
+            "any_public_host = true, or no denied_domains",
+        );
+    }
+    for (key, list_is_empty) in [
+        ("ports", raw.ports.as_ref().is_some_and(Vec::is_empty)),
+        ("methods", raw.methods.as_ref().is_some_and(Vec::is_empty)),
+        ("paths", raw.paths.as_ref().is_some_and(Vec::is_empty)),
+    ] {
+        if list_is_empty {
+            findings.problem(at(key), "an empty list allows nothing", "what is meant, or leave the key out");
+        }
+    }
+    if raw.mode == Mode::Opaque {
+        let unseen = [
+            ("methods", raw.methods.is_some()),
+            ("paths", raw.paths.is_some()),
+            ("any_public_host", raw.any_public_host),
+            ("plain_http", raw.plain_http),
+        ];
+        for (key, _) in unseen.into_iter().filter(|(_, used)| *used) {
+            findings.problem(
+                at(key),
+                "cannot hold where mode is \"opaque\", because nothing inside is seen",
+                "mode = \"inspect\"",
+            );
+        }
+    }
+    let ports = raw.ports.unwrap_or_else(|| if raw.plain_http { vec![443, 80] } else { vec![443] });
+    Integration {
+        allowed: raw.allowed_domains,
+        denied: raw.denied_domains,
+        any_public_host: raw.any_public_host,
+        ports,
+        methods: raw.methods,
+        paths: raw.paths,
+        plain_http: raw.plain_http,
+        mode: raw.mode,
+        ech: raw.ech,
+        allow_cidrs: raw.allow_cidrs,
+        name,
+    }
+}
+
+/// What a task can refer to.
+struct Known<'a> {
+    integrations: &'a HashMap<String, Arc<Integration>>,
+    plans: &'a BTreeMap<String, Timeouts>,
+}
+
+fn task(name: &str, raw: RawTask, known: &Known<'_>, around: &Surroundings<'_>, findings: &Findings) -> Task {
+    let at = |key: &str| format!("tasks.{name}.{key}");
+    let mut found = Vec::new();
+    for (i, wanted) in raw.integrations.iter().enumerate() {
+        match known.integrations.get(wanted) {
+            Some(integration) => found.push(integration.clone()),
+            None => {
+                let path = format!("{}[{i}]", at("integrations"));
+                findings.problem(
+                    path,
+                    format!("no integration named {wanted:?}"),
+                    one_of(known.integrations.keys(), "integrations", wanted),
+                );
+            }
+        }
+    }
+    let timeouts = match &raw.plan {
+        None => Timeouts::default(),
+        Some(plan) => known.plans.get(plan).copied().unwrap_or_else(|| {
+            findings.problem(at("plan"), format!("no plan named {plan:?}"), one_of(known.plans.keys(), "plans", plan));
+            Timeouts::default()
+        }),
+    };
+    let token = raw.token.and_then(|source| match read_source(&source, around.env) {
+        Ok(token) if token.expose().len() < TokenHash::MIN_TOKEN => {
+            findings.problem(
+                at("token"),
+                "the token is too short",
+                format!("{} random bytes or more", TokenHash::MIN_TOKEN),
+            );
+            None
+        }
+        Ok(token) => Some(TokenHash::of(token.expose())),
+        Err(why) => {
+            findings.problem(at("token"), why, "a source that holds the token");
+            None
+        }
+    });
+    if token.is_none() {
+        findings.warning(at("token"), "no token: nobody can use this task");
+    }
+    Task { name: TaskName::new(name), token, integrations: found, observe: raw.observe, timeouts }
+}
+
+fn one_of<'a>(known: impl Iterator<Item = &'a String>, table: &str, wanted: &str) -> String {
+    let mut known: Vec<_> = known.map(String::as_str).collect();
+    known.sort_unstable();
+    if known.is_empty() { format!("[{table}.{wanted}]") } else { format!("one of {}", known.join(", ")) }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::policy) fn try_compile(text: &str) -> Result<Config, Vec<Problem>> {
+        let env = |name: &str| match name {
+            "SHORT" => Some("too-short".to_owned()),
+            "BLANK" => Some("      ".to_owned()),
+            "UNSET" => None,
+            _ => Some(format!("{name}-token-of-at-least-24-bytes")),
+        };
+        compile(
+            text,
+            &Surroundings { base: Path::new("/etc/exeat"), state_dir: Path::new("/var/lib/exeat"), env: &env },
+        )
+    }
+
+    pub(in crate::policy) fn policy(text: &str) -> Policy {
+        try_compile(text).unwrap_or_else(|problems| panic!("{problems:#?}")).policy
+    }
+
+    #[test]
+    fn an_empty_file_denies_everything() {
+        let config = try_compile("").unwrap_or_else(|problems| panic!("{problems:?}"));
+        assert_eq!(config.policy.tasks().count(), 0);
+        assert_eq!(config.settings.proxy.listen, ["127.0.0.1:3128".parse().unwrap()]);
+        assert_eq!(config.settings.audit.path.as_deref(), Some(Path::new("/var/lib/exeat/audit.jsonl")));
+    }
+
+    #[test]
+    fn each_problem_names_its_key_and_what_to_write() {
+        let rows = [
+            ("lisen = 1", "lisen", ""),
+            ("[proxy]\nlisten = [\"127.0.0.1:99999\"]", "proxy.listen[0]", "127.0.0.1:3128"),
+            ("[proxy]\nlisten = []", "proxy.listen", "127.0.0.1:3128"),
+            ("[proxy]\nheader_timout = \"1s\"", "proxy.header_timout", "header_timeout"),
+            ("[proxy]\nheader_timeout = 10", "proxy.header_timeout", "30s"),
+            ("[proxy]\nmax_head_bytes = 12", "proxy.max_head_bytes", "8192"),
+            ("[proxy]\nmax_connections = 0", "proxy.max_connections", "whole number"),
+            ("proxy = 3", "proxy", "[proxy]"),
+            ("[dns]\nservers = [\"dns.example\"]", "dns.servers[0]", "system"),
+            ("[dns]\nhosts = { \"API.test\" = [\"127.0.0.1\"] }", "dns.hosts.\"API.test\"", "api.test"),
+            ("[dns]\nhosts = { \"api.test\" = [\"localhost\"] }", "dns.hosts.\"api.test\"[0]", "192.0.2.1"),
+            ("[network]\nallow_cidrs = [\"10.0.0.1/8\"]", "network.allow_cidrs[0]", "bits behind"),
+            ("[upstream]\nroots = \"mozilla\"", "upstream.roots", "\"webpki\" or \"system\""),
+            ("[audit]\ndurability = \"none\"", "audit.durability", "written"),
+            ("[integrations.a]\nallowed_domains = [\"*.com\"]", "integrations.a.allowed_domains[0]", "*.example.com"),
+            ("[integrations.a]\nallowed_domains = [\"A.example\"]", "integrations.a.allowed_domains[0]", "a.example"),
+            ("[integrations.a]\nallowed_domains = \"a.example\"", "integrations.a.allowed_domains", "["),
+            (
+                "[integrations.a]\nany_public_host = true\nallowed_domains = [\"a.example\"]",
+                "integrations.a.allowed_domains",
+                "of their own",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\ndenied_domains = [\"b.example\"]",
+                "integrations.a.denied_domains",
+                "any_public_host",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\nmethods = [\"get\"]",
+                "integrations.a.methods[0]",
+                "GET",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\nmethods = []",
+                "integrations.a.methods",
+                "leave the key out",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\nports = [0]",
+                "integrations.a.ports[0]",
+                "1 to 65535",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\npaths = [\"/a/../b\"]",
+                "integrations.a.paths[0]",
+                "/repos/*",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\nmode = \"opaque\"\nmethods = [\"GET\"]",
+                "integrations.a.methods",
+                "inspect",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\nmode = \"opaque\"\npaths = [\"/\"]",
+                "integrations.a.paths",
+                "inspect",
+            ),
+            (
+                "[integrations.a]\nany_public_host = true\nmode = \"opaque\"",
+                "integrations.a.any_public_host",
+                "inspect",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\nmode = \"mitm\"",
+                "integrations.a.mode",
+                "\"inspect\" or \"opaque\"",
+            ),
+            ("[integrations.\"a b\"]\nallowed_domains = [\"a.example\"]", "integrations.a b", "letters"),
+            ("[tasks.t]\nintegrations = [\"nope\"]", "tasks.t.integrations[0]", "[integrations.nope]"),
+            ("[tasks.t]\ntoken = \"s3cret\"", "tasks.t.token", "env:NAME"),
+            ("[tasks.t]\ntoken = \"env:SHORT\"", "tasks.t.token", "24"),
+            ("[tasks.t]\ntoken = \"env:BLANK\"", "tasks.t.token", "source"),
+            ("[tasks.t]\ntoken = \"env:UNSET\"", "tasks.t.token", "source"),
+            ("[tasks.t]\ntoken = \"file:/nonexistent/token\"", "tasks.t.token", "source"),
+            ("[tasks.a]\ntoken = \"env:X\"\n[tasks.b]\ntoken = \"env:X\"", "tasks.b.token", "of its own"),
+            ("[tasks.t]\nplan = \"guru\"", "tasks.t.plan", "[plans.guru]"),
+            ("[plans.p]\ncalls_per_execution = 20", "plans.p.calls_per_execution", ""),
+            ("[plans.p.raw]\nidle_timeout = 3", "plans.p.raw.idle_timeout", "30s"),
+            ("a = ", "line 1, column 5", ""),
+        ];
+        for (text, path, suggestion) in rows {
+            let problems = try_compile(text).err().unwrap_or_default();
+            let hit = problems.iter().any(|p| p.path == path && p.suggestion.contains(suggestion));
+            assert!(hit, "{text:?} should name {path} and say {suggestion:?}: {problems:#?}");
+        }
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once_and_no_secret_among_them() {
+        let text =
+            "x = 1\n[proxy]\nvia = 3\n[tasks.t]\ntoken = \"hunter2-hunter2-hunter2\"\nintegrations = [\"a\", \"b\"]";
+        let problems = try_compile(text).err().unwrap_or_default();
+        assert_eq!(problems.len(), 5, "{problems:#?}");
+        assert!(!format!("{problems:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn the_shipped_files_are_valid_and_only_the_example_opens_anything() {
+        for (name, text, tasks) in [
+            ("default.toml", include_str!("../../config/default.toml"), 0),
+            ("example.toml", include_str!("../../config/example.toml"), 2),
+        ] {
+            let config = try_compile(text).unwrap_or_else(|problems| panic!("{name}: {problems:#?}"));
+            assert_eq!(config.policy.tasks().count(), tasks, "{name}");
+            assert_eq!(config.warnings, [], "{name}");
+        }
+    }
+
+    #[test]
+    fn default_toml_writes_out_the_defaults() {
+        let written = try_compile(include_str!("../../config/default.toml")).ok().map(|c| c.settings);
+        assert_eq!(written, try_compile("").ok().map(|c| c.settings));
+    }
+}

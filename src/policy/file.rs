@@ -1,0 +1,319 @@
+//! What the operator typed: the TOML file as it stands, before it means anything.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http::Method;
+use ipnet::IpNet;
+use toml::{Table, Value};
+
+use super::pattern::{HostPattern, PathPattern};
+use super::reader::{Findings, Readable, Section, Size};
+use super::rule::{Ech, Mode, Timeouts};
+use super::settings::{
+    Admin, Audit, Dns, DnsServer, Durability, Interception, Proxy, Roots, Settings, Source, Upstream,
+};
+
+/// The whole file.
+pub(super) struct File {
+    pub(super) settings: Settings,
+    pub(super) allow_cidrs: Vec<IpNet>,
+    pub(super) deny_cidrs: Vec<IpNet>,
+    pub(super) hosts: Vec<(String, Vec<IpAddr>)>,
+    pub(super) integrations: BTreeMap<String, RawIntegration>,
+    pub(super) plans: BTreeMap<String, Timeouts>,
+    pub(super) tasks: BTreeMap<String, RawTask>,
+}
+
+/// `[integrations.NAME]`.
+pub(super) struct RawIntegration {
+    pub(super) allowed_domains: Vec<HostPattern>,
+    pub(super) denied_domains: Vec<HostPattern>,
+    pub(super) any_public_host: bool,
+    pub(super) ports: Option<Vec<u16>>,
+    pub(super) methods: Option<Vec<Method>>,
+    pub(super) paths: Option<Vec<PathPattern>>,
+    pub(super) plain_http: bool,
+    pub(super) mode: Mode,
+    pub(super) ech: Ech,
+    pub(super) allow_cidrs: Vec<IpNet>,
+}
+
+/// `[tasks.NAME]`.
+pub(super) struct RawTask {
+    pub(super) token: Option<Source>,
+    pub(super) integrations: Vec<String>,
+    pub(super) observe: bool,
+    pub(super) plan: Option<String>,
+}
+
+/// Reads the text; `base` is the folder that relative paths outside of the state directory start from.
+pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: &Findings) -> Option<File> {
+    let table = match text.parse::<Table>() {
+        Ok(table) => table,
+        Err(error) => {
+            findings.problem(position(text, error.span()), error.message().replace('\n', ", "), "");
+            return None;
+        }
+    };
+    let mut root = Section::root(table, findings);
+    let dir = root.take::<PathBuf>("state_dir").map_or_else(|| default_state_dir.to_owned(), |dir| base.join(dir));
+    let proxy = proxy(root.section("proxy"), findings);
+    let admin = admin(root.section("admin"), base);
+    let interception = interception(root.section("interception"), &dir);
+    let upstream = upstream(root.section("upstream"), base);
+    let (dns, hosts) = dns(root.section("dns"));
+    let mut network = root.section("network");
+    let (allow_cidrs, deny_cidrs) = (network.take("allow_cidrs"), network.take("deny_cidrs"));
+    let audit = audit(root.section("audit"), &dir);
+    let integrations =
+        root.named("integrations").into_iter().map(|(name, section)| (name, integration(section))).collect();
+    let plans = root.named("plans").into_iter().map(|(name, section)| (name, plan(section))).collect();
+    let tasks = root.named("tasks").into_iter().map(|(name, section)| (name, task(section, base))).collect();
+    Some(File {
+        settings: Settings { state_dir: dir, proxy, admin, interception, upstream, dns, audit },
+        allow_cidrs: allow_cidrs.unwrap_or_default(),
+        deny_cidrs: deny_cidrs.unwrap_or_default(),
+        hosts,
+        integrations,
+        plans,
+        tasks,
+    })
+}
+
+fn position(text: &str, span: Option<std::ops::Range<usize>>) -> String {
+    let before = span.and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = before.matches('\n').count().saturating_add(1);
+    let column = before.chars().rev().take_while(|c| *c != '\n').count().saturating_add(1);
+    format!("line {line}, column {column}")
+}
+
+fn proxy(mut s: Section<'_>, findings: &Findings) -> Proxy {
+    let head = s.take::<Size>("max_head_bytes").map_or(64_000, |size| size.0);
+    if !(8_192..=1_000_000).contains(&head) {
+        findings.problem(s.at("max_head_bytes"), format!("{head} bytes"), "8192 to \"1MB\"");
+    }
+    Proxy {
+        listen: s.take("listen").unwrap_or_else(|| vec![SocketAddr::from(([127, 0, 0, 1], 3128))]),
+        max_connections: s.take("max_connections").unwrap_or(10_000),
+        max_head_bytes: usize::try_from(head).unwrap_or(64_000),
+        header_timeout: s.take("header_timeout").unwrap_or(Duration::from_secs(10)),
+        handshake_timeout: s.take("handshake_timeout").unwrap_or(Duration::from_secs(10)),
+        drain_timeout: s.take("drain_timeout").unwrap_or(Duration::from_secs(30)),
+        via: s.take("via").unwrap_or(false),
+    }
+}
+
+fn admin(mut s: Section<'_>, base: &Path) -> Admin {
+    let listen = if s.has("listen") { s.take("listen") } else { Some(SocketAddr::from(([127, 0, 0, 1], 3129))) };
+    Admin { listen, token: s.take::<Source>("token").map(|source| source.relative_to(base)) }
+}
+
+fn interception(mut s: Section<'_>, dir: &Path) -> Interception {
+    let mut file = |key, default: &str| dir.join(s.take::<PathBuf>(key).unwrap_or_else(|| default.into()));
+    Interception { ca_cert: file("ca_cert", "ca.pem"), ca_key: file("ca_key", "ca-key.pem") }
+}
+
+fn upstream(mut s: Section<'_>, base: &Path) -> Upstream {
+    let extra: Vec<PathBuf> = s.take("extra_roots").unwrap_or_default();
+    Upstream {
+        roots: s.take("roots").unwrap_or(Roots::Webpki),
+        extra_roots: extra.into_iter().map(|file| base.join(file)).collect(),
+        connect_timeout: s.take("connect_timeout").unwrap_or(Duration::from_secs(5)),
+    }
+}
+
+fn dns(mut s: Section<'_>) -> (Dns, Vec<(String, Vec<IpAddr>)>) {
+    let servers = s.take("servers").unwrap_or_else(|| vec![DnsServer::System]);
+    let timeout = s.take("timeout").unwrap_or(Duration::from_secs(5));
+    let hosts = s.take::<Hosts>("hosts").map_or_else(Vec::new, |hosts| hosts.0);
+    (Dns { servers, timeout }, hosts)
+}
+
+fn audit(mut s: Section<'_>, dir: &Path) -> Audit {
+    let path = s.take::<PathBuf>("path").unwrap_or_else(|| "audit.jsonl".into());
+    Audit {
+        path: (path != Path::new("-")).then(|| dir.join(path)),
+        durability: s.take("durability").unwrap_or(Durability::Written),
+        rotate_bytes: s.take::<Size>("rotate_bytes").map_or(100_000_000, |size| size.0),
+    }
+}
+
+fn integration(mut s: Section<'_>) -> RawIntegration {
+    RawIntegration {
+        allowed_domains: s.take("allowed_domains").unwrap_or_default(),
+        denied_domains: s.take("denied_domains").unwrap_or_default(),
+        any_public_host: s.take("any_public_host").unwrap_or(false),
+        ports: s.take("ports"),
+        methods: s.take("methods"),
+        paths: s.take("paths"),
+        plain_http: s.take("plain_http").unwrap_or(false),
+        mode: s.take("mode").unwrap_or_default(),
+        ech: s.take("ech").unwrap_or_default(),
+        allow_cidrs: s.take("allow_cidrs").unwrap_or_default(),
+    }
+}
+
+fn task(mut s: Section<'_>, base: &Path) -> RawTask {
+    RawTask {
+        token: s.take::<Source>("token").map(|source| source.relative_to(base)),
+        integrations: s.take("integrations").unwrap_or_default(),
+        observe: s.take("observe").unwrap_or(false),
+        plan: s.take("plan"),
+    }
+}
+
+fn plan(mut s: Section<'_>) -> Timeouts {
+    let mut raw = s.section("raw");
+    let default = Timeouts::default();
+    Timeouts {
+        response_header: raw.take("response_header_timeout").unwrap_or(default.response_header),
+        idle: raw.take("idle_timeout").unwrap_or(default.idle),
+        request: raw.take("request_timeout"),
+    }
+}
+
+impl Source {
+    fn relative_to(self, base: &Path) -> Self {
+        match self {
+            Self::File(path) => Self::File(base.join(path)),
+            env @ Self::Env(_) => env,
+        }
+    }
+}
+
+/// `[dns].hosts`: names and their addresses.
+struct Hosts(Vec<(String, Vec<IpAddr>)>);
+
+impl Readable for Hosts {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let Value::Table(table) = value else {
+            findings.problem(path, "not a table", "{ \"api.test\" = [\"127.0.0.1\"] }");
+            return None;
+        };
+        let read = |(name, value): (String, Value)| {
+            let addresses = Vec::<IpAddr>::read(value, &format!("{path}.{name:?}"), findings)?;
+            Some((name, addresses))
+        };
+        Some(Self(table.into_iter().filter_map(read).collect()))
+    }
+}
+
+impl Readable for Source {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        // The value is not repeated: somebody may have written the secret itself here.
+        let source = value.as_str().and_then(|text| {
+            let env = text.strip_prefix("env:").map(|name| Self::Env(name.to_owned()));
+            env.or_else(|| text.strip_prefix("file:").map(|file| Self::File(file.into())))
+        });
+        if source.is_none() {
+            findings.problem(
+                path,
+                "not the source of a secret",
+                "\"env:NAME\" or \"file:PATH\"; the secret itself never stands here",
+            );
+        }
+        source
+    }
+}
+
+impl Readable for DnsServer {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let text = String::read(value, path, findings)?;
+        let server = Self::parse(&text);
+        if server.is_none() {
+            findings.problem(
+                path,
+                format!("{text:?} is no DNS server"),
+                "\"system\", \"192.0.2.53\", \"192.0.2.53:5353\", \"tls://192.0.2.53#dns.example\" or \"https://192.0.2.53/dns-query#dns.example\"",
+            );
+        }
+        server
+    }
+}
+
+impl DnsServer {
+    fn parse(text: &str) -> Option<Self> {
+        if text == "system" {
+            return Some(Self::System);
+        }
+        if let Some(rest) = text.strip_prefix("tls://") {
+            let (at, name) = rest.split_once('#')?;
+            return Some(Self::Tls { at: address(at, 853)?, name: tls_name(name)? });
+        }
+        if let Some(rest) = text.strip_prefix("https://") {
+            let (url, name) = rest.split_once('#')?;
+            let slash = url.find('/')?;
+            let (at, path) = url.split_at(slash);
+            return Some(Self::Https { at: address(at, 443)?, name: tls_name(name)?, path: path.to_owned() });
+        }
+        address(text, 53).map(Self::Plain)
+    }
+}
+
+fn address(text: &str, port: u16) -> Option<SocketAddr> {
+    let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+    text.parse().ok().or_else(|| bare.parse().ok().map(|ip: IpAddr| SocketAddr::new(ip, port)))
+}
+
+fn tls_name(name: &str) -> Option<String> {
+    rustls::pki_types::ServerName::try_from(name).ok().map(|name| name.to_str().into_owned())
+}
+
+macro_rules! choice {
+    ($kind:ty, $($text:literal => $value:expr),+) => {
+        impl Readable for $kind {
+            fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+                match value.as_str() {
+                    $(Some($text) => Some($value),)+
+                    _ => {
+                        findings.problem(path, format!("{value} is no choice"), [$(concat!('"', $text, '"')),+].join(" or "));
+                        None
+                    }
+                }
+            }
+        }
+    };
+}
+
+choice!(Mode, "inspect" => Mode::Inspect, "opaque" => Mode::Opaque);
+choice!(Ech, "deny" => Ech::Deny, "allow" => Ech::Allow);
+choice!(Roots, "webpki" => Roots::Webpki, "system" => Roots::System);
+choice!(Durability, "written" => Durability::Written, "synced" => Durability::Synced);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dns_servers_come_in_five_forms() {
+        let at = |s: &str| s.parse().unwrap();
+        let rows = [
+            ("system", Some(DnsServer::System)),
+            ("192.0.2.53", Some(DnsServer::Plain(at("192.0.2.53:53")))),
+            ("192.0.2.53:5353", Some(DnsServer::Plain(at("192.0.2.53:5353")))),
+            ("2001:db8::53", Some(DnsServer::Plain(at("[2001:db8::53]:53")))),
+            (
+                "tls://192.0.2.53#dns.example",
+                Some(DnsServer::Tls { at: at("192.0.2.53:853"), name: "dns.example".into() }),
+            ),
+            (
+                "https://192.0.2.53/dns-query#dns.example",
+                Some(DnsServer::Https {
+                    at: at("192.0.2.53:443"),
+                    name: "dns.example".into(),
+                    path: "/dns-query".into(),
+                }),
+            ),
+            ("dns.example", None),
+            ("tls://192.0.2.53", None),
+            ("tls://dns.example#dns.example", None),
+            ("", None),
+        ];
+        for (text, want) in rows {
+            assert_eq!(DnsServer::parse(text), want, "{text:?}");
+        }
+    }
+}

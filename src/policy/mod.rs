@@ -1,0 +1,11 @@
+//! Pure rules: what the operator wrote, compiled once into what is asked on every request.
+
+pub mod address;
+pub mod compile;
+pub mod file;
+pub mod path;
+pub mod pattern;
+mod reader;
+pub mod rule;
+pub mod settings;
+pub mod store;

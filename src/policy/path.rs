@@ -1,0 +1,142 @@
+//! Paths in canonical form, so that what is judged is what the origin gets to read.
+
+use std::borrow::Cow;
+
+/// A path that servers could read in two ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a path with more than one reading")]
+pub struct Ambiguous;
+
+/// Brings a path into canonical form (RFC 3986 §6.2.2): unreserved characters decoded, other escapes
+/// in upper case.
+///
+/// # Errors
+/// [`Ambiguous`] for dot segments (also with `;` parameters), encoded or raw backslashes, encoded
+/// slashes, semicolons and NUL (also twice encoded), empty segments, broken escapes, and bytes that
+/// no URI has.
+pub fn canonical(path: &str) -> Result<Cow<'_, str>, Ambiguous> {
+    if !path.starts_with('/') {
+        return Err(Ambiguous);
+    }
+    let decoded = decode(path)?;
+    let mut segments = decoded.split('/').skip(1).peekable();
+    while let Some(segment) = segments.next() {
+        let last = segments.peek().is_none();
+        let name = segment.split(';').next().unwrap_or_default();
+        if matches!(name, "." | "..") || (segment.is_empty() && !last) || (name.is_empty() && !segment.is_empty()) {
+            return Err(Ambiguous);
+        }
+    }
+    Ok(decoded)
+}
+
+fn decode(path: &str) -> Result<Cow<'_, str>, Ambiguous> {
+    let mut out = String::with_capacity(path.len());
+    let mut bytes = path.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'%' => {
+                let value = escape(&mut bytes)?;
+                if value == b'%' && twice_encoded(&bytes) {
+                    return Err(Ambiguous);
+                }
+                push_escape(&mut out, value)?;
+            }
+            b'\\' | 0..=0x20 | 0x7f.. => return Err(Ambiguous),
+            _ => out.push(char::from(byte)),
+        }
+    }
+    Ok(if out == path { Cow::Borrowed(path) } else { Cow::Owned(out) })
+}
+
+fn push_escape(out: &mut String, value: u8) -> Result<(), Ambiguous> {
+    if tricky(value) {
+        return Err(Ambiguous);
+    }
+    if value.is_ascii_alphanumeric() || matches!(value, b'-' | b'.' | b'_' | b'~') {
+        out.push(char::from(value));
+    } else {
+        out.push('%');
+        for nibble in [value >> 4, value & 0xf] {
+            out.push(char::from_digit(nibble.into(), 16).unwrap_or('0').to_ascii_uppercase());
+        }
+    }
+    Ok(())
+}
+
+/// What changes a path's structure once it is decoded.
+fn tricky(value: u8) -> bool {
+    matches!(value, b'/' | b'\\' | b';' | 0)
+}
+
+fn twice_encoded(rest: &std::str::Bytes<'_>) -> bool {
+    escape(&mut rest.clone()).is_ok_and(|value| tricky(value) || matches!(value, b'.' | b'%'))
+}
+
+fn escape(bytes: &mut std::str::Bytes<'_>) -> Result<u8, Ambiguous> {
+    let mut digit = || bytes.next().and_then(|b| char::from(b).to_digit(16)).ok_or(Ambiguous);
+    let (high, low) = (digit()?, digit()?);
+    u8::try_from(high << 4 | low).map_err(|_| Ambiguous)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn canonical_form_or_refusal() {
+        let rows = [
+            ("/", Ok("/")),
+            ("/repos/a/b", Ok("/repos/a/b")),
+            ("/repos/", Ok("/repos/")),
+            ("/%7Euser/%61", Ok("/~user/a")),
+            ("/a%2db", Ok("/a-b")),
+            ("/a%20b%e2%82%ac", Ok("/a%20b%E2%82%AC")),
+            ("/a;v=1/b", Ok("/a;v=1/b")),
+            ("/100%25", Ok("/100%25")),
+            ("/a%2520b", Ok("/a%2520b")),
+            ("/.well-known/x..y", Ok("/.well-known/x..y")),
+            ("/...", Ok("/...")),
+            ("/a/../b", Err(Ambiguous)),
+            ("/a/./b", Err(Ambiguous)),
+            ("/a/..", Err(Ambiguous)),
+            ("/a/%2e%2e/b", Err(Ambiguous)),
+            ("/a/.%2E/b", Err(Ambiguous)),
+            ("/a/..;/b", Err(Ambiguous)),
+            ("/a/..;x=1/b", Err(Ambiguous)),
+            ("/a/%2e%2e;/b", Err(Ambiguous)),
+            ("/a/..%3b/b", Err(Ambiguous)),
+            ("/a/;/b", Err(Ambiguous)),
+            ("/a%2fb", Err(Ambiguous)),
+            ("/a%5cb", Err(Ambiguous)),
+            ("/a%5C..%5Cb", Err(Ambiguous)),
+            ("/a\\b", Err(Ambiguous)),
+            ("/a%00b", Err(Ambiguous)),
+            ("/a/%252e%252e/b", Err(Ambiguous)),
+            ("/a%252fb", Err(Ambiguous)),
+            ("/a%25252fb", Err(Ambiguous)),
+            ("//a", Err(Ambiguous)),
+            ("/a//b", Err(Ambiguous)),
+            ("/a%zz", Err(Ambiguous)),
+            ("/a%2", Err(Ambiguous)),
+            ("/a b", Err(Ambiguous)),
+            ("/ü", Err(Ambiguous)),
+            ("a", Err(Ambiguous)),
+            ("*", Err(Ambiguous)),
+            ("", Err(Ambiguous)),
+        ];
+        for (path, want) in rows {
+            assert_eq!(canonical(path).as_deref(), want.as_ref().map(|s| *s), "{path:?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_canonical_form_is_its_own(path in "/[a-z%0-9A-F./;~_-]{0,24}") {
+            if let Ok(once) = canonical(&path) {
+                let once = once.into_owned();
+                assert_eq!(canonical(&once).as_deref(), Ok(once.as_str()));
+            }
+        }
+    }
+}

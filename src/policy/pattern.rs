@@ -1,0 +1,265 @@
+//! Patterns for hosts and paths: few forms, each with one meaning.
+
+use crate::model::host::{Host, HostName};
+
+/// Which hosts an integration means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostPattern {
+    /// `*.example.com`: any depth below, not `example.com` itself.
+    Below(HostName),
+    /// `api.example.com`, or an address.
+    Exactly(Host),
+}
+
+/// Which paths an integration means, in canonical form and case-sensitive.
+///
+/// `*` stands for exactly one segment; as the last segment it stands for everything below.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathPattern {
+    segments: Vec<Segment>,
+    open_end: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Any,
+    Exactly(String),
+}
+
+/// What is wrong with a pattern, and what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PatternError {
+    /// What is wrong.
+    pub problem: String,
+    /// What to write instead.
+    pub suggestion: String,
+}
+
+/// A pattern that is legal but wider than it looks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning(pub String);
+
+impl HostPattern {
+    /// Reads a pattern as the operator wrote it.
+    ///
+    /// # Errors
+    /// [`PatternError`] for anything but a host in normal form or `*.` before one, and for a wildcard
+    /// over a whole registry suffix such as `*.com`.
+    pub fn parse(text: &str) -> Result<(Self, Option<Warning>), PatternError> {
+        match text.strip_prefix("*.") {
+            Some(base) => Self::parse_below(text, base),
+            None if text.contains('*') => Err(error(
+                format!("{text:?} is no pattern"),
+                "a host, or *.example.com for all hosts below one; for the public internet, an integration with any_public_host = true",
+            )),
+            None => Ok((Self::Exactly(normal(text)?), None)),
+        }
+    }
+
+    fn parse_below(text: &str, base: &str) -> Result<(Self, Option<Warning>), PatternError> {
+        if base.contains('*') {
+            return Err(error(format!("{text:?} has more than one *"), "one *, as the first label"));
+        }
+        let Host::Name(name) = normal(base)? else {
+            return Err(error(
+                format!("{text:?} puts * before an address"),
+                "the address itself, or allow_cidrs for a network",
+            ));
+        };
+        let warning = match psl::suffix(name.as_str().as_bytes()) {
+            Some(suffix) if suffix.as_bytes() == name.as_str().as_bytes() => match suffix.typ() {
+                Some(psl::Type::Icann) => {
+                    return Err(error(
+                        format!("{text:?} covers a whole registry suffix"),
+                        "the names below it that are meant, such as *.example.com",
+                    ));
+                }
+                Some(psl::Type::Private) => Some(Warning(format!("{text:?} covers names of many owners"))),
+                None => Some(Warning(format!("{text:?} covers a whole top-level name"))),
+            },
+            _ => None,
+        };
+        Ok((Self::Below(name), warning))
+    }
+
+    /// True if the pattern means this host.
+    #[must_use]
+    pub fn matches(&self, host: &Host) -> bool {
+        match self {
+            Self::Below(base) => host.name().is_some_and(|name| name != base && name.is_at_or_below(base.as_str())),
+            Self::Exactly(exact) => exact == host,
+        }
+    }
+}
+
+impl std::fmt::Display for HostPattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Below(base) => write!(f, "*.{base}"),
+            Self::Exactly(host) => host.fmt(f),
+        }
+    }
+}
+
+impl PathPattern {
+    /// Reads a pattern as the operator wrote it.
+    ///
+    /// # Errors
+    /// [`PatternError`] if it is not in canonical form, or has a `*` that is not a whole segment.
+    pub fn parse(text: &str) -> Result<Self, PatternError> {
+        match super::path::canonical(text) {
+            Ok(canonical) if canonical == text => {}
+            Ok(canonical) => {
+                return Err(error(format!("{text:?} is not in canonical form"), &format!("{canonical:?}")));
+            }
+            Err(_) => {
+                return Err(error(format!("{text:?} is no path"), "a path such as \"/repos/*\", without dot segments"));
+            }
+        }
+        let mut segments = Vec::new();
+        for segment in text.split('/').skip(1) {
+            segments.push(match segment {
+                "*" => Segment::Any,
+                _ if segment.contains('*') => {
+                    return Err(error(
+                        format!("{text:?} has a * inside a segment"),
+                        "* as a whole segment, such as \"/repos/*\"",
+                    ));
+                }
+                _ => Segment::Exactly(segment.to_owned()),
+            });
+        }
+        let open_end = segments.last() == Some(&Segment::Any);
+        if open_end {
+            segments.pop();
+        }
+        Ok(Self { segments, open_end })
+    }
+
+    /// True if the pattern means this path, which must be in canonical form.
+    #[must_use]
+    pub fn matches(&self, path: &str) -> bool {
+        let mut given = path.split('/').skip(1);
+        for segment in &self.segments {
+            match (segment, given.next()) {
+                (_, None) => return false,
+                (Segment::Any, Some("")) => return false,
+                (Segment::Exactly(want), Some(text)) if want != text => return false,
+                _ => {}
+            }
+        }
+        given.next().is_some() == self.open_end
+    }
+}
+
+fn normal(text: &str) -> Result<Host, PatternError> {
+    let bracketed = text.parse::<std::net::Ipv6Addr>().map(|ip| format!("[{ip}]"));
+    let spelled = bracketed.as_deref().unwrap_or(text);
+    let host = Host::parse(spelled).map_err(|why| match idna::domain_to_ascii(text) {
+        Ok(ascii) if !text.is_ascii() => error(format!("{text:?} is not in normal form"), &format!("{ascii:?}")),
+        _ => error(
+            format!("{text:?} is no host: {why}"),
+            "a host name such as \"api.example.com\", or an address, without scheme, port and path",
+        ),
+    })?;
+    let normal = host.to_string();
+    if normal == spelled {
+        Ok(host)
+    } else {
+        Err(error(format!("{text:?} is not in normal form"), &format!("{normal:?}")))
+    }
+}
+
+fn error(problem: String, suggestion: &str) -> PatternError {
+    PatternError { problem, suggestion: suggestion.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_patterns_match_whole_labels_only() {
+        let rows = [
+            ("api.example.com", "api.example.com", true),
+            ("api.example.com", "x.api.example.com", false),
+            ("api.example.com", "example.com", false),
+            ("*.example.com", "a.example.com", true),
+            ("*.example.com", "a.b.example.com", true),
+            ("*.example.com", "example.com", false),
+            ("*.example.com", "badexample.com", false),
+            ("*.example.com", "example.com.evil.test", false),
+            ("10.0.0.1", "10.0.0.1", true),
+            ("2001:db8::1", "[2001:db8::1]", true),
+            ("10.0.0.1", "10.0.0.2", false),
+        ];
+        for (pattern, host, want) in rows {
+            let (parsed, _) = HostPattern::parse(pattern).unwrap();
+            assert_eq!(parsed.matches(&Host::parse(host).unwrap()), want, "{pattern} on {host}");
+        }
+    }
+
+    #[test]
+    fn refuses_patterns_that_are_too_wide_or_not_normal_and_says_what_to_write() {
+        let rows = [
+            ("*", "any_public_host"),
+            ("*.com", "*.example.com"),
+            ("*.co.uk", "*.example.com"),
+            ("a.*.com", "*.example.com"),
+            ("*.*.example.com", "first label"),
+            ("API.example.com", "\"api.example.com\""),
+            ("example.com.", "\"example.com\""),
+            ("*.Example.com", "\"example.com\""),
+            ("münchen.example", "xn--mnchen-3ya.example"),
+            ("https://example.com", "without scheme"),
+            ("example.com:443", "without scheme"),
+            ("127.1", "a host name"),
+            ("*.10.0.0.1", "allow_cidrs"),
+            ("", "a host name"),
+        ];
+        for (pattern, suggestion) in rows {
+            let error = HostPattern::parse(pattern).unwrap_err();
+            assert!(error.suggestion.contains(suggestion), "{pattern:?}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn warns_of_suffixes_that_many_owners_share() {
+        for pattern in ["*.github.io", "*.internal"] {
+            assert!(HostPattern::parse(pattern).unwrap().1.is_some(), "{pattern}");
+        }
+        assert_eq!(HostPattern::parse("*.example.com").unwrap().1, None);
+    }
+
+    #[test]
+    fn path_patterns_match_whole_segments() {
+        let rows = [
+            ("/repos/*", "/repos/a", true),
+            ("/repos/*", "/repos/a/b/c", true),
+            ("/repos/*", "/repos/", true),
+            ("/repos/*", "/repos", false),
+            ("/repos/*", "/reposx/a", false),
+            ("/repos/*/issues", "/repos/a/issues", true),
+            ("/repos/*/issues", "/repos/a/b/issues", false),
+            ("/repos/*/issues", "/repos//issues", false),
+            ("/repos/*/issues/*", "/repos/a/issues/1/comments", true),
+            ("/", "/", true),
+            ("/", "/a", false),
+            ("/*", "/a/b", true),
+            ("/*", "/", true),
+            ("/a", "/a/", false),
+            ("/a/", "/a", false),
+            ("/a", "/A", false),
+        ];
+        for (pattern, path, want) in rows {
+            assert_eq!(PathPattern::parse(pattern).unwrap().matches(path), want, "{pattern} on {path}");
+        }
+    }
+
+    #[test]
+    fn refuses_path_patterns_that_do_not_mean_one_thing() {
+        for pattern in ["repos", "/a/../b", "/a*", "/%61", "/a//b", ""] {
+            assert!(PathPattern::parse(pattern).is_err(), "{pattern:?}");
+        }
+    }
+}

@@ -1,0 +1,521 @@
+//! Tasks and integrations, and how several integrations combine into one decision.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Method;
+use ipnet::IpNet;
+
+use super::address::Cidrs;
+use super::path;
+use super::pattern::{HostPattern, PathPattern};
+use crate::model::host::{Host, HostName};
+use crate::model::name::TaskName;
+use crate::model::refusal::Deny;
+use crate::model::secret::TokenHash;
+use crate::model::target::{Scheme, Target};
+
+/// All that is asked on the way of a request. Immutable; a reload makes a new one.
+#[derive(Default)]
+pub struct Policy {
+    /// Counts the policies of this process; evidence made under another one is judged again.
+    pub(super) generation: u64,
+    /// `[network]`.
+    pub(super) network: Network,
+    /// `[dns].hosts`.
+    pub(super) hosts: HashMap<HostName, Vec<IpAddr>>,
+    /// `[tasks]`.
+    pub(super) tasks: HashMap<TaskName, Arc<Task>>,
+    /// Static tokens, hashed.
+    pub(super) tokens: HashMap<TokenHash, TaskName>,
+}
+
+/// `[network]`: blocks that are re-opened or closed for everyone.
+#[derive(Default)]
+pub(super) struct Network {
+    pub(super) allow: Vec<IpNet>,
+    pub(super) deny: Vec<IpNet>,
+}
+
+/// What a sandbox is allowed.
+pub struct Task {
+    pub(super) name: TaskName,
+    pub(super) token: Option<TokenHash>,
+    pub(super) integrations: Vec<Arc<Integration>>,
+    pub(super) observe: bool,
+    pub(super) timeouts: Timeouts,
+}
+
+/// How long an exchange may take, from `[plans.NAME.raw]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// From the last byte of the request to the head of the response.
+    pub response_header: Duration,
+    /// Without a byte in either direction.
+    pub idle: Duration,
+    /// The whole exchange. None: as long as bytes flow.
+    pub request: Option<Duration>,
+}
+
+/// A named set of destinations.
+pub struct Integration {
+    pub(super) name: String,
+    pub(super) allowed: Vec<HostPattern>,
+    pub(super) denied: Vec<HostPattern>,
+    pub(super) any_public_host: bool,
+    pub(super) ports: Vec<u16>,
+    pub(super) methods: Option<Vec<Method>>,
+    pub(super) paths: Option<Vec<PathPattern>>,
+    pub(super) plain_http: bool,
+    pub(super) mode: Mode,
+    pub(super) ech: Ech,
+    pub(super) allow_cidrs: Vec<IpNet>,
+}
+
+/// What happens inside a tunnel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// TLS is terminated and every request judged.
+    #[default]
+    Inspect,
+    /// Bytes pass unseen once SNI has been checked.
+    Opaque,
+}
+
+/// What an encrypted `ClientHello` extension means in an opaque tunnel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ech {
+    /// It passes; the outer name is all that was checked.
+    Allow,
+    /// It is refused: the outer name proves nothing.
+    #[default]
+    Deny,
+}
+
+/// The integrations that let a destination or request through, together.
+#[derive(Clone)]
+pub struct Allowed {
+    rules: Vec<Arc<Integration>>,
+    /// What `observe` let through; then `rules` is empty and the public rule holds.
+    observed: Option<Deny>,
+}
+
+/// What of a request was allowed, and the path to forward in place of the sent one.
+pub struct AllowedRequest {
+    /// The integrations that let it through.
+    pub allowed: Allowed,
+    /// The canonical path, if one was judged and differs from what was sent.
+    pub path: Option<String>,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { response_header: Duration::from_secs(120), idle: Duration::from_secs(300), request: None }
+    }
+}
+
+impl Policy {
+    /// The number of this policy within the process.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// A task by its name.
+    #[must_use]
+    pub fn task(&self, name: &TaskName) -> Option<&Arc<Task>> {
+        self.tasks.get(name)
+    }
+
+    /// All tasks, in no order.
+    pub fn tasks(&self) -> impl Iterator<Item = &Arc<Task>> {
+        self.tasks.values()
+    }
+
+    /// The task that a static token stands for.
+    #[must_use]
+    pub fn task_by_token(&self, token: TokenHash) -> Option<&Arc<Task>> {
+        self.tokens.get(&token).and_then(|name| self.tasks.get(name))
+    }
+
+    /// The operator's own answer for a host, judged like any other.
+    #[must_use]
+    pub fn hosts_override(&self, name: &HostName) -> Option<&[IpAddr]> {
+        self.hosts.get(name).map(Vec::as_slice)
+    }
+
+    /// Judges an address for a destination that `allowed` lets through.
+    ///
+    /// # Errors
+    /// [`super::address::Denied`] with the block's name.
+    pub fn judge(&self, ip: IpAddr, allowed: &Allowed) -> Result<(), super::address::Denied> {
+        let integrations: Vec<&[IpNet]> = allowed.rules.iter().map(|rule| rule.allow_cidrs.as_slice()).collect();
+        let network: &[IpNet] = if allowed.is_public_rule() { &[] } else { &self.network.allow };
+        super::address::judge(ip, Cidrs { network, integrations: &integrations, deny: &self.network.deny })
+    }
+}
+
+impl Task {
+    /// The task's name.
+    #[must_use]
+    pub fn name(&self) -> &TaskName {
+        &self.name
+    }
+
+    /// True if this is the task's static token. In constant time; false if it has none.
+    #[must_use]
+    pub fn has_token(&self, token: TokenHash) -> bool {
+        self.token.is_some_and(|own| own == token)
+    }
+
+    /// How long its exchanges may take.
+    #[must_use]
+    pub fn timeouts(&self) -> Timeouts {
+        self.timeouts
+    }
+
+    /// What the task may reach, for a refused client to read.
+    #[must_use]
+    pub fn approved(&self) -> Vec<String> {
+        let mut hosts: Vec<String> = self
+            .integrations
+            .iter()
+            .flat_map(|rule| {
+                let any = rule.any_public_host.then(|| "any public host".to_owned());
+                rule.allowed.iter().map(ToString::to_string).chain(any)
+            })
+            .collect();
+        hosts.sort();
+        hosts.dedup();
+        hosts
+    }
+
+    /// Judges host, scheme and port, in this order.
+    ///
+    /// # Errors
+    /// The first of host, scheme and port that no integration allows together with those before it.
+    pub fn destination(&self, target: &Target) -> Result<Allowed, Deny> {
+        let rules = self.for_host(target.host());
+        let found = narrow(rules, Deny::HostNotAllowed, |_| true)
+            .and_then(|rules| narrow(rules, Deny::SchemeNotAllowed, |rule| rule.admits_scheme(target.scheme())))
+            .and_then(|rules| narrow(rules, Deny::PortNotAllowed, |rule| rule.ports.contains(&target.port())));
+        match found {
+            Ok(rules) => Ok(Allowed { rules, observed: None }),
+            Err(deny) if self.observes(target, deny) => Ok(Allowed { rules: Vec::new(), observed: Some(deny) }),
+            Err(deny) => Err(deny),
+        }
+    }
+
+    /// Judges method and path of a request to a destination that was allowed.
+    ///
+    /// # Errors
+    /// [`Deny::MethodNotAllowed`] or [`Deny::PathNotAllowed`].
+    pub fn request(&self, target: &Target, to: &Allowed, method: &Method, path: &str) -> Result<AllowedRequest, Deny> {
+        if to.observed.is_some() {
+            return Ok(AllowedRequest { allowed: to.clone(), path: None });
+        }
+        let canonical = path::canonical(path).ok();
+        let found = narrow(to.rules.clone(), Deny::MethodNotAllowed, |rule| rule.admits_method(method))
+            .and_then(|rules| narrow(rules, Deny::PathNotAllowed, |rule| rule.admits_path(canonical.as_deref())));
+        match found {
+            Ok(rules) => {
+                let judged = rules.iter().all(|rule| rule.paths.is_some());
+                let path = canonical.filter(|_| judged).filter(|c| *c != path).map(Cow::into_owned);
+                Ok(AllowedRequest { allowed: Allowed { rules, observed: None }, path })
+            }
+            Err(deny) if self.observes(target, deny) => {
+                Ok(AllowedRequest { allowed: Allowed { rules: Vec::new(), observed: Some(deny) }, path: None })
+            }
+            Err(deny) => Err(deny),
+        }
+    }
+
+    /// Integrations that mean the host. `any_public_host` stands back where another names it.
+    fn for_host(&self, host: &Host) -> Vec<Arc<Integration>> {
+        let by = |wanted: fn(&Integration, &Host) -> bool| {
+            self.integrations.iter().filter(|rule| wanted(rule, host)).cloned().collect::<Vec<_>>()
+        };
+        let named = by(Integration::names);
+        if named.is_empty() { by(Integration::admits_as_public) } else { named }
+    }
+
+    fn observes(&self, target: &Target, deny: Deny) -> bool {
+        let about =
+            matches!(deny, Deny::HostNotAllowed | Deny::PortNotAllowed | Deny::MethodNotAllowed | Deny::PathNotAllowed);
+        self.observe && about && target.scheme() == Scheme::Https && is_public_name(target.host())
+    }
+}
+
+impl Integration {
+    fn names(&self, host: &Host) -> bool {
+        self.allowed.iter().any(|pattern| pattern.matches(host))
+    }
+
+    fn admits_as_public(&self, host: &Host) -> bool {
+        self.any_public_host && is_public_name(host) && !self.denied.iter().any(|pattern| pattern.matches(host))
+    }
+
+    fn admits_scheme(&self, scheme: Scheme) -> bool {
+        scheme == Scheme::Https || self.plain_http
+    }
+
+    fn admits_method(&self, method: &Method) -> bool {
+        self.methods.as_ref().is_none_or(|methods| methods.contains(method))
+    }
+
+    fn admits_path(&self, canonical: Option<&str>) -> bool {
+        match (&self.paths, canonical) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(paths), Some(path)) => paths.iter().any(|pattern| pattern.matches(path)),
+        }
+    }
+}
+
+impl Allowed {
+    /// Inspect wins over opaque.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        let opaque = !self.rules.is_empty() && self.rules.iter().all(|rule| rule.mode == Mode::Opaque);
+        if opaque { Mode::Opaque } else { Mode::Inspect }
+    }
+
+    /// All must allow it.
+    #[must_use]
+    pub fn ech(&self) -> Ech {
+        if self.rules.iter().all(|rule| rule.ech == Ech::Allow) { Ech::Allow } else { Ech::Deny }
+    }
+
+    /// What would have been refused without `observe`.
+    #[must_use]
+    pub fn observed(&self) -> Option<Deny> {
+        self.observed
+    }
+
+    /// The rule's name for the audit record: the integrations, or what was observed.
+    #[must_use]
+    pub fn rule(&self) -> String {
+        match self.observed {
+            Some(deny) => format!("observe:{}", crate::model::refusal::Refusal::from(deny).code()),
+            None => self.rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>().join("+"),
+        }
+    }
+
+    /// Let through as part of the public internet: `[network].allow_cidrs` does not apply.
+    fn is_public_rule(&self) -> bool {
+        self.observed.is_some() || self.rules.iter().any(|rule| rule.any_public_host)
+    }
+}
+
+fn narrow(
+    rules: Vec<Arc<Integration>>,
+    otherwise: Deny,
+    keep: impl Fn(&Integration) -> bool,
+) -> Result<Vec<Arc<Integration>>, Deny> {
+    let kept: Vec<_> = rules.into_iter().filter(|rule| keep(rule)).collect();
+    if kept.is_empty() { Err(otherwise) } else { Ok(kept) }
+}
+
+/// A name that may stand for a public origin without being written down: not an address, not a single
+/// label, nothing under names that resolve to this machine or network (RFC 6761, 6762, 8375, 9476).
+fn is_public_name(host: &Host) -> bool {
+    host.name()
+        .is_some_and(|name| name.as_str().contains('.') && !NOT_PUBLIC.iter().any(|base| name.is_at_or_below(base)))
+}
+
+const NOT_PUBLIC: [&str; 10] = [
+    "localhost",
+    "local",
+    "internal",
+    "home.arpa",
+    "alt",
+    "onion",
+    // Metadata services under public names.
+    "metadata.platformequinix.com",
+    "metadata.packet.net",
+    "metadata.tencentyun.com",
+    "metadata.nicp.nl",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::super::compile::tests::policy;
+    use super::*;
+
+    fn target(url: &str) -> Target {
+        Target::absolute(&url.parse().unwrap()).unwrap()
+    }
+
+    fn verdict(policy: &Policy, url: &str, method: &Method) -> Result<String, Deny> {
+        let uri: http::Uri = url.parse().unwrap();
+        let target = Target::absolute(&uri).unwrap();
+        let task = policy.task(&TaskName::new("t")).unwrap();
+        let allowed = task.destination(&target)?;
+        task.request(&target, &allowed, method, uri.path()).map(|r| r.allowed.rule())
+    }
+
+    #[test]
+    fn one_integration_must_allow_everything_together() {
+        let policy = policy(
+            r#"
+            [integrations.read]
+            allowed_domains = ["api.example.com"]
+            methods = ["GET"]
+            [integrations.hooks]
+            allowed_domains = ["api.example.com", "hooks.example.com"]
+            methods = ["POST"]
+            paths = ["/hooks/*"]
+            [integrations.odd]
+            allowed_domains = ["api.example.com"]
+            ports = [8443]
+            plain_http = true
+            [tasks.t]
+            integrations = ["read", "hooks", "odd"]
+            "#,
+        );
+        let rows = [
+            ("https://api.example.com/x", Method::GET, Ok("read")),
+            ("https://api.example.com/hooks/1", Method::POST, Ok("hooks")),
+            ("https://api.example.com/x", Method::POST, Err(Deny::PathNotAllowed)),
+            ("https://api.example.com/x", Method::DELETE, Err(Deny::MethodNotAllowed)),
+            ("https://hooks.example.com/hooks/1", Method::GET, Err(Deny::MethodNotAllowed)),
+            ("https://api.example.com:8443/x", Method::DELETE, Ok("odd")),
+            ("https://api.example.com:9000/x", Method::GET, Err(Deny::PortNotAllowed)),
+            ("http://api.example.com:8443/x", Method::GET, Ok("odd")),
+            ("http://hooks.example.com/hooks/1", Method::POST, Err(Deny::SchemeNotAllowed)),
+            ("http://api.example.com/x", Method::GET, Err(Deny::PortNotAllowed)),
+            ("https://other.example.com/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("https://example.com/", Method::GET, Err(Deny::HostNotAllowed)),
+        ];
+        for (url, method, want) in rows {
+            assert_eq!(verdict(&policy, url, &method).as_deref(), want.as_ref().map(|s| *s), "{method} {url}");
+        }
+    }
+
+    #[test]
+    fn inspect_wins_and_ech_must_be_allowed_by_all() {
+        let policy = policy(
+            r#"
+            [integrations.a]
+            allowed_domains = ["a.example.com", "b.example.com"]
+            mode = "opaque"
+            ech = "allow"
+            [integrations.b]
+            allowed_domains = ["b.example.com"]
+            [tasks.t]
+            integrations = ["a", "b"]
+            "#,
+        );
+        let task = policy.task(&TaskName::new("t")).unwrap();
+        let a = task.destination(&target("https://a.example.com/")).unwrap();
+        let b = task.destination(&target("https://b.example.com/")).unwrap();
+        assert_eq!((a.mode(), a.ech()), (Mode::Opaque, Ech::Allow));
+        assert_eq!((b.mode(), b.ech()), (Mode::Inspect, Ech::Deny));
+    }
+
+    #[test]
+    fn any_public_host_admits_only_public_looking_names_that_no_other_names() {
+        let policy = policy(
+            r#"
+            [network]
+            allow_cidrs = ["10.0.0.0/8"]
+            [integrations.web]
+            any_public_host = true
+            denied_domains = ["*.pastebin.example", "pastebin.example"]
+            [integrations.named]
+            allowed_domains = ["api.example.com"]
+            methods = ["GET"]
+            [tasks.t]
+            integrations = ["web", "named"]
+            "#,
+        );
+        let rows = [
+            ("https://news.example.org/", Method::POST, Ok("web")),
+            ("https://api.example.com/", Method::GET, Ok("named")),
+            ("https://api.example.com/", Method::POST, Err(Deny::MethodNotAllowed)),
+            ("https://x.pastebin.example/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("https://pastebin.example/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("https://8.8.8.8/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("https://[2606:4700::1111]/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("https://intranet/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("https://localhost/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("https://x.localhost/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("https://printer.local/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("https://metadata.google.internal/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("https://nas.home.arpa/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("https://metadata.packet.net/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("http://news.example.org/", Method::GET, Err(Deny::SchemeNotAllowed)),
+            ("https://news.example.org:8443/", Method::GET, Err(Deny::PortNotAllowed)),
+        ];
+        for (url, method, want) in rows {
+            assert_eq!(verdict(&policy, url, &method).as_deref(), want.as_ref().map(|s| *s), "{method} {url}");
+        }
+        let task = policy.task(&TaskName::new("t")).unwrap();
+        let ten = "10.0.0.1".parse().unwrap();
+        let web = task.destination(&target("https://news.example.org/")).unwrap();
+        let named = task.destination(&target("https://api.example.com/")).unwrap();
+        assert!(policy.judge(ten, &web).is_err(), "[network].allow_cidrs is not for the public rule");
+        assert!(policy.judge(ten, &named).is_ok());
+    }
+
+    #[test]
+    fn observe_lets_public_destinations_through_and_nothing_else() {
+        let policy = policy(
+            r#"
+            [network]
+            allow_cidrs = ["10.0.0.0/8"]
+            [integrations.named]
+            allowed_domains = ["api.example.com"]
+            methods = ["GET"]
+            paths = ["/v1/*"]
+            [tasks.t]
+            integrations = ["named"]
+            observe = true
+            "#,
+        );
+        let rows = [
+            ("https://api.example.com/v1/x", Method::GET, Ok("named")),
+            ("https://api.example.com/v1/x", Method::POST, Ok("observe:method_not_allowed")),
+            ("https://api.example.com/v2", Method::GET, Ok("observe:path_not_allowed")),
+            ("https://api.example.com:8443/", Method::GET, Ok("observe:port_not_allowed")),
+            ("https://other.example.com/", Method::GET, Ok("observe:host_not_allowed")),
+            ("http://other.example.com/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("https://localhost/", Method::GET, Err(Deny::HostNotAllowed)),
+            ("https://10.0.0.1/", Method::GET, Err(Deny::HostNotAllowed)),
+        ];
+        for (url, method, want) in rows {
+            assert_eq!(verdict(&policy, url, &method).as_deref(), want.as_ref().map(|s| *s), "{method} {url}");
+        }
+        let task = policy.task(&TaskName::new("t")).unwrap();
+        let seen = task.destination(&target("https://other.example.com/")).unwrap();
+        assert!(policy.judge("10.0.0.1".parse().unwrap(), &seen).is_err());
+    }
+
+    #[test]
+    fn the_canonical_path_is_forwarded_where_one_was_judged() {
+        let policy = policy(
+            r#"
+            [integrations.paths]
+            allowed_domains = ["p.example.com", "q.example.com"]
+            paths = ["/~user/*"]
+            [integrations.free]
+            allowed_domains = ["q.example.com"]
+            [tasks.t]
+            integrations = ["paths", "free"]
+            "#,
+        );
+        let task = policy.task(&TaskName::new("t")).unwrap();
+        let forwarded = |url: &str, path: &str| {
+            let target = target(url);
+            let allowed = task.destination(&target).unwrap();
+            task.request(&target, &allowed, &Method::GET, path).map(|r| r.path)
+        };
+        assert_eq!(forwarded("https://p.example.com/", "/%7euser/a"), Ok(Some("/~user/a".to_owned())));
+        assert_eq!(forwarded("https://p.example.com/", "/~user/%2e%2e/x"), Err(Deny::PathNotAllowed));
+        assert_eq!(forwarded("https://q.example.com/", "/%7euser/a"), Ok(None), "as sent");
+        assert_eq!(forwarded("https://q.example.com/", "/a/../b"), Ok(None), "as sent");
+    }
+}

@@ -1,0 +1,44 @@
+//! The policy in force, and word of its successors.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::rule::Policy;
+
+/// Hides the swap: one snapshot a request, and tunnels that are told of a new policy.
+pub struct PolicyStore {
+    current: watch::Sender<Arc<Policy>>,
+}
+
+impl PolicyStore {
+    /// Starts with a policy, as generation 1.
+    #[must_use]
+    pub fn new(mut policy: Policy) -> Self {
+        policy.generation = 1;
+        Self { current: watch::Sender::new(Arc::new(policy)) }
+    }
+
+    /// The policy in force.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Policy> {
+        self.current.borrow().clone()
+    }
+
+    /// Puts a new policy in force and returns its generation.
+    pub fn replace(&self, mut policy: Policy) -> u64 {
+        let mut generation = 0;
+        self.current.send_modify(|current| {
+            generation = current.generation.saturating_add(1);
+            policy.generation = generation;
+            *current = Arc::new(std::mem::take(&mut policy));
+        });
+        generation
+    }
+
+    /// Wakes whoever holds it at every new policy.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<Arc<Policy>> {
+        self.current.subscribe()
+    }
+}
