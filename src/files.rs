@@ -1,0 +1,111 @@
+//! Files that only their owner may read, written whole or not at all.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::Path;
+
+use zeroize::Zeroizing;
+
+/// Makes a directory, and what is above it, readable by its owner alone.
+///
+/// # Errors
+/// As the file system says.
+pub fn private_dir(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)
+}
+
+/// Reads a private file, or makes it with what `make` returns. Two processes that do so at once end
+/// up with the same content.
+///
+/// # Errors
+/// As the file system says; also if an existing file can be read by others.
+pub fn read_or_create(
+    path: &Path,
+    make: impl FnOnce() -> io::Result<Zeroizing<Vec<u8>>>,
+) -> io::Result<Zeroizing<Vec<u8>>> {
+    match read_private(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        done => return done,
+    }
+    if let Some(dir) = path.parent() {
+        private_dir(dir)?;
+    }
+    match write_new(path, &make()?, 0o600) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => read_private(path),
+    }
+}
+
+/// Reads a file that must not be readable by others.
+///
+/// # Errors
+/// As the file system says; `PermissionDenied` if group or others have any right to it.
+pub fn read_private(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+    let file = File::open(path)?;
+    let mode = file.metadata()?.permissions().mode() & 0o077;
+    if mode != 0 {
+        let why = format!("{} can be read by others; chmod 600 it", path.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    Ok(Zeroizing::new(fs::read(path)?))
+}
+
+/// Writes a new file whole: a temporary file beside it, synced, then linked under its name.
+///
+/// # Errors
+/// `AlreadyExists` if there is one; else as the file system says.
+pub fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(dir)?;
+    file.write_all(content)?;
+    file.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
+    file.as_file().sync_all()?;
+    file.persist_noclobber(path).map_err(|error| error.error)?;
+    File::open(dir)?.sync_all()
+}
+
+/// Random bytes of the operating system.
+///
+/// # Errors
+/// If the system has none, which a healthy one never says.
+pub fn random<const N: usize>() -> io::Result<Zeroizing<[u8; N]>> {
+    let mut bytes = Zeroizing::new([0; N]);
+    getrandom::fill(bytes.as_mut()).map_err(io::Error::other)?;
+    Ok(bytes)
+}
+
+/// Lower-case hex.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len().saturating_mul(2)), |mut text, byte| {
+        for nibble in [byte >> 4, byte & 0xf] {
+            text.push(char::from_digit(nibble.into(), 16).unwrap_or('0'));
+        }
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_private_file_is_made_once_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/er/key");
+        let first = read_or_create(&path, || Ok(Zeroizing::new(b"one".to_vec()))).unwrap();
+        let second = read_or_create(&path, || Ok(Zeroizing::new(b"two".to_vec()))).unwrap();
+        assert_eq!((first.as_slice(), second.as_slice()), (&b"one"[..], &b"one"[..]));
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_private_file_that_others_can_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        fs::write(&path, "k").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        assert_eq!(read_private(&path).err().unwrap().kind(), io::ErrorKind::PermissionDenied);
+    }
+}

@@ -1,0 +1,309 @@
+//! The interception CA, and leaf certificates minted for the hosts that tunnels were opened to.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use moka::sync::Cache;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData, SanType, SerialNumber,
+};
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::server::{NoServerSessionStorage, ProducesTickets};
+use time::OffsetDateTime;
+use zeroize::Zeroizing;
+
+use super::provider;
+use crate::files;
+use crate::model::host::Host;
+
+/// Leaves that are kept.
+const CACHED_LEAVES: u64 = 1_000;
+/// How long a leaf is handed out; it is valid for longer.
+const LEAF_REUSE: Duration = Duration::from_secs(24 * 3600);
+/// How long a leaf is valid. Sandboxes' clocks may be ahead.
+const LEAF_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How far a leaf's validity reaches back: sandboxes' clocks may lag by more than a day.
+const LEAF_PAST: Duration = Duration::from_secs(48 * 3600);
+const CA_LIFE: Duration = Duration::from_secs(3650 * 24 * 3600);
+
+/// The CA whose certificates clients inside the sandbox trust.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    ca_pem: String,
+    ca_der: CertificateDer<'static>,
+    not_after: OffsetDateTime,
+    /// One key for all leaves of this process; serial numbers keep them apart.
+    leaf_key: KeyPair,
+    tickets: Arc<dyn ProducesTickets>,
+    leaves: Cache<Host, Arc<ServerConfig>>,
+}
+
+/// The CA cannot be used, or a leaf not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// One of the two files is there and the other is not.
+    #[error("{0} is missing, but its counterpart is there; restore it or remove both")]
+    Half(String),
+    /// A file cannot be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// Which file.
+        path: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// What the files hold is no CA that can be used.
+    #[error("the interception CA cannot be used: {0}")]
+    Unusable(String),
+}
+
+impl Authority {
+    /// Reads the CA, or makes one (ECDSA P-256) where neither file is there. The key's mode is 0600.
+    ///
+    /// # Errors
+    /// If only one of the files is there, one cannot be read, or they hold no CA.
+    pub fn load_or_create(cert: &Path, key: &Path) -> Result<Self, AuthorityError> {
+        let io = |path: &Path| {
+            let path = path.display().to_string();
+            move |source| AuthorityError::Io { path, source }
+        };
+        match (cert.exists(), key.exists()) {
+            (true, false) => return Err(AuthorityError::Half(key.display().to_string())),
+            (false, true) => return Err(AuthorityError::Half(cert.display().to_string())),
+            (true, true) => {}
+            (false, false) => {
+                let (cert_pem, key_pem) = make_ca().map_err(|error| AuthorityError::Unusable(error.to_string()))?;
+                files::read_or_create(key, || Ok(Zeroizing::new(key_pem.as_bytes().to_vec()))).map_err(io(key))?;
+                match files::write_new(cert, cert_pem.as_bytes(), 0o644) {
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(io(cert)(error)),
+                    _ => {}
+                }
+            }
+        }
+        let key_pem = files::read_private(key).map_err(io(key))?;
+        let cert_pem = fs::read_to_string(cert).map_err(io(cert))?;
+        let key_pem = std::str::from_utf8(&key_pem).map_err(|error| AuthorityError::Unusable(error.to_string()))?;
+        Self::from_pem(cert_pem, key_pem).map_err(AuthorityError::Unusable)
+    }
+
+    fn from_pem(ca_pem: String, key_pem: &str) -> Result<Self, String> {
+        let key = KeyPair::from_pem(key_pem).map_err(|error| error.to_string())?;
+        let ca_der = CertificateDer::from_pem_slice(ca_pem.as_bytes()).map_err(|error| error.to_string())?;
+        let (_, parsed) = x509_parser::parse_x509_certificate(&ca_der).map_err(|error| error.to_string())?;
+        if !parsed.is_ca() {
+            return Err("the certificate is not one of a CA".to_owned());
+        }
+        if parsed.public_key().raw != key.subject_public_key_info() {
+            return Err("the key does not belong to the certificate".to_owned());
+        }
+        let not_after = parsed.validity().not_after.to_datetime();
+        if not_after <= now() {
+            return Err(
+                "the certificate has expired; remove both files, and a new one is made at the next start".to_owned()
+            );
+        }
+        let issuer = Issuer::from_ca_cert_der(&ca_der, key).map_err(|error| error.to_string())?;
+        Ok(Self {
+            issuer,
+            not_after,
+            leaf_key: KeyPair::generate().map_err(|error| error.to_string())?,
+            tickets: rustls::crypto::aws_lc_rs::Ticketer::new().map_err(|error| error.to_string())?,
+            leaves: Cache::builder().max_capacity(CACHED_LEAVES).time_to_live(LEAF_REUSE).build(),
+            ca_pem,
+            ca_der: ca_der.into_owned(),
+        })
+    }
+
+    /// The CA certificate, for clients to trust.
+    #[must_use]
+    pub fn ca_pem(&self) -> &str {
+        &self.ca_pem
+    }
+
+    /// The CA certificate's SHA-256, as people compare it.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        use sha2::Digest;
+        let hex = files::hex(&sha2::Sha256::digest(&self.ca_der)).to_uppercase();
+        hex.as_bytes().chunks(2).map(String::from_utf8_lossy).collect::<Vec<_>>().join(":")
+    }
+
+    /// When the CA certificate expires.
+    #[must_use]
+    pub fn not_after(&self) -> OffsetDateTime {
+        self.not_after
+    }
+
+    /// What to answer a client's handshake with in a tunnel to `host`: h2 and http/1.1 are offered.
+    /// Requests for the same host at once mint one leaf.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Unusable`] if no leaf can be made.
+    pub fn server_config(&self, host: &Host) -> Result<Arc<ServerConfig>, AuthorityError> {
+        self.leaves
+            .try_get_with(host.clone(), || self.mint(host).map(Arc::new))
+            .map_err(|error: Arc<rcgen::Error>| AuthorityError::Unusable(error.to_string()))
+    }
+
+    fn mint(&self, host: &Host) -> Result<ServerConfig, rcgen::Error> {
+        let mut params = CertificateParams::default();
+        params.serial_number = Some(serial()?);
+        params.use_authority_key_identifier_extension = true;
+        params.not_before = now() - LEAF_PAST;
+        params.not_after = (now() + LEAF_LIFE).min(self.not_after);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.distinguished_name = DistinguishedName::new();
+        params.subject_alt_names = vec![match host {
+            Host::Ip(ip) => SanType::IpAddress(*ip),
+            Host::Name(name) => SanType::DnsName(name.as_str().try_into()?),
+        }];
+        let leaf = params.signed_by(&self.leaf_key, &self.issuer)?;
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.leaf_key.serialize_der()));
+        let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+        let mut config = builder
+            .and_then(|builder| builder.with_no_client_auth().with_single_cert(vec![leaf.der().clone()], key))
+            .map_err(|_| rcgen::Error::RemoteKeyError)?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.ticketer = self.tickets.clone();
+        Ok(config)
+    }
+}
+
+fn make_ca() -> Result<(String, Zeroizing<String>), rcgen::Error> {
+    let key = KeyPair::generate()?;
+    let mut params = CertificateParams::default();
+    params.serial_number = Some(serial()?);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.not_before = now() - LEAF_PAST;
+    params.not_after = now() + CA_LIFE;
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::OrganizationName, "exeat");
+    // Two CAs of one name confuse clients that trust both; the serial keeps the names apart.
+    let serial = params.serial_number.as_ref().map(|serial| files::hex(&serial.to_bytes())).unwrap_or_default();
+    let short = serial.get(..8).unwrap_or_default();
+    params.distinguished_name.push(DnType::CommonName, format!("exeat interception CA {short}"));
+    let cert = params.self_signed(&key)?;
+    Ok((cert.pem(), Zeroizing::new(key.serialize_pem())))
+}
+
+/// 16 random bytes, positive (RFC 5280 §4.1.2.2). rcgen's own default derives it from the key, so that
+/// all leaves of one key would bear one number.
+fn serial() -> Result<SerialNumber, rcgen::Error> {
+    let mut bytes = files::random::<16>().map_err(|_| rcgen::Error::RingUnspecified)?;
+    if let Some(first) = bytes.first_mut() {
+        *first = *first & 0x7f | 0x40;
+    }
+    Ok(SerialNumber::from_slice(bytes.as_slice()))
+}
+
+fn now() -> OffsetDateTime {
+    SystemTime::now().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn leaf(authority: &Authority, host: &str) -> Vec<u8> {
+        let host = Host::parse(host).unwrap();
+        let mut params = authority.server_config(&host).unwrap().as_ref().clone();
+        params.alpn_protocols.clear();
+        let client_roots = {
+            let mut roots = rustls::RootCertStore::empty();
+            roots.add(CertificateDer::from_pem_slice(authority.ca_pem().as_bytes()).unwrap()).unwrap();
+            roots
+        };
+        let client = rustls::ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(client_roots)
+            .with_no_client_auth();
+        let name = host.to_string().trim_matches(['[', ']']).to_owned().try_into().unwrap();
+        let mut client = rustls::ClientConnection::new(Arc::new(client), name).unwrap();
+        let mut server = rustls::ServerConnection::new(Arc::new(params)).unwrap();
+        while client.is_handshaking() {
+            let mut wire = Vec::new();
+            client.write_tls(&mut wire).unwrap();
+            server.read_tls(&mut wire.as_slice()).unwrap();
+            server.process_new_packets().unwrap();
+            let mut wire = Vec::new();
+            server.write_tls(&mut wire).unwrap();
+            client.read_tls(&mut wire.as_slice()).unwrap();
+            client.process_new_packets().expect("the client believes the leaf");
+        }
+        client.peer_certificates().unwrap()[0].to_vec()
+    }
+
+    fn authority(dir: &Path) -> Authority {
+        Authority::load_or_create(&dir.join("ca.pem"), &dir.join("ca-key.pem")).unwrap()
+    }
+
+    #[test]
+    fn leaves_are_what_picky_clients_want() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = authority(dir.path());
+        for host in [
+            "api.example.com",
+            "192.0.2.7",
+            "[2001:db8::7]",
+            "a-name-of-more-than-sixty-four-bytes.0123456789.0123456789.example.com",
+        ] {
+            let der = leaf(&authority, host);
+            let (_, cert) = x509_parser::parse_x509_certificate(&der).unwrap();
+            let has = |oid: &str| cert.extensions().iter().any(|e| e.oid.to_id_string() == oid);
+            assert!(has("2.5.29.35"), "{host}: authority key identifier");
+            assert!(has("2.5.29.17"), "{host}: subject alternative name");
+            assert!(cert.extended_key_usage().unwrap().unwrap().value.server_auth, "{host}");
+            assert!(!cert.is_ca(), "{host}");
+            let validity = cert.validity();
+            let days = (validity.not_after.timestamp() - validity.not_before.timestamp()) / 86_400;
+            assert_eq!(days, 9, "{host}");
+        }
+    }
+
+    #[test]
+    fn no_two_leaves_share_a_serial_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = authority(dir.path());
+        let serial =
+            |host: &str| x509_parser::parse_x509_certificate(&leaf(&authority, host)).unwrap().1.raw_serial().to_vec();
+        assert_ne!(serial("a.example"), serial("b.example"));
+        assert_eq!(serial("a.example"), serial("a.example"), "the cache hands out the same leaf");
+    }
+
+    #[test]
+    fn the_ca_is_made_once_and_its_key_is_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = authority(dir.path()).fingerprint();
+        assert_eq!(authority(dir.path()).fingerprint(), first);
+        let mode = fs::metadata(dir.path().join("ca-key.pem")).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600);
+    }
+
+    #[test]
+    fn half_a_ca_foreign_keys_and_open_keys_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (cert, key) = (dir.path().join("ca.pem"), dir.path().join("ca-key.pem"));
+        let load = || Authority::load_or_create(&cert, &key).map(|_| ()).map_err(|e| e.to_string());
+        load().unwrap();
+        let (_, other) = make_ca().unwrap();
+        let own = fs::read(&key).unwrap();
+        fs::write(&key, other.as_bytes()).unwrap();
+        assert!(load().unwrap_err().contains("does not belong"));
+        fs::write(&key, own).unwrap();
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(load().unwrap_err().contains("chmod 600"));
+        fs::remove_file(&key).unwrap();
+        assert!(load().unwrap_err().contains("ca-key.pem is missing"));
+    }
+}

@@ -1,0 +1,15 @@
+//! TLS on both sides: certificates for clients, the first bytes of a tunnel, trust in origins.
+
+pub mod authority;
+pub mod hello;
+pub mod upstream;
+
+use std::sync::Arc;
+
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+
+/// The one crypto provider of this program.
+#[must_use]
+pub fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
