@@ -1,0 +1,112 @@
+//! The chain: every line carries an HMAC over the one before and itself.
+//!
+//! Who can write the file but has not the key cannot change, insert or drop a line unseen. That the
+//! end was cut off shows against the head, which is kept beside the file and authenticated as well.
+
+use std::io;
+use std::path::Path;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use zeroize::Zeroizing;
+
+use crate::files;
+
+/// An HMAC in lower-case hex; what a line ends with.
+pub type MacHex = String;
+
+/// What stands before the first line.
+pub const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+const FIELD: &str = ",\"mac\":\"";
+const HEX_LEN: usize = GENESIS.len();
+
+/// The key of the chain.
+pub struct ChainKey(Zeroizing<Vec<u8>>);
+
+impl ChainKey {
+    /// Reads the key file, or makes one (mode 0600).
+    ///
+    /// # Errors
+    /// As the file system says.
+    pub fn load_or_create(path: &Path) -> io::Result<Self> {
+        let make = || Ok(Zeroizing::new(files::hex(files::random::<32>()?.as_slice()).into_bytes()));
+        files::read_or_create(path, make).map(Self)
+    }
+
+    /// Reads the key file.
+    ///
+    /// # Errors
+    /// As the file system says.
+    pub fn load(path: &Path) -> io::Result<Self> {
+        files::read_private(path).map(Self)
+    }
+
+    /// Closes a JSON object with its place in the chain: `{…}` becomes `{…,"mac":"…"}` and a newline.
+    /// Returns the line and its mac.
+    #[must_use]
+    pub fn seal(&self, previous: &str, json: &str) -> (String, MacHex) {
+        let mac = self.mac(&[previous.as_bytes(), json.as_bytes()]);
+        let open = json.strip_suffix('}').unwrap_or(json);
+        (format!("{open}{FIELD}{mac}\"}}\n"), mac)
+    }
+
+    /// The mac of a line if it follows `previous` unchanged.
+    #[must_use]
+    pub fn check(&self, previous: &str, line: &str) -> Option<MacHex> {
+        let (json, given) = split(line)?;
+        let mac = self.mac(&[previous.as_bytes(), json.as_bytes()]);
+        constant_time_eq(&mac, given).then_some(mac)
+    }
+
+    /// Authenticates the head: the last mac, and how many lines there were.
+    #[must_use]
+    pub fn seal_head(&self, head: &Head) -> String {
+        let text = format!("{} {:020}", head.mac, head.lines);
+        let mac = self.mac(&[b"head", text.as_bytes()]);
+        format!("{text} {mac}\n")
+    }
+
+    /// Reads a head back, if it is one of ours.
+    #[must_use]
+    pub fn open_head(&self, text: &str) -> Option<Head> {
+        let (content, mac) = text.trim_end().rsplit_once(' ')?;
+        if !constant_time_eq(&self.mac(&[b"head", content.as_bytes()]), mac) {
+            return None;
+        }
+        let (mac, lines) = content.split_once(' ')?;
+        Some(Head { mac: mac.to_owned(), lines: lines.parse().ok()? })
+    }
+
+    fn mac(&self, parts: &[&[u8]]) -> MacHex {
+        // HMAC takes keys of any length; only the type says otherwise.
+        let Ok(mut hmac) = Hmac::<Sha256>::new_from_slice(&self.0) else { return String::new() };
+        for part in parts {
+            hmac.update(part);
+        }
+        files::hex(&hmac.finalize().into_bytes())
+    }
+}
+
+/// Where the chain stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The mac of the last line.
+    pub mac: MacHex,
+    /// Lines since the first.
+    pub lines: u64,
+}
+
+/// Splits a line into the object that was sealed and its mac.
+#[must_use]
+pub fn split(line: &str) -> Option<(String, &str)> {
+    let rest = line.strip_suffix("\"}")?;
+    let cut = rest.len().checked_sub(HEX_LEN)?;
+    let (open, mac) = (rest.get(..cut)?, rest.get(cut..)?);
+    let open = open.strip_suffix(FIELD)?;
+    mac.bytes().all(|b| b.is_ascii_hexdigit()).then(|| (format!("{open}}}"), mac))
+}
+
+fn constant_time_eq(a: &str, b: &str) -> bool {
+    subtle::ConstantTimeEq::ct_eq(a.as_bytes(), b.as_bytes()).into()
+}

@@ -1,0 +1,260 @@
+//! One exchange's record: filled as the request goes its way, written even if nobody asks for it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Instant, SystemTime};
+
+use serde::Serialize;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use uuid::Uuid;
+
+use super::sink::{Sink, SinkError};
+use crate::model::name::{ExecutionId, TaskName};
+use crate::model::refusal::{Fail, Refusal, Verdict};
+use crate::model::target::Target;
+
+/// One line, less its mac. What is not known is left out.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Line {
+    ts: String,
+    id: String,
+    event: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    task: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    execution: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    method: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scheme: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    port: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<String>,
+    verdict: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stage: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    addr: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alpn: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response_status: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response_size_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    latency_ms: Option<f64>,
+}
+
+/// How far an exchange has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// Nothing has left; there is no line yet.
+    Undecided,
+    /// `decided` has been written; `closed` is owed.
+    Decided,
+    /// Nothing more is owed.
+    Done,
+}
+
+/// The record of one exchange. It writes what it owes when it is dropped, so an early return, a client
+/// that hangs up and a panic all leave their line.
+pub struct Record {
+    sink: Arc<Sink>,
+    line: Line,
+    started: Instant,
+    progress: Progress,
+    counts: Arc<Counts>,
+}
+
+/// Bytes of bodies that have passed, counted where they pass.
+#[derive(Debug, Default)]
+pub struct Counts {
+    request: AtomicU64,
+    response: AtomicU64,
+}
+
+impl Counts {
+    /// Adds bytes that went to the origin.
+    pub fn sent(&self, bytes: usize) {
+        self.request.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes that went to the origin so far.
+    #[must_use]
+    pub fn sent_so_far(&self) -> u64 {
+        self.request.load(Ordering::Relaxed)
+    }
+
+    /// Adds bytes that came from the origin.
+    pub fn received(&self, bytes: usize) {
+        self.response.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+impl Record {
+    /// Begins the record of a request from `peer`.
+    #[must_use]
+    pub fn begin(sink: &Arc<Sink>, peer: SocketAddr) -> Self {
+        let line = Line { id: Uuid::now_v7().to_string(), peer: Some(peer.to_string()), ..Line::default() };
+        Self {
+            sink: sink.clone(),
+            line,
+            started: Instant::now(),
+            progress: Progress::Undecided,
+            counts: Arc::default(),
+        }
+    }
+
+    /// The request's id (UUIDv7), as in `Exeat-Request-Id`.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.line.id
+    }
+
+    /// The method and path as the client wrote them; never the query.
+    pub fn request(&mut self, method: &http::Method, path: &str) {
+        self.line.method = Some(clipped(method.as_str(), 64));
+        self.line.path = (method != http::Method::CONNECT).then(|| clipped(path, 2048));
+    }
+
+    /// Who asks.
+    pub fn caller(&mut self, task: &TaskName, execution: &ExecutionId) {
+        self.line.task = Some(task.to_string());
+        self.line.execution = Some(execution.to_string());
+    }
+
+    /// Where to.
+    pub fn target(&mut self, target: &Target) {
+        self.line.scheme = Some(target.scheme().as_str());
+        self.line.host = Some(target.host().to_string());
+        self.line.port = Some(target.port());
+    }
+
+    /// The host that was asked for, if a target was read.
+    #[must_use]
+    pub fn host(&self) -> Option<&str> {
+        self.line.host.as_deref()
+    }
+
+    /// The rule that decided, or the detail behind a refusal.
+    pub fn rule(&mut self, rule: impl Into<String>) {
+        self.line.rule = Some(clipped(&rule.into(), 256));
+    }
+
+    /// The address that was dialled.
+    pub fn address(&mut self, address: IpAddr) {
+        self.line.addr = Some(address.to_string());
+    }
+
+    /// The protocol spoken with the origin.
+    pub fn alpn(&mut self, alpn: &'static str) {
+        self.line.alpn = Some(alpn);
+    }
+
+    /// The status that the origin answered.
+    pub fn status(&mut self, status: http::StatusCode) {
+        self.line.response_status = Some(status.as_u16());
+    }
+
+    /// The counters that ride on the bodies.
+    #[must_use]
+    pub fn counts(&self) -> Arc<Counts> {
+        self.counts.clone()
+    }
+
+    /// Writes `decided` and waits until it has been written.
+    ///
+    /// # Errors
+    /// [`Fail::AuditUnavailable`] if the sink cannot take it: then nothing may be sent.
+    pub async fn decided(&mut self) -> Verdict<()> {
+        let mut line = self.stamped("decided");
+        line.verdict = "allow";
+        match self.sink.write_and_wait(&line).await {
+            Ok(()) => {
+                self.progress = Progress::Decided;
+                Ok(())
+            }
+            Err(SinkError) => Err(Fail::AuditUnavailable.into()),
+        }
+    }
+
+    /// Notes why the exchange failed, for the line that is written when the record goes.
+    pub fn failed(&mut self, refusal: Refusal) {
+        let notice = refusal.notice();
+        self.line.code = Some(notice.code);
+        self.line.stage = Some(notice.stage.as_str());
+        self.line.verdict = match refusal {
+            Refusal::Deny(_) => "deny",
+            Refusal::Fail(_) => "fail",
+        };
+    }
+
+    /// The client went away before the end.
+    pub fn abandoned(&mut self) {
+        self.line.verdict = "abandoned";
+    }
+
+    /// A tunnel ended as both sides wanted.
+    pub fn completed(&mut self) {
+        self.line.verdict = "allow";
+    }
+
+    /// The task, once the caller is known.
+    #[must_use]
+    pub fn task(&self) -> Option<&str> {
+        self.line.task.as_deref()
+    }
+
+    /// Nothing happened that is worth a line: a tunnel whose requests each have their own.
+    pub fn forget(mut self) {
+        self.progress = Progress::Done;
+    }
+
+    fn stamped(&self, event: &'static str) -> Line {
+        Line { ts: now(), event, ..self.line.clone() }
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let event = match self.progress {
+            Progress::Done => return,
+            Progress::Undecided => "refused",
+            Progress::Decided => "closed",
+        };
+        let mut line = self.stamped(event);
+        if self.progress == Progress::Decided {
+            line.request_bytes = Some(self.counts.request.load(Ordering::Relaxed));
+            line.response_size_bytes = Some(self.counts.response.load(Ordering::Relaxed));
+        }
+        if line.verdict.is_empty() {
+            line.verdict = if line.response_status.is_some() { "allow" } else { "abandoned" };
+        }
+        let elapsed = self.started.elapsed().as_secs_f64() * 1000.0;
+        line.latency_ms = Some((elapsed * 1000.0).round() / 1000.0);
+        self.sink.write(&line);
+    }
+}
+
+/// The time as audit lines write it: RFC 3339, UTC.
+#[must_use]
+pub(super) fn now() -> String {
+    OffsetDateTime::from(SystemTime::now()).format(&Rfc3339).unwrap_or_default()
+}
+
+fn clipped(text: &str, most: usize) -> String {
+    text.chars().take(most).collect()
+}

@@ -1,0 +1,337 @@
+//! Where lines go: one thread that chains them, writes them in groups, and says when they are written.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use tokio::sync::oneshot;
+
+use super::chain::{self, ChainKey, GENESIS, Head};
+use super::record;
+use crate::files;
+
+/// Lines that may wait at a time; one more is refused. `closed` lines are not counted: there is at most
+/// one for each exchange, and exchanges are bounded.
+const MAX_WAITING: usize = 16_384;
+/// Lines of one group.
+const MAX_GROUP: usize = 1_024;
+/// A sink that takes longer than this is broken.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How much of a log's end is read at start.
+const TAIL: u64 = 4 * 1024 * 1024;
+
+/// The sink did not take the line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SinkError;
+
+/// The handle that exchanges hold.
+pub struct Sink {
+    lines: mpsc::Sender<Entry>,
+    waiting: Arc<AtomicUsize>,
+    healthy: Arc<AtomicBool>,
+}
+
+/// Where the log lives.
+pub struct Place {
+    /// None: standard output, which has no head and no rotation.
+    pub path: Option<PathBuf>,
+    /// The head and the key lie here, whatever `path` is.
+    pub state_dir: PathBuf,
+    /// Wait for the disk.
+    pub synced: bool,
+    /// A file of this size is put aside.
+    pub rotate_bytes: u64,
+}
+
+struct Entry {
+    json: String,
+    written: Option<oneshot::Sender<Result<(), SinkError>>>,
+}
+
+impl Place {
+    /// The key of the chain.
+    #[must_use]
+    pub fn key_file(&self) -> PathBuf {
+        self.state_dir.join("audit.key")
+    }
+
+    /// The head of the chain.
+    #[must_use]
+    pub fn head_file(&self) -> PathBuf {
+        self.state_dir.join("audit.head")
+    }
+}
+
+impl Sink {
+    /// Opens the log, mends what a crash left, and starts the thread.
+    ///
+    /// # Errors
+    /// If a file cannot be opened, or another process holds the log.
+    pub fn open(place: Place) -> io::Result<Self> {
+        let mut writer = Writer::open(place)?;
+        let (lines, inbox) = mpsc::channel::<Entry>();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let healthy = Arc::new(AtomicBool::new(true));
+        let (left, health) = (waiting.clone(), healthy.clone());
+        std::thread::Builder::new().name("audit".to_owned()).spawn(move || {
+            while let Ok(first) = inbox.recv() {
+                let mut group = vec![first];
+                group.extend(inbox.try_iter().take(MAX_GROUP.saturating_sub(1)));
+                let done = writer.write_group(&group);
+                health.store(done.is_ok(), Ordering::Relaxed);
+                if let Err(error) = &done {
+                    tracing::error!(%error, lines = group.len(), "the audit log cannot be written; requests are refused");
+                }
+                for entry in group {
+                    if let Some(written) = entry.written {
+                        left.fetch_sub(1, Ordering::Relaxed);
+                        // Whoever asked may have gone; the line stands.
+                        let _ = written.send(done.as_ref().map(|_| ()).map_err(|_| SinkError));
+                    }
+                }
+            }
+        })?;
+        Ok(Self { lines, waiting, healthy })
+    }
+
+    /// True if the last group was written.
+    #[must_use]
+    pub fn is_healthy(&self) -> bool {
+        self.healthy.load(Ordering::Relaxed)
+    }
+
+    /// Hands a line over without waiting.
+    pub(super) fn write(&self, line: &impl Serialize) {
+        if let Ok(json) = serde_json::to_string(line) {
+            // The thread ends only with the process.
+            let _ = self.lines.send(Entry { json, written: None });
+        }
+    }
+
+    /// Writes a line and returns once it has been written.
+    pub(super) async fn write_and_wait(&self, line: &impl Serialize) -> Result<(), SinkError> {
+        let json = serde_json::to_string(line).map_err(|_| SinkError)?;
+        self.send_and_wait(json).await
+    }
+
+    /// Returns once everything handed over before has been written.
+    ///
+    /// # Errors
+    /// [`SinkError`] if it could not be.
+    pub async fn flush(&self) -> Result<(), SinkError> {
+        self.send_and_wait(String::new()).await
+    }
+
+    async fn send_and_wait(&self, json: String) -> Result<(), SinkError> {
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            return Err(SinkError);
+        }
+        let (written, done) = oneshot::channel();
+        self.lines.send(Entry { json, written: Some(written) }).map_err(|_| SinkError)?;
+        match tokio::time::timeout(PATIENCE, done).await {
+            Ok(Ok(result)) => result,
+            _ => Err(SinkError),
+        }
+    }
+}
+
+/// What the thread owns.
+struct Writer {
+    place: Place,
+    key: ChainKey,
+    log: Option<File>,
+    size: u64,
+    head_file: Option<File>,
+    head: Head,
+    /// A write failed half-way and could not be undone: begin with a newline and say so.
+    torn: Option<String>,
+}
+
+impl Writer {
+    fn open(place: Place) -> io::Result<Self> {
+        files::private_dir(&place.state_dir)?;
+        let key = ChainKey::load_or_create(&place.key_file())?;
+        let head = Head { mac: GENESIS.to_owned(), lines: 0 };
+        let mut writer = Self { place, key, log: None, size: 0, head_file: None, head, torn: None };
+        if let Some(path) = writer.place.path.clone() {
+            writer.open_head()?;
+            writer.open_log(&path)?;
+        }
+        Ok(writer)
+    }
+
+    fn open_head(&mut self) -> io::Result<()> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(self.place.head_file())?;
+        if file.try_lock().is_err() {
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process writes this audit log"));
+        }
+        self.head_file = Some(file);
+        Ok(())
+    }
+
+    fn open_log(&mut self, path: &Path) -> io::Result<()> {
+        let log = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+        self.size = log.metadata()?.len();
+        let tail = read_tail(&log, self.size)?;
+        self.log = Some(log);
+        let known = self.stored_head()?;
+        let (whole, fragment) = tail.rsplit_once('\n').unwrap_or(("", &tail));
+        if !fragment.is_empty() {
+            self.torn = Some(files::hex(&Sha256::digest(fragment.as_bytes())));
+        }
+        let last = whole.lines().rev().find_map(|line| chain::split(line).map(|(_, mac)| mac.to_owned()));
+        let expected = known.as_ref().map_or(GENESIS, |head| head.mac.as_str());
+        let reached = expected == GENESIS || whole.contains(expected);
+        self.head = Head {
+            mac: last.unwrap_or_else(|| GENESIS.to_owned()),
+            lines: known.as_ref().map_or(0, |head| head.lines),
+        };
+        if !reached {
+            tracing::error!("the audit log has lost lines since it was last written; noted in the log");
+            self.note(&serde_json::json!({ "ts": record::now(), "event": "cut_found", "head": expected }).to_string())?;
+        } else if self.head.mac == GENESIS && self.size == 0 {
+            self.note(&opened(GENESIS))?;
+        }
+        Ok(())
+    }
+
+    /// The head as it was last written. One that is not ours stands for a chain that nobody has seen.
+    fn stored_head(&self) -> io::Result<Option<Head>> {
+        let Some(file) = &self.head_file else { return Ok(None) };
+        let mut text = String::new();
+        let mut reader = file;
+        reader.read_to_string(&mut text)?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let forged = || Head { mac: "forged".to_owned(), lines: 0 };
+        Ok(Some(self.key.open_head(&text).unwrap_or_else(forged)))
+    }
+
+    fn note(&mut self, json: &str) -> io::Result<()> {
+        self.append(&[json])
+    }
+
+    fn write_group(&mut self, group: &[Entry]) -> io::Result<()> {
+        let lines: Vec<&str> = group.iter().map(|entry| entry.json.as_str()).filter(|json| !json.is_empty()).collect();
+        if lines.is_empty() {
+            return Ok(());
+        }
+        if self.size >= self.place.rotate_bytes {
+            self.rotate()?;
+        }
+        self.append(&lines)
+    }
+
+    /// Chains and writes lines, all or none.
+    fn append(&mut self, lines: &[&str]) -> io::Result<()> {
+        let mut text = String::new();
+        let mut head = self.head.clone();
+        let mut seal = |json: &str, text: &mut String| {
+            let (line, mac) = self.key.seal(&head.mac, json);
+            text.push_str(&line);
+            head = Head { mac, lines: head.lines.saturating_add(1) };
+        };
+        if let Some(fragment) = &self.torn {
+            text.push('\n');
+            let note = serde_json::json!({ "ts": record::now(), "event": "recovered", "torn": fragment });
+            seal(&note.to_string(), &mut text);
+        }
+        for json in lines {
+            seal(json, &mut text);
+        }
+        self.write_out(text.as_bytes())?;
+        self.torn = None;
+        self.head = head;
+        self.write_head()
+    }
+
+    fn write_out(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let Some(log) = &mut self.log else {
+            let mut out = io::stdout().lock();
+            out.write_all(bytes)?;
+            return out.flush();
+        };
+        let written = log.write_all(bytes).and_then(|()| if self.place.synced { log.sync_data() } else { Ok(()) });
+        if let Err(error) = written {
+            // Take back what got out of a group that failed. If even that fails, the fragment is named
+            // by the next line that can be written.
+            if log.set_len(self.size).is_err() {
+                self.torn = fragment_after(log, self.size);
+            }
+            return Err(error);
+        }
+        self.size = self.size.saturating_add(bytes.len() as u64);
+        Ok(())
+    }
+
+    fn write_head(&self) -> io::Result<()> {
+        match &self.head_file {
+            Some(file) => file.write_all_at(self.key.seal_head(&self.head).as_bytes(), 0),
+            None => Ok(()),
+        }
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        let Some(path) = self.place.path.clone() else { return Ok(()) };
+        let next = rotated(&path)?.last().map_or(1, |(n, _)| n.saturating_add(1));
+        let mut aside = path.clone().into_os_string();
+        aside.push(format!(".{next:06}"));
+        fs::rename(&path, &aside)?;
+        self.log = Some(OpenOptions::new().read(true).append(true).create_new(true).mode(0o600).open(&path)?);
+        self.size = 0;
+        self.torn = None;
+        self.note(&opened(&self.head.mac.clone()))
+    }
+}
+
+/// Files that were put aside, oldest first, with their numbers.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub(super) fn rotated(path: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let prefix = format!("{}.", path.file_name().unwrap_or_default().to_string_lossy());
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(&prefix)).and_then(|n| n.parse().ok());
+        if let Some(number) = number {
+            found.push((number, entry.path()));
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+fn opened(previous: &str) -> String {
+    serde_json::json!({ "ts": record::now(), "event": "opened", "prev": previous }).to_string()
+}
+
+fn read_tail(mut log: &File, size: u64) -> io::Result<String> {
+    log.seek(SeekFrom::Start(size.saturating_sub(TAIL)))?;
+    let mut bytes = Vec::new();
+    log.take(TAIL).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn fragment_after(mut log: &File, offset: u64) -> Option<String> {
+    let mut bytes = Vec::new();
+    log.seek(SeekFrom::Start(offset)).ok()?;
+    log.take(TAIL).read_to_end(&mut bytes).ok()?;
+    Some(files::hex(&Sha256::digest(&bytes)))
+}

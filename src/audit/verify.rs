@@ -1,0 +1,297 @@
+//! Reads a log back and tells a changed line, a cut, and a torn last line apart.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::chain::{self, ChainKey, GENESIS, Head};
+use super::sink;
+use crate::files;
+
+/// What a log turned out to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// Lines are missing at the end: the head names a line that is not there.
+    Cut,
+    /// A line was changed, put in, or is missing before it.
+    Changed {
+        /// In this file.
+        file: PathBuf,
+        /// Counted from 1.
+        line: usize,
+    },
+    /// Each line follows from the one before, and the head's line is there.
+    Whole,
+}
+
+/// What [`verify`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The verdict.
+    pub finding: Finding,
+    /// Lines that were checked and are sound.
+    pub lines: usize,
+    /// Files that were read, oldest first.
+    pub files: usize,
+    /// The last line has no end: the writer died. No request went on because of it.
+    pub torn: bool,
+    /// The oldest file begins after a rotation; what was before is not here.
+    pub earlier_missing: bool,
+    /// A start of the daemon found lines missing and noted it at these lines.
+    pub cuts_noted: usize,
+}
+
+/// Verifies a log with the files that were put aside from it. `head` is what the head file holds, if
+/// it is at hand; without it a cut at the end cannot be seen.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn verify(path: &Path, key: &ChainKey, head: Option<&str>) -> io::Result<Report> {
+    let expected = head.map(|text| key.open_head(text).unwrap_or(Head { mac: "forged".to_owned(), lines: 0 }).mac);
+    let mut files: Vec<PathBuf> = sink::rotated(path)?.into_iter().map(|(_, file)| file).collect();
+    files.push(path.to_owned());
+    let mut walk = Walk { key, expected, reached: false, previous: None, report: Report::new(files.len()) };
+    for file in files {
+        if !walk.file(&file)? {
+            return Ok(walk.report);
+        }
+    }
+    let reached = walk.reached || walk.expected.as_deref().is_none_or(|mac| mac == GENESIS);
+    if !reached {
+        walk.report.finding = Finding::Cut;
+    }
+    Ok(walk.report)
+}
+
+impl Report {
+    fn new(files: usize) -> Self {
+        Self { finding: Finding::Whole, lines: 0, files, torn: false, earlier_missing: false, cuts_noted: 0 }
+    }
+}
+
+struct Walk<'k> {
+    key: &'k ChainKey,
+    expected: Option<String>,
+    reached: bool,
+    previous: Option<String>,
+    report: Report,
+}
+
+impl Walk<'_> {
+    /// False if the walk ends here.
+    fn file(&mut self, file: &Path) -> io::Result<bool> {
+        let bytes = fs::read(file)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let mut torn: Option<&str> = None;
+        for (number, line) in text.split_inclusive('\n').enumerate() {
+            let Some(line) = line.strip_suffix('\n') else {
+                self.report.torn = true;
+                return Ok(true);
+            };
+            match self.line(line, torn) {
+                Some(mac) => {
+                    self.reached |= self.expected.as_ref() == Some(&mac);
+                    self.previous = Some(mac);
+                    self.report.lines = self.report.lines.saturating_add(1);
+                    torn = None;
+                }
+                // A fragment that a crash left; the next line must say so, with its hash.
+                None if torn.is_none() && chain::split(line).is_none() => torn = Some(line),
+                None => {
+                    self.report.finding = Finding::Changed { file: file.to_owned(), line: number.saturating_add(1) };
+                    return Ok(false);
+                }
+            }
+        }
+        if torn.is_some() {
+            let line = text.lines().count();
+            self.report.finding = Finding::Changed { file: file.to_owned(), line };
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn line(&mut self, line: &str, torn: Option<&str>) -> Option<String> {
+        let (json, _) = chain::split(line)?;
+        let value: serde_json::Value = serde_json::from_str(&json).ok()?;
+        let text = |key: &str| value.get(key).and_then(|v| v.as_str());
+        if let Some(fragment) = torn {
+            let hash = files::hex(&Sha256::digest(fragment.as_bytes()));
+            if text("event") != Some("recovered") || text("torn") != Some(hash.as_str()) {
+                return None;
+            }
+        }
+        let previous = match &self.previous {
+            Some(previous) => previous.clone(),
+            None => {
+                let from = text("prev").unwrap_or(GENESIS);
+                self.report.earlier_missing = from != GENESIS;
+                from.to_owned()
+            }
+        };
+        let mac = self.key.check(&previous, line)?;
+        if text("event") == Some("cut_found") {
+            self.report.cuts_noted = self.report.cuts_noted.saturating_add(1);
+        }
+        Some(mac)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sink::{Place, Sink};
+    use super::*;
+
+    fn place(dir: &Path) -> Place {
+        Place { path: Some(dir.join("audit.jsonl")), state_dir: dir.to_owned(), synced: false, rotate_bytes: 1_000_000 }
+    }
+
+    async fn write(place: Place, lines: std::ops::Range<usize>) {
+        let sink = Sink::open(place).unwrap();
+        for n in lines {
+            sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
+        }
+    }
+
+    fn report(dir: &Path) -> Report {
+        let key = ChainKey::load(&dir.join("audit.key")).unwrap();
+        let head = fs::read_to_string(dir.join("audit.head")).unwrap();
+        verify(&dir.join("audit.jsonl"), &key, Some(&head)).unwrap()
+    }
+
+    /// Opens, retrying while the thread of the sink before still holds the lock.
+    async fn reopen_and_write(dir: &Path, lines: std::ops::Range<usize>) {
+        for _ in 0..1000 {
+            if Sink::open(place(dir)).is_ok() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        for _ in 0..1000 {
+            if let Ok(sink) = Sink::open(place(dir)) {
+                for n in lines {
+                    sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
+                }
+                return;
+            }
+            std::thread::yield_now();
+        }
+        panic!("the log stays locked");
+    }
+
+    #[tokio::test]
+    async fn a_log_that_nobody_touched_is_whole_also_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        write(place(dir.path()), 0..5).await;
+        reopen_and_write(dir.path(), 5..9).await;
+        let report = report(dir.path());
+        assert_eq!((report.finding, report.lines, report.torn), (Finding::Whole, 10, false));
+    }
+
+    #[tokio::test]
+    async fn every_changed_byte_shows() {
+        let dir = tempfile::tempdir().unwrap();
+        write(place(dir.path()), 0..3).await;
+        let path = dir.path().join("audit.jsonl");
+        let sound = fs::read(&path).unwrap();
+        for at in 0..sound.len() {
+            let mut bytes = sound.clone();
+            bytes[at] ^= 1;
+            fs::write(&path, &bytes).unwrap();
+            assert_ne!(report(dir.path()).finding, Finding::Whole, "byte {at}");
+        }
+    }
+
+    #[tokio::test]
+    async fn lines_taken_out_swapped_or_cut_show_and_a_torn_one_is_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        write(place(dir.path()), 0..4).await;
+        let path = dir.path().join("audit.jsonl");
+        let sound = fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = sound.split_inclusive('\n').collect();
+        let rows = [
+            (
+                "one taken out",
+                [lines[0], lines[1], lines[3], lines[4]].concat(),
+                Finding::Changed { file: path.clone(), line: 3 },
+                false,
+            ),
+            (
+                "two swapped",
+                [lines[0], lines[2], lines[1], lines[3], lines[4]].concat(),
+                Finding::Changed { file: path.clone(), line: 2 },
+                false,
+            ),
+            ("the first taken out", lines[1..].concat(), Finding::Changed { file: path.clone(), line: 1 }, false),
+            ("the last cut off", lines[..4].concat(), Finding::Cut, false),
+            ("all cut off", String::new(), Finding::Cut, false),
+            ("cut within the last line", sound[..sound.len() - 9].to_owned(), Finding::Cut, true),
+            ("a fragment behind the last line", format!("{sound}{{\"ts\":\"2026"), Finding::Whole, true),
+        ];
+        for (what, text, finding, torn) in rows {
+            fs::write(&path, text).unwrap();
+            let report = report(dir.path());
+            assert_eq!((report.finding, report.torn), (finding, torn), "{what}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_torn_line_is_mended_at_the_next_start_and_named_in_the_chain() {
+        let dir = tempfile::tempdir().unwrap();
+        write(place(dir.path()), 0..2).await;
+        let path = dir.path().join("audit.jsonl");
+        let torn = format!("{}{{\"ts\":\"2026", fs::read_to_string(&path).unwrap());
+        fs::write(&path, torn).unwrap();
+        reopen_and_write(dir.path(), 2..3).await;
+        let report = report(dir.path());
+        assert_eq!((report.finding, report.lines, report.torn), (Finding::Whole, 5, false));
+    }
+
+    #[tokio::test]
+    async fn a_cut_is_noted_by_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        write(place(dir.path()), 0..3).await;
+        let path = dir.path().join("audit.jsonl");
+        let sound = fs::read_to_string(&path).unwrap();
+        let kept: String = sound.split_inclusive('\n').take(2).collect();
+        fs::write(&path, kept).unwrap();
+        reopen_and_write(dir.path(), 3..4).await;
+        assert_eq!(report(dir.path()).cuts_noted, 1);
+    }
+
+    #[tokio::test]
+    async fn the_chain_goes_on_across_rotations() {
+        let dir = tempfile::tempdir().unwrap();
+        write(Place { rotate_bytes: 400, ..place(dir.path()) }, 0..20).await;
+        let whole = report(dir.path());
+        assert!(whole.files > 2, "{whole:?}");
+        assert_eq!((whole.finding, whole.earlier_missing), (Finding::Whole, false));
+        let (_, oldest) = sink::rotated(&dir.path().join("audit.jsonl")).unwrap().remove(0);
+        fs::remove_file(&oldest).unwrap();
+        assert!(report(dir.path()).earlier_missing);
+        let (_, second) = sink::rotated(&dir.path().join("audit.jsonl")).unwrap().remove(1);
+        fs::remove_file(&second).unwrap();
+        assert!(matches!(report(dir.path()).finding, Finding::Changed { .. }));
+    }
+
+    #[tokio::test]
+    async fn a_second_writer_is_kept_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let _first = Sink::open(place(dir.path())).unwrap();
+        assert!(Sink::open(place(dir.path())).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_is_an_error_and_leaves_the_chain_whole() {
+        let sink = Sink::open(Place {
+            path: Some("/dev/full".into()),
+            state_dir: tempfile::tempdir().unwrap().keep(),
+            synced: false,
+            rotate_bytes: 1 << 40,
+        });
+        // `/dev/full` fails every write, so already the opening line cannot be written.
+        assert!(sink.is_err());
+    }
+}
