@@ -1,0 +1,243 @@
+//! Sends what leaves over a connection that proves the name, and brings back the answer's head.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING};
+use http::{Request, Response, StatusCode, Version};
+use hyper::body::Incoming;
+use hyper::client::conn::{TrySendError, http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+use tokio_rustls::TlsConnector;
+
+use super::dial;
+use super::inject::{self, Outbound};
+use super::limit::{BodyError, RequestBody};
+use super::pin::PinnedTarget;
+use super::pool::{Key, Lease, Pool, Sender};
+use crate::audit::record::{Counts, Record};
+use crate::model::name::ExecutionId;
+use crate::model::refusal::{Fail, Refusal, Verdict};
+use crate::model::target::Scheme;
+use crate::policy::rule::Timeouts;
+use crate::tls::upstream::{self, UpstreamTls};
+
+/// Heads of answers, in bytes. Origins are not trusted either.
+const MAX_RESPONSE_HEAD: usize = 256 * 1024;
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+
+/// What it takes to reach origins.
+pub struct Forwarder {
+    tls: UpstreamTls,
+    pool: Arc<Pool>,
+    connect_timeout: Duration,
+    handshake_timeout: Duration,
+}
+
+/// The head of an answer, and the connection that its body comes on.
+pub struct Received {
+    pub(super) response: Response<Incoming>,
+    pub(super) lease: Lease,
+    pub(super) timeouts: Timeouts,
+    pub(super) started: Instant,
+}
+
+impl Forwarder {
+    /// Sets the forwarder up, and the task that sweeps its pool for as long as it lives.
+    #[must_use]
+    pub fn new(tls: UpstreamTls, connect_timeout: Duration, handshake_timeout: Duration) -> Self {
+        let pool = Arc::new(Pool::default());
+        let swept = Arc::downgrade(&pool);
+        tokio::spawn(async move {
+            while let Some(pool) = swept.upgrade() {
+                pool.sweep();
+                drop(pool);
+                tokio::time::sleep(SWEEP_EVERY).await;
+            }
+        });
+        Self { tls, pool, connect_timeout, handshake_timeout }
+    }
+
+    /// Opens a connection for an opaque tunnel. What goes over it is the client's.
+    ///
+    /// # Errors
+    /// [`Fail::ConnectFailed`] or [`Fail::ConnectTimedOut`].
+    pub async fn connect(&self, pinned: &PinnedTarget) -> Verdict<(TcpStream, SocketAddr)> {
+        dial::connect(pinned, self.connect_timeout).await
+    }
+
+    /// Sends a request and returns the head of the answer with the connection it came on.
+    ///
+    /// A request goes out a second time only if hyper still holds it whole, which means that the reused
+    /// connection was found dead before a byte was written.
+    ///
+    /// # Errors
+    /// What [`dial`] and TLS say; [`Fail::UpstreamProtocol`] for an origin that breaks HTTP, and
+    /// [`Fail::RequestTimedOut`] for one that is too slow.
+    pub async fn exchange(
+        &self,
+        outbound: Outbound,
+        execution: &ExecutionId,
+        record: &mut Record,
+    ) -> Verdict<Received> {
+        let started = Instant::now();
+        let (request, pinned, timeouts) = outbound.into_parts();
+        let exchange = self.send(request, &pinned, timeouts, execution, record);
+        let (response, lease) = match timeouts.request {
+            None => exchange.await?,
+            Some(total) => timeout(total, exchange).await.map_err(|_| Refusal::from(Fail::RequestTimedOut))??,
+        };
+        Ok(Received { response, lease, timeouts, started })
+    }
+
+    async fn send(
+        &self,
+        mut request: Request<RequestBody>,
+        pinned: &PinnedTarget,
+        timeouts: Timeouts,
+        execution: &ExecutionId,
+        record: &mut Record,
+    ) -> Verdict<(Response<Incoming>, Lease)> {
+        let key = Key::new(execution, pinned);
+        let mut pooled = self.pool.take(&key, pinned);
+        loop {
+            let mut lease = match pooled.take() {
+                Some(lease) => lease,
+                None => self.open(key.clone(), pinned).await?,
+            };
+            record.address(lease.address());
+            record.alpn(lease.alpn());
+            let shaped = shape(request, &lease);
+            match within(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
+                Ok(response) => return Ok((answer(response)?, lease)),
+                Err(mut error) => match error.take_message() {
+                    Some(unsent) if lease.is_reused() => request = unsent,
+                    _ => return Err(blame(error)),
+                },
+            }
+        }
+    }
+
+    async fn open(&self, key: Key, pinned: &PinnedTarget) -> Verdict<Lease> {
+        let (tcp, address) = dial::connect(pinned, self.connect_timeout).await?;
+        let sender = match pinned.target().scheme() {
+            Scheme::Http => h1(tcp).await?,
+            Scheme::Https => self.over_tls(tcp, pinned).await?,
+        };
+        Ok(self.pool.adopt(key, sender, address))
+    }
+
+    async fn over_tls(&self, tcp: TcpStream, pinned: &PinnedTarget) -> Verdict<Sender> {
+        let name = upstream::server_name(pinned.target().host()).ok_or(Fail::TlsFailed)?;
+        let handshake = TlsConnector::from(self.tls.config()).connect(name, tcp);
+        let tls = match timeout(self.handshake_timeout, handshake).await {
+            Ok(Ok(tls)) => tls,
+            Ok(Err(error)) => {
+                tracing::info!(%error, target = %pinned.target(), "TLS with the origin failed");
+                return Err(Fail::TlsFailed.into());
+            }
+            Err(_) => return Err(Fail::ConnectTimedOut.into()),
+        };
+        if tls.get_ref().1.alpn_protocol() == Some(b"h2") { h2(tls).await } else { h1(tls).await }
+    }
+}
+
+async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
+    let (sender, connection) = http1::Builder::new()
+        .preserve_header_case(true)
+        .max_header_size(MAX_RESPONSE_HEAD)
+        .handshake(TokioIo::new(io))
+        .await
+        .map_err(|_| Fail::UpstreamProtocol)?;
+    tokio::spawn(connection);
+    Ok(Sender::h1(sender))
+}
+
+async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
+    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(512 * 1024)
+        .initial_connection_window_size(1024 * 1024)
+        .max_send_buf_size(256 * 1024)
+        .max_header_list_size(MAX_RESPONSE_HEAD as u32)
+        .keep_alive_interval(Duration::from_secs(20))
+        .keep_alive_timeout(Duration::from_secs(20))
+        .handshake(TokioIo::new(io))
+        .await
+        .map_err(|_| Fail::UpstreamProtocol)?;
+    tokio::spawn(connection);
+    Ok(Sender::h2(sender))
+}
+
+/// Fits a request to the protocol of the connection. Left at HTTP/2, hyper would send it over h1
+/// without its body and without an error.
+fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBody> {
+    let authority = request.uri().authority().map(ToString::to_string).unwrap_or_default();
+    if lease.alpn() == "h2" {
+        *request.version_mut() = Version::HTTP_2;
+        request.headers_mut().remove(TRANSFER_ENCODING);
+        request.headers_mut().remove(CONNECTION);
+        request.headers_mut().remove(HOST);
+        return request;
+    }
+    *request.version_mut() = Version::HTTP_11;
+    if let Ok(host) = HeaderValue::from_str(&authority) {
+        request.headers_mut().insert(HOST, host);
+    }
+    if request.headers().contains_key(TE) {
+        request.headers_mut().insert(CONNECTION, HeaderValue::from_static("te"));
+    }
+    request
+}
+
+/// Waits for the head of the answer. As long as the request's body makes progress, the origin need not
+/// have answered.
+async fn within<F: Future>(patience: Duration, counts: &Counts, sending: F) -> Verdict<F::Output> {
+    tokio::pin!(sending);
+    let mut seen = counts.sent_so_far();
+    loop {
+        match timeout(patience, &mut sending).await {
+            Ok(done) => return Ok(done),
+            Err(_) if counts.sent_so_far() > seen => seen = counts.sent_so_far(),
+            Err(_) => return Err(Fail::RequestTimedOut.into()),
+        }
+    }
+}
+
+/// Takes out of an answer what was meant for this hop, and what an origin could pretend with.
+fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        // We asked for no other protocol (RFC 9110 §15.2.2).
+        return Err(Fail::UpstreamProtocol.into());
+    }
+    let headers = response.headers_mut();
+    if headers.contains_key(TRANSFER_ENCODING) {
+        let chunked = headers.get_all(TRANSFER_ENCODING).iter().all(|v| v.as_bytes().eq_ignore_ascii_case(b"chunked"));
+        if !chunked {
+            return Err(Fail::UpstreamProtocol.into());
+        }
+        headers.remove(CONTENT_LENGTH);
+    }
+    inject::remove_hop_by_hop(headers);
+    // A client that followed it would leave the proxy (RFC 7838).
+    headers.remove(ALT_SVC);
+    // Origins do not speak for the proxy: a 407 or a Proxy-Status of theirs could be taken for ours.
+    headers.remove(PROXY_STATUS);
+    Ok(response)
+}
+
+const ALT_SVC: HeaderName = HeaderName::from_static("alt-svc");
+const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
+
+fn blame(error: TrySendError<Request<RequestBody>>) -> Refusal {
+    let error = error.into_error();
+    if BodyError::timed_out_within(&error) {
+        return Fail::RequestTimedOut.into();
+    }
+    tracing::debug!(%error, "the exchange broke off");
+    Fail::UpstreamProtocol.into()
+}

@@ -1,0 +1,14 @@
+//! One file a step of the way. Each takes the evidence of the step before and leaves its own.
+
+pub mod authorize;
+mod dial;
+pub mod forward;
+pub mod identify;
+pub mod inject;
+pub mod inspect;
+pub mod limit;
+pub mod parse;
+pub mod pin;
+mod pool;
+pub mod sni;
+pub mod throttle;

@@ -1,0 +1,351 @@
+//! Resolve once, judge every address, hand out the proof.
+//!
+//! A name is asked for after policy has admitted it, never before. Each address of the answer is
+//! judged; one that is denied denies the host. What is dialled later is this list and nothing else, so
+//! an answer that changes a moment later changes nothing.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig};
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::proto::rr::{Name, RData, RecordType};
+use hickory_resolver::{Resolver as Hickory, TokioResolver, system_conf};
+use moka::sync::Cache;
+use tokio::sync::OnceCell;
+
+use super::authorize::Admitted;
+use crate::audit::record::Record;
+use crate::model::host::{Host, HostName};
+use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::target::Target;
+use crate::policy::rule::Policy;
+use crate::policy::settings::{Dns, DnsServer};
+
+/// Shortest and longest time that an answer is kept, and how long a failure is.
+const MIN_TTL: Duration = Duration::from_secs(5);
+const MAX_TTL: Duration = Duration::from_secs(300);
+const FAILURE_TTL: Duration = Duration::from_secs(1);
+const CACHED_NAMES: u64 = 8_192;
+/// Once one family has answered, the other has this long (RFC 8305 §3 waits less; we judge what comes).
+const SECOND_FAMILY: Duration = Duration::from_millis(500);
+/// Addresses that are kept for dialling; all are judged.
+const MOST_DIALLED: usize = 16;
+
+/// Evidence that these addresses of a target were judged, and the only ones that may be dialled.
+///
+/// ```compile_fail
+/// use exeat::{model::target::Target, stages::pin::PinnedTarget};
+/// let target = Target::connect(&"example.com:443".parse().unwrap()).unwrap();
+/// // An address that nobody judged is no pin.
+/// let pinned = PinnedTarget { target, addresses: vec!["10.0.0.1:443".parse().unwrap()], generation: 1 };
+/// ```
+/// ```compile_fail
+/// // Nor can a judged one be read out and dialled by other means.
+/// fn addresses(pinned: &exeat::stages::pin::PinnedTarget) { pinned.addresses(); }
+/// ```
+/// ```compile_fail
+/// // The dialler itself is private to the stages.
+/// use exeat::stages::dial;
+/// ```
+/// ```
+/// fn authority(pinned: &exeat::stages::pin::PinnedTarget) -> String { pinned.target().authority() }
+/// ```
+#[derive(Clone, Debug)]
+pub struct PinnedTarget {
+    target: Target,
+    addresses: Vec<SocketAddr>,
+    generation: u64,
+}
+
+impl PinnedTarget {
+    /// Where the addresses belong.
+    #[must_use]
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Under which policy the addresses were judged.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    pub(super) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+}
+
+/// Addresses that are ours and never a target.
+#[derive(Clone, Debug, Default)]
+pub struct OwnEndpoints {
+    /// Proxy and admin listeners: a loop.
+    pub listeners: Vec<SocketAddr>,
+}
+
+/// Asks DNS, and judges.
+pub struct Resolver {
+    dns: TokioResolver,
+    servers: Vec<SocketAddr>,
+    timeout: Duration,
+    own: OwnEndpoints,
+    answers: Cache<HostName, Arc<Slot>>,
+}
+
+/// One name's answer, made once by whoever comes first.
+#[derive(Default)]
+struct Slot(OnceCell<Answer>);
+
+#[derive(Clone)]
+struct Answer {
+    addresses: Vec<IpAddr>,
+    until: Instant,
+}
+
+impl Resolver {
+    /// Sets the resolver up. Nothing is asked yet.
+    ///
+    /// # Errors
+    /// If the resolver cannot be built. A machine without `/etc/resolv.conf` resolves nothing.
+    pub fn new(settings: &Dns, own: OwnEndpoints) -> io::Result<Self> {
+        let mut name_servers = Vec::new();
+        for server in &settings.servers {
+            name_servers.extend(name_servers_of(server));
+        }
+        if name_servers.is_empty() {
+            tracing::warn!("no DNS server is known; only [dns].hosts and literal addresses can be reached");
+        }
+        let servers = endpoints(&name_servers);
+        let config = ResolverConfig::from_name_servers(name_servers);
+        let mut builder = Hickory::builder_with_config(config, TokioRuntimeProvider::default());
+        let options = builder.options_mut();
+        options.use_hosts_file = ResolveHosts::Never;
+        options.ndots = 0;
+        // The answers that are kept are ours, with our bounds.
+        options.cache_size = 0;
+        options.num_concurrent_reqs = 1;
+        options.timeout = settings.timeout / 2;
+        options.attempts = 2;
+        options.try_tcp_on_error = true;
+        let dns = builder.build().map_err(io::Error::other)?;
+        let answers = Cache::builder().max_capacity(CACHED_NAMES).time_to_live(MAX_TTL).build();
+        Ok(Self { dns, servers, timeout: settings.timeout, own, answers })
+    }
+
+    /// Resolves an admitted destination and judges every address. Literals come through here too.
+    ///
+    /// # Errors
+    /// [`Deny::AddressNotAllowed`], [`Deny::LoopDetected`], [`Fail::ResolveFailed`].
+    pub async fn pin(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<PinnedTarget> {
+        let addresses = match admitted.target().host() {
+            Host::Ip(ip) => vec![*ip],
+            Host::Name(name) => match policy.hosts_override(name) {
+                Some(addresses) => addresses.to_vec(),
+                None => self.resolve(name).await?,
+            },
+        };
+        let port = admitted.target().port();
+        let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
+        self.judge(policy, admitted, addresses, record)
+    }
+
+    /// Judges the addresses of a pin again, for a request that was granted by narrower rules or under
+    /// a newer policy. Nothing is asked.
+    ///
+    /// # Errors
+    /// As [`Self::pin`], without [`Fail::ResolveFailed`].
+    pub fn confirm(
+        &self,
+        policy: &Policy,
+        admitted: &Admitted,
+        pinned: &PinnedTarget,
+        record: &mut Record,
+    ) -> Verdict<PinnedTarget> {
+        let (wanted, judged) = (admitted.target(), &pinned.target);
+        if wanted.host() != judged.host() || wanted.port() != judged.port() {
+            return Err(Deny::AuthorityMismatch.into());
+        }
+        self.judge(policy, admitted, pinned.addresses.clone(), record)
+    }
+
+    fn judge(
+        &self,
+        policy: &Policy,
+        admitted: &Admitted,
+        addresses: Vec<SocketAddr>,
+        record: &mut Record,
+    ) -> Verdict<PinnedTarget> {
+        if addresses.is_empty() {
+            return Err(Fail::ResolveFailed.into());
+        }
+        for address in &addresses {
+            record.address(address.ip());
+            if self.own.is_listener(*address) {
+                return Err(Deny::LoopDetected.into());
+            }
+            if self.servers.contains(&canonical(*address)) {
+                record.rule("address: the proxy's own DNS server");
+                return Err(Deny::AddressNotAllowed.into());
+            }
+            if let Err(denied) = policy.judge(address.ip(), admitted.allowed()) {
+                record.rule(format!("address: {}", denied.block()));
+                return Err(Deny::AddressNotAllowed.into());
+            }
+        }
+        let target = admitted.target().clone();
+        let addresses = addresses.into_iter().take(MOST_DIALLED).collect();
+        Ok(PinnedTarget { target, addresses, generation: policy.generation() })
+    }
+
+    async fn resolve(&self, name: &HostName) -> Verdict<Vec<IpAddr>> {
+        for _ in 0..2 {
+            let slot = self.answers.get_with(name.clone(), Arc::default);
+            let answer = slot.0.get_or_init(|| self.ask(name)).await;
+            if answer.until > Instant::now() {
+                return if answer.addresses.is_empty() {
+                    Err(Fail::ResolveFailed.into())
+                } else {
+                    Ok(answer.addresses.clone())
+                };
+            }
+            // Stale: whoever finds it so first takes it out; another may already have put a new one in.
+            self.answers.remove_if_same(name, &slot);
+        }
+        let answer = self.ask(name).await;
+        if answer.addresses.is_empty() { Err(Fail::ResolveFailed.into()) } else { Ok(answer.addresses) }
+    }
+
+    /// A and AAAA apart. A family that fails is left out; none left is a failure.
+    async fn ask(&self, name: &HostName) -> Answer {
+        let failure = || Answer { addresses: Vec::new(), until: Instant::now() + FAILURE_TTL };
+        let Ok(mut fqdn) = Name::from_ascii(name.as_str()) else { return failure() };
+        // Without this the resolver would try search domains first.
+        fqdn.set_fqdn(true);
+        let both = async {
+            let v6 = self.ask_family(fqdn.clone(), RecordType::AAAA);
+            let v4 = self.ask_family(fqdn, RecordType::A);
+            tokio::pin!(v4, v6);
+            let (first, second) = tokio::select! {
+                v6 = &mut v6 => (v6, if_soon(v4).await),
+                v4 = &mut v4 => (v4, if_soon(v6).await),
+            };
+            [first, second]
+        };
+        let families = tokio::time::timeout(self.timeout, both).await.unwrap_or_default();
+        let mut addresses = Vec::new();
+        let mut until = Instant::now() + MAX_TTL;
+        for (found, valid_until) in families.into_iter().flatten() {
+            addresses.extend(found);
+            until = until.min(valid_until);
+        }
+        if addresses.is_empty() {
+            return failure();
+        }
+        Answer { addresses, until: until.max(Instant::now() + MIN_TTL) }
+    }
+
+    async fn ask_family(&self, name: Name, family: RecordType) -> Option<(Vec<IpAddr>, Instant)> {
+        let lookup = self.dns.lookup(name, family).await.ok()?;
+        let address = |data: &RData| match data {
+            RData::A(a) => Some(IpAddr::V4(a.0)),
+            RData::AAAA(aaaa) => Some(IpAddr::V6(aaaa.0)),
+            _ => None,
+        };
+        let found: Vec<_> = lookup.answers().iter().filter_map(|record| address(&record.data)).collect();
+        (!found.is_empty()).then(|| (found, lookup.valid_until()))
+    }
+}
+
+/// The second family's answer, if it does not keep the first one waiting.
+async fn if_soon<F>(lookup: F) -> Option<(Vec<IpAddr>, Instant)>
+where
+    F: Future<Output = Option<(Vec<IpAddr>, Instant)>>,
+{
+    tokio::time::timeout(SECOND_FAMILY, lookup).await.ok().flatten()
+}
+
+trait RemoveIfSame {
+    fn remove_if_same(&self, name: &HostName, slot: &Arc<Slot>);
+}
+
+impl RemoveIfSame for Cache<HostName, Arc<Slot>> {
+    fn remove_if_same(&self, name: &HostName, slot: &Arc<Slot>) {
+        if self.get(name).is_some_and(|current| Arc::ptr_eq(&current, slot)) {
+            self.invalidate(name);
+        }
+    }
+}
+
+impl OwnEndpoints {
+    fn is_listener(&self, address: SocketAddr) -> bool {
+        let address = canonical(address);
+        let same = |own: &SocketAddr| {
+            let everywhere = own.ip().is_unspecified() && is_local(address.ip());
+            own.port() == address.port() && (own.ip() == address.ip() || everywhere || address.ip().is_unspecified())
+        };
+        self.listeners.iter().any(same)
+    }
+}
+
+/// An address is this machine's if one can bind to it. Nothing is sent.
+fn is_local(ip: IpAddr) -> bool {
+    ip.is_loopback() || UdpSocket::bind((ip, 0)).is_ok()
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// The `nameserver` lines of `/etc/resolv.conf`, and nothing else of it: no search domains, no options.
+fn system_servers() -> Vec<NameServerConfig> {
+    let text = std::fs::read("/etc/resolv.conf").unwrap_or_default();
+    system_conf::parse_resolv_conf(text).map_or_else(|_| Vec::new(), |(config, _)| config.name_servers().to_vec())
+}
+
+fn name_servers_of(server: &DnsServer) -> Vec<NameServerConfig> {
+    let (at, mut connections) = match server {
+        DnsServer::System => return system_servers(),
+        DnsServer::Plain(at) => (at, vec![ConnectionConfig::udp(), ConnectionConfig::tcp()]),
+        DnsServer::Tls { at, name } => (at, vec![ConnectionConfig::tls(name.as_str().into())]),
+        DnsServer::Https { at, name, path } => {
+            (at, vec![ConnectionConfig::https(name.as_str().into(), Some(path.as_str().into()))])
+        }
+    };
+    for connection in &mut connections {
+        connection.port = at.port();
+    }
+    vec![NameServerConfig::new(at.ip(), true, connections)]
+}
+
+fn endpoints(servers: &[NameServerConfig]) -> Vec<SocketAddr> {
+    let of = |server: &NameServerConfig| {
+        let ip = server.ip.to_canonical();
+        server.connections.iter().map(|c| SocketAddr::new(ip, c.port)).collect::<Vec<_>>()
+    };
+    servers.iter().flat_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_listeners_are_found_in_every_spelling() {
+        let own = |listen: &str| OwnEndpoints { listeners: vec![listen.parse().unwrap()] };
+        let rows = [
+            ("127.0.0.1:3128", "127.0.0.1:3128", true),
+            ("127.0.0.1:3128", "[::ffff:127.0.0.1]:3128", true),
+            ("127.0.0.1:3128", "0.0.0.0:3128", true),
+            ("127.0.0.1:3128", "127.0.0.1:3129", false),
+            ("127.0.0.1:3128", "127.0.0.2:3128", false),
+            ("0.0.0.0:3128", "127.0.0.2:3128", true),
+            ("[::]:3128", "127.0.0.1:3128", true),
+            ("0.0.0.0:3128", "192.0.2.1:3128", false),
+        ];
+        for (listen, address, want) in rows {
+            assert_eq!(own(listen).is_listener(address.parse().unwrap()), want, "{listen} {address}");
+        }
+    }
+}
