@@ -1,0 +1,204 @@
+//! The operator's listener: health, tasks, reload. Its token is never the sandboxes'.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use super::Services;
+use super::reload::{self, ConfigFile, Reloaded};
+use crate::model::host::Host;
+use crate::model::secret::TokenHash;
+
+/// Connections at a time.
+const MAX_CONNECTIONS: usize = 64;
+
+/// The listener and what it may do.
+pub(super) struct Admin {
+    pub(super) services: Arc<Services>,
+    pub(super) token: TokenHash,
+    pub(super) file: Option<ConfigFile>,
+}
+
+impl Admin {
+    /// Accepts until the daemon drains.
+    pub(super) async fn run(self, listener: TcpListener) {
+        let admin = Arc::new(self);
+        let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        loop {
+            let Ok(permit) = connections.clone().acquire_owned().await else { return };
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = admin.services.drain.cancelled() => return,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    let admin = admin.clone();
+                    tokio::spawn(async move {
+                        admin.serve(stream).await;
+                        drop(permit);
+                    });
+                }
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+
+    async fn serve(self: &Arc<Self>, stream: TcpStream) {
+        let service = service_fn(|request| {
+            let admin = self.clone();
+            async move { Ok::<_, Infallible>(admin.answer(&request)) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(Duration::from_secs(10))
+            .serve_connection(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        tokio::select! {
+            ended = &mut connection => {
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "an admin connection broke");
+                }
+            }
+            () = self.services.drain.cancelled() => {}
+        }
+    }
+
+    fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        if !is_for_us(request.headers()) {
+            return words(StatusCode::FORBIDDEN, "the Host or Origin field names another site\n");
+        }
+        let path = request.uri().path();
+        match (request.method(), path) {
+            (&Method::GET, "/healthz") => return words(StatusCode::OK, "ok\n"),
+            (&Method::GET, "/readyz") => return self.ready(),
+            _ if !self.is_authorized(request.headers()) => return unauthorized(),
+            _ => {}
+        }
+        match (request.method(), path) {
+            (&Method::GET, "/v1/tasks") => self.tasks(),
+            (&Method::POST, "/v1/reload") => self.reload(),
+            (_, "/healthz" | "/readyz" | "/v1/tasks" | "/v1/reload") => {
+                words(StatusCode::METHOD_NOT_ALLOWED, "another method\n")
+            }
+            _ => words(StatusCode::NOT_FOUND, "no such page\n"),
+        }
+    }
+
+    fn ready(&self) -> Response<Full<Bytes>> {
+        if self.services.drain.is_cancelled() {
+            return words(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
+        }
+        if !self.services.audit.is_healthy() {
+            return words(StatusCode::SERVICE_UNAVAILABLE, "the audit log cannot be written\n");
+        }
+        words(StatusCode::OK, "ready\n")
+    }
+
+    fn tasks(&self) -> Response<Full<Bytes>> {
+        let policy = self.services.policies.snapshot();
+        let mut tasks: Vec<_> =
+            policy.tasks().map(|task| json!({ "task": task.name().as_str(), "approved": task.approved() })).collect();
+        tasks.sort_by_key(|task| task["task"].as_str().map(str::to_owned));
+        document(StatusCode::OK, &json!({ "generation": policy.generation(), "tasks": tasks }))
+    }
+
+    fn reload(&self) -> Response<Full<Bytes>> {
+        let Some(file) = &self.file else {
+            return document(StatusCode::CONFLICT, &json!({ "error": "the daemon runs without a configuration file" }));
+        };
+        match reload::now(&self.services, file) {
+            Reloaded::New(generation) => document(StatusCode::OK, &json!({ "generation": generation })),
+            Reloaded::Kept(problems) => document(StatusCode::UNPROCESSABLE_ENTITY, &json!({ "problems": problems })),
+        }
+    }
+
+    fn is_authorized(&self, headers: &HeaderMap) -> bool {
+        let mut fields = headers.get_all(AUTHORIZATION).iter();
+        let (Some(field), None) = (fields.next(), fields.next()) else { return false };
+        let token = field
+            .to_str()
+            .ok()
+            .and_then(|value| value.split_once(' '))
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        token.is_some_and(|(_, token)| TokenHash::of(token.trim().as_bytes()) == self.token)
+    }
+}
+
+/// Pages of other sites must not reach this listener through a browser: neither by a name that was
+/// rebound to our address, nor by a request across origins.
+fn is_for_us(headers: &HeaderMap) -> bool {
+    let mut hosts = headers.get_all(HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
+    let authority = host.to_str().unwrap_or_default();
+    let name =
+        authority.rsplit_once(':').map_or(authority, |(name, port)| if port.ends_with(']') { authority } else { name });
+    let named_by_address = match Host::parse(name) {
+        Ok(Host::Ip(_)) => true,
+        Ok(Host::Name(name)) => name.as_str() == "localhost",
+        Err(_) => false,
+    };
+    let origin_is_ours =
+        headers.get(ORIGIN).is_none_or(|origin| origin.as_bytes() == format!("http://{authority}").as_bytes());
+    named_by_address && origin_is_ours
+}
+
+fn words(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
+    reply(status, "text/plain; charset=utf-8", Bytes::from_static(text.as_bytes()))
+}
+
+fn document(status: StatusCode, value: &serde_json::Value) -> Response<Full<Bytes>> {
+    reply(status, "application/json", format!("{value}\n").into())
+}
+
+fn unauthorized() -> Response<Full<Bytes>> {
+    let mut response = words(StatusCode::UNAUTHORIZED, "the admin token is missing or wrong\n");
+    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
+}
+
+fn reply(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_requests_meant_for_this_listener_are_read() {
+        let rows = [
+            (Some("127.0.0.1:3129"), None, true),
+            (Some("localhost:3129"), None, true),
+            (Some("[::1]:3129"), None, true),
+            (Some("[::1]"), None, true),
+            (Some("127.0.0.1:3129"), Some("http://127.0.0.1:3129"), true),
+            (Some("127.0.0.1:3129"), Some("http://evil.example"), false),
+            (Some("127.0.0.1:3129"), Some("null"), false),
+            (Some("rebound.example:3129"), None, false),
+            (Some("localhost.evil.example"), None, false),
+            (None, None, false),
+        ];
+        for (host, origin, want) in rows {
+            let mut headers = HeaderMap::new();
+            host.map(|h| headers.insert(HOST, h.parse().unwrap()));
+            origin.map(|o| headers.insert(ORIGIN, o.parse().unwrap()));
+            assert_eq!(is_for_us(&headers), want, "{host:?} {origin:?}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Puts the parts together, starts them, and stops them without losing a request in flight.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use zeroize::Zeroizing;
+
+use super::admin::Admin;
+use super::reload::{self, ConfigFile, Reloaded};
+use super::{Services, accept};
+use crate::audit::sink::{Place, Sink};
+use crate::files;
+use crate::model::secret::TokenHash;
+use crate::policy::compile;
+use crate::policy::rule::Policy;
+use crate::policy::settings::{Durability, Roots, Settings};
+use crate::policy::store::PolicyStore;
+use crate::stages::forward::Forwarder;
+use crate::stages::pin::{OwnEndpoints, Resolver};
+use crate::tls::authority::Authority;
+use crate::tls::upstream::UpstreamTls;
+
+/// A running proxy.
+pub struct Daemon {
+    services: Arc<Services>,
+    proxy: Vec<SocketAddr>,
+    admin: Option<SocketAddr>,
+    file: Option<ConfigFile>,
+}
+
+/// Why a daemon did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The admin token cannot be read or made.
+    #[error("the admin token: {0}")]
+    AdminToken(String),
+    /// The audit log cannot be opened.
+    #[error("the audit log cannot be opened: {0}")]
+    Audit(#[source] io::Error),
+    /// The interception CA cannot be used.
+    #[error(transparent)]
+    Authority(#[from] crate::tls::authority::AuthorityError),
+    /// An address is taken or not ours.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Which one.
+        address: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The resolver cannot be set up.
+    #[error("the resolver cannot be set up: {0}")]
+    Resolver(#[source] io::Error),
+    /// No root certificates.
+    #[error(transparent)]
+    Roots(#[from] crate::tls::upstream::RootsError),
+}
+
+impl Daemon {
+    /// Binds, loads and starts. With a file, the policy follows its changes.
+    ///
+    /// # Errors
+    /// [`StartError`]: then nothing listens.
+    pub async fn start(settings: Settings, policy: Policy, file: Option<ConfigFile>) -> Result<Self, StartError> {
+        let mut listeners = Vec::new();
+        for address in &settings.proxy.listen {
+            listeners.push(bind(*address).await?);
+        }
+        let admin_listener = match settings.admin.listen {
+            Some(address) => Some(bind(address).await?),
+            None => None,
+        };
+        let proxy: Vec<_> = listeners.iter().filter_map(|l| l.local_addr().ok()).collect();
+        let admin = admin_listener.as_ref().and_then(|l| l.local_addr().ok());
+        let own = OwnEndpoints { listeners: proxy.iter().chain(&admin).copied().collect() };
+        let admin_token = match admin {
+            Some(_) => Some(admin_token(&settings)?),
+            None => None,
+        };
+        let services = Arc::new(services(settings, policy, own)?);
+        let connections = Arc::new(Semaphore::new(services.settings.proxy.max_connections));
+        for listener in listeners {
+            tokio::spawn(accept::run(listener, services.clone(), connections.clone()));
+        }
+        if let (Some(listener), Some(token)) = (admin_listener, admin_token) {
+            let admin = Admin { services: services.clone(), token, file: file.clone() };
+            tokio::spawn(admin.run(listener));
+        }
+        if let Some(file) = &file {
+            tokio::spawn(reload::watch(services.clone(), file.clone()));
+        }
+        Ok(Self { services, proxy, admin, file })
+    }
+
+    /// Where it listens for sandboxes.
+    #[must_use]
+    pub fn proxy_addresses(&self) -> &[SocketAddr] {
+        &self.proxy
+    }
+
+    /// Where it listens for the operator.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin
+    }
+
+    /// The interception CA's certificate.
+    #[must_use]
+    pub fn ca_pem(&self) -> &str {
+        self.services.authority.ca_pem()
+    }
+
+    /// Reads the configuration file again; nothing happens without one.
+    #[must_use]
+    pub fn reload(&self) -> Option<Reloaded> {
+        self.file.as_ref().map(|file| reload::now(&self.services, file))
+    }
+
+    /// Stops accepting, lets requests in flight finish within `drain_timeout`, and writes the log out.
+    /// True if nothing had to be broken off.
+    pub async fn shutdown(self) -> bool {
+        self.services.drain.cancel();
+        self.services.tracker.close();
+        let patience = self.services.settings.proxy.drain_timeout;
+        let drained = tokio::time::timeout(patience, self.services.tracker.wait()).await.is_ok();
+        let flushed = self.services.audit.flush().await.is_ok();
+        drained && flushed
+    }
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })
+}
+
+fn services(settings: Settings, policy: Policy, own: OwnEndpoints) -> Result<Services, StartError> {
+    let authority = Authority::load_or_create(&settings.interception.ca_cert, &settings.interception.ca_key)?;
+    let system = settings.upstream.roots == Roots::System;
+    let tls = UpstreamTls::new(system, &settings.upstream.extra_roots)?;
+    let audit = Sink::open(audit_place(&settings)).map_err(StartError::Audit)?;
+    Ok(Services {
+        resolver: Resolver::new(&settings.dns, own).map_err(StartError::Resolver)?,
+        forwarder: Forwarder::new(tls, settings.upstream.connect_timeout, settings.proxy.handshake_timeout),
+        policies: PolicyStore::new(policy),
+        authority,
+        audit: Arc::new(audit),
+        drain: CancellationToken::new(),
+        tracker: TaskTracker::new(),
+        settings,
+    })
+}
+
+/// Where these settings keep the audit log.
+#[must_use]
+pub fn audit_place(settings: &Settings) -> Place {
+    Place {
+        path: settings.audit.path.clone(),
+        state_dir: settings.state_dir.clone(),
+        synced: settings.audit.durability == Durability::Synced,
+        rotate_bytes: settings.audit.rotate_bytes,
+    }
+}
+
+/// The configured token, else `EXEAT_ADMIN_TOKEN`, else the one in the state directory, which is made
+/// at the first start.
+fn admin_token(settings: &Settings) -> Result<TokenHash, StartError> {
+    let env = |name: &str| std::env::var(name).ok();
+    let token = match &settings.admin.token {
+        Some(source) => compile::read_source(source, &env).map_err(StartError::AdminToken)?.expose().to_vec(),
+        None => match env("EXEAT_ADMIN_TOKEN") {
+            Some(token) => token.into_bytes(),
+            None => {
+                let path = settings.state_dir.join("admin.token");
+                let make = || Ok(Zeroizing::new(files::hex(files::random::<32>()?.as_slice()).into_bytes()));
+                let token =
+                    files::read_or_create(&path, make).map_err(|error| StartError::AdminToken(error.to_string()))?;
+                token.trim_ascii_end().to_vec()
+            }
+        },
+    };
+    let token = Zeroizing::new(token);
+    if token.len() < TokenHash::MIN_TOKEN {
+        return Err(StartError::AdminToken(format!("it has fewer than {} bytes", TokenHash::MIN_TOKEN)));
+    }
+    Ok(TokenHash::of(&token))
+}

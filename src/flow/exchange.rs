@@ -1,0 +1,46 @@
+//! One request, from its head to the head of its answer. The order of these lines is the product.
+
+use http::Request;
+use hyper::body::Incoming;
+
+use super::Services;
+use crate::audit::record::Record;
+use crate::model::refusal::Verdict;
+use crate::stages::authorize::{self, Admitted};
+use crate::stages::forward::Received;
+use crate::stages::identify::Caller;
+use crate::stages::limit::RequestBody;
+use crate::stages::pin::PinnedTarget;
+use crate::stages::throttle::Taken;
+use crate::stages::{inject, inspect};
+
+/// Where the requests of a connection go. A tunnel has its pin; absolute-form gets one for each request.
+pub(super) struct Destination {
+    pub(super) caller: Caller,
+    pub(super) admitted: Admitted,
+    pub(super) pin: Option<PinnedTarget>,
+}
+
+/// Leads one request to its origin.
+pub(super) async fn run(
+    services: &Services,
+    to: &Destination,
+    taken: Taken,
+    request: Request<Incoming>,
+    record: &mut Record,
+) -> Verdict<Received> {
+    let policy = services.policies.snapshot();
+    let (head, body) = request.into_parts();
+    let grant = authorize::request(&policy, &to.admitted, taken, &head)?;
+    record.rule(grant.admitted().allowed().rule());
+    let body = RequestBody::new(body, grant.timeouts().idle, record.counts());
+    let cleared = inspect::request(grant, head, body)?;
+    let admitted = cleared.grant().admitted();
+    let pinned = match &to.pin {
+        None => services.resolver.pin(&policy, admitted, record).await?,
+        Some(pin) => services.resolver.confirm(&policy, admitted, pin, record)?,
+    };
+    let outbound = inject::credential(cleared, pinned, services.settings.proxy.via)?;
+    record.decided().await?;
+    services.forwarder.exchange(outbound, to.caller.execution(), record).await
+}

@@ -1,0 +1,93 @@
+//! A new policy without a restart: compiled wholly, then swapped, or refused and the old one kept.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Services;
+use crate::policy::compile::{self, Config, Problem, Surroundings};
+
+/// A file is taken once it has not changed for this long: editors and mounts write in steps.
+const SETTLED: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Where a configuration comes from, to read it again.
+#[derive(Clone)]
+pub struct ConfigFile {
+    path: PathBuf,
+    state_dir: PathBuf,
+}
+
+/// How a reload went.
+pub enum Reloaded {
+    /// In force, with its generation.
+    New(u64),
+    /// Not in force: these problems.
+    Kept(Vec<Problem>),
+}
+
+impl ConfigFile {
+    /// A file, and where state lives if it does not say so.
+    #[must_use]
+    pub fn new(path: &Path, state_dir: &Path) -> Self {
+        Self { path: path.to_owned(), state_dir: state_dir.to_owned() }
+    }
+
+    /// Reads and compiles the file.
+    ///
+    /// # Errors
+    /// Every problem found, at least one.
+    pub fn load(&self) -> Result<Config, Vec<Problem>> {
+        let text = std::fs::read_to_string(&self.path).map_err(|error| {
+            let problem = format!("cannot be read: {error}");
+            vec![Problem { path: self.path.display().to_string(), problem, suggestion: String::new() }]
+        })?;
+        let base = self.path.parent().unwrap_or(Path::new(""));
+        let env = |name: &str| std::env::var(name).ok();
+        compile::compile(&text, &Surroundings { base, state_dir: &self.state_dir, env: &env })
+    }
+
+    fn content(&self) -> Option<Vec<u8>> {
+        std::fs::read(&self.path).ok()
+    }
+}
+
+/// Reloads once.
+pub fn now(services: &Services, file: &ConfigFile) -> Reloaded {
+    match file.load() {
+        Ok(config) => {
+            if config.settings != services.settings {
+                tracing::warn!("settings outside of the policy have changed; they take effect at the next start");
+            }
+            let generation = services.policies.replace(config.policy);
+            tracing::info!(generation, "a new policy is in force");
+            Reloaded::New(generation)
+        }
+        Err(problems) => {
+            for problem in &problems {
+                tracing::error!(%problem, "the old policy stays in force");
+            }
+            Reloaded::Kept(problems)
+        }
+    }
+}
+
+/// Looks at the file until the daemon drains, and reloads once a change has settled.
+pub(super) async fn watch(services: Arc<Services>, file: ConfigFile) {
+    let mut loaded = file.content();
+    let mut seen = loaded.clone();
+    let mut since = Instant::now();
+    while !services.drain.is_cancelled() {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let content = file.content();
+        if content != seen {
+            seen = content;
+            since = Instant::now();
+        } else if seen != loaded && seen.is_some() && since.elapsed() >= SETTLED {
+            loaded.clone_from(&seen);
+            now(&services, &file);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The only place where an error answer is built.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE, VIA};
+use http::{Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Full;
+use serde::Serialize;
+
+use super::Services;
+use crate::audit::record::Record;
+use crate::model::name::TaskName;
+use crate::model::refusal::{Deny, Refusal};
+use crate::stages::forward::Received;
+use crate::stages::limit::{self, BodyError, ResponseBody};
+
+/// The refusal's code: the one thing of an answer that a client may believe comes from the proxy.
+pub const EXEAT_REFUSAL: HeaderName = HeaderName::from_static("exeat-refusal");
+/// The id under which the exchange stands in the audit log.
+pub const EXEAT_REQUEST_ID: HeaderName = HeaderName::from_static("exeat-request-id");
+const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
+
+/// The body of an answer.
+pub enum Answer {
+    /// An origin's.
+    Origin(Box<ResponseBody>),
+    /// Ours.
+    Words(Full<Bytes>),
+}
+
+/// RFC 9457, with members of our own.
+#[derive(Serialize)]
+struct Problem<'a> {
+    r#type: String,
+    title: &'static str,
+    status: u16,
+    detail: &'static str,
+    instance: &'a str,
+    code: &'static str,
+    stage: &'static str,
+    retry: &'static str,
+    hint: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    approved: Option<Vec<String>>,
+}
+
+/// Passes an origin's answer on. The record goes with its body.
+pub(super) fn origin(services: &Services, received: Received, record: Record) -> Response<Answer> {
+    let id = HeaderValue::from_str(record.id()).ok();
+    let mut response = limit::response(received, record).map(|body| Answer::Origin(Box::new(body)));
+    if let Some(id) = id {
+        response.headers_mut().insert(EXEAT_REQUEST_ID, id);
+    }
+    if services.settings.proxy.via {
+        response.headers_mut().append(VIA, HeaderValue::from_static("1.1 exeat"));
+    }
+    response
+}
+
+/// The answer to a CONNECT that was let through.
+pub(super) fn established(record: &Record) -> Response<Answer> {
+    let mut response = Response::new(Answer::Words(Full::default()));
+    if let Ok(id) = HeaderValue::from_str(record.id()) {
+        response.headers_mut().insert(EXEAT_REQUEST_ID, id);
+    }
+    response
+}
+
+/// Answers a refusal, and leaves it in the record.
+pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record) -> Response<Answer> {
+    record.failed(refusal);
+    let policy = services.policies.snapshot();
+    let approved = record
+        .task()
+        .filter(|_| refusal == Deny::HostNotAllowed.into())
+        .and_then(|task| policy.task(&TaskName::new(task)))
+        .map(|task| task.approved());
+    render(refusal, record.id(), record.host(), approved)
+}
+
+fn render(refusal: Refusal, id: &str, host: Option<&str>, approved: Option<Vec<String>>) -> Response<Answer> {
+    let notice = refusal.notice();
+    let problem = Problem {
+        r#type: format!("urn:exeat:{}", notice.code),
+        title: notice.title,
+        status: notice.status.as_u16(),
+        detail: notice.title,
+        instance: id,
+        code: notice.code,
+        stage: notice.stage.as_str(),
+        retry: notice.retry.as_str(),
+        hint: notice.hint,
+        host,
+        approved,
+    };
+    let body = serde_json::to_vec_pretty(&problem).map(|mut text| {
+        text.push(b'\n');
+        text
+    });
+    let mut response = Response::new(Answer::Words(Full::new(body.unwrap_or_default().into())));
+    *response.status_mut() = notice.status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(EXEAT_REFUSAL, HeaderValue::from_static(notice.code));
+    if let Ok(status) =
+        HeaderValue::from_str(&format!("exeat; error={}; details=\"{}\"", notice.proxy_status, notice.code))
+    {
+        headers.insert(PROXY_STATUS, status);
+    }
+    if let Ok(id) = HeaderValue::from_str(id) {
+        headers.insert(EXEAT_REQUEST_ID, id);
+    }
+    if notice.status == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
+        headers.insert(PROXY_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"exeat\""));
+    }
+    if closes(refusal) {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// After these the next bytes on the connection could be read in two ways, or nobody should go on.
+fn closes(refusal: Refusal) -> bool {
+    use crate::model::refusal::Fail;
+    matches!(
+        refusal,
+        Refusal::Deny(Deny::RequestMalformed | Deny::NotImplemented | Deny::TargetMalformed | Deny::NotTls)
+            | Refusal::Fail(Fail::Draining | Fail::Overloaded)
+    )
+}
+
+/// Makes a refused CONNECT end its connection: what the client sent along with it is no HTTP
+/// (RFC 9112 §11.2). After a 407 it may try again.
+pub(super) fn closing(mut response: Response<Answer>) -> Response<Answer> {
+    if response.status() != StatusCode::PROXY_AUTHENTICATION_REQUIRED {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// A whole answer as bytes, for a connection that gets no HTTP server.
+pub(super) fn raw(refusal: Refusal, mut record: Record) -> Vec<u8> {
+    record.failed(refusal);
+    let (head, body) = render(refusal, record.id(), None, None).into_parts();
+    let mut bytes = format!("HTTP/1.1 {}\r\n", head.status).into_bytes();
+    for (name, value) in &head.headers {
+        bytes.extend_from_slice(name.as_str().as_bytes());
+        bytes.extend_from_slice(b": ");
+        bytes.extend_from_slice(value.as_bytes());
+        bytes.extend_from_slice(b"\r\n");
+    }
+    let length = body.size_hint().exact().unwrap_or_default();
+    bytes.extend_from_slice(format!("content-length: {length}\r\n\r\n").as_bytes());
+    if let Answer::Words(mut words) = body
+        && let Poll::Ready(Some(Ok(frame))) =
+            Pin::new(&mut words).poll_frame(&mut Context::from_waker(std::task::Waker::noop()))
+        && let Ok(data) = frame.into_data()
+    {
+        bytes.extend_from_slice(&data);
+    }
+    bytes
+}
+
+/// A fatal TLS alert in the clear, as before any handshake: level 2, `unrecognized_name` (RFC 6066 §3).
+pub(super) const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.get_mut() {
+            Self::Origin(body) => Pin::new(body.as_mut()).poll_frame(cx),
+            Self::Words(words) => Pin::new(words).poll_frame(cx).map_err(|never: Infallible| match never {}),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Origin(body) => body.is_end_stream(),
+            Self::Words(words) => words.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Origin(body) => body.size_hint(),
+            Self::Words(words) => words.size_hint(),
+        }
+    }
+}

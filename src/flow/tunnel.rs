@@ -1,0 +1,319 @@
+//! CONNECT: opaque tunnels that are checked and spliced, and inspected ones that end here.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper::upgrade::{OnUpgrade, Parts};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+use super::Services;
+use super::connection::{self, Client};
+use super::exchange::{self, Destination};
+use super::io::{Rewind, splice};
+use super::respond::{self, Answer};
+use crate::audit::record::Record;
+use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
+use crate::policy::rule::{Mode, Policy};
+use crate::stages::authorize::{self, Admitted};
+use crate::stages::identify::Caller;
+use crate::stages::pin::PinnedTarget;
+use crate::stages::{parse, sni, throttle};
+use crate::tls::hello::{self, Hello, MAX_HELLO, Progress};
+
+/// A tunnel that may be opened: admitted, pinned, and dialled if it is opaque.
+pub(super) struct Tunnel {
+    upgrade: OnUpgrade,
+    caller: Caller,
+    admitted: Admitted,
+    pinned: PinnedTarget,
+    /// The origin's end of an opaque tunnel.
+    origin: Option<TcpStream>,
+}
+
+/// The client's end, with what was read of it put back.
+type ClientStream = Rewind<TcpStream>;
+
+/// What the first bytes in a tunnel turned out to be.
+enum First {
+    Http,
+    Tls(Hello),
+}
+
+/// Resolves and judges; dials if the tunnel is opaque, so that a dead origin is an HTTP answer.
+pub(super) async fn open(
+    services: &Services,
+    policy: &Policy,
+    caller: Caller,
+    admitted: Admitted,
+    mut request: Request<Incoming>,
+    record: &mut Record,
+) -> Verdict<Tunnel> {
+    record.rule(admitted.allowed().rule());
+    let pinned = services.resolver.pin(policy, &admitted, record).await?;
+    let origin = match admitted.mode() {
+        Mode::Inspect => None,
+        Mode::Opaque => {
+            let (origin, address) = services.forwarder.connect(&pinned).await?;
+            record.address(address.ip());
+            Some(origin)
+        }
+    };
+    Ok(Tunnel { upgrade: hyper::upgrade::on(&mut request), caller, admitted, pinned, origin })
+}
+
+impl Tunnel {
+    /// Runs the tunnel once the 200 has been sent.
+    pub(super) async fn run(mut self, client: Arc<Client>, mut record: Record) {
+        let patience = client.services.settings.proxy.handshake_timeout;
+        let first = async {
+            let stream = upgraded(&mut self.upgrade).await.map_err(|_| Refusal::from(Deny::NotTls))?;
+            first_bytes(stream).await
+        };
+        let (mut stream, first) = match timeout(patience, first).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(refusal)) => return record.failed(refusal),
+            Err(_) => return record.failed(Deny::HeaderTimeout.into()),
+        };
+        let checked = match &first {
+            First::Tls(hello) => sni::check(&self.admitted, hello),
+            First::Http if self.admitted.mode() == Mode::Opaque => Err(Deny::NotTls.into()),
+            First::Http => Ok(()),
+        };
+        if let Err(refusal) = checked {
+            record.failed(refusal);
+            if matches!(first, First::Tls(_)) {
+                // The client may be gone; the refusal is in the record.
+                let _ = timeout(patience, stream.write_all(&respond::UNRECOGNIZED_NAME)).await;
+                let _ = timeout(patience, stream.shutdown()).await;
+            }
+            return;
+        }
+        match (self.origin.take(), first) {
+            (Some(origin), _) => self.opaque(&client, stream, origin, record).await,
+            (None, First::Tls(_)) => self.inspected(client, stream, record).await,
+            (None, First::Http) => {
+                record.forget();
+                self.in_the_clear(client, stream).await;
+            }
+        }
+    }
+
+    /// Bytes pass unseen, for as long as the policy lets them.
+    async fn opaque(self, client: &Client, stream: ClientStream, origin: TcpStream, mut record: Record) {
+        if let Err(refusal) = record.decided().await {
+            return record.failed(refusal);
+        }
+        let services = &client.services;
+        let counts = record.counts();
+        let idle =
+            services.policies.snapshot().task(self.caller.task()).map_or(Duration::ZERO, |task| task.timeouts().idle);
+        let carried = splice(stream, origin, idle, |n| counts.sent(n), |n| counts.received(n));
+        tokio::pin!(carried);
+        let mut changes = services.policies.changes();
+        loop {
+            tokio::select! {
+                ended = &mut carried => {
+                    match ended {
+                        Err(error) if error.kind() == io::ErrorKind::TimedOut => record.failed(Fail::RequestTimedOut.into()),
+                        Err(_) => record.abandoned(),
+                        Ok(()) => record.completed(),
+                    }
+                    return;
+                }
+                changed = changes.changed() => {
+                    let policy = services.policies.snapshot();
+                    if changed.is_err() {
+                        return;
+                    }
+                    if let Err(refusal) = self.still_allowed(services, &policy, &mut record) {
+                        return record.failed(refusal);
+                    }
+                }
+            }
+        }
+    }
+
+    fn still_allowed(&self, services: &Services, policy: &Policy, record: &mut Record) -> Verdict<()> {
+        let admitted = authorize::again(policy, &self.admitted, self.admitted.target().clone())?;
+        if admitted.mode() != Mode::Opaque {
+            return Err(Deny::HostNotAllowed.into());
+        }
+        services.resolver.confirm(policy, &admitted, &self.pinned, record).map(|_| ())
+    }
+
+    /// TLS ends here; every request inside is judged by itself.
+    async fn inspected(self, client: Arc<Client>, stream: ClientStream, mut record: Record) {
+        let services = &client.services;
+        let config = match services.authority.server_config(self.admitted.target().host()) {
+            Ok(config) => config,
+            Err(error) => {
+                tracing::error!(%error, "no certificate could be made");
+                return record.failed(Fail::TlsFailed.into());
+            }
+        };
+        let handshake = TlsAcceptor::from(config).accept(stream);
+        let tls = match timeout(services.settings.proxy.handshake_timeout, handshake).await {
+            Ok(Ok(tls)) => tls,
+            Ok(Err(error)) => {
+                record.rule(format!("client handshake: {error}"));
+                return record.failed(Deny::NotTls.into());
+            }
+            Err(_) => return record.failed(Deny::HeaderTimeout.into()),
+        };
+        record.forget();
+        let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
+        let to = Ok(Destination { caller: self.caller, admitted: self.admitted, pin: Some(self.pinned) });
+        let inner = Inner { client, to };
+        if h2 { inner.serve_h2(tls).await } else { inner.serve_h1(tls).await }
+    }
+
+    /// Some clients send plain HTTP through CONNECT. It is judged as what it is.
+    async fn in_the_clear(self, client: Arc<Client>, stream: ClientStream) {
+        let policy = client.services.policies.snapshot();
+        let target = self.admitted.target().in_the_clear();
+        let (caller, pin) = (self.caller, Some(self.pinned));
+        let to =
+            authorize::again(&policy, &self.admitted, target).map(|admitted| Destination { caller, admitted, pin });
+        Inner { client, to }.serve_h1(stream).await;
+    }
+}
+
+/// The requests inside a tunnel. If their destination was refused, so is each of them.
+struct Inner {
+    client: Arc<Client>,
+    to: Verdict<Destination>,
+}
+
+impl Inner {
+    async fn serve_h1(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let inner = &Arc::new(self);
+        let served = AtomicU64::new(0);
+        let service = service_fn(|request| {
+            served.fetch_add(1, Ordering::Relaxed);
+            let inner = inner.clone();
+            async move { Ok::<_, Infallible>(inner.answer(request).await) }
+        });
+        let connection = connection::h1(&inner.client.services).serve_connection(TokioIo::new(io), service);
+        tokio::pin!(connection);
+        let ended = tokio::select! {
+            ended = &mut connection => ended,
+            () = inner.client.services.drain.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            connection::note_broken(&inner.client, &error, served.load(Ordering::Relaxed));
+        }
+    }
+
+    async fn serve_h2(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let inner = &Arc::new(self);
+        let service = service_fn(|request| {
+            let inner = inner.clone();
+            async move { Ok::<_, Infallible>(inner.answer(request).await) }
+        });
+        let connection = h2(&inner.client.services).serve_connection(TokioIo::new(io), service);
+        tokio::pin!(connection);
+        let ended = tokio::select! {
+            ended = &mut connection => ended,
+            () = inner.client.services.drain.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, peer = %inner.client.peer, "an h2 connection broke");
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Answer> {
+        let services = &self.client.services;
+        let mut record = Record::begin(&services.audit, self.client.peer);
+        record.request(request.method(), request.uri().path());
+        match self.judged(request, &mut record).await {
+            Ok(received) => respond::origin(services, received, record),
+            Err(refusal) => respond::refusal(services, refusal, record),
+        }
+    }
+
+    async fn judged(
+        &self,
+        request: Request<Incoming>,
+        record: &mut Record,
+    ) -> Verdict<crate::stages::forward::Received> {
+        let to = self.to.as_ref().map_err(|refusal| *refusal)?;
+        record.caller(to.caller.task(), to.caller.execution());
+        record.target(to.admitted.target());
+        let taken = throttle::take(&to.caller)?;
+        let (head, body) = request.into_parts();
+        parse::head(&head)?;
+        exchange::run(&self.client.services, to, taken, Request::from_parts(head, body), record).await
+    }
+}
+
+/// The server for HTTP/2. Limits against rapid reset and its relatives are hyper's and h2's.
+fn h2(services: &Services) -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    let head = u32::try_from(services.settings.proxy.max_head_bytes).unwrap_or(64_000);
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(100)
+        .max_pending_accept_reset_streams(20)
+        .max_local_error_reset_streams(128)
+        .max_header_list_size(head)
+        .initial_stream_window_size(256 * 1024)
+        .initial_connection_window_size(1024 * 1024)
+        .max_send_buf_size(256 * 1024)
+        .keep_alive_interval(Duration::from_secs(20))
+        .keep_alive_timeout(Duration::from_secs(20))
+        .auto_date_header(false);
+    builder
+}
+
+/// The raw connection under an upgrade, with what hyper had already read of it.
+async fn upgraded(upgrade: &mut OnUpgrade) -> io::Result<ClientStream> {
+    let upgraded = upgrade.await.map_err(io::Error::other)?;
+    let Parts { io, read_buf, .. } =
+        upgraded.downcast::<TokioIo<TcpStream>>().map_err(|_| io::Error::other("not a connection of this listener"))?;
+    Ok(Rewind::new(read_buf, io.into_inner()))
+}
+
+/// Reads until it is clear what the client speaks. Nothing is lost: what was read is put back.
+async fn first_bytes(mut stream: ClientStream) -> Verdict<(Rewind<TcpStream>, First)> {
+    let mut seen = BytesMut::with_capacity(2048);
+    let first = loop {
+        let read = stream.read_buf(&mut seen).await.map_err(|_| Refusal::from(Deny::NotTls))?;
+        if read == 0 || seen.len() > MAX_HELLO {
+            return Err(Deny::NotTls.into());
+        }
+        if seen.first().is_some_and(u8::is_ascii_uppercase) {
+            break First::Http;
+        }
+        match hello::read(&seen) {
+            Ok(Progress::Hello(hello)) => break First::Tls(hello),
+            Ok(Progress::Partial) => {}
+            Err(hello::NotTls) => return Err(Deny::NotTls.into()),
+        }
+    };
+    Ok((stream.put_back(seen.freeze()), first))
+}
+
+impl Rewind<TcpStream> {
+    fn put_back(self, seen: Bytes) -> Self {
+        let (rest, inner) = self.into_parts();
+        Self::new(if rest.is_empty() { seen } else { [seen, rest].concat().into() }, inner)
+    }
+}
