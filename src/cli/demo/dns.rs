@@ -1,0 +1,118 @@
+//! A DNS server that says what a script tells it, and counts who asked.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hickory_resolver::proto::op::{Message, MessageType, ResponseCode};
+use hickory_resolver::proto::rr::rdata::{A, AAAA};
+use hickory_resolver::proto::rr::{RData, Record, RecordType};
+use tokio::net::UdpSocket;
+
+/// A running server, on a free port of the loopback. It ends with the runtime.
+#[derive(Clone)]
+pub struct ScriptedDns {
+    address: SocketAddr,
+    script: Arc<Mutex<Script>>,
+}
+
+#[derive(Default)]
+struct Script {
+    answers: HashMap<String, Vec<Vec<IpAddr>>>,
+    silent: Vec<String>,
+    queries: Vec<(String, RecordType)>,
+}
+
+impl ScriptedDns {
+    /// Starts with no names at all.
+    ///
+    /// # Errors
+    /// If no port is free.
+    pub async fn start() -> io::Result<Self> {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let address = socket.local_addr()?;
+        let dns = Self { address, script: Arc::default() };
+        tokio::spawn(dns.clone().run(socket));
+        Ok(dns)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// One answer for a name, always.
+    pub fn set(&self, name: &str, addresses: &[&str]) {
+        self.flip(name, &[addresses]);
+    }
+
+    /// One answer after the other; the last one stays. TTL 0.
+    pub fn flip(&self, name: &str, answers: &[&[&str]]) {
+        let parse = |list: &&[&str]| list.iter().filter_map(|ip| ip.parse().ok()).collect();
+        self.script().answers.insert(name.to_owned(), answers.iter().map(parse).collect());
+    }
+
+    /// Never answers for this name.
+    pub fn silence(&self, name: &str) {
+        self.script().silent.push(name.to_owned());
+    }
+
+    /// How often addresses of this name were asked for, A and AAAA together.
+    #[must_use]
+    pub fn queries(&self, name: &str) -> usize {
+        self.script().queries.iter().filter(|(asked, _)| asked == name).count()
+    }
+
+    /// Every name that was asked for.
+    #[must_use]
+    pub fn all_queries(&self) -> Vec<String> {
+        self.script().queries.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    async fn run(self, socket: UdpSocket) {
+        let mut buffer = [0; 1500];
+        while let Ok((n, peer)) = socket.recv_from(&mut buffer).await {
+            let reply =
+                buffer.get(..n).and_then(|bytes| Message::from_vec(bytes).ok()).and_then(|query| self.answer(query));
+            if let Some(reply) = reply {
+                // A client that has gone does not matter.
+                let _ = socket.send_to(&reply, peer).await;
+            }
+        }
+    }
+
+    fn answer(&self, query: Message) -> Option<Vec<u8>> {
+        let question = query.queries.first()?.clone();
+        let (name, kind) = (question.name().to_ascii().trim_end_matches('.').to_lowercase(), question.query_type());
+        let mut script = self.script();
+        let nth = script.queries.iter().filter(|asked| **asked == (name.clone(), kind)).count();
+        script.queries.push((name.clone(), kind));
+        if script.silent.contains(&name) {
+            return None;
+        }
+        let mut reply = query;
+        reply.metadata.message_type = MessageType::Response;
+        reply.metadata.recursion_available = true;
+        match script.answers.get(&name) {
+            None => reply.metadata.response_code = ResponseCode::NXDomain,
+            Some(answers) => {
+                let now = answers.get(nth).or(answers.last());
+                for ip in now.into_iter().flatten() {
+                    let data = match (ip, kind) {
+                        (IpAddr::V4(ip), RecordType::A) => RData::A(A(*ip)),
+                        (IpAddr::V6(ip), RecordType::AAAA) => RData::AAAA(AAAA(*ip)),
+                        _ => continue,
+                    };
+                    reply.add_answer(Record::from_rdata(question.name().clone(), 0, data));
+                }
+            }
+        }
+        reply.to_vec().ok()
+    }
+
+    fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,147 @@
+//! `exeat env`: what clients need to be told. `run` sets the same variables.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::terminal::{print, say};
+use super::{Exit, Shell, ca, sources};
+use crate::files;
+use crate::tls::authority::Authority;
+
+/// Variables that name the proxy. Both spellings: curl reads only the small `http_proxy`, others only
+/// the capitals.
+const PROXY: [&str; 6] = ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
+/// Variables that would let a client pass the proxy by.
+pub(super) const NO_PROXY: [&str; 2] = ["NO_PROXY", "no_proxy"];
+/// Variables that replace a client's roots: they get the bundle.
+const BUNDLE: [&str; 10] = [
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "GIT_SSL_CAINFO",
+    "PIP_CERT",
+    "AWS_CA_BUNDLE",
+    "CARGO_HTTP_CAINFO",
+    "npm_config_cafile",
+    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+    "DENO_CERT",
+];
+/// Variables that add to a client's roots: they get the CA alone.
+const EXTRA: [&str; 1] = ["NODE_EXTRA_CA_CERTS"];
+
+pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell) -> Exit {
+    let loaded = match sources::load_or_say(config) {
+        Ok(loaded) => loaded,
+        Err(exit) => return exit,
+    };
+    let settings = &loaded.settings;
+    let Some(token) = config.and_then(|path| static_token(path, task)) else {
+        say(format_args!("exeat: the configuration has no task {task:?} with a token"));
+        return Exit::Failed;
+    };
+    let Some(listen) = settings.proxy.listen.first().filter(|address| address.port() != 0) else {
+        say("exeat: proxy.listen has no fixed port, so there is no address to name");
+        return Exit::Failed;
+    };
+    let written = Authority::load_or_create(&settings.interception.ca_cert, &settings.interception.ca_key)
+        .map_err(io::Error::other)
+        .and_then(|authority| write_bundle(&settings.state_dir, authority.ca_pem()));
+    let bundle = match written {
+        Ok(bundle) => bundle,
+        Err(error) => {
+            say(format_args!("exeat: the CA bundle cannot be written: {error}"));
+            return Exit::Failed;
+        }
+    };
+    let variables = variables(&format!("http://{task}:{token}@{listen}"), &settings.interception.ca_cert, &bundle);
+    print(written_out(&variables, shell));
+    Exit::Done
+}
+
+/// What a client needs to use the proxy and to trust it.
+pub(super) fn variables(proxy_url: &str, ca: &Path, bundle: &Path) -> Vec<(&'static str, String)> {
+    let text = |path: &Path| path.display().to_string();
+    let proxy = PROXY.iter().map(|name| (*name, proxy_url.to_owned()));
+    let roots = BUNDLE.iter().map(|name| (*name, text(bundle)));
+    let extra = EXTRA.iter().map(|name| (*name, text(ca)));
+    // Node reads proxy variables only when told to.
+    proxy.chain(roots).chain(extra).chain([("NODE_USE_ENV_PROXY", "1".to_owned())]).collect()
+}
+
+/// Writes our CA and the machine's roots beside the state, replacing an older bundle whole.
+pub(super) fn write_bundle(dir: &Path, ca_pem: &str) -> io::Result<PathBuf> {
+    files::private_dir(dir)?;
+    let path = dir.join("ca-bundle.pem");
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    files::write_new(&path, ca::bundle(ca_pem).as_bytes(), 0o644)?;
+    Ok(path)
+}
+
+/// The token itself, which the compiled policy no longer has.
+fn static_token(config: &Path, task: &str) -> Option<String> {
+    let table: toml::Table = fs::read_to_string(config).ok()?.parse().ok()?;
+    let source = table.get("tasks")?.get(task)?.get("token")?.as_str()?;
+    let token = match source.split_once(':')? {
+        ("env", name) => std::env::var(name).ok()?,
+        ("file", file) => fs::read_to_string(config.parent()?.join(file)).ok()?,
+        _ => return None,
+    };
+    Some(percent(token.strip_suffix('\n').unwrap_or(&token)))
+}
+
+/// Userinfo of a URL (RFC 3986 §3.2.1): everything but unreserved characters is escaped.
+fn percent(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut out, byte| {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push('%');
+            out.push_str(&files::hex(&[byte]).to_uppercase());
+        }
+        out
+    })
+}
+
+fn written_out(variables: &[(&'static str, String)], shell: Shell) -> String {
+    let quoted = |value: &str| format!("'{}'", value.replace('\'', "'\\''"));
+    match shell {
+        Shell::Sh => {
+            let sets = variables.iter().map(|(name, value)| format!("export {name}={}\n", quoted(value)));
+            sets.chain([format!("unset {}\n", NO_PROXY.join(" "))]).collect()
+        }
+        Shell::Fish => {
+            let fish = |value: &str| format!("'{}'", value.replace('\\', "\\\\").replace('\'', "\\'"));
+            let sets = variables.iter().map(|(name, value)| format!("set -gx {name} {}\n", fish(value)));
+            sets.chain([format!("set -e {}\n", NO_PROXY.join(" "))]).collect()
+        }
+        Shell::Json => {
+            let mut object: serde_json::Map<_, _> =
+                variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
+            object.extend(NO_PROXY.map(|name| (name.to_owned(), "".into())));
+            format!("{:#}\n", serde_json::Value::Object(object))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_survive_the_shell() {
+        let nasty = [("X", "it's $HOME `id` \\".to_owned())];
+        let script = format!("{}printf %s \"$X\"", written_out(&nasty, Shell::Sh));
+        let out = std::process::Command::new("sh").arg("-c").arg(script).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&out.stdout), nasty[0].1);
+    }
+
+    #[test]
+    fn tokens_survive_the_url() {
+        assert_eq!(percent("a-b_c.d~e"), "a-b_c.d~e");
+        assert_eq!(percent("p@ss:w/rd%"), "p%40ss%3Aw%2Frd%25");
+    }
+}

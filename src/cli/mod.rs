@@ -1,0 +1,144 @@
+//! What users type: flags in, exit code out. Data goes to stdout, words to stderr.
+
+mod audit;
+mod ca;
+mod check;
+pub mod demo;
+mod env;
+mod explain;
+mod run;
+mod serve;
+mod sources;
+mod terminal;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// A forward egress proxy between AI-agent sandboxes and the internet. Nothing leaves without a permit.
+#[derive(Parser)]
+#[command(name = "exeat", version, about, max_term_width = 110)]
+struct Cli {
+    /// The configuration file [default: built in; it denies everything]
+    #[arg(short = 'c', long = "config", value_name = "FILE", env = "EXEAT_CONFIG", global = true)]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the daemon
+    ///
+    /// SIGHUP, or a change of the file, reloads the policy; SIGTERM lets requests in flight finish.
+    Serve,
+    /// Run one command behind a proxy of its own
+    Run(run::RunArgs),
+    /// A tour that needs no network: requests that pass, and one that is refused for each reason
+    Demo,
+    /// Check the configuration and name every problem at once
+    Check {
+        /// Print the problems as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Tell what would happen to a request, step by step, without sending anything
+    Explain(explain::ExplainArgs),
+    /// Print the variables that make clients use the proxy and trust its CA
+    Env {
+        /// Whose token to put in
+        #[arg(long, value_name = "TASK")]
+        task: String,
+        /// In which syntax
+        #[arg(long, value_enum, default_value_t = Shell::Sh)]
+        shell: Shell,
+    },
+    /// The interception CA, which clients in the sandbox must trust
+    Ca {
+        #[command(subcommand)]
+        action: CaAction,
+    },
+    /// Read and verify the audit log
+    Audit {
+        #[command(subcommand)]
+        action: AuditAction,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Shell {
+    Sh,
+    Fish,
+    Json,
+}
+
+#[derive(Subcommand)]
+enum CaAction {
+    /// Make the CA if there is none
+    Init,
+    /// Show where it is, its fingerprint and when it expires
+    Show,
+    /// Print it with the machine's own roots as one PEM bundle
+    Bundle,
+}
+
+#[derive(Subcommand)]
+enum AuditAction {
+    /// Tell a whole log from a changed, cut or torn one
+    Verify(VerifyArgs),
+    /// Print the last lines for people
+    Tail {
+        /// Only what was refused
+        #[arg(long)]
+        denied: bool,
+        /// How many lines
+        #[arg(short = 'n', default_value_t = 20)]
+        lines: usize,
+        /// Print the lines as they are
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Args)]
+struct VerifyArgs {
+    /// The log [default: the configured one]
+    file: Option<PathBuf>,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Exit codes of every command but `run`, which returns its child's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exit {
+    Done = 0,
+    Failed = 1,
+    /// Also what clap exits with.
+    Usage = 2,
+    Refused = 3,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Parses the command line and does what it says.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let config = cli.config.as_deref();
+    match cli.command {
+        Command::Serve => serve::run(config).into(),
+        Command::Run(args) => run::run(config, args),
+        Command::Demo => demo::run().into(),
+        Command::Check { json } => check::run(config, json).into(),
+        Command::Explain(args) => explain::run(config, &args).into(),
+        Command::Env { task, shell } => env::run(config, &task, shell).into(),
+        Command::Ca { action } => ca::run(config, &action).into(),
+        Command::Audit { action } => audit::run(config, action).into(),
+    }
+}

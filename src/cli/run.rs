@@ -1,0 +1,309 @@
+//! `exeat run`: one command behind a proxy of its own.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{ExitCode, ExitStatus};
+
+use clap::Args;
+use serde_json::Value;
+use tokio::process::Command;
+use tokio::signal::unix::{SignalKind, signal};
+use toml::Table;
+
+use super::terminal::{self, clean, say};
+use super::{Exit, env, sources};
+use crate::files;
+use crate::flow::daemon::Daemon;
+use crate::model::host::Host;
+use crate::policy::compile::{self, Config, Problem, Surroundings};
+
+/// Flags of `exeat run`.
+///
+/// The command is not locked in: it is told to use the proxy and to trust its CA, and a program that
+/// ignores the variables connects directly. Where that matters, take the other ways out away from it
+/// (a network namespace, a container whose only network is the proxy).
+#[derive(Args)]
+#[command(after_long_help = "This is no jail: a program that ignores the proxy variables connects directly. \
+Take its other ways out away from it where that matters.\n\nExamples:\n  \
+exeat run --allow example.org -- curl https://example.org/\n  \
+exeat run --allow '*.example.org' --allow localhost:8443 -- ./agent\n  \
+exeat run --learn -- pip download six")]
+pub(super) struct RunArgs {
+    /// A host the command may reach: HOST, HOST:PORT, *.HOST, or http://HOST for plain HTTP
+    #[arg(long, value_name = "HOST")]
+    allow: Vec<String>,
+    /// Use the integrations of this task of the configuration, too
+    #[arg(long, value_name = "TASK")]
+    task: Option<String>,
+    /// Let every public https destination through and list what would have been refused
+    #[arg(long)]
+    learn: bool,
+    /// No summary at the end
+    #[arg(short, long)]
+    quiet: bool,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+/// The name of the task that the command runs as.
+const TASK: &str = "run";
+const TOKEN: &str = "EXEAT_RUN_TOKEN";
+
+pub(super) fn run(config: Option<&Path>, args: RunArgs) -> ExitCode {
+    terminal::log("error");
+    match start(config, &args) {
+        Ok(code) => code,
+        Err(exit) => exit.into(),
+    }
+}
+
+fn start(config: Option<&Path>, args: &RunArgs) -> Result<ExitCode, Exit> {
+    let broken = |error: io::Error| {
+        say(format_args!("exeat: {error}"));
+        Exit::Failed
+    };
+    let state = tempfile::Builder::new().prefix("exeat-run-").tempdir().map_err(broken)?;
+    let token = files::hex(files::random::<24>().map_err(broken)?.as_slice());
+    let loaded = configure(config, args, state.path(), &token).map_err(|problems| {
+        sources::say_problems(config, &problems);
+        Exit::Usage
+    })?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(broken)?;
+    let log = loaded.settings.audit.path.clone();
+    let status = runtime.block_on(behind_a_proxy(loaded, args, state.path(), &token))?;
+    if let (Some(log), false) = (log, args.quiet) {
+        summarize(&fs::read_to_string(log).unwrap_or_default(), args.learn);
+    }
+    Ok(exit_code(status))
+}
+
+async fn behind_a_proxy(loaded: Config, args: &RunArgs, state: &Path, token: &str) -> Result<ExitStatus, Exit> {
+    let failed = |error: &dyn std::fmt::Display| {
+        say(format_args!("exeat: {error}"));
+        Exit::Failed
+    };
+    let ca = loaded.settings.interception.ca_cert.clone();
+    let daemon = Daemon::start(loaded.settings, loaded.policy, None).await.map_err(|error| failed(&error))?;
+    let address = daemon.proxy_addresses().first().ok_or_else(|| failed(&"the proxy has no address"))?;
+    let bundle = env::write_bundle(state, daemon.ca_pem()).map_err(|error| failed(&error))?;
+    let variables = env::variables(&format!("http://{TASK}:{token}@{address}"), &ca, &bundle);
+    let (program, rest) = args.command.split_first().ok_or(Exit::Usage)?;
+    let mut command = Command::new(program);
+    command.args(rest).envs(variables).kill_on_drop(true);
+    // What configures the proxy is no business of what runs behind it.
+    let ours = std::env::vars_os().map(|(name, _)| name).filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
+    for name in ours.chain(env::NO_PROXY.map(Into::into)) {
+        command.env_remove(name);
+    }
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+            say(format_args!("exeat: {}: {error}", clean(program)));
+            daemon.shutdown().await;
+            return Ok(ExitStatus::from_raw(code << 8));
+        }
+    };
+    let status = wait(&mut child).await.map_err(|error| failed(&error))?;
+    daemon.shutdown().await;
+    Ok(status)
+}
+
+/// The terminal sends Ctrl-C to the child as well, so we only wait for it; SIGTERM is passed on.
+async fn wait(child: &mut tokio::process::Child) -> io::Result<ExitStatus> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    loop {
+        tokio::select! {
+            status = child.wait() => return status,
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {
+                let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
+                if let Some(pid) = pid {
+                    rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+                }
+            }
+        }
+    }
+}
+
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().unwrap_or_else(|| 128_i32.saturating_add(status.signal().unwrap_or_default()));
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
+
+/// The file's settings and the wanted task, with a listener, a state directory and a task of our own.
+fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -> Result<Config, Vec<Problem>> {
+    let mut table = match config {
+        None => Table::new(),
+        Some(path) => read(path)?,
+    };
+    let mut integrations = wanted_integrations(&mut table, args)?;
+    for (n, allowed) in args.allow.iter().enumerate() {
+        let name = format!("allow-{n}");
+        put(&mut table, "integrations", name.clone(), integration(allowed)?);
+        integrations.push(name.into());
+    }
+    let mut task = Table::new();
+    task.insert("token".to_owned(), format!("env:{TOKEN}").into());
+    task.insert("integrations".to_owned(), integrations.into());
+    task.insert("observe".to_owned(), args.learn.into());
+    // Other tasks have no business on this listener, nor their tokens in this process.
+    let mut tasks = Table::new();
+    tasks.insert(TASK.to_owned(), task.into());
+    table.insert("tasks".to_owned(), tasks.into());
+    put(&mut table, "proxy", "listen".to_owned(), vec!["127.0.0.1:0"]);
+    table.insert("state_dir".to_owned(), state.display().to_string().into());
+    for own_files in ["interception", "audit", "admin"] {
+        table.remove(own_files);
+    }
+    let env = |name: &str| if name == TOKEN { Some(token.to_owned()) } else { std::env::var(name).ok() };
+    let base = config.and_then(Path::parent).unwrap_or(Path::new(""));
+    let mut compiled = compile::compile(&table.to_string(), &Surroundings { base, state_dir: state, env: &env })?;
+    compiled.settings.admin.listen = None;
+    Ok(compiled)
+}
+
+fn read(path: &Path) -> Result<Table, Vec<Problem>> {
+    let text = fs::read_to_string(path)
+        .map_err(|error| problem(&path.display().to_string(), format!("cannot be read: {error}"), ""))?;
+    // Told as `check` tells it, with every problem at once, and before anything is changed in it.
+    let env = |name: &str| std::env::var(name).ok();
+    let base = path.parent().unwrap_or(Path::new(""));
+    compile::compile(&text, &Surroundings { base, state_dir: &sources::state_dir(), env: &env })?;
+    text.parse().map_err(|_| problem("", "not TOML".to_owned(), ""))
+}
+
+fn wanted_integrations(table: &mut Table, args: &RunArgs) -> Result<Vec<toml::Value>, Vec<Problem>> {
+    let Some(task) = &args.task else { return Ok(Vec::new()) };
+    let found = table.get("tasks").and_then(|tasks| tasks.get(task));
+    let found = found.ok_or_else(|| {
+        problem("--task", format!("the configuration has no task {task:?}"), "a task of the file that -c names")
+    })?;
+    Ok(found.get("integrations").and_then(toml::Value::as_array).cloned().unwrap_or_default())
+}
+
+fn put(table: &mut Table, section: &str, key: String, value: impl Into<toml::Value>) {
+    let mut inner = match table.remove(section) {
+        Some(toml::Value::Table(inner)) => inner,
+        _ => Table::new(),
+    };
+    inner.insert(key, value.into());
+    table.insert(section.to_owned(), inner.into());
+}
+
+/// `HOST`, `HOST:PORT`, `*.HOST`, `http://HOST[:PORT]`, `https://HOST[:PORT]`.
+fn integration(allowed: &str) -> Result<Table, Vec<Problem>> {
+    let wrong = || {
+        problem("--allow", format!("{allowed:?} is no host"), "HOST, HOST:PORT, *.HOST or http://HOST, without a path")
+    };
+    let (plain, rest) = match allowed.split_once("://") {
+        Some(("http", rest)) => (true, rest),
+        Some(("https", rest)) => (false, rest),
+        Some(_) => return Err(wrong()),
+        None => (false, allowed),
+    };
+    let rest = rest.strip_suffix('/').unwrap_or(rest);
+    let with_port = rest.rsplit_once(':').filter(|(host, _)| !host.contains(':') || host.ends_with(']'));
+    let (host, port) = match with_port {
+        Some((host, port)) => (host, Some(port.parse::<u16>().ok().filter(|p| *p > 0).ok_or_else(wrong)?)),
+        None => (rest, None),
+    };
+    let host = host.to_ascii_lowercase();
+    let bare = host.strip_prefix("*.").unwrap_or(&host);
+    let pattern = match Host::parse(bare) {
+        Ok(Host::Ip(ip)) if bare == host => ip.to_string(),
+        Ok(_) => host,
+        Err(_) => return Err(wrong()),
+    };
+    let mut table = Table::new();
+    table.insert("allowed_domains".to_owned(), vec![pattern].into());
+    table.insert("plain_http".to_owned(), plain.into());
+    if let Some(port) = port {
+        table.insert("ports".to_owned(), vec![i64::from(port)].into());
+    }
+    Ok(table)
+}
+
+fn problem(path: &str, problem: String, suggestion: &str) -> Vec<Problem> {
+    vec![Problem { path: path.to_owned(), problem, suggestion: suggestion.to_owned() }]
+}
+
+/// What came through and what did not, and the flag that would have let it.
+fn summarize(log: &str, learned: bool) {
+    let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let passed = lines.iter().filter(|line| line["event"] == "decided").count();
+    let mut refused: BTreeMap<(String, String), (usize, String)> = BTreeMap::new();
+    let mut flags: BTreeMap<String, ()> = BTreeMap::new();
+    for line in &lines {
+        let code = line["code"].as_str().unwrap_or_default();
+        let observed = line["rule"].as_str().and_then(|rule| rule.strip_prefix("observe:"));
+        if let (Some(code), true) = (observed, line["event"] == "decided") {
+            flags.extend(flag(line, code).map(|flag| (flag, ())));
+        }
+        if !code.is_empty() {
+            let place = format!("{}:{}", clean(line["host"].as_str().unwrap_or("-")), line["port"]);
+            let entry =
+                refused.entry((place, code.to_owned())).or_insert_with(|| (0, flag(line, code).unwrap_or_default()));
+            entry.0 = entry.0.saturating_add(1);
+        }
+    }
+    let count: usize = refused.values().map(|(count, _)| count).sum();
+    say(format_args!("exeat: {passed} let through, {count} refused or failed"));
+    for ((place, code), (count, flag)) in &refused {
+        say(format_args!("  {count:>4} × {:<32} {code:<20} {flag}", place.trim_end_matches(":null")));
+    }
+    if learned && !flags.is_empty() {
+        let all: Vec<_> = flags.into_keys().collect();
+        say(format_args!("exeat: without --learn, this would need: {}", all.join(" ")));
+    }
+}
+
+/// The flag that would have let a refused request through, where there is one.
+fn flag(line: &Value, code: &str) -> Option<String> {
+    let host = clean(line["host"].as_str()?);
+    let port = line["port"].as_u64()?;
+    let plain = line["scheme"] == "http";
+    let usual = if plain { 80 } else { 443 };
+    let port = if port == usual { String::new() } else { format!(":{port}") };
+    let scheme = if plain { "http://" } else { "" };
+    matches!(code, "host_not_allowed" | "port_not_allowed" | "scheme_not_allowed")
+        .then(|| format!("--allow {scheme}{host}{port}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allowed_host_becomes_an_integration() {
+        let rows = [
+            ("example.org", Some(("example.org", None, false))),
+            ("Example.org:8443", Some(("example.org", Some(8443), false))),
+            ("*.example.org", Some(("*.example.org", None, false))),
+            ("http://example.org", Some(("example.org", None, true))),
+            ("http://example.org:8080/", Some(("example.org", Some(8080), true))),
+            ("https://example.org", Some(("example.org", None, false))),
+            ("[2001:db8::1]:443", Some(("2001:db8::1", Some(443), false))),
+            ("192.0.2.1", Some(("192.0.2.1", None, false))),
+            ("ftp://example.org", None),
+            ("example.org/path", None),
+            ("example.org:0", None),
+            ("example.org:x", None),
+            ("127.1", None),
+            ("", None),
+        ];
+        for (text, want) in rows {
+            let got = integration(text).ok().map(|table| {
+                let domain = table["allowed_domains"][0].as_str().unwrap().to_owned();
+                let port = table.get("ports").map(|ports| ports[0].as_integer().unwrap());
+                (domain, port, table["plain_http"].as_bool().unwrap())
+            });
+            assert_eq!(got, want.map(|(d, p, h)| (d.to_owned(), p, h)), "{text:?}");
+        }
+    }
+}

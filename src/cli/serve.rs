@@ -1,0 +1,77 @@
+//! `exeat serve`: the daemon.
+
+use std::path::Path;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{Exit, sources, terminal};
+use crate::flow::daemon::Daemon;
+
+pub(super) fn run(config: Option<&Path>) -> Exit {
+    terminal::log("info");
+    harden();
+    let loaded = match sources::load_or_say(config) {
+        Ok(loaded) => loaded,
+        Err(exit) => return exit,
+    };
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error),
+    };
+    runtime.block_on(async {
+        match Daemon::start(loaded.settings, loaded.policy, sources::file(config)).await {
+            Ok(daemon) => until_stopped(daemon).await,
+            Err(error) => failed(&error),
+        }
+    })
+}
+
+async fn until_stopped(daemon: Daemon) -> Exit {
+    let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), signal(SignalKind::hangup()));
+    let (Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)) = signals else {
+        return failed(&"signals cannot be handled");
+    };
+    terminal::say(ready(&daemon));
+    loop {
+        tokio::select! {
+            _ = hangup.recv() => {
+                if daemon.reload().is_none() {
+                    tracing::warn!("there is no configuration file to read again");
+                }
+            }
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        }
+    }
+    tracing::info!("draining");
+    tokio::select! {
+        drained = daemon.shutdown() => if drained { Exit::Done } else { failed(&"some requests had to be broken off") },
+        _ = terminate.recv() => failed(&"told to stop at once"),
+        _ = interrupt.recv() => failed(&"told to stop at once"),
+    }
+}
+
+/// The one line that says that it listens, and where.
+fn ready(daemon: &Daemon) -> String {
+    let proxy = daemon.proxy_addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let admin = daemon.admin_address().map_or_else(|| "off".to_owned(), |address| address.to_string());
+    format!("exeat: ready; proxy on {proxy}; admin on {admin}")
+}
+
+fn failed(why: &dyn std::fmt::Display) -> Exit {
+    terminal::say(format_args!("exeat: {why}"));
+    Exit::Failed
+}
+
+/// What the process holds must not end up in a core file, or be read by a debugger of the same user.
+pub(super) fn harden() {
+    use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    let undumped = set_dumpable_behavior(DumpableBehavior::NotDumpable).and_then(|()| setrlimit(Resource::Core, none));
+    if let Err(error) = undumped {
+        tracing::warn!(%error, "the process could be dumped");
+    }
+}

@@ -1,0 +1,58 @@
+//! Where the configuration and the state are.
+
+use std::path::{Path, PathBuf};
+
+use super::Exit;
+use super::terminal::say;
+use crate::flow::reload::ConfigFile;
+use crate::policy::compile::{self, Config, Problem, Surroundings};
+
+/// The state directory where the file names none: systemd's, the user's, or the service's.
+pub(super) fn state_dir() -> PathBuf {
+    let var = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let of_service = || PathBuf::from("/var/lib/exeat");
+    if let Some(dir) = var("STATE_DIRECTORY") {
+        return dir;
+    }
+    if let Some(dir) = var("XDG_STATE_HOME") {
+        return dir.join("exeat");
+    }
+    if rustix::process::geteuid().is_root() {
+        return of_service();
+    }
+    var("HOME").map_or_else(of_service, |home| home.join(".local/state/exeat"))
+}
+
+/// The file to follow, if one was named.
+pub(super) fn file(config: Option<&Path>) -> Option<ConfigFile> {
+    config.map(|path| ConfigFile::new(path, &state_dir()))
+}
+
+/// Loads the named file, or the built-in default.
+pub(super) fn load(config: Option<&Path>) -> Result<Config, Vec<Problem>> {
+    match file(config) {
+        Some(file) => file.load(),
+        None => {
+            let env = |name: &str| std::env::var(name).ok();
+            compile::compile("", &Surroundings { base: Path::new(""), state_dir: &state_dir(), env: &env })
+        }
+    }
+}
+
+/// As [`load`]; says what is wrong.
+pub(super) fn load_or_say(config: Option<&Path>) -> Result<Config, Exit> {
+    load(config).map_err(|problems| {
+        say_problems(config, &problems);
+        Exit::Usage
+    })
+}
+
+/// One line for each problem, and how many there are.
+pub(super) fn say_problems(config: Option<&Path>, problems: &[Problem]) {
+    for problem in problems {
+        say(format_args!("error: {problem}"));
+    }
+    let what = config.map_or_else(|| "the built-in configuration".to_owned(), |path| path.display().to_string());
+    let count = problems.len();
+    say(format_args!("{what}: {count} problem{}", if count == 1 { "" } else { "s" }));
+}

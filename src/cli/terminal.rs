@@ -1,0 +1,53 @@
+//! Words for people: on stderr, without control characters from outside, coloured only on a terminal.
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+
+use tracing_subscriber::EnvFilter;
+
+/// A line on stderr. That nobody reads it is no error.
+pub(super) fn say(text: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Data on stdout. A reader that has seen enough (`| head`) is no error.
+pub(super) fn print(text: impl Display) {
+    let mut out = io::stdout().lock();
+    let _ = write!(out, "{text}").and_then(|()| out.flush());
+}
+
+/// Text from outside, made harmless for a terminal.
+pub(super) fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// A colour for a verdict, if somebody looks.
+pub(super) struct Paint(bool);
+
+impl Paint {
+    /// For words on stdout.
+    pub(super) fn stdout() -> Self {
+        Self(io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()))
+    }
+
+    pub(super) fn good(&self, text: &str) -> String {
+        self.with("32", text)
+    }
+
+    pub(super) fn bad(&self, text: &str) -> String {
+        self.with("31", text)
+    }
+
+    fn with(&self, code: &str, text: &str) -> String {
+        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// Log lines on stderr at the level of `EXEAT_LOG`: text on a terminal, JSON otherwise.
+pub(super) fn log(default: &str) {
+    let filter = EnvFilter::try_from_env("EXEAT_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    let on_terminal = io::stderr().is_terminal();
+    // Set once for the process; a second attempt changes nothing.
+    let _ = if on_terminal { builder.try_init() } else { builder.json().try_init() };
+}
