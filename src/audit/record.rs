@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
 use serde::Serialize;
@@ -84,6 +84,7 @@ pub struct Record {
 pub struct Counts {
     request: AtomicU64,
     response: AtomicU64,
+    stalled: AtomicBool,
 }
 
 impl Counts {
@@ -96,6 +97,17 @@ impl Counts {
     #[must_use]
     pub fn sent_so_far(&self) -> u64 {
         self.request.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the client kept us waiting for its body for too long.
+    pub fn client_stalled(&self) {
+        self.stalled.store(true, Ordering::Relaxed);
+    }
+
+    /// True if the client kept us waiting for too long.
+    #[must_use]
+    pub fn has_client_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed)
     }
 
     /// Adds bytes that came from the origin.

@@ -115,6 +115,17 @@ impl Daemon {
         self.services.authority.ca_pem()
     }
 
+    /// Returns once every audit line handed over so far has been written; false if that failed.
+    pub async fn flush_audit(&self) -> bool {
+        self.services.audit.flush().await.is_ok()
+    }
+
+    /// Puts another policy in force and returns its generation.
+    #[must_use]
+    pub fn replace_policy(&self, policy: Policy) -> u64 {
+        self.services.policies.replace(policy)
+    }
+
     /// Reads the configuration file again; nothing happens without one.
     #[must_use]
     pub fn reload(&self) -> Option<Reloaded> {

@@ -1,7 +1,7 @@
 //! A new policy without a restart: compiled wholly, then swapped, or refused and the old one kept.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -18,6 +18,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub struct ConfigFile {
     path: PathBuf,
     state_dir: PathBuf,
+    /// What was read last, good or bad, so that a change is one from what is known.
+    read: Arc<Mutex<Option<Vec<u8>>>>,
 }
 
 /// How a reload went.
@@ -32,7 +34,7 @@ impl ConfigFile {
     /// A file, and where state lives if it does not say so.
     #[must_use]
     pub fn new(path: &Path, state_dir: &Path) -> Self {
-        Self { path: path.to_owned(), state_dir: state_dir.to_owned() }
+        Self { path: path.to_owned(), state_dir: state_dir.to_owned(), read: Arc::default() }
     }
 
     /// Reads and compiles the file.
@@ -40,13 +42,20 @@ impl ConfigFile {
     /// # Errors
     /// Every problem found, at least one.
     pub fn load(&self) -> Result<Config, Vec<Problem>> {
-        let text = std::fs::read_to_string(&self.path).map_err(|error| {
-            let problem = format!("cannot be read: {error}");
+        let unreadable = |why: &dyn std::fmt::Display| {
+            let problem = format!("cannot be read: {why}");
             vec![Problem { path: self.path.display().to_string(), problem, suggestion: String::new() }]
-        })?;
+        };
+        let bytes = std::fs::read(&self.path).map_err(|error| unreadable(&error))?;
+        *self.read.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes.clone());
+        let text = String::from_utf8(bytes).map_err(|_| unreadable(&"it is not UTF-8"))?;
         let base = self.path.parent().unwrap_or(Path::new(""));
         let env = |name: &str| std::env::var(name).ok();
         compile::compile(&text, &Surroundings { base, state_dir: &self.state_dir, env: &env })
+    }
+
+    fn last_read(&self) -> Option<Vec<u8>> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn content(&self) -> Option<Vec<u8>> {
@@ -76,8 +85,7 @@ pub fn now(services: &Services, file: &ConfigFile) -> Reloaded {
 
 /// Looks at the file until the daemon drains, and reloads once a change has settled.
 pub(super) async fn watch(services: Arc<Services>, file: ConfigFile) {
-    let mut loaded = file.content();
-    let mut seen = loaded.clone();
+    let mut seen = file.last_read();
     let mut since = Instant::now();
     while !services.drain.is_cancelled() {
         tokio::time::sleep(LOOK_EVERY).await;
@@ -85,8 +93,7 @@ pub(super) async fn watch(services: Arc<Services>, file: ConfigFile) {
         if content != seen {
             seen = content;
             since = Instant::now();
-        } else if seen != loaded && seen.is_some() && since.elapsed() >= SETTLED {
-            loaded.clone_from(&seen);
+        } else if seen.is_some() && seen != file.last_read() && since.elapsed() >= SETTLED {
             now(&services, &file);
         }
     }

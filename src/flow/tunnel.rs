@@ -119,10 +119,19 @@ impl Tunnel {
         let counts = record.counts();
         let idle =
             services.policies.snapshot().task(self.caller.task()).map_or(Duration::ZERO, |task| task.timeouts().idle);
+        // Subscribed before the generation is looked at, so that no change falls in between.
+        let mut changes = services.policies.changes();
         let carried = splice(stream, origin, idle, |n| counts.sent(n), |n| counts.received(n));
         tokio::pin!(carried);
-        let mut changes = services.policies.changes();
+        let mut judged_under = self.admitted.generation();
         loop {
+            let policy = services.policies.snapshot();
+            if policy.generation() != judged_under
+                && let Err(refusal) = self.still_allowed(services, &policy, &mut record)
+            {
+                return record.failed(refusal);
+            }
+            judged_under = policy.generation();
             tokio::select! {
                 ended = &mut carried => {
                     match ended {
@@ -132,15 +141,9 @@ impl Tunnel {
                     }
                     return;
                 }
-                changed = changes.changed() => {
-                    let policy = services.policies.snapshot();
-                    if changed.is_err() {
-                        return;
-                    }
-                    if let Err(refusal) = self.still_allowed(services, &policy, &mut record) {
-                        return record.failed(refusal);
-                    }
-                }
+                changed = changes.changed() => if changed.is_err() {
+                    return;
+                },
             }
         }
     }
@@ -259,7 +262,7 @@ impl Inner {
         record.target(to.admitted.target());
         let taken = throttle::take(&to.caller)?;
         let (head, body) = request.into_parts();
-        parse::head(&head)?;
+        parse::inner(&head)?;
         exchange::run(&self.client.services, to, taken, Request::from_parts(head, body), record).await
     }
 }

@@ -353,7 +353,7 @@ impl Deny {
                 Authorize,
                 DENIED,
                 "Plain HTTP is not approved for this host",
-                "Use https.",
+                "Use https; plain HTTP is not approved for this host.",
             ),
             Self::SniMismatch => never(
                 "sni_mismatch",

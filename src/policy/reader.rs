@@ -260,7 +260,9 @@ fn network(text: &str) -> Option<IpNet> {
 
 fn method(text: &str) -> Option<Method> {
     let upper = !text.is_empty() && text.bytes().all(|b| b.is_ascii_uppercase() || b == b'-');
-    upper.then(|| Method::from_bytes(text.as_bytes()).ok()).flatten()
+    // A CONNECT is judged as a destination, and TRACE is never forwarded.
+    let forwarded = upper && !matches!(text, "CONNECT" | "TRACE");
+    forwarded.then(|| Method::from_bytes(text.as_bytes()).ok()).flatten()
 }
 
 #[cfg(test)]

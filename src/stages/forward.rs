@@ -16,7 +16,7 @@ use tokio_rustls::TlsConnector;
 
 use super::dial;
 use super::inject::{self, Outbound};
-use super::limit::{BodyError, RequestBody};
+use super::limit::RequestBody;
 use super::pin::PinnedTarget;
 use super::pool::{Key, Lease, Pool, Sender};
 use crate::audit::record::{Counts, Record};
@@ -116,7 +116,7 @@ impl Forwarder {
                 Ok(response) => return Ok((answer(response)?, lease)),
                 Err(mut error) => match error.take_message() {
                     Some(unsent) if lease.is_reused() => request = unsent,
-                    _ => return Err(blame(error)),
+                    _ => return Err(blame(error, &record.counts())),
                 },
             }
         }
@@ -233,11 +233,10 @@ fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
 const ALT_SVC: HeaderName = HeaderName::from_static("alt-svc");
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
-fn blame(error: TrySendError<Request<RequestBody>>) -> Refusal {
-    let error = error.into_error();
-    if BodyError::timed_out_within(&error) {
+fn blame(error: TrySendError<Request<RequestBody>>, counts: &Counts) -> Refusal {
+    if counts.has_client_stalled() {
         return Fail::RequestTimedOut.into();
     }
-    tracing::debug!(%error, "the exchange broke off");
+    tracing::debug!(error = %error.into_error(), "the exchange broke off");
     Fail::UpstreamProtocol.into()
 }

@@ -1,6 +1,5 @@
 //! Bodies on their way: counted, bounded in time, and what ends with them.
 
-use std::error::Error;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -26,21 +25,6 @@ pub enum BodyError {
     /// No byte came for too long, or the exchange took too long.
     #[error("the body took too long")]
     TimedOut,
-}
-
-impl BodyError {
-    /// True if this is what a failed exchange goes back to.
-    #[must_use]
-    pub fn timed_out_within(error: &(dyn Error + 'static)) -> bool {
-        let mut cause = Some(error);
-        while let Some(error) = cause {
-            if matches!(error.downcast_ref(), Some(Self::TimedOut)) {
-                return true;
-            }
-            cause = error.source();
-        }
-        false
-    }
 }
 
 /// Ends a wait. It costs nothing while bytes flow: the timer is only set when a poll finds none.
@@ -100,6 +84,8 @@ impl Body for RequestBody {
         let this = self.get_mut();
         let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) else {
             ready!(this.patience.poll_over(cx));
+            // What hyper makes of the error does not say so.
+            this.counts.client_stalled();
             return Poll::Ready(Some(Err(BodyError::TimedOut)));
         };
         this.patience.progress();

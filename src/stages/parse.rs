@@ -18,13 +18,24 @@ pub fn target(parts: &Parts) -> Verdict<Target> {
     target.map_err(|_| Deny::TargetMalformed.into())
 }
 
+/// A request inside a tunnel, whose target is the tunnel's.
+///
+/// # Errors
+/// As [`head`]; [`Deny::RequestMalformed`] for a CONNECT within a CONNECT.
+pub fn inner(parts: &Parts) -> Verdict<()> {
+    if parts.method == Method::CONNECT {
+        return Err(Deny::RequestMalformed.into());
+    }
+    head(parts)
+}
+
 /// Refuses heads that two parsers could read in two ways, wherever they arrive.
 ///
 /// # Errors
 /// [`Deny::RequestMalformed`] for a missing or second `Host` (RFC 9112 §3.2) and for CONNECT with a
 /// body (RFC 9110 §9.3.6); [`Deny::NotImplemented`] for a transfer coding other than `chunked` alone
 /// (RFC 9112 §6.1); [`Deny::MethodNotAllowed`] for TRACE and `OPTIONS *`.
-pub fn head(parts: &Parts) -> Verdict<()> {
+fn head(parts: &Parts) -> Verdict<()> {
     let hosts = parts.headers.get_all(HOST).iter().count();
     let host_is_missing = hosts == 0 && parts.version == Version::HTTP_11;
     if hosts > 1 || host_is_missing {

@@ -1,0 +1,118 @@
+//! The operator's listener answers the operator, and nobody who comes through a browser.
+
+use std::fs;
+
+use exeat::flow::daemon::Daemon;
+use exeat::flow::reload::ConfigFile;
+use http::{Request, StatusCode};
+
+use crate::lab::client::{empty, h1};
+use crate::lab::{self, Ground, Reply};
+
+struct Admin {
+    daemon: Daemon,
+    dir: tempfile::TempDir,
+}
+
+async fn start() -> Admin {
+    let ground = Ground::new().await;
+    let text = ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(443)));
+    let path = ground.dir.path().join("exeat.toml");
+    fs::write(&path, text).unwrap();
+    let file = ConfigFile::new(&path, ground.dir.path());
+    let config = file.load().unwrap_or_else(|problems| panic!("{problems:?}"));
+    let daemon = Daemon::start(config.settings, config.policy, Some(file)).await.unwrap();
+    Admin { daemon, dir: ground.dir }
+}
+
+impl Admin {
+    async fn ask(&self, method: &str, path: &str, token: Option<&str>, fields: &[(&str, &str)]) -> Reply {
+        let address = self.daemon.admin_address().unwrap();
+        #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
+        let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let mut request = Request::builder().method(method).uri(path);
+        if !fields.iter().any(|(name, _)| *name == "host") {
+            request = request.header("host", address.to_string());
+        }
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        Reply::read(h1(stream, request.body(empty()).unwrap()).await).await
+    }
+
+    fn token(&self) -> String {
+        fs::read_to_string(self.dir.path().join("admin.token")).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn health_is_open_and_the_rest_wants_the_token() {
+    let admin = start().await;
+    let token = admin.token();
+    let rows = [
+        ("GET", "/healthz", None, 200),
+        ("GET", "/readyz", None, 200),
+        ("GET", "/v1/tasks", None, 401),
+        ("GET", "/v1/tasks", Some("wrong"), 401),
+        ("GET", "/v1/tasks", Some(token.as_str()), 200),
+        ("GET", "/nothing", None, 401),
+        ("GET", "/nothing", Some(token.as_str()), 404),
+        ("POST", "/v1/reload", None, 401),
+        ("GET", "/v1/reload", Some(token.as_str()), 405),
+    ];
+    for (method, path, token, status) in rows {
+        assert_eq!(admin.ask(method, path, token, &[]).await.status.as_u16(), status, "{method} {path} {token:?}");
+    }
+    let tasks: serde_json::Value =
+        serde_json::from_slice(&admin.ask("GET", "/v1/tasks", Some(&token), &[]).await.body).unwrap();
+    assert_eq!(tasks["tasks"], serde_json::json!([{ "task": "t", "approved": ["api.test"] }]));
+    use std::os::unix::fs::PermissionsExt;
+    assert_eq!(fs::metadata(admin.dir.path().join("admin.token")).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[tokio::test]
+async fn a_rebound_name_or_another_origin_is_turned_away_even_with_the_token() {
+    let admin = start().await;
+    let token = admin.token();
+    for fields in [[("host", "rebound.example")], [("origin", "http://evil.example")], [("origin", "null")]] {
+        assert_eq!(
+            admin.ask("GET", "/v1/tasks", Some(&token), &fields).await.status,
+            StatusCode::FORBIDDEN,
+            "{fields:?}"
+        );
+        assert_eq!(admin.ask("GET", "/healthz", None, &fields).await.status, StatusCode::FORBIDDEN, "{fields:?}");
+    }
+}
+
+#[tokio::test]
+async fn reload_takes_a_good_file_and_keeps_the_old_policy_over_a_bad_one() {
+    let admin = start().await;
+    let token = admin.token();
+    let path = admin.dir.path().join("exeat.toml");
+    let good = fs::read_to_string(&path).unwrap();
+    fs::write(&path, good.replace("\"api.test\"", "\"*.com\"")).unwrap();
+    let reply = admin.ask("POST", "/v1/reload", Some(&token), &[]).await;
+    assert_eq!(reply.status, 422);
+    assert!(reply.text().contains("integrations.api.allowed_domains[0]"), "{}", reply.text());
+    assert!(admin.ask("GET", "/v1/tasks", Some(&token), &[]).await.text().contains("api.test"));
+    fs::write(&path, good.replace("\"api.test\"", "\"new.test\"")).unwrap();
+    assert_eq!(admin.ask("POST", "/v1/reload", Some(&token), &[]).await.status, 200);
+    assert!(admin.ask("GET", "/v1/tasks", Some(&token), &[]).await.text().contains("new.test"));
+}
+
+#[tokio::test]
+async fn a_file_that_has_settled_is_taken_without_being_told() {
+    let admin = start().await;
+    let token = admin.token();
+    let path = admin.dir.path().join("exeat.toml");
+    let text = fs::read_to_string(&path).unwrap().replace("\"api.test\"", "\"settled.test\"");
+    fs::write(&path, text).unwrap();
+    let start = std::time::Instant::now();
+    while !admin.ask("GET", "/v1/tasks", Some(&token), &[]).await.text().contains("settled.test") {
+        assert!(start.elapsed() < lab::PATIENCE, "the change was not taken");
+    }
+    assert!(start.elapsed().as_millis() >= 900, "it was taken before it had settled");
+}

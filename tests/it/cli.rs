@@ -1,0 +1,261 @@
+//! What users type, with the real binary.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Instant;
+
+use crate::lab::{self, Ground};
+
+pub fn exeat(dir: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_exeat"));
+    command.args(args).current_dir(dir).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.env("XDG_STATE_HOME", dir.join("state")).env("HOME", dir).stdin(Stdio::null());
+    command
+}
+
+/// Runs to the end off the async threads, so that origins in this process can answer.
+pub async fn output(mut command: Command) -> Output {
+    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_demo_shows_what_it_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = output(exeat(dir.path(), &["demo"])).await;
+    let out = text(&output.stdout);
+    assert!(output.status.success(), "{out}\n{}", text(&output.stderr));
+    assert_eq!(out.matches("200 from 127.0.0.1").count(), 3, "{out}");
+    for code in [
+        "caller_unknown",
+        "host_not_allowed",
+        "sni_mismatch",
+        "authority_mismatch",
+        "address_not_allowed",
+        "loop_detected",
+        "tls_failed",
+    ] {
+        assert!(out.contains(code), "{code} is missing:\n{out}");
+    }
+    assert!(!out.contains('\x1b'), "no colours in a pipe");
+}
+
+#[tokio::test]
+async fn check_names_every_problem_and_exits_2() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("bad.toml");
+    fs::write(&file, "[proxy]\nlissten = []\n[integrations.a]\nallowed_domains = [\"*.com\", \"A.example\"]\n")
+        .unwrap();
+    let run = |args: &[&str]| exeat(dir.path(), args).output().unwrap();
+    let bad = run(&["check", "-c", "bad.toml"]);
+    let words = text(&bad.stderr);
+    assert_eq!(bad.status.code(), Some(2), "{words}");
+    for line in [
+        "error: proxy.lissten: unknown key; write listen",
+        "error: integrations.a.allowed_domains[0]: \"*.com\" covers a whole registry suffix",
+        "error: integrations.a.allowed_domains[1]: \"A.example\" is not in normal form; write \"a.example\"",
+        "bad.toml: 3 problems",
+    ] {
+        assert!(words.contains(line), "{line:?} is missing in\n{words}");
+    }
+    let json: serde_json::Value = serde_json::from_slice(&run(&["check", "--json", "-c", "bad.toml"]).stdout).unwrap();
+    assert_eq!(json["problems"].as_array().map(Vec::len), Some(3));
+    assert_eq!(run(&["check"]).status.code(), Some(0));
+    assert_eq!(run(&["check", "-c", "missing.toml"]).status.code(), Some(2));
+    assert_eq!(run(&["serve", "-c", "bad.toml"]).status.code(), Some(2));
+    assert_eq!(run(&["nonsense"]).status.code(), Some(2));
+}
+
+#[tokio::test]
+async fn explain_says_what_would_happen_and_sends_nothing() {
+    let ground = Ground::new().await;
+    let text_of = ground.config(
+        "[dns]\nhosts = { \"inside.test\" = [\"10.0.0.1\"] }\n[integrations.api]\nallowed_domains = [\"api.test\", \"inside.test\"]\nmethods = [\"GET\"]\npaths = [\"/v1/*\"]\n[tasks.t]\nintegrations = [\"api\"]\n",
+    );
+    fs::write(ground.dir.path().join("e.toml"), text_of).unwrap();
+    let rows = [
+        (vec!["https://api.test/v1/%7ex"], 0, "sent as /v1/~x"),
+        (vec!["-X", "DELETE", "https://api.test/v1/x"], 3, "method_not_allowed"),
+        (vec!["https://api.test/v2"], 3, "path_not_allowed"),
+        (vec!["https://evil.test/"], 3, "host_not_allowed"),
+        (vec!["http://api.test/"], 3, "scheme_not_allowed"),
+        (vec!["https://0x7f.1/"], 3, "target_malformed"),
+        (vec!["https://inside.test/v1/x"], 3, "address_not_allowed"),
+    ];
+    for (args, code, words) in rows {
+        let args = [vec!["explain", "-c", "e.toml", "--task", "t"], args].concat();
+        let output = exeat(ground.dir.path(), &args).output().unwrap();
+        let out = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {out}{}", text(&output.stderr));
+        assert!(out.contains(words), "{args:?}: {out}");
+    }
+    assert!(ground.dns.all_queries().is_empty());
+}
+
+#[tokio::test]
+async fn ca_and_env_give_what_clients_need() {
+    let ground = Ground::new().await;
+    let dir = ground.dir.path();
+    let config = ground.config(&format!("[proxy]\nlisten = [\"127.0.0.1:3199\"]\n{}", lab::allow_api(443)));
+    fs::write(dir.join("e.toml"), config).unwrap();
+    let run = |args: &[&str]| exeat(dir, &[&["-c", "e.toml"], args].concat()).output().unwrap();
+    assert_eq!(run(&["ca", "show"]).status.code(), Some(1), "there is none yet");
+    assert!(run(&["ca", "init"]).status.success());
+    assert!(text(&run(&["ca", "show"]).stdout).contains("sha256"));
+    let bundle = text(&run(&["ca", "bundle"]).stdout);
+    let ca = fs::read_to_string(dir.join("state/exeat/ca.pem")).unwrap();
+    assert!(bundle.starts_with(&ca));
+    let env = text(&run(&["env", "--task", "t"]).stdout);
+    assert!(env.contains(&format!("export HTTPS_PROXY='http://t:{}@127.0.0.1:3199'\n", lab::TOKEN)), "{env}");
+    assert!(env.contains("unset NO_PROXY no_proxy") && env.contains("export SSL_CERT_FILE="), "{env}");
+    let json: serde_json::Value =
+        serde_json::from_slice(&run(&["env", "--task", "t", "--shell", "json"]).stdout).unwrap();
+    assert_eq!(json["NODE_EXTRA_CA_CERTS"], dir.join("state/exeat/ca.pem").to_str().unwrap());
+    assert_eq!(run(&["env", "--task", "nobody"]).status.code(), Some(1));
+}
+
+/// A daemon of its own process.
+pub struct Served {
+    pub child: Child,
+    pub ready: String,
+}
+
+impl Served {
+    pub fn start(mut command: Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let ready = lines.by_ref().map_while(Result::ok).find(|line| line.starts_with("exeat: ")).unwrap_or_default();
+        // Somebody must read what follows, or the pipe fills up.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { child, ready }
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.child.id() as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    pub fn proxy(&self) -> String {
+        self.ready.split("proxy on ").nth(1).unwrap().split(';').next().unwrap().to_owned()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn serve_says_where_it_listens_reloads_on_hup_and_drains_on_term() {
+    let ground = Ground::new().await;
+    let dir = ground.dir.path();
+    fs::write(
+        dir.join("e.toml"),
+        ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(443))),
+    )
+    .unwrap();
+    let mut served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+    assert!(served.ready.contains("ready; proxy on 127.0.0.1:"), "{}", served.ready);
+    let ask = |url: &str| {
+        #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+        let mut stream = TcpStream::connect(served.proxy()).unwrap();
+        let host = url.split('/').nth(2).unwrap();
+        write!(
+            stream,
+            "GET {url} HTTP/1.1\r\nHost: {host}\r\nProxy-Authorization: {}\r\nConnection: close\r\n\r\n",
+            lab::client::auth()
+        )
+        .unwrap();
+        std::io::read_to_string(stream).unwrap()
+    };
+    assert!(ask("https://evil.test/").contains("exeat-refusal: host_not_allowed"));
+    let changed =
+        fs::read_to_string(dir.join("e.toml")).unwrap().replace("\"api.test\"", "\"api.test\", \"evil.test\"");
+    fs::write(dir.join("e.toml"), changed).unwrap();
+    served.signal(rustix::process::Signal::HUP);
+    let start = Instant::now();
+    while !ask("https://evil.test/").contains("exeat-refusal: resolve_failed") {
+        assert!(start.elapsed() < lab::PATIENCE, "the new policy is not in force");
+    }
+    let maps = fs::read_to_string(format!("/proc/{}/limits", served.child.id()));
+    if let Ok(limits) = maps {
+        let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap_or_default().to_owned();
+        assert!(core.split_whitespace().any(|word| word == "0"), "{core}");
+    }
+    served.signal(rustix::process::Signal::TERM);
+    assert!(served.child.wait().unwrap().success());
+    let verify = exeat(dir, &["audit", "verify", "-c", "e.toml"]).output().unwrap();
+    assert!(
+        verify.status.success() && text(&verify.stdout).starts_with("whole: "),
+        "{}{}",
+        text(&verify.stdout),
+        text(&verify.stderr)
+    );
+    let tail = exeat(dir, &["audit", "tail", "--denied", "-c", "e.toml"]).output().unwrap();
+    assert!(text(&tail.stdout).contains("https://evil.test:443/ host_not_allowed"), "{}", text(&tail.stdout));
+}
+
+#[tokio::test]
+async fn serve_without_a_file_denies_everything() {
+    let dir = tempfile::tempdir().unwrap();
+    // The built-in ports may be taken on this machine; then it must say so and fail.
+    let served = Served::start(exeat(dir.path(), &["serve"]));
+    assert!(served.ready.contains("127.0.0.1:3128"), "{}", served.ready);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn run_returns_the_childs_status_and_hides_what_is_ours() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "test -n \"$HTTPS_PROXY\" && test -r \"$SSL_CERT_FILE\" && test -r \"$NODE_EXTRA_CA_CERTS\" && test -z \"$NO_PROXY$EXEAT_ADMIN_TOKEN\" && exit 42";
+    let mut command = exeat(dir.path(), &["run", "--", "sh", "-c", script]);
+    command.env("NO_PROXY", "*").env("EXEAT_ADMIN_TOKEN", "x");
+    let output = output(command).await;
+    assert_eq!(output.status.code(), Some(42), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("exeat: 0 let through, 0 refused"), "{}", text(&output.stderr));
+    let run = |args: &[&str]| exeat(dir.path(), args).output().unwrap().status.code();
+    assert_eq!(run(&["run", "-q", "--", "sh", "-c", "kill -9 $$"]), Some(137));
+    assert_eq!(run(&["run", "-q", "--", "/no/such/program"]), Some(127));
+    assert_eq!(run(&["run", "--allow", "127.1", "--", "true"]), Some(2));
+    assert_eq!(run(&["run", "--allow", "*.com", "--", "true"]), Some(2));
+    assert_eq!(run(&["run", "--task", "nobody", "--", "true"]), Some(2));
+}
+
+/// A log from a daemon that was killed is whole, or ends in a torn line; never cut, never changed.
+#[tokio::test]
+async fn a_killed_daemon_leaves_a_log_that_verifies() {
+    let ground = Ground::new().await;
+    let dir = ground.dir.path();
+    fs::write(
+        dir.join("e.toml"),
+        ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(443))),
+    )
+    .unwrap();
+    for _ in 0..10 {
+        let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+        let proxy = served.proxy();
+        let flood = std::thread::spawn(move || {
+            for _ in 0..200 {
+                #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+                let Ok(mut stream) = TcpStream::connect(&proxy) else { return };
+                let _ =
+                    write!(stream, "GET https://evil.test/ HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n");
+                let _ = std::io::read_to_string(stream);
+            }
+        });
+        while fs::metadata(dir.join("state/exeat/audit.jsonl")).map_or(0, |m| m.len()) < 2_000 {
+            std::thread::yield_now();
+        }
+        drop(served);
+        flood.join().unwrap();
+        let verify = exeat(dir, &["audit", "verify", "-c", "e.toml"]).output().unwrap();
+        assert!(verify.status.success(), "{}{}", text(&verify.stdout), text(&verify.stderr));
+    }
+}

@@ -1,0 +1,286 @@
+//! Requests that are allowed reach their origin whole, in every way in, and come back whole.
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Version};
+use http_body_util::{BodyExt, Channel, Full};
+
+use crate::lab::client::{empty, h1};
+use crate::lab::{self, Ground, Origin, Reply};
+
+#[tokio::test]
+async fn an_absolute_form_request_reaches_its_origin_over_tls() {
+    let (lab, origin) = lab::simple().await;
+    let port = origin.port();
+    let reply = lab.get(&format!("https://api.test:{port}/x?q=1")).await;
+    assert_eq!((reply.status.as_u16(), reply.text()), (200, "hello\n"));
+    let seen = origin.last();
+    assert_eq!(seen.uri.path_and_query().unwrap().as_str(), "/x?q=1");
+    assert!(!seen.headers.contains_key("proxy-authorization"));
+    let lines = lab.audit().await;
+    let decided = lines.iter().find(|line| line["event"] == "decided").unwrap();
+    let closed = lab.ended(0).await;
+    assert_eq!(decided["id"], closed["id"]);
+    assert_eq!(decided["id"].as_str(), reply.header("exeat-request-id"));
+    for (key, want) in [
+        ("task", "t"),
+        ("execution", "t"),
+        ("method", "GET"),
+        ("scheme", "https"),
+        ("host", "api.test"),
+        ("path", "/x"),
+        ("verdict", "allow"),
+        ("rule", "api"),
+    ] {
+        assert_eq!(closed[key], want, "{key}");
+    }
+    assert_eq!((closed["response_status"].as_u64(), closed["response_size_bytes"].as_u64()), (Some(200), Some(6)));
+    assert_eq!((closed["addr"].as_str(), closed["alpn"].as_str()), (Some("127.0.0.1"), Some("h2")));
+    assert!(!lines.iter().any(|line| line.to_string().contains("q=1")), "no query in the log");
+}
+
+/// Client protocol × origin protocol, with bodies of known and unknown length.
+#[tokio::test]
+async fn h1_and_h2_are_bridged_in_all_four_ways_and_no_body_is_lost() {
+    let ground = Ground::new().await;
+    let (both, old) = (ground.origin("both.test").await, ground.origin_h1("old.test").await);
+    let text = format!(
+        "[integrations.all]\nallowed_domains = [\"both.test\", \"old.test\"]\nports = [{}, {}]\n[tasks.t]\nintegrations = [\"all\"]\n",
+        both.port(),
+        old.port()
+    );
+    let lab = ground.proxy(&text).await;
+    for (name, origin, upstream) in [("both.test", &both, Version::HTTP_2), ("old.test", &old, Version::HTTP_11)] {
+        let to = format!("{name}:{}", origin.port());
+        for known_length in [true, false] {
+            let what = format!("to {name}, known length {known_length}");
+            let request = |uri: &str| Request::builder().method("POST").uri(uri).header("host", to.as_str());
+            let reply = lab.inside(&to, request("/post").body(body(known_length)).unwrap()).await;
+            assert_eq!(reply.status, 200, "h1 {what}");
+            assert_eq!((origin.last().version, &origin.last().body[..]), (upstream, &b"some body"[..]), "h1 {what}");
+
+            let mut h2 = lab.h2(&to).await;
+            let response = h2
+                .send_request(request(&format!("https://{to}/post")).body(body(known_length)).unwrap())
+                .await
+                .unwrap();
+            assert_eq!((response.status().as_u16(), response.version()), (200, Version::HTTP_2), "h2 {what}");
+            assert_eq!((origin.last().version, &origin.last().body[..]), (upstream, &b"some body"[..]), "h2 {what}");
+        }
+    }
+}
+
+/// A GET with a streamed body is what loses it most easily.
+#[tokio::test]
+async fn a_get_with_a_body_keeps_it() {
+    let ground = Ground::new().await;
+    let origin = ground.origin_h1("api.test").await;
+    let port = origin.port();
+    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let to = format!("api.test:{port}");
+    let mut h2 = lab.h2(&to).await;
+    let request = Request::builder().method("GET").uri(format!("https://{to}/x")).body(body(false)).unwrap();
+    assert_eq!(h2.send_request(request).await.unwrap().status(), 200);
+    assert_eq!(&origin.last().body[..], b"some body");
+}
+
+fn body(known_length: bool) -> http_body_util::Either<Full<Bytes>, Channel<Bytes>> {
+    if known_length {
+        return http_body_util::Either::Left(Full::from("some body"));
+    }
+    let (mut send, body) = Channel::new(4);
+    tokio::spawn(async move {
+        send.send_data(Bytes::from_static(b"some ")).await.unwrap();
+        send.send_data(Bytes::from_static(b"body")).await.unwrap();
+    });
+    http_body_util::Either::Right(body)
+}
+
+#[tokio::test]
+async fn trailers_pass_both_ways() {
+    let (lab, origin) = lab::simple().await;
+    let to = format!("api.test:{}", origin.port());
+    let mut h2 = lab.h2(&to).await;
+    let (mut send, body) = Channel::<Bytes>::new(4);
+    tokio::spawn(async move {
+        send.send_data(Bytes::from_static(b"data")).await.unwrap();
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-end", "yes".parse().unwrap());
+        send.send_trailers(trailers).await.unwrap();
+    });
+    let request = Request::builder()
+        .method("POST")
+        .uri(format!("https://{to}/trailers"))
+        .header("te", "trailers")
+        .body(body)
+        .unwrap();
+    let reply = Reply::read(h2.send_request(request).await.unwrap()).await;
+    assert_eq!((reply.text(), reply.trailers["x-sum"].to_str().unwrap()), ("body", "42"));
+    assert_eq!(origin.last().trailers["x-end"], "yes");
+    assert_eq!(origin.last().headers["te"], "trailers");
+
+    let request =
+        Request::builder().uri("/trailers").header("host", &to).header("te", "trailers").body(empty()).unwrap();
+    let reply = lab.inside(&to, request).await;
+    assert_eq!(reply.trailers.get("x-sum").map(|v| v.to_str().unwrap()), Some("42"), "over HTTP/1.1");
+}
+
+/// The first half of the answer is read before the second half of the request is written.
+#[tokio::test]
+async fn bodies_stream_both_ways_at_once() {
+    let (lab, origin) = lab::simple().await;
+    let to = format!("api.test:{}", origin.port());
+    let mut h2 = lab.h2(&to).await;
+    let (mut send, body) = Channel::<Bytes>::new(1);
+    let request = Request::builder().method("POST").uri(format!("https://{to}/echo")).body(body).unwrap();
+    let asked = tokio::spawn(async move { h2.send_request(request).await.unwrap() });
+    send.send_data(Bytes::from_static(b"ping")).await.unwrap();
+    let mut response = asked.await.unwrap();
+    assert_eq!(response.frame().await.unwrap().unwrap().into_data().unwrap(), "ping");
+    send.send_data(Bytes::from_static(b"pong")).await.unwrap();
+    assert_eq!(response.frame().await.unwrap().unwrap().into_data().unwrap(), "pong");
+    drop(send);
+    assert!(response.frame().await.is_none_or(|frame| frame.unwrap().into_data().unwrap().is_empty()));
+}
+
+#[tokio::test]
+async fn plain_http_passes_only_where_it_is_allowed_in_absolute_form_and_in_a_tunnel() {
+    let ground = Ground::new().await;
+    let origin = Origin::http().await;
+    ground.dns.set("plain.test", &["127.0.0.1"]);
+    ground.dns.set("tls.test", &["127.0.0.1"]);
+    let port = origin.port();
+    let lab = ground
+        .proxy(&format!(
+            "[integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{port}]\nplain_http = true\n\
+             [integrations.tls]\nallowed_domains = [\"tls.test\"]\nports = [{port}]\n\
+             [tasks.t]\nintegrations = [\"plain\", \"tls\"]\n"
+        ))
+        .await;
+    assert_eq!(lab.get(&format!("http://plain.test:{port}/")).await.text(), "hello\n");
+    let in_tunnel =
+        |name: &str| Request::builder().uri("/").header("host", format!("{name}:{port}")).body(empty()).unwrap();
+    let stream = lab.tunnel(&format!("plain.test:{port}")).await;
+    assert_eq!(Reply::read(h1(stream, in_tunnel("plain.test")).await).await.text(), "hello\n");
+    assert_eq!(lab.ended(1).await["scheme"], "http");
+
+    lab.get(&format!("http://tls.test:{port}/")).await.assert_refused(403, "scheme_not_allowed");
+    let stream = lab.tunnel(&format!("tls.test:{port}")).await;
+    Reply::read(h1(stream, in_tunnel("tls.test")).await).await.assert_refused(403, "scheme_not_allowed");
+    assert_eq!(origin.seen().len(), 2);
+    assert_eq!(lab.ended(3).await["code"], "scheme_not_allowed");
+}
+
+#[tokio::test]
+async fn an_opaque_tunnel_carries_the_origins_own_certificate() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("sealed.test").await;
+    let port = origin.port();
+    let origin_ca = std::fs::read(ground.dir.path().join("origin-ca.pem")).unwrap();
+    let lab = ground
+        .proxy(&format!("[integrations.s]\nallowed_domains = [\"sealed.test\"]\nports = [{port}]\nmode = \"opaque\"\n[tasks.t]\nintegrations = [\"s\"]\n"))
+        .await;
+    let stream = lab.tunnel(&format!("sealed.test:{port}")).await;
+    let mut roots = rustls::RootCertStore::empty();
+    use rustls::pki_types::pem::PemObject;
+    roots.add(rustls::pki_types::CertificateDer::from_pem_slice(&origin_ca).unwrap()).unwrap();
+    let config = lab::client::client_config(roots, &["http/1.1"]);
+    let tls = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config))
+        .connect("sealed.test".try_into().unwrap(), stream)
+        .await
+        .unwrap();
+    let request =
+        Request::builder().uri("/").header("host", "sealed.test").header("connection", "close").body(empty()).unwrap();
+    assert_eq!(Reply::read(h1(tls, request).await).await.text(), "hello\n");
+    let closed = lab.ended(0).await;
+    assert_eq!(
+        (closed["event"].as_str(), closed["method"].as_str(), closed["verdict"].as_str()),
+        (Some("closed"), Some("CONNECT"), Some("allow"))
+    );
+    assert!(closed["response_size_bytes"].as_u64().unwrap() > 100, "{closed}");
+}
+
+#[tokio::test]
+async fn an_origin_cannot_speak_for_the_proxy() {
+    let (lab, origin) = lab::simple().await;
+    let reply = lab.get(&format!("https://api.test:{}/pretend", origin.port())).await;
+    assert_eq!(reply.text(), "pretend");
+    for gone in ["exeat-refusal", "exeat-credential-used", "proxy-status", "alt-svc", "x-hop"] {
+        assert_eq!(reply.header(gone), None, "{gone}");
+    }
+    assert_eq!(reply.header("x-kept"), Some("1"));
+    assert_ne!(reply.header("exeat-request-id"), Some("forged"));
+}
+
+#[tokio::test]
+async fn redirects_and_errors_of_the_origin_are_passed_on_and_not_followed() {
+    let (lab, origin) = lab::simple().await;
+    let port = origin.port();
+    let reply = lab.get(&format!("https://api.test:{port}/redirect")).await;
+    assert_eq!((reply.status.as_u16(), reply.header("location")), (302, Some("https://elsewhere.test/")));
+    assert_eq!(lab.get(&format!("https://api.test:{port}/error")).await.status, 500);
+    assert_eq!(lab.dns.queries("elsewhere.test"), 0);
+}
+
+#[tokio::test]
+async fn heads_without_bodies_stay_so() {
+    let (lab, origin) = lab::simple().await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let reply = lab.send(lab.absolute("HEAD", &url).body(empty()).unwrap()).await;
+    assert_eq!((reply.status.as_u16(), reply.header("content-length"), reply.body.len()), (200, Some("6"), 0));
+    let reply = lab.get(&format!("{url}status?204")).await;
+    assert_eq!((reply.status.as_u16(), reply.header("transfer-encoding")), (204, None));
+}
+
+#[tokio::test]
+async fn connections_to_origins_are_used_again_by_the_same_execution_only() {
+    let ground = Ground::new().await;
+    let origin = ground.origin_h1("api.test").await;
+    let port = origin.port();
+    std::fs::write(ground.dir.path().join("other"), "another-token-of-24-bytes-or-more").unwrap();
+    let lab = ground
+        .proxy(&format!("{}[tasks.other]\ntoken = \"file:other\"\nintegrations = [\"api\"]\n", lab::allow_api(port)))
+        .await;
+    let url = format!("https://api.test:{port}/");
+    for n in 0..5 {
+        assert_eq!(lab.get(&url).await.status, 200);
+        // The connection is back in the pool a moment after its answer has been read.
+        lab.ended(n).await;
+        for _ in 0..50 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let before = origin.connections();
+    assert!(before < 5, "{before} connections for 5 requests");
+    let mut request = lab.absolute("GET", &url).body(empty()).unwrap();
+    request.headers_mut().insert("proxy-authorization", "Bearer another-token-of-24-bytes-or-more".parse().unwrap());
+    assert_eq!(lab.send(request).await.status, 200);
+    assert_eq!(origin.connections(), before + 1, "another execution gets a connection of its own");
+}
+
+/// 64 MiB down and up through an interception. The whole of it is never in memory: the windows are
+/// smaller. (`benches/` measures a GiB.)
+#[tokio::test]
+async fn large_bodies_pass_whole_both_ways() {
+    const SIZE: usize = 64 << 20;
+    let (lab, origin) = lab::simple().await;
+    let to = format!("api.test:{}", origin.port());
+    let mut h2 = lab.h2(&to).await;
+    let request = Request::builder().uri(format!("https://{to}/big?{SIZE}")).body(body(true)).unwrap();
+    let mut response = h2.send_request(request).await.unwrap();
+    let mut got = 0;
+    while let Some(frame) = response.frame().await {
+        got += frame.unwrap().data_ref().map_or(0, Bytes::len);
+    }
+    assert_eq!(got, SIZE);
+
+    let (mut send, body) = Channel::<Bytes>::new(4);
+    tokio::spawn(async move {
+        for _ in 0..SIZE >> 16 {
+            send.send_data(Bytes::from_static(&[7; 1 << 16])).await.unwrap();
+        }
+    });
+    let request = Request::builder().method("PUT").uri("/sink").header("host", &to).body(body).unwrap();
+    assert_eq!(lab.inside(&to, request).await.text(), SIZE.to_string());
+    let closed = lab.ended(1).await;
+    assert_eq!(closed["request_bytes"].as_u64(), Some(SIZE as u64));
+}

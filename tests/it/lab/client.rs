@@ -1,0 +1,201 @@
+//! The sandbox's part: raw bytes, HTTP/1.1 and HTTP/2, outside and inside tunnels.
+
+use std::sync::Arc;
+
+use base64::Engine;
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Incoming};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::ClientConfig;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::{Lab, PATIENCE, TOKEN};
+
+/// An answer, read whole.
+#[derive(Debug)]
+pub struct Reply {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+    pub trailers: HeaderMap,
+}
+
+impl Reply {
+    pub async fn read(response: Response<Incoming>) -> Self {
+        let (parts, body) = response.into_parts();
+        let collected = timeout(PATIENCE, body.collect()).await.expect("the body ends").expect("the body is whole");
+        let trailers = collected.trailers().cloned().unwrap_or_default();
+        Self { status: parts.status, headers: parts.headers, body: collected.to_bytes(), trailers }
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    pub fn problem(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    /// A refusal of the proxy, whole in every part.
+    pub fn assert_refused(&self, status: u16, code: &str) {
+        assert_eq!((self.status.as_u16(), self.header("exeat-refusal")), (status, Some(code)), "{self:?}");
+        assert_eq!(self.header("content-type"), Some("application/problem+json"));
+        assert!(self.header("proxy-status").is_some_and(|s| s.starts_with("exeat; error=")), "{self:?}");
+        let problem = self.problem();
+        assert_eq!(problem["code"], code);
+        assert_eq!(problem["type"], format!("urn:exeat:{code}"));
+        assert_eq!(problem["status"], status);
+        assert_eq!(problem["instance"].as_str(), self.header("exeat-request-id"));
+        assert!(problem["hint"].as_str().is_some_and(|hint| hint.len() > 10));
+    }
+}
+
+/// `Basic` credentials of the task `t`.
+pub fn auth() -> String {
+    format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("t:{TOKEN}")))
+}
+
+impl Lab {
+    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox: it connects to the proxy")]
+    pub async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.proxy).await.unwrap()
+    }
+
+    /// Sends bytes and reads until the proxy closes. `{auth}` stands for the right header.
+    pub async fn raw(&self, text: &str) -> String {
+        let mut stream = self.connect().await;
+        stream
+            .write_all(text.replace("{auth}", &format!("Proxy-Authorization: {}\r\n", auth())).as_bytes())
+            .await
+            .unwrap();
+        read_to_end(&mut stream).await
+    }
+
+    /// A request in absolute form, on a connection of its own.
+    pub async fn send<B>(&self, request: Request<B>) -> Reply
+    where
+        B: Body + Send + Unpin + 'static,
+        B::Data: Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Reply::read(h1(self.connect().await, request).await).await
+    }
+
+    pub async fn get(&self, url: &str) -> Reply {
+        self.send(self.absolute("GET", url).body(empty()).unwrap()).await
+    }
+
+    /// A builder for a request in absolute form, with token and Host.
+    pub fn absolute(&self, method: &str, url: &str) -> http::request::Builder {
+        let authority = url.parse::<http::Uri>().unwrap().authority().unwrap().to_string();
+        Request::builder().method(method).uri(url).header("host", authority).header("proxy-authorization", auth())
+    }
+
+    /// The head of the answer to a CONNECT, and the connection behind it.
+    pub async fn try_connect(&self, to: &str) -> (String, TcpStream) {
+        let mut stream = self.connect().await;
+        let head = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\n\r\n", auth());
+        stream.write_all(head.as_bytes()).await.unwrap();
+        (read_head(&mut stream).await, stream)
+    }
+
+    pub async fn tunnel(&self, to: &str) -> TcpStream {
+        let (head, stream) = self.try_connect(to).await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        stream
+    }
+
+    /// What a client inside the sandbox trusts: the interception CA and nothing else.
+    pub fn trusting(&self, alpn: &[&str]) -> ClientConfig {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.daemon.ca_pem().as_bytes()).unwrap()).unwrap();
+        client_config(roots, alpn)
+    }
+
+    /// TLS through a tunnel, ended by the proxy.
+    pub async fn tls(&self, to: &str, alpn: &[&str]) -> TlsStream<TcpStream> {
+        let host = to.rsplit_once(':').unwrap().0.trim_matches(['[', ']']).to_owned();
+        let stream = self.tunnel(to).await;
+        TlsConnector::from(Arc::new(self.trusting(alpn))).connect(host.try_into().unwrap(), stream).await.unwrap()
+    }
+
+    /// One request inside a tunnel of its own, over HTTP/1.1.
+    pub async fn inside<B>(&self, to: &str, request: Request<B>) -> Reply
+    where
+        B: Body + Send + Unpin + 'static,
+        B::Data: Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Reply::read(h1(self.tls(to, &["http/1.1"]).await, request).await).await
+    }
+
+    /// An h2 connection inside a tunnel of its own.
+    pub async fn h2<B>(&self, to: &str) -> hyper::client::conn::http2::SendRequest<B>
+    where
+        B: Body + Send + Unpin + 'static,
+        B::Data: Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let tls = self.tls(to, &["h2"]).await;
+        assert_eq!(tls.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+        let (sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(tls)).await.unwrap();
+        tokio::spawn(connection);
+        sender
+    }
+}
+
+pub fn client_config(roots: rustls::RootCertStore, alpn: &[&str]) -> ClientConfig {
+    let builder =
+        ClientConfig::builder_with_provider(exeat::tls::provider()).with_safe_default_protocol_versions().unwrap();
+    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = alpn.iter().map(|p| p.as_bytes().to_vec()).collect();
+    config
+}
+
+/// One request over HTTP/1.1; the connection goes on in the background until the answer is read.
+pub async fn h1<B>(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, request: Request<B>) -> Response<Incoming>
+where
+    B: Body + Send + Unpin + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await.unwrap();
+    tokio::spawn(connection);
+    timeout(PATIENCE, sender.send_request(request)).await.expect("an answer comes").expect("it is HTTP")
+}
+
+pub fn empty() -> Full<Bytes> {
+    Full::default()
+}
+
+pub async fn read_to_end(stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut bytes = Vec::new();
+    // A reset after the answer is as good as an end.
+    let _ = timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.expect("the connection ends");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+pub async fn read_head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        match timeout(PATIENCE, stream.read_u8()).await.expect("an answer comes") {
+            Ok(byte) => head.push(byte),
+            Err(_) => break,
+        }
+    }
+    String::from_utf8_lossy(&head).into_owned()
+}

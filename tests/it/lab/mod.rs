@@ -1,0 +1,167 @@
+//! Real things on the loopback: a proxy from a TOML text, origins, a DNS server, and a sandbox to play.
+
+pub mod client;
+pub mod origin;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use exeat::cli::demo::dns::ScriptedDns;
+use exeat::flow::daemon::Daemon;
+use exeat::model::host::Host;
+use exeat::policy::compile::{self, Config, Surroundings};
+use exeat::tls::authority::Authority;
+use serde_json::Value;
+use tempfile::TempDir;
+
+pub use client::Reply;
+pub use origin::Origin;
+
+/// The token of the task `t`.
+pub const TOKEN: &str = "a-token-of-more-than-24-bytes";
+/// How long anything may take before a test gives up.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Everything a test needs.
+pub struct Lab {
+    pub daemon: Daemon,
+    pub dns: ScriptedDns,
+    pub proxy: SocketAddr,
+    pub dir: TempDir,
+}
+
+/// What can be started before the proxy, because the configuration names its ports.
+pub struct Ground {
+    pub dir: TempDir,
+    pub dns: ScriptedDns,
+    pub origin_ca: Authority,
+}
+
+impl Ground {
+    pub async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let origin_ca =
+            Authority::load_or_create(&dir.path().join("origin-ca.pem"), &dir.path().join("origin-ca-key.pem"))
+                .unwrap();
+        Self { dir, dns: ScriptedDns::start().await.unwrap(), origin_ca }
+    }
+
+    /// A TLS origin for these names, which lead to 127.0.0.1.
+    pub async fn origin(&self, name: &str) -> Origin {
+        self.dns.set(name, &["127.0.0.1"]);
+        Origin::https(self.server_config(name)).await
+    }
+
+    /// As [`Self::origin`], without h2.
+    pub async fn origin_h1(&self, name: &str) -> Origin {
+        self.dns.set(name, &["127.0.0.1"]);
+        let mut config = self.server_config(name).as_ref().clone();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Origin::https(config.into()).await
+    }
+
+    pub fn server_config(&self, name: &str) -> std::sync::Arc<rustls::ServerConfig> {
+        self.origin_ca.server_config(&Host::parse(name).unwrap()).unwrap()
+    }
+
+    /// The proxy. The text is added to what every lab has: free ports, our DNS, our roots, the loopback
+    /// opened. `[tasks.t]` has [`TOKEN`].
+    pub async fn proxy(self, text: &str) -> Lab {
+        let config = self.config(text);
+        let compiled = compiled(&config, self.dir.path());
+        let mut settings = compiled.settings;
+        if !text.contains("[admin]") {
+            settings.admin.listen = None;
+        }
+        let daemon = Daemon::start(settings, compiled.policy, None).await.unwrap();
+        let proxy = daemon.proxy_addresses()[0];
+        Lab { daemon, dns: self.dns, proxy, dir: self.dir }
+    }
+
+    /// The whole text of a configuration.
+    pub fn config(&self, text: &str) -> String {
+        std::fs::write(self.dir.path().join("token"), TOKEN).unwrap();
+        let base = [
+            ("[proxy]", "listen = [\"127.0.0.1:0\"]".to_owned()),
+            ("[upstream]", "extra_roots = [\"origin-ca.pem\"]".to_owned()),
+            ("[dns]", format!("servers = [\"{}\"]", self.dns.address())),
+            ("[network]", "allow_cidrs = [\"127.0.0.0/8\"]".to_owned()),
+            ("[tasks.t]", "token = \"file:token\"".to_owned()),
+        ];
+        let mut whole = text.to_owned();
+        for (section, key) in base {
+            let name = key.split(' ').next().unwrap();
+            let given = whole.split(section).nth(1).and_then(|rest| rest.split("\n[").next().map(str::to_owned));
+            match given {
+                Some(body) if body.contains(&format!("{name} =")) => {}
+                Some(_) => whole = whole.replacen(section, &format!("{section}\n{key}"), 1),
+                None => whole.push_str(&format!("\n{section}\n{key}\n")),
+            }
+        }
+        whole
+    }
+}
+
+fn compiled(text: &str, dir: &Path) -> Config {
+    let env = |_: &str| None;
+    compile::compile(text, &Surroundings { base: dir, state_dir: dir, env: &env })
+        .unwrap_or_else(|problems| panic!("{problems:#?}\n{text}"))
+}
+
+/// A lab with one origin, `api.test`, that task `t` may use in every way.
+pub async fn simple() -> (Lab, Origin) {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let port = origin.port();
+    let lab = ground.proxy(&allow_api(port)).await;
+    (lab, origin)
+}
+
+pub fn allow_api(port: u16) -> String {
+    format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n[tasks.t]\nintegrations = [\"api\"]\n"
+    )
+}
+
+impl Lab {
+    pub fn audit_file(&self) -> PathBuf {
+        self.dir.path().join("audit.jsonl")
+    }
+
+    /// The audit lines so far, without those of the log itself.
+    pub async fn audit(&self) -> Vec<Value> {
+        assert!(self.daemon.flush_audit().await);
+        let text = std::fs::read_to_string(self.audit_file()).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.filter(|line| line["event"] != "opened").collect()
+    }
+
+    /// The line that ended the `n`-th exchange, counted from 0.
+    pub async fn ended(&self, n: usize) -> Value {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            let ended = self.audit().await.into_iter().filter(|line| line["event"] != "decided").nth(n);
+            if let Some(line) = ended {
+                return line;
+            }
+            tokio::task::yield_now().await;
+        }
+        panic!("exchange {n} left no line: {:#?}", self.audit().await);
+    }
+
+    /// The only exchange was refused with this code, before anything left.
+    pub async fn refused_only(&self, code: &str) {
+        let line = self.ended(0).await;
+        assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("refused"), Some(code)), "{line}");
+        let lines = self.audit().await;
+        assert_eq!(lines.len(), 1, "{lines:#?}");
+    }
+
+    /// Puts a policy in force; `text` as for [`Ground::proxy`].
+    pub fn reload(&self, text: &str) {
+        let with_token = text.replace("[tasks.t]", "[tasks.t]\ntoken = \"file:token\"");
+        let whole = format!("[network]\nallow_cidrs = [\"127.0.0.0/8\"]\n{with_token}");
+        let _ = self.daemon.replace_policy(compiled(&whole, self.dir.path()).policy);
+    }
+}

@@ -1,0 +1,281 @@
+//! Origins: one that answers by path and remembers what it got, and one of raw bytes.
+
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, Uri, Version};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Channel, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+pub type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+
+/// A request as it arrived.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub uri: Uri,
+    pub version: Version,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+    pub trailers: HeaderMap,
+}
+
+/// An origin on a free port of 127.0.0.1.
+#[derive(Clone)]
+pub struct Origin {
+    address: SocketAddr,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    connections: Arc<AtomicUsize>,
+    repositories: Arc<Mutex<PathBuf>>,
+}
+
+impl Origin {
+    pub async fn https(config: Arc<ServerConfig>) -> Self {
+        Self::listen(Some(TlsAcceptor::from(config))).await
+    }
+
+    pub async fn http() -> Self {
+        Self::listen(None).await
+    }
+
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    pub fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    pub fn last(&self) -> Seen {
+        self.seen().pop().expect("the origin was asked")
+    }
+
+    /// Serves the repositories in a folder under `/git/`, by git's own CGI program.
+    pub fn serve_repositories(&self, folder: PathBuf) {
+        *self.repositories.lock().unwrap() = folder;
+    }
+
+    /// How often it was dialled.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+
+    async fn listen(tls: Option<TlsAcceptor>) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let origin = Self { address, seen: Arc::default(), connections: Arc::default(), repositories: Arc::default() };
+        let running = origin.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                running.connections.fetch_add(1, Ordering::SeqCst);
+                let (origin, tls) = (running.clone(), tls.clone());
+                tokio::spawn(async move {
+                    match tls {
+                        None => origin.serve(stream, false).await,
+                        Some(acceptor) => {
+                            if let Ok(stream) = acceptor.accept(stream).await {
+                                let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                                origin.serve(stream, h2).await;
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        origin
+    }
+
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, h2: bool) {
+        let io = TokioIo::new(stream);
+        let service = service_fn(move |request| {
+            let origin = self.clone();
+            async move { origin.answer(request).await }
+        });
+        // A peer that breaks off is part of many tests.
+        let _ = if h2 {
+            hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(io, service).await
+        } else {
+            hyper::server::conn::http1::Builder::new().preserve_header_case(true).serve_connection(io, service).await
+        };
+    }
+
+    async fn answer(self, request: Request<Incoming>) -> Result<Response<Body>, std::io::Error> {
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path().to_owned();
+        let note = |body: Bytes, trailers: HeaderMap| {
+            let seen =
+                Seen { uri: parts.uri.clone(), version: parts.version, headers: parts.headers.clone(), body, trailers };
+            self.seen.lock().unwrap().push(seen);
+        };
+        match path.as_str() {
+            // Streams the request's body back as it comes.
+            "/echo" => {
+                note(Bytes::new(), HeaderMap::new());
+                return Ok(Response::new(body.map_err(std::io::Error::other).boxed_unsync()));
+            }
+            // Counts without keeping.
+            "/sink" => {
+                note(Bytes::new(), HeaderMap::new());
+                let mut body = body;
+                let mut count = 0;
+                while let Some(frame) = body.frame().await {
+                    count += frame.map_err(std::io::Error::other)?.data_ref().map_or(0, Bytes::len);
+                }
+                return Ok(Response::new(full(count.to_string())));
+            }
+            "/stall" => {
+                note(Bytes::new(), HeaderMap::new());
+                return std::future::pending().await;
+            }
+            _ => {}
+        }
+        let collected = body.collect().await.map_err(std::io::Error::other)?;
+        let trailers = collected.trailers().cloned().unwrap_or_default();
+        let body = collected.to_bytes();
+        note(body.clone(), trailers);
+        if path.starts_with("/git/") {
+            return self.git(&parts, &body).await;
+        }
+        Ok(by_path(&path, parts.uri.query()))
+    }
+}
+
+impl Origin {
+    /// `git http-backend` speaks CGI (RFC 3875): variables and a body in, a head and a body out.
+    async fn git(&self, parts: &http::request::Parts, body: &[u8]) -> Result<Response<Body>, std::io::Error> {
+        let field = |name: &str| parts.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let root = self.repositories.lock().unwrap().clone();
+        let mut command = tokio::process::Command::new("git");
+        command
+            .arg("http-backend")
+            .env("GIT_PROJECT_ROOT", root)
+            .env("GIT_HTTP_EXPORT_ALL", "1")
+            .env("GIT_PROTOCOL", field("git-protocol"));
+        command
+            .env("PATH_INFO", parts.uri.path().trim_start_matches("/git"))
+            .env("QUERY_STRING", parts.uri.query().unwrap_or_default());
+        command.env("REQUEST_METHOD", parts.method.as_str()).env("CONTENT_TYPE", field("content-type"));
+        command.env("HTTP_CONTENT_ENCODING", field("content-encoding")).env("CONTENT_LENGTH", body.len().to_string());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        child.stdin.take().unwrap().write_all(body).await?;
+        let output = child.wait_with_output().await?.stdout;
+        let split = output.windows(4).position(|w| w == b"\r\n\r\n").unwrap_or(0);
+        let mut response = Response::builder();
+        for line in String::from_utf8_lossy(&output[..split]).lines() {
+            response = match line.split_once(": ") {
+                Some(("Status", status)) => response.status(&status[..3]),
+                Some((name, value)) => response.header(name, value),
+                None => response,
+            };
+        }
+        Ok(response.body(full(output[split + 4..].to_vec())).unwrap())
+    }
+}
+
+fn by_path(path: &str, query: Option<&str>) -> Response<Body> {
+    let number = query.and_then(|q| q.parse::<usize>().ok());
+    match path {
+        "/big" => Response::new(zeros(number.unwrap_or_default())),
+        "/trailers" => {
+            let (mut send, body) = Channel::<Bytes, std::io::Error>::new(4);
+            tokio::spawn(async move {
+                let _ = send.send_data(Bytes::from_static(b"body")).await;
+                let mut trailers = HeaderMap::new();
+                trailers.insert("x-sum", "42".parse().unwrap());
+                let _ = send.send_trailers(trailers).await;
+            });
+            Response::builder().header("trailer", "x-sum").body(body.boxed_unsync()).unwrap()
+        }
+        // A head and one byte, then nothing.
+        "/stall-body" => {
+            let (mut send, body) = Channel::<Bytes, std::io::Error>::new(4);
+            tokio::spawn(async move {
+                let _ = send.send_data(Bytes::from_static(b"x")).await;
+                std::future::pending::<()>().await;
+            });
+            Response::new(body.boxed_unsync())
+        }
+        // Breaks off in the middle.
+        "/cut" => {
+            let (mut send, body) = Channel::<Bytes, std::io::Error>::new(4);
+            tokio::spawn(async move {
+                let _ = send.send_data(Bytes::from_static(b"half")).await;
+                send.abort(std::io::Error::other("cut"));
+            });
+            Response::new(body.boxed_unsync())
+        }
+        // What an origin must not be able to say to a client of the proxy.
+        "/pretend" => Response::builder()
+            .header("exeat-refusal", "host_not_allowed")
+            .header("exeat-request-id", "forged")
+            .header("exeat-credential-used", "KEY")
+            .header("proxy-status", "exeat; error=x")
+            .header("alt-svc", "h3=\":443\"")
+            .header("connection", "x-hop")
+            .header("x-hop", "1")
+            .header("x-kept", "1")
+            .body(full("pretend"))
+            .unwrap_or_default(),
+        "/redirect" => {
+            Response::builder().status(302).header("location", "https://elsewhere.test/").body(full("")).unwrap()
+        }
+        "/status" => Response::builder().status(number.unwrap_or(200) as u16).body(full("")).unwrap(),
+        "/error" => Response::builder().status(500).body(full("boom")).unwrap(),
+        _ => Response::new(full("hello\n")),
+    }
+}
+
+fn full(text: impl Into<Bytes>) -> Body {
+    Full::new(text.into()).map_err(|never: Infallible| match never {}).boxed_unsync()
+}
+
+fn zeros(mut left: usize) -> Body {
+    static CHUNK: [u8; 64 * 1024] = [b'z'; 64 * 1024];
+    let frames = std::iter::from_fn(move || {
+        let n = left.min(CHUNK.len());
+        left -= n;
+        (n > 0).then(|| Ok(Frame::data(Bytes::from_static(&CHUNK[..n]))))
+    });
+    StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync()
+}
+
+/// An origin of raw bytes: it reads until `until` has arrived and then says `words`. Returns its port
+/// and what it read.
+pub async fn raw(until: &'static str, words: &'static [u8]) -> (u16, Arc<Mutex<Vec<u8>>>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let read = Arc::new(Mutex::new(Vec::new()));
+    let kept = read.clone();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let kept = kept.clone();
+            tokio::spawn(async move {
+                let mut buffer = [0; 4096];
+                let mut own = Vec::new();
+                while !own.windows(until.len()).any(|w| w == until.as_bytes()) {
+                    match stream.read(&mut buffer).await {
+                        Ok(0) | Err(_) => return,
+                        Ok(n) => {
+                            own.extend_from_slice(&buffer[..n]);
+                            kept.lock().unwrap().extend_from_slice(&buffer[..n]);
+                        }
+                    }
+                }
+                let _ = stream.write_all(words).await;
+                let _ = stream.shutdown().await;
+            });
+        }
+    });
+    (port, read)
+}

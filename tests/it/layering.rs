@@ -1,0 +1,117 @@
+//! Imports point down. This test holds the table of the architecture and reads every source file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Module, and what it may import of the crate.
+const LAYERS: [(&str, &[&str]); 8] = [
+    ("files", &[]),
+    ("model", &[]),
+    ("policy", &["model"]),
+    ("tls", &["model", "files"]),
+    ("audit", &["model", "files"]),
+    ("stages", &["model", "policy", "tls", "audit"]),
+    ("flow", &["model", "policy", "tls", "audit", "stages", "files"]),
+    ("cli", &["model", "policy", "tls", "audit", "stages", "flow", "files"]),
+];
+
+#[test]
+fn imports_point_down() {
+    let mut wrong = Vec::new();
+    for (module, allowed) in LAYERS {
+        for (file, text) in sources(module) {
+            for (number, line) in text.lines().enumerate().filter(|(_, line)| !is_comment(line)) {
+                for imported in mentioned(line) {
+                    if imported != module && !allowed.contains(&imported.as_str()) {
+                        wrong.push(format!("{}:{}: {module} may not import {imported}", file.display(), number + 1));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// A stage may name the evidence of an earlier one, and never calls it. The one written exception:
+/// `forward` calls the private `dial`.
+#[test]
+fn stages_call_no_stage() {
+    const VERBS: [(&str, &str); 8] = [
+        ("identify", "caller"),
+        ("throttle", "take"),
+        ("parse", "target"),
+        ("authorize", "destination"),
+        ("authorize", "request"),
+        ("inspect", "request"),
+        ("sni", "check"),
+        ("inject", "credential"),
+    ];
+    for (file, text) in sources("stages") {
+        let own = file.file_stem().unwrap().to_string_lossy().into_owned();
+        for (number, line) in text.lines().enumerate().filter(|(_, line)| !is_comment(line)) {
+            for (stage, verb) in VERBS.iter().filter(|(stage, _)| *stage != own) {
+                assert!(
+                    !line.contains(&format!("{stage}::{verb}(")),
+                    "{}:{}: {own} calls {stage}::{verb}",
+                    file.display(),
+                    number + 1
+                );
+            }
+            let dials = line.contains("dial::connect(") && own != "forward";
+            assert!(!dials, "{}:{}: only forward dials", file.display(), number + 1);
+        }
+    }
+}
+
+/// What only some files may do.
+#[test]
+fn some_things_have_one_home() {
+    let rules: [(&str, &[&str]); 6] = [
+        (".expose()", &["src/model/secret.rs", "src/policy/compile.rs", "src/flow/daemon.rs"]),
+        ("TcpStream::connect(", &["src/stages/dial.rs", "src/cli/demo/mod.rs"]),
+        ("hickory_resolver", &["src/stages/pin.rs", "src/cli/demo/dns.rs"]),
+        ("application/problem+json", &["src/flow/respond.rs"]),
+        ("PinnedTarget {", &["src/stages/pin.rs"]),
+        ("clippy::disallowed_methods", &["src/stages/dial.rs", "src/cli/demo/mod.rs"]),
+    ];
+    for (file, text) in sources("") {
+        let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let lines = text.lines().filter(|line| !is_comment(line)).collect::<Vec<_>>().join("\n");
+        for (what, homes) in rules {
+            let at_home = homes.iter().any(|home| file.ends_with(home));
+            assert!(at_home || !lines.contains(what), "{} has {what}", file.display());
+        }
+    }
+}
+
+fn is_comment(line: &str) -> bool {
+    line.trim_start().starts_with("//")
+}
+
+/// Top-level modules of the crate that a line names.
+fn mentioned(line: &str) -> Vec<String> {
+    let after = line.split("crate::").skip(1);
+    after.map(|rest| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()).collect()
+}
+
+fn sources(module: &str) -> Vec<(PathBuf, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    let mut folders = vec![root.join(module)];
+    let single = root.join(format!("{module}.rs"));
+    if single.is_file() {
+        found.push(single);
+    }
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    assert!(!found.is_empty(), "no sources in {module:?}");
+    found.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+}

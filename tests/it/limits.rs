@@ -1,0 +1,220 @@
+//! Dead, lying, stalling and greedy peers are answered or cut off in time.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt, Channel};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::lab::client::{empty, h1, read_to_end};
+use crate::lab::{self, Ground, Lab, Origin, origin};
+
+async fn impatient() -> (Lab, Origin) {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let lab = ground
+        .proxy(&format!(
+            "[proxy]\nheader_timeout = \"400ms\"\n[plans.p.raw]\nresponse_header_timeout = \"400ms\"\nidle_timeout = \"600ms\"\n{}plan = \"p\"\n",
+            lab::allow_api(origin.port())
+        ))
+        .await;
+    (lab, origin)
+}
+
+#[tokio::test]
+async fn an_origin_that_is_down_or_lies_is_a_502() {
+    let ground = Ground::new().await;
+    let down = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let stranger = origin::raw("\r\n", b"").await.0;
+    let (babbler, _) = origin::raw("\r\n\r\n", b"220 smtp.example ESMTP\r\n").await;
+    let (hangup, _) = origin::raw("\r\n\r\n", b"").await;
+    let (upgrader, _) =
+        origin::raw("\r\n\r\n", b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n").await;
+    let (coder, _) = origin::raw("\r\n\r\n", b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nxx").await;
+    ground.dns.set("api.test", &["127.0.0.1"]);
+    let ports = [down, stranger, babbler, hangup, upgrader, coder];
+    let lab = ground
+        .proxy(&format!("[integrations.a]\nallowed_domains = [\"api.test\"]\nports = {ports:?}\nplain_http = true\n[tasks.t]\nintegrations = [\"a\"]\n"))
+        .await;
+    let rows = [
+        (format!("http://api.test:{down}/"), "connect_failed"),
+        (format!("https://api.test:{down}/"), "connect_failed"),
+        (format!("https://api.test:{babbler}/"), "tls_failed"),
+        (format!("http://api.test:{babbler}/"), "upstream_protocol"),
+        (format!("http://api.test:{hangup}/"), "upstream_protocol"),
+        (format!("http://api.test:{upgrader}/"), "upstream_protocol"),
+        (format!("http://api.test:{coder}/"), "upstream_protocol"),
+    ];
+    for (n, (url, code)) in rows.iter().enumerate() {
+        if url.contains(&format!("https://api.test:{babbler}")) {
+            // It waits for a blank line that a ClientHello does not have, so the handshake times out.
+            continue;
+        }
+        let reply = lab.get(url).await;
+        reply.assert_refused(502, code);
+        let line = lab.audit().await.into_iter().rfind(|line| line["event"] == "closed");
+        assert_eq!(line.map(|line| line["code"].clone()), Some((*code).into()), "{n} {url}");
+    }
+}
+
+#[tokio::test]
+async fn an_opaque_tunnel_to_an_origin_that_is_down_is_an_http_answer() {
+    let ground = Ground::new().await;
+    let down = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    ground.dns.set("api.test", &["127.0.0.1"]);
+    let lab = ground
+        .proxy(&format!("[integrations.a]\nallowed_domains = [\"api.test\"]\nports = [{down}]\nmode = \"opaque\"\n[tasks.t]\nintegrations = [\"a\"]\n"))
+        .await;
+    let (head, _) = lab.try_connect(&format!("api.test:{down}")).await;
+    assert!(head.starts_with("HTTP/1.1 502") && head.contains("exeat-refusal: connect_failed"), "{head}");
+    lab.refused_only("connect_failed").await;
+}
+
+/// A listener whose backlog is full neither accepts nor refuses.
+#[tokio::test]
+async fn an_origin_that_does_not_accept_is_a_504_within_connect_timeout() {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
+    socket.listen(0).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    let mut fillers = Vec::new();
+    for _ in 0..4 {
+        let filler = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        filler.set_nonblocking(true).unwrap();
+        let _ = filler.connect(&address.into());
+        fillers.push(filler);
+    }
+    let ground = Ground::new().await;
+    ground.dns.set("api.test", &["127.0.0.1"]);
+    let lab =
+        ground.proxy(&format!("[upstream]\nconnect_timeout = \"300ms\"\n{}", lab::allow_api(address.port()))).await;
+    let start = Instant::now();
+    lab.get(&format!("https://api.test:{}/", address.port())).await.assert_refused(504, "connect_timed_out");
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn an_origin_that_never_answers_is_a_504() {
+    let (lab, origin) = impatient().await;
+    lab.get(&format!("https://api.test:{}/stall", origin.port())).await.assert_refused(504, "request_timed_out");
+    let line = lab.ended(0).await;
+    assert_eq!(
+        (line["event"].as_str(), line["code"].as_str(), line["verdict"].as_str()),
+        (Some("closed"), Some("request_timed_out"), Some("fail"))
+    );
+}
+
+#[tokio::test]
+async fn a_body_that_stalls_or_breaks_off_is_cut_and_never_looks_whole() {
+    let (lab, origin) = impatient().await;
+    for (n, (path, code)) in
+        [("/stall-body", "request_timed_out"), ("/cut", "upstream_protocol")].into_iter().enumerate()
+    {
+        let request = lab.absolute("GET", &format!("https://api.test:{}{path}", origin.port())).body(empty()).unwrap();
+        let response = h1(lab.connect().await, request).await;
+        assert_eq!(response.status(), 200);
+        assert!(
+            tokio::time::timeout(lab::PATIENCE, response.collect()).await.unwrap().is_err(),
+            "{path}: no clean end"
+        );
+        assert_eq!(lab.ended(n).await["code"], code, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn the_whole_exchange_has_a_time_where_the_plan_says_so() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let lab = ground
+        .proxy(&format!("[plans.p.raw]\nrequest_timeout = \"500ms\"\n{}plan = \"p\"\n", lab::allow_api(origin.port())))
+        .await;
+    lab.get(&format!("https://api.test:{}/stall", origin.port())).await.assert_refused(504, "request_timed_out");
+    let request = lab.absolute("GET", &format!("https://api.test:{}/stall-body", origin.port())).body(empty()).unwrap();
+    let response = h1(lab.connect().await, request).await;
+    assert!(tokio::time::timeout(lab::PATIENCE, response.collect()).await.unwrap().is_err());
+    assert_eq!(lab.ended(1).await["code"], "request_timed_out");
+}
+
+#[tokio::test]
+async fn a_client_that_stalls_is_closed_at_its_deadline() {
+    let (lab, origin) = impatient().await;
+    // Half a head.
+    let mut stream = lab.connect().await;
+    stream.write_all(b"GET https://api.test/ HTTP/1.1\r\nHo").await.unwrap();
+    read_to_end(&mut stream).await;
+    assert_eq!(lab.ended(0).await["code"], "header_timeout");
+    // Half a body.
+    let (mut send, body) = Channel::<Bytes>::new(1);
+    let to = format!("api.test:{}", origin.port());
+    let request = Request::builder().method("POST").uri("/sink").header("host", &to).body(body).unwrap();
+    send.send_data(Bytes::from_static(b"half")).await.unwrap();
+    let reply = lab.inside(&to, request).await;
+    reply.assert_refused(504, "request_timed_out");
+    drop(send);
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_is_noted_and_its_origin_let_go() {
+    let (lab, origin) = lab::simple().await;
+    let to = format!("api.test:{}", origin.port());
+    let mut h2 = lab.h2(&to).await;
+    let request = Request::builder().uri(format!("https://{to}/stall-body")).body(empty()).unwrap();
+    let response = h2.send_request(request).await.unwrap();
+    drop(response);
+    let line = lab.ended(0).await;
+    assert_eq!((line["event"].as_str(), line["verdict"].as_str()), (Some("closed"), Some("abandoned")));
+}
+
+#[tokio::test]
+async fn a_connection_over_the_limit_is_told_and_closed_and_the_others_go_on() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let port = origin.port();
+    let lab = ground.proxy(&format!("[proxy]\nmax_connections = 2\n{}", lab::allow_api(port))).await;
+    let to = format!("api.test:{port}");
+    let (mut one, two) = (lab.h2(&to).await, lab.tunnel(&to).await);
+    for n in 0..3 {
+        let mut third = lab.connect().await;
+        let text = read_to_end(&mut third).await;
+        assert!(text.starts_with("HTTP/1.1 503 ") && text.contains("exeat-refusal: overloaded\r\n"), "{text}");
+        assert!(text.contains("\"code\": \"overloaded\""), "{text}");
+        assert_eq!(lab.ended(n).await["code"], "overloaded");
+    }
+    let request = Request::builder().uri(format!("https://{to}/")).body(empty()).unwrap();
+    assert_eq!(one.send_request(request).await.unwrap().status(), 200);
+    drop(two);
+    let start = Instant::now();
+    // The tunnel's place is free once its end has been noticed.
+    loop {
+        let mut stream = lab.connect().await;
+        stream
+            .write_all(
+                format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\n\r\n", lab::client::auth())
+                    .as_bytes(),
+            )
+            .await
+            .unwrap();
+        if lab::client::read_head(&mut stream).await.starts_with("HTTP/1.1 200") {
+            break;
+        }
+        assert!(start.elapsed() < lab::PATIENCE, "the place stays taken");
+    }
+}
+
+#[tokio::test]
+async fn half_closed_clients_are_answered() {
+    let (lab, origin) = lab::simple().await;
+    let mut stream = lab.connect().await;
+    let port = origin.port();
+    let text = format!(
+        "GET https://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\nProxy-Authorization: {}\r\n\r\n",
+        lab::client::auth()
+    );
+    stream.write_all(text.as_bytes()).await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).await.unwrap();
+    assert!(reply.starts_with("HTTP/1.1 200") && reply.ends_with("hello\n"), "{reply}");
+}

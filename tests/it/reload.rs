@@ -1,0 +1,101 @@
+//! A new policy reaches the next request, tunnels that are open, and pins that were made.
+
+use http::Request;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::lab::client::empty;
+use crate::lab::{self, Ground, Reply};
+
+#[tokio::test]
+async fn requests_in_an_open_tunnel_are_judged_by_the_new_policy() {
+    let (lab, origin) = lab::simple().await;
+    let port = origin.port();
+    let to = format!("api.test:{port}");
+    let mut h2 = lab.h2(&to).await;
+    let request = || Request::builder().uri(format!("https://{to}/")).body(empty()).unwrap();
+    assert_eq!(h2.send_request(request()).await.unwrap().status(), 200);
+
+    lab.reload(&lab::allow_api(port).replace("ports", "methods = [\"POST\"]\nports"));
+    Reply::read(h2.send_request(request()).await.unwrap()).await.assert_refused(403, "method_not_allowed");
+
+    lab.reload("[tasks.t]\n");
+    Reply::read(h2.send_request(request()).await.unwrap()).await.assert_refused(403, "host_not_allowed");
+
+    lab.reload(&format!("{}\n[integrations.none]\nallowed_domains = [\"x.test\"]\n", lab::allow_api(port)));
+    assert_eq!(h2.send_request(request()).await.unwrap().status(), 200, "and back again");
+}
+
+#[tokio::test]
+async fn a_pin_is_judged_again_under_the_new_policy() {
+    let (lab, origin) = lab::simple().await;
+    let port = origin.port();
+    let to = format!("api.test:{port}");
+    let mut h2 = lab.h2(&to).await;
+    let request = || Request::builder().uri(format!("https://{to}/")).body(empty()).unwrap();
+    assert_eq!(h2.send_request(request()).await.unwrap().status(), 200);
+    lab.reload(&lab::allow_api(port).replace("[tasks.t]", "allow_cidrs = []\n[tasks.t]"));
+    assert_eq!(h2.send_request(request()).await.unwrap().status(), 200);
+    // The same names, but the loopback is closed again.
+    let closed = lab::allow_api(port).replace("[tasks.t]", "[dns]\ntimeout = \"1s\"\n[tasks.t]");
+    let dir = lab.dir.path();
+    std::fs::write(dir.join("closed.toml"), closed.replace("[tasks.t]", "[tasks.t]\ntoken = \"file:token\"")).unwrap();
+    let file = exeat::flow::reload::ConfigFile::new(&dir.join("closed.toml"), dir);
+    let _ = lab.daemon.replace_policy(file.load().unwrap_or_else(|problems| panic!("{problems:?}")).policy);
+    Reply::read(h2.send_request(request()).await.unwrap()).await.assert_refused(403, "address_not_allowed");
+    assert_eq!(lab.dns.queries("api.test"), 2, "nothing was asked again");
+}
+
+#[tokio::test]
+async fn an_opaque_tunnel_that_is_no_longer_allowed_is_closed() {
+    let ground = Ground::new().await;
+    let (port, _) = lab::origin::raw("never", b"").await;
+    ground.dns.set("sealed.test", &["127.0.0.1"]);
+    let text = format!(
+        "[integrations.s]\nallowed_domains = [\"sealed.test\"]\nports = [{port}]\nmode = \"opaque\"\n[tasks.t]\nintegrations = [\"s\"]\n"
+    );
+    let lab = ground.proxy(&text).await;
+    let mut stream = lab.tunnel(&format!("sealed.test:{port}")).await;
+    let config = lab::client::client_config(rustls::RootCertStore::empty(), &[]);
+    let mut client =
+        rustls::ClientConnection::new(std::sync::Arc::new(config), "sealed.test".try_into().unwrap()).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    stream.write_all(&hello).await.unwrap();
+    while lab.audit().await.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    lab.reload(&text);
+    lab.reload(&text.replace("sealed.test", "other.test"));
+    let mut rest = Vec::new();
+    let _ = tokio::time::timeout(lab::PATIENCE, stream.read_to_end(&mut rest)).await.expect("the tunnel is closed");
+    let line = lab.ended(0).await;
+    assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("closed"), Some("host_not_allowed")));
+}
+
+#[tokio::test]
+async fn draining_lets_a_request_in_flight_finish() {
+    let (lab, origin) = lab::simple().await;
+    let to = format!("api.test:{}", origin.port());
+    let mut h2 = lab.h2(&to).await;
+    let (mut send, body) = http_body_util::Channel::<bytes::Bytes>::new(1);
+    let request = Request::builder().method("POST").uri(format!("https://{to}/echo")).body(body).unwrap();
+    let response = tokio::spawn(async move { h2.send_request(request).await.unwrap() });
+    send.send_data("first ".into()).await.unwrap();
+    let response = response.await.unwrap();
+    let lab::Lab { daemon, proxy, .. } = lab;
+    let stopped = tokio::spawn(daemon.shutdown());
+    // It no longer accepts.
+    let start = std::time::Instant::now();
+    loop {
+        #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox: it connects to the proxy")]
+        let refused = tokio::net::TcpStream::connect(proxy).await.is_err();
+        if refused {
+            break;
+        }
+        assert!(start.elapsed() < lab::PATIENCE, "it still accepts");
+    }
+    send.send_data("second".into()).await.unwrap();
+    drop(send);
+    assert_eq!(Reply::read(response).await.text(), "first second");
+    assert!(stopped.await.unwrap(), "nothing had to be broken off");
+}
