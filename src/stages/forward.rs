@@ -76,7 +76,7 @@ impl Forwarder {
     /// connection was found dead before a byte was written.
     ///
     /// # Errors
-    /// What [`dial`] and TLS say; [`Fail::UpstreamProtocol`] for an origin that breaks HTTP, and
+    /// What dialling and TLS say; [`Fail::UpstreamProtocol`] for an origin that breaks HTTP, and
     /// [`Fail::RequestTimedOut`] for one that is too slow.
     pub async fn exchange(
         &self,

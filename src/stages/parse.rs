@@ -35,7 +35,7 @@ pub fn inner(parts: &Parts) -> Verdict<()> {
 /// [`Deny::RequestMalformed`] for a missing or second `Host` (RFC 9112 §3.2) and for CONNECT with a
 /// body (RFC 9110 §9.3.6); [`Deny::NotImplemented`] for a transfer coding other than `chunked` alone
 /// (RFC 9112 §6.1); [`Deny::MethodNotAllowed`] for TRACE and `OPTIONS *`.
-fn head(parts: &Parts) -> Verdict<()> {
+pub fn head(parts: &Parts) -> Verdict<()> {
     let hosts = parts.headers.get_all(HOST).iter().count();
     let host_is_missing = hosts == 0 && parts.version == Version::HTTP_11;
     if hosts > 1 || host_is_missing {

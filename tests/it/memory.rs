@@ -1,0 +1,105 @@
+//! A large body moves through an interception in constant memory.
+
+use std::fs;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt, Channel, Empty};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use tokio::io::AsyncWriteExt;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::cli::{Served, exeat};
+use crate::lab::{self, Ground, Reply, client};
+
+const GIB: usize = 1 << 30;
+/// The most that the daemon may ever have held.
+const MOST_KB: u64 = 64 * 1024;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "moves four GiB"]
+async fn a_gibibyte_passes_both_ways_in_constant_memory() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let dir = ground.dir.path();
+    fs::write(
+        dir.join("e.toml"),
+        ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(origin.port()))),
+    )
+    .unwrap();
+    let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+    let to = format!("api.test:{}", origin.port());
+    let ca = fs::read(dir.join("state/exeat/ca.pem")).unwrap();
+    let idle = peak_kb(&served, "VmRSS");
+
+    for alpn in ["http/1.1", "h2"] {
+        let get = Request::builder()
+            .uri(format!("https://{to}/big?{GIB}"))
+            .header("host", &to)
+            .body(Empty::<Bytes>::new())
+            .unwrap();
+        let tls = tls(&served, &to, &ca, alpn).await;
+        let mut response = send(tls, alpn, get).await;
+        let mut got = 0;
+        while let Some(frame) = response.frame().await {
+            got += frame.unwrap().data_ref().map_or(0, Bytes::len);
+        }
+        assert_eq!(got, GIB, "down over {alpn}");
+
+        let (mut sender, body) = Channel::<Bytes>::new(4);
+        tokio::spawn(async move {
+            for _ in 0..GIB >> 16 {
+                sender.send_data(Bytes::from_static(&[7; 1 << 16])).await.unwrap();
+            }
+        });
+        let put =
+            Request::builder().method("PUT").uri(format!("https://{to}/sink")).header("host", &to).body(body).unwrap();
+        let tls = self::tls(&served, &to, &ca, alpn).await;
+        assert_eq!(Reply::read(send(tls, alpn, put).await).await.text(), GIB.to_string(), "up over {alpn}");
+    }
+    let peak = peak_kb(&served, "VmHWM");
+    println!("resident: {idle} kB idle, {peak} kB at most");
+    assert!(peak < MOST_KB, "{peak} kB");
+}
+
+async fn tls(served: &Served, to: &str, ca: &[u8], alpn: &'static str) -> TlsStream<tokio::net::TcpStream> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(ca).unwrap()).unwrap();
+    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+    let mut stream = tokio::net::TcpStream::connect(served.proxy()).await.unwrap();
+    let head = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\n\r\n", client::auth());
+    stream.write_all(head.as_bytes()).await.unwrap();
+    assert!(client::read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
+    let config = client::client_config(roots, &[alpn]);
+    TlsConnector::from(Arc::new(config)).connect("api.test".try_into().unwrap(), stream).await.unwrap()
+}
+
+async fn send<B>(
+    tls: TlsStream<tokio::net::TcpStream>,
+    alpn: &str,
+    mut request: Request<B>,
+) -> http::Response<hyper::body::Incoming>
+where
+    B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    if alpn == "h2" {
+        let (mut sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(tls)).await.unwrap();
+        tokio::spawn(connection);
+        return sender.send_request(request).await.unwrap();
+    }
+    *request.uri_mut() = request.uri().path_and_query().unwrap().as_str().parse().unwrap();
+    client::h1(tls, request).await
+}
+
+/// A line of `/proc/PID/status`, in kB.
+fn peak_kb(served: &Served, name: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", served.child.id())).unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
