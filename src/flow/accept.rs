@@ -12,9 +12,11 @@ use tokio::time::timeout;
 
 use super::Services;
 use super::connection::{self, Client};
+use super::io::Impatient;
 use super::respond;
 use crate::audit::record::Record;
 use crate::model::refusal::Fail;
+use crate::policy::rule::Timeouts;
 
 /// Connections over the limit that are told so at a time; the others are just closed.
 const TOLD_AT_ONCE: usize = 64;
@@ -58,6 +60,7 @@ pub(super) async fn run(listener: TcpListener, services: Arc<Services>, connecti
 async fn serve(client: Client, stream: TcpStream) {
     // Latency matters more than packets; a stream that cannot take the option still works.
     let _ = stream.set_nodelay(true);
+    let stream = Impatient::new(stream, Timeouts::default().idle);
     connection::serve(Arc::new(client), stream).await;
 }
 

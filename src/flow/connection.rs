@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::exchange::{self, Destination};
+use super::io::Impatient;
 use super::respond::{self, Answer};
 use super::{Services, tunnel};
 use crate::audit::record::Record;
@@ -35,8 +37,11 @@ enum Passed {
     Tunnelled(tunnel::Tunnel),
 }
 
+/// A client's end of a connection.
+pub(super) type ClientStream = Impatient<TcpStream>;
+
 /// Serves a connection until it ends, breaks, or the daemon drains.
-pub(super) async fn serve(client: Arc<Client>, stream: TcpStream) {
+pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
     let served = AtomicU64::new(0);
     let service = service_fn(|request| {
         served.fetch_add(1, Ordering::Relaxed);
@@ -44,16 +49,25 @@ pub(super) async fn serve(client: Arc<Client>, stream: TcpStream) {
         async move { Ok::<_, Infallible>(answer(&client, request).await) }
     });
     let connection = h1(&client.services).serve_connection(TokioIo::new(stream), service).with_upgrades();
-    tokio::pin!(connection);
-    let ended = tokio::select! {
-        ended = &mut connection => ended,
-        () = client.services.drain.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
+    let ended = until_drained(connection, |it| it.graceful_shutdown(), &client.services).await;
     if let Err(error) = ended {
         note_broken(&client, &error, served.load(Ordering::Relaxed));
+    }
+}
+
+/// Runs a connection to its end; when the daemon drains, to the end of the requests in flight.
+pub(super) async fn until_drained<C: Future>(
+    connection: C,
+    finish: impl FnOnce(Pin<&mut C>),
+    services: &Services,
+) -> C::Output {
+    tokio::pin!(connection);
+    tokio::select! {
+        ended = &mut connection => ended,
+        () = services.drain.cancelled() => {
+            finish(connection.as_mut());
+            connection.await
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Bytes put back before a stream, and two streams tied together.
+//! Streams with something added: bytes put back, a limit to waiting; and two streams tied together.
 
 use std::io;
 use std::pin::Pin;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 /// A stream whose first bytes have been read and are given out again.
 pub(super) struct Rewind<T> {
@@ -59,6 +59,67 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Rewind<T> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+}
+
+/// A stream whose writes do not wait for ever. A client that asks for much and reads nothing would
+/// otherwise hold its origin's connection as long as it likes.
+pub(super) struct Impatient<T> {
+    inner: T,
+    most: Duration,
+    waiting: Option<Pin<Box<Sleep>>>,
+}
+
+impl<T> Impatient<T> {
+    pub(super) fn new(inner: T, most: Duration) -> Self {
+        Self { inner, most, waiting: None }
+    }
+
+    /// Ends the wait if there was one, or lets it go on for as long as it may.
+    fn bounded<R>(&mut self, cx: &mut Context<'_>, step: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
+        if step.is_ready() {
+            self.waiting = None;
+            return step;
+        }
+        let most = self.most;
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(most)));
+        waiting.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Impatient<T> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(cx, buf)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Impatient<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let step = Pin::new(&mut self.inner).poll_write(cx, buf);
+        self.bounded(cx, step)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let step = Pin::new(&mut self.inner).poll_flush(cx);
+        self.bounded(cx, step)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let step = Pin::new(&mut self.inner).poll_shutdown(cx);
+        self.bounded(cx, step)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let step = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
+        self.bounded(cx, step)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -133,4 +194,51 @@ where
         count(n);
     }
     clock.patient(to.shutdown()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::duplex;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_stops_reading_ends_the_write() {
+        let (near, mut far) = duplex(16);
+        let mut near = Impatient::new(near, Duration::from_secs(300));
+        let start = Instant::now();
+        let error = near.write_all(&[0; 64]).await.unwrap_err();
+        assert_eq!((error.kind(), start.elapsed().as_secs()), (io::ErrorKind::TimedOut, 300));
+
+        let (near, mut slow) = duplex(16);
+        let mut near = Impatient::new(near, Duration::from_secs(300));
+        let reading = tokio::spawn(async move {
+            let mut buffer = [0; 16];
+            for _ in 0..4 {
+                sleep(Duration::from_secs(299)).await;
+                slow.read_exact(&mut buffer).await.unwrap();
+            }
+        });
+        near.write_all(&[0; 64]).await.expect("a slow reader is served");
+        reading.await.unwrap();
+        let _ = far.read(&mut [0; 1]).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_splice_outlives_a_half_close_and_ends_when_both_are_quiet() {
+        let (mut client, near) = duplex(1024);
+        let (far, mut origin) = duplex(1024);
+        let spliced = tokio::spawn(splice(near, far, Duration::from_secs(60), |_| {}, |_| {}));
+        client.write_all(b"ask").await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut asked = Vec::new();
+        origin.read_to_end(&mut asked).await.unwrap();
+        for _ in 0..5 {
+            sleep(Duration::from_secs(50)).await;
+            origin.write_all(b"drip").await.unwrap();
+        }
+        let mut got = [0; 20];
+        client.read_exact(&mut got).await.unwrap();
+        assert_eq!((asked.as_slice(), &got[..4]), (&b"ask"[..], &b"drip"[..]));
+        assert_eq!(spliced.await.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
 }

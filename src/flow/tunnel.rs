@@ -43,7 +43,7 @@ pub(super) struct Tunnel {
 }
 
 /// The client's end, with what was read of it put back.
-type ClientStream = Rewind<TcpStream>;
+type ClientStream = Rewind<connection::ClientStream>;
 
 /// What the first bytes in a tunnel turned out to be.
 enum First {
@@ -209,14 +209,7 @@ impl Inner {
             async move { Ok::<_, Infallible>(inner.answer(request).await) }
         });
         let connection = connection::h1(&inner.client.services).serve_connection(TokioIo::new(io), service);
-        tokio::pin!(connection);
-        let ended = tokio::select! {
-            ended = &mut connection => ended,
-            () = inner.client.services.drain.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-        };
+        let ended = connection::until_drained(connection, |it| it.graceful_shutdown(), &inner.client.services).await;
         if let Err(error) = ended {
             connection::note_broken(&inner.client, &error, served.load(Ordering::Relaxed));
         }
@@ -229,14 +222,7 @@ impl Inner {
             async move { Ok::<_, Infallible>(inner.answer(request).await) }
         });
         let connection = h2(&inner.client.services).serve_connection(TokioIo::new(io), service);
-        tokio::pin!(connection);
-        let ended = tokio::select! {
-            ended = &mut connection => ended,
-            () = inner.client.services.drain.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-        };
+        let ended = connection::until_drained(connection, |it| it.graceful_shutdown(), &inner.client.services).await;
         if let Err(error) = ended {
             tracing::debug!(%error, peer = %inner.client.peer, "an h2 connection broke");
         }
@@ -289,13 +275,14 @@ fn h2(services: &Services) -> http2::Builder<TokioExecutor> {
 /// The raw connection under an upgrade, with what hyper had already read of it.
 async fn upgraded(upgrade: &mut OnUpgrade) -> io::Result<ClientStream> {
     let upgraded = upgrade.await.map_err(io::Error::other)?;
-    let Parts { io, read_buf, .. } =
-        upgraded.downcast::<TokioIo<TcpStream>>().map_err(|_| io::Error::other("not a connection of this listener"))?;
+    let Parts { io, read_buf, .. } = upgraded
+        .downcast::<TokioIo<connection::ClientStream>>()
+        .map_err(|_| io::Error::other("not a connection of this listener"))?;
     Ok(Rewind::new(read_buf, io.into_inner()))
 }
 
 /// Reads until it is clear what the client speaks. Nothing is lost: what was read is put back.
-async fn first_bytes(mut stream: ClientStream) -> Verdict<(Rewind<TcpStream>, First)> {
+async fn first_bytes(mut stream: ClientStream) -> Verdict<(ClientStream, First)> {
     let mut seen = BytesMut::with_capacity(2048);
     let first = loop {
         let read = stream.read_buf(&mut seen).await.map_err(|_| Refusal::from(Deny::NotTls))?;
@@ -314,7 +301,7 @@ async fn first_bytes(mut stream: ClientStream) -> Verdict<(Rewind<TcpStream>, Fi
     Ok((stream.put_back(seen.freeze()), first))
 }
 
-impl Rewind<TcpStream> {
+impl ClientStream {
     fn put_back(self, seen: Bytes) -> Self {
         let (rest, inner) = self.into_parts();
         Self::new(if rest.is_empty() { seen } else { [seen, rest].concat().into() }, inner)
