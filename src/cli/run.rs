@@ -29,10 +29,11 @@ use crate::policy::compile::{self, Config, Problem, Surroundings};
 #[command(after_long_help = "This is no jail: a program that ignores the proxy variables connects directly. \
 Take its other ways out away from it where that matters.\n\nExamples:\n  \
 exeat run --allow example.org -- curl https://example.org/\n  \
-exeat run --allow '*.example.org' --allow localhost:8443 -- ./agent\n  \
+exeat run --allow '*.example.org' --allow http://127.0.0.1:8080 -- ./agent\n  \
 exeat run --learn -- pip download six")]
 pub(super) struct RunArgs {
-    /// A host the command may reach: HOST, HOST:PORT, *.HOST, or http://HOST for plain HTTP
+    /// A host the command may reach: HOST, HOST:PORT, *.HOST, or http://HOST for plain HTTP. An address
+    /// that is written out is reached even if it is private; a name never leads to such an address
     #[arg(long, value_name = "HOST")]
     allow: Vec<String>,
     /// Use the integrations of this task of the configuration, too
@@ -215,12 +216,16 @@ fn integration(allowed: &str) -> Result<Table, Vec<Problem>> {
     };
     let host = host.to_ascii_lowercase();
     let bare = host.strip_prefix("*.").unwrap_or(&host);
+    let mut table = Table::new();
     let pattern = match Host::parse(bare) {
-        Ok(Host::Ip(ip)) if bare == host => ip.to_string(),
+        // Who writes out the very address means it, also if it is private.
+        Ok(Host::Ip(ip)) if bare == host => {
+            table.insert("allow_cidrs".to_owned(), vec![ip.to_string()].into());
+            ip.to_string()
+        }
         Ok(_) => host,
         Err(_) => return Err(wrong()),
     };
-    let mut table = Table::new();
     table.insert("allowed_domains".to_owned(), vec![pattern].into());
     table.insert("plain_http".to_owned(), plain.into());
     if let Some(port) = port {

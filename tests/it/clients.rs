@@ -82,6 +82,24 @@ async fn curl_over_h1_and_h2() {
     assert_eq!(place.ground.dns.queries("evil.test"), 0);
 }
 
+/// No configuration at all: only a flag.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs curl"]
+async fn an_address_that_a_flag_names_is_reached_and_its_neighbours_are_not() {
+    let origin = Origin::http().await;
+    let dir = tempfile::tempdir().unwrap();
+    let allow = format!("http://127.0.0.1:{}", origin.port());
+    let urls = format!("curl -sS {allow}/; curl -sS http://127.0.0.2:{}/; curl -sS http://127.0.0.1:1/", origin.port());
+    let output = output(exeat(dir.path(), &["run", "--allow", &allow, "--", "sh", "-c", &urls])).await;
+    let (out, words) = (text(&output.stdout), text(&output.stderr));
+    assert!(
+        out.starts_with("hello\n") && out.contains("host_not_allowed") && out.contains("port_not_allowed"),
+        "{out}"
+    );
+    assert!(words.contains("1 let through, 2 refused"), "{words}");
+    assert!(words.contains("--allow http://127.0.0.1:1"), "{words}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs python3"]
 async fn python_urllib() {
