@@ -154,7 +154,7 @@ fn services(settings: Settings, policy: Policy, own: OwnEndpoints) -> Result<Ser
     let tls = UpstreamTls::new(system, &settings.upstream.extra_roots)?;
     let audit = Sink::open(audit_place(&settings)).map_err(StartError::Audit)?;
     Ok(Services {
-        resolver: Resolver::new(&settings.dns, own).map_err(StartError::Resolver)?,
+        resolver: Resolver::new(&settings.dns, &tls, own).map_err(StartError::Resolver)?,
         forwarder: Forwarder::new(tls, settings.upstream.connect_timeout, settings.proxy.handshake_timeout),
         policies: PolicyStore::new(policy),
         authority,

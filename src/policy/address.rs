@@ -68,6 +68,10 @@ pub fn classify(ip: IpAddr) -> Class {
 #[must_use]
 pub fn embedded_v4(ip: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(ip) = ip else { return None };
+    if ip.is_unspecified() || ip.is_loopback() {
+        // They lie in the compatible block and stand for no IPv4 address (RFC 4291 §2.5.5.1).
+        return None;
+    }
     let low = Ipv4Addr::from_bits((ip.to_bits() & 0xffff_ffff) as u32);
     let carries = EMBEDDING.iter().any(|net| net.contains(&ip)) || is_isatap(ip);
     carries.then_some(low)
@@ -358,6 +362,9 @@ mod tests {
         let by_integration = Cidrs { integrations, ..Cidrs::default() };
         assert_eq!(judge(ip("10.1.2.3"), by_integration), Ok(()));
         assert!(judge(ip("192.168.0.1"), by_integration).is_err());
+        let loopback = nets(&["::1/128"]);
+        let six = Cidrs { network: &loopback, ..Cidrs::default() };
+        assert_eq!((judge(ip("::1"), six), judge(ip("::2"), six).is_err()), (Ok(()), true));
         let both = Cidrs { network: &ten, deny: &two, ..Cidrs::default() };
         assert_eq!(judge(ip("10.1.2.3"), both), Ok(()));
         assert_eq!(judge(ip("10.2.0.1"), both), Err(Denied("deny_cidrs")));

@@ -185,6 +185,10 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
         return request;
     }
     *request.version_mut() = Version::HTTP_11;
+    // Origin-form (RFC 9112 §3.2.1); hyper would send what it is given.
+    if let Some(path) = request.uri().path_and_query().cloned() {
+        *request.uri_mut() = path.into();
+    }
     if let Ok(host) = HeaderValue::from_str(&authority) {
         request.headers_mut().insert(HOST, host);
     }

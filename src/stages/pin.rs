@@ -23,6 +23,7 @@ use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
 use crate::policy::rule::Policy;
 use crate::policy::settings::{Dns, DnsServer};
+use crate::tls::upstream::UpstreamTls;
 
 /// Shortest and longest time that an answer is kept, and how long a failure is.
 const MIN_TTL: Duration = Duration::from_secs(5);
@@ -109,7 +110,7 @@ impl Resolver {
     ///
     /// # Errors
     /// If the resolver cannot be built. A machine without `/etc/resolv.conf` resolves nothing.
-    pub fn new(settings: &Dns, own: OwnEndpoints) -> io::Result<Self> {
+    pub fn new(settings: &Dns, tls: &UpstreamTls, own: OwnEndpoints) -> io::Result<Self> {
         let mut name_servers = Vec::new();
         for server in &settings.servers {
             name_servers.extend(name_servers_of(server));
@@ -119,7 +120,10 @@ impl Resolver {
         }
         let servers = endpoints(&name_servers);
         let config = ResolverConfig::from_name_servers(name_servers);
-        let mut builder = Hickory::builder_with_config(config, TokioRuntimeProvider::default());
+        // The same roots vouch for DNS servers as for origins; each protocol brings its own ALPN.
+        let mut tls = tls.config().as_ref().clone();
+        tls.alpn_protocols.clear();
+        let mut builder = Hickory::builder_with_config(config, TokioRuntimeProvider::default()).with_tls_config(tls);
         let options = builder.options_mut();
         options.use_hosts_file = ResolveHosts::Never;
         options.ndots = 0;

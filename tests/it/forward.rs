@@ -284,3 +284,33 @@ async fn large_bodies_pass_whole_both_ways() {
     let closed = lab.ended(1).await;
     assert_eq!(closed["request_bytes"].as_u64(), Some(SIZE as u64));
 }
+
+/// An origin closes a connection that it had kept open: the next request goes out on a new one. A
+/// request that the origin may have read is never sent twice.
+#[tokio::test]
+async fn only_a_request_that_was_never_sent_is_sent_again() {
+    let ground = Ground::new().await;
+    ground.dns.set("api.test", &["127.0.0.1"]);
+    // Keep-alive by its words, closed by its deeds.
+    let (port, read) = lab::origin::raw("\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let lab = ground.proxy(&lab::allow_api(port).replace("[tasks.t]", "plain_http = true\n[tasks.t]")).await;
+    for n in 0..20 {
+        let reply = lab.get(&format!("http://api.test:{port}/{n}")).await;
+        assert_eq!(reply.text(), "ok", "request {n}");
+    }
+    let read = String::from_utf8(read.lock().unwrap().clone()).unwrap();
+    for n in 0..20 {
+        assert_eq!(read.matches(&format!("GET /{n} HTTP")).count(), 1, "{read}");
+    }
+}
+
+#[tokio::test]
+async fn a_family_that_cannot_be_reached_does_not_hinder_the_other() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    ground.dns.set("api.test", &["::1", "127.0.0.1"]);
+    let text = format!("[network]\nallow_cidrs = [\"127.0.0.0/8\", \"::1/128\"]\n{}", lab::allow_api(origin.port()));
+    let lab = ground.proxy(&text).await;
+    assert_eq!(lab.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+    assert_eq!(lab.ended(0).await["addr"], "127.0.0.1");
+}

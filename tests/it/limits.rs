@@ -27,35 +27,31 @@ async fn impatient() -> (Lab, Origin) {
 async fn an_origin_that_is_down_or_lies_is_a_502() {
     let ground = Ground::new().await;
     let down = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let stranger = origin::raw("\r\n", b"").await.0;
-    let (babbler, _) = origin::raw("\r\n\r\n", b"220 smtp.example ESMTP\r\n").await;
+    let (silent, _) = origin::raw("never", b"").await;
+    let (babbler, _) = origin::raw("", b"220 smtp.example ESMTP\r\n").await;
     let (hangup, _) = origin::raw("\r\n\r\n", b"").await;
     let (upgrader, _) =
         origin::raw("\r\n\r\n", b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n").await;
     let (coder, _) = origin::raw("\r\n\r\n", b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nxx").await;
     ground.dns.set("api.test", &["127.0.0.1"]);
-    let ports = [down, stranger, babbler, hangup, upgrader, coder];
+    let ports = [down, silent, babbler, hangup, upgrader, coder];
     let lab = ground
-        .proxy(&format!("[integrations.a]\nallowed_domains = [\"api.test\"]\nports = {ports:?}\nplain_http = true\n[tasks.t]\nintegrations = [\"a\"]\n"))
+        .proxy(&format!("[proxy]\nhandshake_timeout = \"400ms\"\n[integrations.a]\nallowed_domains = [\"api.test\"]\nports = {ports:?}\nplain_http = true\n[tasks.t]\nintegrations = [\"a\"]\n"))
         .await;
     let rows = [
-        (format!("http://api.test:{down}/"), "connect_failed"),
-        (format!("https://api.test:{down}/"), "connect_failed"),
-        (format!("https://api.test:{babbler}/"), "tls_failed"),
-        (format!("http://api.test:{babbler}/"), "upstream_protocol"),
-        (format!("http://api.test:{hangup}/"), "upstream_protocol"),
-        (format!("http://api.test:{upgrader}/"), "upstream_protocol"),
-        (format!("http://api.test:{coder}/"), "upstream_protocol"),
+        (format!("http://api.test:{down}/"), 502, "connect_failed"),
+        (format!("https://api.test:{down}/"), 502, "connect_failed"),
+        (format!("https://api.test:{babbler}/"), 502, "tls_failed"),
+        (format!("https://api.test:{silent}/"), 504, "connect_timed_out"),
+        (format!("http://api.test:{babbler}/"), 502, "upstream_protocol"),
+        (format!("http://api.test:{hangup}/"), 502, "upstream_protocol"),
+        (format!("http://api.test:{upgrader}/"), 502, "upstream_protocol"),
+        (format!("http://api.test:{coder}/"), 502, "upstream_protocol"),
     ];
-    for (n, (url, code)) in rows.iter().enumerate() {
-        if url.contains(&format!("https://api.test:{babbler}")) {
-            // It waits for a blank line that a ClientHello does not have, so the handshake times out.
-            continue;
-        }
-        let reply = lab.get(url).await;
-        reply.assert_refused(502, code);
-        let line = lab.audit().await.into_iter().rfind(|line| line["event"] == "closed");
-        assert_eq!(line.map(|line| line["code"].clone()), Some((*code).into()), "{n} {url}");
+    for (n, (url, status, code)) in rows.iter().enumerate() {
+        lab.get(url).await.assert_refused(*status, code);
+        let line = lab.ended(n).await;
+        assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("closed"), Some(*code)), "{url}");
     }
 }
 

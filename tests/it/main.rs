@@ -24,5 +24,6 @@ mod malformed;
 mod memory;
 mod policy;
 mod reload;
+mod resolver;
 mod sni;
 mod ssrf;

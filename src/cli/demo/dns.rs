@@ -71,11 +71,16 @@ impl ScriptedDns {
         self.script().queries.iter().map(|(name, _)| name.clone()).collect()
     }
 
+    /// The reply to a query in wire form; none for names that are silent.
+    #[must_use]
+    pub fn reply(&self, query: &[u8]) -> Option<Vec<u8>> {
+        self.answer(Message::from_vec(query).ok()?)
+    }
+
     async fn run(self, socket: UdpSocket) {
         let mut buffer = [0; 1500];
         while let Ok((n, peer)) = socket.recv_from(&mut buffer).await {
-            let reply =
-                buffer.get(..n).and_then(|bytes| Message::from_vec(bytes).ok()).and_then(|query| self.answer(query));
+            let reply = buffer.get(..n).and_then(|query| self.reply(query));
             if let Some(reply) = reply {
                 // A client that has gone does not matter.
                 let _ = socket.send_to(&reply, peer).await;

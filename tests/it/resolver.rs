@@ -1,0 +1,119 @@
+//! The resolver asks the configured servers, in each of the protocols, and believes them as configured.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use exeat::cli::demo::dns::ScriptedDns;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+use crate::lab::{self, Ground};
+
+/// Accepts TLS and hands each connection to `serve`.
+async fn listen<F, S>(config: Arc<ServerConfig>, serve: S) -> SocketAddr
+where
+    F: Future<Output = ()> + Send,
+    S: Fn(tokio_rustls::server::TlsStream<tokio::net::TcpStream>) -> F + Clone + Send + 'static,
+{
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (acceptor, serve) = (TlsAcceptor::from(config.clone()), serve.clone());
+            tokio::spawn(async move {
+                if let Ok(tls) = acceptor.accept(stream).await {
+                    serve(tls).await;
+                }
+            });
+        }
+    });
+    address
+}
+
+/// RFC 7858: each message behind its length in two bytes.
+async fn framed(mut stream: impl AsyncRead + AsyncWrite + Unpin, dns: ScriptedDns) {
+    while let Ok(length) = stream.read_u16().await {
+        let mut query = vec![0; length.into()];
+        stream.read_exact(&mut query).await.unwrap();
+        let reply = dns.reply(&query).unwrap();
+        stream.write_u16(reply.len() as u16).await.unwrap();
+        stream.write_all(&reply).await.unwrap();
+        stream.flush().await.unwrap();
+    }
+}
+
+/// RFC 8484: POST with the message as the body.
+async fn https(request: Request<Incoming>, dns: ScriptedDns) -> Result<Response<Full<Bytes>>, hyper::Error> {
+    assert_eq!((request.uri().path(), request.method().as_str()), ("/dns-query", "POST"));
+    let query = request.into_body().collect().await?.to_bytes();
+    let reply = dns.reply(&query).unwrap();
+    let builder =
+        Response::builder().header("content-type", "application/dns-message").header("content-length", reply.len());
+    Ok(builder.body(Full::from(reply)).unwrap())
+}
+
+#[tokio::test]
+async fn dns_over_tls_and_over_https_are_asked_and_verified() {
+    for (scheme, vouched) in [("tls", true), ("https", true), ("tls", false), ("https", false)] {
+        let ground = Ground::new().await;
+        let origin = ground.origin("api.test").await;
+        let name = if vouched { "dns.test" } else { "other.test" };
+        let (dns, config) = (ground.dns.clone(), ground.server_config(name));
+        let at = if scheme == "tls" {
+            listen(config, move |tls| framed(tls, dns.clone())).await
+        } else {
+            listen(config, move |tls| {
+                let dns = dns.clone();
+                let service = service_fn(move |request| https(request, dns.clone()));
+                async move {
+                    let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                        .serve_connection(TokioIo::new(tls), service)
+                        .await;
+                }
+            })
+            .await
+        };
+        let server =
+            if scheme == "tls" { format!("tls://{at}#dns.test") } else { format!("https://{at}/dns-query#dns.test") };
+        let lab = ground.proxy(&format!("[dns]\nservers = [\"{server}\"]\n{}", lab::allow_api(origin.port()))).await;
+        let reply = lab.get(&format!("https://api.test:{}/", origin.port())).await;
+        if vouched {
+            assert_eq!((reply.status.as_u16(), lab.dns.queries("api.test")), (200, 2), "{scheme}");
+        } else {
+            reply.assert_refused(502, "resolve_failed");
+            assert_eq!(lab.dns.queries("api.test"), 0, "{scheme}: a server that cannot prove its name learns nothing");
+        }
+    }
+}
+
+#[tokio::test]
+async fn answers_are_kept_for_a_while_even_with_a_ttl_of_zero_and_asked_for_once_at_a_time() {
+    let (lab, origin) = lab::simple().await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let all = futures_util::future::join_all((0..20).map(|_| lab.get(&url))).await;
+    assert!(all.iter().all(|reply| reply.status == 200));
+    assert_eq!(lab.dns.queries("api.test"), 2, "A and AAAA, once each for twenty requests");
+}
+
+#[tokio::test]
+async fn no_search_domain_is_tried() {
+    let ground = Ground::new().await;
+    let lab = ground
+        .proxy("[integrations.a]\nallowed_domains = [\"intranet\", \"a.b\"]\n[tasks.t]\nintegrations = [\"a\"]\n")
+        .await;
+    for name in ["intranet", "a.b"] {
+        lab.get(&format!("https://{name}/")).await.assert_refused(502, "resolve_failed");
+    }
+    let mut asked = lab.dns.all_queries();
+    asked.sort();
+    asked.dedup();
+    assert_eq!(asked, ["a.b", "intranet"]);
+}
