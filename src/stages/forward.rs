@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING};
-use http::{Request, Response, StatusCode, Version};
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING};
+use http::{HeaderMap, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -192,10 +192,21 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
     if let Ok(host) = HeaderValue::from_str(&authority) {
         request.headers_mut().insert(HOST, host);
     }
+    join_cookies(request.headers_mut());
     if request.headers().contains_key(TE) {
         request.headers_mut().insert(CONNECTION, HeaderValue::from_static("te"));
     }
     request
+}
+
+/// HTTP/2 clients may send `Cookie` in pieces; HTTP/1.1 has one field of it (RFC 9113 §8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let pieces: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if pieces.len() > 1
+        && let Ok(joined) = HeaderValue::from_bytes(&pieces.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, joined);
+    }
 }
 
 /// Waits for the head of the answer. As long as the request's body makes progress, the origin need not

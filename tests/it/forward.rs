@@ -314,3 +314,29 @@ async fn a_family_that_cannot_be_reached_does_not_hinder_the_other() {
     assert_eq!(lab.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
     assert_eq!(lab.ended(0).await["addr"], "127.0.0.1");
 }
+
+#[tokio::test]
+async fn cookies_that_come_in_pieces_are_one_field_over_http_1_1() {
+    let ground = Ground::new().await;
+    let origin = ground.origin_h1("api.test").await;
+    let lab = ground.proxy(&lab::allow_api(origin.port())).await;
+    let to = format!("api.test:{}", origin.port());
+    let request = Request::builder().uri(format!("https://{to}/")).header("cookie", "a=1").header("cookie", "b=2");
+    let mut h2 = lab.h2(&to).await;
+    assert_eq!(h2.send_request(request.body(empty()).unwrap()).await.unwrap().status(), 200);
+    let fields: Vec<_> = origin.last().headers.get_all("cookie").iter().cloned().collect();
+    assert_eq!(fields, ["a=1; b=2"]);
+}
+
+#[tokio::test]
+async fn via_is_added_only_where_the_operator_wants_it() {
+    for (via, want) in [(true, Some("1.1 exeat")), (false, None)] {
+        let ground = Ground::new().await;
+        let origin = ground.origin("api.test").await;
+        let lab = ground.proxy(&format!("[proxy]\nvia = {via}\n{}", lab::allow_api(origin.port()))).await;
+        let reply = lab.get(&format!("https://api.test:{}/", origin.port())).await;
+        assert_eq!(reply.header("via"), want);
+        assert_eq!(origin.last().headers.get("via").map(|v| v.to_str().unwrap()), want);
+        assert!(!origin.last().headers.contains_key("forwarded"));
+    }
+}
