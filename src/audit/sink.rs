@@ -16,9 +16,10 @@ use super::chain::{self, ChainKey, GENESIS, Head};
 use super::record;
 use crate::files;
 
-/// Lines that may wait at a time; one more is refused. `closed` lines are not counted: there is at most
-/// one for each exchange, and exchanges are bounded.
+/// Lines that may wait when a request asks to go on; with more, it is refused.
 const MAX_WAITING: usize = 16_384;
+/// Lines that may wait at all. Past it they are counted, and the number is written when that is possible.
+const MAX_QUEUED: usize = 2 * MAX_WAITING;
 /// Lines of one group.
 const MAX_GROUP: usize = 1_024;
 /// A sink that takes longer than this is broken.
@@ -34,6 +35,7 @@ pub struct SinkError;
 pub struct Sink {
     lines: mpsc::Sender<Entry>,
     waiting: Arc<AtomicUsize>,
+    lost: Arc<AtomicUsize>,
     healthy: Arc<AtomicBool>,
 }
 
@@ -78,26 +80,37 @@ impl Sink {
         let (lines, inbox) = mpsc::channel::<Entry>();
         let waiting = Arc::new(AtomicUsize::new(0));
         let healthy = Arc::new(AtomicBool::new(true));
-        let (left, health) = (waiting.clone(), healthy.clone());
+        let lost = Arc::new(AtomicUsize::new(0));
+        let (left, health, missing) = (waiting.clone(), healthy.clone(), lost.clone());
         std::thread::Builder::new().name("audit".to_owned()).spawn(move || {
             while let Ok(first) = inbox.recv() {
                 let mut group = vec![first];
                 group.extend(inbox.try_iter().take(MAX_GROUP.saturating_sub(1)));
+                let taken = group.len();
+                let untold = group.iter().filter(|entry| entry.written.is_none()).count();
+                let unwritten = missing.swap(0, Ordering::Relaxed);
+                if unwritten > 0 {
+                    group.push(Entry { json: note_lost(unwritten), written: None });
+                }
                 let done = writer.write_group(&group);
+                if done.is_err() {
+                    // Whoever waits is told; the others are counted.
+                    missing.fetch_add(unwritten.saturating_add(untold), Ordering::Relaxed);
+                }
                 health.store(done.is_ok(), Ordering::Relaxed);
                 if let Err(error) = &done {
                     tracing::error!(%error, lines = group.len(), "the audit log cannot be written; requests are refused");
                 }
+                left.fetch_sub(taken, Ordering::Relaxed);
                 for entry in group {
                     if let Some(written) = entry.written {
-                        left.fetch_sub(1, Ordering::Relaxed);
                         // Whoever asked may have gone; the line stands.
                         let _ = written.send(done.as_ref().map(|_| ()).map_err(|_| SinkError));
                     }
                 }
             }
         })?;
-        Ok(Self { lines, waiting, healthy })
+        Ok(Self { lines, waiting, lost, healthy })
     }
 
     /// True if the last group was written.
@@ -108,9 +121,12 @@ impl Sink {
 
     /// Hands a line over without waiting.
     pub(super) fn write(&self, line: &impl Serialize) {
-        if let Ok(json) = serde_json::to_string(line) {
-            // The thread ends only with the process.
-            let _ = self.lines.send(Entry { json, written: None });
+        let queued = self.waiting.fetch_add(1, Ordering::Relaxed);
+        let handed_over = queued < MAX_QUEUED
+            && serde_json::to_string(line).is_ok_and(|json| self.lines.send(Entry { json, written: None }).is_ok());
+        if !handed_over {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -134,7 +150,11 @@ impl Sink {
             return Err(SinkError);
         }
         let (written, done) = oneshot::channel();
-        self.lines.send(Entry { json, written: Some(written) }).map_err(|_| SinkError)?;
+        if self.lines.send(Entry { json, written: Some(written) }).is_err() {
+            // The thread is gone, and with it every hope.
+            self.healthy.store(false, Ordering::Relaxed);
+            return Err(SinkError);
+        }
         match tokio::time::timeout(PATIENCE, done).await {
             Ok(Ok(result)) => result,
             _ => Err(SinkError),
@@ -318,6 +338,10 @@ pub(super) fn rotated(path: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
+fn note_lost(lines: usize) -> String {
+    serde_json::json!({ "ts": record::now(), "event": "lost", "lines": lines }).to_string()
+}
+
 fn opened(previous: &str) -> String {
     serde_json::json!({ "ts": record::now(), "event": "opened", "prev": previous }).to_string()
 }
@@ -334,4 +358,22 @@ fn fragment_after(mut log: &File, offset: u64) -> Option<String> {
     log.seek(SeekFrom::Start(offset)).ok()?;
     log.take(TAIL).read_to_end(&mut bytes).ok()?;
     Some(files::hex(&Sha256::digest(&bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a sink does whose writer hangs: a channel that nobody reads.
+    #[tokio::test]
+    async fn a_writer_that_hangs_bounds_the_queue_and_the_lost_are_counted() {
+        let (lines, inbox) = mpsc::channel();
+        let sink = Sink { lines, waiting: Arc::default(), lost: Arc::default(), healthy: Arc::new(true.into()) };
+        for _ in 0..MAX_QUEUED + 10 {
+            sink.write(&"line");
+        }
+        assert_eq!(sink.lost.load(Ordering::Relaxed), 10);
+        assert_eq!(inbox.try_iter().count(), MAX_QUEUED);
+        assert_eq!(sink.write_and_wait(&"line").await, Err(SinkError), "no request goes on");
+    }
 }

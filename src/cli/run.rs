@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
@@ -166,6 +167,8 @@ fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -
     let base = config.and_then(Path::parent).unwrap_or(Path::new(""));
     let mut compiled = compile::compile(&table.to_string(), &Surroundings { base, state_dir: state, env: &env })?;
     compiled.settings.admin.listen = None;
+    // What the command left running does not keep its caller waiting.
+    compiled.settings.proxy.drain_timeout = Duration::from_secs(2);
     Ok(compiled)
 }
 
