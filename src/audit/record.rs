@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 use time::OffsetDateTime;
@@ -63,6 +63,8 @@ struct Line {
 enum Progress {
     /// Nothing has left; there is no line yet.
     Undecided,
+    /// `decided` has been handed over; it may or may not have been written.
+    Deciding,
     /// `decided` has been written; `closed` is owed.
     Decided,
     /// Nothing more is owed.
@@ -79,18 +81,39 @@ pub struct Record {
     counts: Arc<Counts>,
 }
 
-/// Bytes of bodies that have passed, counted where they pass.
-#[derive(Debug, Default)]
+/// What the bodies of an exchange have in common: how much has passed, when something last did, and how
+/// either side ended.
+#[derive(Debug)]
 pub struct Counts {
     request: AtomicU64,
     response: AtomicU64,
-    stalled: AtomicBool,
+    began: Instant,
+    /// Milliseconds from `began` to the last byte in either direction.
+    moved: AtomicU64,
+    client_failed: AtomicBool,
+    client_stalled: AtomicBool,
+    request_done: AtomicBool,
+    over: AtomicBool,
 }
 
 impl Counts {
+    fn new() -> Self {
+        Self {
+            request: AtomicU64::new(0),
+            response: AtomicU64::new(0),
+            began: Instant::now(),
+            moved: AtomicU64::new(0),
+            client_failed: AtomicBool::new(false),
+            client_stalled: AtomicBool::new(false),
+            request_done: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+        }
+    }
+
     /// Adds bytes that went to the origin.
     pub fn sent(&self, bytes: usize) {
         self.request.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.tick();
     }
 
     /// Bytes that went to the origin so far.
@@ -99,20 +122,66 @@ impl Counts {
         self.request.load(Ordering::Relaxed)
     }
 
+    /// Adds bytes that came from the origin.
+    pub fn received(&self, bytes: usize) {
+        self.response.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.tick();
+    }
+
+    /// Something moved.
+    pub fn tick(&self) {
+        let millis = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.moved.store(millis, Ordering::Relaxed);
+    }
+
+    /// How long nothing has moved in either direction.
+    #[must_use]
+    pub fn quiet_for(&self) -> Duration {
+        self.began.elapsed().saturating_sub(Duration::from_millis(self.moved.load(Ordering::Relaxed)))
+    }
+
     /// Notes that the client kept us waiting for its body for too long.
     pub fn client_stalled(&self) {
-        self.stalled.store(true, Ordering::Relaxed);
+        self.client_stalled.store(true, Ordering::Relaxed);
     }
 
     /// True if the client kept us waiting for too long.
     #[must_use]
     pub fn has_client_stalled(&self) -> bool {
-        self.stalled.load(Ordering::Relaxed)
+        self.client_stalled.load(Ordering::Relaxed)
     }
 
-    /// Adds bytes that came from the origin.
-    pub fn received(&self, bytes: usize) {
-        self.response.fetch_add(bytes as u64, Ordering::Relaxed);
+    /// Notes that the client broke off within its body.
+    pub fn client_failed(&self) {
+        self.client_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// True if the client broke off within its body.
+    #[must_use]
+    pub fn has_client_failed(&self) -> bool {
+        self.client_failed.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the request has been handed over whole.
+    pub fn request_done(&self) {
+        self.request_done.store(true, Ordering::Relaxed);
+    }
+
+    /// True if the request has been handed over whole.
+    #[must_use]
+    pub fn is_request_done(&self) -> bool {
+        self.request_done.load(Ordering::Relaxed)
+    }
+
+    /// The exchange is over: nothing of the request goes out any more.
+    pub fn end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// True if the exchange is over.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
     }
 }
 
@@ -126,7 +195,7 @@ impl Record {
             line,
             started: Instant::now(),
             progress: Progress::Undecided,
-            counts: Arc::default(),
+            counts: Arc::new(Counts::new()),
         }
     }
 
@@ -194,17 +263,27 @@ impl Record {
     pub async fn decided(&mut self) -> Verdict<()> {
         let mut line = self.stamped("decided");
         line.verdict = "allow";
+        self.progress = Progress::Deciding;
+        self.sink.opened();
         match self.sink.write_and_wait(&line).await {
             Ok(()) => {
                 self.progress = Progress::Decided;
                 Ok(())
             }
-            Err(SinkError) => Err(Fail::AuditUnavailable.into()),
+            Err(SinkError) => {
+                self.progress = Progress::Undecided;
+                self.sink.closed();
+                Err(Fail::AuditUnavailable.into())
+            }
         }
     }
 
     /// Notes why the exchange failed, for the line that is written when the record goes.
     pub fn failed(&mut self, refusal: Refusal) {
+        if self.counts.has_client_failed() {
+            // Whatever came of it, the client had gone.
+            return self.abandoned();
+        }
         let notice = refusal.notice();
         self.line.code = Some(notice.code);
         self.line.stage = Some(notice.stage.as_str());
@@ -242,13 +321,13 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let event = match self.progress {
+        let decided = match self.progress {
             Progress::Done => return,
-            Progress::Undecided => "refused",
-            Progress::Decided => "closed",
+            Progress::Undecided => false,
+            Progress::Deciding | Progress::Decided => true,
         };
-        let mut line = self.stamped(event);
-        if self.progress == Progress::Decided {
+        let mut line = self.stamped(if decided { "closed" } else { "refused" });
+        if decided {
             line.request_bytes = Some(self.counts.request.load(Ordering::Relaxed));
             line.response_size_bytes = Some(self.counts.response.load(Ordering::Relaxed));
         }
@@ -258,6 +337,9 @@ impl Drop for Record {
         let elapsed = self.started.elapsed().as_secs_f64() * 1000.0;
         line.latency_ms = Some((elapsed * 1000.0).round() / 1000.0);
         self.sink.write(&line);
+        if decided {
+            self.sink.closed();
+        }
     }
 }
 

@@ -37,6 +37,8 @@ pub struct Sink {
     waiting: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
     healthy: Arc<AtomicBool>,
+    /// Exchanges that have been decided and not closed.
+    open: AtomicUsize,
 }
 
 /// Where the log lives.
@@ -110,13 +112,27 @@ impl Sink {
                 }
             }
         })?;
-        Ok(Self { lines, waiting, lost, healthy })
+        Ok(Self { lines, waiting, lost, healthy, open: AtomicUsize::new(0) })
     }
 
     /// True if the last group was written.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.healthy.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn opened(&self) {
+        self.open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn closed(&self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// How many exchanges still owe their `closed` line.
+    #[must_use]
+    pub fn open_exchanges(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
     }
 
     /// Hands a line over without waiting.
@@ -368,7 +384,13 @@ mod tests {
     #[tokio::test]
     async fn a_writer_that_hangs_bounds_the_queue_and_the_lost_are_counted() {
         let (lines, inbox) = mpsc::channel();
-        let sink = Sink { lines, waiting: Arc::default(), lost: Arc::default(), healthy: Arc::new(true.into()) };
+        let sink = Sink {
+            lines,
+            waiting: Arc::default(),
+            lost: Arc::default(),
+            healthy: Arc::new(true.into()),
+            open: AtomicUsize::new(0),
+        };
         for _ in 0..MAX_QUEUED + 10 {
             sink.write(&"line");
         }

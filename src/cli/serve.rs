@@ -10,9 +10,17 @@ use crate::flow::daemon::Daemon;
 pub(super) fn run(config: Option<&Path>) -> Exit {
     terminal::log("info");
     harden();
-    let loaded = match sources::load_or_say(config) {
+    let file = sources::file(config);
+    let loaded = match &file {
+        Some(file) => file.load(),
+        None => sources::load(None),
+    };
+    let loaded = match loaded {
         Ok(loaded) => loaded,
-        Err(exit) => return exit,
+        Err(problems) => {
+            sources::say_problems(config, &problems);
+            return Exit::Usage;
+        }
     };
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
@@ -22,7 +30,7 @@ pub(super) fn run(config: Option<&Path>) -> Exit {
         Err(error) => return failed(&error),
     };
     runtime.block_on(async {
-        match Daemon::start(loaded.settings, loaded.policy, sources::file(config)).await {
+        match Daemon::start(loaded.settings, loaded.policy, file).await {
             Ok(daemon) => until_stopped(daemon).await,
             Err(error) => failed(&error),
         }
@@ -47,10 +55,18 @@ async fn until_stopped(daemon: Daemon) -> Exit {
         }
     }
     tracing::info!("draining");
+    let breaker = daemon.breaker();
+    let impatience = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        breaker.cancel();
+        std::future::pending::<()>().await;
+    };
     tokio::select! {
         drained = daemon.shutdown() => if drained { Exit::Done } else { failed(&"some requests had to be broken off") },
-        _ = terminate.recv() => failed(&"told to stop at once"),
-        _ = interrupt.recv() => failed(&"told to stop at once"),
+        () = impatience => Exit::Failed,
     }
 }
 

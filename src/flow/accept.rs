@@ -61,7 +61,8 @@ async fn serve(client: Client, stream: TcpStream) {
     // Latency matters more than packets; a stream that cannot take the option still works.
     let _ = stream.set_nodelay(true);
     let stream = Impatient::new(stream, Timeouts::default().idle);
-    connection::serve(Arc::new(client), stream).await;
+    let abort = client.services.abort.clone();
+    abort.run_until_cancelled(connection::serve(Arc::new(client), stream)).await;
 }
 
 async fn overloaded(services: &Services, mut stream: TcpStream, peer: SocketAddr) {

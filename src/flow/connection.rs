@@ -107,7 +107,8 @@ async fn answer(client: &Arc<Client>, request: Request<Incoming>) -> Response<An
         Ok(Passed::Answered(received)) => respond::origin(services, received, record),
         Ok(Passed::Tunnelled(tunnel)) => {
             let established = respond::established(&record);
-            services.tracker.spawn(tunnel.run(client.clone(), record));
+            let (client, abort) = (client.clone(), services.abort.clone());
+            services.tracker.spawn(async move { abort.run_until_cancelled(tunnel.run(client, record)).await });
             established
         }
         Err(refusal) if connect => respond::closing(respond::refusal(services, refusal, record)),
@@ -131,8 +132,8 @@ async fn judged(client: &Arc<Client>, request: Request<Incoming>, record: &mut R
     let admitted = authorize::destination(&policy, &caller, &taken, target)?;
     let request = Request::from_parts(head, body);
     if request.method() == Method::CONNECT {
-        return tunnel::open(services, &policy, caller, admitted, request, record).await.map(Passed::Tunnelled);
+        return tunnel::open(services, &policy, admitted, request, record).await.map(Passed::Tunnelled);
     }
-    let to = Destination { caller, admitted, pin: None };
+    let to = Destination { admitted, pin: None };
     exchange::run(services, &to, taken, request, record).await.map(Passed::Answered)
 }

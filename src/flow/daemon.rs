@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -132,17 +133,36 @@ impl Daemon {
         self.file.as_ref().map(|file| reload::now(&self.services, file))
     }
 
-    /// Stops accepting, lets requests in flight finish within `drain_timeout`, and writes the log out.
-    /// True if nothing had to be broken off.
+    /// Stops accepting, lets requests in flight finish within `drain_timeout`, breaks the others off, and
+    /// writes the log out. True if nothing had to be broken off.
     pub async fn shutdown(self) -> bool {
         self.services.drain.cancel();
         self.services.tracker.close();
         let patience = self.services.settings.proxy.drain_timeout;
-        let drained = tokio::time::timeout(patience, self.services.tracker.wait()).await.is_ok();
+        let waiting = tokio::time::timeout(patience, self.services.tracker.wait());
+        let drained = matches!(self.services.abort.run_until_cancelled(waiting).await, Some(Ok(())));
+        self.services.abort.cancel();
+        let farewell = tokio::time::timeout(FAREWELL, async {
+            self.services.tracker.wait().await;
+            // Tasks of single h2 streams end a moment after their connection.
+            while self.services.audit.open_exchanges() > 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        });
+        let closed = farewell.await.is_ok();
         let flushed = self.services.audit.flush().await.is_ok();
-        drained && flushed
+        drained && closed && flushed
+    }
+
+    /// Makes a [`Self::shutdown`] under way break off what is still in flight.
+    #[must_use]
+    pub fn breaker(&self) -> CancellationToken {
+        self.services.abort.clone()
     }
 }
+
+/// How long broken-off exchanges may take to write their last line.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
     TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })
@@ -160,6 +180,7 @@ fn services(settings: Settings, policy: Policy, own: OwnEndpoints) -> Result<Ser
         authority,
         audit: Arc::new(audit),
         drain: CancellationToken::new(),
+        abort: CancellationToken::new(),
         tracker: TaskTracker::new(),
         settings,
     })

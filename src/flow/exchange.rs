@@ -8,7 +8,6 @@ use crate::audit::record::Record;
 use crate::model::refusal::Verdict;
 use crate::stages::authorize::{self, Admitted};
 use crate::stages::forward::Received;
-use crate::stages::identify::Caller;
 use crate::stages::limit::RequestBody;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::Taken;
@@ -16,7 +15,6 @@ use crate::stages::{inject, inspect};
 
 /// Where the requests of a connection go. A tunnel has its pin; absolute-form gets one for each request.
 pub(super) struct Destination {
-    pub(super) caller: Caller,
     pub(super) admitted: Admitted,
     pub(super) pin: Option<PinnedTarget>,
 }
@@ -42,5 +40,5 @@ pub(super) async fn run(
     };
     let outbound = inject::credential(cleared, pinned, services.settings.proxy.via)?;
     record.decided().await?;
-    services.forwarder.exchange(outbound, to.caller.execution(), record).await
+    services.forwarder.exchange(outbound, to.admitted.caller().execution(), record).await
 }

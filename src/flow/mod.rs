@@ -38,6 +38,8 @@ pub struct Services {
     pub audit: Arc<Sink>,
     /// Cancelled when the daemon is told to stop.
     pub drain: CancellationToken,
+    /// Cancelled when draining has taken long enough.
+    pub abort: CancellationToken,
     /// Connections and tunnels that are open.
     pub tracker: TaskTracker,
 }

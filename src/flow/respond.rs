@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -25,11 +26,28 @@ pub const EXEAT_REQUEST_ID: HeaderName = HeaderName::from_static("exeat-request-
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
 /// The body of an answer.
-pub enum Answer {
+pub struct Answer {
+    words: Words,
+    /// Held as long as the answer is on its way.
+    _open: Option<Arc<()>>,
+}
+
+enum Words {
     /// An origin's.
     Origin(Box<ResponseBody>),
     /// Ours.
-    Words(Full<Bytes>),
+    Ours(Full<Bytes>),
+}
+
+impl Answer {
+    fn ours(text: impl Into<Bytes>) -> Self {
+        Self { words: Words::Ours(Full::new(text.into())), _open: None }
+    }
+
+    /// Holds on to something until the answer has been sent or dropped.
+    pub(super) fn holding(self, open: Arc<()>) -> Self {
+        Self { _open: Some(open), ..self }
+    }
 }
 
 /// RFC 9457, with members of our own.
@@ -53,7 +71,8 @@ struct Problem<'a> {
 /// Passes an origin's answer on. The record goes with its body.
 pub(super) fn origin(services: &Services, received: Received, record: Record) -> Response<Answer> {
     let id = HeaderValue::from_str(record.id()).ok();
-    let mut response = limit::response(received, record).map(|body| Answer::Origin(Box::new(body)));
+    let mut response =
+        limit::response(received, record).map(|body| Answer { words: Words::Origin(Box::new(body)), _open: None });
     if let Some(id) = id {
         response.headers_mut().insert(EXEAT_REQUEST_ID, id);
     }
@@ -65,7 +84,7 @@ pub(super) fn origin(services: &Services, received: Received, record: Record) ->
 
 /// The answer to a CONNECT that was let through.
 pub(super) fn established(record: &Record) -> Response<Answer> {
-    let mut response = Response::new(Answer::Words(Full::default()));
+    let mut response = Response::new(Answer::ours(Bytes::new()));
     if let Ok(id) = HeaderValue::from_str(record.id()) {
         response.headers_mut().insert(EXEAT_REQUEST_ID, id);
     }
@@ -103,7 +122,7 @@ fn render(refusal: Refusal, id: &str, host: Option<&str>, approved: Option<Vec<S
         text.push(b'\n');
         text
     });
-    let mut response = Response::new(Answer::Words(Full::new(body.unwrap_or_default().into())));
+    let mut response = Response::new(Answer::ours(body.unwrap_or_default()));
     *response.status_mut() = notice.status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
@@ -158,7 +177,7 @@ pub(super) fn raw(refusal: Refusal, mut record: Record) -> Vec<u8> {
     }
     let length = body.size_hint().exact().unwrap_or_default();
     bytes.extend_from_slice(format!("content-length: {length}\r\n\r\n").as_bytes());
-    if let Answer::Words(mut words) = body
+    if let Words::Ours(mut words) = body.words
         && let Poll::Ready(Some(Ok(frame))) =
             Pin::new(&mut words).poll_frame(&mut Context::from_waker(std::task::Waker::noop()))
         && let Ok(data) = frame.into_data()
@@ -176,23 +195,23 @@ impl Body for Answer {
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match self.get_mut() {
-            Self::Origin(body) => Pin::new(body.as_mut()).poll_frame(cx),
-            Self::Words(words) => Pin::new(words).poll_frame(cx).map_err(|never: Infallible| match never {}),
+        match &mut self.get_mut().words {
+            Words::Origin(body) => Pin::new(body.as_mut()).poll_frame(cx),
+            Words::Ours(words) => Pin::new(words).poll_frame(cx).map_err(|never: Infallible| match never {}),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Origin(body) => body.is_end_stream(),
-            Self::Words(words) => words.is_end_stream(),
+        match &self.words {
+            Words::Origin(body) => body.is_end_stream(),
+            Words::Ours(words) => words.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Origin(body) => body.size_hint(),
-            Self::Words(words) => words.size_hint(),
+        match &self.words {
+            Words::Origin(body) => body.size_hint(),
+            Words::Ours(words) => words.size_hint(),
         }
     }
 }

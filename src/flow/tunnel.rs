@@ -15,7 +15,7 @@ use hyper::upgrade::{OnUpgrade, Parts};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use super::Services;
@@ -24,10 +24,9 @@ use super::exchange::{self, Destination};
 use super::io::{Rewind, splice};
 use super::respond::{self, Answer};
 use crate::audit::record::Record;
-use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
+use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::policy::rule::{Mode, Policy};
 use crate::stages::authorize::{self, Admitted};
-use crate::stages::identify::Caller;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::{parse, sni, throttle};
 use crate::tls::hello::{self, Hello, MAX_HELLO, Progress};
@@ -35,7 +34,6 @@ use crate::tls::hello::{self, Hello, MAX_HELLO, Progress};
 /// A tunnel that may be opened: admitted, pinned, and dialled if it is opaque.
 pub(super) struct Tunnel {
     upgrade: OnUpgrade,
-    caller: Caller,
     admitted: Admitted,
     pinned: PinnedTarget,
     /// The origin's end of an opaque tunnel.
@@ -55,7 +53,6 @@ enum First {
 pub(super) async fn open(
     services: &Services,
     policy: &Policy,
-    caller: Caller,
     admitted: Admitted,
     mut request: Request<Incoming>,
     record: &mut Record,
@@ -65,12 +62,12 @@ pub(super) async fn open(
     let origin = match admitted.mode() {
         Mode::Inspect => None,
         Mode::Opaque => {
-            let (origin, address) = services.forwarder.connect(&pinned).await?;
+            let (origin, address) = services.forwarder.connect(&admitted, &pinned).await?;
             record.address(address.ip());
             Some(origin)
         }
     };
-    Ok(Tunnel { upgrade: hyper::upgrade::on(&mut request), caller, admitted, pinned, origin })
+    Ok(Tunnel { upgrade: hyper::upgrade::on(&mut request), admitted, pinned, origin })
 }
 
 impl Tunnel {
@@ -78,11 +75,15 @@ impl Tunnel {
     pub(super) async fn run(mut self, client: Arc<Client>, mut record: Record) {
         let patience = client.services.settings.proxy.handshake_timeout;
         let first = async {
-            let stream = upgraded(&mut self.upgrade).await.map_err(|_| Refusal::from(Deny::NotTls))?;
-            first_bytes(stream).await
+            match upgraded(&mut self.upgrade).await {
+                Ok(stream) => first_bytes(stream).await,
+                Err(_) => Ok(None),
+            }
         };
         let (mut stream, first) = match timeout(patience, first).await {
-            Ok(Ok(found)) => found,
+            Ok(Ok(Some(found))) => found,
+            // The client went away without a word.
+            Ok(Ok(None)) => return record.abandoned(),
             Ok(Err(refusal)) => return record.failed(refusal),
             Err(_) => return record.failed(Deny::HeaderTimeout.into()),
         };
@@ -117,8 +118,11 @@ impl Tunnel {
         }
         let services = &client.services;
         let counts = record.counts();
-        let idle =
-            services.policies.snapshot().task(self.caller.task()).map_or(Duration::ZERO, |task| task.timeouts().idle);
+        let idle = services
+            .policies
+            .snapshot()
+            .task(self.admitted.caller().task())
+            .map_or(Duration::ZERO, |task| task.timeouts().idle);
         // Subscribed before the generation is looked at, so that no change falls in between.
         let mut changes = services.policies.changes();
         let carried = splice(stream, origin, idle, |n| counts.sent(n), |n| counts.received(n));
@@ -149,7 +153,7 @@ impl Tunnel {
     }
 
     fn still_allowed(&self, services: &Services, policy: &Policy, record: &mut Record) -> Verdict<()> {
-        let admitted = authorize::again(policy, &self.admitted, self.admitted.target().clone())?;
+        let admitted = authorize::again(policy, &self.admitted)?;
         if admitted.mode() != Mode::Opaque {
             return Err(Deny::HostNotAllowed.into());
         }
@@ -170,14 +174,15 @@ impl Tunnel {
         let tls = match timeout(services.settings.proxy.handshake_timeout, handshake).await {
             Ok(Ok(tls)) => tls,
             Ok(Err(error)) => {
+                // Most often a client that does not trust our CA: it hangs up with an alert.
                 record.rule(format!("client handshake: {error}"));
-                return record.failed(Deny::NotTls.into());
+                return record.abandoned();
             }
             Err(_) => return record.failed(Deny::HeaderTimeout.into()),
         };
         record.forget();
         let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
-        let to = Ok(Destination { caller: self.caller, admitted: self.admitted, pin: Some(self.pinned) });
+        let to = Ok(Destination { admitted: self.admitted, pin: Some(self.pinned) });
         let inner = Inner { client, to };
         if h2 { inner.serve_h2(tls).await } else { inner.serve_h1(tls).await }
     }
@@ -185,13 +190,18 @@ impl Tunnel {
     /// Some clients send plain HTTP through CONNECT. It is judged as what it is.
     async fn in_the_clear(self, client: Arc<Client>, stream: ClientStream) {
         let policy = client.services.policies.snapshot();
-        let target = self.admitted.target().in_the_clear();
-        let (caller, pin) = (self.caller, Some(self.pinned));
-        let to =
-            authorize::again(&policy, &self.admitted, target).map(|admitted| Destination { caller, admitted, pin });
+        let pin = Some(self.pinned);
+        let to = authorize::in_the_clear(&policy, &self.admitted).map(|admitted| Destination { admitted, pin });
         Inner { client, to }.serve_h1(stream).await;
     }
 }
+
+/// Handles of `open` while no request is: the connection's own.
+const IDLE_HANDLES: usize = 1;
+/// How often an h2 connection is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a client may take to close after GOAWAY.
+const FAREWELL: Duration = Duration::from_millis(500);
 
 /// The requests inside a tunnel. If their destination was refused, so is each of them.
 struct Inner {
@@ -217,15 +227,65 @@ impl Inner {
 
     async fn serve_h2(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let inner = &Arc::new(self);
+        let open = Arc::new(());
+        let served = AtomicU64::new(0);
         let service = service_fn(|request| {
-            let inner = inner.clone();
-            async move { Ok::<_, Infallible>(inner.answer(request).await) }
+            served.fetch_add(1, Ordering::Relaxed);
+            let (inner, open) = (inner.clone(), open.clone());
+            async move { Ok::<_, Infallible>(inner.answer(request).await.map(|answer| answer.holding(open))) }
         });
         let connection = h2(&inner.client.services).serve_connection(TokioIo::new(io), service);
-        let ended = connection::until_drained(connection, |it| it.graceful_shutdown(), &inner.client.services).await;
-        if let Err(error) = ended {
-            tracing::debug!(%error, peer = %inner.client.peer, "an h2 connection broke");
+        tokio::pin!(connection);
+        let ended = tokio::select! {
+            ended = &mut connection => ended,
+            () = inner.until_quiet(&open, &served) => {
+                connection.as_mut().graceful_shutdown();
+                // What is in flight may finish; a client that says nothing does not hold its place.
+                tokio::select! {
+                    ended = &mut connection => ended,
+                    () = inner.until_silent(&open) => Ok(()),
+                }
+            }
+        };
+        if ended.is_err() && served.load(Ordering::Relaxed) == 0 {
+            Record::begin(&inner.client.services.audit, inner.client.peer).failed(Deny::RequestMalformed.into());
         }
+    }
+
+    /// Returns when the daemon drains, when the first request does not come within `header_timeout`, or
+    /// when none has been open for the idle time. hyper's pings keep a connection that nobody uses.
+    async fn until_quiet(&self, open: &Arc<()>, served: &AtomicU64) {
+        let services = &self.client.services;
+        let header = services.settings.proxy.header_timeout;
+        let mut quiet_since = Instant::now();
+        loop {
+            tokio::select! {
+                () = services.drain.cancelled() => return,
+                () = tokio::time::sleep(header.min(LOOK_EVERY)) => {}
+            }
+            if Arc::strong_count(open) > IDLE_HANDLES {
+                quiet_since = Instant::now();
+            }
+            let most = if served.load(Ordering::Relaxed) == 0 { header } else { self.idle() };
+            if quiet_since.elapsed() >= most {
+                return;
+            }
+        }
+    }
+
+    async fn until_silent(&self, open: &Arc<()>) {
+        loop {
+            tokio::time::sleep(FAREWELL).await;
+            if Arc::strong_count(open) <= IDLE_HANDLES {
+                return;
+            }
+        }
+    }
+
+    fn idle(&self) -> Duration {
+        let policy = self.client.services.policies.snapshot();
+        let task = self.to.as_ref().ok().and_then(|to| policy.task(to.admitted.caller().task()));
+        task.map_or(Duration::ZERO, |task| task.timeouts().idle)
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Answer> {
@@ -244,9 +304,10 @@ impl Inner {
         record: &mut Record,
     ) -> Verdict<crate::stages::forward::Received> {
         let to = self.to.as_ref().map_err(|refusal| *refusal)?;
-        record.caller(to.caller.task(), to.caller.execution());
+        let caller = to.admitted.caller();
+        record.caller(caller.task(), caller.execution());
         record.target(to.admitted.target());
-        let taken = throttle::take(&to.caller)?;
+        let taken = throttle::take(caller)?;
         let (head, body) = request.into_parts();
         parse::inner(&head)?;
         exchange::run(&self.client.services, to, taken, Request::from_parts(head, body), record).await
@@ -282,10 +343,13 @@ async fn upgraded(upgrade: &mut OnUpgrade) -> io::Result<ClientStream> {
 }
 
 /// Reads until it is clear what the client speaks. Nothing is lost: what was read is put back.
-async fn first_bytes(mut stream: ClientStream) -> Verdict<(ClientStream, First)> {
+async fn first_bytes(mut stream: ClientStream) -> Verdict<Option<(ClientStream, First)>> {
     let mut seen = BytesMut::with_capacity(2048);
     let first = loop {
-        let read = stream.read_buf(&mut seen).await.map_err(|_| Refusal::from(Deny::NotTls))?;
+        let read = stream.read_buf(&mut seen).await.unwrap_or_default();
+        if read == 0 && seen.is_empty() {
+            return Ok(None);
+        }
         if read == 0 || seen.len() > MAX_HELLO {
             return Err(Deny::NotTls.into());
         }
@@ -298,7 +362,7 @@ async fn first_bytes(mut stream: ClientStream) -> Verdict<(ClientStream, First)>
             Err(hello::NotTls) => return Err(Deny::NotTls.into()),
         }
     };
-    Ok((stream.put_back(seen.freeze()), first))
+    Ok(Some((stream.put_back(seen.freeze()), first)))
 }
 
 impl ClientStream {

@@ -42,16 +42,13 @@ impl Denied {
     }
 }
 
-/// Judges an address, and the IPv4 address inside it if it carries one; both must pass.
+/// Judges an address, and the IPv4 addresses that it may carry; all must pass.
 ///
 /// # Errors
 /// [`Denied`] with the name of the block that the address is in.
 pub fn judge(ip: IpAddr, cidrs: Cidrs<'_>) -> Result<(), Denied> {
     judge_one(ip, cidrs)?;
-    match embedded_v4(ip) {
-        Some(inner) => judge_one(inner.into(), cidrs),
-        None => Ok(()),
-    }
+    embedded_v4(ip).into_iter().try_for_each(|inner| judge_one(inner.into(), cidrs))
 }
 
 /// Classifies one address by itself, without looking into it.
@@ -63,18 +60,34 @@ pub fn classify(ip: IpAddr) -> Class {
     }
 }
 
-/// The IPv4 address that an IPv6 address stands for: mapped, compatible, translated (RFC 2765),
-/// NAT64 (RFC 6052), ISATAP (RFC 5214).
+/// The IPv4 addresses that an IPv6 address stands for or leads to: mapped, compatible, translated
+/// (RFC 2765), NAT64 (RFC 6052, also at the places of its local prefix), ISATAP (RFC 5214), 6to4
+/// (RFC 3056), and the client of Teredo (RFC 4380 §4, whose bits are inverted).
 #[must_use]
-pub fn embedded_v4(ip: IpAddr) -> Option<Ipv4Addr> {
-    let IpAddr::V6(ip) = ip else { return None };
+pub fn embedded_v4(ip: IpAddr) -> Vec<Ipv4Addr> {
+    let IpAddr::V6(ip) = ip else { return Vec::new() };
     if ip.is_unspecified() || ip.is_loopback() {
         // They lie in the compatible block and stand for no IPv4 address (RFC 4291 §2.5.5.1).
-        return None;
+        return Vec::new();
     }
-    let low = Ipv4Addr::from_bits((ip.to_bits() & 0xffff_ffff) as u32);
-    let carries = EMBEDDING.iter().any(|net| net.contains(&ip)) || is_isatap(ip);
-    carries.then_some(low)
+    let bits = ip.to_bits();
+    let at = |shift: u32| Ipv4Addr::from_bits((bits >> shift) as u32);
+    let mut found = Vec::new();
+    if EMBEDDING.iter().any(|net| net.contains(&ip)) || is_isatap(ip) {
+        found.push(at(0));
+    }
+    if LOCAL_NAT64.contains(&ip) {
+        // Behind 48 bits the address goes around byte 8 (RFC 6052 §2.2).
+        let (high, low) = ((bits >> 64) as u32 & 0xffff, (bits >> 40) as u32 & 0xffff);
+        found.extend([at(0), Ipv4Addr::from_bits(high << 16 | low)]);
+    }
+    if SIX_TO_FOUR.contains(&ip) {
+        found.push(at(80));
+    }
+    if TEREDO.contains(&ip) {
+        found.push(Ipv4Addr::from_bits(!at(0).to_bits()));
+    }
+    found
 }
 
 fn judge_one(ip: IpAddr, cidrs: Cidrs<'_>) -> Result<(), Denied> {
@@ -130,21 +143,30 @@ const fn v6(bits: u128, len: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::from_bits(bits), len)
 }
 
-/// AWS, Azure (a public address), Alibaba, Oracle; GCP and most others use the first.
-const METADATA_V4: [Ipv4Addr; 4] = [
+/// GCP and most others; AWS's for tasks and pods; Azure (a public address); Alibaba; Oracle.
+const METADATA_V4: [Ipv4Addr; 6] = [
+    Ipv4Addr::new(169, 254, 170, 2),
+    Ipv4Addr::new(169, 254, 170, 23),
     Ipv4Addr::new(169, 254, 169, 254),
     Ipv4Addr::new(168, 63, 129, 16),
     Ipv4Addr::new(100, 100, 100, 200),
     Ipv4Addr::new(192, 0, 0, 192),
 ];
-/// AWS, `fd00:ec2::254`.
-const METADATA_V6: [Ipv6Addr; 1] = [Ipv6Addr::new(0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x254)];
+/// AWS (instances, pods), GCP.
+const METADATA_V6: [Ipv6Addr; 3] = [
+    Ipv6Addr::new(0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x254),
+    Ipv6Addr::new(0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x23),
+    Ipv6Addr::new(0xfd20, 0x00ce, 0, 0, 0, 0, 0, 0x254),
+];
 
 const GLOBAL_UNICAST: Ipv6Net = v6(0x2000 << 112, 3);
 const NAT64: Ipv6Net = v6(0x0064_ff9b << 96, 96);
 const MAPPED: Ipv6Net = v6(0xffff << 32, 96);
 const TRANSLATED: Ipv6Net = v6(0xffff << 48, 96);
 const COMPATIBLE: Ipv6Net = v6(0, 96);
+const LOCAL_NAT64: Ipv6Net = v6(0x0064_ff9b_0001 << 80, 48);
+const SIX_TO_FOUR: Ipv6Net = v6(0x2002 << 112, 16);
+const TEREDO: Ipv6Net = v6(0x2001_0000 << 96, 32);
 const EMBEDDING: [Ipv6Net; 4] = [NAT64, MAPPED, TRANSLATED, COMPATIBLE];
 
 /// The first block that fits gives the name, so narrower ones stand before wider ones.
@@ -178,10 +200,10 @@ const SPECIAL_V6: [(Ipv6Net, &str); 24] = [
     (MAPPED, "IPv4-mapped"),
     (TRANSLATED, "IPv4-translated"),
     (COMPATIBLE, "IPv4-compatible"),
-    (v6(0x0064_ff9b_0001 << 80, 48), "IPv4-IPv6 translation, local use"),
+    (LOCAL_NAT64, "IPv4-IPv6 translation, local use"),
     (v6(0x0100 << 112, 64), "discard-only"),
     (v6(0x0100_0000_0000_0001 << 64, 64), "dummy prefix"),
-    (v6(0x2001_0000 << 96, 32), "Teredo"),
+    (TEREDO, "Teredo"),
     (v6(0x2001_0002_0000 << 80, 48), "benchmarking"),
     (v6(0x2001_0003 << 96, 32), "AMT"),
     (v6(0x2001_0004_0112 << 80, 48), "AS112-v6"),
@@ -190,7 +212,7 @@ const SPECIAL_V6: [(Ipv6Net, &str); 24] = [
     (v6(0x2001_0030 << 96, 28), "drone remote ID"),
     (v6(0x2001_0000 << 96, 23), "IETF protocol assignments"),
     (v6(0x2001_0db8 << 96, 32), "documentation"),
-    (v6(0x2002 << 112, 16), "6to4"),
+    (SIX_TO_FOUR, "6to4"),
     (v6(0x2620_004f_8000 << 80, 48), "AS112 direct delegation"),
     (v6(0x3fff << 112, 20), "documentation"),
     (v6(0x5f00 << 112, 16), "SRv6 SIDs"),
@@ -332,10 +354,24 @@ mod tests {
             ("2a00:1450::200:5efe:127.0.0.1", true, true),
             ("2a00:1450::5efe:8.8.8.8", false, false),
             ("fe80::5efe:10.0.0.1", true, true),
-            ("2002:0a00:0001::", true, false),
-            ("2001:0:4136:e378:8000:63bf:f5ff:fffe", true, false),
+            ("2002:0a00:0001::", true, true),
+            ("2002:0808:0808::", true, false),
+            ("2002:a9fe:a9fe::1", true, true),
+            ("2001:0:4136:e378:8000:63bf:f5ff:fffe", true, true),
+            ("2001:0:4136:e378:8000:63bf:f7f7:f7f7", true, false),
+            ("64:ff9b:1::a9fe:a9fe", true, true),
+            ("64:ff9b:1:0808:8:800:0808:0808", true, false),
+            ("64:ff9b:1:0a00:0:100:0808:0808", true, true),
         ];
-        let outer = nets(&["::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "fe80::/10", "2002::/16", "2001::/32"]);
+        let outer = nets(&[
+            "::/96",
+            "::ffff:0:0/96",
+            "::ffff:0:0:0/96",
+            "fe80::/10",
+            "2002::/16",
+            "2001::/32",
+            "64:ff9b:1::/48",
+        ]);
         for (address, denied, denied_inside) in rows {
             assert_eq!(judge(ip(address), Cidrs::default()).is_err(), denied, "{address}");
             let opened = Cidrs { network: &outer, ..Cidrs::default() };
@@ -345,7 +381,15 @@ mod tests {
 
     #[test]
     fn metadata_opens_only_by_its_own_address() {
-        for address in ["169.254.169.254", "168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254"] {
+        for address in [
+            "169.254.169.254",
+            "169.254.170.2",
+            "168.63.129.16",
+            "100.100.100.200",
+            "192.0.0.192",
+            "fd00:ec2::254",
+            "fd20:ce::254",
+        ] {
             let everything = nets(&["0.0.0.0/0", "::/0"]);
             let exact = vec![IpNet::from(ip(address))];
             let wide = Cidrs { network: &everything, ..Cidrs::default() };

@@ -214,6 +214,9 @@ impl Task {
     /// # Errors
     /// [`Deny::MethodNotAllowed`] or [`Deny::PathNotAllowed`].
     pub fn request(&self, target: &Target, to: &Allowed, method: &Method, path: &str) -> Result<AllowedRequest, Deny> {
+        if matches!(*method, Method::CONNECT | Method::TRACE) {
+            return Err(Deny::MethodNotAllowed);
+        }
         if to.observed.is_some() {
             return Ok(AllowedRequest { allowed: to.clone(), path: None });
         }
@@ -245,7 +248,9 @@ impl Task {
     fn observes(&self, target: &Target, deny: Deny) -> bool {
         let about =
             matches!(deny, Deny::HostNotAllowed | Deny::PortNotAllowed | Deny::MethodNotAllowed | Deny::PathNotAllowed);
-        self.observe && about && target.scheme() == Scheme::Https && is_public_name(target.host())
+        let denied = |rule: &Arc<Integration>| rule.denied.iter().any(|pattern| pattern.matches(target.host()));
+        let public = target.scheme() == Scheme::Https && is_public_name(target.host());
+        self.observe && about && public && !self.integrations.iter().any(denied)
     }
 }
 
@@ -337,7 +342,7 @@ const NOT_PUBLIC: [&str; 10] = [
     "metadata.platformequinix.com",
     "metadata.packet.net",
     "metadata.tencentyun.com",
-    "metadata.nicp.nl",
+    "metadata.goog",
 ];
 
 #[cfg(test)]

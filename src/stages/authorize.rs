@@ -8,7 +8,6 @@ use http::uri::PathAndQuery;
 
 use super::identify::Caller;
 use super::throttle::Taken;
-use crate::model::name::TaskName;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Target;
 use crate::policy::rule::{Allowed, Ech, Mode, Policy, Task, Timeouts};
@@ -27,7 +26,7 @@ use crate::policy::rule::{Allowed, Ech, Mode, Policy, Task, Timeouts};
 /// ```
 #[derive(Clone)]
 pub struct Admitted {
-    task: TaskName,
+    caller: Caller,
     target: Target,
     allowed: Allowed,
     generation: u64,
@@ -52,6 +51,12 @@ pub struct Grant {
 }
 
 impl Admitted {
+    /// Who asks.
+    #[must_use]
+    pub fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
     /// Where to.
     #[must_use]
     pub fn target(&self) -> &Target {
@@ -115,15 +120,23 @@ impl Grant {
 /// [`Deny::HostNotAllowed`], [`Deny::SchemeNotAllowed`] or [`Deny::PortNotAllowed`];
 /// [`Deny::CallerUnknown`] if the policy no longer knows the task.
 pub fn destination(policy: &Policy, caller: &Caller, _taken: &Taken, target: Target) -> Verdict<Admitted> {
-    admit(policy, caller.task(), target)
+    admit(policy, caller, target)
 }
 
-/// Judges the same destination again: under a newer policy, or in the clear.
+/// Judges the same destination again, under a newer policy.
 ///
 /// # Errors
 /// As [`destination`].
-pub fn again(policy: &Policy, admitted: &Admitted, target: Target) -> Verdict<Admitted> {
-    admit(policy, &admitted.task, target)
+pub fn again(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
+    admit(policy, &admitted.caller, admitted.target.clone())
+}
+
+/// Judges the same host and port again, for plain HTTP that was found inside a tunnel.
+///
+/// # Errors
+/// As [`destination`].
+pub fn in_the_clear(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
+    admit(policy, &admitted.caller, admitted.target.in_the_clear())
 }
 
 /// Judges one request to an admitted destination: it names the same authority, and an integration
@@ -134,12 +147,8 @@ pub fn again(policy: &Policy, admitted: &Admitted, target: Target) -> Verdict<Ad
 /// [`destination`].
 pub fn request(policy: &Policy, admitted: &Admitted, _taken: Taken, parts: &Parts) -> Verdict<Grant> {
     same_authority(&admitted.target, parts)?;
-    let current = if admitted.generation == policy.generation() {
-        admitted.clone()
-    } else {
-        again(policy, admitted, admitted.target.clone())?
-    };
-    let task = task(policy, &current.task)?;
+    let current = if admitted.generation == policy.generation() { admitted.clone() } else { again(policy, admitted)? };
+    let task = task(policy, &current.caller)?;
     let given = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let judged = task.request(&current.target, &current.allowed, &parts.method, given.path())?;
     let path = match judged.path {
@@ -154,13 +163,15 @@ pub fn request(policy: &Policy, admitted: &Admitted, _taken: Taken, parts: &Part
     })
 }
 
-fn admit(policy: &Policy, task_name: &TaskName, target: Target) -> Verdict<Admitted> {
-    let allowed = task(policy, task_name)?.destination(&target)?;
-    Ok(Admitted { task: task_name.clone(), target, allowed, generation: policy.generation() })
+fn admit(policy: &Policy, caller: &Caller, target: Target) -> Verdict<Admitted> {
+    let allowed = task(policy, caller)?.destination(&target)?;
+    Ok(Admitted { caller: caller.clone(), target, allowed, generation: policy.generation() })
 }
 
-fn task<'p>(policy: &'p Policy, name: &TaskName) -> Verdict<&'p Task> {
-    policy.task(name).map(AsRef::as_ref).ok_or(Deny::CallerUnknown.into())
+/// The caller's task, if it still takes the token that the caller came with.
+fn task<'p>(policy: &'p Policy, caller: &Caller) -> Verdict<&'p Task> {
+    let task = policy.task(caller.task()).filter(|task| task.has_token(caller.token()));
+    task.map(AsRef::as_ref).ok_or(Deny::CallerUnknown.into())
 }
 
 /// Every name that the request gives must be the destination's: the request target's authority,

@@ -11,6 +11,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::pin::PinnedTarget;
 use crate::model::refusal::{Fail, Verdict};
 
+/// Addresses that are tried, of both families.
+const MOST_DIALLED: usize = 16;
 /// How long one address is alone in the race before the next joins (RFC 8305 §5).
 const STAGGER: Duration = Duration::from_millis(250);
 
@@ -19,7 +21,7 @@ const STAGGER: Duration = Duration::from_millis(250);
 /// # Errors
 /// [`Fail::ConnectFailed`] if all refused, [`Fail::ConnectTimedOut`] if none answered in time.
 pub(super) async fn connect(pinned: &PinnedTarget, within: Duration) -> Verdict<(TcpStream, SocketAddr)> {
-    match timeout(within, race(interleaved(pinned.addresses()))).await {
+    match timeout(within, race(interleaved(pinned.addresses()).into_iter().take(MOST_DIALLED))).await {
         Ok(Some((stream, address))) => {
             // Latency matters more than packets; a stream that cannot take the option still works.
             let _ = stream.set_nodelay(true);
@@ -30,8 +32,7 @@ pub(super) async fn connect(pinned: &PinnedTarget, within: Duration) -> Verdict<
     }
 }
 
-async fn race(addresses: Vec<SocketAddr>) -> Option<(TcpStream, SocketAddr)> {
-    let mut waiting = addresses.into_iter();
+async fn race(mut waiting: impl ExactSizeIterator<Item = SocketAddr>) -> Option<(TcpStream, SocketAddr)> {
     let mut running = FuturesUnordered::new();
     running.push(open(waiting.next()?));
     let mut next_joins = Instant::now() + STAGGER;

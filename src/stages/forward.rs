@@ -1,11 +1,14 @@
 //! Sends what leaves over a connection that proves the name, and brings back the answer's head.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING};
-use http::{HeaderMap, Request, Response, StatusCode, Version};
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderValue, TE, TRANSFER_ENCODING};
+use http::{Request, Response, StatusCode, Version};
+use http_body::Body;
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -14,20 +17,25 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 
+use super::authorize::Admitted;
 use super::dial;
-use super::inject::{self, Outbound};
+use super::fields;
+use super::forgiving::Forgiving;
+use super::inject::Outbound;
 use super::limit::RequestBody;
 use super::pin::PinnedTarget;
-use super::pool::{Key, Lease, Pool, Sender};
+use super::pool::{Key, Lease, MAX_STREAMS, Pool, Sender};
 use crate::audit::record::{Counts, Record};
 use crate::model::name::ExecutionId;
-use crate::model::refusal::{Fail, Refusal, Verdict};
+use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Scheme;
-use crate::policy::rule::Timeouts;
+use crate::policy::rule::{Mode, Timeouts};
 use crate::tls::upstream::{self, UpstreamTls};
 
 /// Heads of answers, in bytes. Origins are not trusted either.
 const MAX_RESPONSE_HEAD: usize = 256 * 1024;
+/// What an origin may send of one h2 answer before the client has read it.
+const STREAM_WINDOW: u32 = 512 * 1024;
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 /// What it takes to reach origins.
@@ -65,8 +73,12 @@ impl Forwarder {
     /// Opens a connection for an opaque tunnel. What goes over it is the client's.
     ///
     /// # Errors
-    /// [`Fail::ConnectFailed`] or [`Fail::ConnectTimedOut`].
-    pub async fn connect(&self, pinned: &PinnedTarget) -> Verdict<(TcpStream, SocketAddr)> {
+    /// [`Fail::ConnectFailed`] or [`Fail::ConnectTimedOut`]; [`Deny::AuthorityMismatch`] if the destination
+    /// is not an opaque one, or the pin another's: whatever is inspected goes through [`Self::exchange`].
+    pub async fn connect(&self, admitted: &Admitted, pinned: &PinnedTarget) -> Verdict<(TcpStream, SocketAddr)> {
+        if admitted.mode() != Mode::Opaque || admitted.target() != pinned.target() {
+            return Err(Deny::AuthorityMismatch.into());
+        }
         dial::connect(pinned, self.connect_timeout).await
     }
 
@@ -107,7 +119,7 @@ impl Forwarder {
         loop {
             let mut lease = match pooled.take() {
                 Some(lease) => lease,
-                None => self.open(key.clone(), pinned).await?,
+                None => self.open(key.clone(), pinned, record).await?,
             };
             record.address(lease.address());
             record.alpn(lease.alpn());
@@ -122,8 +134,10 @@ impl Forwarder {
         }
     }
 
-    async fn open(&self, key: Key, pinned: &PinnedTarget) -> Verdict<Lease> {
+    async fn open(&self, key: Key, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Lease> {
         let (tcp, address) = dial::connect(pinned, self.connect_timeout).await?;
+        record.address(address.ip());
+        let tcp = Forgiving::new(tcp);
         let sender = match pinned.target().scheme() {
             Scheme::Http => h1(tcp).await?,
             Scheme::Https => self.over_tls(tcp, pinned).await?,
@@ -131,7 +145,7 @@ impl Forwarder {
         Ok(self.pool.adopt(key, sender, address))
     }
 
-    async fn over_tls(&self, tcp: TcpStream, pinned: &PinnedTarget) -> Verdict<Sender> {
+    async fn over_tls(&self, tcp: Forgiving<TcpStream>, pinned: &PinnedTarget) -> Verdict<Sender> {
         let name = upstream::server_name(pinned.target().host()).ok_or(Fail::TlsFailed)?;
         let handshake = TlsConnector::from(self.tls.config()).connect(name, tcp);
         let tls = match timeout(self.handshake_timeout, handshake).await {
@@ -153,15 +167,15 @@ async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
         .handshake(TokioIo::new(io))
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
-    tokio::spawn(connection);
-    Ok(Sender::h1(sender))
+    let task = tokio::spawn(connection);
+    Ok(Sender::h1(sender, task.abort_handle()))
 }
 
 async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
-    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+    let (sender, mut connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
-        .initial_stream_window_size(512 * 1024)
-        .initial_connection_window_size(1024 * 1024)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(STREAM_WINDOW * MAX_STREAMS as u32)
         .max_send_buf_size(256 * 1024)
         .max_header_list_size(MAX_RESPONSE_HEAD as u32)
         .keep_alive_interval(Duration::from_secs(20))
@@ -169,45 +183,51 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
         .handshake(TokioIo::new(io))
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
-    tokio::spawn(connection);
-    Ok(Sender::h2(sender))
+    let allowed = Arc::new(AtomicUsize::new(connection.current_max_send_streams()));
+    let told = allowed.clone();
+    let task = tokio::spawn(std::future::poll_fn(move |cx| {
+        let ended = Pin::new(&mut connection).poll(cx);
+        told.store(connection.current_max_send_streams(), Ordering::Relaxed);
+        ended
+    }));
+    Ok(Sender::h2(sender, allowed, task.abort_handle()))
 }
 
 /// Fits a request to the protocol of the connection. Left at HTTP/2, hyper would send it over h1
 /// without its body and without an error.
 fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBody> {
-    let authority = request.uri().authority().map(ToString::to_string).unwrap_or_default();
-    if lease.alpn() == "h2" {
+    let target = request.extensions().get::<Whole>().cloned().unwrap_or_else(|| Whole(request.uri().clone()));
+    request.extensions_mut().insert(target.clone());
+    request.headers_mut().remove(TRANSFER_ENCODING);
+    request.headers_mut().remove(CONNECTION);
+    if lease.is_h2() {
         *request.version_mut() = Version::HTTP_2;
-        request.headers_mut().remove(TRANSFER_ENCODING);
-        request.headers_mut().remove(CONNECTION);
+        *request.uri_mut() = target.0;
         request.headers_mut().remove(HOST);
         return request;
     }
     *request.version_mut() = Version::HTTP_11;
-    // Origin-form (RFC 9112 §3.2.1); hyper would send what it is given.
-    if let Some(path) = request.uri().path_and_query().cloned() {
-        *request.uri_mut() = path.into();
-    }
-    if let Ok(host) = HeaderValue::from_str(&authority) {
+    if let Some(Ok(host)) = target.0.authority().map(|authority| HeaderValue::from_str(authority.as_str())) {
         request.headers_mut().insert(HOST, host);
     }
-    join_cookies(request.headers_mut());
+    // Origin-form (RFC 9112 §3.2.1); hyper would send what it is given.
+    if let Some(path) = target.0.path_and_query().cloned() {
+        *request.uri_mut() = path.into();
+    }
+    // A body without a length has to be framed here, or hyper would leave it out without an error.
+    if !request.body().is_end_stream() && !request.headers().contains_key(CONTENT_LENGTH) {
+        request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
     if request.headers().contains_key(TE) {
         request.headers_mut().insert(CONNECTION, HeaderValue::from_static("te"));
     }
     request
 }
 
-/// HTTP/2 clients may send `Cookie` in pieces; HTTP/1.1 has one field of it (RFC 9113 §8.2.3).
-fn join_cookies(headers: &mut HeaderMap) {
-    let pieces: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
-    if pieces.len() > 1
-        && let Ok(joined) = HeaderValue::from_bytes(&pieces.join(&b"; "[..]))
-    {
-        headers.insert(COOKIE, joined);
-    }
-}
+/// The whole target of a request that may be shaped twice: for a connection that turned out dead, and for
+/// the next one, which may speak another protocol.
+#[derive(Clone)]
+struct Whole(http::Uri);
 
 /// Waits for the head of the answer. As long as the request's body makes progress, the origin need not
 /// have answered.
@@ -229,24 +249,27 @@ fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
         // We asked for no other protocol (RFC 9110 §15.2.2).
         return Err(Fail::UpstreamProtocol.into());
     }
+    // An old origin's version would make hyper end the body by closing, and a body that was cut would
+    // look whole.
+    *response.version_mut() = Version::HTTP_11;
+    let length = response.body().size_hint().exact();
     let headers = response.headers_mut();
     if headers.contains_key(TRANSFER_ENCODING) {
-        let chunked = headers.get_all(TRANSFER_ENCODING).iter().all(|v| v.as_bytes().eq_ignore_ascii_case(b"chunked"));
-        if !chunked {
+        let coded = |value: &HeaderValue| !value.as_bytes().eq_ignore_ascii_case(b"chunked");
+        if headers.get_all(TRANSFER_ENCODING).iter().any(coded) {
             return Err(Fail::UpstreamProtocol.into());
         }
         headers.remove(CONTENT_LENGTH);
     }
-    inject::remove_hop_by_hop(headers);
-    // A client that followed it would leave the proxy (RFC 7838).
-    headers.remove(ALT_SVC);
-    // Origins do not speak for the proxy: a 407 or a Proxy-Status of theirs could be taken for ours.
-    headers.remove(PROXY_STATUS);
+    if headers.get_all(CONTENT_LENGTH).iter().any(|value| !value.as_bytes().iter().all(u8::is_ascii_digit))
+        && let Some(length) = length
+    {
+        // hyper merges `2, 2` into one length; so must what we pass on.
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    fields::remove_pretence(headers);
     Ok(response)
 }
-
-const ALT_SVC: HeaderName = HeaderName::from_static("alt-svc");
-const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
 fn blame(error: TrySendError<Request<RequestBody>>, counts: &Counts) -> Refusal {
     if counts.has_client_stalled() {

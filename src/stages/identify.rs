@@ -17,18 +17,20 @@ use crate::policy::rule::{Policy, Task};
 /// use exeat::{model::name::{ExecutionId, TaskName}, stages::identify::Caller};
 /// let task = TaskName::new("research");
 /// // Nobody becomes a caller without a token.
-/// let caller = Caller { execution: ExecutionId::of_static(&task), task, peer: "127.0.0.1:1".parse().unwrap() };
+/// let token = exeat::model::secret::TokenHash::of(b"guessed");
+/// let caller = Caller { execution: ExecutionId::of_static(&task), task, peer: "127.0.0.1:1".parse().unwrap(), token };
 /// ```
 /// ```
 /// use exeat::{model::name::{ExecutionId, TaskName}, policy::rule::Policy, stages::identify};
 /// let peer = "127.0.0.1:1".parse().unwrap();
 /// assert!(identify::caller(&Policy::default(), &http::HeaderMap::new(), peer).is_err());
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Caller {
     task: TaskName,
     execution: ExecutionId,
     peer: SocketAddr,
+    token: TokenHash,
 }
 
 impl Caller {
@@ -42,6 +44,12 @@ impl Caller {
     #[must_use]
     pub fn execution(&self) -> &ExecutionId {
         &self.execution
+    }
+
+    /// The token that proved it, hashed: a later policy may no longer take it.
+    #[must_use]
+    pub fn token(&self) -> TokenHash {
+        self.token
     }
 
     /// Where the connection comes from.
@@ -58,17 +66,18 @@ impl Caller {
 pub fn caller(policy: &Policy, headers: &HeaderMap, peer: SocketAddr) -> Verdict<Caller> {
     let mut fields = headers.get_all(PROXY_AUTHORIZATION).iter();
     let (Some(field), None) = (fields.next(), fields.next()) else { return Err(Deny::CallerUnknown.into()) };
-    let task = task_of(policy, field.as_bytes()).ok_or(Deny::CallerUnknown)?;
+    let (task, token) = task_of(policy, field.as_bytes()).ok_or(Deny::CallerUnknown)?;
     let execution = ExecutionId::of_static(task.name());
-    Ok(Caller { task: task.name().clone(), execution, peer })
+    Ok(Caller { task: task.name().clone(), execution, peer, token })
 }
 
-fn task_of<'p>(policy: &'p Policy, field: &[u8]) -> Option<&'p Task> {
+fn task_of<'p>(policy: &'p Policy, field: &[u8]) -> Option<(&'p Task, TokenHash)> {
     let field = std::str::from_utf8(field).ok()?;
     let (scheme, credentials) = field.split_once(' ')?;
     let credentials = credentials.trim_matches(' ');
     if scheme.eq_ignore_ascii_case("bearer") {
-        return policy.task_by_token(TokenHash::of(credentials.as_bytes())).map(AsRef::as_ref);
+        let hash = TokenHash::of(credentials.as_bytes());
+        return policy.task_by_token(hash).map(|task| (task.as_ref(), hash));
     }
     if !scheme.eq_ignore_ascii_case("basic") {
         return None;
@@ -78,5 +87,5 @@ fn task_of<'p>(policy: &'p Policy, field: &[u8]) -> Option<&'p Task> {
     let (id, token) = (decoded.get(..colon)?, decoded.get(colon.saturating_add(1)..)?);
     let hash = TokenHash::of(token);
     let task = policy.task(&TaskName::new(std::str::from_utf8(id).ok()?))?;
-    task.has_token(hash).then_some(task)
+    task.has_token(hash).then_some((task, hash))
 }

@@ -1,16 +1,18 @@
 //! Bodies on their way: counted, bounded in time, and what ends with them.
 
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
+use super::fields;
 use super::forward::Received;
 use super::pool::Lease;
 use crate::audit::record::{Counts, Record};
@@ -19,6 +21,9 @@ use crate::model::refusal::Fail;
 /// Why a body ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
+    /// The exchange that the body belongs to is over.
+    #[error("the exchange is over")]
+    Over,
     /// The peer broke off or broke its framing.
     #[error("the peer broke off")]
     Peer(#[source] hyper::Error),
@@ -27,52 +32,40 @@ pub enum BodyError {
     TimedOut,
 }
 
-/// Ends a wait. It costs nothing while bytes flow: the timer is only set when a poll finds none.
-struct Patience {
-    idle: Duration,
-    until: Option<Instant>,
-    waiting: Option<Pin<Box<Sleep>>>,
-    armed: bool,
-}
-
-impl Patience {
-    fn new(idle: Duration, until: Option<Instant>) -> Self {
-        Self { idle, until, waiting: None, armed: false }
-    }
-
-    fn progress(&mut self) {
-        self.armed = false;
-    }
-
-    /// Ready once the wait has been too long.
-    fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let idle_ends = Instant::now() + self.idle;
-        let ends = self.until.map_or(idle_ends, |until| until.min(idle_ends));
-        let sleep = self.waiting.get_or_insert_with(|| Box::pin(sleep_until(ends)));
-        if !self.armed {
-            sleep.as_mut().reset(ends);
-            self.armed = true;
-        }
-        sleep.as_mut().poll(cx)
-    }
-
-    fn is_past(&self) -> bool {
-        self.until.is_some_and(|until| until <= Instant::now())
-    }
-}
-
 /// A request's body on its way to the origin.
 pub struct RequestBody {
     inner: Incoming,
-    patience: Patience,
+    idle: Duration,
+    waiting: Option<Pin<Box<Sleep>>>,
     counts: Arc<Counts>,
 }
 
 impl RequestBody {
-    /// Wraps what the client sends. Each wait for the client ends after `idle`.
+    /// Wraps what the client sends. A wait for the client ends once nothing has moved in either direction
+    /// for `idle`.
     #[must_use]
     pub fn new(inner: Incoming, idle: Duration, counts: Arc<Counts>) -> Self {
-        Self { inner, patience: Patience::new(idle, None), counts }
+        if inner.is_end_stream() {
+            counts.request_done();
+        }
+        counts.tick();
+        Self { inner, idle, waiting: None, counts }
+    }
+
+    /// Ready once the wait has been too long. The timer is only set when a poll finds nothing, so it costs
+    /// nothing while bytes flow.
+    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let idle = self.idle;
+            let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(idle)));
+            ready!(waiting.as_mut().poll(cx));
+            let left = idle.saturating_sub(self.counts.quiet_for());
+            if left.is_zero() {
+                return Poll::Ready(());
+            }
+            // The other direction has moved meanwhile.
+            waiting.as_mut().reset(Instant::now() + left);
+        }
     }
 }
 
@@ -82,106 +75,33 @@ impl Body for RequestBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
+        if this.counts.is_over() {
+            return Poll::Ready(Some(Err(BodyError::Over)));
+        }
         let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) else {
-            ready!(this.patience.poll_over(cx));
+            ready!(this.poll_stalled(cx));
             // What hyper makes of the error does not say so.
             this.counts.client_stalled();
             return Poll::Ready(Some(Err(BodyError::TimedOut)));
         };
-        this.patience.progress();
-        if let Some(Ok(frame)) = &frame {
-            this.counts.sent(frame.data_ref().map_or(0, Bytes::len));
-        }
-        Poll::Ready(frame.map(|frame| frame.map_err(BodyError::Peer)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
-}
-
-/// A response's body on its way to the client. The record and the connection ride on it: when it ends,
-/// `closed` is written and the connection may be used again; when it is dropped, the connection goes.
-pub struct ResponseBody {
-    inner: Incoming,
-    patience: Patience,
-    counts: Arc<Counts>,
-    record: Option<Record>,
-    lease: Option<Lease>,
-}
-
-/// Bounds what came back. The record goes with the body.
-#[must_use]
-pub fn response(received: Received, mut record: Record) -> Response<ResponseBody> {
-    let Received { response, lease, timeouts, started } = received;
-    record.status(response.status());
-    response.map(|inner| {
-        let until = timeouts.request.map(|request| started + request);
-        let (counts, patience) = (record.counts(), Patience::new(timeouts.idle, until));
-        let mut body = ResponseBody { inner, patience, counts, record: Some(record), lease: Some(lease) };
-        if body.inner.is_end_stream() {
-            body.ended(true);
-        }
-        body
-    })
-}
-
-/// A client that goes away before the end leaves its mark in the record.
-impl Drop for ResponseBody {
-    fn drop(&mut self) {
-        if let Some(record) = &mut self.record {
-            record.abandoned();
-        }
-    }
-}
-
-impl ResponseBody {
-    fn ended(&mut self, whole: bool) {
-        self.record = None;
-        let lease = self.lease.take();
-        if let Some(lease) = lease.filter(|_| whole) {
-            lease.give_back();
-        }
-    }
-
-    fn failed(&mut self, fail: Fail, error: BodyError) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if let Some(record) = &mut self.record {
-            record.failed(fail.into());
-        }
-        self.ended(false);
-        Poll::Ready(Some(Err(error)))
-    }
-}
-
-impl Body for ResponseBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let this = self.get_mut();
-        if this.patience.is_past() {
-            return this.failed(Fail::RequestTimedOut, BodyError::TimedOut);
-        }
-        let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) else {
-            ready!(this.patience.poll_over(cx));
-            return this.failed(Fail::RequestTimedOut, BodyError::TimedOut);
-        };
-        this.patience.progress();
+        this.waiting = None;
         match frame {
-            Some(Err(error)) => this.failed(Fail::UpstreamProtocol, BodyError::Peer(error)),
-            Some(Ok(frame)) => {
-                this.counts.received(frame.data_ref().map_or(0, Bytes::len));
+            Some(Ok(mut frame)) => {
+                this.counts.sent(frame.data_ref().map_or(0, Bytes::len));
+                if let Some(trailers) = frame.trailers_mut() {
+                    fields::remove_from_trailers(trailers);
+                }
                 if this.inner.is_end_stream() {
-                    this.ended(true);
+                    this.counts.request_done();
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
+            Some(Err(error)) => {
+                this.counts.client_failed();
+                Poll::Ready(Some(Err(BodyError::Peer(error))))
+            }
             None => {
-                this.ended(true);
+                this.counts.request_done();
                 Poll::Ready(None)
             }
         }
@@ -194,4 +114,190 @@ impl Body for ResponseBody {
     fn size_hint(&self) -> SizeHint {
         self.inner.size_hint()
     }
+}
+
+/// A response's body on its way to the client.
+///
+/// The record and the connection ride on it. When it ends, `closed` is written and the connection may be
+/// used again. When it takes too long they are taken from it by its watchdog, also if nobody polls it
+/// because the client does not read.
+pub struct ResponseBody {
+    live: Arc<Mutex<Live>>,
+    watchdog: Option<AbortHandle>,
+    hint: SizeHint,
+    ended: bool,
+}
+
+/// What there is as long as the exchange goes on.
+struct Live {
+    exchange: Option<Exchange>,
+    /// Whoever polled last and found nothing.
+    waker: Option<Waker>,
+}
+
+struct Exchange {
+    inner: Incoming,
+    record: Record,
+    lease: Lease,
+    counts: Arc<Counts>,
+    /// What is left of a declared length.
+    left: Option<u64>,
+}
+
+/// Bounds what came back. The record goes with the body.
+#[must_use]
+pub fn response(received: Received, mut record: Record) -> Response<ResponseBody> {
+    let Received { response, lease, timeouts, started } = received;
+    record.status(response.status());
+    response.map(|inner| {
+        let until = timeouts.request.map(|request| started + request);
+        let (counts, hint, ended) = (record.counts(), inner.size_hint(), inner.is_end_stream());
+        counts.tick();
+        let exchange = Exchange { left: hint.exact(), inner, record, lease, counts: counts.clone() };
+        if ended {
+            exchange.end(true);
+            let live = Arc::new(Mutex::new(Live { exchange: None, waker: None }));
+            return ResponseBody { live, watchdog: None, hint, ended };
+        }
+        let live = Arc::new(Mutex::new(Live { exchange: Some(exchange), waker: None }));
+        let watchdog = tokio::spawn(watch(live.clone(), counts, timeouts.idle, until));
+        ResponseBody { live, watchdog: Some(watchdog.abort_handle()), hint, ended }
+    })
+}
+
+/// Ends the exchange once nothing has moved for `idle`, or at `until`.
+async fn watch(live: Arc<Mutex<Live>>, counts: Arc<Counts>, idle: Duration, until: Option<Instant>) {
+    loop {
+        let left = idle.saturating_sub(counts.quiet_for());
+        let now = Instant::now();
+        if left.is_zero() || until.is_some_and(|until| until <= now) {
+            break;
+        }
+        let quiet = now + left;
+        sleep_until(until.map_or(quiet, |until| until.min(quiet))).await;
+    }
+    let (exchange, waker) = {
+        let mut live = lock(&live);
+        (live.exchange.take(), live.waker.take())
+    };
+    if let Some(mut exchange) = exchange {
+        exchange.record.failed(Fail::RequestTimedOut.into());
+        exchange.end(false);
+    }
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+impl Exchange {
+    /// The record is written. A connection whose exchange is whole on both sides may be used again; one
+    /// whose request is still on its way ends here, and so does the request.
+    fn end(self, whole: bool) {
+        let Self { inner, record, lease, counts, .. } = self;
+        counts.end();
+        drop((inner, record));
+        if whole && counts.is_request_done() {
+            lease.give_back();
+        }
+    }
+}
+
+impl ResponseBody {
+    fn finish(&mut self) {
+        self.ended = true;
+        if let Some(watchdog) = self.watchdog.take() {
+            watchdog.abort();
+        }
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        if this.ended {
+            return Poll::Ready(None);
+        }
+        let live = this.live.clone();
+        let mut live = lock(&live);
+        let Some(exchange) = &mut live.exchange else {
+            drop(live);
+            this.finish();
+            return Poll::Ready(Some(Err(BodyError::TimedOut)));
+        };
+        let Poll::Ready(frame) = Pin::new(&mut exchange.inner).poll_frame(cx) else {
+            live.waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        };
+        let (answer, whole) = match frame {
+            Some(Ok(mut frame)) => {
+                exchange.passes(&mut frame);
+                let done = exchange.inner.is_end_stream();
+                this.hint = exchange.inner.size_hint();
+                (Some(Ok(frame)), done.then_some(true))
+            }
+            Some(Err(error)) => {
+                exchange.record.failed(blame(&exchange.counts).into());
+                (Some(Err(BodyError::Peer(error))), Some(false))
+            }
+            None => (None, Some(true)),
+        };
+        if let Some(whole) = whole {
+            let exchange = live.exchange.take();
+            drop(live);
+            if let Some(exchange) = exchange {
+                exchange.end(whole);
+            }
+            this.finish();
+        }
+        Poll::Ready(answer)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.hint
+    }
+}
+
+impl Exchange {
+    fn passes(&mut self, frame: &mut Frame<Bytes>) {
+        let length = frame.data_ref().map_or(0, Bytes::len);
+        self.counts.received(length);
+        self.left = self.left.map(|left| left.saturating_sub(length as u64));
+        if let Some(trailers) = frame.trailers_mut() {
+            fields::remove_from_trailers(trailers);
+        }
+    }
+}
+
+/// Whose fault it is that an answer broke off.
+fn blame(counts: &Counts) -> Fail {
+    if counts.has_client_stalled() { Fail::RequestTimedOut } else { Fail::UpstreamProtocol }
+}
+
+/// A client that goes away before the end leaves its mark in the record. One that has every byte of the
+/// declared length has not gone away: hyper stops asking then.
+impl Drop for ResponseBody {
+    fn drop(&mut self) {
+        if let Some(watchdog) = &self.watchdog {
+            watchdog.abort();
+        }
+        let exchange = lock(&self.live).exchange.take();
+        if let Some(mut exchange) = exchange {
+            if exchange.left != Some(0) {
+                exchange.record.abandoned();
+            }
+            exchange.end(false);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // A panic within leaves an exchange that is dropped, or none; both are sound.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,6 +2,8 @@
 
 pub mod authorize;
 mod dial;
+mod fields;
+mod forgiving;
 pub mod forward;
 pub mod identify;
 pub mod inject;

@@ -12,15 +12,18 @@ use std::time::{Duration, Instant};
 use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig};
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::{Name, RData, RecordType};
-use hickory_resolver::{Resolver as Hickory, TokioResolver, system_conf};
+use hickory_resolver::{Resolver as Hickory, TokioResolver};
 use moka::sync::Cache;
 use tokio::sync::OnceCell;
+use tokio::time::error::Elapsed;
+use tokio::time::{timeout, timeout_at};
 
 use super::authorize::Admitted;
 use crate::audit::record::Record;
 use crate::model::host::{Host, HostName};
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
+use crate::policy::address::embedded_v4;
 use crate::policy::rule::Policy;
 use crate::policy::settings::{Dns, DnsServer};
 use crate::tls::upstream::UpstreamTls;
@@ -32,8 +35,6 @@ const FAILURE_TTL: Duration = Duration::from_secs(1);
 const CACHED_NAMES: u64 = 8_192;
 /// Once one family has answered, the other has this long (RFC 8305 §3 waits less; we judge what comes).
 const SECOND_FAMILY: Duration = Duration::from_millis(500);
-/// Addresses that are kept for dialling; all are judged.
-const MOST_DIALLED: usize = 16;
 
 /// Evidence that these addresses of a target were judged, and the only ones that may be dialled.
 ///
@@ -185,22 +186,31 @@ impl Resolver {
             return Err(Fail::ResolveFailed.into());
         }
         for address in &addresses {
-            record.address(address.ip());
+            let mut refused = |rule: &str| {
+                record.address(address.ip());
+                record.rule(rule);
+            };
             if self.own.is_listener(*address) {
+                refused("address: the proxy's own listener");
                 return Err(Deny::LoopDetected.into());
             }
-            if self.servers.contains(&canonical(*address)) {
-                record.rule("address: the proxy's own DNS server");
+            if self.is_dns_server(*address) {
+                refused("address: the proxy's own DNS server");
                 return Err(Deny::AddressNotAllowed.into());
             }
             if let Err(denied) = policy.judge(address.ip(), admitted.allowed()) {
-                record.rule(format!("address: {}", denied.block()));
+                refused(&format!("address: {}", denied.block()));
                 return Err(Deny::AddressNotAllowed.into());
             }
         }
         let target = admitted.target().clone();
-        let addresses = addresses.into_iter().take(MOST_DIALLED).collect();
         Ok(PinnedTarget { target, addresses, generation: policy.generation() })
+    }
+
+    fn is_dns_server(&self, address: SocketAddr) -> bool {
+        let address = canonical(address);
+        let here = |server: &SocketAddr| server.ip().is_loopback() && address.ip().is_unspecified();
+        self.servers.iter().any(|server| *server == address || (server.port() == address.port() && here(server)))
     }
 
     async fn resolve(&self, name: &HostName) -> Verdict<Vec<IpAddr>> {
@@ -227,17 +237,14 @@ impl Resolver {
         let Ok(mut fqdn) = Name::from_ascii(name.as_str()) else { return failure() };
         // Without this the resolver would try search domains first.
         fqdn.set_fqdn(true);
-        let both = async {
-            let v6 = self.ask_family(fqdn.clone(), RecordType::AAAA);
-            let v4 = self.ask_family(fqdn, RecordType::A);
-            tokio::pin!(v4, v6);
-            let (first, second) = tokio::select! {
-                v6 = &mut v6 => (v6, if_soon(v4).await),
-                v4 = &mut v4 => (v4, if_soon(v6).await),
-            };
-            [first, second]
+        let deadline = tokio::time::Instant::now() + self.timeout;
+        let v6 = timeout_at(deadline, self.ask_family(fqdn.clone(), RecordType::AAAA));
+        let v4 = timeout_at(deadline, self.ask_family(fqdn, RecordType::A));
+        tokio::pin!(v4, v6);
+        let families = tokio::select! {
+            first = &mut v6 => both(first.ok().flatten(), v4).await,
+            first = &mut v4 => both(first.ok().flatten(), v6).await,
         };
-        let families = tokio::time::timeout(self.timeout, both).await.unwrap_or_default();
         let mut addresses = Vec::new();
         let mut until = Instant::now() + MAX_TTL;
         for (found, valid_until) in families.into_iter().flatten() {
@@ -250,7 +257,7 @@ impl Resolver {
         Answer { addresses, until: until.max(Instant::now() + MIN_TTL) }
     }
 
-    async fn ask_family(&self, name: Name, family: RecordType) -> Option<(Vec<IpAddr>, Instant)> {
+    async fn ask_family(&self, name: Name, family: RecordType) -> Found {
         let lookup = self.dns.lookup(name, family).await.ok()?;
         let address = |data: &RData| match data {
             RData::A(a) => Some(IpAddr::V4(a.0)),
@@ -262,12 +269,16 @@ impl Resolver {
     }
 }
 
-/// The second family's answer, if it does not keep the first one waiting.
-async fn if_soon<F>(lookup: F) -> Option<(Vec<IpAddr>, Instant)>
-where
-    F: Future<Output = Option<(Vec<IpAddr>, Instant)>>,
-{
-    tokio::time::timeout(SECOND_FAMILY, lookup).await.ok().flatten()
+type Found = Option<(Vec<IpAddr>, Instant)>;
+
+/// The first family's answer and the second's. The second keeps a first one that has addresses waiting only
+/// for a moment; after a first one without, it has all the time there is.
+async fn both(first: Found, second: impl Future<Output = Result<Found, Elapsed>>) -> [Found; 2] {
+    let second = match &first {
+        Some(_) => timeout(SECOND_FAMILY, second).await.and_then(|found| found),
+        None => second.await,
+    };
+    [first, second.ok().flatten()]
 }
 
 trait RemoveIfSame {
@@ -286,6 +297,7 @@ impl OwnEndpoints {
     fn is_listener(&self, address: SocketAddr) -> bool {
         let address = canonical(address);
         let same = |own: &SocketAddr| {
+            let own = canonical(*own);
             let everywhere = own.ip().is_unspecified() && is_local(address.ip());
             own.port() == address.port() && (own.ip() == address.ip() || everywhere || address.ip().is_unspecified())
         };
@@ -298,14 +310,22 @@ fn is_local(ip: IpAddr) -> bool {
     ip.is_loopback() || UdpSocket::bind((ip, 0)).is_ok()
 }
 
+/// The IPv4 address, however it is wrapped.
 fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
+    let ip = address.ip();
+    let inner = embedded_v4(ip).first().copied();
+    SocketAddr::new(inner.map_or(ip, IpAddr::from), address.port())
 }
 
 /// The `nameserver` lines of `/etc/resolv.conf`, and nothing else of it: no search domains, no options.
 fn system_servers() -> Vec<NameServerConfig> {
-    let text = std::fs::read("/etc/resolv.conf").unwrap_or_default();
-    system_conf::parse_resolv_conf(text).map_or_else(|_| Vec::new(), |(config, _)| config.name_servers().to_vec())
+    let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    nameserver_lines(&text).map(NameServerConfig::udp_and_tcp).collect()
+}
+
+fn nameserver_lines(text: &str) -> impl Iterator<Item = IpAddr> {
+    let words = text.lines().map(str::split_whitespace);
+    words.filter_map(|mut words| if words.next()? == "nameserver" { words.next()?.parse().ok() } else { None })
 }
 
 fn name_servers_of(server: &DnsServer) -> Vec<NameServerConfig> {
@@ -325,8 +345,7 @@ fn name_servers_of(server: &DnsServer) -> Vec<NameServerConfig> {
 
 fn endpoints(servers: &[NameServerConfig]) -> Vec<SocketAddr> {
     let of = |server: &NameServerConfig| {
-        let ip = server.ip.to_canonical();
-        server.connections.iter().map(|c| SocketAddr::new(ip, c.port)).collect::<Vec<_>>()
+        server.connections.iter().map(|c| canonical(SocketAddr::new(server.ip, c.port))).collect::<Vec<_>>()
     };
     servers.iter().flat_map(of).collect()
 }
@@ -347,9 +366,18 @@ mod tests {
             ("0.0.0.0:3128", "127.0.0.2:3128", true),
             ("[::]:3128", "127.0.0.1:3128", true),
             ("0.0.0.0:3128", "192.0.2.1:3128", false),
+            ("[::ffff:127.0.0.1]:3128", "127.0.0.1:3128", true),
+            ("127.0.0.1:3128", "[64:ff9b::7f00:1]:3128", true),
         ];
         for (listen, address, want) in rows {
             assert_eq!(own(listen).is_listener(address.parse().unwrap()), want, "{listen} {address}");
         }
+    }
+
+    #[test]
+    fn only_nameserver_lines_of_resolv_conf_count() {
+        let text = "search -x a..b\ndomain a..b\nnameserver 192.0.2.53\n# nameserver 192.0.2.1\nnameserver 2001:db8::53 # x\nnameserver x\noptions ndots:5\n";
+        let found: Vec<_> = nameserver_lines(text).map(|ip| ip.to_string()).collect();
+        assert_eq!(found, ["192.0.2.53", "2001:db8::53"]);
     }
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
+use tokio::task::AbortHandle;
 
 use super::limit::RequestBody;
 use super::pin::PinnedTarget;
@@ -22,13 +23,16 @@ use crate::model::target::Target;
 
 /// Servers close idle connections after a minute or so; be earlier.
 const MAX_IDLE: Duration = Duration::from_secs(30);
+/// How long hyper may take to call a connection ready whose exchange is over.
+const READY: Duration = Duration::from_secs(5);
 /// No connection outlives its DNS answer by much.
 const MAX_AGE: Duration = Duration::from_secs(300);
 /// Idle connections of one key, and of one shard.
 const MAX_PER_KEY: usize = 16;
 const MAX_PER_SHARD: usize = 128;
-/// Streams that are opened on one h2 connection before another one is dialled.
-const MAX_STREAMS: usize = 100;
+/// Streams that are opened on one h2 connection before another one is dialled. Their windows together
+/// are the connection's, so that answers which nobody reads cannot starve the others.
+pub(super) const MAX_STREAMS: usize = 16;
 /// No request takes a lock that all others take.
 const SHARDS: usize = 16;
 
@@ -41,10 +45,34 @@ pub(super) struct Key {
 }
 
 /// A connection that one request uses, or several where it speaks h2.
-#[derive(Clone)]
 pub(super) enum Sender {
-    H1(Arc<Mutex<Option<http1::SendRequest<RequestBody>>>>),
-    H2(http2::SendRequest<RequestBody>, Arc<AtomicUsize>),
+    H1(H1),
+    H2(Arc<H2>),
+}
+
+/// An HTTP/1.1 connection. It ends when this is dropped, whatever its task waits for: an origin that
+/// reads nothing would otherwise keep the socket for ever.
+pub(super) struct H1 {
+    sender: http1::SendRequest<RequestBody>,
+    _task: AbortOnDrop,
+}
+
+/// An h2 connection, shared by the requests on it.
+pub(super) struct H2 {
+    sender: http2::SendRequest<RequestBody>,
+    streams: AtomicUsize,
+    /// What the origin allows at a time.
+    allowed: Arc<AtomicUsize>,
+    idle_since: Mutex<Instant>,
+    _task: AbortOnDrop,
+}
+
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 struct Pooled {
@@ -65,7 +93,7 @@ pub(super) struct Pool {
 pub(super) struct Lease {
     pool: Weak<Pool>,
     key: Key,
-    sender: Sender,
+    sender: Option<Sender>,
     address: SocketAddr,
     born: Instant,
     reused: bool,
@@ -78,19 +106,26 @@ impl Key {
 }
 
 impl Sender {
-    pub(super) fn h1(sender: http1::SendRequest<RequestBody>) -> Self {
-        Self::H1(Arc::new(Mutex::new(Some(sender))))
+    pub(super) fn h1(sender: http1::SendRequest<RequestBody>, task: AbortHandle) -> Self {
+        Self::H1(H1 { sender, _task: AbortOnDrop(task) })
     }
 
-    pub(super) fn h2(sender: http2::SendRequest<RequestBody>) -> Self {
-        Self::H2(sender, Arc::default())
+    pub(super) fn h2(sender: http2::SendRequest<RequestBody>, allowed: Arc<AtomicUsize>, task: AbortHandle) -> Self {
+        let idle_since = Mutex::new(Instant::now());
+        Self::H2(Arc::new(H2 { sender, streams: AtomicUsize::new(0), allowed, idle_since, _task: AbortOnDrop(task) }))
     }
 
     fn is_open(&self) -> bool {
         match self {
-            Self::H1(sender) => lock(sender).as_ref().is_some_and(|sender| !sender.is_closed() && sender.is_ready()),
-            Self::H2(sender, _) => !sender.is_closed(),
+            Self::H1(h1) => !h1.sender.is_closed() && h1.sender.is_ready(),
+            Self::H2(h2) => !h2.sender.is_closed(),
         }
+    }
+}
+
+impl H2 {
+    fn has_room(&self) -> bool {
+        self.streams.load(Ordering::Relaxed) < self.allowed.load(Ordering::Relaxed).min(MAX_STREAMS)
     }
 }
 
@@ -103,9 +138,9 @@ impl Pool {
         found.retain(|pooled| pooled.is_fresh(now));
         let usable = |pooled: &Pooled| pinned.addresses().contains(&pooled.address) && pooled.has_room();
         let at = found.iter().rposition(usable)?;
-        let pooled = match found.get(at) {
-            Some(Pooled { sender: Sender::H2(..), .. }) => found.get(at).map(Pooled::share)?,
-            _ => found.swap_remove(at),
+        let pooled = match found.get(at).and_then(Pooled::share) {
+            Some(shared) => shared,
+            None => found.swap_remove(at),
         };
         Some(self.lease(key.clone(), pooled, true))
     }
@@ -114,8 +149,8 @@ impl Pool {
     pub(super) fn adopt(self: &Arc<Self>, key: Key, sender: Sender, address: SocketAddr) -> Lease {
         let now = Instant::now();
         let pooled = Pooled { sender, address, born: now, idle_since: now };
-        if matches!(pooled.sender, Sender::H2(..)) {
-            self.put(key.clone(), pooled.share());
+        if let Some(shared) = pooled.share() {
+            self.put(key.clone(), shared);
         }
         self.lease(key, pooled, false)
     }
@@ -133,17 +168,11 @@ impl Pool {
     }
 
     fn lease(self: &Arc<Self>, key: Key, pooled: Pooled, reused: bool) -> Lease {
-        if let Sender::H2(_, streams) = &pooled.sender {
-            streams.fetch_add(1, Ordering::Relaxed);
+        let Pooled { sender, address, born, .. } = pooled;
+        if let Sender::H2(h2) = &sender {
+            h2.streams.fetch_add(1, Ordering::Relaxed);
         }
-        Lease {
-            pool: Arc::downgrade(self),
-            key,
-            sender: pooled.sender,
-            address: pooled.address,
-            born: pooled.born,
-            reused,
-        }
+        Lease { pool: Arc::downgrade(self), key, sender: Some(sender), address, born, reused }
     }
 
     fn put(&self, key: Key, pooled: Pooled) {
@@ -166,37 +195,44 @@ impl Pool {
 
 impl Pooled {
     fn is_fresh(&self, now: Instant) -> bool {
-        let in_use = matches!(&self.sender, Sender::H2(_, streams) if streams.load(Ordering::Relaxed) > 0);
-        let idle = now.saturating_duration_since(self.idle_since) < MAX_IDLE || in_use;
-        idle && now.saturating_duration_since(self.born) < MAX_AGE && self.sender.is_open()
+        let idle_since = match &self.sender {
+            Sender::H1(_) => self.idle_since,
+            Sender::H2(h2) if h2.streams.load(Ordering::Relaxed) > 0 => now,
+            Sender::H2(h2) => *lock(&h2.idle_since),
+        };
+        let age = now.saturating_duration_since(self.born);
+        now.saturating_duration_since(idle_since) < MAX_IDLE && age < MAX_AGE && self.sender.is_open()
     }
 
     fn has_room(&self) -> bool {
         match &self.sender {
             Sender::H1(_) => true,
-            Sender::H2(_, streams) => streams.load(Ordering::Relaxed) < MAX_STREAMS,
+            Sender::H2(h2) => h2.has_room(),
         }
     }
 
-    fn share(&self) -> Self {
-        Self { sender: self.sender.clone(), ..*self }
+    /// A second handle, where the protocol lets several requests share a connection.
+    fn share(&self) -> Option<Self> {
+        match &self.sender {
+            Sender::H1(_) => None,
+            Sender::H2(h2) => Some(Self { sender: Sender::H2(h2.clone()), ..*self }),
+        }
     }
 }
 
 impl Lease {
     /// The address at the other end.
-    #[must_use]
     pub(super) fn address(&self) -> IpAddr {
         self.address.ip()
     }
 
     /// The protocol, by its ALPN name.
-    #[must_use]
     pub(super) fn alpn(&self) -> &'static str {
-        match self.sender {
-            Sender::H1(_) => "http/1.1",
-            Sender::H2(..) => "h2",
-        }
+        if self.is_h2() { "h2" } else { "http/1.1" }
+    }
+
+    pub(super) fn is_h2(&self) -> bool {
+        matches!(self.sender, Some(Sender::H2(_)))
     }
 
     /// True if an earlier request used it: then it may have died unnoticed.
@@ -210,28 +246,22 @@ impl Lease {
         request: Request<RequestBody>,
     ) -> Result<Response<Incoming>, TrySendError<Request<RequestBody>>> {
         match &mut self.sender {
-            Sender::H2(sender, _) => sender.try_send_request(request).await,
-            Sender::H1(slot) => {
-                let sending = lock(slot).as_mut().map(|sender| sender.try_send_request(request));
-                match sending {
-                    Some(sending) => sending.await,
-                    // Only `give_back` takes the sender out, and it consumes the lease.
-                    None => std::future::pending().await,
-                }
-            }
+            Some(Sender::H1(h1)) => h1.sender.try_send_request(request).await,
+            Some(Sender::H2(h2)) => h2.sender.clone().try_send_request(request).await,
+            // Only `give_back` takes the sender out, and it consumes the lease.
+            None => std::future::pending().await,
         }
     }
 
     /// The exchange is over and the connection sound.
-    pub(super) fn give_back(self) {
-        let Sender::H1(slot) = &self.sender else { return };
-        let Some(mut sender) = lock(slot).take() else { return };
+    pub(super) fn give_back(mut self) {
+        let Some(Sender::H1(mut h1)) = self.sender.take_if(|sender| matches!(sender, Sender::H1(_))) else { return };
         let (pool, key, address, born) = (self.pool.clone(), self.key.clone(), self.address, self.born);
         // hyper says a moment later that the connection is ready, or that it is closed.
         tokio::spawn(async move {
-            let ready = tokio::time::timeout(MAX_IDLE, std::future::poll_fn(|cx| sender.poll_ready(cx))).await;
+            let ready = tokio::time::timeout(READY, std::future::poll_fn(|cx| h1.sender.poll_ready(cx))).await;
             if let (Ok(Ok(())), Some(pool)) = (ready, pool.upgrade()) {
-                let pooled = Pooled { sender: Sender::h1(sender), address, born, idle_since: Instant::now() };
+                let pooled = Pooled { sender: Sender::H1(h1), address, born, idle_since: Instant::now() };
                 pool.put(key, pooled);
             }
         });
@@ -240,8 +270,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Sender::H2(_, streams) = &self.sender {
-            streams.fetch_sub(1, Ordering::Relaxed);
+        if let Some(Sender::H2(h2)) = &self.sender {
+            *lock(&h2.idle_since) = Instant::now();
+            h2.streams.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -1,0 +1,111 @@
+//! Which header fields and trailers pass the proxy. Not a stage: what `inject`, `forward` and `limit`
+//! have in common.
+
+use http::HeaderMap;
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+
+/// Removes what is meant for one hop only: what `Connection` names, the fields of RFC 9110 §7.6.1, and
+/// ours. `Connection` cannot name fields that say where a message goes or how it ends.
+pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let nominated: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .filter(|name| !PROTECTED.contains(name))
+        .collect();
+    for name in nominated.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+    let ours: Vec<HeaderName> = headers.keys().filter(|name| name.as_str().starts_with("exeat-")).cloned().collect();
+    for name in &ours {
+        headers.remove(name);
+    }
+}
+
+/// Removes from an answer what would speak for the proxy, or lead clients past it.
+pub(super) fn remove_pretence(headers: &mut HeaderMap) {
+    remove_hop_by_hop(headers);
+    // A client that followed it would leave the proxy (RFC 7838).
+    headers.remove(ALT_SVC);
+    headers.remove(PROXY_STATUS);
+}
+
+/// Removes from trailers what is no trailer: framing, routing and control (RFC 9110 §6.5.1).
+pub(super) fn remove_from_trailers(trailers: &mut HeaderMap) {
+    remove_pretence(trailers);
+    for name in [HOST, CONTENT_LENGTH, TRAILER] {
+        trailers.remove(name);
+    }
+}
+
+/// True if the sender takes trailers.
+pub(super) fn accepts_trailers(headers: &HeaderMap) -> bool {
+    let mut tokens = headers.get_all(TE).iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(','));
+    tokens.any(|token| token.trim().eq_ignore_ascii_case("trailers"))
+}
+
+/// HTTP/2 clients may send `Cookie` in pieces; elsewhere it is one field (RFC 9113 §8.2.3).
+pub(super) fn join_cookies(headers: &mut HeaderMap) {
+    let pieces: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if pieces.len() > 1
+        && let Ok(joined) = HeaderValue::from_bytes(&pieces.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, joined);
+    }
+}
+
+const ALT_SVC: HeaderName = HeaderName::from_static("alt-svc");
+const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
+
+const PROTECTED: [HeaderName; 6] =
+    [HOST, CONTENT_LENGTH, http::header::AUTHORIZATION, COOKIE, http::header::SET_COOKIE, TRAILER];
+
+const HOP_BY_HOP: [HeaderName; 8] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_one_hop_go_and_the_others_stay() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("connection", "close, X-Hop, Host, authorization"),
+            ("connection", "x-second"),
+            ("x-hop", "1"),
+            ("x-second", "1"),
+            ("host", "a.example"),
+            ("authorization", "mine"),
+            ("keep-alive", "5"),
+            ("proxy-connection", "keep-alive"),
+            ("proxy-authorization", "Basic x"),
+            ("te", "gzip"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "h2c"),
+            ("exeat-tool", "api_call"),
+            ("exeat-anything", "x"),
+            ("x-end-to-end", "1"),
+            ("trailer", "x-sum"),
+        ] {
+            headers.append(name, value.parse().unwrap());
+        }
+        remove_hop_by_hop(&mut headers);
+        let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["authorization", "host", "trailer", "x-end-to-end"]);
+    }
+}
