@@ -1,7 +1,7 @@
 //! Files that only their owner may read, written whole or not at all.
 
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
@@ -42,13 +42,15 @@ pub fn read_or_create(
 /// # Errors
 /// As the file system says; `PermissionDenied` if group or others have any right to it.
 pub fn read_private(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
-    let file = File::open(path)?;
+    let mut file = File::open(path)?;
     let mode = file.metadata()?.permissions().mode() & 0o077;
     if mode != 0 {
         let why = format!("{} can be read by others; chmod 600 it", path.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     }
-    Ok(Zeroizing::new(fs::read(path)?))
+    let mut content = Zeroizing::new(Vec::new());
+    file.read_to_end(&mut content)?;
+    Ok(content)
 }
 
 /// Writes a new file whole: a temporary file beside it, synced, then linked under its name.

@@ -97,6 +97,12 @@ pub struct Head {
     pub lines: u64,
 }
 
+/// The mac that a line ends with.
+#[must_use]
+pub fn mac_of(line: &str) -> Option<&str> {
+    split(line).map(|(_, mac)| mac)
+}
+
 /// Splits a line into the object that was sealed and its mac.
 #[must_use]
 pub fn split(line: &str) -> Option<(String, &str)> {

@@ -184,81 +184,106 @@ struct Writer {
     key: ChainKey,
     log: Option<File>,
     size: u64,
-    head_file: Option<File>,
+    head_file: File,
     head: Head,
     /// A write failed half-way and could not be undone: begin with a newline and say so.
     torn: Option<String>,
 }
 
+/// What the head file said.
+enum StoredHead {
+    /// Nothing: a state directory that has seen no chain.
+    Fresh,
+    /// Where the chain stood.
+    Known(Head),
+    /// It is gone or not ours, although there was a chain.
+    Lost,
+}
+
 impl Writer {
     fn open(place: Place) -> io::Result<Self> {
         files::private_dir(&place.state_dir)?;
+        let had_key = place.key_file().exists();
         let key = ChainKey::load_or_create(&place.key_file())?;
+        let head_file =
+            locked(OpenOptions::new().read(true).write(true).create(true).truncate(false), &place.head_file())?;
         let head = Head { mac: GENESIS.to_owned(), lines: 0 };
-        let mut writer = Self { place, key, log: None, size: 0, head_file: None, head, torn: None };
-        if let Some(path) = writer.place.path.clone() {
-            writer.open_head()?;
-            writer.open_log(&path)?;
+        let mut writer = Self { place, key, log: None, size: 0, head_file, head, torn: None };
+        let stored = writer.stored_head(had_key)?;
+        match writer.place.path.clone() {
+            Some(path) => writer.open_log(&path, stored)?,
+            None => writer.open_stream(stored)?,
         }
         Ok(writer)
     }
 
-    fn open_head(&mut self) -> io::Result<()> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(self.place.head_file())?;
-        if file.try_lock().is_err() {
-            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process writes this audit log"));
-        }
-        self.head_file = Some(file);
-        Ok(())
-    }
-
-    fn open_log(&mut self, path: &Path) -> io::Result<()> {
-        let log = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+    fn open_log(&mut self, path: &Path, stored: StoredHead) -> io::Result<()> {
+        self.finish_rotation(path)?;
+        let log = locked(OpenOptions::new().read(true).append(true).create(true), path)?;
         self.size = log.metadata()?.len();
         let tail = read_tail(&log, self.size)?;
         self.log = Some(log);
-        let known = self.stored_head()?;
-        let (whole, fragment) = tail.rsplit_once('\n').unwrap_or(("", &tail));
-        if !fragment.is_empty() {
-            self.torn = Some(files::hex(&Sha256::digest(fragment.as_bytes())));
+        let (lines, fragment) = split_tail(&tail);
+        let macs: Vec<&str> = lines.iter().filter_map(|line| chain::mac_of(line)).collect();
+        if let Some(last) = macs.last() {
+            (*last).clone_into(&mut self.head.mac);
         }
-        let last = whole.lines().rev().find_map(|line| chain::split(line).map(|(_, mac)| mac.to_owned()));
-        let expected = known.as_ref().map_or(GENESIS, |head| head.mac.as_str());
-        let reached = expected == GENESIS || whole.contains(expected);
-        self.head = Head {
-            mac: last.unwrap_or_else(|| GENESIS.to_owned()),
-            lines: known.as_ref().map_or(0, |head| head.lines),
-        };
-        if !reached {
-            tracing::error!("the audit log has lost lines since it was last written; noted in the log");
-            self.note(&serde_json::json!({ "ts": record::now(), "event": "cut_found", "head": expected }).to_string())?;
-        } else if self.head.mac == GENESIS && self.size == 0 {
-            self.note(&opened(GENESIS))?;
+        self.take_up_fragment(fragment)?;
+        if let StoredHead::Known(head) = &stored {
+            self.head.lines = head.lines;
+        }
+        match stored {
+            StoredHead::Fresh if self.size == 0 => self.append(&[&opened(GENESIS)]),
+            StoredHead::Fresh | StoredHead::Lost => self.note_cut("unknown"),
+            // A log of another name, or a new one: it says from where it goes on.
+            StoredHead::Known(head) if self.size == 0 => {
+                self.head = head;
+                self.append(&[&opened(&self.head.mac.clone())])
+            }
+            StoredHead::Known(head) if head.mac == self.head.mac || macs.contains(&head.mac.as_str()) => Ok(()),
+            StoredHead::Known(head) => self.note_cut(&head.mac),
+        }
+    }
+
+    /// Standard output goes on from where the last start ended; each start says so.
+    fn open_stream(&mut self, stored: StoredHead) -> io::Result<()> {
+        match stored {
+            StoredHead::Fresh => {}
+            StoredHead::Known(head) => self.head = head,
+            StoredHead::Lost => return self.note_cut("unknown"),
+        }
+        self.append(&[&opened(&self.head.mac.clone())])
+    }
+
+    fn note_cut(&mut self, head: &str) -> io::Result<()> {
+        tracing::error!("the audit log has lost lines since it was last written; noted in the log");
+        self.append(&[&serde_json::json!({ "ts": record::now(), "event": "cut_found", "head": head }).to_string()])
+    }
+
+    /// A line that only lacks its newline is whole; anything else is named by the next line.
+    fn take_up_fragment(&mut self, fragment: &[u8]) -> io::Result<()> {
+        let whole = std::str::from_utf8(fragment).ok().and_then(|line| self.key.check(&self.head.mac, line));
+        match (whole, &mut self.log) {
+            (Some(mac), Some(log)) => {
+                log.write_all(b"\n")?;
+                self.size = self.size.saturating_add(1);
+                self.head.mac = mac;
+            }
+            _ if !fragment.is_empty() => self.torn = Some(files::hex(&Sha256::digest(fragment))),
+            _ => {}
         }
         Ok(())
     }
 
-    /// The head as it was last written. One that is not ours stands for a chain that nobody has seen.
-    fn stored_head(&self) -> io::Result<Option<Head>> {
-        let Some(file) = &self.head_file else { return Ok(None) };
+    fn stored_head(&self, had_key: bool) -> io::Result<StoredHead> {
         let mut text = String::new();
-        let mut reader = file;
+        let mut reader = &self.head_file;
         reader.read_to_string(&mut text)?;
-        if text.is_empty() {
-            return Ok(None);
-        }
-        let forged = || Head { mac: "forged".to_owned(), lines: 0 };
-        Ok(Some(self.key.open_head(&text).unwrap_or_else(forged)))
-    }
-
-    fn note(&mut self, json: &str) -> io::Result<()> {
-        self.append(&[json])
+        Ok(match self.key.open_head(&text) {
+            Some(head) => StoredHead::Known(head),
+            None if text.is_empty() && !had_key => StoredHead::Fresh,
+            None => StoredHead::Lost,
+        })
     }
 
     fn write_group(&mut self, group: &[Entry]) -> io::Result<()> {
@@ -266,8 +291,10 @@ impl Writer {
         if lines.is_empty() {
             return Ok(());
         }
-        if self.size >= self.place.rotate_bytes {
-            self.rotate()?;
+        if self.size >= self.place.rotate_bytes
+            && let Err(error) = self.rotate()
+        {
+            tracing::error!(%error, "the audit log cannot be rotated; it goes on in the old file");
         }
         self.append(&lines)
     }
@@ -315,23 +342,69 @@ impl Writer {
     }
 
     fn write_head(&self) -> io::Result<()> {
-        match &self.head_file {
-            Some(file) => file.write_all_at(self.key.seal_head(&self.head).as_bytes(), 0),
-            None => Ok(()),
-        }
+        self.head_file.write_all_at(self.key.seal_head(&self.head).as_bytes(), 0)
     }
 
+    /// Puts the full log aside. The new one is begun under another name, with its first line, so that
+    /// whatever fails or wherever the process dies, one of the two can be gone on with.
     fn rotate(&mut self) -> io::Result<()> {
         let Some(path) = self.place.path.clone() else { return Ok(()) };
+        let (line, mac) = self.key.seal(&self.head.mac, &opened(&self.head.mac));
+        let begun = beside(&path, "new");
+        let mut log = locked(OpenOptions::new().read(true).append(true).create(true), &begun)?;
+        log.set_len(0)?;
+        log.write_all(line.as_bytes())?;
+        log.sync_all()?;
         let next = rotated(&path)?.last().map_or(1, |(n, _)| n.saturating_add(1));
-        let mut aside = path.clone().into_os_string();
-        aside.push(format!(".{next:06}"));
+        let aside = beside(&path, &format!("{next:06}"));
         fs::rename(&path, &aside)?;
-        self.log = Some(OpenOptions::new().read(true).append(true).create_new(true).mode(0o600).open(&path)?);
-        self.size = 0;
+        if let Err(error) = fs::rename(&begun, &path) {
+            fs::rename(&aside, &path)?;
+            return Err(error);
+        }
+        self.log = Some(log);
+        self.size = line.len() as u64;
         self.torn = None;
-        self.note(&opened(&self.head.mac.clone()))
+        self.head = Head { mac, lines: self.head.lines.saturating_add(1) };
+        self.write_head()
     }
+
+    /// A crash within [`Self::rotate`]: the log has been put aside and its successor not been named yet,
+    /// or not even the former.
+    fn finish_rotation(&self, path: &Path) -> io::Result<()> {
+        let begun = beside(path, "new");
+        match (path.exists(), begun.exists()) {
+            (false, true) => fs::rename(begun, path),
+            (true, true) => fs::remove_file(begun),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.to_owned().into_os_string();
+    name.push(format!(".{ending}"));
+    name.into()
+}
+
+/// Opens a file of ours that nobody else may have open.
+fn locked(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let file = options.mode(0o600).open(path)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        // Not every file can be locked: a terminal, a pipe.
+        Err(fs::TryLockError::Error(_)) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => {
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process writes this audit log"))
+        }
+    }
+}
+
+/// The whole lines of a log's end, and what follows the last newline.
+fn split_tail(tail: &[u8]) -> (Vec<&str>, &[u8]) {
+    let end = tail.iter().rposition(|b| *b == b'\n').map_or(0, |at| at.saturating_add(1));
+    let (whole, fragment) = tail.split_at_checked(end).unwrap_or((tail, &[]));
+    (whole.split(|b| *b == b'\n').filter_map(|line| std::str::from_utf8(line).ok()).collect(), fragment)
 }
 
 /// Files that were put aside, oldest first, with their numbers.
@@ -362,11 +435,11 @@ fn opened(previous: &str) -> String {
     serde_json::json!({ "ts": record::now(), "event": "opened", "prev": previous }).to_string()
 }
 
-fn read_tail(mut log: &File, size: u64) -> io::Result<String> {
+fn read_tail(mut log: &File, size: u64) -> io::Result<Vec<u8>> {
     log.seek(SeekFrom::Start(size.saturating_sub(TAIL)))?;
     let mut bytes = Vec::new();
     log.take(TAIL).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(bytes)
 }
 
 fn fragment_after(mut log: &File, offset: u64) -> Option<String> {

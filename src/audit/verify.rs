@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::chain::{self, ChainKey, GENESIS, Head};
+use super::chain::{self, ChainKey, GENESIS};
 use super::sink;
 use crate::files;
 
@@ -43,26 +43,55 @@ pub struct Report {
     pub cuts_noted: usize,
 }
 
-/// Verifies a log with the files that were put aside from it. `head` is what the head file holds, if
-/// it is at hand; without it a cut at the end cannot be seen.
+/// Verifies a log with the files that were put aside from it. `head` is the head file, if this is its
+/// log; without it a cut at the end cannot be seen. A daemon may be writing meanwhile.
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn verify(path: &Path, key: &ChainKey, head: Option<&str>) -> io::Result<Report> {
-    let expected = head.map(|text| key.open_head(text).unwrap_or(Head { mac: "forged".to_owned(), lines: 0 }).mac);
-    let mut files: Vec<PathBuf> = sink::rotated(path)?.into_iter().map(|(_, file)| file).collect();
-    files.push(path.to_owned());
-    let mut walk = Walk { key, expected, reached: false, previous: None, report: Report::new(files.len()) };
-    for file in files {
-        if !walk.file(&file)? {
-            return Ok(walk.report);
+pub fn verify(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<Report> {
+    let mut report = once(path, key, head);
+    for _ in 0..RETRIES {
+        if report.as_ref().is_ok_and(|(report, _)| report.finding == Finding::Whole) {
+            break;
+        }
+        // What looks wrong may have been rotated or written while we read: it must look so twice.
+        let again = once(path, key, head);
+        let same = matches!((&report, &again), (Ok((_, a)), Ok((_, b))) if a == b);
+        report = again;
+        if same {
+            break;
         }
     }
-    let reached = walk.reached || walk.expected.as_deref().is_none_or(|mac| mac == GENESIS);
+    report.map(|(report, _)| report)
+}
+
+/// How often a log that changes under our eyes is read again.
+const RETRIES: usize = 20;
+
+/// What was read: to tell whether it changed.
+type Seen = (Option<String>, Vec<PathBuf>);
+
+fn once(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<(Report, Seen)> {
+    let text = head.map(|file| fs::read_to_string(file).unwrap_or_default());
+    let expected = text.as_deref().map(|text| key.open_head(text).map(|head| head.mac));
+    let mut files: Vec<PathBuf> = sink::rotated(path)?.into_iter().map(|(_, file)| file).collect();
+    files.push(path.to_owned());
+    let mut walk = Walk { key, reached: false, expected, previous: None, report: Report::new(files.len()) };
+    let seen = (text, files.clone());
+    for file in files {
+        if !walk.file(&file)? {
+            return Ok((walk.report, seen));
+        }
+    }
+    let reached = match &walk.expected {
+        None => true,
+        Some(None) => false,
+        Some(Some(mac)) => walk.reached || mac == GENESIS,
+    };
     if !reached {
         walk.report.finding = Finding::Cut;
     }
-    Ok(walk.report)
+    Ok((walk.report, seen))
 }
 
 impl Report {
@@ -73,7 +102,8 @@ impl Report {
 
 struct Walk<'k> {
     key: &'k ChainKey,
-    expected: Option<String>,
+    /// The head's mac: not asked for, not readable, or known.
+    expected: Option<Option<String>>,
     reached: bool,
     previous: Option<String>,
     report: Report,
@@ -83,42 +113,42 @@ impl Walk<'_> {
     /// False if the walk ends here.
     fn file(&mut self, file: &Path) -> io::Result<bool> {
         let bytes = fs::read(file)?;
-        let text = String::from_utf8_lossy(&bytes);
-        let mut torn: Option<&str> = None;
-        for (number, line) in text.split_inclusive('\n').enumerate() {
-            let Some(line) = line.strip_suffix('\n') else {
+        let mut torn: Option<&[u8]> = None;
+        for (number, line) in bytes.split_inclusive(|b| *b == b'\n').enumerate() {
+            let Some(line) = line.strip_suffix(b"\n") else {
                 self.report.torn = true;
-                return Ok(true);
+                break;
             };
-            match self.line(line, torn) {
+            let text = std::str::from_utf8(line).ok();
+            match text.and_then(|text| self.line(text, torn)) {
                 Some(mac) => {
-                    self.reached |= self.expected.as_ref() == Some(&mac);
+                    self.reached |= self.expected == Some(Some(mac.clone()));
                     self.previous = Some(mac);
                     self.report.lines = self.report.lines.saturating_add(1);
                     torn = None;
                 }
                 // A fragment that a crash left; the next line must say so, with its hash.
-                None if torn.is_none() && chain::split(line).is_none() => torn = Some(line),
-                None => {
-                    self.report.finding = Finding::Changed { file: file.to_owned(), line: number.saturating_add(1) };
-                    return Ok(false);
-                }
+                None if torn.is_none() && text.and_then(chain::mac_of).is_none() => torn = Some(line),
+                None => return Ok(self.changed(file, number)),
             }
         }
         if torn.is_some() {
-            let line = text.lines().count();
-            self.report.finding = Finding::Changed { file: file.to_owned(), line };
-            return Ok(false);
+            return Ok(self.changed(file, bytes.split(|b| *b == b'\n').count().saturating_sub(2)));
         }
         Ok(true)
     }
 
-    fn line(&mut self, line: &str, torn: Option<&str>) -> Option<String> {
+    fn changed(&mut self, file: &Path, number: usize) -> bool {
+        self.report.finding = Finding::Changed { file: file.to_owned(), line: number.saturating_add(1) };
+        false
+    }
+
+    fn line(&mut self, line: &str, torn: Option<&[u8]>) -> Option<String> {
         let (json, _) = chain::split(line)?;
         let value: serde_json::Value = serde_json::from_str(&json).ok()?;
         let text = |key: &str| value.get(key).and_then(|v| v.as_str());
         if let Some(fragment) = torn {
-            let hash = files::hex(&Sha256::digest(fragment.as_bytes()));
+            let hash = files::hex(&Sha256::digest(fragment));
             if text("event") != Some("recovered") || text("torn") != Some(hash.as_str()) {
                 return None;
             }
@@ -157,8 +187,7 @@ mod tests {
 
     fn report(dir: &Path) -> Report {
         let key = ChainKey::load(&dir.join("audit.key")).unwrap();
-        let head = fs::read_to_string(dir.join("audit.head")).unwrap();
-        verify(&dir.join("audit.jsonl"), &key, Some(&head)).unwrap()
+        verify(&dir.join("audit.jsonl"), &key, Some(&dir.join("audit.head"))).unwrap()
     }
 
     /// Opens, retrying while the thread of the sink before still holds the lock.
@@ -293,5 +322,92 @@ mod tests {
         });
         // `/dev/full` fails every write, so already the opening line cannot be written.
         assert!(sink.is_err());
+    }
+
+    /// Both points at which a crash can leave a rotation, and a rotation that fails.
+    #[tokio::test]
+    async fn a_rotation_that_was_interrupted_is_finished_or_taken_back() {
+        for named in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            write(Place { rotate_bytes: 400, ..place(dir.path()) }, 0..10).await;
+            let path = dir.path().join("audit.jsonl");
+            let begun = dir.path().join("audit.jsonl.new");
+            if named {
+                // The successor had been begun, the log not been put aside.
+                fs::write(&begun, "half a li").unwrap();
+            } else {
+                // The log had been put aside, its successor not been named.
+                fs::rename(&path, &begun).unwrap();
+            }
+            reopen_and_write(dir.path(), 10..12).await;
+            let report = report(dir.path());
+            assert_eq!((report.finding, report.cuts_noted, begun.exists()), (Finding::Whole, 0, false), "{named}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_rotation_that_fails_leaves_the_log_going_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let sink = Sink::open(Place { rotate_bytes: 400, ..place(dir.path()) }).unwrap();
+        fs::create_dir(dir.path().join("audit.jsonl.new")).unwrap();
+        for n in 0..20 {
+            sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
+        }
+        let report = report(dir.path());
+        assert_eq!((report.finding, report.lines, report.files), (Finding::Whole, 21, 1));
+    }
+
+    #[tokio::test]
+    async fn a_line_that_only_lacks_its_newline_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        write(place(dir.path()), 0..3).await;
+        let path = dir.path().join("audit.jsonl");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.trim_end()).unwrap();
+        reopen_and_write(dir.path(), 3..5).await;
+        let report = report(dir.path());
+        assert_eq!((report.finding, report.lines, report.cuts_noted), (Finding::Whole, 6, 0));
+    }
+
+    #[tokio::test]
+    async fn a_head_that_is_gone_or_garbled_does_not_hide_a_cut() {
+        for garbled in [None, Some("forged"), Some("")] {
+            let dir = tempfile::tempdir().unwrap();
+            write(place(dir.path()), 0..3).await;
+            let (path, head) = (dir.path().join("audit.jsonl"), dir.path().join("audit.head"));
+            let kept: String = fs::read_to_string(&path).unwrap().split_inclusive('\n').take(2).collect();
+            fs::write(&path, kept).unwrap();
+            match garbled {
+                Some(text) => fs::write(&head, text).unwrap(),
+                None => fs::remove_file(&head).unwrap(),
+            }
+            reopen_and_write(dir.path(), 3..4).await;
+            assert_eq!(report(dir.path()).cuts_noted, 1, "{garbled:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_log_is_verified_while_it_is_written_and_rotated() {
+        let dir = tempfile::tempdir().unwrap();
+        let sink = Sink::open(Place { rotate_bytes: 3_000, ..place(dir.path()) }).unwrap();
+        let writing = tokio::spawn(async move {
+            for n in 0..1_500 {
+                sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
+            }
+        });
+        while !writing.is_finished() {
+            let path = dir.path().to_owned();
+            let report = tokio::task::spawn_blocking(move || report(&path)).await.unwrap();
+            assert_eq!(report.finding, Finding::Whole);
+        }
+        writing.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn two_state_directories_cannot_share_a_log() {
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let _first = Sink::open(place(one.path())).unwrap();
+        let second = Place { state_dir: two.path().to_owned(), ..place(one.path()) };
+        assert!(Sink::open(second).is_err());
     }
 }

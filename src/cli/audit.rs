@@ -35,13 +35,8 @@ fn verify(place: &crate::audit::sink::Place, args: &VerifyArgs) -> Exit {
         Err(error) => return fail(&format!("the key {} cannot be read: {error}", place.key_file().display())),
     };
     let is_own = place.path.as_ref().is_some_and(|own| same_file(own, path));
-    // The head is read before the log, so that lines written meanwhile do not look like a cut. A log that
-    // is ours but has no head is a log whose end nobody can vouch for.
-    let head = match fs::read_to_string(place.head_file()) {
-        Ok(head) if is_own => Some(head),
-        _ if is_own => Some(String::new()),
-        _ => None,
-    };
+    // A log that is ours but has no head is a log whose end nobody can vouch for.
+    let head = is_own.then(|| place.head_file());
     let report = match verify::verify(path, &key, head.as_deref()) {
         Ok(report) => report,
         Err(error) => return fail(&format!("{} cannot be read: {error}", path.display())),
@@ -97,12 +92,18 @@ fn tail(path: &Path, denied: bool, most: usize, json: bool) -> Exit {
         read.filter(|(_, value)| !denied || value["verdict"] == "deny" || value["verdict"] == "fail").collect();
     for (line, value) in wanted.iter().skip(wanted.len().saturating_sub(most)) {
         if json {
-            print(format_args!("{line}\n"));
+            print(format_args!("{}\n", escaped(line)));
         } else {
             print(format_args!("{}\n", for_people(value)));
         }
     }
     Exit::Done
+}
+
+/// The same JSON, without characters that a terminal or a reader's eye could be misled by.
+fn escaped(line: &str) -> String {
+    let misleading = |c: char| matches!(c, '\u{7f}'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    line.chars().map(|c| if misleading(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() }).collect()
 }
 
 /// `2026-11-21T10:00:00Z refused research GET https://example.org/ host_not_allowed`

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
@@ -10,8 +11,8 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
-use tokio::process::Command;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use toml::Table;
 
 use super::terminal::{self, clean, say};
@@ -68,66 +69,99 @@ fn start(config: Option<&Path>, args: &RunArgs) -> Result<ExitCode, Exit> {
         say(format_args!("exeat: {error}"));
         Exit::Failed
     };
-    let state = tempfile::Builder::new().prefix("exeat-run-").tempdir().map_err(broken)?;
+    let private = fs::Permissions::from_mode(0o700);
+    let state = tempfile::Builder::new().prefix("exeat-run-").permissions(private).tempdir().map_err(broken)?;
     let token = files::hex(files::random::<24>().map_err(broken)?.as_slice());
-    let loaded = configure(config, args, state.path(), &token).map_err(|problems| {
+    let prepared = configure(config, args, state.path(), &token).map_err(|problems| {
         sources::say_problems(config, &problems);
         Exit::Usage
     })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(broken)?;
-    let log = loaded.settings.audit.path.clone();
-    let status = runtime.block_on(behind_a_proxy(loaded, args, state.path(), &token))?;
+    let log = prepared.config.settings.audit.path.clone();
+    let status = runtime.block_on(behind_a_proxy(prepared, args, state.path(), &token))?;
     if let (Some(log), false) = (log, args.quiet) {
         summarize(&fs::read_to_string(log).unwrap_or_default(), args.learn);
     }
     Ok(exit_code(status))
 }
 
-async fn behind_a_proxy(loaded: Config, args: &RunArgs, state: &Path, token: &str) -> Result<ExitStatus, Exit> {
+async fn behind_a_proxy(prepared: Prepared, args: &RunArgs, state: &Path, token: &str) -> Result<ExitStatus, Exit> {
     let failed = |error: &dyn std::fmt::Display| {
         say(format_args!("exeat: {error}"));
         Exit::Failed
     };
-    let ca = loaded.settings.interception.ca_cert.clone();
-    let daemon = Daemon::start(loaded.settings, loaded.policy, None).await.map_err(|error| failed(&error))?;
+    let mut signals = Signals::new().map_err(|error| failed(&error))?;
+    let Prepared { config, hidden } = prepared;
+    let ca = config.settings.interception.ca_cert.clone();
+    let daemon = Daemon::start(config.settings, config.policy, None).await.map_err(|error| failed(&error))?;
     let address = daemon.proxy_addresses().first().ok_or_else(|| failed(&"the proxy has no address"))?;
     let bundle = env::write_bundle(state, daemon.ca_pem()).map_err(|error| failed(&error))?;
     let variables = env::variables(&format!("http://{TASK}:{token}@{address}"), &ca, &bundle);
     let (program, rest) = args.command.split_first().ok_or(Exit::Usage)?;
     let mut command = Command::new(program);
     command.args(rest).envs(variables).kill_on_drop(true);
-    // What configures the proxy is no business of what runs behind it.
+    // What configures the proxy is no business of what runs behind it, least of all its tokens.
     let ours = std::env::vars_os().map(|(name, _)| name).filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
-    for name in ours.chain(env::NO_PROXY.map(Into::into)) {
+    for name in ours.chain(hidden.into_iter().map(Into::into)).chain(env::NO_PROXY.map(Into::into)) {
         command.env_remove(name);
     }
-    let mut child = match command.spawn() {
-        Ok(child) => child,
+    let status = match command.spawn() {
+        Ok(child) => signals.wait(child).await.map_err(|error| failed(&error))?,
         Err(error) => {
             let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
             say(format_args!("exeat: {}: {error}", clean(program)));
-            daemon.shutdown().await;
-            return Ok(ExitStatus::from_raw(code << 8));
+            ExitStatus::from_raw(code << 8)
         }
     };
-    let status = wait(&mut child).await.map_err(|error| failed(&error))?;
-    daemon.shutdown().await;
+    let breaker = daemon.breaker();
+    tokio::select! {
+        _ = daemon.shutdown() => {}
+        () = async { signals.any().await; breaker.cancel(); std::future::pending().await } => {}
+    }
     Ok(status)
 }
 
-/// The terminal sends Ctrl-C to the child as well, so we only wait for it; SIGTERM is passed on.
-async fn wait(child: &mut tokio::process::Child) -> io::Result<ExitStatus> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    loop {
+/// What may be sent to us while the command runs.
+struct Signals {
+    interrupt: Signal,
+    quit: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            quit: signal(SignalKind::quit())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn any(&mut self) {
         tokio::select! {
-            status = child.wait() => return status,
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {
-                let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
-                if let Some(pid) = pid {
-                    rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
-                }
+            _ = self.interrupt.recv() => {}
+            _ = self.quit.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+
+    /// The terminal sends Ctrl-C and its relatives to the child as well, so we only wait for it; TERM and
+    /// HUP are passed on.
+    async fn wait(&mut self, mut child: Child) -> io::Result<ExitStatus> {
+        loop {
+            let passed_on = tokio::select! {
+                status = child.wait() => return status,
+                _ = self.interrupt.recv() => continue,
+                _ = self.quit.recv() => continue,
+                _ = self.terminate.recv() => rustix::process::Signal::TERM,
+                _ = self.hangup.recv() => rustix::process::Signal::HUP,
+            };
+            let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
+            if let Some(pid) = pid {
+                rustix::process::kill_process(pid, passed_on)?;
             }
         }
     }
@@ -138,12 +172,20 @@ fn exit_code(status: ExitStatus) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
+/// What the proxy of a command is made of.
+struct Prepared {
+    config: Config,
+    /// Variables that the command must not see.
+    hidden: Vec<String>,
+}
+
 /// The file's settings and the wanted task, with a listener, a state directory and a task of our own.
-fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -> Result<Config, Vec<Problem>> {
+fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -> Result<Prepared, Vec<Problem>> {
     let mut table = match config {
         None => Table::new(),
         Some(path) => read(path)?,
     };
+    let hidden = secret_variables(&toml::Value::Table(table.clone()));
     let mut integrations = wanted_integrations(&mut table, args)?;
     for (n, allowed) in args.allow.iter().enumerate() {
         let name = format!("allow-{n}");
@@ -169,17 +211,23 @@ fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -
     compiled.settings.admin.listen = None;
     // What the command left running does not keep its caller waiting.
     compiled.settings.proxy.drain_timeout = Duration::from_secs(2);
-    Ok(compiled)
+    Ok(Prepared { config: compiled, hidden })
 }
 
 fn read(path: &Path) -> Result<Table, Vec<Problem>> {
     let text = fs::read_to_string(path)
         .map_err(|error| problem(&path.display().to_string(), format!("cannot be read: {error}"), ""))?;
-    // Told as `check` tells it, with every problem at once, and before anything is changed in it.
-    let env = |name: &str| std::env::var(name).ok();
-    let base = path.parent().unwrap_or(Path::new(""));
-    compile::compile(&text, &Surroundings { base, state_dir: &sources::state_dir(), env: &env })?;
-    text.parse().map_err(|_| problem("", "not TOML".to_owned(), ""))
+    text.parse().map_err(|error: toml::de::Error| problem(&path.display().to_string(), error.message().to_owned(), ""))
+}
+
+/// Variables that the file names as sources of secrets.
+fn secret_variables(value: &toml::Value) -> Vec<String> {
+    match value {
+        toml::Value::String(text) => text.strip_prefix("env:").map(str::to_owned).into_iter().collect(),
+        toml::Value::Array(items) => items.iter().flat_map(secret_variables).collect(),
+        toml::Value::Table(table) => table.values().flat_map(secret_variables).collect(),
+        _ => Vec::new(),
+    }
 }
 
 fn wanted_integrations(table: &mut Table, args: &RunArgs) -> Result<Vec<toml::Value>, Vec<Problem>> {

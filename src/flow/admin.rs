@@ -21,6 +21,8 @@ use super::reload::{self, ConfigFile, Reloaded};
 use crate::model::host::Host;
 use crate::model::secret::TokenHash;
 
+/// For one request and its answer.
+const MOST_TIME: Duration = Duration::from_secs(15);
 /// Connections at a time.
 const MAX_CONNECTIONS: usize = 64;
 
@@ -63,11 +65,12 @@ impl Admin {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(Duration::from_secs(10))
+            // One request each, so that nobody can hold a place by asking on and on without reading.
+            .keep_alive(false)
             .serve_connection(TokioIo::new(stream), service);
-        tokio::pin!(connection);
         tokio::select! {
-            ended = &mut connection => {
-                if let Err(error) = ended {
+            ended = tokio::time::timeout(MOST_TIME, connection) => {
+                if let Ok(Err(error)) = ended {
                     tracing::debug!(%error, "an admin connection broke");
                 }
             }

@@ -20,6 +20,8 @@ pub struct ConfigFile {
     state_dir: PathBuf,
     /// What was read last, good or bad, so that a change is one from what is known.
     read: Arc<Mutex<Option<Vec<u8>>>>,
+    /// Held from reading to swapping: of two reloads at once, the later reader wins.
+    swap: Arc<Mutex<()>>,
 }
 
 /// How a reload went.
@@ -34,7 +36,7 @@ impl ConfigFile {
     /// A file, and where state lives if it does not say so.
     #[must_use]
     pub fn new(path: &Path, state_dir: &Path) -> Self {
-        Self { path: path.to_owned(), state_dir: state_dir.to_owned(), read: Arc::default() }
+        Self { path: path.to_owned(), state_dir: state_dir.to_owned(), read: Arc::default(), swap: Arc::default() }
     }
 
     /// Reads and compiles the file.
@@ -65,6 +67,7 @@ impl ConfigFile {
 
 /// Reloads once.
 pub fn now(services: &Services, file: &ConfigFile) -> Reloaded {
+    let _swap = file.swap.lock().unwrap_or_else(PoisonError::into_inner);
     match file.load() {
         Ok(config) => {
             if config.settings != services.settings {

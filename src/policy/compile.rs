@@ -120,10 +120,47 @@ fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Sett
         tasks: tasks.into_iter().map(|task| (task.name.clone(), task)).collect(),
         tokens,
     };
+    check_references(&file.settings, &policy, around, findings);
     if file.settings.proxy.listen.is_empty() {
         findings.problem("proxy.listen", "nothing to listen on", "[\"127.0.0.1:3128\"]");
     }
     (file.settings, policy)
+}
+
+/// What the settings refer to must be there, or the daemon would only find out at its start.
+fn check_references(settings: &Settings, policy: &Policy, around: &Surroundings<'_>, findings: &Findings) {
+    for (i, file) in settings.upstream.extra_roots.iter().enumerate() {
+        if let Err(error) = std::fs::File::open(file) {
+            let problem = format!("{} cannot be read: {error}", file.display());
+            findings.problem(format!("upstream.extra_roots[{i}]"), problem, "a PEM file");
+        }
+    }
+    for (i, address) in settings.proxy.listen.iter().enumerate() {
+        let others = settings.proxy.listen.iter().take(i).chain(&settings.admin.listen);
+        if address.port() != 0 && others.into_iter().any(|other| other == address) {
+            findings.problem(
+                format!("proxy.listen[{i}]"),
+                format!("{address} is listened on twice"),
+                "each address once",
+            );
+        }
+    }
+    if let Some(source) = &settings.admin.token {
+        match read_source(source, around.env).map(|token| (token.expose().len(), TokenHash::of(token.expose()))) {
+            Err(why) => findings.problem("admin.token", why, "a source that holds the token"),
+            Ok((length, _)) if length < TokenHash::MIN_TOKEN => {
+                findings.problem(
+                    "admin.token",
+                    "the token is too short",
+                    format!("{} random bytes or more", TokenHash::MIN_TOKEN),
+                );
+            }
+            Ok((_, hash)) if policy.tokens.contains_key(&hash) => {
+                findings.problem("admin.token", "the token of a task", "a token of its own");
+            }
+            Ok(_) => {}
+        }
+    }
 }
 
 fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integration {
@@ -279,6 +316,17 @@ pub(super) mod tests {
             ("[proxy]\nheader_timout = \"1s\"", "proxy.header_timout", "header_timeout"),
             ("[proxy]\nheader_timeout = 10", "proxy.header_timeout", "30s"),
             ("[proxy]\nmax_head_bytes = 12", "proxy.max_head_bytes", "8192"),
+            ("[proxy]\nmax_connections = 9223372036854775807", "proxy.max_connections", "1000000"),
+            ("[proxy]\nlisten = [\"127.0.0.1:3129\"]", "proxy.listen[0]", "once"),
+            ("[admin]\ntoken = \"env:UNSET\"", "admin.token", "source"),
+            ("[admin]\ntoken = \"env:SHORT\"", "admin.token", "24"),
+            ("[admin]\ntoken = \"env:X\"\n[tasks.a]\ntoken = \"env:X\"", "admin.token", "of its own"),
+            ("[upstream]\nextra_roots = [\"missing.pem\"]", "upstream.extra_roots[0]", "PEM"),
+            (
+                "[integrations.a]\nallowed_domains = [\"*.kawasaki.jp\"]",
+                "integrations.a.allowed_domains[0]",
+                "*.example.com",
+            ),
             ("[proxy]\nmax_connections = 0", "proxy.max_connections", "whole number"),
             ("proxy = 3", "proxy", "[proxy]"),
             ("[dns]\nservers = [\"dns.example\"]", "dns.servers[0]", "system"),

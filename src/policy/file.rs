@@ -97,13 +97,21 @@ fn proxy(mut s: Section<'_>, findings: &Findings) -> Proxy {
     }
     Proxy {
         listen: s.take("listen").unwrap_or_else(|| vec![SocketAddr::from(([127, 0, 0, 1], 3128))]),
-        max_connections: s.take("max_connections").unwrap_or(10_000),
+        max_connections: max_connections(&mut s, findings),
         max_head_bytes: usize::try_from(head).unwrap_or(64_000),
         header_timeout: s.take("header_timeout").unwrap_or(Duration::from_secs(10)),
         handshake_timeout: s.take("handshake_timeout").unwrap_or(Duration::from_secs(10)),
         drain_timeout: s.take("drain_timeout").unwrap_or(Duration::from_secs(30)),
         via: s.take("via").unwrap_or(false),
     }
+}
+
+fn max_connections(s: &mut Section<'_>, findings: &Findings) -> usize {
+    let most = s.take("max_connections").unwrap_or(10_000);
+    if most > 1_000_000 {
+        findings.problem(s.at("max_connections"), format!("{most} connections"), "1000000 at most");
+    }
+    most
 }
 
 fn admin(mut s: Section<'_>, base: &Path) -> Admin {
@@ -144,7 +152,12 @@ fn audit(mut s: Section<'_>, dir: &Path) -> Audit {
 fn integration(mut s: Section<'_>) -> RawIntegration {
     RawIntegration {
         allowed_domains: s.take("allowed_domains").unwrap_or_default(),
-        denied_domains: s.take("denied_domains").unwrap_or_default(),
+        denied_domains: s
+            .take::<Vec<Wide>>("denied_domains")
+            .unwrap_or_default()
+            .into_iter()
+            .map(|wide| wide.0)
+            .collect(),
         any_public_host: s.take("any_public_host").unwrap_or(false),
         ports: s.take("ports"),
         methods: s.take("methods"),
@@ -181,6 +194,17 @@ impl Source {
             Self::File(path) => Self::File(base.join(path)),
             env @ Self::Env(_) => env,
         }
+    }
+}
+
+/// A pattern that closes: it may be as wide as it likes.
+struct Wide(HostPattern);
+
+impl Readable for Wide {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let text = String::read(value, path, findings)?;
+        let pattern = HostPattern::parse_wide(&text);
+        pattern.map_err(|error| findings.problem(path, error.problem, error.suggestion)).ok().map(Self)
     }
 }
 
@@ -255,7 +279,8 @@ impl DnsServer {
 
 fn address(text: &str, port: u16) -> Option<SocketAddr> {
     let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
-    text.parse().ok().or_else(|| bare.parse().ok().map(|ip: IpAddr| SocketAddr::new(ip, port)))
+    let given = text.parse().ok().or_else(|| bare.parse().ok().map(|ip: IpAddr| SocketAddr::new(ip, port)));
+    given.filter(|address| address.port() != 0)
 }
 
 fn tls_name(name: &str) -> Option<String> {
@@ -309,6 +334,7 @@ mod tests {
             ),
             ("dns.example", None),
             ("tls://192.0.2.53", None),
+            ("192.0.2.53:0", None),
             ("tls://dns.example#dns.example", None),
             ("", None),
         ];

@@ -46,40 +46,39 @@ impl HostPattern {
     /// [`PatternError`] for anything but a host in normal form or `*.` before one, and for a wildcard
     /// over a whole registry suffix such as `*.com`.
     pub fn parse(text: &str) -> Result<(Self, Option<Warning>), PatternError> {
-        match text.strip_prefix("*.") {
-            Some(base) => Self::parse_below(text, base),
-            None if text.contains('*') => Err(error(
-                format!("{text:?} is no pattern"),
-                "a host, or *.example.com for all hosts below one; for the public internet, an integration with any_public_host = true",
-            )),
-            None => Ok((Self::Exactly(normal(text)?), None)),
-        }
+        let pattern = Self::parse_wide(text)?;
+        let warning = match &pattern {
+            Self::Below(base) => judge_width(text, base)?,
+            Self::Exactly(_) => None,
+        };
+        Ok((pattern, warning))
     }
 
-    fn parse_below(text: &str, base: &str) -> Result<(Self, Option<Warning>), PatternError> {
+    /// As [`Self::parse`], however wide; for patterns that close.
+    ///
+    /// # Errors
+    /// [`PatternError`] for anything but a host in normal form or `*.` before one.
+    pub fn parse_wide(text: &str) -> Result<Self, PatternError> {
+        let Some(base) = text.strip_prefix("*.") else {
+            return if text.contains('*') {
+                Err(error(
+                    format!("{text:?} is no pattern"),
+                    "a host, or *.example.com for all hosts below one; for the public internet, an integration with any_public_host = true",
+                ))
+            } else {
+                normal(text).map(Self::Exactly)
+            };
+        };
         if base.contains('*') {
             return Err(error(format!("{text:?} has more than one *"), "one *, as the first label"));
         }
-        let Host::Name(name) = normal(base)? else {
-            return Err(error(
+        match normal(base)? {
+            Host::Name(name) => Ok(Self::Below(name)),
+            Host::Ip(_) => Err(error(
                 format!("{text:?} puts * before an address"),
                 "the address itself, or allow_cidrs for a network",
-            ));
-        };
-        let warning = match psl::suffix(name.as_str().as_bytes()) {
-            Some(suffix) if suffix.as_bytes() == name.as_str().as_bytes() => match suffix.typ() {
-                Some(psl::Type::Icann) => {
-                    return Err(error(
-                        format!("{text:?} covers a whole registry suffix"),
-                        "the names below it that are meant, such as *.example.com",
-                    ));
-                }
-                Some(psl::Type::Private) => Some(Warning(format!("{text:?} covers names of many owners"))),
-                None => Some(Warning(format!("{text:?} covers a whole top-level name"))),
-            },
-            _ => None,
-        };
-        Ok((Self::Below(name), warning))
+            )),
+        }
     }
 
     /// True if the pattern means this host.
@@ -89,6 +88,27 @@ impl HostPattern {
             Self::Below(base) => host.name().is_some_and(|name| name != base && name.is_at_or_below(base.as_str())),
             Self::Exactly(exact) => exact == host,
         }
+    }
+}
+
+/// A wildcard over a registry suffix covers names of strangers (Public Suffix List). Some suffixes are
+/// wildcards themselves: `*.ck`.
+fn judge_width(text: &str, base: &HostName) -> Result<Option<Warning>, PatternError> {
+    let is_suffix = |name: &str| {
+        psl::suffix(name.as_bytes()).filter(|suffix| suffix.as_bytes() == name.as_bytes()).map(|suffix| suffix.typ())
+    };
+    let own = is_suffix(base.as_str());
+    let below = is_suffix(&format!("x.{base}"));
+    match (own, below) {
+        (Some(Some(psl::Type::Icann)), _) | (_, Some(Some(psl::Type::Icann))) => Err(error(
+            format!("{text:?} covers a whole registry suffix"),
+            "the names below it that are meant, such as *.example.com",
+        )),
+        (Some(Some(psl::Type::Private)), _) | (_, Some(Some(psl::Type::Private))) => {
+            Ok(Some(Warning(format!("{text:?} covers names of many owners"))))
+        }
+        (Some(None), _) => Ok(Some(Warning(format!("{text:?} covers a whole top-level name")))),
+        _ => Ok(None),
     }
 }
 
@@ -205,6 +225,8 @@ mod tests {
             ("*", "any_public_host"),
             ("*.com", "*.example.com"),
             ("*.co.uk", "*.example.com"),
+            ("*.ck", "*.example.com"),
+            ("*.kawasaki.jp", "*.example.com"),
             ("a.*.com", "*.example.com"),
             ("*.*.example.com", "first label"),
             ("API.example.com", "\"api.example.com\""),

@@ -2,8 +2,7 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderValue, TE, TRANSFER_ENCODING};
@@ -24,7 +23,7 @@ use super::forgiving::Forgiving;
 use super::inject::Outbound;
 use super::limit::RequestBody;
 use super::pin::PinnedTarget;
-use super::pool::{Key, Lease, MAX_STREAMS, Pool, Sender};
+use super::pool::{Key, Lease, MAX_STREAMS, Pool, Sender, lock};
 use crate::audit::record::{Counts, Record};
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
@@ -172,7 +171,7 @@ async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
 }
 
 async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
-    let (sender, mut connection) = http2::Builder::new(TokioExecutor::new())
+    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(STREAM_WINDOW * MAX_STREAMS as u32)
@@ -183,13 +182,11 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
         .handshake(TokioIo::new(io))
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
-    let allowed = Arc::new(AtomicUsize::new(connection.current_max_send_streams()));
-    let told = allowed.clone();
-    let task = tokio::spawn(std::future::poll_fn(move |cx| {
-        let ended = Pin::new(&mut connection).poll(cx);
-        told.store(connection.current_max_send_streams(), Ordering::Relaxed);
-        ended
-    }));
+    // Shared with the pool, which asks it how many streams the origin allows by now.
+    let connection = Arc::new(Mutex::new(connection));
+    let asked = connection.clone();
+    let allowed = Box::new(move || lock(&asked).current_max_send_streams());
+    let task = tokio::spawn(std::future::poll_fn(move |cx| Pin::new(&mut *lock(&connection)).poll(cx)));
     Ok(Sender::h2(sender, allowed, task.abort_handle()))
 }
 

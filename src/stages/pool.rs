@@ -62,10 +62,13 @@ pub(super) struct H2 {
     sender: http2::SendRequest<RequestBody>,
     streams: AtomicUsize,
     /// What the origin allows at a time.
-    allowed: Arc<AtomicUsize>,
+    allowed: Allowed,
     idle_since: Mutex<Instant>,
     _task: AbortOnDrop,
 }
+
+/// Asks an h2 connection how many streams the origin allows at a time.
+pub(super) type Allowed = Box<dyn Fn() -> usize + Send + Sync>;
 
 struct AbortOnDrop(AbortHandle);
 
@@ -110,7 +113,7 @@ impl Sender {
         Self::H1(H1 { sender, _task: AbortOnDrop(task) })
     }
 
-    pub(super) fn h2(sender: http2::SendRequest<RequestBody>, allowed: Arc<AtomicUsize>, task: AbortHandle) -> Self {
+    pub(super) fn h2(sender: http2::SendRequest<RequestBody>, allowed: Allowed, task: AbortHandle) -> Self {
         let idle_since = Mutex::new(Instant::now());
         Self::H2(Arc::new(H2 { sender, streams: AtomicUsize::new(0), allowed, idle_since, _task: AbortOnDrop(task) }))
     }
@@ -125,7 +128,7 @@ impl Sender {
 
 impl H2 {
     fn has_room(&self) -> bool {
-        self.streams.load(Ordering::Relaxed) < self.allowed.load(Ordering::Relaxed).min(MAX_STREAMS)
+        self.streams.load(Ordering::Relaxed) < (self.allowed)().min(MAX_STREAMS)
     }
 }
 
@@ -278,6 +281,6 @@ impl Drop for Lease {
 }
 
 /// A panic while the lock was held cannot leave these maps half-changed in a way that matters.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

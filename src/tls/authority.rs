@@ -63,31 +63,43 @@ pub enum AuthorityError {
     Unusable(String),
 }
 
+/// An I/O error with the file that it is about.
+fn at(path: &Path) -> impl FnOnce(io::Error) -> AuthorityError {
+    let path = path.display().to_string();
+    move |source| AuthorityError::Io { path, source }
+}
+
 impl Authority {
     /// Reads the CA, or makes one (ECDSA P-256) where neither file is there. The key's mode is 0600.
     ///
     /// # Errors
     /// If only one of the files is there, one cannot be read, or they hold no CA.
     pub fn load_or_create(cert: &Path, key: &Path) -> Result<Self, AuthorityError> {
-        let io = |path: &Path| {
-            let path = path.display().to_string();
-            move |source| AuthorityError::Io { path, source }
-        };
+        // Two first starts at once must not end up with the key of one and the certificate of the other.
+        let folder = key.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        files::private_dir(folder).map_err(at(folder))?;
+        let lock = fs::File::open(folder).and_then(|folder| folder.lock().map(|()| folder)).map_err(at(folder))?;
+        let made = Self::load_locked(cert, key);
+        drop(lock);
+        made
+    }
+
+    fn load_locked(cert: &Path, key: &Path) -> Result<Self, AuthorityError> {
         match (cert.exists(), key.exists()) {
             (true, false) => return Err(AuthorityError::Half(key.display().to_string())),
             (false, true) => return Err(AuthorityError::Half(cert.display().to_string())),
             (true, true) => {}
             (false, false) => {
                 let (cert_pem, key_pem) = make_ca().map_err(|error| AuthorityError::Unusable(error.to_string()))?;
-                files::read_or_create(key, || Ok(Zeroizing::new(key_pem.as_bytes().to_vec()))).map_err(io(key))?;
+                files::read_or_create(key, || Ok(Zeroizing::new(key_pem.as_bytes().to_vec()))).map_err(at(key))?;
                 match files::write_new(cert, cert_pem.as_bytes(), 0o644) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(io(cert)(error)),
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(at(cert)(error)),
                     _ => {}
                 }
             }
         }
-        let key_pem = files::read_private(key).map_err(io(key))?;
-        let cert_pem = fs::read_to_string(cert).map_err(io(cert))?;
+        let key_pem = files::read_private(key).map_err(at(key))?;
+        let cert_pem = fs::read_to_string(cert).map_err(at(cert))?;
         let key_pem = std::str::from_utf8(&key_pem).map_err(|error| AuthorityError::Unusable(error.to_string()))?;
         Self::from_pem(cert_pem, key_pem).map_err(AuthorityError::Unusable)
     }
@@ -305,5 +317,20 @@ mod tests {
         assert!(load().unwrap_err().contains("chmod 600"));
         fs::remove_file(&key).unwrap();
         assert!(load().unwrap_err().contains("ca-key.pem is missing"));
+    }
+
+    #[test]
+    fn first_starts_at_once_agree_on_one_ca() {
+        for _ in 0..10 {
+            let dir = tempfile::tempdir().unwrap();
+            let starts: Vec<_> = (0..4)
+                .map(|_| {
+                    let dir = dir.path().to_owned();
+                    std::thread::spawn(move || authority(&dir).fingerprint())
+                })
+                .collect();
+            let prints: std::collections::BTreeSet<_> = starts.into_iter().map(|start| start.join().unwrap()).collect();
+            assert_eq!(prints.len(), 1);
+        }
     }
 }

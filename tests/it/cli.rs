@@ -136,6 +136,16 @@ impl Served {
         Self { child, ready }
     }
 
+    /// A request in absolute form.
+    pub async fn get(&self, url: &str) -> lab::Reply {
+        #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+        let stream = tokio::net::TcpStream::connect(self.proxy()).await.unwrap();
+        let host = url.split('/').nth(2).unwrap();
+        let request =
+            http::Request::builder().uri(url).header("host", host).header("proxy-authorization", lab::client::auth());
+        lab::Reply::read(lab::client::h1(stream, request.body(lab::client::empty()).unwrap()).await).await
+    }
+
     pub fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_raw(self.child.id() as i32).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
@@ -226,6 +236,27 @@ async fn run_returns_the_childs_status_and_hides_what_is_ours() {
     assert_eq!(run(&["run", "--allow", "127.1", "--", "true"]), Some(2));
     assert_eq!(run(&["run", "--allow", "*.com", "--", "true"]), Some(2));
     assert_eq!(run(&["run", "--task", "nobody", "--", "true"]), Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn run_hides_the_tokens_of_its_file_and_leaves_nothing_behind() {
+    let ground = Ground::new().await;
+    let dir = ground.dir.path();
+    let text = "[admin]\ntoken = \"env:OPERATOR\"\n[integrations.api]\nallowed_domains = [\"api.test\"]\n\
+                [tasks.t]\ntoken = \"env:MINE\"\nintegrations = [\"api\"]\n[tasks.other]\ntoken = \"env:UNSET\"\n";
+    fs::write(dir.join("e.toml"), text).unwrap();
+    let mut command = exeat(dir, &["run", "-q", "-c", "e.toml", "--task", "t", "--", "env"]);
+    command.env("MINE", "token-of-the-task-24-bytes").env("OPERATOR", "token-of-the-operator-24").env("TMPDIR", dir);
+    let output = output(command).await;
+    let env = self::text(&output.stdout);
+    assert!(output.status.success() && env.contains("HTTPS_PROXY="), "{env}{}", self::text(&output.stderr));
+    assert!(!env.contains("token-of") && !env.contains("MINE") && !env.contains("OPERATOR"), "{env}");
+    let left: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .filter(|n| n.to_string_lossy().starts_with("exeat-run-"))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 /// A log from a daemon that was killed is whole, or ends in a torn line; never cut, never changed.

@@ -18,6 +18,7 @@ mod caller;
 mod cli;
 mod clients;
 mod forward;
+mod hostile;
 mod layering;
 mod limits;
 mod malformed;

@@ -6,6 +6,7 @@ mod origin;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,7 +62,8 @@ pub(super) fn run() -> Exit {
         Err(error) => return failed(&error),
     };
     let toured = runtime.block_on(async {
-        let dir = tempfile::Builder::new().prefix("exeat-demo-").tempdir()?;
+        let dir =
+            tempfile::Builder::new().prefix("exeat-demo-").permissions(fs::Permissions::from_mode(0o700)).tempdir()?;
         let stage = set(dir.path()).await?;
         tour(stage).await
     });
