@@ -182,10 +182,11 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
         .handshake(TokioIo::new(io))
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
-    // Shared with the pool, which asks it how many streams the origin allows by now.
+    // The pool asks it how many streams the origin allows by now. Only its task keeps it alive: one that has
+    // ended must be gone, or requests would wait for it for ever.
     let connection = Arc::new(Mutex::new(connection));
-    let asked = connection.clone();
-    let allowed = Box::new(move || lock(&asked).current_max_send_streams());
+    let asked = Arc::downgrade(&connection);
+    let allowed = Box::new(move || asked.upgrade().map_or(0, |it| lock(&it).current_max_send_streams()));
     let task = tokio::spawn(std::future::poll_fn(move |cx| Pin::new(&mut *lock(&connection)).poll(cx)));
     Ok(Sender::h2(sender, allowed, task.abort_handle()))
 }

@@ -505,20 +505,26 @@ async fn a_body_survives_the_change_to_an_older_protocol() {
         }
     })
     .await;
-    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let lab = ground.proxy(&plan(port, "response_header_timeout = \"500ms\"")).await;
     let to = format!("api.test:{port}");
     let mut h2 = lab.h2(&to).await;
     let held =
         h2.send_request(Request::builder().uri(format!("https://{to}/hold")).body(Channel::<Bytes>::new(1).1).unwrap());
     let held = held.await.unwrap();
     go_away.notify_one();
-    for n in 1..=5 {
+    // A request in the very moment of the farewell may fail; one that is answered was read whole.
+    let mut answered = 0;
+    for _ in 0..20 {
         let (mut send, body) = Channel::<Bytes>::new(4);
         tokio::spawn(async move { send.send_data(Bytes::from_static(b"some body")).await });
         let request = Request::builder().method("GET").uri(format!("https://{to}/with-body")).body(body).unwrap();
-        assert_eq!(h2.send_request(request).await.unwrap().status(), 200);
-        assert_eq!(*bodies.lock().unwrap(), vec![Bytes::from_static(b"some body"); n]);
+        answered += usize::from(h2.send_request(request).await.unwrap().status() == 200);
+        assert_eq!(*bodies.lock().unwrap(), vec![Bytes::from_static(b"some body"); answered]);
+        if answered == 3 {
+            break;
+        }
     }
+    assert_eq!(answered, 3);
     drop(held);
 }
 
