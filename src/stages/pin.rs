@@ -380,4 +380,22 @@ mod tests {
         let found: Vec<_> = nameserver_lines(text).map(|ip| ip.to_string()).collect();
         assert_eq!(found, ["192.0.2.53", "2001:db8::53"]);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_family_without_addresses_does_not_hurry_the_other() {
+        let found = |ip: &str| Some((vec![ip.parse().unwrap()], Instant::now()));
+        let after = |millis, answer: Found| async move {
+            tokio::time::sleep(Duration::from_millis(millis)).await;
+            Ok(answer)
+        };
+        let rows = [
+            (None, 900, 1, "the first has none"),
+            (found("192.0.2.1"), 400, 2, "both in time"),
+            (found("192.0.2.1"), 900, 1, "the second is late and left out"),
+        ];
+        for (first, millis, count, what) in rows {
+            let families = both(first, after(millis, found("2001:db8::1"))).await;
+            assert_eq!(families.into_iter().flatten().count(), count, "{what}");
+        }
+    }
 }

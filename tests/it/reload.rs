@@ -99,3 +99,24 @@ async fn draining_lets_a_request_in_flight_finish() {
     assert_eq!(Reply::read(response).await.text(), "first second");
     assert!(stopped.await.unwrap(), "nothing had to be broken off");
 }
+
+#[tokio::test]
+async fn what_is_broken_off_at_the_end_of_draining_still_leaves_its_line() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let to = format!("api.test:{}", origin.port());
+    let lab = ground.proxy(&format!("[proxy]\ndrain_timeout = \"300ms\"\n{}", lab::allow_api(origin.port()))).await;
+    let mut held = Vec::new();
+    for path in ["/stall", "/stall-body", "/stall-body"] {
+        let mut h2 = lab.h2(&to).await;
+        let request = Request::builder().uri(format!("https://{to}{path}")).body(empty()).unwrap();
+        held.push(tokio::spawn(async move { (h2.send_request(request).await, h2) }));
+    }
+    while origin.seen().len() < 3 {
+        tokio::task::yield_now().await;
+    }
+    let log = lab.audit_file();
+    assert!(!lab.daemon.shutdown().await, "something had to be broken off");
+    let text = std::fs::read_to_string(log).unwrap();
+    assert_eq!((text.matches("\"decided\"").count(), text.matches("\"closed\"").count()), (3, 3), "{text}");
+}
