@@ -16,9 +16,8 @@ use crate::policy::rule::{Allowed, Ech, Mode, Policy, Task, Timeouts};
 ///
 /// ```compile_fail
 /// use exeat::{model::target::Target, stages::authorize::Admitted};
-/// let target = Target::connect(&"example.com:443".parse().unwrap()).unwrap();
-/// // Only `destination` admits.
-/// let admitted = Admitted { target, ..todo!() };
+/// // What was admitted for one target is not for another.
+/// fn elsewhere(admitted: Admitted, target: Target) -> Admitted { Admitted { target, ..admitted } }
 /// ```
 /// ```
 /// use exeat::stages::authorize::Admitted;
@@ -36,8 +35,8 @@ pub struct Admitted {
 ///
 /// ```compile_fail
 /// use exeat::stages::authorize::{Admitted, Grant};
-/// // A destination is not yet a request.
-/// fn skip(admitted: Admitted) -> Grant { Grant { admitted, ..todo!() } }
+/// // What was granted for one destination is not for another.
+/// fn elsewhere(grant: Grant, admitted: Admitted) -> Grant { Grant { admitted, ..grant } }
 /// ```
 /// ```
 /// use exeat::stages::authorize::{Admitted, Grant};

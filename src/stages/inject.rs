@@ -18,8 +18,8 @@ use crate::policy::rule::Timeouts;
 ///
 /// ```compile_fail
 /// use exeat::stages::{inject::Outbound, pin::PinnedTarget};
-/// // A pin does not replace the scan: only `credential` puts an outgoing request together.
-/// fn skip(pinned: PinnedTarget) -> Outbound { Outbound { request: todo!(), pinned, timeouts: todo!() } }
+/// // What was put together for one pin does not go to another.
+/// fn elsewhere(outbound: Outbound, pinned: PinnedTarget) -> Outbound { Outbound { pinned, ..outbound } }
 /// ```
 /// ```
 /// use exeat::{model::refusal::Verdict, stages::{inject::{self, Outbound}, inspect::Cleared, pin::PinnedTarget}};
