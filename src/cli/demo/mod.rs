@@ -150,6 +150,7 @@ async fn set(dir: &Path) -> io::Result<Stage> {
         r#"
         [proxy]
         listen = ["127.0.0.1:0"]
+        header_timeout = "500ms"
         [upstream]
         extra_roots = ["{dir}/origin-ca.pem"]
         [dns]
@@ -240,6 +241,8 @@ fn scenes(ports: &Ports) -> Vec<Scene> {
                 "POST https://api.test:{api}/ HTTP/1.1\r\nHost: {host}\r\n{{auth}}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"
             ),
         ),
+        raw("a head of 70 kB", "head_too_large", format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(70_000))),
+        raw("half a head, then silence", "header_timeout", "GET https://api.test/ HTTP/1.1\r\nHo".to_owned()),
         get("a host written as 0x7f.1", "target_malformed", "https://0x7f.1/".to_owned()),
         get("a host nobody allowed", "host_not_allowed", "https://evil.test/".to_owned()),
         get("plain HTTP where only https is allowed", "scheme_not_allowed", format!("http://api.test:{api}/")),
