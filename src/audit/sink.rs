@@ -235,11 +235,6 @@ impl Writer {
         match stored {
             StoredHead::Fresh if self.size == 0 => self.append(&[&opened(GENESIS)]),
             StoredHead::Fresh | StoredHead::Lost => self.note_cut("unknown"),
-            // A log of another name, or a new one: it says from where it goes on.
-            StoredHead::Known(head) if self.size == 0 => {
-                self.head = head;
-                self.append(&[&opened(&self.head.mac.clone())])
-            }
             StoredHead::Known(head) if head.mac == self.head.mac || macs.contains(&head.mac.as_str()) => Ok(()),
             StoredHead::Known(head) => self.note_cut(&head.mac),
         }
@@ -291,7 +286,9 @@ impl Writer {
         if lines.is_empty() {
             return Ok(());
         }
+        // A fragment has to be named in the file that it is in.
         if self.size >= self.place.rotate_bytes
+            && self.torn.is_none()
             && let Err(error) = self.rotate()
         {
             tracing::error!(%error, "the audit log cannot be rotated; it goes on in the old file");
@@ -392,8 +389,7 @@ fn locked(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.mode(0o600).open(path)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        // Not every file can be locked: a terminal, a pipe.
-        Err(fs::TryLockError::Error(_)) => Ok(file),
+        Err(fs::TryLockError::Error(error)) => Err(error),
         Err(fs::TryLockError::WouldBlock) => {
             Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process writes this audit log"))
         }

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_disk_is_an_error_and_leaves_the_chain_whole() {
+    async fn a_log_that_takes_no_line_is_an_error_at_the_start() {
         let sink = Sink::open(Place {
             path: Some("/dev/full".into()),
             state_dir: tempfile::tempdir().unwrap().keep(),
@@ -383,6 +383,22 @@ mod tests {
             }
             reopen_and_write(dir.path(), 3..4).await;
             assert_eq!(report(dir.path()).cuts_noted, 1, "{garbled:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_log_that_was_emptied_or_deleted_does_not_begin_anew_unseen() {
+        for deleted in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            write(place(dir.path()), 0..3).await;
+            let path = dir.path().join("audit.jsonl");
+            fs::remove_file(&path).unwrap();
+            if !deleted {
+                fs::write(&path, "").unwrap();
+            }
+            reopen_and_write(dir.path(), 3..4).await;
+            let report = report(dir.path());
+            assert_eq!((report.finding, report.cuts_noted), (Finding::Whole, 1), "deleted {deleted}");
         }
     }
 
