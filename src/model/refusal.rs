@@ -233,7 +233,7 @@ const fn later(
     title: &'static str,
     hint: &'static str,
 ) -> Notice {
-    Notice { code, status, stage, title, hint, retry: Retry::Later, proxy_status }
+    Notice { retry: Retry::Later, ..never(code, status, stage, proxy_status, title, hint) }
 }
 
 const DENIED: &str = "http_request_denied";
@@ -382,7 +382,7 @@ impl Deny {
             Self::UriTooLong => never(
                 "uri_too_long",
                 StatusCode::URI_TOO_LONG,
-                Accept,
+                Parse,
                 BAD,
                 "The request target is too long",
                 "Send long data in the body.",

@@ -29,12 +29,15 @@ pub fn inner(parts: &Parts) -> Verdict<()> {
     head(parts)
 }
 
+/// Longest request target, in bytes. RFC 9110 §4.1 asks for 8000 at least; origins take no more than this.
+const MAX_TARGET: usize = 32 * 1024;
+
 /// Refuses heads that two parsers could read in two ways, wherever they arrive.
 ///
 /// # Errors
 /// [`Deny::RequestMalformed`] for a missing or second `Host` (RFC 9112 §3.2) and for CONNECT with a
 /// body (RFC 9110 §9.3.6); [`Deny::NotImplemented`] for a transfer coding other than `chunked` alone
-/// (RFC 9112 §6.1); [`Deny::MethodNotAllowed`] for TRACE and `OPTIONS *`.
+/// (RFC 9112 §6.1); [`Deny::MethodNotAllowed`] for TRACE and `OPTIONS *`; [`Deny::UriTooLong`].
 pub fn head(parts: &Parts) -> Verdict<()> {
     let hosts = parts.headers.get_all(HOST).iter().count();
     let host_is_missing = hosts == 0 && parts.version == Version::HTTP_11;
@@ -45,6 +48,9 @@ pub fn head(parts: &Parts) -> Verdict<()> {
         return Err(Deny::RequestMalformed.into());
     }
     transfer_coding(&parts.headers)?;
+    if parts.uri.path_and_query().is_some_and(|target| target.as_str().len() > MAX_TARGET) {
+        return Err(Deny::UriTooLong.into());
+    }
     if parts.method == Method::CONNECT && has_body_fields(&parts.headers) {
         return Err(Deny::RequestMalformed.into());
     }
@@ -83,6 +89,8 @@ mod tests {
     #[test]
     fn heads_with_two_readings_are_refused() {
         let host = ("host", "a.example");
+        let longest = format!("https://a.example/{}", "x".repeat(MAX_TARGET - 1));
+        let too_long = format!("{longest}x");
         type Row<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], Result<&'a str, Deny>);
         let rows: &[Row<'_>] = &[
             ("GET", "https://a.example/", &[host], Ok("https://a.example")),
@@ -109,6 +117,8 @@ mod tests {
             ("POST", "https://a.example/", &[host, ("transfer-encoding", "identity")], Err(Deny::NotImplemented)),
             ("TRACE", "https://a.example/", &[host], Err(Deny::MethodNotAllowed)),
             ("OPTIONS", "*", &[host], Err(Deny::MethodNotAllowed)),
+            ("GET", &longest, &[host], Ok("https://a.example")),
+            ("GET", &too_long, &[host], Err(Deny::UriTooLong)),
             ("GET", "/", &[host], Err(Deny::TargetMalformed)),
             ("GET", "https://u@a.example/", &[host], Err(Deny::TargetMalformed)),
             ("CONNECT", "a.example", &[host], Err(Deny::TargetMalformed)),

@@ -91,13 +91,18 @@ async fn heads_and_targets_have_a_size() {
     let (lab, origin) = lab::simple().await;
     let long = "x".repeat(70_000);
     let rows = [
-        (format!("GET {{url}} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}X: {long}\r\n\r\n"), "431"),
-        (format!("GET {{url}}?{long} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}\r\n"), "4"),
+        (format!("GET {{url}} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}X: {long}\r\n\r\n"), "431", "head_too_large"),
+        (format!("GET {{url}}?{long} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}\r\n"), "4", "head_too_large"),
+        (
+            format!("GET {{url}}?{} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}Connection: close\r\n\r\n", &long[..40_000]),
+            "414",
+            "uri_too_long",
+        ),
     ];
-    for (n, (text, status)) in rows.iter().enumerate() {
+    for (n, (text, status, code)) in rows.iter().enumerate() {
         let reply = raw(&lab, origin.port(), text).await;
         assert!(reply.starts_with(&format!("HTTP/1.1 {status}")), "{reply:?}");
-        assert_eq!(lab.ended(n).await["code"], "head_too_large");
+        assert_eq!(lab.ended(n).await["code"], *code);
     }
 }
 
