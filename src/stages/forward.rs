@@ -137,24 +137,23 @@ impl Forwarder {
         let (tcp, address) = dial::connect(pinned, self.connect_timeout).await?;
         record.address(address.ip());
         let tcp = Forgiving::new(tcp);
-        let sender = match pinned.target().scheme() {
-            Scheme::Http => h1(tcp).await?,
-            Scheme::Https => self.over_tls(tcp, pinned).await?,
+        let handshake = async {
+            match pinned.target().scheme() {
+                Scheme::Http => h1(tcp).await,
+                Scheme::Https => self.over_tls(tcp, pinned).await,
+            }
         };
+        let sender = timeout(self.handshake_timeout, handshake).await.map_err(|_| Fail::ConnectTimedOut)??;
         Ok(self.pool.adopt(key, sender, address))
     }
 
     async fn over_tls(&self, tcp: Forgiving<TcpStream>, pinned: &PinnedTarget) -> Verdict<Sender> {
         let name = upstream::server_name(pinned.target().host()).ok_or(Fail::TlsFailed)?;
         let handshake = TlsConnector::from(self.tls.config()).connect(name, tcp);
-        let tls = match timeout(self.handshake_timeout, handshake).await {
-            Ok(Ok(tls)) => tls,
-            Ok(Err(error)) => {
-                tracing::info!(%error, target = %pinned.target(), "TLS with the origin failed");
-                return Err(Fail::TlsFailed.into());
-            }
-            Err(_) => return Err(Fail::ConnectTimedOut.into()),
-        };
+        let tls = handshake.await.map_err(|error| {
+            tracing::info!(%error, target = %pinned.target(), "TLS with the origin failed");
+            Fail::TlsFailed
+        })?;
         if tls.get_ref().1.alpn_protocol() == Some(b"h2") { h2(tls).await } else { h1(tls).await }
     }
 }
