@@ -94,6 +94,33 @@ async fn dns_over_tls_and_over_https_are_asked_and_verified() {
     }
 }
 
+/// RFC 7766 §5: an answer that is cut over UDP is asked for again over TCP, at the same port.
+#[tokio::test]
+async fn a_cut_answer_is_asked_for_again_over_tcp() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let at = tcp.local_addr().unwrap();
+    let udp = tokio::net::UdpSocket::bind(at).await.unwrap();
+    tokio::spawn(async move {
+        let mut buffer = [0; 1500];
+        while let Ok((n, peer)) = udp.recv_from(&mut buffer).await {
+            // The question itself with QR and TC set (RFC 1035 §4.1.1).
+            buffer[2] |= 0x82;
+            let _ = udp.send_to(&buffer[..n], peer).await;
+        }
+    });
+    let dns = ground.dns.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = tcp.accept().await {
+            tokio::spawn(framed(stream, dns.clone()));
+        }
+    });
+    let lab = ground.proxy(&format!("[dns]\nservers = [\"{at}\"]\n{}", lab::allow_api(origin.port()))).await;
+    assert_eq!(lab.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+    assert_eq!(lab.dns.queries("api.test"), 2, "both over TCP");
+}
+
 #[tokio::test]
 async fn answers_are_kept_for_a_while_even_with_a_ttl_of_zero_and_asked_for_once_at_a_time() {
     let (lab, origin) = lab::simple().await;

@@ -127,11 +127,6 @@ async fn odd_spellings_of_addresses_are_no_targets() {
 async fn a_name_that_rebinds_after_the_judgement_is_still_dialled_where_it_was_judged() {
     let (lab, origin) = lab_for(&["rebind.test"], "[network]\nallow_cidrs = [\"127.0.0.1/32\"]").await;
     let to = format!("rebind.test:{}", origin.port());
-    let ground = std::sync::Arc::new(exeat::tls::authority::Authority::load_or_create(
-        &lab.dir.path().join("origin-ca.pem"),
-        &lab.dir.path().join("origin-ca-key.pem"),
-    ));
-    assert!(ground.is_ok());
     lab.dns.flip("rebind.test", &[&["127.0.0.1"], &["10.0.0.7"]]);
     // The tunnel is judged and pinned at CONNECT; the origin is dialled only for the request inside.
     let tls = lab.tls(&to, &["http/1.1"]).await;
