@@ -140,7 +140,9 @@ impl Daemon {
         self.services.tracker.close();
         let patience = self.services.settings.proxy.drain_timeout;
         let waiting = tokio::time::timeout(patience, self.services.tracker.wait());
-        let drained = matches!(self.services.abort.run_until_cancelled(waiting).await, Some(Ok(())));
+        let waited = self.services.abort.run_until_cancelled(waiting).await;
+        // Whoever used the breaker ended the tasks that were waited for.
+        let drained = matches!(waited, Some(Ok(()))) && !self.services.abort.is_cancelled();
         self.services.abort.cancel();
         let farewell = tokio::time::timeout(FAREWELL, async {
             self.services.tracker.wait().await;

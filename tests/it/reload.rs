@@ -118,3 +118,29 @@ async fn what_is_broken_off_at_the_end_of_draining_still_leaves_its_line() {
     let text = std::fs::read_to_string(log).unwrap();
     assert_eq!((text.matches("\"decided\"").count(), text.matches("\"closed\"").count()), (3, 3), "{text}");
 }
+
+#[tokio::test]
+async fn a_request_that_begins_while_draining_is_told_so() {
+    let (lab, origin) = lab::simple().await;
+    let to = format!("api.test:{}", origin.port());
+    // Something in flight keeps the daemon draining.
+    let mut h2 = lab.h2(&to).await;
+    let request = Request::builder().uri(format!("https://{to}/stall-body")).body(empty()).unwrap();
+    let held = h2.send_request(request).await.unwrap();
+    let mut late = lab.connect().await;
+    late.write_all(format!("GET https://{to}/ HTTP/1.1\r\nHost: {to}\r\n").as_bytes()).await.unwrap();
+    // The proxy has begun to read it once a request behind it has been answered.
+    assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200);
+    let breaker = lab.daemon.breaker();
+    let log = lab.audit_file();
+    let lab::Lab { daemon, dir, .. } = lab;
+    let stopped = tokio::spawn(daemon.shutdown());
+    tokio::task::yield_now().await;
+    late.write_all(b"\r\n").await.unwrap();
+    let text = lab::client::read_to_end(&mut late).await;
+    assert!(text.starts_with("HTTP/1.1 503 ") && text.contains("exeat-refusal: draining\r\n"), "{text}");
+    breaker.cancel();
+    assert!(!stopped.await.unwrap(), "the download had to be broken off");
+    assert!(std::fs::read_to_string(log).unwrap().contains("\"code\":\"draining\""));
+    drop((held, dir));
+}
