@@ -23,6 +23,7 @@ pub mod audit;
 pub mod cli;
 pub mod files;
 pub mod flow;
+pub mod leak;
 pub mod model;
 pub mod policy;
 pub mod stages;

@@ -1,4 +1,4 @@
-//! Names that the operator gives: tasks and executions.
+//! Names that the operator gives: tasks, credentials, executions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,11 +7,29 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskName(Arc<str>);
 
+/// A credential's name, as the configuration writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CredentialName(Arc<str>);
+
 /// One counted run of a task. With a static token it bears the task's name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ExecutionId(Arc<str>);
 
 impl TaskName {
+    /// Wraps a name that the configuration gave.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self(name.into())
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl CredentialName {
     /// Wraps a name that the configuration gave.
     #[must_use]
     pub fn new(name: &str) -> Self {
@@ -49,4 +67,16 @@ impl fmt::Display for ExecutionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+impl fmt::Display for CredentialName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// True for what the operator may call things: letters, digits, `-` and `_`, 64 at most.
+#[must_use]
+pub fn is_plain(name: &str) -> bool {
+    (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
 }

@@ -1,0 +1,13 @@
+//! Finds held credentials in what passes, in the forms they take on their way. Pure: bytes in, bytes out.
+//!
+//! A value is looked for as it is, percent-encoded, and in base64 and base64url at all three alignments.
+//! Texts are also read with their percent-encoding undone, once and twice.
+
+mod automaton;
+mod forms;
+mod matcher;
+mod redact;
+
+pub use forms::{MIN_VALUE, Unsearchable, unsearchable};
+pub use matcher::{Match, Matcher};
+pub use redact::{MASK, Redactor};
