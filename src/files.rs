@@ -58,13 +58,31 @@ pub fn read_private(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
 /// # Errors
 /// `AlreadyExists` if there is one; else as the file system says.
 pub fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(dir)?;
+    staged(path, content, mode)?.persist_noclobber(path).map_err(|error| error.error)?;
+    File::open(folder(path))?.sync_all()
+}
+
+/// Replaces a file whole, or makes it: whoever reads finds the old content or the new, also after a crash.
+///
+/// # Errors
+/// As the file system says; then the old content stands.
+pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    staged(path, content, mode)?.persist(path).map_err(|error| error.error)?;
+    File::open(folder(path))?.sync_all()
+}
+
+fn staged(path: &Path, content: &[u8], mode: u32) -> io::Result<tempfile::NamedTempFile> {
+    let mut file = tempfile::NamedTempFile::new_in(folder(path))?;
     file.write_all(content)?;
     file.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
     file.as_file().sync_all()?;
-    file.persist_noclobber(path).map_err(|error| error.error)?;
-    File::open(dir)?.sync_all()
+    Ok(file)
+}
+
+/// The folder that a file lies in.
+#[must_use]
+pub fn folder(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Random bytes of the operating system.
@@ -86,6 +104,17 @@ pub fn hex(bytes: &[u8]) -> String {
         }
         text
     })
+}
+
+/// Bytes that were written in hex, in either case.
+#[must_use]
+pub fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|n| u8::try_from(n).ok());
+    let pair = |pair: &[u8]| match pair {
+        [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
+        _ => None,
+    };
+    text.as_bytes().chunks(2).map(pair).collect()
 }
 
 #[cfg(test)]

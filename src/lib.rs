@@ -28,3 +28,4 @@ pub mod model;
 pub mod policy;
 pub mod stages;
 pub mod tls;
+pub mod vault;

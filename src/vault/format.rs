@@ -1,0 +1,198 @@
+//! The file: JSON, with everything that matters in AES-256-GCM.
+//!
+//! Every time it is written there is a new data key, wrapped by the master key, and a new random nonce
+//! for each record. So a record of an earlier file cannot be put into a later one.
+
+use aes_gcm::Aes256Gcm;
+use aes_gcm::aead::{Aead, KeyInit, Nonce, Payload};
+use hmac::{Hmac, Mac};
+use serde::{Deserialize, Serialize};
+use sha2::Sha256;
+use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
+
+use super::master::{Key, MasterKey};
+use super::{Entry, VaultError};
+use crate::files;
+use crate::model::secret::Secret;
+
+const FORMAT: &str = "exeat-vault-1";
+const NONCE: usize = 12;
+
+/// What is in the vault.
+#[derive(Default)]
+pub(super) struct Content {
+    records: Vec<Record>,
+}
+
+pub(super) struct Record {
+    pub(super) entry: Entry,
+    pub(super) value: Secret,
+}
+
+/// As it is written. Byte strings are in hex.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sealed {
+    format: String,
+    /// For a passphrase.
+    salt: String,
+    /// Tells a wrong master key from a changed file.
+    key_id: String,
+    /// The data key, wrapped.
+    data_key: String,
+    records: Vec<SealedRecord>,
+    /// Over all that is above.
+    seal: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SealedRecord {
+    workspace: String,
+    name: String,
+    created: u64,
+    updated: u64,
+    value: String,
+}
+
+impl Content {
+    pub(super) fn remove(&mut self, workspace: &str, name: &str) -> Option<Record> {
+        let at = self.records.iter().position(|r| r.entry.workspace == workspace && r.entry.name == name)?;
+        Some(self.records.remove(at))
+    }
+
+    pub(super) fn insert(&mut self, record: Record) {
+        self.records.push(record);
+        self.records.sort_by(|a, b| (&a.entry.workspace, &a.entry.name).cmp(&(&b.entry.workspace, &b.entry.name)));
+    }
+
+    pub(super) fn get(&self, workspace: &str, name: &str) -> Option<&Secret> {
+        let found = self.records.iter().find(|r| r.entry.workspace == workspace && r.entry.name == name);
+        found.map(|record| &record.value)
+    }
+
+    pub(super) fn take(mut self, workspace: &str, name: &str) -> Option<Secret> {
+        self.remove(workspace, name).map(|record| record.value)
+    }
+
+    pub(super) fn entries(&self) -> Vec<Entry> {
+        self.records.iter().map(|record| record.entry.clone()).collect()
+    }
+}
+
+/// Reads a file, and verifies all of it.
+pub(super) fn open(bytes: &[u8], master: &MasterKey) -> Result<Content, VaultError> {
+    let sealed = parse(bytes)?;
+    let key = master.derive(&unhex(&sealed.salt)?)?;
+    if !bool::from(key_id(&key).as_bytes().ct_eq(sealed.key_id.as_bytes())) {
+        return Err(VaultError::WrongKey);
+    }
+    let wrapped = decrypt(&derived(&key, b"wrap"), &unhex(&sealed.data_key)?, &about("data key", &sealed.salt));
+    let data_key = wrapped.and_then(|key| <[u8; 32]>::try_from(key.expose()).ok()).map(Key::new);
+    let data_key = data_key.ok_or(VaultError::Altered)?;
+    let mut content = Content::default();
+    for record in &sealed.records {
+        let swapped = || VaultError::Swapped { workspace: record.workspace.clone(), name: record.name.clone() };
+        let bytes = unhex(&record.value)?;
+        let value = decrypt(&data_key, &bytes, &about(&record.workspace, &record.name)).ok_or_else(swapped)?;
+        let entry = Entry {
+            workspace: record.workspace.clone(),
+            name: record.name.clone(),
+            created: record.created,
+            updated: record.updated,
+        };
+        content.records.push(Record { entry, value });
+    }
+    if !bool::from(over_all(&sealed, &data_key)?.as_bytes().ct_eq(sealed.seal.as_bytes())) {
+        return Err(VaultError::Altered);
+    }
+    Ok(content)
+}
+
+/// The salt that a file was written with, so that it need not be stretched anew.
+pub(super) fn salt(bytes: &[u8]) -> Result<Zeroizing<[u8; 16]>, VaultError> {
+    let salt = unhex(&parse(bytes)?.salt)?;
+    <[u8; 16]>::try_from(salt.as_slice()).map(Zeroizing::new).map_err(|_| VaultError::Torn)
+}
+
+/// Writes a file.
+pub(super) fn seal(content: &Content, master: &MasterKey, salt: &[u8; 16]) -> Result<String, VaultError> {
+    let key = master.derive(salt)?;
+    let data_key: Key = files::random::<32>()?;
+    let salt = files::hex(salt);
+    let mut records = Vec::new();
+    for record in &content.records {
+        let Entry { workspace, name, created, updated } = record.entry.clone();
+        let value = encrypt(&data_key, record.value.expose(), &about(&workspace, &name))?;
+        records.push(SealedRecord { workspace, name, created, updated, value });
+    }
+    let mut sealed = Sealed {
+        format: FORMAT.to_owned(),
+        key_id: key_id(&key),
+        data_key: encrypt(&derived(&key, b"wrap"), data_key.as_slice(), &about("data key", &salt))?,
+        salt,
+        records,
+        seal: String::new(),
+    };
+    sealed.seal = over_all(&sealed, &data_key)?;
+    let text = serde_json::to_string_pretty(&sealed).map_err(|_| VaultError::Torn)?;
+    Ok(text + "\n")
+}
+
+fn parse(bytes: &[u8]) -> Result<Sealed, VaultError> {
+    serde_json::from_slice::<Sealed>(bytes).ok().filter(|sealed| sealed.format == FORMAT).ok_or(VaultError::Torn)
+}
+
+fn unhex(text: &str) -> Result<Vec<u8>, VaultError> {
+    files::unhex(text).ok_or(VaultError::Torn)
+}
+
+/// What a ciphertext belongs to. No part can hold a zero byte: names are plain.
+fn about(workspace: &str, name: &str) -> Vec<u8> {
+    [FORMAT, workspace, name].join("\0").into_bytes()
+}
+
+fn key_id(key: &Key) -> String {
+    files::hex(derived(key, b"key id").first_chunk::<8>().unwrap_or(&[0; 8]))
+}
+
+/// A key for one purpose.
+fn derived(key: &Key, purpose: &[u8]) -> Key {
+    mac(key, &[FORMAT.as_bytes(), b" ", purpose])
+}
+
+/// Over everything but the seal itself, in the order that it is written.
+fn over_all(sealed: &Sealed, data_key: &Key) -> Result<String, VaultError> {
+    let parts = (&sealed.format, &sealed.salt, &sealed.key_id, &sealed.data_key, &sealed.records);
+    let text = serde_json::to_vec(&parts).map_err(|_| VaultError::Torn)?;
+    Ok(files::hex(mac(&derived(data_key, b"seal"), &[&text]).as_slice()))
+}
+
+fn mac(key: &Key, parts: &[&[u8]]) -> Key {
+    // HMAC takes keys of any length; only the type says otherwise.
+    let Ok(mut hmac) = <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(key.as_slice()) else { return Key::default() };
+    for part in parts {
+        hmac.update(part);
+    }
+    Zeroizing::new(hmac.finalize().into_bytes().into())
+}
+
+/// Nonce and ciphertext, in hex.
+fn encrypt(key: &Key, plain: &[u8], about: &[u8]) -> Result<String, VaultError> {
+    let nonce = files::random::<NONCE>()?;
+    let cipher = cipher(key).ok_or(VaultError::Torn)?;
+    let payload = Payload { msg: plain, aad: about };
+    let sealed = cipher.encrypt(&Nonce::<Aes256Gcm>::from(*nonce), payload).map_err(|_| VaultError::Torn)?;
+    Ok(files::hex(nonce.as_slice()) + &files::hex(&sealed))
+}
+
+fn decrypt(key: &Key, sealed: &[u8], about: &[u8]) -> Option<Secret> {
+    let (nonce, sealed) = sealed.split_first_chunk::<NONCE>()?;
+    let payload = Payload { msg: sealed, aad: about };
+    cipher(key)?.decrypt(&Nonce::<Aes256Gcm>::from(*nonce), payload).ok().map(Secret::new)
+}
+
+fn cipher(key: &Key) -> Option<Aes256Gcm> {
+    Aes256Gcm::new_from_slice(key.as_slice()).ok()
+}

@@ -1,0 +1,89 @@
+//! The key that opens the vault: 32 bytes, or a passphrase that is stretched.
+
+use std::path::PathBuf;
+
+use argon2::{Algorithm, Argon2, Params, Version};
+use base64::Engine;
+use zeroize::Zeroizing;
+
+use super::VaultError;
+use crate::files;
+use crate::model::secret::Secret;
+
+/// Shortest passphrase, in bytes.
+const MIN_PASSPHRASE: usize = 12;
+/// Argon2id: 64 MiB, three passes, one lane (RFC 9106 §4, second recommendation).
+const MEMORY_KIB: u32 = 64 * 1024;
+const PASSES: u32 = 3;
+const LANES: u32 = 1;
+
+/// Where the master key comes from.
+pub enum MasterKey {
+    /// A file, made at the first use with mode 0600.
+    File(PathBuf),
+    /// The key itself, such as from an environment variable.
+    Text(Secret),
+    /// There is none, and why.
+    Missing(String),
+}
+
+/// Thirty-two bytes that a file is sealed with.
+pub(super) type Key = Zeroizing<[u8; 32]>;
+
+impl MasterKey {
+    /// Makes the key file of a vault that does not exist yet.
+    pub(super) fn make_if_missing(&self) -> Result<(), VaultError> {
+        let Self::File(path) = self else { return Ok(()) };
+        let make = || Ok(Zeroizing::new(files::hex(files::random::<32>()?.as_slice()).into_bytes()));
+        files::read_or_create(path, make).map(drop).map_err(|error| VaultError::Key(error.to_string()))
+    }
+
+    /// The key: 32 bytes in hex or base64, or what Argon2id makes of a passphrase.
+    pub(super) fn derive(&self, salt: &[u8]) -> Result<Key, VaultError> {
+        match self {
+            Self::File(path) => {
+                let unreadable = |error| VaultError::Key(format!("{} cannot be read: {error}", path.display()));
+                let bytes = files::read_private(path).map_err(unreadable)?;
+                of(bytes.strip_suffix(b"\n").unwrap_or(&bytes), salt)
+            }
+            Self::Text(text) => of(text.expose(), salt),
+            Self::Missing(why) => Err(VaultError::Key(why.clone())),
+        }
+    }
+}
+
+fn of(text: &[u8], salt: &[u8]) -> Result<Key, VaultError> {
+    let hex = std::str::from_utf8(text).ok().filter(|text| text.len() == 64).and_then(files::unhex);
+    let engine = base64::engine::general_purpose::STANDARD;
+    let decoded = hex.or_else(|| engine.decode(text).ok()).map(Zeroizing::new);
+    if let Some(key) = decoded.and_then(|bytes| <[u8; 32]>::try_from(bytes.as_slice()).ok()) {
+        return Ok(Zeroizing::new(key));
+    }
+    if text.len() < MIN_PASSPHRASE {
+        let wanted = "32 bytes in hex or base64, or a passphrase of 12 bytes or more";
+        return Err(VaultError::Key(format!("it is too short; {wanted}")));
+    }
+    let unusable = |error: argon2::Error| VaultError::Key(error.to_string());
+    let params = Params::new(MEMORY_KIB, PASSES, LANES, Some(32)).map_err(unusable)?;
+    let mut key = Zeroizing::new([0; 32]);
+    Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
+        .hash_password_into(text, salt, key.as_mut())
+        .map_err(unusable)?;
+    Ok(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thirty_two_bytes_are_a_key_in_either_spelling() {
+        let bytes: Vec<u8> = (0..32).collect();
+        let hex = files::hex(&bytes);
+        let base64 = base64::engine::general_purpose::STANDARD.encode(&bytes);
+        for text in [hex.as_str(), &hex.to_uppercase(), &base64] {
+            assert_eq!(of(text.as_bytes(), b"salt-salt").ok().unwrap().as_slice(), bytes, "{text}");
+        }
+        assert!(of(b"hunter2", b"salt-salt").is_err());
+    }
+}

@@ -1,0 +1,371 @@
+//! Secrets at rest: one file, encrypted, replaced whole at every change.
+//!
+//! Each record is sealed for its workspace and name, and the list as a whole is sealed too: records that
+//! were swapped, changed, added or taken out show, and so does a wrong key. That the whole file was put
+//! back to an earlier state does not.
+
+mod format;
+mod master;
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::files;
+use crate::model::secret::Secret;
+
+use self::format::{Content, Record};
+pub use self::master::MasterKey;
+
+/// How long another writer is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest value, in bytes.
+pub const MAX_VALUE: usize = 64 * 1024;
+
+/// Where secrets are kept, and what opens it. Every call reads the file anew.
+pub struct Vault {
+    path: PathBuf,
+    key: MasterKey,
+}
+
+/// A vault that has been read and verified.
+pub struct Opened(Content);
+
+impl Opened {
+    /// A secret's value, if there is one.
+    #[must_use]
+    pub fn get(&self, workspace: &str, name: &str) -> Option<Secret> {
+        self.0.get(workspace, name).map(|value| Secret::new(value.expose().to_vec()))
+    }
+}
+
+/// What may be told of a secret.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Entry {
+    /// Whose it is.
+    pub workspace: String,
+    /// What it is called.
+    pub name: String,
+    /// When it was first set, in seconds since 1970.
+    pub created: u64,
+    /// When it was last set, in seconds since 1970.
+    pub updated: u64,
+}
+
+/// Why the vault cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum VaultError {
+    /// The list of records is not the one that was written.
+    #[error("the vault was changed: records were added, taken out or relabelled")]
+    Altered,
+    /// As the file system says.
+    #[error("the vault cannot be read or written: {0}")]
+    Io(#[from] io::Error),
+    /// There is no master key.
+    #[error("the master key: {0}")]
+    Key(String),
+    /// A value was put under another name, or changed.
+    #[error("the vault was changed: the record {workspace}/{name} is not the one that was written")]
+    Swapped {
+        /// The workspace that the record claims.
+        workspace: String,
+        /// The name that the record claims.
+        name: String,
+    },
+    /// The file is cut, or no vault.
+    #[error("the vault file is torn, or is no vault")]
+    Torn,
+    /// The file is a vault of another master key.
+    #[error("the master key is not the one that the vault was made with")]
+    WrongKey,
+}
+
+impl Vault {
+    /// A vault at this place. Nothing is read or made yet.
+    #[must_use]
+    pub fn new(path: PathBuf, key: MasterKey) -> Self {
+        Self { path, key }
+    }
+
+    /// Where the file is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A secret's value, if there is one.
+    ///
+    /// # Errors
+    /// [`VaultError`]
+    pub fn get(&self, workspace: &str, name: &str) -> Result<Option<Secret>, VaultError> {
+        Ok(self.read()?.and_then(|content| content.take(workspace, name)))
+    }
+
+    /// Sets a secret. True if there was one before.
+    ///
+    /// # Errors
+    /// [`VaultError`]; then the old value stands.
+    pub fn set(&self, workspace: &str, name: &str, value: Secret) -> Result<bool, VaultError> {
+        self.change(|content| {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+            let old = content.remove(workspace, name);
+            let created = old.as_ref().map_or(now, |old| old.entry.created);
+            let entry = Entry { workspace: workspace.to_owned(), name: name.to_owned(), created, updated: now };
+            content.insert(Record { entry, value });
+            old.is_some()
+        })
+    }
+
+    /// Removes a secret. False if there is none.
+    ///
+    /// # Errors
+    /// [`VaultError`]; then it is still there.
+    pub fn delete(&self, workspace: &str, name: &str) -> Result<bool, VaultError> {
+        if self.get(workspace, name)?.is_none() {
+            return Ok(false);
+        }
+        self.change(|content| content.remove(workspace, name).is_some())
+    }
+
+    /// The secret, made and kept if there is none. Two that do so at once get the same.
+    ///
+    /// # Errors
+    /// [`VaultError`], or what `make` says.
+    pub fn get_or_create(
+        &self,
+        workspace: &str,
+        name: &str,
+        make: impl FnOnce() -> io::Result<Secret>,
+    ) -> Result<Secret, VaultError> {
+        if let Some(found) = self.get(workspace, name)? {
+            return Ok(found);
+        }
+        let _lock = self.lock()?;
+        let found = self.get(workspace, name)?;
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        let made = make()?;
+        let kept = Secret::new(made.expose().to_vec());
+        self.write_changed(|content| {
+            let entry = Entry { workspace: workspace.to_owned(), name: name.to_owned(), created: 0, updated: 0 };
+            content.insert(Record { entry, value: made });
+        })?;
+        Ok(kept)
+    }
+
+    /// All of it at once, for several questions; nothing if there is no vault yet.
+    ///
+    /// # Errors
+    /// [`VaultError`]
+    pub fn open(&self) -> Result<Option<Opened>, VaultError> {
+        Ok(self.read()?.map(Opened))
+    }
+
+    /// What there is, sorted by workspace and name.
+    ///
+    /// # Errors
+    /// [`VaultError`]
+    pub fn list(&self) -> Result<Vec<Entry>, VaultError> {
+        Ok(self.read()?.map(|content| content.entries()).unwrap_or_default())
+    }
+
+    /// Nothing if there is no vault yet.
+    fn read(&self) -> Result<Option<Content>, VaultError> {
+        let bytes = match files::read_private(&self.path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        format::open(&bytes, &self.key).map(Some)
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Content) -> T) -> Result<T, VaultError> {
+        let _lock = self.lock()?;
+        self.write_changed(change)
+    }
+
+    /// With the lock held.
+    fn write_changed<T>(&self, change: impl FnOnce(&mut Content) -> T) -> Result<T, VaultError> {
+        let (mut content, salt) = match files::read_private(&self.path) {
+            Ok(bytes) => (format::open(&bytes, &self.key)?, format::salt(&bytes)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.key.make_if_missing()?;
+                (Content::default(), files::random::<16>()?)
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let done = change(&mut content);
+        let text = format::seal(&content, &self.key, &salt)?;
+        files::replace(&self.path, text.as_bytes(), 0o600)?;
+        Ok(done)
+    }
+
+    /// Writers take turns; readers need not wait, because the file is replaced whole.
+    fn lock(&self) -> Result<File, VaultError> {
+        files::private_dir(files::folder(&self.path))?;
+        let mut path = self.path.clone().into_os_string();
+        path.push(".lock");
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let start = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(std::fs::TryLockError::Error(error)) => return Err(error.into()),
+                Err(std::fs::TryLockError::WouldBlock) if start.elapsed() > PATIENCE => {
+                    return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process is writing").into());
+                }
+                Err(std::fs::TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn vault(dir: &Path) -> Vault {
+        Vault::new(dir.join("state/vault.exeat"), MasterKey::File(dir.join("state/vault.key")))
+    }
+
+    fn secret(text: &str) -> Secret {
+        Secret::new(text.as_bytes().to_vec())
+    }
+
+    fn read(vault: &Vault, workspace: &str, name: &str) -> Option<String> {
+        let value = vault.get(workspace, name).unwrap();
+        value.map(|value| String::from_utf8_lossy(value.expose()).into_owned())
+    }
+
+    #[test]
+    fn what_is_set_is_there_for_its_workspace_until_it_is_deleted() {
+        let dir = tempfile::tempdir().unwrap();
+        let vault = vault(dir.path());
+        assert!(vault.list().unwrap().is_empty() && !vault.path().exists(), "reading makes nothing");
+        assert!(!vault.set("default", "KEY", secret("one")).unwrap());
+        assert!(!vault.set("other", "KEY", secret("two")).unwrap());
+        assert!(vault.set("default", "KEY", secret("three")).unwrap(), "it replaced one");
+        assert_eq!(read(&vault, "default", "KEY").as_deref(), Some("three"));
+        assert_eq!(read(&vault, "other", "KEY").as_deref(), Some("two"));
+        assert_eq!(read(&vault, "other", "NOPE"), None);
+        let names: Vec<_> = vault.list().unwrap().into_iter().map(|e| (e.workspace, e.name)).collect();
+        assert_eq!(names, [("default".into(), "KEY".into()), ("other".to_owned(), "KEY".to_owned())]);
+        assert!(vault.delete("default", "KEY").unwrap());
+        assert!(!vault.delete("default", "KEY").unwrap());
+        assert_eq!(read(&vault, "default", "KEY"), None);
+    }
+
+    #[test]
+    fn files_are_private_and_hold_no_value() {
+        let dir = tempfile::tempdir().unwrap();
+        let vault = vault(dir.path());
+        vault.set("default", "KEY", secret("plain-value-1234")).unwrap();
+        for entry in std::fs::read_dir(dir.path().join("state")).unwrap() {
+            let path = entry.unwrap().path();
+            assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600, "{path:?}");
+            let content = std::fs::read(&path).unwrap();
+            assert!(!content.windows(16).any(|w| w == b"plain-value-1234"), "{path:?}");
+            assert!(!String::from_utf8_lossy(&content).contains(&files::hex(b"plain-value-1234")), "{path:?}");
+        }
+    }
+
+    /// Changes the file as text and says what the vault makes of it.
+    fn after(change: impl FnOnce(&str) -> String) -> Result<Option<Secret>, VaultError> {
+        let dir = tempfile::tempdir().unwrap();
+        let vault = vault(dir.path());
+        vault.set("default", "A", secret("value-of-a")).unwrap();
+        vault.set("default", "B", secret("value-of-b")).unwrap();
+        let text = std::fs::read_to_string(vault.path()).unwrap();
+        std::fs::write(vault.path(), change(&text)).unwrap();
+        vault.get("default", "A")
+    }
+
+    #[test]
+    fn a_swapped_record_a_removed_one_and_a_torn_file_are_told_apart() {
+        type Json = serde_json::Value;
+        let edited = |edit: fn(&mut Json)| {
+            after(|text| {
+                let mut json: Json = serde_json::from_str(text).unwrap();
+                edit(&mut json);
+                json.to_string()
+            })
+        };
+        assert!(edited(|_| {}).is_ok(), "the layout does not matter");
+        let swapped = edited(|json| {
+            let (a, b) = (json["records"][0]["value"].clone(), json["records"][1]["value"].clone());
+            (json["records"][0]["value"], json["records"][1]["value"]) = (b, a);
+        });
+        assert!(matches!(swapped, Err(VaultError::Swapped { .. })));
+        let renamed = edited(|json| json["records"][0]["name"] = "C".into());
+        assert!(matches!(renamed, Err(VaultError::Swapped { name, .. }) if name == "C"));
+        let removed = edited(|json| {
+            json["records"].as_array_mut().unwrap().pop();
+        });
+        assert!(matches!(removed, Err(VaultError::Altered)));
+        let doubled = edited(|json| {
+            let first = json["records"][0].clone();
+            json["records"].as_array_mut().unwrap().push(first);
+        });
+        assert!(matches!(doubled, Err(VaultError::Altered)));
+        let dated = edited(|json| json["records"][0]["updated"] = 1.into());
+        assert!(matches!(dated, Err(VaultError::Altered)));
+    }
+
+    #[test]
+    fn a_file_cut_anywhere_is_torn() {
+        let dir = tempfile::tempdir().unwrap();
+        let vault = vault(dir.path());
+        vault.set("default", "A", secret("value-of-a")).unwrap();
+        let whole = std::fs::read(vault.path()).unwrap();
+        // The last byte is a newline, which nobody misses.
+        for cut in 0..whole.len() - 1 {
+            std::fs::write(vault.path(), &whole[..cut]).unwrap();
+            assert!(matches!(vault.get("default", "A"), Err(VaultError::Torn)), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_key_is_told_from_a_missing_one_and_neither_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let vault = vault(dir.path());
+        vault.set("default", "A", secret("value-of-a")).unwrap();
+        let key = dir.path().join("state/vault.key");
+        let own = std::fs::read(&key).unwrap();
+        std::fs::write(&key, "0".repeat(64)).unwrap();
+        assert!(matches!(vault.get("default", "A"), Err(VaultError::WrongKey)));
+        assert!(matches!(vault.set("default", "A", secret("x")), Err(VaultError::WrongKey)));
+        std::fs::remove_file(&key).unwrap();
+        assert!(matches!(vault.set("default", "A", secret("x")), Err(VaultError::Key(_))));
+        assert!(!key.exists(), "no new key for an old vault");
+        std::fs::write(&key, own).unwrap();
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(read(&vault, "default", "A").as_deref(), Some("value-of-a"));
+    }
+
+    #[test]
+    fn a_passphrase_opens_what_it_closed_and_another_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vault.exeat");
+        let of = |text: &str| Vault::new(path.clone(), MasterKey::Text(secret(text)));
+        of("correct horse battery").set("default", "A", secret("value-of-a")).unwrap();
+        assert_eq!(read(&of("correct horse battery"), "default", "A").as_deref(), Some("value-of-a"));
+        assert!(matches!(of("correct horse batterx").get("default", "A"), Err(VaultError::WrongKey)));
+        assert!(matches!(of("short").get("default", "A"), Err(VaultError::Key(_))));
+    }
+
+    #[test]
+    fn writers_take_turns_and_lose_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for n in 0..8 {
+                let dir = dir.path();
+                scope.spawn(move || vault(dir).set("default", &format!("K{n}"), secret("value")).unwrap());
+            }
+        });
+        assert_eq!(vault(dir.path()).list().unwrap().len(), 8);
+    }
+}
