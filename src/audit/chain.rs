@@ -3,14 +3,11 @@
 //! Who can write the file but has not the key cannot change, insert or drop a line unseen. That the
 //! end was cut off shows against the head, which is kept beside the file and authenticated as well.
 
-use std::io;
-use std::path::Path;
-
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use zeroize::Zeroizing;
 
 use crate::files;
+use crate::model::secret::Secret;
 
 /// An HMAC in lower-case hex; what a line ends with.
 pub type MacHex = String;
@@ -22,24 +19,13 @@ const FIELD: &str = ",\"mac\":\"";
 const HEX_LEN: usize = GENESIS.len();
 
 /// The key of the chain.
-pub struct ChainKey(Zeroizing<Vec<u8>>);
+pub struct ChainKey(Secret);
 
 impl ChainKey {
-    /// Reads the key file, or makes one (mode 0600).
-    ///
-    /// # Errors
-    /// As the file system says.
-    pub fn load_or_create(path: &Path) -> io::Result<Self> {
-        let make = || Ok(Zeroizing::new(files::hex(files::random::<32>()?.as_slice()).into_bytes()));
-        files::read_or_create(path, make).map(Self)
-    }
-
-    /// Reads the key file.
-    ///
-    /// # Errors
-    /// As the file system says.
-    pub fn load(path: &Path) -> io::Result<Self> {
-        files::read_private(path).map(Self)
+    /// Takes the key over.
+    #[must_use]
+    pub fn new(key: Secret) -> Self {
+        Self(key)
     }
 
     /// Closes a JSON object with its place in the chain: `{…}` becomes `{…,"mac":"…"}` and a newline.
@@ -80,7 +66,7 @@ impl ChainKey {
 
     fn mac(&self, parts: &[&[u8]]) -> MacHex {
         // HMAC takes keys of any length; only the type says otherwise.
-        let Ok(mut hmac) = Hmac::<Sha256>::new_from_slice(&self.0) else { return String::new() };
+        let Ok(mut hmac) = Hmac::<Sha256>::new_from_slice(self.0.expose()) else { return String::new() };
         for part in parts {
             hmac.update(part);
         }

@@ -5,15 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use http::Request;
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 use super::sink::{Sink, SinkError};
-use crate::model::name::{ExecutionId, TaskName};
-use crate::model::refusal::{Fail, Refusal, Verdict};
+use crate::files;
+use crate::leak::Matcher;
+use crate::model::name::{CredentialName, ExecutionId, TaskName};
+use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Target;
+use crate::model::tool::{Kind, Tool};
 
 /// One line, less its mac. What is not known is left out.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -28,6 +33,8 @@ struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     peer: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    tool: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     method: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     scheme: Option<&'static str>,
@@ -37,6 +44,8 @@ struct Line {
     port: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    credential_used: Option<String>,
     verdict: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<&'static str>,
@@ -54,6 +63,10 @@ struct Line {
     request_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     response_size_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    redacted: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alarm: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     latency_ms: Option<f64>,
 }
@@ -79,6 +92,10 @@ pub struct Record {
     started: Instant,
     progress: Progress,
     counts: Arc<Counts>,
+    /// What nothing from outside may bring into the log.
+    values: Arc<Matcher>,
+    /// The credential that a refusal is about.
+    about: Option<CredentialName>,
 }
 
 /// What the bodies of an exchange have in common: how much has passed, when something last did, and how
@@ -186,9 +203,9 @@ impl Counts {
 }
 
 impl Record {
-    /// Begins the record of a request from `peer`.
+    /// Begins the record of a request from `peer`. What is noted of it is cleaned of `values`.
     #[must_use]
-    pub fn begin(sink: &Arc<Sink>, peer: SocketAddr) -> Self {
+    pub fn begin(sink: &Arc<Sink>, values: &Arc<Matcher>, peer: SocketAddr) -> Self {
         let line = Line { id: Uuid::now_v7().to_string(), peer: Some(peer.to_string()), ..Line::default() };
         Self {
             sink: sink.clone(),
@@ -196,6 +213,8 @@ impl Record {
             started: Instant::now(),
             progress: Progress::Undecided,
             counts: Arc::new(Counts::new()),
+            values: values.clone(),
+            about: None,
         }
     }
 
@@ -205,10 +224,18 @@ impl Record {
         &self.line.id
     }
 
-    /// The method and path as the client wrote them; never the query.
-    pub fn request(&mut self, method: &http::Method, path: &str) {
-        self.line.method = Some(clipped(method.as_str(), 64));
-        self.line.path = (method != http::Method::CONNECT).then(|| clipped(path, 2048));
+    /// The method and path as the client wrote them; never the query, and of a webhook, whose path is its
+    /// secret, a hash of it.
+    pub fn request<B>(&mut self, head: &Request<B>) {
+        self.line.tool = Kind::of(head.headers()).ok().and_then(Kind::tool).map(Tool::as_str);
+        self.line.method = Some(self.noted(head.method().as_str(), 64));
+        let path = head.uri().path();
+        let path = if self.line.tool == Some(Tool::Webhook.as_str()) {
+            format!("sha256:{}", files::hex(&Sha256::digest(path)))
+        } else {
+            self.noted(path, 2048)
+        };
+        self.line.path = (*head.method() != http::Method::CONNECT).then_some(path);
     }
 
     /// Who asks.
@@ -220,7 +247,9 @@ impl Record {
     /// Where to.
     pub fn target(&mut self, target: &Target) {
         self.line.scheme = Some(target.scheme().as_str());
-        self.line.host = Some(target.host().to_string());
+        let host = target.host().to_string();
+        let cut = self.values.find_folded(&host).is_some();
+        self.line.host = Some(if cut { "[redacted]".to_owned() } else { host });
         self.line.port = Some(target.port());
     }
 
@@ -232,7 +261,52 @@ impl Record {
 
     /// The rule that decided, or the detail behind a refusal.
     pub fn rule(&mut self, rule: impl Into<String>) {
-        self.line.rule = Some(clipped(&rule.into(), 256));
+        self.line.rule = Some(self.noted(&rule.into(), 256));
+    }
+
+    /// The credential that goes along.
+    pub fn credential(&mut self, name: &CredentialName) {
+        self.line.credential_used = Some(name.to_string());
+    }
+
+    /// The credential that goes along, if there is one.
+    #[must_use]
+    pub fn credential_used(&self) -> Option<&str> {
+        self.line.credential_used.as_deref()
+    }
+
+    /// A refusal that is about one of the task's own credentials, and why.
+    pub fn refused_for(&mut self, deny: Deny, name: &CredentialName, why: &str) -> Refusal {
+        self.rule(format!("{name}: {why}"));
+        self.about = Some(name.clone());
+        deny.into()
+    }
+
+    /// The credential that the refusal is about: the task's own, so its name may be told.
+    #[must_use]
+    pub fn about(&self) -> Option<&CredentialName> {
+        self.about.as_ref()
+    }
+
+    /// Credentials came back and were overwritten. It is an alarm if one did that had not gone out.
+    pub fn redacted(&mut self, count: u64, whose: Vec<&CredentialName>) {
+        self.line.redacted = Some(count);
+        let used = self.line.credential_used.as_deref();
+        let foreign: Vec<_> = whose.iter().map(|name| name.as_str()).filter(|name| Some(*name) != used).collect();
+        if !foreign.is_empty() {
+            self.line.alarm = Some(format!("came back without having been sent: {}", foreign.join(", ")));
+        }
+    }
+
+    /// A text from outside without credentials.
+    #[must_use]
+    pub fn clean<'t>(&self, text: &'t str) -> std::borrow::Cow<'t, str> {
+        self.values.clean(text)
+    }
+
+    /// Cleaned before it is cut: half a value is no value that could be found.
+    fn noted(&self, text: &str, most: usize) -> String {
+        self.clean(text).chars().take(most).collect()
     }
 
     /// The address that was dialled.
@@ -327,6 +401,10 @@ impl Drop for Record {
             Progress::Deciding | Progress::Decided => true,
         };
         let mut line = self.stamped(if decided { "closed" } else { "refused" });
+        if !decided {
+            // It was chosen, and has not been used.
+            line.credential_used = None;
+        }
         if decided {
             line.request_bytes = Some(self.counts.request.load(Ordering::Relaxed));
             line.response_size_bytes = Some(self.counts.response.load(Ordering::Relaxed));
@@ -347,8 +425,4 @@ impl Drop for Record {
 #[must_use]
 pub(super) fn now() -> String {
     OffsetDateTime::from(SystemTime::now()).format(&Rfc3339).unwrap_or_default()
-}
-
-fn clipped(text: &str, most: usize) -> String {
-    text.chars().take(most).collect()
 }

@@ -45,7 +45,7 @@ pub struct Sink {
 pub struct Place {
     /// None: standard output, which has no head and no rotation.
     pub path: Option<PathBuf>,
-    /// The head and the key lie here, whatever `path` is.
+    /// The head lies here, whatever `path` is.
     pub state_dir: PathBuf,
     /// Wait for the disk.
     pub synced: bool,
@@ -59,12 +59,6 @@ struct Entry {
 }
 
 impl Place {
-    /// The key of the chain.
-    #[must_use]
-    pub fn key_file(&self) -> PathBuf {
-        self.state_dir.join("audit.key")
-    }
-
     /// The head of the chain.
     #[must_use]
     pub fn head_file(&self) -> PathBuf {
@@ -73,12 +67,13 @@ impl Place {
 }
 
 impl Sink {
-    /// Opens the log, mends what a crash left, and starts the thread.
+    /// Opens the log, mends what a crash left, and starts the thread. With a key that has just been made,
+    /// there can be no chain yet.
     ///
     /// # Errors
     /// If a file cannot be opened, or another process holds the log.
-    pub fn open(place: Place) -> io::Result<Self> {
-        let mut writer = Writer::open(place)?;
+    pub fn open(place: Place, key: ChainKey, key_is_new: bool) -> io::Result<Self> {
+        let mut writer = Writer::open(place, key, !key_is_new)?;
         let (lines, inbox) = mpsc::channel::<Entry>();
         let waiting = Arc::new(AtomicUsize::new(0));
         let healthy = Arc::new(AtomicBool::new(true));
@@ -201,10 +196,8 @@ enum StoredHead {
 }
 
 impl Writer {
-    fn open(place: Place) -> io::Result<Self> {
+    fn open(place: Place, key: ChainKey, had_key: bool) -> io::Result<Self> {
         files::private_dir(&place.state_dir)?;
-        let had_key = place.key_file().exists();
-        let key = ChainKey::load_or_create(&place.key_file())?;
         let head_file =
             locked(OpenOptions::new().read(true).write(true).create(true).truncate(false), &place.head_file())?;
         let head = Head { mac: GENESIS.to_owned(), lines: 0 };
@@ -408,7 +401,7 @@ fn split_tail(tail: &[u8]) -> (Vec<&str>, &[u8]) {
 /// # Errors
 /// If the folder cannot be read.
 pub(super) fn rotated(path: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = files::folder(path);
     let prefix = format!("{}.", path.file_name().unwrap_or_default().to_string_lossy());
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {

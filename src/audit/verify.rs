@@ -179,27 +179,27 @@ mod tests {
     }
 
     async fn write(place: Place, lines: std::ops::Range<usize>) {
-        let sink = Sink::open(place).unwrap();
+        let sink = open(place).unwrap();
         for n in lines {
             sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
         }
     }
 
     fn report(dir: &Path) -> Report {
-        let key = ChainKey::load(&dir.join("audit.key")).unwrap();
+        let key = key();
         verify(&dir.join("audit.jsonl"), &key, Some(&dir.join("audit.head"))).unwrap()
     }
 
     /// Opens, retrying while the thread of the sink before still holds the lock.
     async fn reopen_and_write(dir: &Path, lines: std::ops::Range<usize>) {
         for _ in 0..1000 {
-            if Sink::open(place(dir)).is_ok() {
+            if open(place(dir)).is_ok() {
                 break;
             }
             std::thread::yield_now();
         }
         for _ in 0..1000 {
-            if let Ok(sink) = Sink::open(place(dir)) {
+            if let Ok(sink) = open(place(dir)) {
                 for n in lines {
                     sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
                 }
@@ -208,6 +208,16 @@ mod tests {
             std::thread::yield_now();
         }
         panic!("the log stays locked");
+    }
+
+    fn key() -> ChainKey {
+        ChainKey::new(crate::model::secret::Secret::new(b"the key of these tests".to_vec()))
+    }
+
+    /// The key is new to a state directory once.
+    fn open(place: Place) -> io::Result<Sink> {
+        let is_new = fs::File::create_new(place.state_dir.join("key-made")).is_ok();
+        Sink::open(place, key(), is_new)
     }
 
     #[tokio::test]
@@ -308,13 +318,13 @@ mod tests {
     #[tokio::test]
     async fn a_second_writer_is_kept_out() {
         let dir = tempfile::tempdir().unwrap();
-        let _first = Sink::open(place(dir.path())).unwrap();
-        assert!(Sink::open(place(dir.path())).is_err());
+        let _first = open(place(dir.path())).unwrap();
+        assert!(open(place(dir.path())).is_err());
     }
 
     #[tokio::test]
     async fn a_log_that_takes_no_line_is_an_error_at_the_start() {
-        let sink = Sink::open(Place {
+        let sink = open(Place {
             path: Some("/dev/full".into()),
             state_dir: tempfile::tempdir().unwrap().keep(),
             synced: false,
@@ -348,7 +358,7 @@ mod tests {
     #[tokio::test]
     async fn a_rotation_that_fails_leaves_the_log_going_on() {
         let dir = tempfile::tempdir().unwrap();
-        let sink = Sink::open(Place { rotate_bytes: 400, ..place(dir.path()) }).unwrap();
+        let sink = open(Place { rotate_bytes: 400, ..place(dir.path()) }).unwrap();
         fs::create_dir(dir.path().join("audit.jsonl.new")).unwrap();
         for n in 0..20 {
             sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
@@ -405,7 +415,7 @@ mod tests {
     #[tokio::test]
     async fn a_log_is_verified_while_it_is_written_and_rotated() {
         let dir = tempfile::tempdir().unwrap();
-        let sink = Sink::open(Place { rotate_bytes: 3_000, ..place(dir.path()) }).unwrap();
+        let sink = open(Place { rotate_bytes: 3_000, ..place(dir.path()) }).unwrap();
         let writing = tokio::spawn(async move {
             for n in 0..1_500 {
                 sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
@@ -422,8 +432,8 @@ mod tests {
     #[tokio::test]
     async fn two_state_directories_cannot_share_a_log() {
         let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let _first = Sink::open(place(one.path())).unwrap();
+        let _first = open(place(one.path())).unwrap();
         let second = Place { state_dir: two.path().to_owned(), ..place(one.path()) };
-        assert!(Sink::open(second).is_err());
+        assert!(open(second).is_err());
     }
 }

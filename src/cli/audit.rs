@@ -7,9 +7,12 @@ use serde_json::Value;
 
 use super::terminal::{clean, print, say};
 use super::{AuditAction, Exit, VerifyArgs, sources};
-use crate::audit::chain::{ChainKey, GENESIS};
+use crate::audit::chain::GENESIS;
+use crate::audit::sink::Place;
 use crate::audit::verify::{self, Finding};
 use crate::flow::daemon::audit_place;
+use crate::flow::keep;
+use crate::policy::settings::Settings;
 
 pub(super) fn run(config: Option<&Path>, action: AuditAction) -> Exit {
     let settings = match sources::load_or_say(config) {
@@ -18,7 +21,7 @@ pub(super) fn run(config: Option<&Path>, action: AuditAction) -> Exit {
     };
     let place = audit_place(&settings);
     match action {
-        AuditAction::Verify(args) => verify(&place, &args),
+        AuditAction::Verify(args) => verify(&settings, &place, &args),
         AuditAction::Tail { denied, lines, json } => match &place.path {
             Some(path) => tail(path, denied, lines, json),
             None => fail("audit.path is standard output; there is no file to read"),
@@ -26,13 +29,13 @@ pub(super) fn run(config: Option<&Path>, action: AuditAction) -> Exit {
     }
 }
 
-fn verify(place: &crate::audit::sink::Place, args: &VerifyArgs) -> Exit {
+fn verify(settings: &Settings, place: &Place, args: &VerifyArgs) -> Exit {
     let Some(path) = args.file.as_ref().or(place.path.as_ref()) else {
         return fail("audit.path is standard output; name the file that it went to");
     };
-    let key = match ChainKey::load(&place.key_file()) {
+    let key = match keep::known_audit_key(settings) {
         Ok(key) => key,
-        Err(error) => return fail(&format!("the key {} cannot be read: {error}", place.key_file().display())),
+        Err(error) => return fail(&format!("the key of the log cannot be read: {error}")),
     };
     let is_own = place.path.as_ref().is_some_and(|own| same_file(own, path));
     // A log that is ours but has no head is a log whose end nobody can vouch for.

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::Arc;
 
 use clap::Args;
 use http::{Method, Uri};
@@ -9,10 +10,12 @@ use http::{Method, Uri};
 use super::terminal::{Paint, print, say};
 use super::{Exit, sources};
 use crate::model::host::Host;
-use crate::model::name::TaskName;
+use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::target::Target;
-use crate::policy::rule::{Allowed, Mode, Policy, Task};
+use crate::model::tool::{Kind, Tool};
+use crate::policy::credential::Credential;
+use crate::policy::rule::{Allowed, Asked, Mode, Policy, Task};
 
 /// Flags of `exeat explain`.
 #[derive(Args)]
@@ -23,6 +26,9 @@ pub(super) struct ExplainArgs {
     /// The method
     #[arg(short = 'X', long = "method", value_name = "METHOD", default_value = "GET")]
     method: Method,
+    /// As a call of this tool
+    #[arg(long, value_name = "NAME", value_parser = tool)]
+    tool: Option<Tool>,
     /// Print the steps as JSON
     #[arg(long)]
     json: bool,
@@ -75,15 +81,22 @@ fn walk(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>)
     let uri: Uri = args.url.parse().map_err(|_| Deny::TargetMalformed)?;
     let target = Target::absolute(&uri).map_err(|_| Deny::TargetMalformed)?;
     pass("parse", format!("{} port {}", target, target.port()));
-    let to = task.destination(&target)?;
+    let kind = args.tool.map_or(Kind::Raw, Kind::Tool);
+    let to = task.destination(&target, Asked::Request(kind))?;
     let mode = match to.mode() {
         Mode::Inspect => "requests are inspected",
         Mode::Opaque => "a tunnel is passed on unseen; absolute-form requests are inspected",
     };
     pass("authorize", format!("destination: {}; {mode}", to.rule()));
+    if kind.tool().is_some_and(|tool| !tool.admits_method(&args.method)) {
+        return Err(Deny::MethodNotAllowed.into());
+    }
     let judged = task.request(&target, &to, &args.method, uri.path())?;
     let path = judged.path.map(|path| format!("; sent as {path}")).unwrap_or_default();
     pass("authorize", format!("request: {}{path}", judged.allowed.rule()));
+    for step in credentials(task, kind, &target, &judged.allowed) {
+        pass("inject", step);
+    }
     match known_addresses(policy, &target) {
         None => pass("pin", "the name would be resolved now, and every address judged".to_owned()),
         Some(addresses) => {
@@ -92,6 +105,32 @@ fn walk(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>)
         }
     }
     Ok(())
+}
+
+/// Which credentials would go where; never their values.
+fn credentials(task: &Task, kind: Kind, target: &Target, allowed: &Allowed) -> Vec<String> {
+    let required: Vec<_> = allowed.required().map(CredentialName::as_str).collect();
+    let bound = task.credentials().iter().filter(|credential| credential.is_bound_to(target, allowed));
+    let tell = |credential: &Arc<Credential>| {
+        let (name, auth) = (credential.name(), credential.auth());
+        if credential.value().is_none() {
+            return format!("{name} has no value: its use is refused");
+        }
+        let how = match (credential.is_always_injected(), kind.takes_placeholders(), kind.takes_names()) {
+            (true, true, _) => "with every request",
+            (_, true, _) => "by name or placeholder",
+            (_, false, true) => "by name",
+            (_, false, false) => return format!("{name} is bound to this host, but the tool takes no credential"),
+        };
+        let only = if required.contains(&name.as_str()) { "; it is required, other keys are removed" } else { "" };
+        format!("{name} would go as `{auth}`, {how}{only}")
+    };
+    let told: Vec<_> = bound.map(tell).collect();
+    if told.is_empty() { vec!["no credential is bound to this destination".to_owned()] } else { told }
+}
+
+fn tool(name: &str) -> Result<Tool, String> {
+    Tool::named(name).ok_or_else(|| format!("one of {}", Tool::ALL.map(Tool::as_str).join(", ")))
 }
 
 /// Addresses that are known without asking anybody.

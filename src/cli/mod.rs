@@ -6,7 +6,9 @@ mod check;
 pub mod demo;
 mod env;
 mod explain;
+mod lend;
 mod run;
+mod secret;
 mod serve;
 mod sources;
 mod terminal;
@@ -59,6 +61,8 @@ enum Command {
         #[command(subcommand)]
         action: CaAction,
     },
+    /// Secrets of the vault, which credentials take their values from
+    Secret(secret::SecretArgs),
     /// Read and verify the audit log
     Audit {
         #[command(subcommand)]
@@ -139,6 +143,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => explain::run(config, &args).into(),
         Command::Env { task, shell } => env::run(config, &task, shell).into(),
         Command::Ca { action } => ca::run(config, &action).into(),
+        Command::Secret(args) => secret::run(config, &args).into(),
         Command::Audit { action } => audit::run(config, action).into(),
     }
 }

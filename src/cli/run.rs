@@ -1,6 +1,7 @@
 //! `exeat run`: one command behind a proxy of its own.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -15,12 +16,16 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use toml::Table;
 
+use super::lend::{self, Lent};
 use super::terminal::{self, clean, say};
 use super::{Exit, env, sources};
 use crate::files;
 use crate::flow::daemon::Daemon;
+use crate::flow::keep;
 use crate::model::host::Host;
-use crate::policy::compile::{self, Config, Problem, Surroundings};
+use crate::model::secret::Secret;
+use crate::policy::compile::{self, Config, Problem, Secrets, SourceError, Surroundings};
+use crate::policy::settings::Vault;
 
 /// Flags of `exeat run`.
 ///
@@ -32,13 +37,19 @@ use crate::policy::compile::{self, Config, Problem, Surroundings};
 Take its other ways out away from it where that matters.\n\nExamples:\n  \
 exeat run --allow example.org -- curl https://example.org/\n  \
 exeat run --allow '*.example.org' --allow http://127.0.0.1:8080 -- ./agent\n  \
+exeat run --credential GITHUB_TOKEN=bearer@api.github.com -- ./agent\n  \
 exeat run --learn -- pip download six")]
 pub(super) struct RunArgs {
     /// A host the command may reach: HOST, HOST:PORT, *.HOST, or http://HOST for plain HTTP. An address
     /// that is written out is reached even if it is private; a name never leads to such an address
     #[arg(long, value_name = "HOST")]
     allow: Vec<String>,
-    /// Use the integrations of this task of the configuration, too
+    /// A key that the command may use and not see: NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD or
+    /// query:PARAMETER. The value is that of the variable NAME; in its place the command finds a placeholder of
+    /// the same shape, which becomes the key on its way to HOST and nowhere else. HOST is allowed by it
+    #[arg(long, value_name = "NAME=HOW@HOST")]
+    credential: Vec<String>,
+    /// Use the integrations and credentials of this task of the configuration, too
     #[arg(long, value_name = "TASK")]
     task: Option<String>,
     /// Let every public https destination through and list what would have been refused
@@ -58,6 +69,7 @@ const TOKEN: &str = "EXEAT_RUN_TOKEN";
 
 pub(super) fn run(config: Option<&Path>, args: RunArgs) -> ExitCode {
     terminal::log("error");
+    terminal::undumpable();
     match start(config, &args) {
         Ok(code) => code,
         Err(exit) => exit.into(),
@@ -91,7 +103,7 @@ async fn behind_a_proxy(prepared: Prepared, args: &RunArgs, state: &Path, token:
         Exit::Failed
     };
     let mut signals = Signals::new().map_err(|error| failed(&error))?;
-    let Prepared { config, hidden } = prepared;
+    let Prepared { config, hidden, lent } = prepared;
     let ca = config.settings.interception.ca_cert.clone();
     let daemon = Daemon::start(config.settings, config.policy, None).await.map_err(|error| failed(&error))?;
     let address = daemon.proxy_addresses().first().ok_or_else(|| failed(&"the proxy has no address"))?;
@@ -99,12 +111,20 @@ async fn behind_a_proxy(prepared: Prepared, args: &RunArgs, state: &Path, token:
     let variables = env::variables(&format!("http://{TASK}:{token}@{address}"), &ca, &bundle);
     let (program, rest) = args.command.split_first().ok_or(Exit::Usage)?;
     let mut command = Command::new(program);
-    command.args(rest).envs(variables).kill_on_drop(true);
+    let in_view = rest.iter().filter(|arg| lend::hidden(&lent, arg.as_ref()).is_some()).count();
+    if in_view > 0 {
+        say(
+            "exeat: the key itself stands in the command's arguments, where others can see it; write '$NAME' in quotes",
+        );
+    }
+    let hide = |text: &OsStr| lend::hidden(&lent, text).unwrap_or_else(|| text.to_owned());
+    command.args(rest.iter().map(|arg| hide(arg.as_ref()))).envs(variables).kill_on_drop(true);
     // What configures the proxy is no business of what runs behind it, least of all its tokens.
     let ours = std::env::vars_os().map(|(name, _)| name).filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
     for name in ours.chain(hidden.into_iter().map(Into::into)).chain(env::NO_PROXY.map(Into::into)) {
         command.env_remove(name);
     }
+    command.envs(std::env::vars_os().filter_map(|(name, value)| Some((name, lend::hidden(&lent, &value)?))));
     let status = match command.spawn() {
         Ok(child) => signals.wait(child).await.map_err(|error| failed(&error))?,
         Err(error) => {
@@ -177,6 +197,8 @@ struct Prepared {
     config: Config,
     /// Variables that the command must not see.
     hidden: Vec<String>,
+    /// Keys that it may use.
+    lent: Vec<Lent>,
 }
 
 /// The file's settings and the wanted task, with a listener, a state directory and a task of our own.
@@ -186,8 +208,19 @@ fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -
         Some(path) => read(path)?,
     };
     let hidden = secret_variables(&toml::Value::Table(table.clone()));
-    let mut integrations = wanted_integrations(&mut table, args)?;
-    for (n, allowed) in args.allow.iter().enumerate() {
+    let base = config.and_then(Path::parent).unwrap_or(Path::new(""));
+    let of_task = wanted_task(&table, args)?;
+    let list = |key: &str| of_task.get(key).and_then(toml::Value::as_array).cloned().unwrap_or_default();
+    let (mut integrations, mut credentials) = (list("integrations"), list("credentials"));
+    let mut lent = Vec::new();
+    for flag in &args.credential {
+        let key = Lent::new(flag, &|name| std::env::var(name).ok()).map_err(|problem| vec![problem])?;
+        put(&mut table, "credentials", key.name.clone(), key.credential.clone());
+        credentials.push(key.name.clone().into());
+        lent.push(key);
+    }
+    let lent_to = lent.iter().map(|key: &Lent| &key.host);
+    for (n, allowed) in args.allow.iter().chain(lent_to).enumerate() {
         let name = format!("allow-{n}");
         put(&mut table, "integrations", name.clone(), integration(allowed)?);
         integrations.push(name.into());
@@ -195,23 +228,28 @@ fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -
     let mut task = Table::new();
     task.insert("token".to_owned(), format!("env:{TOKEN}").into());
     task.insert("integrations".to_owned(), integrations.into());
+    task.insert("credentials".to_owned(), credentials.into());
+    if let Some(workspace) = of_task.get("workspace") {
+        task.insert("workspace".to_owned(), workspace.clone());
+    }
     task.insert("observe".to_owned(), args.learn.into());
     // Other tasks have no business on this listener, nor their tokens in this process.
     let mut tasks = Table::new();
     tasks.insert(TASK.to_owned(), task.into());
     table.insert("tasks".to_owned(), tasks.into());
     put(&mut table, "proxy", "listen".to_owned(), vec!["127.0.0.1:0"]);
+    let secrets = &Configured { place: sources::vault_place(config)?, reader: keep::Reader::default() };
     table.insert("state_dir".to_owned(), state.display().to_string().into());
-    for own_files in ["interception", "audit", "admin"] {
+    for own_files in ["interception", "vault", "audit", "admin"] {
         table.remove(own_files);
     }
     let env = |name: &str| if name == TOKEN { Some(token.to_owned()) } else { std::env::var(name).ok() };
-    let base = config.and_then(Path::parent).unwrap_or(Path::new(""));
-    let mut compiled = compile::compile(&table.to_string(), &Surroundings { base, state_dir: state, env: &env })?;
+    let mut compiled =
+        compile::compile(&table.to_string(), &Surroundings { base, state_dir: state, env: &env, secrets })?;
     compiled.settings.admin.listen = None;
     // What the command left running does not keep its caller waiting.
     compiled.settings.proxy.drain_timeout = Duration::from_secs(2);
-    Ok(Prepared { config: compiled, hidden })
+    Ok(Prepared { config: compiled, hidden, lent })
 }
 
 fn read(path: &Path) -> Result<Table, Vec<Problem>> {
@@ -230,13 +268,26 @@ fn secret_variables(value: &toml::Value) -> Vec<String> {
     }
 }
 
-fn wanted_integrations(table: &mut Table, args: &RunArgs) -> Result<Vec<toml::Value>, Vec<Problem>> {
-    let Some(task) = &args.task else { return Ok(Vec::new()) };
+/// The vault that the configuration names, while everything else is in a state directory of our own.
+struct Configured {
+    place: Vault,
+    reader: keep::Reader,
+}
+
+impl Secrets for Configured {
+    fn secret(&self, _own: &Vault, workspace: &str, name: &str) -> Result<Secret, SourceError> {
+        self.reader.secret(&self.place, workspace, name)
+    }
+}
+
+/// What the configuration says of the wanted task; an empty table if none is wanted.
+fn wanted_task(table: &Table, args: &RunArgs) -> Result<Table, Vec<Problem>> {
+    let Some(task) = &args.task else { return Ok(Table::new()) };
     let found = table.get("tasks").and_then(|tasks| tasks.get(task));
     let found = found.ok_or_else(|| {
         problem("--task", format!("the configuration has no task {task:?}"), "a task of the file that -c names")
     })?;
-    Ok(found.get("integrations").and_then(toml::Value::as_array).cloned().unwrap_or_default())
+    Ok(found.as_table().cloned().unwrap_or_default())
 }
 
 fn put(table: &mut Table, section: &str, key: String, value: impl Into<toml::Value>) {
@@ -310,6 +361,16 @@ fn summarize(log: &str, learned: bool) {
     }
     let count: usize = refused.values().map(|(count, _)| count).sum();
     say(format_args!("exeat: {passed} let through, {count} refused or failed"));
+    let mut used: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for line in lines.iter().filter(|line| line["event"] == "decided") {
+        if let (Some(name), Some(host)) = (line["credential_used"].as_str(), line["host"].as_str()) {
+            let count = used.entry((name, host)).or_default();
+            *count = count.saturating_add(1);
+        }
+    }
+    for ((name, host), count) in &used {
+        say(format_args!("  {count:>4} × {name} sent to {}", clean(host)));
+    }
     for ((place, code), (count, flag)) in &refused {
         say(format_args!("  {count:>4} × {:<32} {code:<20} {flag}", place.trim_end_matches(":null")));
     }

@@ -82,12 +82,11 @@ fn failed(why: &dyn std::fmt::Display) -> Exit {
     Exit::Failed
 }
 
-/// What the process holds must not end up in a core file, or be read by a debugger of the same user.
-pub(super) fn harden() {
-    use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
-    let none = Rlimit { current: Some(0), maximum: Some(0) };
-    let undumped = set_dumpable_behavior(DumpableBehavior::NotDumpable).and_then(|()| setrlimit(Resource::Core, none));
-    if let Err(error) = undumped {
+/// What the process holds must not end up in a core file.
+fn harden() {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    terminal::undumpable();
+    if let Err(error) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
         tracing::warn!(%error, "the process could be dumped");
     }
 }

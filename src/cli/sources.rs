@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use super::Exit;
 use super::terminal::say;
+use crate::flow::keep;
 use crate::flow::reload::ConfigFile;
 use crate::policy::compile::{self, Config, Problem, Surroundings};
+use crate::policy::settings::Vault;
 
 /// The state directory where the file names none: systemd's, the user's, or the service's.
 pub(super) fn state_dir() -> PathBuf {
@@ -34,9 +36,27 @@ pub(super) fn load(config: Option<&Path>) -> Result<Config, Vec<Problem>> {
         Some(file) => file.load(),
         None => {
             let env = |name: &str| std::env::var(name).ok();
-            compile::compile("", &Surroundings { base: Path::new(""), state_dir: &state_dir(), env: &env })
+            let secrets = &keep::Reader::default();
+            let around = Surroundings { base: Path::new(""), state_dir: &state_dir(), env: &env, secrets };
+            compile::compile("", &around)
         }
     }
+}
+
+/// Where the vault is. The rest of the configuration may be wrong, such as for want of the secret that is
+/// about to be set.
+pub(super) fn vault_place(config: Option<&Path>) -> Result<Vault, Vec<Problem>> {
+    let (text, base) = match config {
+        None => (String::new(), Path::new("")),
+        Some(path) => {
+            let unreadable = |error: std::io::Error| {
+                let problem = format!("cannot be read: {error}");
+                vec![Problem { path: path.display().to_string(), problem, suggestion: String::new() }]
+            };
+            (std::fs::read_to_string(path).map_err(unreadable)?, path.parent().unwrap_or(Path::new("")))
+        }
+    };
+    compile::vault_place(&text, base, &state_dir())
 }
 
 /// As [`load`]; says what is wrong.

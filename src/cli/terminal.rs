@@ -53,6 +53,15 @@ impl Paint {
     }
 }
 
+/// What the process holds must not end up in a core file, or be read by others of the same user. A child
+/// does not inherit it.
+pub(super) fn undumpable() {
+    use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!(%error, "the process could be dumped");
+    }
+}
+
 /// Log lines on stderr at the level of `EXEAT_LOG`: text on a terminal, JSON otherwise.
 pub(super) fn log(default: &str) {
     let filter = EnvFilter::try_from_env("EXEAT_LOG").unwrap_or_else(|_| EnvFilter::new(default));

@@ -14,7 +14,6 @@ use super::Services;
 use super::connection::{self, Client};
 use super::io::Impatient;
 use super::respond;
-use crate::audit::record::Record;
 use crate::model::refusal::Fail;
 use crate::policy::rule::Timeouts;
 
@@ -66,7 +65,7 @@ async fn serve(client: Client, stream: TcpStream) {
 }
 
 async fn overloaded(services: &Services, mut stream: TcpStream, peer: SocketAddr) {
-    let record = Record::begin(&services.audit, peer);
+    let record = services.record(peer);
     let words = respond::raw(Fail::Overloaded.into(), record);
     let told = async {
         stream.write_all(&words).await?;

@@ -1,4 +1,4 @@
-//! The operator's listener: health, tasks, reload. Its token is never the sandboxes'.
+//! The operator's listener: health, tasks, secrets, reload. Its token is never the sandboxes'.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use tokio::sync::Semaphore;
 
 use super::Services;
 use super::reload::{self, ConfigFile, Reloaded};
+use super::secrets;
 use crate::model::host::Host;
 use crate::model::secret::TokenHash;
 
@@ -60,7 +61,7 @@ impl Admin {
     async fn serve(self: &Arc<Self>, stream: TcpStream) {
         let service = service_fn(|request| {
             let admin = self.clone();
-            async move { Ok::<_, Infallible>(admin.answer(&request)) }
+            async move { Ok::<_, Infallible>(admin.answer(request).await) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -78,7 +79,7 @@ impl Admin {
         }
     }
 
-    fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         if !is_for_us(request.headers()) {
             return words(StatusCode::FORBIDDEN, "the Host or Origin field names another site\n");
         }
@@ -88,6 +89,10 @@ impl Admin {
             (&Method::GET, "/readyz") => return self.ready(),
             _ if !self.is_authorized(request.headers()) => return unauthorized(),
             _ => {}
+        }
+        if secrets::owns(path) {
+            let (status, value) = secrets::answer(&self.services, self.file.as_ref(), request).await;
+            return document(status, &value);
         }
         match (request.method(), path) {
             (&Method::GET, "/v1/tasks") => self.tasks(),

@@ -95,13 +95,13 @@ pub(super) fn note_broken(client: &Client, error: &hyper::Error, served: u64) {
     } else {
         return;
     };
-    Record::begin(&client.services.audit, client.peer).failed(refusal);
+    client.services.record(client.peer).failed(refusal);
 }
 
 async fn answer(client: &Arc<Client>, request: Request<Incoming>) -> Response<Answer> {
     let services = &client.services;
-    let mut record = Record::begin(&services.audit, client.peer);
-    record.request(request.method(), request.uri().path());
+    let mut record = services.record(client.peer);
+    record.request(&request);
     let connect = request.method() == Method::CONNECT;
     match judged(client, request, &mut record).await {
         Ok(Passed::Answered(received)) => respond::origin(services, received, record),
@@ -129,7 +129,7 @@ async fn judged(client: &Arc<Client>, request: Request<Incoming>, record: &mut R
     let (head, body) = request.into_parts();
     let target = parse::target(&head)?;
     record.target(&target);
-    let admitted = authorize::destination(&policy, &caller, &taken, target)?;
+    let admitted = authorize::destination(&policy, &caller, &taken, (target, &head), record)?;
     let request = Request::from_parts(head, body);
     if request.method() == Method::CONNECT {
         return tunnel::open(services, &policy, admitted, request, record).await.map(Passed::Tunnelled);

@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 
 use super::admin::Admin;
 use super::reload::{self, ConfigFile, Reloaded};
-use super::{Services, accept};
+use super::{Services, accept, keep};
 use crate::audit::sink::{Place, Sink};
 use crate::files;
 use crate::model::secret::TokenHash;
@@ -54,6 +54,9 @@ pub enum StartError {
         /// Why not.
         source: io::Error,
     },
+    /// The vault cannot be used.
+    #[error("{0}: {1}")]
+    Vault(std::path::PathBuf, #[source] crate::vault::VaultError),
     /// The resolver cannot be set up.
     #[error("the resolver cannot be set up: {0}")]
     Resolver(#[source] io::Error),
@@ -174,7 +177,9 @@ fn services(settings: Settings, policy: Policy, own: OwnEndpoints) -> Result<Ser
     let authority = Authority::load_or_create(&settings.interception.ca_cert, &settings.interception.ca_key)?;
     let system = settings.upstream.roots == Roots::System;
     let tls = UpstreamTls::new(system, &settings.upstream.extra_roots)?;
-    let audit = Sink::open(audit_place(&settings)).map_err(StartError::Audit)?;
+    let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);
+    let (audit_key, is_new) = keep::audit_key(&settings).map_err(unusable)?;
+    let audit = Sink::open(audit_place(&settings), audit_key, is_new).map_err(StartError::Audit)?;
     Ok(Services {
         resolver: Resolver::new(&settings.dns, &tls, own).map_err(StartError::Resolver)?,
         forwarder: Forwarder::new(tls, settings.upstream.connect_timeout, settings.proxy.handshake_timeout),
@@ -204,7 +209,9 @@ pub fn audit_place(settings: &Settings) -> Place {
 fn admin_token(settings: &Settings) -> Result<TokenHash, StartError> {
     let env = |name: &str| std::env::var(name).ok();
     let token = match &settings.admin.token {
-        Some(source) => compile::read_source(source, &env).map_err(StartError::AdminToken)?.expose().to_vec(),
+        Some(source) => {
+            compile::read_source(source, &env).map_err(|why| StartError::AdminToken(why.to_string()))?.expose().to_vec()
+        }
         None => match env("EXEAT_ADMIN_TOKEN") {
             Some(token) => token.into_bytes(),
             None => {

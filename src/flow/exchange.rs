@@ -8,9 +8,9 @@ use crate::audit::record::Record;
 use crate::model::refusal::Verdict;
 use crate::stages::authorize::{self, Admitted};
 use crate::stages::forward::Received;
-use crate::stages::limit::RequestBody;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::Taken;
+use crate::stages::upload::RequestBody;
 use crate::stages::{inject, inspect};
 
 /// Where the requests of a connection go. A tunnel has its pin; absolute-form gets one for each request.
@@ -29,10 +29,9 @@ pub(super) async fn run(
 ) -> Verdict<Received> {
     let policy = services.policies.snapshot();
     let (head, body) = request.into_parts();
-    let grant = authorize::request(&policy, &to.admitted, taken, &head)?;
-    record.rule(grant.admitted().allowed().rule());
+    let grant = authorize::request(&policy, &to.admitted, taken, &head, record)?;
     let body = RequestBody::new(body, grant.timeouts().idle, record.counts());
-    let cleared = inspect::request(grant, head, body)?;
+    let cleared = inspect::request(grant, head, body, record).await?;
     let admitted = cleared.grant().admitted();
     let pinned = match &to.pin {
         None => services.resolver.pin(&policy, admitted, record).await?,

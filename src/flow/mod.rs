@@ -6,15 +6,19 @@ mod connection;
 pub mod daemon;
 mod exchange;
 mod io;
+pub mod keep;
 pub mod reload;
 pub mod respond;
+mod secrets;
 mod tunnel;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::audit::record::Record;
 use crate::audit::sink::Sink;
 use crate::policy::settings::Settings;
 use crate::policy::store::PolicyStore;
@@ -42,4 +46,11 @@ pub struct Services {
     pub abort: CancellationToken,
     /// Connections and tunnels that are open.
     pub tracker: TaskTracker,
+}
+
+impl Services {
+    /// Begins the record of a request, under the policy in force.
+    fn record(&self, peer: SocketAddr) -> Record {
+        Record::begin(&self.audit, self.policies.snapshot().values(), peer)
+    }
 }

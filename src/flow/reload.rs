@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Services;
+use super::{Services, keep};
 use crate::policy::compile::{self, Config, Problem, Surroundings};
 
 /// A file is taken once it has not changed for this long: editors and mounts write in steps.
@@ -53,7 +53,8 @@ impl ConfigFile {
         let text = String::from_utf8(bytes).map_err(|_| unreadable(&"it is not UTF-8"))?;
         let base = self.path.parent().unwrap_or(Path::new(""));
         let env = |name: &str| std::env::var(name).ok();
-        compile::compile(&text, &Surroundings { base, state_dir: &self.state_dir, env: &env })
+        let secrets = &keep::Reader::default();
+        compile::compile(&text, &Surroundings { base, state_dir: &self.state_dir, env: &env, secrets })
     }
 
     fn last_read(&self) -> Option<Vec<u8>> {

@@ -14,15 +14,18 @@ use serde::Serialize;
 
 use super::Services;
 use crate::audit::record::Record;
-use crate::model::name::TaskName;
+use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::{Deny, Refusal};
 use crate::stages::forward::Received;
-use crate::stages::limit::{self, BodyError, ResponseBody};
+use crate::stages::limit::{self, ResponseBody};
+use crate::stages::upload::BodyError;
 
 /// The refusal's code: the one thing of an answer that a client may believe comes from the proxy.
 pub const EXEAT_REFUSAL: HeaderName = HeaderName::from_static("exeat-refusal");
 /// The id under which the exchange stands in the audit log.
 pub const EXEAT_REQUEST_ID: HeaderName = HeaderName::from_static("exeat-request-id");
+/// The credential that went along.
+pub const EXEAT_CREDENTIAL_USED: HeaderName = HeaderName::from_static("exeat-credential-used");
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
 /// The body of an answer.
@@ -66,15 +69,29 @@ struct Problem<'a> {
     host: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     approved: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    credential: Option<&'a str>,
+}
+
+/// What a refusal is about, as far as its caller may know.
+#[derive(Default)]
+struct About<'a> {
+    host: Option<&'a str>,
+    approved: Option<Vec<String>>,
+    credential: Option<&'a str>,
 }
 
 /// Passes an origin's answer on. The record goes with its body.
 pub(super) fn origin(services: &Services, received: Received, record: Record) -> Response<Answer> {
     let id = HeaderValue::from_str(record.id()).ok();
+    let used = record.credential_used().and_then(|name| HeaderValue::from_str(name).ok());
     let mut response =
         limit::response(received, record).map(|body| Answer { words: Words::Origin(Box::new(body)), _open: None });
     if let Some(id) = id {
         response.headers_mut().insert(EXEAT_REQUEST_ID, id);
+    }
+    if let Some(used) = used {
+        response.headers_mut().insert(EXEAT_CREDENTIAL_USED, used);
     }
     if services.settings.proxy.via {
         response.headers_mut().append(VIA, HeaderValue::from_static("1.1 exeat"));
@@ -100,10 +117,12 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
         .filter(|_| refusal == Deny::HostNotAllowed.into())
         .and_then(|task| policy.task(&TaskName::new(task)))
         .map(|task| task.approved());
-    render(refusal, record.id(), record.host(), approved)
+    let credential = record.about().map(CredentialName::as_str);
+    render(refusal, record.id(), About { host: record.host(), approved, credential })
 }
 
-fn render(refusal: Refusal, id: &str, host: Option<&str>, approved: Option<Vec<String>>) -> Response<Answer> {
+fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
+    let About { host, approved, credential } = about;
     let notice = refusal.notice();
     let problem = Problem {
         r#type: format!("urn:exeat:{}", notice.code),
@@ -117,6 +136,7 @@ fn render(refusal: Refusal, id: &str, host: Option<&str>, approved: Option<Vec<S
         hint: notice.hint,
         host,
         approved,
+        credential,
     };
     let body = serde_json::to_vec_pretty(&problem).map(|mut text| {
         text.push(b'\n');
@@ -167,7 +187,7 @@ pub(super) fn closing(mut response: Response<Answer>) -> Response<Answer> {
 /// A whole answer as bytes, for a connection that gets no HTTP server.
 pub(super) fn raw(refusal: Refusal, mut record: Record) -> Vec<u8> {
     record.failed(refusal);
-    let (head, body) = render(refusal, record.id(), None, None).into_parts();
+    let (head, body) = render(refusal, record.id(), About::default()).into_parts();
     let mut bytes = format!("HTTP/1.1 {}\r\n", head.status).into_bytes();
     for (name, value) in &head.headers {
         bytes.extend_from_slice(name.as_str().as_bytes());

@@ -248,7 +248,7 @@ impl Inner {
             }
         };
         if ended.is_err() && served.load(Ordering::Relaxed) == 0 {
-            Record::begin(&inner.client.services.audit, inner.client.peer).failed(Deny::RequestMalformed.into());
+            inner.client.services.record(inner.client.peer).failed(Deny::RequestMalformed.into());
         }
     }
 
@@ -290,8 +290,8 @@ impl Inner {
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Answer> {
         let services = &self.client.services;
-        let mut record = Record::begin(&services.audit, self.client.peer);
-        record.request(request.method(), request.uri().path());
+        let mut record = services.record(self.client.peer);
+        record.request(&request);
         match self.judged(request, &mut record).await {
             Ok(received) => respond::origin(services, received, record),
             Err(refusal) => respond::refusal(services, refusal, record),

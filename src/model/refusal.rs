@@ -27,12 +27,20 @@ pub enum Deny {
     AuthorityMismatch,
     /// No or wrong token.
     CallerUnknown,
+    /// The credential is bound to other destinations, or may not be used this way.
+    CredentialNotBound,
+    /// The destination wants a credential that the request does not choose.
+    CredentialRequired,
+    /// The task has no such credential, or it has no value.
+    CredentialUnknown,
     /// The request's head is larger than `max_head_bytes`.
     HeadTooLarge,
     /// The head did not arrive in time.
     HeaderTimeout,
     /// No integration of the task names the host.
     HostNotAllowed,
+    /// A credential's value stands in the request.
+    LeakDetected,
     /// The target is one of our own listeners.
     LoopDetected,
     /// The integrations that allow the host do not allow the method.
@@ -45,6 +53,8 @@ pub enum Deny {
     PathNotAllowed,
     /// The integrations that allow the host do not allow the port.
     PortNotAllowed,
+    /// The task may make tool calls only.
+    RawNotAllowed,
     /// Framing or head that two parsers could read in two ways.
     RequestMalformed,
     /// Plain HTTP without `plain_http`.
@@ -55,8 +65,14 @@ pub enum Deny {
     SniMissing,
     /// Not a host and port in normal form.
     TargetMalformed,
+    /// The task does not have the tool, or there is none of that name.
+    ToolNotEnabled,
     /// The request target is too long.
     UriTooLong,
+    /// The task does not have the integration `webhook`.
+    WebhookNotEnabled,
+    /// The task has registered no such webhook URL.
+    WebhookNotRegistered,
 }
 
 /// Reasons why we could not.
@@ -101,6 +117,7 @@ pub enum Stage {
     Dial,
     Forward,
     Identify,
+    Inspect,
     Parse,
     Pin,
     Sni,
@@ -159,6 +176,7 @@ impl Stage {
             Self::Dial => "dial",
             Self::Forward => "forward",
             Self::Identify => "identify",
+            Self::Inspect => "inspect",
             Self::Parse => "parse",
             Self::Pin => "pin",
             Self::Sni => "sni",
@@ -168,25 +186,33 @@ impl Stage {
 
 impl Refusal {
     /// Every refusal there is, for tables and tests.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 35] = [
         Self::Deny(Deny::AddressNotAllowed),
         Self::Deny(Deny::AuthorityMismatch),
         Self::Deny(Deny::CallerUnknown),
+        Self::Deny(Deny::CredentialNotBound),
+        Self::Deny(Deny::CredentialRequired),
+        Self::Deny(Deny::CredentialUnknown),
         Self::Deny(Deny::HeadTooLarge),
         Self::Deny(Deny::HeaderTimeout),
         Self::Deny(Deny::HostNotAllowed),
+        Self::Deny(Deny::LeakDetected),
         Self::Deny(Deny::LoopDetected),
         Self::Deny(Deny::MethodNotAllowed),
         Self::Deny(Deny::NotImplemented),
         Self::Deny(Deny::NotTls),
         Self::Deny(Deny::PathNotAllowed),
         Self::Deny(Deny::PortNotAllowed),
+        Self::Deny(Deny::RawNotAllowed),
         Self::Deny(Deny::RequestMalformed),
         Self::Deny(Deny::SchemeNotAllowed),
         Self::Deny(Deny::SniMismatch),
         Self::Deny(Deny::SniMissing),
         Self::Deny(Deny::TargetMalformed),
+        Self::Deny(Deny::ToolNotEnabled),
         Self::Deny(Deny::UriTooLong),
+        Self::Deny(Deny::WebhookNotEnabled),
+        Self::Deny(Deny::WebhookNotRegistered),
         Self::Fail(Fail::AuditUnavailable),
         Self::Fail(Fail::ConnectFailed),
         Self::Fail(Fail::ConnectTimedOut),
@@ -241,7 +267,7 @@ const BAD: &str = "http_request_error";
 
 impl Deny {
     const fn notice(self) -> Notice {
-        use Stage::{Accept, Authorize, Identify, Parse, Pin, Sni};
+        use Stage::{Accept, Authorize, Identify, Inspect, Parse, Pin, Sni};
         match self {
             Self::AddressNotAllowed => never(
                 "address_not_allowed",
@@ -267,6 +293,30 @@ impl Deny {
                 "The proxy does not know who is asking",
                 "Send Proxy-Authorization with the task's name and token, as in HTTPS_PROXY=http://TASK:TOKEN@HOST:PORT.",
             ),
+            Self::CredentialNotBound => never(
+                "credential_not_bound",
+                StatusCode::FORBIDDEN,
+                Authorize,
+                DENIED,
+                "The credential may not be sent there",
+                "Do not retry. A credential goes only over https, only to the hosts that it is bound to, only in its own field, one a request, and not with http_get, http_post or webhook.",
+            ),
+            Self::CredentialRequired => never(
+                "credential_required",
+                StatusCode::FORBIDDEN,
+                Authorize,
+                DENIED,
+                "The request needs a credential and chooses none",
+                "Name the credential in Exeat-Credential, or send its placeholder in the field that it belongs in.",
+            ),
+            Self::CredentialUnknown => never(
+                "credential_unknown",
+                StatusCode::FORBIDDEN,
+                Authorize,
+                DENIED,
+                "This task has no such credential",
+                "Do not retry. Check the name in the task's credential configuration; the operator may have to set the value.",
+            ),
             Self::HeadTooLarge => never(
                 "head_too_large",
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -290,6 +340,14 @@ impl Deny {
                 DENIED,
                 "The host is in no approved integration of this task",
                 "Do not retry. Use one of the approved hosts, or ask the operator to allow this one.",
+            ),
+            Self::LeakDetected => never(
+                "leak_detected",
+                StatusCode::FORBIDDEN,
+                Inspect,
+                DENIED,
+                "A credential stands in the outgoing request",
+                "Do not retry. Never put a credential's value into a URL, a header or a body; name the credential and the proxy injects it.",
             ),
             Self::LoopDetected => never(
                 "loop_detected",
@@ -339,6 +397,14 @@ impl Deny {
                 "The port is not approved for this host",
                 "Do not retry with this port. Use the host's usual port, or ask the operator to allow this one.",
             ),
+            Self::RawNotAllowed => never(
+                "raw_not_allowed",
+                StatusCode::FORBIDDEN,
+                Authorize,
+                DENIED,
+                "This task may make tool calls only",
+                "Do not retry. Use one of the task's tools; the operator can allow other requests with raw = true.",
+            ),
             Self::RequestMalformed => never(
                 "request_malformed",
                 StatusCode::BAD_REQUEST,
@@ -379,6 +445,14 @@ impl Deny {
                 "The target is not a host and port in plain form",
                 "Write the host as a name, as dotted decimal, or as [IPv6], without user information.",
             ),
+            Self::ToolNotEnabled => never(
+                "tool_not_enabled",
+                StatusCode::FORBIDDEN,
+                Authorize,
+                DENIED,
+                "The tool is not enabled for this task",
+                "Do not retry. Use one of the task's tools.",
+            ),
             Self::UriTooLong => never(
                 "uri_too_long",
                 StatusCode::URI_TOO_LONG,
@@ -386,6 +460,22 @@ impl Deny {
                 BAD,
                 "The request target is too long",
                 "Send long data in the body.",
+            ),
+            Self::WebhookNotEnabled => never(
+                "webhook_not_enabled",
+                StatusCode::FORBIDDEN,
+                Authorize,
+                DENIED,
+                "The webhook integration is not enabled for this task",
+                "Do not retry. The operator can add webhook to the integrations of the task.",
+            ),
+            Self::WebhookNotRegistered => never(
+                "webhook_not_registered",
+                StatusCode::FORBIDDEN,
+                Authorize,
+                DENIED,
+                "The webhook URL is not registered for this task",
+                "Do not retry with this URL. The operator can register it in webhook_urls.",
             ),
         }
     }

@@ -4,14 +4,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
+use super::credential::{Credential, matcher};
 use super::file::{self, File, RawIntegration, RawTask};
 use super::reader::Findings;
 pub use super::reader::Problem;
 use super::rule::{Integration, Mode, Network, Policy, Task, Timeouts};
-use super::settings::{Settings, Source};
+use super::secrets::{self, RawCredential};
+use super::settings::{Settings, Source, Vault};
+use super::webhook;
 use crate::model::host::Host;
-use crate::model::name::TaskName;
+use crate::model::name::{CredentialName, TaskName, is_plain};
 use crate::model::secret::{Secret, TokenHash};
+use crate::model::tool::Tool;
 
 /// A configuration that can be used.
 pub struct Config {
@@ -31,6 +35,28 @@ pub struct Surroundings<'a> {
     pub state_dir: &'a Path,
     /// The environment.
     pub env: &'a dyn Fn(&str) -> Option<String>,
+    /// The vault.
+    pub secrets: &'a dyn Secrets,
+}
+
+/// Where `secret:NAME` is looked up.
+pub trait Secrets {
+    /// A secret of the vault at this place, by its workspace and name.
+    ///
+    /// # Errors
+    /// [`SourceError::Missing`] if there is none, [`SourceError::Unusable`] if the vault cannot be read.
+    fn secret(&self, place: &Vault, workspace: &str, name: &str) -> Result<Secret, SourceError>;
+}
+
+/// Why a source gives no secret.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// It is not there.
+    #[error("{0}")]
+    Missing(String),
+    /// It is there and cannot be used.
+    #[error("{0}")]
+    Unusable(String),
 }
 
 /// Compiles a configuration file's text.
@@ -50,26 +76,52 @@ pub fn compile(text: &str, around: &Surroundings<'_>) -> Result<Config, Vec<Prob
     }
 }
 
+/// Where the vault of a configuration is, whatever else is wrong with it.
+///
+/// # Errors
+/// What is wrong with `state_dir` or `[vault]`, or a text that is no TOML.
+pub fn vault_place(text: &str, base: &Path, state_dir: &Path) -> Result<Vault, Vec<Problem>> {
+    let findings = Findings::default();
+    let file = file::read(text, base, state_dir, &findings);
+    let mut problems = findings.problems.into_inner();
+    match file {
+        None => Err(problems),
+        Some(file) => {
+            problems.retain(|problem| problem.path == "state_dir" || problem.path.starts_with("vault"));
+            if problems.is_empty() { Ok(file.settings.vault) } else { Err(problems) }
+        }
+    }
+}
+
 /// Reads a secret from where the configuration says it is.
 ///
 /// # Errors
 /// Why there is none: unset, unreadable, blank, or with control bytes.
-pub fn read_source(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, String> {
+pub fn read_source(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, SourceError> {
+    let missing = |why: String| SourceError::Missing(why);
     let mut bytes = match source {
-        Source::Env(name) => env(name).ok_or_else(|| format!("the variable {name} is not set"))?.into_bytes(),
+        Source::Env(name) => env(name).ok_or_else(|| missing(format!("the variable {name} is not set")))?.into_bytes(),
         Source::File(path) => {
-            std::fs::read(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))?
+            std::fs::read(path).map_err(|error| missing(format!("{} cannot be read: {error}", path.display())))?
         }
+        Source::Secret(name) => return Err(missing(format!("the vault is not asked for {name} here"))),
     };
     if matches!(source, Source::File(_)) && bytes.last() == Some(&b'\n') {
         bytes.pop();
     }
-    let secret = Secret::new(bytes);
+    usable(Secret::new(bytes))
+}
+
+/// A secret that can stand in a header field.
+///
+/// # Errors
+/// [`SourceError::Unusable`] for one that is blank or holds control bytes.
+pub fn usable(secret: Secret) -> Result<Secret, SourceError> {
     if secret.expose().iter().any(u8::is_ascii_control) {
-        return Err("it holds control bytes".to_owned());
+        return Err(SourceError::Unusable("it holds control bytes".to_owned()));
     }
     if secret.expose().trim_ascii().is_empty() {
-        return Err("it is empty".to_owned());
+        return Err(SourceError::Unusable("it is empty".to_owned()));
     }
     Ok(secret)
 }
@@ -80,13 +132,24 @@ fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Sett
         .into_iter()
         .map(|(name, raw)| (name.clone(), Arc::new(integration(name, raw, findings))))
         .collect();
-    let tasks: Vec<Arc<Task>> = file
-        .tasks
-        .into_iter()
-        .map(|(name, raw)| {
-            Arc::new(task(&name, raw, &Known { integrations: &integrations, plans: &file.plans }, around, findings))
-        })
-        .collect();
+    file.credentials.values().for_each(|raw| raw.check(findings));
+    for (name, integration) in &integrations {
+        let required = integration.require_credential.as_ref();
+        if let Some(required) = required.filter(|required| !file.credentials.contains_key(required.as_str())) {
+            let path = format!("integrations.{name}.require_credential");
+            let known = one_of(file.credentials.keys(), "credentials", required.as_str());
+            findings.problem(path, format!("no credential named {:?}", required.as_str()), known);
+        }
+    }
+    let mut known = Known {
+        integrations: &integrations,
+        plans: &file.plans,
+        raw: &file.credentials,
+        settings: &file.settings,
+        compiled: HashMap::new(),
+    };
+    let tasks: Vec<Arc<Task>> =
+        file.tasks.into_iter().map(|(name, raw)| Arc::new(task(&name, raw, &mut known, around, findings))).collect();
     let mut tokens = HashMap::new();
     for task in &tasks {
         if let Some(token) = task.token
@@ -117,6 +180,7 @@ fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Sett
         generation: 0,
         hosts: hosts.collect(),
         network: Network { allow: file.allow_cidrs, deny: file.deny_cidrs },
+        values: Arc::new(matcher(known.compiled.values().flatten())),
         tasks: tasks.into_iter().map(|task| (task.name.clone(), task)).collect(),
         tokens,
     };
@@ -147,7 +211,7 @@ fn check_references(settings: &Settings, policy: &Policy, around: &Surroundings<
     }
     if let Some(source) = &settings.admin.token {
         match read_source(source, around.env).map(|token| (token.expose().len(), TokenHash::of(token.expose()))) {
-            Err(why) => findings.problem("admin.token", why, "a source that holds the token"),
+            Err(why) => findings.problem("admin.token", why.to_string(), "a source that holds the token"),
             Ok((length, _)) if length < TokenHash::MIN_TOKEN => {
                 findings.problem(
                     "admin.token",
@@ -197,6 +261,7 @@ fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integr
             ("paths", raw.paths.is_some()),
             ("any_public_host", raw.any_public_host),
             ("plain_http", raw.plain_http),
+            ("require_credential", raw.require_credential.is_some()),
         ];
         for (key, _) in unseen.into_iter().filter(|(_, used)| *used) {
             findings.problem(
@@ -205,6 +270,20 @@ fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integr
                 "mode = \"inspect\"",
             );
         }
+    }
+    if raw.require_credential.is_some() && (raw.any_public_host || raw.plain_http) {
+        findings.problem(
+            at("require_credential"),
+            "credentials go only to hosts that are named, and only over https",
+            "an integration without any_public_host and plain_http",
+        );
+    }
+    if name == webhook::NAME {
+        findings.problem(
+            at("allowed_domains"),
+            "webhook is built in",
+            "another name; URLs are registered in webhook_urls",
+        );
     }
     let ports = raw.ports.unwrap_or_else(|| if raw.plain_http { vec![443, 80] } else { vec![443] });
     Integration {
@@ -218,6 +297,7 @@ fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integr
         mode: raw.mode,
         ech: raw.ech,
         allow_cidrs: raw.allow_cidrs,
+        require_credential: raw.require_credential.as_deref().map(CredentialName::new),
         name,
     }
 }
@@ -226,12 +306,30 @@ fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integr
 struct Known<'a> {
     integrations: &'a HashMap<String, Arc<Integration>>,
     plans: &'a BTreeMap<String, Timeouts>,
+    raw: &'a BTreeMap<String, RawCredential>,
+    settings: &'a Settings,
+    /// Credentials by name and workspace; none where something was wrong.
+    compiled: HashMap<(String, String), Option<Arc<Credential>>>,
 }
 
-fn task(name: &str, raw: RawTask, known: &Known<'_>, around: &Surroundings<'_>, findings: &Findings) -> Task {
+impl Known<'_> {
+    fn credential(
+        &mut self,
+        name: &str,
+        workspace: &str,
+        around: &Surroundings<'_>,
+        findings: &Findings,
+    ) -> Option<Arc<Credential>> {
+        let raw = self.raw.get(name)?;
+        let compile = || raw.compile(name, workspace, self.settings, around, findings).map(Arc::new);
+        self.compiled.entry((name.to_owned(), workspace.to_owned())).or_insert_with(compile).clone()
+    }
+}
+
+fn task(name: &str, raw: RawTask, known: &mut Known<'_>, around: &Surroundings<'_>, findings: &Findings) -> Task {
     let at = |key: &str| format!("tasks.{name}.{key}");
     let mut found = Vec::new();
-    for (i, wanted) in raw.integrations.iter().enumerate() {
+    for (i, wanted) in raw.integrations.iter().enumerate().filter(|(_, wanted)| *wanted != webhook::NAME) {
         match known.integrations.get(wanted) {
             Some(integration) => found.push(integration.clone()),
             None => {
@@ -251,25 +349,59 @@ fn task(name: &str, raw: RawTask, known: &Known<'_>, around: &Surroundings<'_>, 
             Timeouts::default()
         }),
     };
-    let token = raw.token.and_then(|source| match read_source(&source, around.env) {
+    let token = raw.token.as_ref().and_then(|source| token(source, &at("token"), around, findings));
+    if token.is_none() {
+        findings.warning(at("token"), "no token: nobody can use this task");
+    }
+    if !is_plain(&raw.workspace) {
+        findings.problem(at("workspace"), "not a name", "letters, digits, - and _, 64 at most");
+    }
+    let mut credentials: Vec<Arc<Credential>> = Vec::new();
+    for (i, wanted) in raw.credentials.iter().enumerate() {
+        let path = format!("{}[{i}]", at("credentials"));
+        if !known.raw.contains_key(wanted) {
+            let write = one_of(known.raw.keys(), "credentials", wanted);
+            findings.problem(path, format!("no credential named {wanted:?}"), write);
+        } else if credentials.iter().any(|other| other.name.as_str() == wanted) {
+            findings.problem(path, format!("{wanted:?} stands here twice"), "each credential once");
+        } else {
+            credentials.extend(known.credential(wanted, &raw.workspace, around, findings));
+        }
+    }
+    secrets::together(name, &credentials, &found, findings);
+    let webhooks = raw.integrations.iter().any(|name| name == webhook::NAME);
+    let registered = webhook::registered(&raw.webhook_urls, &at("webhook_urls"), findings);
+    if webhooks == registered.is_empty() || webhooks != raw.tools.contains(&Tool::Webhook) {
+        let why = "webhooks need all three: the integration \"webhook\", the tool \"webhook\" and webhook_urls";
+        findings.warning(at("webhook_urls"), why);
+    }
+    Task {
+        name: TaskName::new(name),
+        token,
+        integrations: found,
+        observe: raw.observe,
+        timeouts,
+        values: Arc::new(matcher(credentials.iter())),
+        credentials,
+        raw: raw.raw.unwrap_or(raw.tools.is_empty()),
+        tools: raw.tools,
+        webhooks: webhooks.then_some(registered),
+    }
+}
+
+fn token(source: &Source, at: &str, around: &Surroundings<'_>, findings: &Findings) -> Option<TokenHash> {
+    match read_source(source, around.env) {
         Ok(token) if token.expose().len() < TokenHash::MIN_TOKEN => {
-            findings.problem(
-                at("token"),
-                "the token is too short",
-                format!("{} random bytes or more", TokenHash::MIN_TOKEN),
-            );
+            let write = format!("{} random bytes or more", TokenHash::MIN_TOKEN);
+            findings.problem(at, "the token is too short", write);
             None
         }
         Ok(token) => Some(TokenHash::of(token.expose())),
         Err(why) => {
-            findings.problem(at("token"), why, "a source that holds the token");
+            findings.problem(at, why.to_string(), "a source that holds the token");
             None
         }
-    });
-    if token.is_none() {
-        findings.warning(at("token"), "no token: nobody can use this task");
     }
-    Task { name: TaskName::new(name), token, integrations: found, observe: raw.observe, timeouts }
 }
 
 fn one_of<'a>(known: impl Iterator<Item = &'a String>, table: &str, wanted: &str) -> String {
@@ -282,6 +414,18 @@ fn one_of<'a>(known: impl Iterator<Item = &'a String>, table: &str, wanted: &str
 pub(super) mod tests {
     use super::*;
 
+    /// A vault that has every secret but one.
+    struct Everything;
+
+    impl Secrets for Everything {
+        fn secret(&self, _: &Vault, workspace: &str, name: &str) -> Result<Secret, SourceError> {
+            match name {
+                "NONE" => Err(SourceError::Missing(format!("the vault has no secret {name} in {workspace}"))),
+                _ => Ok(Secret::new(format!("{workspace}/{name}: 0123456789").into_bytes())),
+            }
+        }
+    }
+
     pub(in crate::policy) fn try_compile(text: &str) -> Result<Config, Vec<Problem>> {
         let env = |name: &str| match name {
             "SHORT" => Some("too-short".to_owned()),
@@ -289,10 +433,8 @@ pub(super) mod tests {
             "UNSET" => None,
             _ => Some(format!("{name}-token-of-at-least-24-bytes")),
         };
-        compile(
-            text,
-            &Surroundings { base: Path::new("/etc/exeat"), state_dir: Path::new("/var/lib/exeat"), env: &env },
-        )
+        let (base, state_dir) = (Path::new("/etc/exeat"), Path::new("/var/lib/exeat"));
+        compile(text, &Surroundings { base, state_dir, env: &env, secrets: &Everything })
     }
 
     pub(in crate::policy) fn policy(text: &str) -> Policy {
@@ -399,12 +541,154 @@ pub(super) mod tests {
             ("[tasks.t]\nplan = \"guru\"", "tasks.t.plan", "[plans.guru]"),
             ("[plans.p]\ncalls_per_execution = 20", "plans.p.calls_per_execution", ""),
             ("[plans.p.raw]\nidle_timeout = 3", "plans.p.raw.idle_timeout", "30s"),
+            ("[vault]\nkey = \"secret:X\"", "vault.key", "env:NAME"),
+            ("[tasks.t]\ntoken = \"secret:X\"", "tasks.t.token", "env:NAME"),
+            ("[credentials.A]", "credentials.A.auth_type", "bearer"),
+            ("[credentials.A]", "credentials.A.value", "secret:NAME"),
+            ("[credentials.A]", "credentials.A.domains", "api.example.com"),
+            ("[credentials.A]\nauth_type = \"token\"", "credentials.A.auth_type", "\"bearer\" or \"header\""),
+            ("[credentials.A]\nauth_type = \"header\"", "credentials.A.auth_header_name", "X-Api-Key"),
+            (
+                "[credentials.A]\nauth_type = \"header\"\nauth_header_name = \"Proxy-Authorization\"",
+                "credentials.A.auth_header_name",
+                "of the request's own",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"header\"\nauth_header_name = \"Content-Length\"",
+                "credentials.A.auth_header_name",
+                "of the request's own",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"bearer\"\nauth_header_name = \"X\"",
+                "credentials.A.auth_header_name",
+                "no auth_header_name",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"bearer\"\nauth_query_name = \"x\"",
+                "credentials.A.auth_query_name",
+                "no auth_query_name",
+            ),
+            (
+                "[credentials.A]\nauth_type = \"query_param\"\nauth_query_name = \"a&b\"",
+                "credentials.A.auth_query_name",
+                "letters",
+            ),
+            ("[credentials.A]\ndomains = [\"*.example.com\"]", "credentials.A.domains[0]", "each host by itself"),
+            ("[credentials.A]\ndomains = [\"A.example\"]", "credentials.A.domains[0]", "small letters"),
+            ("[credentials.A]\ndomains = [\"a.example:0\"]", "credentials.A.domains[0]", "a"),
+            ("[credentials.A]\nvalue = \"secret:a b\"", "credentials.A.value", "secret:NAME"),
+            ("[credentials.A]\ninject = \"sometimes\"", "credentials.A.inject", "\"named\" or \"always\""),
+            ("[credentials.A]\nplaceholder = \"short\"", "credentials.A.placeholder", "8 or more"),
+            ("[credentials.A]\nplaceholder = \"with a space in it\"", "credentials.A.placeholder", "without quotes"),
+            ("[credentials.A]\nswap_in = [\"body\"]", "credentials.A.swap_in[0]", "header:NAME"),
+            ("[credentials.A]\nswap_in = [\"header:Host\"]", "credentials.A.swap_in[0]", "header:NAME"),
+            (
+                "[credentials.A]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\nplaceholder = \"KEY-token-of\"\n[tasks.t]\ncredentials = [\"A\"]",
+                "credentials.A.placeholder",
+                "another",
+            ),
+            ("[tasks.t]\ncredentials = [\"A\"]", "tasks.t.credentials[0]", "[credentials.A]"),
+            ("[tasks.t]\ntools = [\"shell\"]", "tasks.t.tools[0]", "api_call"),
+            ("[tasks.t]\nworkspace = \"a/b\"", "tasks.t.workspace", "letters"),
+            ("[tasks.t]\nwebhook_urls = [\"http://a.example/\"]", "tasks.t.webhook_urls[0]", "https"),
+            ("[tasks.t]\nwebhook_urls = [\"https://10.0.0.1/\"]", "tasks.t.webhook_urls[0]", "public"),
+            (
+                "[tasks.t]\nwebhook_urls = [\"https://a.example/1\", \"https://a.example/2\", \"https://a.example/3\", \"https://a.example/4\"]",
+                "tasks.t.webhook_urls",
+                "3 at most",
+            ),
+            (
+                "[integrations.webhook]\nallowed_domains = [\"a.example\"]",
+                "integrations.webhook.allowed_domains",
+                "another name",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\nrequire_credential = \"A\"",
+                "integrations.a.require_credential",
+                "[credentials.A]",
+            ),
+            (
+                "[integrations.a]\nany_public_host = true\nrequire_credential = \"A\"",
+                "integrations.a.require_credential",
+                "without any_public_host",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\nmode = \"opaque\"\nrequire_credential = \"A\"",
+                "integrations.a.require_credential",
+                "inspect",
+            ),
             ("a = ", "line 1, column 5", ""),
         ];
         for (text, path, suggestion) in rows {
             let problems = try_compile(text).err().unwrap_or_default();
             let hit = problems.iter().any(|p| p.path == path && p.suggestion.contains(suggestion));
             assert!(hit, "{text:?} should name {path} and say {suggestion:?}: {problems:#?}");
+        }
+    }
+
+    /// A credential that is right, and tasks and integrations around it.
+    fn with_credential(keys: &str, rest: &str) -> String {
+        format!(
+            "[integrations.a]\nallowed_domains = [\"a.example\"]\n[credentials.A]\nauth_type = \"bearer\"\n\
+             value = \"env:KEY\"\ndomains = [\"a.example\"]\n{keys}\n{rest}"
+        )
+    }
+
+    #[test]
+    fn credentials_of_one_task_must_go_together() {
+        let second = "[credentials.B]\nauth_type = \"header\"\nauth_header_name = \"X-B\"\nvalue = \"env:B\"\n\
+                      domains = [\"a.example\"]\n";
+        let task = "[tasks.t]\ntoken = \"env:T\"\nintegrations = [\"a\"]\ncredentials = [\"A\", \"B\"]\n";
+        let rows = [
+            ("inject = \"always\"", "inject = \"always\"", Some("both always go")),
+            ("inject = \"always\"", "", None),
+            ("placeholder = \"ghp_0000000000\"", "placeholder = \"ghp_00000000001\"", Some("placeholders alike")),
+            ("placeholder = \"ghp_0000000000\"", "placeholder = \"ghp_1111111111\"", None),
+        ];
+        for (a, b, want) in rows {
+            let text = with_credential(a, &format!("{second}{b}\n{task}"));
+            let problems = try_compile(&text).err().unwrap_or_default();
+            let told = problems.iter().find(|p| p.path == "tasks.t.credentials[1]").map(|p| p.problem.as_str());
+            assert_eq!(told.is_some(), want.is_some(), "{a} {b}: {problems:?}");
+            assert!(told.unwrap_or_default().contains(want.unwrap_or_default()), "{told:?}");
+        }
+        let opaque = with_credential("", "[tasks.t]\nintegrations = [\"a\"]\ncredentials = [\"A\"]\n")
+            .replace("[\"a.example\"]\n[cred", "[\"a.example\"]\nmode = \"opaque\"\n[cred");
+        let problems = try_compile(&opaque).err().unwrap_or_default();
+        assert!(problems[0].problem.contains("\"opaque\""), "{problems:?}");
+        let required = with_credential("", "[tasks.t]\nintegrations = [\"a\"]\n")
+            .replace("[\"a.example\"]\n[cred", "[\"a.example\"]\nrequire_credential = \"A\"\n[cred");
+        let problems = try_compile(&required).err().unwrap_or_default();
+        assert!(problems[0].problem.contains("requires A"), "{problems:?}");
+    }
+
+    #[test]
+    fn a_missing_value_is_a_warning_and_disables_the_credential() {
+        for source in ["env:UNSET", "secret:NONE", "workspace-secret://NONE", "file:/nonexistent/key"] {
+            let text = with_credential("", "[tasks.t]\nintegrations = [\"a\"]\ncredentials = [\"A\"]\n")
+                .replace("env:KEY", source);
+            let config = try_compile(&text).unwrap_or_else(|problems| panic!("{source}: {problems:?}"));
+            assert!(config.warnings.iter().any(|w| w.path == "credentials.A.value" && w.problem.contains("disabled")));
+            assert!(config.policy.task(&TaskName::new("t")).unwrap().credentials()[0].value().is_none(), "{source}");
+        }
+    }
+
+    /// `secret:NAME` means the task's own workspace.
+    #[test]
+    fn each_task_gets_the_value_of_its_workspace() {
+        let task = |name: &str, workspace: &str| {
+            format!(
+                "[tasks.{name}]\ntoken = \"env:{name}\"\nworkspace = \"{workspace}\"\nintegrations = [\"a\"]\ncredentials = [\"A\"]\n"
+            )
+        };
+        let text = with_credential("", &(task("one", "w1") + &task("two", "w2"))).replace("env:KEY", "secret:K");
+        let policy = policy(&text);
+        for (name, want) in [("one", "w1/K: 0123456789"), ("two", "w2/K: 0123456789")] {
+            let task = policy.task(&TaskName::new(name)).unwrap();
+            assert_eq!(task.credentials()[0].value().unwrap().expose(), want.as_bytes());
+            let other = if name == "one" { "w2/K: 0123456789" } else { "w1/K: 0123456789" };
+            assert!(task.values().find(want.as_bytes()).is_some() && task.values().find(other.as_bytes()).is_none());
+            assert!(policy.values().find(other.as_bytes()).is_some());
         }
     }
 
@@ -421,7 +705,7 @@ pub(super) mod tests {
     fn the_shipped_files_are_valid_and_only_the_example_opens_anything() {
         for (name, text, tasks) in [
             ("default.toml", include_str!("../../config/default.toml"), 0),
-            ("example.toml", include_str!("../../config/example.toml"), 2),
+            ("example.toml", include_str!("../../config/example.toml"), 3),
         ] {
             let config = try_compile(text).unwrap_or_else(|problems| panic!("{name}: {problems:#?}"));
             assert_eq!(config.policy.tasks().count(), tasks, "{name}");

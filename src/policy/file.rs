@@ -10,11 +10,13 @@ use ipnet::IpNet;
 use toml::{Table, Value};
 
 use super::pattern::{HostPattern, PathPattern};
-use super::reader::{Findings, Readable, Section, Size};
+use super::reader::{Findings, Readable, Section, Size, choice};
 use super::rule::{Ech, Mode, Timeouts};
+use super::secrets::{self, RawCredential};
 use super::settings::{
-    Admin, Audit, Dns, DnsServer, Durability, Interception, Proxy, Roots, Settings, Source, Upstream,
+    Admin, Audit, Dns, DnsServer, Durability, Interception, Proxy, Roots, Settings, Source, Upstream, Vault,
 };
+use crate::model::tool::Tool;
 
 /// The whole file.
 pub(super) struct File {
@@ -24,6 +26,7 @@ pub(super) struct File {
     pub(super) hosts: Vec<(String, Vec<IpAddr>)>,
     pub(super) integrations: BTreeMap<String, RawIntegration>,
     pub(super) plans: BTreeMap<String, Timeouts>,
+    pub(super) credentials: BTreeMap<String, RawCredential>,
     pub(super) tasks: BTreeMap<String, RawTask>,
 }
 
@@ -39,12 +42,18 @@ pub(super) struct RawIntegration {
     pub(super) mode: Mode,
     pub(super) ech: Ech,
     pub(super) allow_cidrs: Vec<IpNet>,
+    pub(super) require_credential: Option<String>,
 }
 
 /// `[tasks.NAME]`.
 pub(super) struct RawTask {
+    pub(super) workspace: String,
     pub(super) token: Option<Source>,
     pub(super) integrations: Vec<String>,
+    pub(super) credentials: Vec<String>,
+    pub(super) tools: Vec<Tool>,
+    pub(super) raw: Option<bool>,
+    pub(super) webhook_urls: Vec<String>,
     pub(super) observe: bool,
     pub(super) plan: Option<String>,
 }
@@ -67,18 +76,22 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let (dns, hosts) = dns(root.section("dns"));
     let mut network = root.section("network");
     let (allow_cidrs, deny_cidrs) = (network.take("allow_cidrs"), network.take("deny_cidrs"));
+    let vault = vault(root.section("vault"), &dir);
     let audit = audit(root.section("audit"), &dir);
     let integrations =
         root.named("integrations").into_iter().map(|(name, section)| (name, integration(section))).collect();
     let plans = root.named("plans").into_iter().map(|(name, section)| (name, plan(section))).collect();
+    let credentials =
+        root.named("credentials").into_iter().map(|(name, section)| (name, secrets::read(section, base))).collect();
     let tasks = root.named("tasks").into_iter().map(|(name, section)| (name, task(section, base))).collect();
     Some(File {
-        settings: Settings { state_dir: dir, proxy, admin, interception, upstream, dns, audit },
+        settings: Settings { state_dir: dir, proxy, admin, interception, upstream, dns, vault, audit },
         allow_cidrs: allow_cidrs.unwrap_or_default(),
         deny_cidrs: deny_cidrs.unwrap_or_default(),
         hosts,
         integrations,
         plans,
+        credentials,
         tasks,
     })
 }
@@ -140,6 +153,12 @@ fn dns(mut s: Section<'_>) -> (Dns, Vec<(String, Vec<IpAddr>)>) {
     (Dns { servers, timeout }, hosts)
 }
 
+fn vault(mut s: Section<'_>, dir: &Path) -> Vault {
+    let path = s.take::<PathBuf>("path").unwrap_or_else(|| "vault.exeat".into());
+    let key = s.take::<Source>("key").unwrap_or_else(|| Source::File("vault.key".into()));
+    Vault { path: dir.join(path), key: key.relative_to(dir) }
+}
+
 fn audit(mut s: Section<'_>, dir: &Path) -> Audit {
     let path = s.take::<PathBuf>("path").unwrap_or_else(|| "audit.jsonl".into());
     Audit {
@@ -166,13 +185,19 @@ fn integration(mut s: Section<'_>) -> RawIntegration {
         mode: s.take("mode").unwrap_or_default(),
         ech: s.take("ech").unwrap_or_default(),
         allow_cidrs: s.take("allow_cidrs").unwrap_or_default(),
+        require_credential: s.take("require_credential"),
     }
 }
 
 fn task(mut s: Section<'_>, base: &Path) -> RawTask {
     RawTask {
+        workspace: s.take("workspace").unwrap_or_else(|| "default".to_owned()),
         token: s.take::<Source>("token").map(|source| source.relative_to(base)),
         integrations: s.take("integrations").unwrap_or_default(),
+        credentials: s.take("credentials").unwrap_or_default(),
+        tools: s.take("tools").unwrap_or_default(),
+        raw: s.take("raw"),
+        webhook_urls: s.take("webhook_urls").unwrap_or_default(),
         observe: s.take("observe").unwrap_or(false),
         plan: s.take("plan"),
     }
@@ -189,10 +214,10 @@ fn plan(mut s: Section<'_>) -> Timeouts {
 }
 
 impl Source {
-    fn relative_to(self, base: &Path) -> Self {
+    pub(super) fn relative_to(self, base: &Path) -> Self {
         match self {
             Self::File(path) => Self::File(base.join(path)),
-            env @ Self::Env(_) => env,
+            elsewhere @ (Self::Env(_) | Self::Secret(_)) => elsewhere,
         }
     }
 }
@@ -243,6 +268,18 @@ impl Readable for Source {
     }
 }
 
+impl Readable for Tool {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let text = String::read(value, path, findings)?;
+        let tool = Self::named(&text);
+        if tool.is_none() {
+            let known = Self::ALL.map(Self::as_str).join(", ");
+            findings.problem(path, format!("{text:?} is no tool"), format!("one of {known}"));
+        }
+        tool
+    }
+}
+
 impl Readable for DnsServer {
     fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
         let text = String::read(value, path, findings)?;
@@ -285,22 +322,6 @@ fn address(text: &str, port: u16) -> Option<SocketAddr> {
 
 fn tls_name(name: &str) -> Option<String> {
     rustls::pki_types::ServerName::try_from(name).ok().map(|name| name.to_str().into_owned())
-}
-
-macro_rules! choice {
-    ($kind:ty, $($text:literal => $value:expr),+) => {
-        impl Readable for $kind {
-            fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
-                match value.as_str() {
-                    $(Some($text) => Some($value),)+
-                    _ => {
-                        findings.problem(path, format!("{value} is no choice"), [$(concat!('"', $text, '"')),+].join(" or "));
-                        None
-                    }
-                }
-            }
-        }
-    };
 }
 
 choice!(Mode, "inspect" => Mode::Inspect, "opaque" => Mode::Opaque);

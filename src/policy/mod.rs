@@ -2,10 +2,13 @@
 
 pub mod address;
 pub mod compile;
+pub mod credential;
 pub mod file;
 pub mod path;
 pub mod pattern;
 mod reader;
 pub mod rule;
+mod secrets;
 pub mod settings;
 pub mod store;
+mod webhook;

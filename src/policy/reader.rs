@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use toml::{Table, Value};
 
 use super::pattern::{HostPattern, PathPattern, PatternError};
+use crate::model::name::is_plain;
 
 /// Something wrong in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -92,7 +93,7 @@ impl<'f> Section<'f> {
             .into_iter()
             .map(|(name, value)| {
                 let child = section.child(&name, Some(value));
-                if !is_plain_name(&name) {
+                if !is_plain(&name) {
                     self.findings.problem(child.path.clone(), "not a name", "letters, digits, - and _, 64 at most");
                 }
                 (name, child)
@@ -127,10 +128,6 @@ impl Drop for Section<'_> {
             self.findings.problem(self.at(key), "unknown key", suggestion);
         }
     }
-}
-
-fn is_plain_name(name: &str) -> bool {
-    (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
 }
 
 /// Levenshtein distance, for "did you mean".
@@ -215,6 +212,24 @@ readable!(IpNet, "a network such as \"10.20.0.0/16\", with all bits behind the p
     .as_str()
     .and_then(network));
 readable!(Method, "a method in capitals such as \"GET\"", |v| v.as_str().and_then(method));
+
+/// A text out of a few.
+macro_rules! choice {
+    ($kind:ty, $($text:literal => $value:expr),+) => {
+        impl $crate::policy::reader::Readable for $kind {
+            fn read(value: toml::Value, path: &str, findings: &$crate::policy::reader::Findings) -> Option<Self> {
+                match value.as_str() {
+                    $(Some($text) => Some($value),)+
+                    _ => {
+                        findings.problem(path, format!("{value} is no choice"), [$(concat!('"', $text, '"')),+].join(" or "));
+                        None
+                    }
+                }
+            }
+        }
+    };
+}
+pub(super) use choice;
 
 fn report<T>(result: Result<T, PatternError>, path: &str, findings: &Findings) -> Option<T> {
     result.map_err(|error| findings.problem(path, error.problem, error.suggestion)).ok()

@@ -10,13 +10,16 @@ use http::Method;
 use ipnet::IpNet;
 
 use super::address::Cidrs;
+use super::credential::Credential;
 use super::path;
 use super::pattern::{HostPattern, PathPattern};
+use crate::leak::Matcher;
 use crate::model::host::{Host, HostName};
-use crate::model::name::TaskName;
+use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::Deny;
 use crate::model::secret::TokenHash;
 use crate::model::target::{Scheme, Target};
+use crate::model::tool::{Kind, Tool};
 
 /// All that is asked on the way of a request. Immutable; a reload makes a new one.
 #[derive(Default)]
@@ -31,6 +34,8 @@ pub struct Policy {
     pub(super) tasks: HashMap<TaskName, Arc<Task>>,
     /// Static tokens, hashed.
     pub(super) tokens: HashMap<TokenHash, TaskName>,
+    /// The values of all credentials, for what is written down.
+    pub(super) values: Arc<Matcher>,
 }
 
 /// `[network]`: blocks that are re-opened or closed for everyone.
@@ -47,6 +52,22 @@ pub struct Task {
     pub(super) integrations: Vec<Arc<Integration>>,
     pub(super) observe: bool,
     pub(super) timeouts: Timeouts,
+    pub(super) credentials: Vec<Arc<Credential>>,
+    /// Their values, to be looked for.
+    pub(super) values: Arc<Matcher>,
+    pub(super) tools: Vec<Tool>,
+    pub(super) raw: bool,
+    /// Registered webhook URLs; none without the integration `webhook`.
+    pub(super) webhooks: Option<Vec<Target>>,
+}
+
+/// What is asked of a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// A tunnel, whose requests are judged when they come.
+    Connect,
+    /// One request.
+    Request(Kind),
 }
 
 /// How long an exchange may take, from `[plans.NAME.raw]`.
@@ -73,6 +94,7 @@ pub struct Integration {
     pub(super) mode: Mode,
     pub(super) ech: Ech,
     pub(super) allow_cidrs: Vec<IpNet>,
+    pub(super) require_credential: Option<CredentialName>,
 }
 
 /// What happens inside a tunnel.
@@ -101,6 +123,8 @@ pub struct Allowed {
     rules: Vec<Arc<Integration>>,
     /// What `observe` let through; then `rules` is empty and the public rule holds.
     observed: Option<Deny>,
+    /// A registered webhook URL; then `rules` is empty.
+    webhook: bool,
 }
 
 /// What of a request was allowed, and the path to forward in place of the sent one.
@@ -145,6 +169,12 @@ impl Policy {
     #[must_use]
     pub fn hosts_override(&self, name: &HostName) -> Option<&[IpAddr]> {
         self.hosts.get(name).map(Vec::as_slice)
+    }
+
+    /// The values of all credentials, which nothing that is written down may hold.
+    #[must_use]
+    pub fn values(&self) -> &Arc<Matcher> {
+        &self.values
     }
 
     /// Judges an address for a destination that `allowed` lets through.
@@ -193,18 +223,79 @@ impl Task {
         hosts
     }
 
-    /// Judges host, scheme and port, in this order.
+    /// The credentials that it may use.
+    #[must_use]
+    pub fn credentials(&self) -> &[Arc<Credential>] {
+        &self.credentials
+    }
+
+    /// A credential by its name.
+    #[must_use]
+    pub fn credential(&self, name: &str) -> Option<&Arc<Credential>> {
+        self.credentials.iter().find(|credential| credential.name().as_str() == name)
+    }
+
+    /// The values of its credentials, which must not leave in a request.
+    #[must_use]
+    pub fn values(&self) -> &Arc<Matcher> {
+        &self.values
+    }
+
+    /// Registered webhook URLs, as destinations.
+    pub fn webhooks(&self) -> impl Iterator<Item = &Target> {
+        self.webhooks.iter().flatten()
+    }
+
+    /// Judges what is asked, then host, scheme and port, in this order.
     ///
     /// # Errors
-    /// The first of host, scheme and port that no integration allows together with those before it.
-    pub fn destination(&self, target: &Target) -> Result<Allowed, Deny> {
+    /// [`Deny::RawNotAllowed`] or [`Deny::ToolNotEnabled`]; [`Deny::WebhookNotEnabled`] or
+    /// [`Deny::WebhookNotRegistered`]; else the first of host, scheme and port that no integration allows
+    /// together with those before it.
+    pub fn destination(&self, target: &Target, asked: Asked) -> Result<Allowed, Deny> {
+        let allowed = match asked {
+            Asked::Connect => self.by_integration(target)?,
+            Asked::Request(kind) => {
+                self.admits(kind)?;
+                if target.scheme() == Scheme::Http && !kind.admits_plain_http() {
+                    return Err(Deny::SchemeNotAllowed);
+                }
+                if kind == Kind::Tool(Tool::Webhook) { self.by_webhook(target)? } else { self.by_integration(target)? }
+            }
+        };
+        // What cannot be seen cannot be told from a raw request.
+        if asked == Asked::Connect && allowed.mode() == Mode::Opaque {
+            self.admits(Kind::Raw)?
+        }
+        Ok(allowed)
+    }
+
+    fn admits(&self, kind: Kind) -> Result<(), Deny> {
+        match kind {
+            Kind::Raw if !self.raw => Err(Deny::RawNotAllowed),
+            Kind::Tool(tool) if !self.tools.contains(&tool) => Err(Deny::ToolNotEnabled),
+            _ => Ok(()),
+        }
+    }
+
+    fn by_webhook(&self, target: &Target) -> Result<Allowed, Deny> {
+        let registered = self.webhooks.as_ref().ok_or(Deny::WebhookNotEnabled)?;
+        if !registered.contains(target) {
+            return Err(Deny::WebhookNotRegistered);
+        }
+        Ok(Allowed { rules: Vec::new(), observed: None, webhook: true })
+    }
+
+    fn by_integration(&self, target: &Target) -> Result<Allowed, Deny> {
         let rules = self.for_host(target.host());
         let found = narrow(rules, Deny::HostNotAllowed, |_| true)
             .and_then(|rules| narrow(rules, Deny::SchemeNotAllowed, |rule| rule.admits_scheme(target.scheme())))
             .and_then(|rules| narrow(rules, Deny::PortNotAllowed, |rule| rule.ports.contains(&target.port())));
         match found {
-            Ok(rules) => Ok(Allowed { rules, observed: None }),
-            Err(deny) if self.observes(target, deny) => Ok(Allowed { rules: Vec::new(), observed: Some(deny) }),
+            Ok(rules) => Ok(Allowed { rules, observed: None, webhook: false }),
+            Err(deny) if self.observes(target, deny) => {
+                Ok(Allowed { rules: Vec::new(), observed: Some(deny), webhook: false })
+            }
             Err(deny) => Err(deny),
         }
     }
@@ -217,7 +308,7 @@ impl Task {
         if matches!(*method, Method::CONNECT | Method::TRACE) {
             return Err(Deny::MethodNotAllowed);
         }
-        if to.observed.is_some() {
+        if to.observed.is_some() || to.webhook {
             return Ok(AllowedRequest { allowed: to.clone(), path: None });
         }
         let canonical = path::canonical(path).ok();
@@ -227,10 +318,11 @@ impl Task {
             Ok(rules) => {
                 let judged = rules.iter().all(|rule| rule.paths.is_some());
                 let path = canonical.filter(|_| judged).filter(|c| *c != path).map(Cow::into_owned);
-                Ok(AllowedRequest { allowed: Allowed { rules, observed: None }, path })
+                Ok(AllowedRequest { allowed: Allowed { rules, observed: None, webhook: false }, path })
             }
             Err(deny) if self.observes(target, deny) => {
-                Ok(AllowedRequest { allowed: Allowed { rules: Vec::new(), observed: Some(deny) }, path: None })
+                let allowed = Allowed { rules: Vec::new(), observed: Some(deny), webhook: false };
+                Ok(AllowedRequest { allowed, path: None })
             }
             Err(deny) => Err(deny),
         }
@@ -305,8 +397,19 @@ impl Allowed {
     pub fn rule(&self) -> String {
         match self.observed {
             Some(deny) => format!("observe:{}", crate::model::refusal::Refusal::from(deny).code()),
+            None if self.webhook => super::webhook::NAME.to_owned(),
             None => self.rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>().join("+"),
         }
+    }
+
+    /// Credentials that any of the integrations requires.
+    pub fn required(&self) -> impl Iterator<Item = &CredentialName> {
+        self.rules.iter().filter_map(|rule| rule.require_credential.as_ref())
+    }
+
+    /// Only hosts that an integration names take credentials.
+    pub(super) fn takes_credentials(&self) -> bool {
+        !self.rules.is_empty() && !self.is_public_rule()
     }
 
     /// Let through as part of the public internet: `[network].allow_cidrs` does not apply.
@@ -350,6 +453,8 @@ mod tests {
     use super::super::compile::tests::policy;
     use super::*;
 
+    const RAW: Asked = Asked::Request(Kind::Raw);
+
     fn target(url: &str) -> Target {
         Target::absolute(&url.parse().unwrap()).unwrap()
     }
@@ -358,7 +463,7 @@ mod tests {
         let uri: http::Uri = url.parse().unwrap();
         let target = Target::absolute(&uri).unwrap();
         let task = policy.task(&TaskName::new("t")).unwrap();
-        let allowed = task.destination(&target)?;
+        let allowed = task.destination(&target, RAW)?;
         task.request(&target, &allowed, method, uri.path()).map(|r| r.allowed.rule())
     }
 
@@ -415,8 +520,8 @@ mod tests {
             "#,
         );
         let task = policy.task(&TaskName::new("t")).unwrap();
-        let a = task.destination(&target("https://a.example.com/")).unwrap();
-        let b = task.destination(&target("https://b.example.com/")).unwrap();
+        let a = task.destination(&target("https://a.example.com/"), RAW).unwrap();
+        let b = task.destination(&target("https://b.example.com/"), RAW).unwrap();
         assert_eq!((a.mode(), a.ech()), (Mode::Opaque, Ech::Allow));
         assert_eq!((b.mode(), b.ech()), (Mode::Inspect, Ech::Deny));
     }
@@ -460,8 +565,8 @@ mod tests {
         }
         let task = policy.task(&TaskName::new("t")).unwrap();
         let ten = "10.0.0.1".parse().unwrap();
-        let web = task.destination(&target("https://news.example.org/")).unwrap();
-        let named = task.destination(&target("https://api.example.com/")).unwrap();
+        let web = task.destination(&target("https://news.example.org/"), RAW).unwrap();
+        let named = task.destination(&target("https://api.example.com/"), RAW).unwrap();
         assert!(policy.judge(ten, &web).is_err(), "[network].allow_cidrs is not for the public rule");
         assert!(policy.judge(ten, &named).is_ok());
     }
@@ -495,7 +600,7 @@ mod tests {
             assert_eq!(verdict(&policy, url, &method).as_deref(), want.as_ref().map(|s| *s), "{method} {url}");
         }
         let task = policy.task(&TaskName::new("t")).unwrap();
-        let seen = task.destination(&target("https://other.example.com/")).unwrap();
+        let seen = task.destination(&target("https://other.example.com/"), RAW).unwrap();
         assert!(policy.judge("10.0.0.1".parse().unwrap(), &seen).is_err());
     }
 
@@ -515,7 +620,7 @@ mod tests {
         let task = policy.task(&TaskName::new("t")).unwrap();
         let forwarded = |url: &str, path: &str| {
             let target = target(url);
-            let allowed = task.destination(&target).unwrap();
+            let allowed = task.destination(&target, RAW).unwrap();
             task.request(&target, &allowed, &Method::GET, path).map(|r| r.path)
         };
         assert_eq!(forwarded("https://p.example.com/", "/%7euser/a"), Ok(Some("/~user/a".to_owned())));

@@ -19,6 +19,8 @@ pub struct Settings {
     pub upstream: Upstream,
     /// `[dns]`, without `hosts`.
     pub dns: Dns,
+    /// `[vault]`.
+    pub vault: Vault,
     /// `[audit]`.
     pub audit: Audit,
 }
@@ -114,6 +116,15 @@ pub enum DnsServer {
     },
 }
 
+/// `[vault]`: secrets at rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vault {
+    /// The encrypted file.
+    pub path: PathBuf,
+    /// The master key, or a passphrase; a file is made at the first use.
+    pub key: Source,
+}
+
 /// `[audit]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Audit {
@@ -141,4 +152,6 @@ pub enum Source {
     Env(String),
     /// A file; one final newline is cut.
     File(PathBuf),
+    /// A secret of the vault, in the task's workspace. Only credentials have such sources.
+    Secret(String),
 }

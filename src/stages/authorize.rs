@@ -6,11 +6,18 @@ use http::header::HOST;
 use http::request::Parts;
 use http::uri::PathAndQuery;
 
+use std::sync::Arc;
+
+use super::choice::{self, Chosen};
 use super::identify::Caller;
 use super::throttle::Taken;
+use crate::audit::record::Record;
+use crate::leak::Matcher;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Target;
-use crate::policy::rule::{Allowed, Ech, Mode, Policy, Task, Timeouts};
+use crate::model::tool::Kind;
+use crate::policy::credential::Marks;
+use crate::policy::rule::{Allowed, Asked, Ech, Mode, Policy, Task, Timeouts};
 
 /// Evidence that a task may reach a destination.
 ///
@@ -27,6 +34,7 @@ use crate::policy::rule::{Allowed, Ech, Mode, Policy, Task, Timeouts};
 pub struct Admitted {
     caller: Caller,
     target: Target,
+    asked: Asked,
     allowed: Allowed,
     generation: u64,
 }
@@ -47,6 +55,11 @@ pub struct Grant {
     method: Method,
     path: PathAndQuery,
     timeouts: Timeouts,
+    values: Arc<Matcher>,
+    marks: Marks,
+    chosen: Option<Chosen>,
+    /// A credential of the task could come back from there.
+    guarded: bool,
 }
 
 impl Admitted {
@@ -111,15 +124,60 @@ impl Grant {
     pub fn timeouts(&self) -> Timeouts {
         self.timeouts
     }
+
+    /// The values that must not leave in the request.
+    pub(super) fn values(&self) -> &Arc<Matcher> {
+        &self.values
+    }
+
+    /// Whether the body has to be read before it goes.
+    pub(super) fn wants_body(&self) -> bool {
+        !self.values.is_empty() || self.marks != Marks::Usual
+    }
+
+    /// Whether a placeholder stands in a text where none is swapped, and who sends wanted every one swapped.
+    pub(super) fn is_marked(&self, text: &[u8]) -> bool {
+        self.marks != Marks::Usual && self.marks.first(&[], text).is_some()
+    }
+
+    /// The credential that goes along.
+    pub(super) fn chosen(&self) -> Option<&Chosen> {
+        self.chosen.as_ref()
+    }
+
+    /// Whether nothing but an injected credential may go along.
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.admitted.allowed.required().next().is_some()
+    }
+
+    /// What must not come back in the answer, where a credential of the task could.
+    pub(super) fn guard(&self) -> Option<Arc<Matcher>> {
+        (self.guarded && !self.values.is_empty()).then(|| self.values.clone())
+    }
 }
 
-/// Judges a destination.
+/// Judges a destination, for a tunnel or for one request.
 ///
 /// # Errors
-/// [`Deny::HostNotAllowed`], [`Deny::SchemeNotAllowed`] or [`Deny::PortNotAllowed`];
+/// [`Deny::RawNotAllowed`], [`Deny::ToolNotEnabled`], [`Deny::WebhookNotEnabled`] or
+/// [`Deny::WebhookNotRegistered`]; [`Deny::HostNotAllowed`], [`Deny::SchemeNotAllowed`] or
+/// [`Deny::PortNotAllowed`]; [`Deny::LeakDetected`] if a credential's value stands in the host's name;
 /// [`Deny::CallerUnknown`] if the policy no longer knows the task.
-pub fn destination(policy: &Policy, caller: &Caller, _taken: &Taken, target: Target) -> Verdict<Admitted> {
-    admit(policy, caller, target)
+pub fn destination(
+    policy: &Policy,
+    caller: &Caller,
+    _taken: &Taken,
+    (target, parts): (Target, &Parts),
+    record: &mut Record,
+) -> Verdict<Admitted> {
+    let asked =
+        if parts.method == Method::CONNECT { Asked::Connect } else { Asked::Request(Kind::of(&parts.headers)?) };
+    let admitted = admit(policy, caller, target, asked)?;
+    let values = task(policy, caller)?.values();
+    if let Some(found) = values.find_folded(&admitted.target.host().to_string()) {
+        return Err(record.refused_for(Deny::LeakDetected, found.credential, "its value stands in the host"));
+    }
+    Ok(admitted)
 }
 
 /// Judges the same destination again, under a newer policy.
@@ -127,7 +185,7 @@ pub fn destination(policy: &Policy, caller: &Caller, _taken: &Taken, target: Tar
 /// # Errors
 /// As [`destination`].
 pub fn again(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
-    admit(policy, &admitted.caller, admitted.target.clone())
+    admit(policy, &admitted.caller, admitted.target.clone(), admitted.asked)
 }
 
 /// Judges the same host and port again, for plain HTTP that was found inside a tunnel.
@@ -135,36 +193,63 @@ pub fn again(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
 /// # Errors
 /// As [`destination`].
 pub fn in_the_clear(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
-    admit(policy, &admitted.caller, admitted.target.in_the_clear())
+    admit(policy, &admitted.caller, admitted.target.in_the_clear(), admitted.asked)
 }
 
-/// Judges one request to an admitted destination: it names the same authority, and an integration
-/// allows its method and path. Under a newer policy the destination is judged again first.
+/// Judges one request to an admitted destination: it names the same authority, the task may make such
+/// calls, an integration allows its method and path, and the credential that it asks for may go there.
+/// Under a newer policy the destination is judged again first.
 ///
 /// # Errors
-/// [`Deny::AuthorityMismatch`], [`Deny::MethodNotAllowed`], [`Deny::PathNotAllowed`], or as
+/// [`Deny::AuthorityMismatch`], [`Deny::MethodNotAllowed`], [`Deny::PathNotAllowed`],
+/// [`Deny::CredentialUnknown`], [`Deny::CredentialNotBound`], [`Deny::CredentialRequired`], or as
 /// [`destination`].
-pub fn request(policy: &Policy, admitted: &Admitted, _taken: Taken, parts: &Parts) -> Verdict<Grant> {
+pub fn request(
+    policy: &Policy,
+    admitted: &Admitted,
+    _taken: Taken,
+    parts: &Parts,
+    record: &mut Record,
+) -> Verdict<Grant> {
     same_authority(&admitted.target, parts)?;
-    let current = if admitted.generation == policy.generation() { admitted.clone() } else { again(policy, admitted)? };
+    let kind = Kind::of(&parts.headers)?;
+    let asked = Asked::Request(kind);
+    let known = admitted.generation == policy.generation() && admitted.asked == asked;
+    let current =
+        if known { admitted.clone() } else { admit(policy, &admitted.caller, admitted.target.clone(), asked)? };
     let task = task(policy, &current.caller)?;
     let given = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    if kind.tool().is_some_and(|tool| !tool.admits_method(&parts.method)) {
+        return Err(Deny::MethodNotAllowed.into());
+    }
     let judged = task.request(&current.target, &current.allowed, &parts.method, given.path())?;
     let path = match judged.path {
         None => given,
         Some(canonical) => with_path(&canonical, given.query())?,
     };
+    let admitted = Admitted { allowed: judged.allowed, ..current };
+    record.rule(admitted.allowed.rule());
+    let marks = choice::marks(&parts.headers)?;
+    let to = (&admitted.target, &admitted.allowed);
+    let chosen = choice::choose(task, to, (kind, &marks), parts, record)?;
+    if let Some(chosen) = &chosen {
+        record.credential(chosen.credential.name());
+    }
     Ok(Grant {
-        admitted: Admitted { allowed: judged.allowed, ..current },
         method: parts.method.clone(),
         path,
         timeouts: task.timeouts(),
+        values: task.values().clone(),
+        marks,
+        chosen,
+        guarded: task.credentials().iter().any(|credential| credential.is_bound_to(to.0, to.1)),
+        admitted,
     })
 }
 
-fn admit(policy: &Policy, caller: &Caller, target: Target) -> Verdict<Admitted> {
-    let allowed = task(policy, caller)?.destination(&target)?;
-    Ok(Admitted { caller: caller.clone(), target, allowed, generation: policy.generation() })
+fn admit(policy: &Policy, caller: &Caller, target: Target, asked: Asked) -> Verdict<Admitted> {
+    let allowed = task(policy, caller)?.destination(&target, asked)?;
+    Ok(Admitted { caller: caller.clone(), target, asked, allowed, generation: policy.generation() })
 }
 
 /// The caller's task, if it still takes the token that the caller came with.

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderValue, TE, TRANSFER_ENCODING};
+use http::header::{CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderValue, TE, TRANSFER_ENCODING};
 use http::{Request, Response, StatusCode, Version};
 use http_body::Body;
 use hyper::body::Incoming;
@@ -21,10 +21,11 @@ use super::dial;
 use super::fields;
 use super::forgiving::Forgiving;
 use super::inject::Outbound;
-use super::limit::RequestBody;
 use super::pin::PinnedTarget;
 use super::pool::{Key, Lease, MAX_STREAMS, Pool, Sender, lock};
+use super::upload::RequestBody;
 use crate::audit::record::{Counts, Record};
+use crate::leak::Matcher;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Scheme;
@@ -51,6 +52,8 @@ pub struct Received {
     pub(super) lease: Lease,
     pub(super) timeouts: Timeouts,
     pub(super) started: Instant,
+    /// What must not come back to the client.
+    pub(super) guard: Option<Arc<Matcher>>,
 }
 
 impl Forwarder {
@@ -96,13 +99,18 @@ impl Forwarder {
         record: &mut Record,
     ) -> Verdict<Received> {
         let started = Instant::now();
-        let (request, pinned, timeouts) = outbound.into_parts();
+        let (request, pinned, timeouts, guard) = outbound.into_parts();
         let exchange = self.send(request, &pinned, timeouts, execution, record);
         let (response, lease) = match timeouts.request {
             None => exchange.await?,
             Some(total) => timeout(total, exchange).await.map_err(|_| Refusal::from(Fail::RequestTimedOut))??,
         };
-        Ok(Received { response, lease, timeouts, started })
+        if guard.is_some() && is_coded(&response) {
+            // It cannot be read, so it cannot be redacted. It was asked for as it is.
+            record.rule("the answer is compressed although it was asked for as it is");
+            return Err(Fail::UpstreamProtocol.into());
+        }
+        Ok(Received { response, lease, timeouts, started, guard })
     }
 
     async fn send(
@@ -140,18 +148,20 @@ impl Forwarder {
         let handshake = async {
             match pinned.target().scheme() {
                 Scheme::Http => h1(tcp).await,
-                Scheme::Https => self.over_tls(tcp, pinned).await,
+                Scheme::Https => self.over_tls(tcp, pinned, record).await,
             }
         };
         let sender = timeout(self.handshake_timeout, handshake).await.map_err(|_| Fail::ConnectTimedOut)??;
         Ok(self.pool.adopt(key, sender, address))
     }
 
-    async fn over_tls(&self, tcp: Forgiving<TcpStream>, pinned: &PinnedTarget) -> Verdict<Sender> {
+    async fn over_tls(&self, tcp: Forgiving<TcpStream>, pinned: &PinnedTarget, record: &Record) -> Verdict<Sender> {
         let name = upstream::server_name(pinned.target().host()).ok_or(Fail::TlsFailed)?;
         let handshake = TlsConnector::from(self.tls.config()).connect(name, tcp);
         let tls = handshake.await.map_err(|error| {
-            tracing::info!(%error, target = %pinned.target(), "TLS with the origin failed");
+            // The names in a certificate are an outside text.
+            let error = record.clean(&error.to_string()).into_owned();
+            tracing::info!(error, target = %pinned.target(), "TLS with the origin failed");
             Fail::TlsFailed
         })?;
         if tls.get_ref().1.alpn_protocol() == Some(b"h2") { h2(tls).await } else { h1(tls).await }
@@ -266,6 +276,12 @@ fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
     }
     fields::remove_pretence(headers);
     Ok(response)
+}
+
+/// True for a body behind a content coding.
+fn is_coded(response: &Response<Incoming>) -> bool {
+    let plain = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
+    !response.body().is_end_stream() && !response.headers().get_all(CONTENT_ENCODING).iter().all(plain)
 }
 
 fn blame(error: TrySendError<Request<RequestBody>>, counts: &Counts) -> Refusal {

@@ -1,17 +1,30 @@
-//! What leaves, put together once: hop-by-hop fields and our own taken out, `Host` from the pin.
-//!
-//! No credential is injected yet; the step and its evidence are here so that nothing else can be sent.
+//! What leaves, put together once: hop-by-hop fields and our own taken out, `Host` from the pin, and the
+//! credential put in last, so that no look-out for credentials meets our own.
 
-use http::Request;
-use http::header::{CONTENT_LENGTH, EXPECT, HOST, HeaderValue, TE, VIA};
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderName, HeaderValue, IF_RANGE, RANGE, TE,
+    VIA,
+};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Request};
 use http_body::Body;
+use zeroize::Zeroizing;
 
 use super::authorize::Grant;
-use super::fields;
+use super::choice::{Chosen, Swap};
 use super::inspect::Cleared;
-use super::limit::RequestBody;
 use super::pin::PinnedTarget;
+use super::upload::RequestBody;
+use super::{fields, query};
+use crate::leak::Matcher;
 use crate::model::refusal::{Deny, Verdict};
+use crate::model::target::Scheme;
+use crate::policy::credential::{Auth, Place};
 use crate::policy::rule::Timeouts;
 
 /// Evidence that a request was cleared, and that it goes to the pin of the target it was judged for.
@@ -29,26 +42,29 @@ pub struct Outbound {
     request: Request<RequestBody>,
     pinned: PinnedTarget,
     timeouts: Timeouts,
+    guard: Option<Arc<Matcher>>,
 }
 
 impl Outbound {
-    pub(super) fn into_parts(self) -> (Request<RequestBody>, PinnedTarget, Timeouts) {
-        (self.request, self.pinned, self.timeouts)
+    /// The request, its pin, its time, and what must not come back.
+    pub(super) fn into_parts(self) -> (Request<RequestBody>, PinnedTarget, Timeouts, Option<Arc<Matcher>>) {
+        (self.request, self.pinned, self.timeouts, self.guard)
     }
 }
 
-/// Puts the outgoing request together.
+/// Puts the outgoing request together, with the credential that was granted.
 ///
 /// # Errors
-/// [`Deny::AuthorityMismatch`] if the pin belongs to another target than the request was judged for.
+/// [`Deny::AuthorityMismatch`] if the pin belongs to another target than the request was judged for, and
+/// [`Deny::CredentialNotBound`] if a credential would leave in the clear.
 pub fn credential(cleared: Cleared, pinned: PinnedTarget, via: bool) -> Verdict<Outbound> {
     let (grant, request) = cleared.into_parts();
     if grant.admitted().target() != pinned.target() {
         return Err(Deny::AuthorityMismatch.into());
     }
-    let timeouts = grant.timeouts();
+    let (timeouts, guard) = (grant.timeouts(), grant.guard());
     let request = outgoing(&grant, request, &pinned, via)?;
-    Ok(Outbound { request, pinned, timeouts })
+    Ok(Outbound { request, pinned, timeouts, guard })
 }
 
 fn outgoing(
@@ -83,11 +99,104 @@ fn outgoing(
     }
     let target = pinned.target();
     parts.method = grant.method().clone();
+    let mut path = grant.path().clone();
+    if grant.guard().is_some() {
+        // What cannot be read cannot be redacted.
+        parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    }
+    if grant.is_exclusive() {
+        path = without_keys(&mut parts.headers, path)?;
+    }
+    if let Some(chosen) = grant.chosen() {
+        if target.scheme() != Scheme::Https {
+            return Err(Deny::CredentialNotBound.into());
+        }
+        // A part of an answer could be a part of an echo.
+        parts.headers.remove(RANGE);
+        parts.headers.remove(IF_RANGE);
+        path = put(chosen, &mut parts, path)?;
+    }
     parts.uri = http::Uri::builder()
         .scheme(target.scheme().as_str())
         .authority(target.host_field())
-        .path_and_query(grant.path().clone())
+        .path_and_query(path)
         .build()
         .map_err(|_| Deny::TargetMalformed)?;
     Ok(Request::from_parts(parts, body))
+}
+
+/// Fields and parameters that origins commonly take keys from.
+const KEY_FIELDS: [HeaderName; 9] = [
+    AUTHORIZATION,
+    COOKIE,
+    HeaderName::from_static("api-key"),
+    HeaderName::from_static("apikey"),
+    HeaderName::from_static("private-token"),
+    HeaderName::from_static("x-access-token"),
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static("x-auth-token"),
+    HeaderName::from_static("x-goog-api-key"),
+];
+const KEY_PARAMETERS: [&str; 4] = ["access_token", "api_key", "apikey", "private_token"];
+
+/// Takes out keys that the sandbox brought along, where only an injected one may pass.
+fn without_keys(headers: &mut HeaderMap, path: PathAndQuery) -> Verdict<PathAndQuery> {
+    for name in &KEY_FIELDS {
+        headers.remove(name);
+    }
+    let Some(given) = path.query() else { return Ok(path) };
+    let query = KEY_PARAMETERS.iter().fold(given.to_owned(), |query, name| query::without(&query, name));
+    if query.len() == given.len() { Ok(path) } else { with_query(&path, &query) }
+}
+
+/// Puts the credential in: where its type says, or where its placeholder stands. The one place where a
+/// value is exposed to what leaves.
+fn put(chosen: &Chosen, parts: &mut Parts, mut path: PathAndQuery) -> Verdict<PathAndQuery> {
+    let value = chosen.credential.value().ok_or(Deny::CredentialUnknown)?.expose();
+    let auth = chosen.credential.auth();
+    if chosen.is_whole() {
+        match (auth, auth.place()) {
+            (_, Place::Parameter(name)) => path = with_query(&path, &query::with(path.query(), &name, value))?,
+            (Auth::Basic, Place::Field(name)) => set(&mut parts.headers, &name, &basic(value))?,
+            (Auth::Bearer, Place::Field(name)) => set(&mut parts.headers, &name, &joined(b"Bearer ", value, b""))?,
+            (_, Place::Field(name)) => set(&mut parts.headers, &name, value)?,
+        }
+    }
+    for Swap { place, before, after, basic: in_base64 } in &chosen.swaps {
+        let text = joined(before, value, after);
+        match place {
+            Place::Parameter(name) => path = with_query(&path, &query::with(path.query(), name, &text))?,
+            // What a basic credential holds is user and password together.
+            Place::Field(name) if *auth == Auth::Basic && *place == auth.place() => {
+                set(&mut parts.headers, name, &basic(value))?;
+            }
+            Place::Field(name) if *in_base64 => set(&mut parts.headers, name, &basic(&text))?,
+            Place::Field(name) => set(&mut parts.headers, name, &text)?,
+        }
+    }
+    Ok(path)
+}
+
+fn joined(before: &[u8], value: &[u8], after: &[u8]) -> Zeroizing<Vec<u8>> {
+    let length = before.len().saturating_add(value.len()).saturating_add(after.len());
+    let mut text = Zeroizing::new(Vec::with_capacity(length));
+    [before, value, after].into_iter().for_each(|part| text.extend_from_slice(part));
+    text
+}
+
+fn basic(text: &[u8]) -> Zeroizing<Vec<u8>> {
+    joined(b"Basic ", Zeroizing::new(STANDARD.encode(text)).as_bytes(), b"")
+}
+
+/// One field of that name, in place of whatever was there; never in a compression table (RFC 7541 §7.1.3).
+fn set(headers: &mut HeaderMap, name: &HeaderName, value: &[u8]) -> Verdict<()> {
+    let mut value = HeaderValue::from_bytes(value).map_err(|_| Deny::CredentialUnknown)?;
+    value.set_sensitive(true);
+    headers.insert(name, value);
+    Ok(())
+}
+
+fn with_query(path: &PathAndQuery, query: &str) -> Verdict<PathAndQuery> {
+    let text = if query.is_empty() { path.path().to_owned() } else { format!("{}?{query}", path.path()) };
+    PathAndQuery::try_from(Zeroizing::new(text).as_str()).map_err(|_| Deny::CredentialUnknown.into())
 }

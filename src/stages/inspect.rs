@@ -1,19 +1,25 @@
 //! Nothing leaves that must stay: evidence that a request was looked through.
 //!
-//! There are no credentials yet that could leak, so nothing is looked for; the step and its evidence
-//! are here so that no request can be put together without them.
+//! What is looked for are the values of the task's credentials, as they are, percent-encoded and in
+//! base64; where: method, path and query, header fields, and bodies of a known length up to 64 KiB. Host
+//! names are looked at before, when the destination is judged.
 
 use http::Request;
+use http::header::PROXY_AUTHORIZATION;
 use http::request::Parts;
 
 use super::authorize::Grant;
-use super::limit::RequestBody;
-use crate::model::refusal::Verdict;
+use super::upload::RequestBody;
+use crate::audit::record::Record;
+use crate::model::refusal::{Deny, Refusal, Verdict};
+
+/// Bodies up to this are read whole before anything leaves, in bytes.
+const SMALL: u64 = 64 * 1024;
 
 /// Evidence that a granted request was looked through.
 ///
 /// ```compile_fail
-/// use exeat::stages::{authorize::Grant, inspect::Cleared, limit::RequestBody};
+/// use exeat::stages::{authorize::Grant, inspect::Cleared, upload::RequestBody};
 /// // A granted request is not yet a cleared one.
 /// fn skip(grant: Grant, request: http::Request<RequestBody>) -> Cleared { Cleared { grant, request } }
 /// ```
@@ -41,7 +47,57 @@ impl Cleared {
 /// Looks a request through.
 ///
 /// # Errors
-/// None so far: no credential is held.
-pub fn request(grant: Grant, parts: Parts, body: RequestBody) -> Verdict<Cleared> {
+/// [`Deny::LeakDetected`] if a credential's value stands in it; [`Deny::CredentialNotBound`] for a marked
+/// placeholder in the body; what comes of a client that does not send its body.
+pub async fn request(grant: Grant, parts: Parts, body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
+    head(&grant, &parts, record)?;
+    let body = if grant.wants_body() && body.is_known_to_be_within(SMALL) {
+        let body = body.whole().await?;
+        whole_body(&grant, &body, record)?;
+        body
+    } else {
+        body
+    };
     Ok(Cleared { grant, request: Request::from_parts(parts, body) })
+}
+
+fn head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> {
+    let values = grant.values();
+    if values.is_empty() {
+        return Ok(());
+    }
+    let leak = |found: crate::leak::Match<'_>, place: &str, record: &mut Record| -> Refusal {
+        record.refused_for(Deny::LeakDetected, found.credential, &format!("its value stands in {place}"))
+    };
+    if let Some(found) = values.find(parts.method.as_str().as_bytes()) {
+        return Err(leak(found, "the method", record));
+    }
+    for path in [Some(grant.path()), parts.uri.path_and_query()].into_iter().flatten() {
+        if let Some(found) = values.find(path.as_str().as_bytes()) {
+            return Err(leak(found, "the path or query", record));
+        }
+    }
+    for (name, value) in &parts.headers {
+        // The token is read and removed here, and is none of the task's credentials.
+        if *name == PROXY_AUTHORIZATION {
+            continue;
+        }
+        if let Some(found) = values.find_folded(name.as_str()).or_else(|| values.find(value.as_bytes())) {
+            return Err(leak(found, "a header field", record));
+        }
+    }
+    Ok(())
+}
+
+fn whole_body(grant: &Grant, body: &RequestBody, record: &mut Record) -> Verdict<()> {
+    for text in body.texts() {
+        if let Some(found) = grant.values().find(text) {
+            return Err(record.refused_for(Deny::LeakDetected, found.credential, "its value stands in the body"));
+        }
+        if grant.is_marked(text) {
+            record.rule("a placeholder stands where none is swapped");
+            return Err(Deny::CredentialNotBound.into());
+        }
+    }
+    Ok(())
 }

@@ -1,120 +1,23 @@
-//! Bodies on their way: counted, bounded in time, and what ends with them.
+//! What comes back: redacted, counted, bounded in time, and what ends with it.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use super::fields;
 use super::forward::Received;
 use super::pool::Lease;
+use super::redact::{self, Guarded};
+use super::upload::BodyError;
 use crate::audit::record::{Counts, Record};
 use crate::model::refusal::Fail;
-
-/// Why a body ended early.
-#[derive(Debug, thiserror::Error)]
-pub enum BodyError {
-    /// The exchange that the body belongs to is over.
-    #[error("the exchange is over")]
-    Over,
-    /// The peer broke off or broke its framing.
-    #[error("the peer broke off")]
-    Peer(#[source] hyper::Error),
-    /// No byte came for too long, or the exchange took too long.
-    #[error("the body took too long")]
-    TimedOut,
-}
-
-/// A request's body on its way to the origin.
-pub struct RequestBody {
-    inner: Incoming,
-    idle: Duration,
-    waiting: Option<Pin<Box<Sleep>>>,
-    counts: Arc<Counts>,
-}
-
-impl RequestBody {
-    /// Wraps what the client sends. A wait for the client ends once nothing has moved in either direction
-    /// for `idle`.
-    #[must_use]
-    pub fn new(inner: Incoming, idle: Duration, counts: Arc<Counts>) -> Self {
-        if inner.is_end_stream() {
-            counts.request_done();
-        }
-        counts.tick();
-        Self { inner, idle, waiting: None, counts }
-    }
-
-    /// Ready once the wait has been too long. The timer is only set when a poll finds nothing, so it costs
-    /// nothing while bytes flow.
-    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            let idle = self.idle;
-            let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(idle)));
-            ready!(waiting.as_mut().poll(cx));
-            let left = idle.saturating_sub(self.counts.quiet_for());
-            if left.is_zero() {
-                return Poll::Ready(());
-            }
-            // The other direction has moved meanwhile.
-            waiting.as_mut().reset(Instant::now() + left);
-        }
-    }
-}
-
-impl Body for RequestBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let this = self.get_mut();
-        if this.counts.is_over() {
-            return Poll::Ready(Some(Err(BodyError::Over)));
-        }
-        let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) else {
-            ready!(this.poll_stalled(cx));
-            // What hyper makes of the error does not say so.
-            this.counts.client_stalled();
-            return Poll::Ready(Some(Err(BodyError::TimedOut)));
-        };
-        this.waiting = None;
-        match frame {
-            Some(Ok(mut frame)) => {
-                this.counts.sent(frame.data_ref().map_or(0, Bytes::len));
-                if let Some(trailers) = frame.trailers_mut() {
-                    fields::remove_from_trailers(trailers);
-                }
-                if this.inner.is_end_stream() {
-                    this.counts.request_done();
-                }
-                Poll::Ready(Some(Ok(frame)))
-            }
-            Some(Err(error)) => {
-                this.counts.client_failed();
-                Poll::Ready(Some(Err(BodyError::Peer(error))))
-            }
-            None => {
-                this.counts.request_done();
-                Poll::Ready(None)
-            }
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
-}
 
 /// A response's body on its way to the client.
 ///
@@ -136,7 +39,7 @@ struct Live {
 }
 
 struct Exchange {
-    inner: Incoming,
+    inner: Guarded,
     record: Record,
     lease: Lease,
     counts: Arc<Counts>,
@@ -147,9 +50,9 @@ struct Exchange {
 /// Bounds what came back. The record goes with the body.
 #[must_use]
 pub fn response(received: Received, mut record: Record) -> Response<ResponseBody> {
-    let Received { response, lease, timeouts, started } = received;
+    let Received { response, lease, timeouts, started, guard } = received;
     record.status(response.status());
-    response.map(|inner| {
+    redact::head(response, guard).map(|inner| {
         let until = timeouts.request.map(|request| started + request);
         let (counts, hint, ended) = (record.counts(), inner.size_hint(), inner.is_end_stream());
         counts.tick();
@@ -193,8 +96,11 @@ impl Exchange {
     /// The record is written. A connection whose exchange is whole on both sides may be used again; one
     /// whose request is still on its way ends here, and so does the request.
     fn end(self, whole: bool) {
-        let Self { inner, record, lease, counts, .. } = self;
+        let Self { inner, mut record, lease, counts, .. } = self;
         counts.end();
+        if let Some((count, whose)) = inner.found() {
+            record.redacted(count, whose);
+        }
         drop((inner, record));
         if whole && counts.is_request_done() {
             lease.give_back();
@@ -240,7 +146,7 @@ impl Body for ResponseBody {
             }
             Some(Err(error)) => {
                 exchange.record.failed(blame(&exchange.counts).into());
-                (Some(Err(BodyError::Peer(error))), Some(false))
+                (Some(Err(error)), Some(false))
             }
             None => (None, Some(true)),
         };

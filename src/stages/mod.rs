@@ -1,6 +1,7 @@
 //! One file a step of the way. Each takes the evidence of the step before and leaves its own.
 
 pub mod authorize;
+mod choice;
 mod dial;
 mod fields;
 mod forgiving;
@@ -12,5 +13,8 @@ pub mod limit;
 pub mod parse;
 pub mod pin;
 mod pool;
+mod query;
+mod redact;
 pub mod sni;
 pub mod throttle;
+pub mod upload;

@@ -16,8 +16,8 @@ use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use tokio::task::AbortHandle;
 
-use super::limit::RequestBody;
 use super::pin::PinnedTarget;
+use super::upload::RequestBody;
 use crate::model::name::ExecutionId;
 use crate::model::target::Target;
 

@@ -3,8 +3,8 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 
-use exeat::audit::chain::ChainKey;
 use exeat::audit::verify::{self, Finding};
+use exeat::flow::keep;
 
 use crate::cli::{Served, exeat};
 use crate::lab::{self, Ground};
@@ -33,7 +33,7 @@ async fn the_chain_of_a_real_run_is_whole() {
         lab.get("https://evil.test/").await.assert_refused(403, "host_not_allowed");
     }
     lab.ended(39).await;
-    let key = ChainKey::load(&lab.dir.path().join("audit.key")).unwrap();
+    let key = keep::known_audit_key(&lab.settings).unwrap();
     let head = lab.dir.path().join("audit.head");
     let report = verify::verify(&lab.audit_file(), &key, Some(&head)).unwrap();
     assert_eq!((report.finding, report.lines), (Finding::Whole, 1 + 20 * 2 + 20));

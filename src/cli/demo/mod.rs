@@ -25,6 +25,7 @@ use super::Exit;
 use super::terminal::{self, Paint, print, say};
 use crate::files;
 use crate::flow::daemon::Daemon;
+use crate::flow::keep;
 use crate::model::host::Host;
 use crate::policy::compile::{self, Surroundings};
 use crate::tls::authority::Authority;
@@ -180,7 +181,7 @@ async fn set(dir: &Path) -> io::Result<Stage> {
         dns = dns.address(),
     );
     let env = |_: &str| Some(token.clone());
-    let around = Surroundings { base: dir, state_dir: dir, env: &env };
+    let around = Surroundings { base: dir, state_dir: dir, env: &env, secrets: &keep::Reader::default() };
     let mut config = compile::compile(&text, &around).map_err(|problems| io::Error::other(format!("{problems:?}")))?;
     config.settings.admin.listen = None;
     let log = dir.join("audit.jsonl");

@@ -68,7 +68,49 @@ pub fn auth() -> String {
     format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("t:{TOKEN}")))
 }
 
+/// How a request comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Absolute,
+    TunnelH1,
+    TunnelH2,
+}
+
+impl Way {
+    pub const ALL: [Self; 3] = [Self::Absolute, Self::TunnelH1, Self::TunnelH2];
+}
+
 impl Lab {
+    /// A request to an https URL by one of the ways in.
+    pub async fn by(&self, way: Way, method: &str, url: &str, fields: &[(&str, &str)], body: &str) -> Reply {
+        let uri: http::Uri = url.parse().unwrap();
+        let authority = uri.authority().unwrap().to_string();
+        let to = if authority.contains(':') { authority.clone() } else { format!("{authority}:443") };
+        let target = match way {
+            Way::Absolute | Way::TunnelH2 => uri,
+            Way::TunnelH1 => uri.path_and_query().unwrap().as_str().parse().unwrap(),
+        };
+        let mut request = Request::builder().method(method).uri(target);
+        if way != Way::TunnelH2 {
+            request = request.header("host", authority);
+        }
+        if way == Way::Absolute {
+            request = request.header("proxy-authorization", auth());
+        }
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(Bytes::copy_from_slice(body.as_bytes()))).unwrap();
+        match way {
+            Way::Absolute => self.send(request).await,
+            Way::TunnelH1 => self.inside(&to, request).await,
+            Way::TunnelH2 => {
+                let mut h2 = self.h2(&to).await;
+                Reply::read(timeout(PATIENCE, h2.send_request(request)).await.unwrap().unwrap()).await
+            }
+        }
+    }
+
     #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox: it connects to the proxy")]
     pub async fn connect(&self) -> TcpStream {
         TcpStream::connect(self.proxy).await.unwrap()

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use exeat::cli::demo::dns::ScriptedDns;
 use exeat::flow::daemon::Daemon;
+use exeat::flow::keep;
 use exeat::model::host::Host;
 use exeat::policy::compile::{self, Config, Surroundings};
+use exeat::policy::settings::Settings;
 use exeat::tls::authority::Authority;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -20,6 +22,8 @@ pub use origin::Origin;
 
 /// The token of the task `t`.
 pub const TOKEN: &str = "a-token-of-more-than-24-bytes";
+/// A credential's value, in the source `env:KEY`: with characters that every encoding has to do something about.
+pub const KEY: &str = "sk-live-51H/8xPq+Zz~0=%w&R";
 /// How long anything may take before a test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -29,6 +33,7 @@ pub struct Lab {
     pub dns: ScriptedDns,
     pub proxy: SocketAddr,
     pub dir: TempDir,
+    pub settings: Settings,
 }
 
 /// What can be started before the proxy, because the configuration names its ports.
@@ -74,9 +79,9 @@ impl Ground {
         if !text.contains("[admin]") {
             settings.admin.listen = None;
         }
-        let daemon = Daemon::start(settings, compiled.policy, None).await.unwrap();
+        let daemon = Daemon::start(settings.clone(), compiled.policy, None).await.unwrap();
         let proxy = daemon.proxy_addresses()[0];
-        Lab { daemon, dns: self.dns, proxy, dir: self.dir }
+        Lab { daemon, dns: self.dns, proxy, dir: self.dir, settings }
     }
 
     /// The whole text of a configuration.
@@ -104,9 +109,9 @@ impl Ground {
 }
 
 fn compiled(text: &str, dir: &Path) -> Config {
-    let env = |_: &str| None;
-    compile::compile(text, &Surroundings { base: dir, state_dir: dir, env: &env })
-        .unwrap_or_else(|problems| panic!("{problems:#?}\n{text}"))
+    let env = |name: &str| (name == "KEY").then(|| KEY.to_owned());
+    let around = Surroundings { base: dir, state_dir: dir, env: &env, secrets: &keep::Reader::default() };
+    compile::compile(text, &around).unwrap_or_else(|problems| panic!("{problems:#?}\n{text}"))
 }
 
 /// A lab with one origin, `api.test`, that task `t` may use in every way.

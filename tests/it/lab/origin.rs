@@ -134,6 +134,11 @@ impl Origin {
                 }
                 return Ok(Response::new(full(count.to_string())));
             }
+            // Gives back what it got, in every part of the answer.
+            "/tell" => {
+                note(Bytes::new(), HeaderMap::new());
+                return Ok(told(&parts));
+            }
             "/stall" => {
                 note(Bytes::new(), HeaderMap::new());
                 return std::future::pending().await;
@@ -181,6 +186,39 @@ impl Origin {
         }
         Ok(response.body(full(output[split + 4..].to_vec())).unwrap())
     }
+}
+
+/// The credential comes back in fields, in the reason, in a body cut at byte `n` (the query), and in a trailer.
+fn told(parts: &http::request::Parts) -> Response<Body> {
+    let all =
+        parts.headers.iter().map(|(name, value)| format!("{name}: {}\n", String::from_utf8_lossy(value.as_bytes())));
+    let text = format!("{}\n{}end\n", parts.uri, all.collect::<String>());
+    let sent = parts.headers.get("authorization").or(parts.headers.get("x-api-key")).cloned();
+    let mut response = Response::builder().status(500);
+    if let Some(sent) = &sent {
+        let sent = sent.to_str().unwrap();
+        response = response.header("x-echo", sent).header("set-cookie", format!("k={sent}; Path=/"));
+        response = response.header("location", format!("https://elsewhere.test/?k={}", sent.replace(' ', "%20")));
+    }
+    let query = parts.uri.query().unwrap_or_default();
+    if query.contains("whole") {
+        return response.body(full(text)).unwrap();
+    }
+    let cut = query.split('&').find_map(|n| n.parse::<usize>().ok()).unwrap_or_default().min(text.len());
+    let (mut send, body) = Channel::<Bytes, std::io::Error>::new(4);
+    tokio::spawn(async move {
+        let (first, rest) = text.split_at(cut);
+        let _ = send.send_data(Bytes::copy_from_slice(first.as_bytes())).await;
+        // The first part has been taken, and so has left, before the second is there.
+        while send.capacity() < 4 {
+            tokio::task::yield_now().await;
+        }
+        let _ = send.send_data(Bytes::copy_from_slice(rest.as_bytes())).await;
+        let mut trailers = HeaderMap::new();
+        trailers.extend(sent.map(|sent| (http::HeaderName::from_static("x-echo"), sent)));
+        let _ = send.send_trailers(trailers).await;
+    });
+    response.header("trailer", "x-echo").body(body.boxed_unsync()).unwrap()
 }
 
 fn by_path(path: &str, query: Option<&str>) -> Response<Body> {
@@ -280,4 +318,32 @@ pub async fn raw(until: &'static str, words: &'static [u8]) -> (u16, Arc<Mutex<V
         }
     });
     (port, read)
+}
+
+/// As [`raw`], behind TLS, for a name: it waits for the end of a head.
+pub async fn raw_tls(ground: &super::Ground, name: &str, words: &'static [u8]) -> (u16, Arc<AtomicUsize>) {
+    ground.dns.set(name, &["127.0.0.1"]);
+    let mut config = ground.server_config(name).as_ref().clone();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+            let mut seen = Vec::new();
+            while !seen.windows(4).any(|w| w == b"\r\n\r\n") {
+                match stream.read_u8().await {
+                    Ok(byte) => seen.push(byte),
+                    Err(_) => break,
+                }
+            }
+            count.fetch_add(1, Ordering::SeqCst);
+            let _ = stream.write_all(words).await;
+            let _ = stream.shutdown().await;
+        }
+    });
+    (port, asked)
 }

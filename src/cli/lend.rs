@@ -1,0 +1,199 @@
+//! `exeat run --credential`: the child's variable holds a placeholder in place of the key.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use toml::Table;
+use zeroize::Zeroizing;
+
+use crate::files;
+use crate::model::name::is_plain;
+use crate::policy::compile::Problem;
+
+/// Shortest key that can be lent: a placeholder of fewer bytes would stand in texts by accident.
+const MIN_KEY: usize = 8;
+/// Most of a key's beginning that tells its kind and is no secret.
+const MAX_PREFIX: usize = 16;
+/// Beginnings that tell the kind without a separator.
+const KINDS: [&str; 4] = ["AIza", "AKIA", "ASIA", "eyJ"];
+
+/// A key of ours that the child may use and not see.
+pub(super) struct Lent {
+    pub(super) name: String,
+    /// What the configuration says of it.
+    pub(super) credential: Table,
+    /// Where it may go, as `--allow` takes it.
+    pub(super) host: String,
+    value: Zeroizing<Vec<u8>>,
+    placeholder: String,
+}
+
+impl Lent {
+    /// Reads `NAME=HOW@HOST`, and the value from the variable NAME.
+    pub(super) fn new(flag: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, Problem> {
+        let wrong = |problem: &str| Problem {
+            path: "--credential".to_owned(),
+            problem: format!("{flag:?} {problem}"),
+            suggestion: "NAME=HOW@HOST, where HOW is bearer, basic, header:NAME or query:NAME".to_owned(),
+        };
+        let (name, rest) = flag.split_once('=').ok_or_else(|| wrong("names no credential"))?;
+        let (how, host) = rest.rsplit_once('@').ok_or_else(|| wrong("names no host"))?;
+        if !is_plain(name) || host.is_empty() || host.contains("://") || host.starts_with('*') {
+            return Err(wrong("is no credential for one host"));
+        }
+        let value = env(name).filter(|value| value.len() >= MIN_KEY).map(|value| Zeroizing::new(value.into_bytes()));
+        let Some(value) = value else {
+            return Err(Problem {
+                path: "--credential".to_owned(),
+                problem: format!("the variable {name} holds no key"),
+                suggestion: format!("{name} set to the key, {MIN_KEY} bytes or more, in the environment of exeat"),
+            });
+        };
+        let placeholder = placeholder(&value).map_err(|error| wrong(&error.to_string()))?;
+        let (auth_type, own) = match how.split_once(':') {
+            None if how == "bearer" || how == "basic" => (how, None),
+            Some(("header", field)) => ("header", Some(("auth_header_name", field))),
+            Some(("query", parameter)) => ("query_param", Some(("auth_query_name", parameter))),
+            _ => return Err(wrong("says no known way to send it")),
+        };
+        let mut credential = Table::new();
+        credential.insert("auth_type".to_owned(), auth_type.into());
+        if let Some((key, field)) = own {
+            credential.insert(key.to_owned(), field.into());
+        }
+        credential.insert("value".to_owned(), format!("env:{name}").into());
+        credential.insert("domains".to_owned(), vec![host.to_ascii_lowercase()].into());
+        credential.insert("placeholder".to_owned(), placeholder.clone().into());
+        Ok(Self { name: name.to_owned(), credential, host: host.to_owned(), value, placeholder })
+    }
+
+    /// The placeholder wherever the value stood, or nothing if it did not.
+    fn hidden_in(&self, text: &OsStr) -> Option<OsString> {
+        let mut rest = text.as_bytes();
+        let mut hidden = Vec::new();
+        while let Some(at) = memchr::memmem::find(rest, &self.value) {
+            hidden.extend_from_slice(rest.get(..at)?);
+            hidden.extend_from_slice(self.placeholder.as_bytes());
+            rest = rest.get(at.saturating_add(self.value.len())..)?;
+        }
+        if hidden.is_empty() {
+            return None;
+        }
+        hidden.extend_from_slice(rest);
+        Some(OsString::from_vec(hidden))
+    }
+}
+
+/// A text for the child, with placeholders in place of all keys that are lent; nothing if it holds none.
+pub(super) fn hidden(lent: &[Lent], text: &OsStr) -> Option<OsString> {
+    let mut found: Option<OsString> = None;
+    for key in lent {
+        if let Some(hidden) = key.hidden_in(found.as_deref().unwrap_or(text)) {
+            found = Some(hidden);
+        }
+    }
+    found
+}
+
+/// A text of the same shape: the beginning that tells the kind, the length, and the kind of each
+/// character are kept, so that a client's own check of the key is content.
+fn placeholder(value: &[u8]) -> io::Result<String> {
+    let user = value.iter().position(|byte| *byte == b':').map_or(0, |colon| colon.saturating_add(1));
+    let (user, key) = value.split_at_checked(user).unwrap_or((&[], value));
+    let (prefix, rest) = key.split_at_checked(prefix(key)).unwrap_or((&[], key));
+    let plain =
+        |byte: &u8| if byte.is_ascii_alphanumeric() || b"-_.:@".contains(byte) { char::from(*byte) } else { 'x' };
+    let mut text: String = user.iter().chain(prefix).map(plain).collect();
+    for chunk in rest.chunks(64) {
+        let random = files::random::<64>()?;
+        text.extend(chunk.iter().zip(random.iter()).map(|(byte, random)| alike(*byte, *random)));
+    }
+    if text.as_bytes() == value {
+        return Err(io::Error::other("holds nothing that could be replaced"));
+    }
+    Ok(text)
+}
+
+fn alike(byte: u8, random: u8) -> char {
+    let one_of = |first: u8, many: u8| char::from(first.saturating_add(random.checked_rem(many).unwrap_or_default()));
+    match byte {
+        b'a'..=b'z' => one_of(b'a', 26),
+        b'A'..=b'Z' => one_of(b'A', 26),
+        b'0'..=b'9' => one_of(b'0', 10),
+        b'-' | b'_' | b'.' | b'+' | b'/' | b'=' => char::from(byte),
+        _ => 'x',
+    }
+}
+
+/// How much of the beginning is no secret: short words before a separator, a third of the key at most.
+fn prefix(key: &[u8]) -> usize {
+    let most = MAX_PREFIX.min(key.len() / 3);
+    let kind = KINDS.iter().find(|kind| key.starts_with(kind.as_bytes())).map_or(0, |kind| kind.len());
+    let start = key.get(..most).unwrap_or_default();
+    let separator = start.iter().rposition(|byte| matches!(byte, b'-' | b'_')).map_or(0, |at| at.saturating_add(1));
+    let words = start.get(..separator).unwrap_or_default().split(|byte| matches!(byte, b'-' | b'_'));
+    let short = words.into_iter().all(|word| word.len() <= 6);
+    if short { separator.max(kind) } else { kind }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_placeholder_has_the_shape_of_the_key_and_nothing_of_its_secret() {
+        let rows = [
+            ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", "ghp_"),
+            ("sk-ant-api03-R2D2c3po_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "sk-ant-api03-"),
+            ("sk-proj-abcdefghijklmnopqrstuvwxyz0123456789", "sk-proj-"),
+            ("xoxb-123456789012-abcdefghijkl", "xoxb-"),
+            ("AKIAIOSFODNN7EXAMPLE", "AKIA"),
+            ("0123456789abcdef0123456789abcdef", ""),
+            ("deploy:hunter2-hunter2-hunter2", "deploy:"),
+            ("correcthorse-batterystaple-x", ""),
+        ];
+        for (key, prefix) in rows {
+            let made = placeholder(key.as_bytes()).unwrap();
+            assert_eq!(made.len(), key.len(), "{key}");
+            assert!(made.starts_with(prefix), "{key}: {made}");
+            let kind = |c: char| (c.is_ascii_lowercase(), c.is_ascii_uppercase(), c.is_ascii_digit());
+            assert!(made.chars().zip(key.chars()).all(|(a, b)| kind(a) == kind(b)), "{key}: {made}");
+            let same =
+                made.chars().zip(key.chars()).skip(prefix.len()).filter(|(a, b)| a == b && a.is_ascii_alphanumeric());
+            assert!(same.count() < key.len() / 2, "{key}: {made}");
+            assert_ne!(made, placeholder(key.as_bytes()).unwrap(), "another each time");
+        }
+    }
+
+    #[test]
+    fn a_flag_says_what_where_and_how() {
+        let env = |name: &str| (name == "KEY").then(|| "ghp_0123456789abcdef".to_owned());
+        let rows = [
+            ("KEY=bearer@api.example.com", Some("bearer")),
+            ("KEY=basic@api.example.com:8443", Some("basic")),
+            ("KEY=header:X-Api-Key@api.example.com", Some("header")),
+            ("KEY=query:key@api.example.com", Some("query_param")),
+            ("KEY=cookie@api.example.com", None),
+            ("KEY=bearer", None),
+            ("KEY", None),
+            ("KEY=bearer@*.example.com", None),
+            ("KEY=bearer@http://api.example.com", None),
+            ("UNSET=bearer@api.example.com", None),
+        ];
+        for (flag, auth_type) in rows {
+            let lent = Lent::new(flag, &env).ok();
+            assert_eq!(lent.as_ref().and_then(|lent| lent.credential["auth_type"].as_str()), auth_type, "{flag}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_hidden_wherever_it_stands() {
+        let key = "ghp_0123456789abcdef";
+        let lent = [Lent::new("KEY=bearer@a.example", &|_| Some(key.to_owned())).ok().unwrap()];
+        let text = format!("Bearer {key}, {key}");
+        let hidden = hidden(&lent, OsStr::new(&text)).unwrap().into_string().unwrap();
+        assert_eq!(hidden, format!("Bearer {0}, {0}", lent[0].placeholder));
+        assert!(super::hidden(&lent, OsStr::new("nothing")).is_none());
+    }
+}

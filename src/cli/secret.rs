@@ -1,0 +1,159 @@
+//! `exeat secret`: what is in the vault, without ever showing it.
+
+use std::io::{self, IsTerminal, Read};
+use std::path::Path;
+
+use clap::{Args, Subcommand};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use zeroize::Zeroizing;
+
+use super::terminal::{self, print, say};
+use super::{Exit, sources};
+use crate::flow::keep;
+use crate::model::name::is_plain;
+use crate::model::secret::Secret;
+use crate::policy::compile::usable;
+use crate::vault::{Entry, MAX_VALUE, Vault};
+
+/// Where secrets belong that no `--workspace` is given for.
+const DEFAULT: &str = "default";
+
+/// Flags of `exeat secret`.
+#[derive(Args)]
+pub(super) struct SecretArgs {
+    /// Whose secrets: the workspace that the task names [default: default; `list` shows all]
+    #[arg(long, value_name = "W", global = true)]
+    workspace: Option<String>,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Show names and dates; values are never shown
+    List {
+        /// Print the list as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Set a value, from standard input or a hidden prompt
+    ///
+    /// The value is kept exactly; of what comes from standard input, one final newline is cut. A running daemon
+    /// takes it up at its next reload.
+    Set {
+        /// What credentials call it, as in value = "secret:NAME"
+        name: String,
+    },
+    /// Remove a value
+    Delete {
+        /// What it is called
+        name: String,
+    },
+}
+
+pub(super) fn run(config: Option<&Path>, args: &SecretArgs) -> Exit {
+    terminal::undumpable();
+    let place = match sources::vault_place(config) {
+        Ok(place) => place,
+        Err(problems) => {
+            sources::say_problems(config, &problems);
+            return Exit::Usage;
+        }
+    };
+    let vault = keep::vault(&place);
+    let workspace = args.workspace.as_deref().unwrap_or(DEFAULT);
+    let names = [Some(workspace), args.action.name()];
+    if let Some(name) = names.into_iter().flatten().find(|name| !is_plain(name)) {
+        say(format_args!("exeat: {:?} is no name; letters, digits, - and _, 64 at most", terminal::clean(name)));
+        return Exit::Usage;
+    }
+    let done = match &args.action {
+        Action::List { json } => list(&vault, args.workspace.as_deref(), *json),
+        Action::Set { name } => set(&vault, workspace, name),
+        Action::Delete { name } => delete(&vault, workspace, name),
+    };
+    done.unwrap_or_else(|why| {
+        say(format_args!("exeat: {why}"));
+        Exit::Failed
+    })
+}
+
+impl Action {
+    fn name(&self) -> Option<&str> {
+        match self {
+            Self::List { .. } => None,
+            Self::Set { name } | Self::Delete { name } => Some(name),
+        }
+    }
+}
+
+fn list(vault: &Vault, workspace: Option<&str>, json: bool) -> Result<Exit, String> {
+    let mut entries = vault.list().map_err(|error| in_vault(vault, &error))?;
+    entries.retain(|entry| keep::is_of_operators(&entry.workspace));
+    entries.retain(|entry| workspace.is_none_or(|wanted| entry.workspace == wanted));
+    if json {
+        print(format_args!("{:#}\n", entries.iter().map(keep::metadata).collect::<serde_json::Value>()));
+        return Ok(Exit::Done);
+    }
+    for Entry { workspace, name, created, updated } in &entries {
+        print(format_args!("{workspace:<16} {name:<32} set {}, first {}\n", date(*updated), date(*created)));
+    }
+    if entries.is_empty() {
+        say("there are no secrets");
+    }
+    Ok(Exit::Done)
+}
+
+fn set(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
+    let value = value(name).map_err(|error| format!("the value cannot be read: {error}"))?;
+    if value.is_empty() {
+        say("exeat: the value is empty; nothing was set");
+        return Ok(Exit::Usage);
+    }
+    if value.len() > MAX_VALUE {
+        say(format_args!("exeat: the value is longer than {MAX_VALUE} bytes; nothing was set"));
+        return Ok(Exit::Usage);
+    }
+    let unusable = usable(Secret::new(value.to_vec())).err();
+    let replaced = vault.set(workspace, name, Secret::new(value.to_vec())).map_err(|error| in_vault(vault, &error))?;
+    let what = if replaced { "replaced" } else { "set" };
+    say(format_args!("{workspace}/{name} is {what}; a running daemon takes it up at its next reload"));
+    if let Some(why) = unusable {
+        say(format_args!("warning: {why}, so no credential can use it"));
+    }
+    Ok(Exit::Done)
+}
+
+fn delete(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
+    if vault.delete(workspace, name).map_err(|error| in_vault(vault, &error))? {
+        say(format_args!("{workspace}/{name} is deleted; a running daemon forgets it at its next reload"));
+        return Ok(Exit::Done);
+    }
+    Err(format!("there is no secret {name} in the workspace {workspace}"))
+}
+
+fn in_vault(vault: &Vault, error: &crate::vault::VaultError) -> String {
+    format!("{}: {error}", vault.path().display())
+}
+
+/// From a hidden prompt if somebody sits there; else all of standard input, but one final newline.
+fn value(name: &str) -> io::Result<Zeroizing<Vec<u8>>> {
+    if io::stdin().is_terminal() {
+        let typed = rpassword::prompt_password(format!("Value of {name} (not shown): "))?;
+        return Ok(Zeroizing::new(typed.into_bytes()));
+    }
+    // Of its final size from the start: a vector that grows leaves copies behind.
+    let most = MAX_VALUE.saturating_add(2);
+    let mut value = Zeroizing::new(Vec::with_capacity(most.saturating_mul(2)));
+    io::stdin().lock().take(most as u64).read_to_end(&mut value)?;
+    if value.last() == Some(&b'\n') {
+        value.pop();
+    }
+    Ok(value)
+}
+
+fn date(seconds: u64) -> String {
+    let time = i64::try_from(seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+    time.and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_default()
+}

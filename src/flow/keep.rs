@@ -1,0 +1,100 @@
+//! The vault of a configuration: where it is, what opens it, and what the daemon itself keeps there.
+
+use std::cell::OnceCell;
+use std::fs;
+use std::io;
+
+use crate::audit::chain::ChainKey;
+use crate::files;
+use crate::model::secret::Secret;
+use crate::policy::compile::{Secrets, SourceError, read_source, usable};
+use crate::policy::settings::{self, Settings, Source};
+use crate::vault::{Entry, MasterKey, Opened, Vault, VaultError};
+
+/// The workspace of the daemon's own secrets. No operator can name it: it is no plain name.
+const OWN: &str = ".exeat";
+const AUDIT_KEY: &str = "audit.key";
+
+/// The vault that the settings name.
+#[must_use]
+pub fn vault(place: &settings::Vault) -> Vault {
+    let key = match &place.key {
+        Source::File(path) => MasterKey::File(path.clone()),
+        other => match read_source(other, &|name| std::env::var(name).ok()) {
+            Ok(text) => MasterKey::Text(text),
+            Err(why) => MasterKey::Missing(why.to_string()),
+        },
+    };
+    Vault::new(place.path.clone(), key)
+}
+
+/// Reads secrets out of a vault while a configuration is compiled. The file is opened once, and only if a
+/// credential wants something of it.
+#[derive(Default)]
+pub struct Reader(OnceCell<Result<Option<Opened>, String>>);
+
+impl Secrets for Reader {
+    fn secret(&self, place: &settings::Vault, workspace: &str, name: &str) -> Result<Secret, SourceError> {
+        let opened = self.0.get_or_init(|| vault(place).open().map_err(|error| error.to_string()));
+        let opened = opened.as_ref().map_err(|why| SourceError::Unusable(why.clone()))?;
+        let missing = || SourceError::Missing(format!("the vault has no secret {name} in the workspace {workspace}"));
+        usable(opened.as_ref().and_then(|opened| opened.get(workspace, name)).ok_or_else(missing)?)
+    }
+}
+
+/// The key of the audit chain, and whether it has just been made. One that lies in a file of its own, as
+/// earlier versions kept it, is taken into the vault.
+///
+/// # Errors
+/// What the vault says; also if there are two keys that differ.
+pub(super) fn audit_key(settings: &Settings) -> Result<(ChainKey, bool), VaultError> {
+    let vault = vault(&settings.vault);
+    let file = settings.state_dir.join(AUDIT_KEY);
+    let old = match files::read_private(&file) {
+        Ok(old) => Some(old),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error.into()),
+    };
+    let mut made = false;
+    let key = vault.get_or_create(OWN, AUDIT_KEY, || {
+        made = old.is_none();
+        match &old {
+            Some(old) => Ok(Secret::new(old.to_vec())),
+            None => Ok(Secret::new(files::hex(files::random::<32>()?.as_slice()).into_bytes())),
+        }
+    })?;
+    if let Some(old) = old {
+        if old.as_slice() != key.expose() {
+            let why = format!("{} is not the key that the vault holds; put one of them away", file.display());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, why).into());
+        }
+        fs::remove_file(&file)?;
+    }
+    Ok((ChainKey::new(key), made))
+}
+
+/// The key of a chain that exists, for reading it back. Nothing is made or moved.
+///
+/// # Errors
+/// What the vault says; also if there is no key.
+pub fn known_audit_key(settings: &Settings) -> Result<ChainKey, VaultError> {
+    if let Some(key) = vault(&settings.vault).get(OWN, AUDIT_KEY)? {
+        return Ok(ChainKey::new(key));
+    }
+    let old = files::read_private(&settings.state_dir.join(AUDIT_KEY))?;
+    Ok(ChainKey::new(Secret::new(old.to_vec())))
+}
+
+/// What may be told of a secret.
+#[must_use]
+pub fn metadata(entry: &Entry) -> serde_json::Value {
+    serde_json::json!({
+        "workspace": entry.workspace, "name": entry.name, "created_at": entry.created, "updated_at": entry.updated,
+    })
+}
+
+/// True for what an operator may see and set.
+#[must_use]
+pub fn is_of_operators(workspace: &str) -> bool {
+    workspace != OWN
+}

@@ -1,0 +1,135 @@
+//! What kind of request it is: a tool call, which says so, or a raw one.
+
+use http::{HeaderMap, HeaderName, Method};
+
+use super::refusal::{Deny, Verdict};
+
+/// Names the tool that a request is a call of. Read and removed.
+pub const EXEAT_TOOL: HeaderName = HeaderName::from_static("exeat-tool");
+
+/// The tools that requests can be calls of. Composed tools are calls of `http_request`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tool {
+    /// An https request with a credential, which it names.
+    ApiCall,
+    /// An https GET without a credential.
+    HttpGet,
+    /// An https POST without a credential.
+    HttpPost,
+    /// Any request, with placeholders for credentials.
+    HttpRequest,
+    /// An https POST to a registered URL.
+    Webhook,
+}
+
+/// A tool call, or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Any other request.
+    Raw,
+    /// A request with `Exeat-Tool`.
+    Tool(Tool),
+}
+
+impl Tool {
+    /// Every tool.
+    pub const ALL: [Self; 5] = [Self::ApiCall, Self::HttpGet, Self::HttpPost, Self::HttpRequest, Self::Webhook];
+
+    /// As written in `Exeat-Tool` and in the configuration.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ApiCall => "api_call",
+            Self::HttpGet => "http_get",
+            Self::HttpPost => "http_post",
+            Self::HttpRequest => "http_request",
+            Self::Webhook => "webhook",
+        }
+    }
+
+    /// The tool of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|tool| tool.as_str() == name)
+    }
+
+    /// Whether calls of the tool may have this method.
+    #[must_use]
+    pub fn admits_method(self, method: &Method) -> bool {
+        match self {
+            Self::ApiCall => matches!(*method, Method::GET | Method::POST | Method::PUT | Method::DELETE),
+            Self::HttpGet => *method == Method::GET,
+            Self::HttpPost | Self::Webhook => *method == Method::POST,
+            Self::HttpRequest => true,
+        }
+    }
+}
+
+impl Kind {
+    /// What a request says it is.
+    ///
+    /// # Errors
+    /// [`Deny::ToolNotEnabled`] for a name that is no tool's, [`Deny::RequestMalformed`] for two names.
+    pub fn of(headers: &HeaderMap) -> Verdict<Self> {
+        let mut fields = headers.get_all(EXEAT_TOOL).iter();
+        match (fields.next(), fields.next()) {
+            (None, _) => Ok(Self::Raw),
+            (Some(name), None) => {
+                name.to_str().ok().and_then(Tool::named).map(Self::Tool).ok_or(Deny::ToolNotEnabled.into())
+            }
+            (Some(_), Some(_)) => Err(Deny::RequestMalformed.into()),
+        }
+    }
+
+    /// The tool, if it is a call of one.
+    #[must_use]
+    pub fn tool(self) -> Option<Tool> {
+        match self {
+            Self::Raw => None,
+            Self::Tool(tool) => Some(tool),
+        }
+    }
+
+    /// Whether plain HTTP can be meant. The four tools are https only.
+    #[must_use]
+    pub fn admits_plain_http(self) -> bool {
+        matches!(self, Self::Raw | Self::Tool(Tool::HttpRequest))
+    }
+
+    /// Whether a credential may be chosen by its name.
+    #[must_use]
+    pub fn takes_names(self) -> bool {
+        matches!(self, Self::Raw | Self::Tool(Tool::ApiCall | Tool::HttpRequest))
+    }
+
+    /// Whether placeholders are swapped, and what is injected always is.
+    #[must_use]
+    pub fn takes_placeholders(self) -> bool {
+        matches!(self, Self::Raw | Self::Tool(Tool::HttpRequest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::refusal::Refusal;
+
+    #[test]
+    fn a_request_is_raw_or_a_call_of_one_known_tool() {
+        let rows: [(&[&str], Result<Kind, Refusal>); 6] = [
+            (&[], Ok(Kind::Raw)),
+            (&["api_call"], Ok(Kind::Tool(Tool::ApiCall))),
+            (&["http_request"], Ok(Kind::Tool(Tool::HttpRequest))),
+            (&["shell"], Err(Deny::ToolNotEnabled.into())),
+            (&["API_CALL"], Err(Deny::ToolNotEnabled.into())),
+            (&["api_call", "api_call"], Err(Deny::RequestMalformed.into())),
+        ];
+        for (names, want) in rows {
+            let mut headers = HeaderMap::new();
+            for name in names {
+                headers.append(EXEAT_TOOL, name.parse().unwrap());
+            }
+            assert_eq!(Kind::of(&headers), want, "{names:?}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Credentials: where their values go, and how a request asks for one.
+
+use std::sync::Arc;
+
+use http::HeaderName;
+use http::header::AUTHORIZATION;
+
+use super::rule::Allowed;
+use crate::leak::Matcher;
+use crate::model::host::Host;
+use crate::model::name::{CredentialName, is_plain};
+use crate::model::secret::Secret;
+use crate::model::target::{Scheme, Target};
+
+/// A named secret, how it is sent, and where it may go.
+///
+/// ```compile_fail
+/// fn show(credential: &exeat::policy::credential::Credential) -> String { format!("{credential:?}") } // no Debug
+/// ```
+/// ```
+/// fn name(credential: &exeat::policy::credential::Credential) -> &str { credential.name().as_str() }
+/// ```
+pub struct Credential {
+    pub(super) name: CredentialName,
+    pub(super) auth: Auth,
+    pub(super) bound: Vec<Bound>,
+    pub(super) always: bool,
+    pub(super) placeholder: Option<String>,
+    pub(super) swap_in: Vec<HeaderName>,
+    /// Without one it is disabled; why has been said when it was read.
+    pub(super) value: Option<Secret>,
+}
+
+/// How a value is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Auth {
+    /// `Authorization: Basic base64(value)`; the value is `user:password` (RFC 7617).
+    Basic,
+    /// `Authorization: Bearer value` (RFC 6750 §2.1).
+    Bearer,
+    /// The value alone in a field of its own.
+    Header(HeaderName),
+    /// A query parameter.
+    Query(String),
+}
+
+/// Where a value may be put.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A header field.
+    Field(HeaderName),
+    /// A query parameter.
+    Parameter(String),
+}
+
+/// A destination that a credential may be sent to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Bound {
+    pub(super) host: Host,
+    /// None: whatever port the task's integrations name for that host.
+    pub(super) port: Option<u16>,
+}
+
+impl Bound {
+    /// True if both can mean one destination.
+    pub(super) fn meets(&self, other: &Self) -> bool {
+        let ports = self.port.zip(other.port).is_none_or(|(a, b)| a == b);
+        self.host == other.host && ports
+    }
+}
+
+impl Auth {
+    /// Where the value goes.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        match self {
+            Self::Basic | Self::Bearer => Place::Field(AUTHORIZATION),
+            Self::Header(name) => Place::Field(name.clone()),
+            Self::Query(name) => Place::Parameter(name.clone()),
+        }
+    }
+}
+
+impl std::fmt::Display for Auth {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Basic => f.write_str("Authorization: Basic …"),
+            Self::Bearer => f.write_str("Authorization: Bearer …"),
+            Self::Header(name) => write!(f, "{name}: …"),
+            Self::Query(name) => write!(f, "?{name}=…"),
+        }
+    }
+}
+
+impl Credential {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &CredentialName {
+        &self.name
+    }
+
+    /// How it is sent.
+    #[must_use]
+    pub fn auth(&self) -> &Auth {
+        &self.auth
+    }
+
+    /// True if it goes with every request to where it is bound.
+    #[must_use]
+    pub fn is_always_injected(&self) -> bool {
+        self.always
+    }
+
+    /// The value; none if it is disabled.
+    #[must_use]
+    pub fn value(&self) -> Option<&Secret> {
+        self.value.as_ref()
+    }
+
+    /// Whether it may be sent to a destination that `allowed` lets through: https, a host and port that it
+    /// is bound to, and not as part of the public internet.
+    #[must_use]
+    pub fn is_bound_to(&self, target: &Target, allowed: &Allowed) -> bool {
+        let fits = |bound: &Bound| bound.host == *target.host() && bound.port.is_none_or(|port| port == target.port());
+        target.scheme() == Scheme::Https && allowed.takes_credentials() && self.bound.iter().any(fits)
+    }
+
+    /// Whether its placeholder is swapped there.
+    #[must_use]
+    pub fn swaps_in(&self, place: &Place) -> bool {
+        let listed = |name: &HeaderName| *place == Place::Field(name.clone());
+        self.auth.place() == *place || self.swap_in.iter().any(listed)
+    }
+
+    /// The places where its placeholder is swapped.
+    pub fn places(&self) -> impl Iterator<Item = Place> {
+        [self.auth.place()].into_iter().chain(self.swap_in.iter().cloned().map(Place::Field))
+    }
+}
+
+/// Looks for the values of these credentials. For `user:password` the password is looked for by itself, too.
+pub(super) fn matcher<'c>(credentials: impl Iterator<Item = &'c Arc<Credential>>) -> Matcher {
+    let values = credentials.filter_map(|credential| Some((credential, credential.value()?.expose())));
+    Matcher::new(values.flat_map(|(credential, value)| {
+        let colon = value.iter().position(|byte| *byte == b':').filter(|_| *credential.auth() == Auth::Basic);
+        let password = colon.and_then(|at| value.get(at.saturating_add(1)..));
+        [Some(value), password].into_iter().flatten().map(|part| (credential.name(), part))
+    }))
+}
+
+/// What stands for a credential in a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Marks {
+    /// `${NONCE.NAME}` and nothing else: the sender's own texts cannot look like it.
+    Nonce(String),
+    /// `${secrets.NAME}`, and the placeholders that credentials have of their own.
+    Usual,
+}
+
+/// A mark in a text: what it stands for, and what stands around it.
+pub struct Mark<'t> {
+    /// The credential; none if the task has none of that name.
+    pub credential: Option<Arc<Credential>>,
+    /// What stands before.
+    pub before: &'t [u8],
+    /// What stands behind.
+    pub after: &'t [u8],
+}
+
+impl Marks {
+    fn opening(&self) -> String {
+        match self {
+            Self::Nonce(nonce) => format!("${{{nonce}."),
+            Self::Usual => "${secrets.".to_owned(),
+        }
+    }
+
+    /// The first mark in a text.
+    pub fn first<'t>(&self, credentials: &[Arc<Credential>], text: &'t [u8]) -> Option<Mark<'t>> {
+        self.named(credentials, text).or_else(|| match self {
+            Self::Nonce(_) => None,
+            Self::Usual => own(credentials, text),
+        })
+    }
+
+    fn named<'t>(&self, credentials: &[Arc<Credential>], text: &'t [u8]) -> Option<Mark<'t>> {
+        let opening = self.opening();
+        let mut from = 0;
+        loop {
+            let at = memchr::memmem::find(text.get(from..)?, opening.as_bytes())?.checked_add(from)?;
+            let (before, rest) = text.split_at_checked(at)?;
+            let inner = rest.get(opening.len()..)?;
+            let name = memchr::memchr(b'}', inner).and_then(|end| inner.split_at_checked(end));
+            let plain = name.and_then(|(name, _)| std::str::from_utf8(name).ok()).filter(|name| is_plain(name));
+            if let (Some(plain), Some((_, closing))) = (plain, name) {
+                let credential = credentials.iter().find(|credential| credential.name.as_str() == plain).cloned();
+                return Some(Mark { credential, before, after: closing.get(1..)? });
+            }
+            from = at.checked_add(opening.len())?;
+        }
+    }
+}
+
+/// The first placeholder that a credential has of its own.
+fn own<'t>(credentials: &[Arc<Credential>], text: &'t [u8]) -> Option<Mark<'t>> {
+    credentials.iter().find_map(|credential| {
+        let placeholder = credential.placeholder.as_ref()?.as_bytes();
+        let (before, rest) = text.split_at_checked(memchr::memmem::find(text, placeholder)?)?;
+        Some(Mark { credential: Some(credential.clone()), before, after: rest.get(placeholder.len()..)? })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn credential(name: &str, placeholder: Option<&str>) -> Arc<Credential> {
+        Arc::new(Credential {
+            name: CredentialName::new(name),
+            auth: Auth::Bearer,
+            bound: Vec::new(),
+            always: false,
+            placeholder: placeholder.map(str::to_owned),
+            swap_in: Vec::new(),
+            value: None,
+        })
+    }
+
+    #[test]
+    fn marks_are_found_as_whole_words_of_their_own_syntax() {
+        let credentials = [credential("KEY", Some("ghp_placeholder")), credential("OTHER", None)];
+        let nonce = Marks::Nonce("n0nce".to_owned());
+        type Split<'t> = Option<(Option<&'t str>, &'t str, &'t str)>;
+        let rows: [(&Marks, &str, Split<'_>); 13] = [
+            (&Marks::Usual, "Bearer ${secrets.KEY}", Some((Some("KEY"), "Bearer ", ""))),
+            (&Marks::Usual, "a ${secrets.OTHER} b", Some((Some("OTHER"), "a ", " b"))),
+            (&Marks::Usual, "${secrets.NOPE}", Some((None, "", ""))),
+            (&Marks::Usual, "token ghp_placeholder", Some((Some("KEY"), "token ", ""))),
+            (&Marks::Usual, "${secrets.}", None),
+            (&Marks::Usual, "${secrets.KEY", None),
+            (&Marks::Usual, "${secrets.A B}${secrets.KEY}", Some((Some("KEY"), "${secrets.A B}", ""))),
+            (&Marks::Usual, "$secrets.KEY", None),
+            (&Marks::Usual, "${n0nce.KEY}", None),
+            (&nonce, "x${n0nce.KEY}y", Some((Some("KEY"), "x", "y"))),
+            (&nonce, "${secrets.KEY}", None),
+            (&nonce, "ghp_placeholder", None),
+            (&nonce, "${n0nce.NOPE}", Some((None, "", ""))),
+        ];
+        for (marks, text, want) in rows {
+            let mark = marks.first(&credentials, text.as_bytes());
+            let got = mark.as_ref().map(|mark| {
+                let name = mark.credential.as_ref().map(|c| c.name.as_str());
+                (name, std::str::from_utf8(mark.before).unwrap(), std::str::from_utf8(mark.after).unwrap())
+            });
+            assert_eq!(got, want, "{text:?}");
+        }
+    }
+}

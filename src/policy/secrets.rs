@@ -1,0 +1,325 @@
+//! `[credentials]`: what was typed, and what it means for a task.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use http::HeaderName;
+use http::header::{
+    ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, RANGE, TE, TRAILER, TRANSFER_ENCODING,
+    UPGRADE, VIA,
+};
+use toml::Value;
+
+use super::compile::{SourceError, Surroundings, read_source};
+use super::credential::{Auth, Bound, Credential};
+use super::reader::{Findings, Readable, Section, choice};
+use super::rule::{Integration, Mode};
+use super::settings::{Settings, Source};
+use crate::leak;
+use crate::model::host::Host;
+use crate::model::name::{CredentialName, is_plain};
+use crate::model::secret::Secret;
+
+/// Longest value that is injected, in bytes: origins take heads of 8 KiB at least.
+const MAX_VALUE: usize = 8 * 1024;
+/// Shortest placeholder, in bytes: shorter ones stand in texts by accident.
+const MIN_PLACEHOLDER: usize = 8;
+
+/// `[credentials.NAME]`.
+pub(super) struct RawCredential {
+    auth_type: Option<AuthType>,
+    auth_header_name: Option<String>,
+    auth_query_name: Option<String>,
+    value: Option<CredentialSource>,
+    domains: Vec<Bound>,
+    inject: Inject,
+    placeholder: Option<String>,
+    swap_in: Vec<String>,
+    /// Where it stands.
+    path: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AuthType {
+    Basic,
+    Bearer,
+    Header,
+    Query,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Inject {
+    Always,
+    Named,
+}
+
+choice!(AuthType, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic);
+choice!(Inject, "named" => Inject::Named, "always" => Inject::Always);
+
+/// A source that may also be the vault.
+struct CredentialSource(Source);
+
+impl Readable for CredentialSource {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let of_vault = |text: &str| {
+            let name = text.strip_prefix("secret:").or_else(|| text.strip_prefix("workspace-secret://"))?;
+            Some(name.to_owned())
+        };
+        match value.as_str().and_then(of_vault) {
+            Some(name) if is_plain(&name) => Some(Self(Source::Secret(name))),
+            Some(_) => {
+                findings.problem(
+                    path,
+                    "not the name of a secret",
+                    "\"secret:NAME\", with a name as `exeat secret list` shows it",
+                );
+                None
+            }
+            None => Source::read(value, path, findings).map(Self),
+        }
+    }
+}
+
+impl Readable for Bound {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let text = String::read(value, path, findings)?;
+        let with_port = text.rsplit_once(':').filter(|(host, _)| !host.contains(':') || host.ends_with(']'));
+        let (host, port) = match with_port {
+            Some((host, port)) => (host, port.parse::<u16>().ok().filter(|port| *port > 0).map(Some)),
+            None => (text.as_str(), Some(None)),
+        };
+        let parsed = Host::parse(host).ok().filter(|parsed| parsed.to_string() == host);
+        match (parsed, port) {
+            (Some(host), Some(port)) => Some(Self { host, port }),
+            _ => {
+                let write =
+                    "each host by itself, in small letters, such as \"api.example.com\" or \"api.example.com:8443\"";
+                findings.problem(path, format!("{text:?} is not one host"), write);
+                None
+            }
+        }
+    }
+}
+
+/// Reads one section.
+pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
+    RawCredential {
+        auth_type: s.take("auth_type"),
+        auth_header_name: s.take("auth_header_name"),
+        auth_query_name: s.take("auth_query_name"),
+        value: s.take::<CredentialSource>("value").map(|source| CredentialSource(source.0.relative_to(base))),
+        domains: s.take("domains").unwrap_or_default(),
+        inject: s.take("inject").unwrap_or(Inject::Named),
+        placeholder: s.take("placeholder"),
+        swap_in: s.take("swap_in").unwrap_or_default(),
+        path: s.at("").trim_end_matches('.').to_owned(),
+    }
+}
+
+impl RawCredential {
+    /// What is wrong with it, whoever uses it.
+    pub(super) fn check(&self, findings: &Findings) {
+        let at = |key: &str| format!("{}.{key}", self.path);
+        if self.auth_type.is_none() {
+            findings.problem(
+                at("auth_type"),
+                "missing or unknown",
+                "\"bearer\", \"header\", \"query_param\" or \"basic\"",
+            );
+        }
+        if self.value.is_none() {
+            findings.problem(at("value"), "no source", "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
+        }
+        if self.domains.is_empty() {
+            findings.problem(at("domains"), "bound to no host", "[\"api.example.com\"]");
+        }
+        match (&self.auth_header_name, self.auth_type) {
+            (None, Some(AuthType::Header)) => {
+                findings.problem(at("auth_header_name"), "missing", "the field's name, such as \"X-Api-Key\"")
+            }
+            (Some(_), Some(kind)) if kind != AuthType::Header => {
+                findings.problem(at("auth_header_name"), "without auth_type = \"header\"", "no auth_header_name")
+            }
+            (Some(name), _) if field(name).is_none() => findings.problem(
+                at("auth_header_name"),
+                format!("{name:?} cannot carry a credential"),
+                "a field of the request's own, such as \"X-Api-Key\"",
+            ),
+            _ => {}
+        }
+        match (&self.auth_query_name, self.auth_type) {
+            (Some(_), Some(kind)) if kind != AuthType::Query => {
+                findings.problem(at("auth_query_name"), "without auth_type = \"query_param\"", "no auth_query_name")
+            }
+            (Some(name), _) if !is_parameter(name) => findings.problem(
+                at("auth_query_name"),
+                format!("{name:?} is no parameter's name"),
+                "letters, digits, and any of -_.[]",
+            ),
+            _ => {}
+        }
+        if let Some(placeholder) = &self.placeholder {
+            let visible = placeholder.bytes().all(|b| b.is_ascii_graphic() && !b"\"',;\\".contains(&b));
+            if placeholder.len() < MIN_PLACEHOLDER || !visible || placeholder.contains("${") {
+                findings.problem(
+                    at("placeholder"),
+                    "not fit for a placeholder",
+                    "8 or more visible characters without quotes, commas or spaces, in the shape of a real key",
+                );
+            }
+        }
+        for (i, place) in self.swap_in.iter().enumerate() {
+            if place.strip_prefix("header:").and_then(field).is_none() {
+                findings.problem(
+                    format!("{}[{i}]", at("swap_in")),
+                    format!("{place:?} is no place to swap in"),
+                    "\"header:NAME\"",
+                );
+            }
+        }
+    }
+
+    /// The credential with the value that it has in a workspace. What is wrong has been reported.
+    pub(super) fn compile(
+        &self,
+        name: &str,
+        workspace: &str,
+        settings: &Settings,
+        around: &Surroundings<'_>,
+        findings: &Findings,
+    ) -> Option<Credential> {
+        let auth = match self.auth_type? {
+            AuthType::Basic => Auth::Basic,
+            AuthType::Bearer => Auth::Bearer,
+            AuthType::Header => Auth::Header(field(self.auth_header_name.as_deref()?)?),
+            AuthType::Query => Auth::Query(self.auth_query_name.clone().unwrap_or_else(|| "api_key".to_owned())),
+        };
+        let value = self.value(workspace, settings, around, findings);
+        if let (Some(value), Some(placeholder)) = (&value, &self.placeholder)
+            && memchr::memmem::find(value.expose(), placeholder.as_bytes()).is_some()
+        {
+            findings.problem(
+                format!("{}.placeholder", self.path),
+                "it stands in the value itself",
+                "another placeholder, in the shape of a real key",
+            );
+        }
+        Some(Credential {
+            name: CredentialName::new(name),
+            auth,
+            bound: self.domains.clone(),
+            always: self.inject == Inject::Always,
+            placeholder: self.placeholder.clone(),
+            swap_in: self.swap_in.iter().filter_map(|place| place.strip_prefix("header:").and_then(field)).collect(),
+            value,
+        })
+    }
+
+    fn value(
+        &self,
+        workspace: &str,
+        settings: &Settings,
+        around: &Surroundings<'_>,
+        findings: &Findings,
+    ) -> Option<Secret> {
+        let at = format!("{}.value", self.path);
+        let CredentialSource(source) = self.value.as_ref()?;
+        let read = match source {
+            Source::Secret(name) => around.secrets.secret(&settings.vault, workspace, name),
+            other => read_source(other, around.env),
+        };
+        let value = match read {
+            Ok(value) => value,
+            Err(SourceError::Missing(why)) => {
+                findings.warning(at, format!("{why}; the credential is disabled and its use is refused"));
+                return None;
+            }
+            Err(SourceError::Unusable(why)) => {
+                findings.problem(at, why, "a source that holds the value");
+                return None;
+            }
+        };
+        if self.auth_type == Some(AuthType::Basic) && !value.expose().contains(&b':') {
+            findings.problem(&at, "it is not of the form user:password", "a value with a colon, or another auth_type");
+            return None;
+        }
+        if value.expose().len() > MAX_VALUE {
+            findings.problem(&at, format!("it is longer than {MAX_VALUE} bytes"), "a shorter value");
+            return None;
+        }
+        if let Some(why) = leak::unsearchable(value.expose()) {
+            findings.warning(at, format!("{why}; it is neither looked for in requests nor redacted in answers"));
+        }
+        Some(value)
+    }
+}
+
+/// What credentials of one task must not be to each other, and to its integrations.
+pub(super) fn together(
+    task: &str,
+    credentials: &[Arc<Credential>],
+    integrations: &[Arc<Integration>],
+    findings: &Findings,
+) {
+    let at = |i: usize| format!("tasks.{task}.credentials[{i}]");
+    for (i, credential) in credentials.iter().enumerate() {
+        let name = &credential.name;
+        for other in credentials.iter().take(i) {
+            let meets = credential.bound.iter().any(|a| other.bound.iter().any(|b| a.meets(b)));
+            if credential.always && other.always && meets {
+                let problem = format!("{name} and {} both always go to the same host", other.name);
+                findings.problem(at(i), problem, "inject = \"named\" for one of them");
+            }
+            let alike = |a: &str, b: &str| a.contains(b) || b.contains(a);
+            if let (Some(a), Some(b)) = (&credential.placeholder, &other.placeholder)
+                && alike(a, b)
+            {
+                findings.problem(at(i), format!("{name} and {} have placeholders alike", other.name), "one of its own");
+            }
+        }
+        let named = |rule: &&Arc<Integration>| {
+            rule.allowed.iter().any(|pattern| credential.bound.iter().any(|bound| pattern.matches(&bound.host)))
+        };
+        let meant: Vec<_> = integrations.iter().filter(named).collect();
+        if let Some(opaque) = meant.iter().find(|rule| rule.mode == Mode::Opaque) {
+            let problem = format!("{name} is bound to a host of {}, whose mode is \"opaque\"", opaque.name);
+            findings.problem(at(i), problem, "mode = \"inspect\", or another host");
+        }
+        if meant.is_empty() {
+            findings
+                .warning(at(i), format!("{name} is bound to no host of this task's integrations: it is never sent"));
+        }
+    }
+    for rule in integrations {
+        let required = rule.require_credential.as_ref();
+        if let Some(name) = required.filter(|name| credentials.iter().all(|credential| credential.name != **name)) {
+            let problem = format!("{} requires {name}, which the task does not have", rule.name);
+            findings.problem(format!("tasks.{task}.credentials"), problem, format!("{:?} among them", name.as_str()));
+        }
+    }
+}
+
+/// A field that a credential can be put in: no framing, no routing, none of the proxy's.
+fn field(name: &str) -> Option<HeaderName> {
+    const TAKEN: [HeaderName; 12] = [
+        ACCEPT_ENCODING,
+        CONNECTION,
+        CONTENT_ENCODING,
+        CONTENT_LENGTH,
+        EXPECT,
+        HOST,
+        RANGE,
+        TE,
+        TRAILER,
+        TRANSFER_ENCODING,
+        UPGRADE,
+        VIA,
+    ];
+    let name: HeaderName = name.parse().ok()?;
+    let ours = name.as_str().starts_with("exeat-") || name.as_str().starts_with("proxy-");
+    (!ours && !TAKEN.contains(&name) && name.as_str() != "keep-alive").then_some(name)
+}
+
+fn is_parameter(name: &str) -> bool {
+    (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.[]".contains(&b))
+}

@@ -1,0 +1,230 @@
+//! Which credential a request asks for: by name, by a placeholder, or because it always goes along.
+//! Not a stage: what `authorize` judges and `inject` carries out.
+
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::header::AUTHORIZATION;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName};
+
+use super::query;
+use crate::audit::record::Record;
+use crate::model::name::is_plain;
+use crate::model::refusal::{Deny, Verdict};
+use crate::model::target::Target;
+use crate::model::tool::{Kind, Tool};
+use crate::policy::credential::{Credential, Mark, Marks, Place};
+use crate::policy::rule::{Allowed, Task};
+
+/// Names the credential to inject. Read and removed.
+pub(super) const EXEAT_CREDENTIAL: HeaderName = HeaderName::from_static("exeat-credential");
+/// Makes `${NONCE.NAME}` the only placeholder. Read and removed.
+pub(super) const EXEAT_SWAP: HeaderName = HeaderName::from_static("exeat-swap");
+
+/// Shortest nonce, in bytes: texts that do not know it must not hit upon it.
+const MIN_NONCE: usize = 16;
+
+/// A credential that goes with a request, judged to be the task's and bound to the destination.
+pub(super) struct Chosen {
+    pub(super) credential: Arc<Credential>,
+    named: bool,
+    /// What is swapped, and where.
+    pub(super) swaps: Vec<Swap>,
+}
+
+impl Chosen {
+    /// Whether it is injected as its `auth_type` says, whatever is swapped besides.
+    pub(super) fn is_whole(&self) -> bool {
+        self.named || self.swaps.is_empty()
+    }
+}
+
+/// One place where a placeholder stands, and what stands around it.
+pub(super) struct Swap {
+    pub(super) place: Place,
+    pub(super) before: Vec<u8>,
+    pub(super) after: Vec<u8>,
+    /// The text was found in base64, behind `Basic`.
+    pub(super) basic: bool,
+}
+
+/// How the request writes placeholders.
+pub(super) fn marks(headers: &HeaderMap) -> Verdict<Marks> {
+    match single(headers, &EXEAT_SWAP)? {
+        None => Ok(Marks::Usual),
+        Some(nonce) if nonce.len() >= MIN_NONCE && is_plain(nonce) => Ok(Marks::Nonce(nonce.to_owned())),
+        Some(_) => Err(Deny::RequestMalformed.into()),
+    }
+}
+
+/// The credential that goes with a request.
+///
+/// # Errors
+/// [`Deny::CredentialUnknown`], [`Deny::CredentialNotBound`] or [`Deny::CredentialRequired`].
+pub(super) fn choose(
+    task: &Task,
+    (target, allowed): (&Target, &Allowed),
+    (kind, marks): (Kind, &Marks),
+    parts: &Parts,
+    record: &mut Record,
+) -> Verdict<Option<Chosen>> {
+    let named = named(task, kind, &parts.headers, record)?;
+    let mut swaps = Found { task, kind, marks, credential: named.clone(), swaps: Vec::new() };
+    swaps.look(parts, named.as_ref(), record)?;
+    let Found { credential, swaps, .. } = swaps;
+    let always = || {
+        let goes = |c: &&Arc<Credential>| c.is_always_injected() && c.is_bound_to(target, allowed);
+        task.credentials().iter().find(goes).filter(|_| kind.takes_placeholders()).cloned()
+    };
+    let credential = credential.or_else(always);
+    let chosen = credential.as_ref().map(|credential| credential.name());
+    if let Some(required) = allowed.required().find(|required| Some(*required) != chosen) {
+        return Err(record.refused_for(Deny::CredentialRequired, required, "it is required here"));
+    }
+    if kind == Kind::Tool(Tool::ApiCall) && named.is_none() {
+        return Err(Deny::CredentialRequired.into());
+    }
+    let Some(credential) = credential else { return Ok(None) };
+    if credential.value().is_none() {
+        return Err(record.refused_for(Deny::CredentialUnknown, credential.name(), "it has no value"));
+    }
+    if !credential.is_bound_to(target, allowed) {
+        return Err(not_bound(record, &credential, "it is bound to other destinations"));
+    }
+    Ok(Some(Chosen { credential, named: named.is_some(), swaps }))
+}
+
+fn not_bound(record: &mut Record, credential: &Credential, why: &str) -> crate::model::refusal::Refusal {
+    record.refused_for(Deny::CredentialNotBound, credential.name(), why)
+}
+
+fn named(task: &Task, kind: Kind, headers: &HeaderMap, record: &mut Record) -> Verdict<Option<Arc<Credential>>> {
+    let Some(name) = single(headers, &EXEAT_CREDENTIAL)? else { return Ok(None) };
+    // A name that is not the task's is nobody's, whoever else may have one like it.
+    let credential = task.credential(name).ok_or(Deny::CredentialUnknown)?;
+    if !kind.takes_names() {
+        return Err(not_bound(record, credential, "the tool takes no credential"));
+    }
+    Ok(Some(credential.clone()))
+}
+
+fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Verdict<Option<&'h str>> {
+    let mut fields = headers.get_all(name).iter();
+    match (fields.next(), fields.next()) {
+        (None, _) => Ok(None),
+        (Some(one), None) => one.to_str().map(Some).map_err(|_| Deny::RequestMalformed.into()),
+        (Some(_), Some(_)) => Err(Deny::RequestMalformed.into()),
+    }
+}
+
+/// Placeholders that were found so far, all of one credential.
+struct Found<'a> {
+    task: &'a Task,
+    kind: Kind,
+    marks: &'a Marks,
+    credential: Option<Arc<Credential>>,
+    swaps: Vec<Swap>,
+}
+
+impl Found<'_> {
+    /// Looks where placeholders of this task can be swapped. The field that a named credential replaces is
+    /// not looked at.
+    fn look(&mut self, parts: &Parts, named: Option<&Arc<Credential>>, record: &mut Record) -> Verdict<()> {
+        let replaced = named.map(|credential| credential.auth().place());
+        let mut places = vec![Place::Field(AUTHORIZATION)];
+        places.extend(self.task.credentials().iter().flat_map(|credential| credential.places()));
+        let mut looked_at: Vec<Place> = replaced.into_iter().collect();
+        for place in places {
+            if looked_at.contains(&place) {
+                continue;
+            }
+            match &place {
+                Place::Field(name) => self.field(name, &parts.headers, record)?,
+                Place::Parameter(name) => self.parameter(name, parts.uri.query().unwrap_or_default(), record)?,
+            }
+            looked_at.push(place);
+        }
+        if *self.marks != Marks::Usual {
+            self.nowhere_else(parts, &looked_at, record)?;
+        }
+        Ok(())
+    }
+
+    fn field(&mut self, name: &HeaderName, headers: &HeaderMap, record: &mut Record) -> Verdict<()> {
+        let mut fields = headers.get_all(name).iter();
+        let only = fields.next().filter(|_| fields.next().is_none());
+        for value in headers.get_all(name) {
+            let decoded = if *name == AUTHORIZATION { basic(value.as_bytes()) } else { None };
+            let text = decoded.as_deref().unwrap_or(value.as_bytes());
+            self.text(Place::Field(name.clone()), text, (decoded.is_some(), only.is_some()), record)?;
+        }
+        Ok(())
+    }
+
+    fn parameter(&mut self, name: &str, query: &str, record: &mut Record) -> Verdict<()> {
+        for (_, value) in query::pairs(query).filter(|(key, _)| query::decoded(key) == name.as_bytes()) {
+            self.text(Place::Parameter(name.to_owned()), &query::decoded(value), (false, true), record)?;
+        }
+        Ok(())
+    }
+
+    /// One text where a placeholder can stand: one of them, in the only field of that name.
+    fn text(&mut self, place: Place, text: &[u8], (basic, only): (bool, bool), record: &mut Record) -> Verdict<()> {
+        let all = self.task.credentials();
+        let Some(Mark { credential, before, after }) = self.marks.first(all, text) else { return Ok(()) };
+        let credential = credential.ok_or(Deny::CredentialUnknown)?;
+        if !self.kind.takes_placeholders() {
+            return Err(not_bound(record, &credential, "the tool swaps no placeholders"));
+        }
+        if !credential.swaps_in(&place) {
+            return Err(not_bound(record, &credential, "its placeholder stands in the field of another"));
+        }
+        if !only || [before, after].into_iter().any(|rest| self.marks.first(all, rest).is_some()) {
+            return Err(not_bound(record, &credential, "more than one placeholder or field"));
+        }
+        let other = self.credential.get_or_insert_with(|| credential.clone());
+        if other.name() != credential.name() {
+            return Err(not_bound(record, &credential, "another credential is asked for as well"));
+        }
+        self.swaps.push(Swap { place, before: before.to_vec(), after: after.to_vec(), basic });
+        Ok(())
+    }
+
+    /// Who sends a nonce wants every mark swapped; one that cannot be is no text.
+    fn nowhere_else(&self, parts: &Parts, looked_at: &[Place], record: &mut Record) -> Verdict<()> {
+        let marked = |text: &[u8]| {
+            let decoded = query::decoded_bytes(text);
+            let mark = self.marks.first(self.task.credentials(), text);
+            mark.or_else(|| self.marks.first(self.task.credentials(), &decoded)).is_some()
+        };
+        let in_looked_at = |key: &str| {
+            let key = query::decoded(key);
+            looked_at.iter().any(|place| matches!(place, Place::Parameter(name) if name.as_bytes() == key))
+        };
+        let fields = parts
+            .headers
+            .iter()
+            .filter(|(name, _)| !looked_at.iter().any(|place| matches!(place, Place::Field(seen) if seen == *name)));
+        let in_fields = fields.into_iter().any(|(_, value)| marked(value.as_bytes()));
+        let mut pairs = query::pairs(parts.uri.query().unwrap_or_default());
+        let in_query =
+            pairs.any(|(key, value)| marked(key.as_bytes()) || !in_looked_at(key) && marked(value.as_bytes()));
+        if in_fields || in_query || marked(parts.uri.path().as_bytes()) {
+            record.rule("a placeholder stands where none is swapped");
+            return Err(Deny::CredentialNotBound.into());
+        }
+        Ok(())
+    }
+}
+
+/// What stands behind `Basic` (RFC 7617).
+fn basic(value: &[u8]) -> Option<Vec<u8>> {
+    let (scheme, rest) = value.split_at_checked(6)?;
+    if !scheme.eq_ignore_ascii_case(b"basic ") {
+        return None;
+    }
+    let text = rest.trim_ascii();
+    STANDARD.decode(text).or_else(|_| base64::engine::general_purpose::STANDARD_NO_PAD.decode(text)).ok()
+}

@@ -1,0 +1,436 @@
+//! The sandbox names a credential or holds a placeholder; the origin gets the value; nobody else does.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::lab::client::Way;
+use crate::lab::{Ground, KEY, Lab, Origin};
+
+/// A placeholder in the shape of the key.
+const PLACEHOLDER: &str = "sk-live-placeholder-0000000";
+
+/// `api.test` and `other.test`, with one credential `KEY` that is bound to the first.
+async fn lab(credential: &str, task: &str, h1: bool) -> (Lab, Origin, Origin) {
+    let ground = Ground::new().await;
+    let origin = if h1 { ground.origin_h1("api.test").await } else { ground.origin("api.test").await };
+    let other = ground.origin("other.test").await;
+    let text = config(&origin, &other, credential, task);
+    (ground.proxy(&text).await, origin, other)
+}
+
+fn config(origin: &Origin, other: &Origin, credential: &str, task: &str) -> String {
+    format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
+         [integrations.other]\nallowed_domains = [\"other.test\"]\nports = [{}]\n\
+         [credentials.KEY]\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n{credential}\n\
+         [tasks.t]\nintegrations = [\"api\", \"other\"]\ncredentials = [\"KEY\"]\n{task}\n",
+        origin.port(),
+        other.port()
+    )
+}
+
+/// Every auth type, chosen in every way, over every way in, to origins of both protocols.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_auth_type_is_injected_in_every_way() {
+    let basic = format!("Basic {}", STANDARD.encode(format!("user:{KEY}")));
+    let bearer = format!("Bearer {KEY}");
+    // The type, its keys, the source, the field and its value.
+    let types = [
+        ("bearer", "", "env:KEY", "authorization", bearer.as_str()),
+        ("header", "auth_header_name = \"X-Api-Key\"", "env:KEY", "x-api-key", KEY),
+        ("query_param", "auth_query_name = \"k.y\"", "env:KEY", "", ""),
+        ("basic", "", "file:basic", "authorization", basic.as_str()),
+    ];
+    for (auth_type, keys, source, field, want) in types {
+        for h1 in [false, true] {
+            for choice in ["named", "placeholder", "secrets", "always"] {
+                let inject = if choice == "always" { "always" } else { "named" };
+                let credential = format!(
+                    "auth_type = \"{auth_type}\"\n{keys}\ninject = \"{inject}\"\nplaceholder = \"{PLACEHOLDER}\""
+                );
+                let ground = Ground::new().await;
+                std::fs::write(ground.dir.path().join("basic"), format!("user:{KEY}\n")).unwrap();
+                let origin = if h1 { ground.origin_h1("api.test").await } else { ground.origin("api.test").await };
+                let text = config(&origin, &origin, &credential, "").replace("env:KEY", source);
+                let lab = ground.proxy(&text).await;
+                for way in Way::ALL {
+                    let case = format!("{auth_type} {choice} h1:{h1} {way:?}");
+                    let mark = if choice == "secrets" { "${secrets.KEY}" } else { PLACEHOLDER };
+                    let mut fields = vec![("x-other", "kept"), ("range", "bytes=0-9"), ("if-range", "x")];
+                    let given = match auth_type {
+                        "bearer" => format!("Bearer {mark}"),
+                        "basic" => format!("Basic {}", STANDARD.encode(format!("user:{mark}"))),
+                        _ => mark.to_owned(),
+                    };
+                    let own = given.replace(mark, "the caller's own");
+                    let mut path = "/p?a=%2F&b".to_owned();
+                    match choice {
+                        "named" => fields.push(("exeat-credential", "KEY")),
+                        "always" => {}
+                        _ if field.is_empty() => {
+                            path = format!("/p?a=%2F&k.y={mark}&b").replace("${secrets.KEY}", "%24%7Bsecrets.KEY%7D")
+                        }
+                        _ => fields.push((field, &given)),
+                    }
+                    if matches!(choice, "named" | "always") {
+                        // What the caller brings along in that place goes.
+                        if field.is_empty() {
+                            path = "/p?k.y=mine&a=%2F&k%2ey=too&b".to_owned()
+                        } else {
+                            fields.push((field, &own))
+                        }
+                    }
+                    let url = format!("https://api.test:{}{path}", origin.port());
+                    let reply = lab.by(way, "POST", &url, &fields, "body").await;
+                    assert_eq!(reply.status, 200, "{case}: {reply:?}");
+                    assert_eq!(reply.header("exeat-credential-used"), Some("KEY"), "{case}");
+                    let seen = origin.last();
+                    let query = seen.uri.query().unwrap();
+                    if field.is_empty() {
+                        assert_eq!(query, "a=%2F&b&k.y=sk-live-51H%2F8xPq%2BZz~0%3D%25w%26R", "{case}");
+                    } else {
+                        let values: Vec<_> = seen.headers.get_all(field).iter().map(|v| v.to_str().unwrap()).collect();
+                        assert_eq!((values, query), (vec![want], "a=%2F&b"), "{case}");
+                    }
+                    assert_eq!(seen.body, "body", "{case}");
+                    for gone in ["exeat-credential", "range", "if-range", "proxy-authorization"] {
+                        assert!(!seen.headers.contains_key(gone), "{case}: {gone}");
+                    }
+                    assert_eq!(seen.headers["x-other"], "kept");
+                    assert_eq!(seen.headers["accept-encoding"], "identity");
+                }
+                for line in lab.audit().await {
+                    assert_eq!(line["credential_used"], "KEY", "{line}");
+                    assert!(!line.to_string().contains(KEY));
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_query_parameter_is_put_in_once_and_encoded() {
+    let reserved = ":/?#[]@!$&'()*+,;= %\"<>\\^`{|}~-._ü";
+    let ground = Ground::new().await;
+    std::fs::write(ground.dir.path().join("value"), reserved).unwrap();
+    let origin = ground.origin("api.test").await;
+    let text = config(&origin, &origin, "auth_type = \"query_param\"", "").replace("env:KEY", "file:value");
+    let lab = ground.proxy(&text).await;
+    let value = "%3A%2F%3F%23%5B%5D%40%21%24%26%27%28%29%2A%2B%2C%3B%3D%20%25%22%3C%3E%5C%5E%60%7B%7C%7D~-._%C3%BC";
+    let rows = [
+        ("/", format!("/?api_key={value}")),
+        ("/?", format!("/?api_key={value}")),
+        ("/p?a=1", format!("/p?a=1&api_key={value}")),
+        ("/p?api_key=mine&a=1", format!("/p?a=1&api_key={value}")),
+        ("/p?api_key=", format!("/p?api_key={value}")),
+        ("/p?API_KEY=kept", format!("/p?API_KEY=kept&api_key={value}")),
+    ];
+    for (path, want) in rows {
+        // The fragment has to be sent by hand: clients keep it to themselves.
+        for fragment in ["", "#fragment"] {
+            let url = format!("https://api.test:{}{path}{fragment}", origin.port());
+            let answer = lab
+                .raw(&format!("GET {url} HTTP/1.1\r\nHost: api.test:{}\r\n{{auth}}Exeat-Credential: KEY\r\nConnection: close\r\n\r\n", origin.port()))
+                .await;
+            if fragment.is_empty() || !answer.starts_with("HTTP/1.1 400") {
+                assert!(answer.starts_with("HTTP/1.1 200"), "{path}{fragment}: {answer}");
+                assert_eq!(origin.last().uri.path_and_query().unwrap().as_str(), want, "{path}{fragment}");
+            }
+        }
+    }
+}
+
+/// A placeholder that is on its way anywhere else: refused where it could have been swapped, else a text.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_placeholder_is_swapped_in_its_place_only() {
+    let credential = format!("auth_type = \"bearer\"\nplaceholder = \"{PLACEHOLDER}\"\nswap_in = [\"header:X-Swap\"]");
+    let (lab, origin, other) = lab(&credential, "", false).await;
+    let api = |path: &str| format!("https://api.test:{}{path}", origin.port());
+    let (bearer, in_text) = (format!("Bearer {PLACEHOLDER}"), format!("k={PLACEHOLDER};"));
+    let basic = format!("Basic {}", STANDARD.encode(format!("x-access-token:{PLACEHOLDER}")));
+    for way in Way::ALL {
+        // Elsewhere.
+        let reply = lab
+            .by(way, "GET", &format!("https://other.test:{}/", other.port()), &[("authorization", &bearer)], "")
+            .await;
+        reply.assert_refused(403, "credential_not_bound");
+        assert_eq!(reply.problem()["credential"], "KEY");
+        assert!(other.seen().is_empty());
+        // Text: another field, the path, the query, the body.
+        let path = api(&format!("/{PLACEHOLDER}?q={PLACEHOLDER}"));
+        let fields = [("x-text", bearer.as_str()), ("cookie", &in_text)];
+        let reply = lab.by(way, "POST", &path, &fields, PLACEHOLDER).await;
+        assert_eq!((reply.status.as_u16(), reply.header("exeat-credential-used")), (200, None));
+        let seen = origin.last();
+        assert_eq!(seen.uri.path_and_query().unwrap().as_str(), format!("/{PLACEHOLDER}?q={PLACEHOLDER}"));
+        assert_eq!((&seen.headers["x-text"], &seen.body[..]), (&bearer.parse().unwrap(), PLACEHOLDER.as_bytes()));
+        // Where it says so, and inside of Basic.
+        assert_eq!(lab.by(way, "GET", &api("/"), &[("x-swap", &in_text)], "").await.status, 200);
+        assert_eq!(origin.last().headers["x-swap"], format!("k={KEY};"));
+        assert_eq!(lab.by(way, "GET", &api("/"), &[("authorization", &basic)], "").await.status, 200);
+        let want = format!("Basic {}", STANDARD.encode(format!("x-access-token:{KEY}")));
+        assert_eq!(origin.last().headers["authorization"], want);
+        // Nobody's.
+        let reply = lab.by(way, "GET", &api("/"), &[("authorization", "Bearer ${secrets.NOPE}")], "").await;
+        reply.assert_refused(403, "credential_unknown");
+        // Twice.
+        let twice = format!("Bearer {PLACEHOLDER} {PLACEHOLDER}");
+        lab.by(way, "GET", &api("/"), &[("authorization", &twice)], "")
+            .await
+            .assert_refused(403, "credential_not_bound");
+        let fields = [("authorization", bearer.as_str()), ("authorization", "Bearer mine")];
+        lab.by(way, "GET", &api("/"), &fields, "").await.assert_refused(403, "credential_not_bound");
+    }
+    for line in lab.audit().await.iter().filter(|line| line["event"] == "refused") {
+        assert!(line.get("credential_used").is_none(), "it was not used: {line}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_injected_over_plain_http() {
+    let ground = Ground::new().await;
+    let origin = Origin::http().await;
+    ground.dns.set("api.test", &["127.0.0.1"]);
+    let text = config(&origin, &origin, &format!("auth_type = \"bearer\"\nplaceholder = \"{PLACEHOLDER}\""), "");
+    let text = text.replace("[\"api.test\"]\nports", "[\"api.test\"]\nplain_http = true\nports");
+    let lab = ground.proxy(&text).await;
+    let url = format!("http://api.test:{}/", origin.port());
+    let bearer = format!("Bearer {PLACEHOLDER}");
+    for field in [("exeat-credential", "KEY"), ("authorization", bearer.as_str())] {
+        let request = lab.absolute("GET", &url).header(field.0, field.1).body(crate::lab::client::empty()).unwrap();
+        lab.send(request).await.assert_refused(403, "credential_not_bound");
+    }
+    assert!(origin.seen().is_empty());
+    // What always goes along does not go there either, and the request passes without it.
+    let always = text.replace("auth_type = \"bearer\"", "auth_type = \"bearer\"\ninject = \"always\"");
+    lab.reload(&always);
+    assert_eq!(lab.get(&url).await.status, 200);
+    assert!(!origin.last().headers.contains_key("authorization"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_credential_is_bound_to_its_host_and_port() {
+    let (lab, origin, other) = lab("auth_type = \"bearer\"", "", false).await;
+    let named = [("exeat-credential", "KEY")];
+    let elsewhere = format!("https://other.test:{}/", other.port());
+    lab.by(Way::Absolute, "GET", &elsewhere, &named, "").await.assert_refused(403, "credential_not_bound");
+    let here = format!("https://api.test:{}/", origin.port());
+    assert_eq!(lab.by(Way::Absolute, "GET", &here, &named, "").await.status, 200, "a port of the integration");
+    let text =
+        config(&origin, &other, "auth_type = \"bearer\"", "").replace("[\"api.test\"]\nauth", "[\"api.test:1\"]\nauth");
+    lab.reload(&text);
+    lab.by(Way::TunnelH1, "GET", &here, &named, "").await.assert_refused(403, "credential_not_bound");
+    let text = text.replace("api.test:1", &format!("api.test:{}", origin.port()));
+    lab.reload(&text);
+    assert_eq!(lab.by(Way::TunnelH2, "GET", &here, &named, "").await.status, 200, "the port that is written out");
+    assert!(other.seen().is_empty());
+}
+
+/// Neither that it exists, nor its name, nor that a value is held.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_co_tenant_learns_nothing_of_the_credentials_of_another_task() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    std::fs::write(ground.dir.path().join("other-token"), "another-token-of-24-bytes-or-more").unwrap();
+    let text = config(&origin, &origin, &format!("auth_type = \"bearer\"\nplaceholder = \"{PLACEHOLDER}\""), "");
+    // `t` loses the credential; another task has it.
+    let text = text.replace("credentials = [\"KEY\"]", "")
+        + "[tasks.other]\ntoken = \"file:other-token\"\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n";
+    let lab = ground.proxy(&text).await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let mut answers = Vec::new();
+    for name in ["KEY", "NONE"] {
+        for field in [("exeat-credential", name.to_owned()), ("authorization", format!("Bearer ${{secrets.{name}}}"))] {
+            let reply = lab.by(Way::Absolute, "GET", &url, &[(field.0, &field.1)], "").await;
+            reply.assert_refused(403, "credential_unknown");
+            let mut problem = reply.problem();
+            problem["instance"] = "".into();
+            answers.push(problem);
+        }
+    }
+    assert_eq!(answers[..2], answers[2..], "the one that exists is told from the one that does not");
+    assert!(!format!("{answers:?}").contains("KEY"));
+    // Its placeholder is a text for others.
+    let bearer = format!("Bearer {PLACEHOLDER}");
+    assert_eq!(lab.by(Way::Absolute, "GET", &url, &[("authorization", &bearer)], "").await.status, 200);
+    assert_eq!(origin.last().headers["authorization"], bearer);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_one_is_required_nothing_else_passes() {
+    let credential = format!("auth_type = \"bearer\"\nplaceholder = \"{PLACEHOLDER}\"");
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let text = config(&origin, &origin, &credential, "")
+        .replace("[\"api.test\"]\nports", "[\"api.test\"]\nrequire_credential = \"KEY\"\nports");
+    let lab = ground.proxy(&text).await;
+    let url = format!("https://api.test:{}/p?access_token=mine&a=1&api_key=mine", origin.port());
+    let own = [
+        ("authorization", "Bearer mine"),
+        ("cookie", "session=mine"),
+        ("x-api-key", "mine"),
+        ("private-token", "mine"),
+    ];
+    for way in Way::ALL {
+        let reply = lab.by(way, "GET", &url, &own, "").await;
+        reply.assert_refused(403, "credential_required");
+        assert_eq!(reply.problem()["credential"], "KEY");
+        let with_ours = [&own[..], &[("exeat-credential", "KEY")]].concat();
+        assert_eq!(lab.by(way, "GET", &url, &with_ours, "").await.status, 200);
+        let seen = origin.last();
+        assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}"));
+        assert_eq!(seen.uri.path_and_query().unwrap(), "/p?a=1");
+        for gone in ["cookie", "x-api-key", "private-token"] {
+            assert!(!seen.headers.contains_key(gone), "{gone}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_credentials_in_one_request_are_refused() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let text = config(&origin, &origin, "auth_type = \"bearer\"", "")
+        .replace("credentials = [\"KEY\"]", "credentials = [\"KEY\", \"TWO\"]")
+        + "[credentials.TWO]\nauth_type = \"header\"\nauth_header_name = \"X-Two\"\nvalue = \"file:token\"\ndomains = [\"api.test\"]\n";
+    let lab = ground.proxy(&text).await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let rows: [&[(&str, &str)]; 4] = [
+        &[("exeat-credential", "KEY"), ("x-two", "${secrets.TWO}")],
+        &[("authorization", "Bearer ${secrets.KEY}"), ("x-two", "${secrets.TWO}")],
+        // In the field of the other.
+        &[("x-two", "${secrets.KEY}")],
+        &[("authorization", "Bearer ${secrets.TWO}")],
+    ];
+    for fields in rows {
+        lab.by(Way::Absolute, "GET", &url, fields, "").await.assert_refused(403, "credential_not_bound");
+    }
+    let fields = [("exeat-credential", "KEY"), ("exeat-credential", "TWO")];
+    lab.by(Way::Absolute, "GET", &url, &fields, "").await.assert_refused(400, "request_malformed");
+    assert!(origin.seen().is_empty());
+}
+
+/// With a nonce, `${NONCE.NAME}` is the placeholder and everything else a text.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_nonce_makes_its_own_marks_the_only_ones() {
+    let credential = format!("auth_type = \"bearer\"\nplaceholder = \"{PLACEHOLDER}\"");
+    let (lab, origin, other) = lab(&credential, "", false).await;
+    let url = format!("https://api.test:{}/p", origin.port());
+    const NONCE: &str = "0123456789abcdef";
+    let swap = ("exeat-swap", NONCE);
+    let mark = format!("${{{NONCE}.KEY}}");
+    let marked = format!("Bearer {mark}");
+    let reply = lab.by(Way::Absolute, "POST", &url, &[swap, ("authorization", &marked)], "${secrets.KEY}").await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let seen = origin.last();
+    assert_eq!(
+        (&seen.headers["authorization"], &seen.body[..]),
+        (&format!("Bearer {KEY}").parse().unwrap(), &b"${secrets.KEY}"[..])
+    );
+    assert!(!seen.headers.contains_key("exeat-swap"));
+    for text in ["Bearer ${secrets.KEY}", &format!("Bearer {PLACEHOLDER}")] {
+        assert_eq!(lab.by(Way::Absolute, "GET", &url, &[swap, ("authorization", text)], "").await.status, 200);
+        assert_eq!(origin.last().headers["authorization"], text, "a text");
+    }
+    // A mark where nothing can swap is refused.
+    let before = origin.seen().len();
+    let escaped = mark.replace('$', "%24").replace('{', "%7B").replace('}', "%7D");
+    for (url, fields, body) in [
+        (format!("{url}/{escaped}"), vec![swap], ""),
+        (format!("{url}?q={escaped}"), vec![swap], ""),
+        (url.clone(), vec![swap, ("x-text", mark.as_str())], ""),
+        (url.clone(), vec![swap], mark.as_str()),
+        (format!("https://other.test:{}/", other.port()), vec![swap, ("authorization", marked.as_str())], ""),
+    ] {
+        lab.by(Way::Absolute, "POST", &url, &fields, body).await.assert_refused(403, "credential_not_bound");
+    }
+    for nonce in ["", "short", "not plain: 0123456789", "0123456789abcde\u{e9}"] {
+        let reply = lab.by(Way::Absolute, "GET", &url, &[("exeat-swap", nonce)], "").await;
+        reply.assert_refused(400, "request_malformed");
+    }
+    assert_eq!((origin.seen().len(), other.seen().len()), (before, 0));
+}
+
+/// A credential without a value is disabled: no field goes out empty, nor as it was written.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_credential_without_a_value_is_refused_and_not_sent_empty() {
+    let credential = format!("auth_type = \"bearer\"\nplaceholder = \"{PLACEHOLDER}\"");
+    let (lab, origin, other) = lab(&credential, "", false).await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let gone = config(&origin, &other, &credential, "").replace("env:KEY", "secret:NOT_SET");
+    lab.reload(&gone);
+    let bearer = format!("Bearer {PLACEHOLDER}");
+    for field in
+        [("exeat-credential", "KEY"), ("authorization", bearer.as_str()), ("authorization", "Bearer ${secrets.KEY}")]
+    {
+        lab.by(Way::Absolute, "GET", &url, &[field], "").await.assert_refused(403, "credential_unknown");
+    }
+    lab.reload(&gone.replace("auth_type", "inject = \"always\"\nauth_type"));
+    lab.by(Way::Absolute, "GET", &url, &[], "").await.assert_refused(403, "credential_unknown");
+    assert!(origin.seen().is_empty());
+}
+
+/// Whoever has got hold of a value cannot send it, in any of these forms.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_does_not_leave_in_a_request() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let text = config(&origin, &origin, "auth_type = \"bearer\"", "")
+        .replace("[\"api.test\"]\nports", "[\"api.test\", \"*.api.test\"]\nports");
+    let lab = ground.proxy(&text).await;
+    let asked = lab.dns.all_queries().len();
+    let api = |path: &str| format!("https://api.test:{}{path}", origin.port());
+    let base64 = STANDARD.encode(format!("user:{KEY}"));
+    let percent: String = KEY.bytes().map(|b| format!("%{b:02x}")).collect();
+    let twice = percent.replace('%', "%25");
+    let forms = [KEY, &base64, &percent, &twice];
+    for way in Way::ALL {
+        for form in forms {
+            let in_path = if form == KEY { percent.as_str() } else { form };
+            let rows = [
+                (api(&format!("/p/{in_path}")), vec![], ""),
+                (api(&format!("/p?q={in_path}")), vec![], ""),
+                (api("/p"), vec![("x-any", form)], ""),
+                (api("/p"), vec![("authorization", form)], ""),
+                (api("/p"), vec![("cookie", form)], ""),
+                (api("/p"), vec![("exeat-credential", "KEY"), ("authorization", form)], ""),
+                (api("/p"), vec![], form),
+            ];
+            for (url, fields, body) in rows {
+                let reply = lab.by(way, "POST", &url, &fields, body).await;
+                reply.assert_refused(403, "leak_detected");
+                assert_eq!(reply.problem()["credential"], "KEY");
+                assert!(!reply.text().contains(KEY));
+            }
+        }
+    }
+    assert!(origin.seen().is_empty());
+    let lines = lab.audit().await;
+    assert!(lines.iter().all(|line| line["code"] == "leak_detected"), "{lines:#?}");
+    assert!(lines.iter().all(|line| line["rule"].as_str().unwrap().starts_with("KEY: its value stands in")));
+    let text = format!("{lines:?}");
+    for form in forms {
+        assert!(!text.contains(form), "{form} is in the log");
+    }
+    // Absolute-form: not even a DNS query has left. The tunnels had asked for api.test, once.
+    assert!(lab.dns.all_queries().len() <= asked + 2, "{:?}", lab.dns.all_queries());
+}
+
+#[tokio::test]
+async fn a_value_does_not_leave_as_a_host() {
+    let ground = Ground::new().await;
+    std::fs::write(ground.dir.path().join("value"), "Ghp0123456789abcdefGHIJ").unwrap();
+    let origin = ground.origin("api.test").await;
+    let text = config(&origin, &origin, "auth_type = \"bearer\"", "")
+        .replace("env:KEY", "file:value")
+        .replace("[\"api.test\"]\nports", "[\"api.test\", \"*.api.test\"]\nports");
+    let lab = ground.proxy(&text).await;
+    for host in ["ghp0123456789abcdefghij.api.test", "a.ghp01234.56789abcdefghij.api.test"] {
+        lab.get(&format!("https://{host}:{}/", origin.port())).await.assert_refused(403, "leak_detected");
+        let (head, _) = lab.try_connect(&format!("{host}:{}", origin.port())).await;
+        assert!(head.contains("exeat-refusal: leak_detected"), "{head}");
+    }
+    assert!(lab.dns.all_queries().is_empty(), "{:?}", lab.dns.all_queries());
+    let log = format!("{:?}", lab.audit().await);
+    assert!(!log.to_lowercase().contains("ghp01234"), "{log}");
+}

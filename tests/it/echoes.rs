@@ -1,0 +1,145 @@
+//! What an origin gives back of a credential is overwritten, wherever it stands and however it is cut.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::lab::client::Way;
+use crate::lab::{Ground, KEY, Lab, Origin};
+
+async fn lab(auth: &str, h1: bool) -> (Lab, Origin) {
+    let ground = Ground::new().await;
+    std::fs::write(ground.dir.path().join("basic"), format!("user:{KEY}")).unwrap();
+    let origin = if h1 { ground.origin_h1("api.test").await } else { ground.origin("api.test").await };
+    let lab = ground.proxy(&config(origin.port(), auth)).await;
+    (lab, origin)
+}
+
+fn config(port: u16, auth: &str) -> String {
+    let source = if auth.contains("basic") { "file:basic" } else { "env:KEY" };
+    format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
+         [credentials.KEY]\nvalue = \"{source}\"\ndomains = [\"api.test\"]\n{auth}\n\
+         [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n"
+    )
+}
+
+/// Every form of the value that the echoes below can take.
+fn forms() -> Vec<String> {
+    vec![
+        KEY.to_owned(),
+        STANDARD.encode(format!("user:{KEY}")),
+        "sk-live-51H%2F8xPq%2BZz~0%3D%25w%26R".to_owned(),
+        // Half of it at a pause is too much.
+        KEY[..14].to_owned(),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn echoes_are_overwritten_in_fields_bodies_and_trailers() {
+    let auths = [
+        "auth_type = \"bearer\"",
+        "auth_type = \"header\"\nauth_header_name = \"X-Api-Key\"",
+        "auth_type = \"query_param\"",
+        "auth_type = \"basic\"",
+    ];
+    for auth in auths {
+        for h1 in [false, true] {
+            let (lab, origin) = lab(auth, h1).await;
+            for way in Way::ALL {
+                for query in ["whole", "40"] {
+                    let url = format!("https://api.test:{}/tell?{query}", origin.port());
+                    let fields = [("exeat-credential", "KEY"), ("te", "trailers")];
+                    let reply = lab.by(way, "GET", &url, &fields, "").await;
+                    let case = format!("{auth} h1:{h1} {way:?} {query}: {reply:?}");
+                    assert_eq!(reply.status, 500, "{case}");
+                    let fields = reply.headers.iter().chain(&reply.trailers);
+                    let head: String = fields.map(|(n, v)| format!("{n}: {}\n", v.to_str().unwrap())).collect();
+                    for form in forms() {
+                        assert!(!head.contains(&form) && !reply.text().contains(&form), "{form} in {case}");
+                    }
+                    assert!(reply.text().contains("**********") && reply.text().ends_with("end\n"), "{case}");
+                    if let Some(length) = reply.header("content-length") {
+                        assert_eq!(length, reply.body.len().to_string(), "{case}");
+                    }
+                    if reply.headers.contains_key("x-echo") {
+                        assert!(reply.header("x-echo").unwrap().contains("*****"), "{case}");
+                        assert!(reply.header("location").unwrap().starts_with("https://elsewhere.test/"), "{case}");
+                    }
+                }
+            }
+            for line in lab.audit().await.iter().filter(|line| line["event"] == "closed") {
+                assert!(line["redacted"].as_u64().is_some_and(|n| n > 0) && line.get("alarm").is_none(), "{line}");
+            }
+        }
+    }
+}
+
+/// The body is cut at every byte, with a pause there; what comes is as long, and the value never in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_cut_at_every_byte_is_overwritten() {
+    let (lab, origin) = lab("auth_type = \"bearer\"", false).await;
+    let mut sender = lab.h2(&format!("api.test:{}", origin.port())).await;
+    let mut longest = None;
+    for cut in 0..180 {
+        let url = format!("https://api.test:{}/tell?{cut}", origin.port());
+        let request = http::Request::get(url).header("exeat-credential", "KEY").body(crate::lab::client::empty());
+        let reply = crate::lab::Reply::read(sender.send_request(request.unwrap()).await.unwrap()).await;
+        let text = reply.text();
+        for form in forms() {
+            assert!(!text.contains(&form), "cut at {cut}: {text}");
+        }
+        assert!(text.ends_with("end\n") && text.contains("authorization: Bearer "), "cut at {cut}: {text}");
+        let length = text.len() - cut.to_string().len();
+        assert_eq!(*longest.get_or_insert(length), length, "cut at {cut}");
+    }
+}
+
+/// A stream whose pieces come one by one is not held up by what is looked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_pauses_is_not_late() {
+    use http_body_util::{BodyExt, Channel};
+    let (lab, origin) = lab("auth_type = \"bearer\"", false).await;
+    let (mut send, body) = Channel::<bytes::Bytes, std::io::Error>::new(4);
+    let mut sender = lab.h2(&format!("api.test:{}", origin.port())).await;
+    let request = http::Request::post(format!("https://api.test:{}/echo", origin.port()));
+    let request = request.header("exeat-credential", "KEY").body(body.boxed_unsync()).unwrap();
+    let answered = tokio::spawn(async move { sender.send_request(request).await.unwrap() });
+    send.send_data("data: 0\n\n".into()).await.unwrap();
+    let mut answer = answered.await.unwrap().into_body();
+    for n in 1..5 {
+        let frame = tokio::time::timeout(crate::lab::PATIENCE, answer.frame()).await.expect("it is not held back");
+        let data = frame.unwrap().unwrap().into_data().unwrap();
+        assert_eq!(data, format!("data: {}\n\n", n - 1));
+        send.send_data(format!("data: {n}\n\n").into()).await.unwrap();
+    }
+}
+
+/// What came back without having been sent is somebody's store of our keys.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_that_was_not_sent_raises_an_alarm() {
+    let (lab, origin) = lab("auth_type = \"bearer\"", false).await;
+    // The origin has it from elsewhere: here, from a body that is too large to be read before it goes.
+    let url = format!("https://api.test:{}/echo", origin.port());
+    let body = format!("{}{KEY}", "x".repeat(70_000));
+    let reply = lab.by(Way::Absolute, "POST", &url, &[], &body).await;
+    assert_eq!((reply.status.as_u16(), reply.body.len()), (200, body.len()));
+    assert!(!reply.text().contains(KEY) && reply.text().ends_with(&"*".repeat(KEY.len())));
+    let line = lab.ended(0).await;
+    assert_eq!(
+        (line["redacted"].as_u64(), line["alarm"].as_str()),
+        (Some(1), Some("came back without having been sent: KEY"))
+    );
+}
+
+/// A compressed answer could hold anything. It was asked for as it is.
+#[tokio::test]
+async fn an_answer_that_cannot_be_read_is_refused_where_a_credential_could_be_in_it() {
+    let words = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 5\r\n\r\nxxxxx";
+    let ground = Ground::new().await;
+    let (port, _) = crate::lab::origin::raw_tls(&ground, "api.test", words).await;
+    let lab = ground.proxy(&config(port, "auth_type = \"bearer\"")).await;
+    let url = format!("https://api.test:{port}/");
+    let reply = lab.by(Way::Absolute, "GET", &url, &[("exeat-credential", "KEY")], "").await;
+    reply.assert_refused(502, "upstream_protocol");
+    assert!(lab.ended(0).await["rule"].as_str().unwrap().contains("compressed"));
+}

@@ -1,0 +1,169 @@
+//! Tool calls on the proxy's side: which are let through, and what each may carry.
+
+use crate::lab::client::{Way, empty};
+use crate::lab::{Ground, KEY, Lab, Origin};
+
+async fn lab(task: &str) -> (Lab, Origin, Origin) {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let plain = Origin::http().await;
+    ground.dns.set("plain.test", &["127.0.0.1"]);
+    let hooks = ground.origin("hooks.test").await;
+    let text = format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
+         [integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n\
+         [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
+         [tasks.t]\ncredentials = [\"KEY\"]\n{}\n",
+        origin.port(),
+        plain.port(),
+        task.replace("HOOKS", &format!("https://hooks.test:{}/services/secret-path", hooks.port())),
+    );
+    (ground.proxy(&text).await, origin, hooks)
+}
+
+const ALL: &str = "integrations = [\"api\", \"plain\", \"webhook\"]\n\
+    tools = [\"api_call\", \"http_get\", \"http_post\", \"http_request\", \"webhook\"]\nwebhook_urls = [\"HOOKS\"]";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_call_is_judged_by_its_tool() {
+    let (lab, origin, _) = lab(ALL).await;
+    let url = format!("https://api.test:{}/", origin.port());
+    // Tool, method, whether a credential is named; what comes of it.
+    let rows = [
+        ("api_call", "GET", true, None),
+        ("api_call", "DELETE", true, None),
+        ("api_call", "PATCH", true, Some("method_not_allowed")),
+        ("api_call", "GET", false, Some("credential_required")),
+        ("http_get", "GET", false, None),
+        ("http_get", "POST", false, Some("method_not_allowed")),
+        ("http_get", "GET", true, Some("credential_not_bound")),
+        ("http_post", "POST", false, None),
+        ("http_post", "GET", false, Some("method_not_allowed")),
+        ("http_post", "POST", true, Some("credential_not_bound")),
+        ("http_request", "PATCH", false, None),
+        ("http_request", "PATCH", true, None),
+        ("webhook", "POST", false, Some("webhook_not_registered")),
+        ("shell", "POST", false, Some("tool_not_enabled")),
+    ];
+    for (tool, method, named, want) in rows {
+        let named: &[_] = if named { &[("exeat-credential", "KEY")] } else { &[] };
+        let fields = [&[("exeat-tool", tool)], named].concat();
+        for way in Way::ALL {
+            let reply = lab.by(way, method, &url, &fields, "").await;
+            match want {
+                None => {
+                    assert_eq!(reply.status, 200, "{tool} {method} {way:?}: {reply:?}");
+                    let seen = origin.last();
+                    assert!(!seen.headers.contains_key("exeat-tool"));
+                    let injected = seen.headers.get("authorization").is_some_and(|v| v == &format!("Bearer {KEY}"));
+                    assert_eq!(injected, !named.is_empty(), "{tool} {method} {way:?}");
+                }
+                Some(code) => reply.assert_refused(403, code),
+            }
+        }
+    }
+    let lines = lab.audit().await;
+    assert!(lines.iter().any(|line| line["tool"] == "api_call" && line["credential_used"] == "KEY"));
+}
+
+/// Placeholders are swapped for `http_request` and raw requests only.
+#[tokio::test(flavor = "multi_thread")]
+async fn placeholders_are_not_swapped_for_other_tools() {
+    let (lab, origin, _) = lab(ALL).await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let mark = ("authorization", "Bearer ${secrets.KEY}");
+    for (tool, method) in [("http_get", "GET"), ("http_post", "POST")] {
+        let reply = lab.by(Way::Absolute, method, &url, &[("exeat-tool", tool), mark], "").await;
+        reply.assert_refused(403, "credential_not_bound");
+    }
+    assert!(origin.seen().is_empty());
+    let reply = lab.by(Way::Absolute, "GET", &url, &[("exeat-tool", "http_request"), mark], "").await;
+    assert_eq!((reply.status.as_u16(), reply.header("exeat-credential-used")), (200, Some("KEY")));
+}
+
+/// What always goes along goes with raw requests and `http_request`; a tool that takes none gets none.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_always_goes_along_does_not_go_with_every_tool() {
+    let (lab, origin, hooks) = lab(&format!("{ALL}\nraw = true")).await;
+    let port = origin.port();
+    let text = format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
+         [credentials.KEY]\nauth_type = \"bearer\"\ninject = \"always\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
+         [tasks.t]\ncredentials = [\"KEY\"]\nraw = true\n{}",
+        ALL.replace("\"plain\", ", "").replace("HOOKS", &format!("https://hooks.test:{}/x", hooks.port()))
+    );
+    lab.reload(&text);
+    let url = format!("https://api.test:{port}/");
+    for (tool, method, injected) in [
+        (None, "GET", true),
+        (Some("http_request"), "GET", true),
+        (Some("http_get"), "GET", false),
+        (Some("http_post"), "POST", false),
+    ] {
+        let fields: Vec<_> = tool.map(|tool| ("exeat-tool", tool)).into_iter().collect();
+        let reply = lab.by(Way::Absolute, method, &url, &fields, "").await;
+        assert_eq!(reply.status, 200, "{tool:?}");
+        assert_eq!(origin.last().headers.contains_key("authorization"), injected, "{tool:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_four_tools_are_https_only() {
+    let (lab, ..) = lab(ALL).await;
+    let audit = lab.settings.clone();
+    drop(audit);
+    for tool in ["api_call", "http_get", "http_post", "webhook"] {
+        let method = if matches!(tool, "http_post" | "webhook") { "POST" } else { "GET" };
+        let request = lab.absolute(method, "http://plain.test/").header("exeat-tool", tool).body(empty()).unwrap();
+        lab.send(request).await.assert_refused(403, "scheme_not_allowed");
+    }
+    let request = lab.absolute("GET", "http://plain.test/").header("exeat-tool", "http_request");
+    lab.send(request.body(empty()).unwrap()).await.assert_refused(403, "port_not_allowed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_lists_tools_makes_no_raw_requests_unless_it_may() {
+    let task = "integrations = [\"api\"]\ntools = [\"http_get\"]";
+    let (lab, origin, _) = lab(task).await;
+    let url = format!("https://api.test:{}/", origin.port());
+    for way in Way::ALL {
+        lab.by(way, "GET", &url, &[], "").await.assert_refused(403, "raw_not_allowed");
+        assert_eq!(lab.by(way, "GET", &url, &[("exeat-tool", "http_get")], "").await.status, 200);
+        lab.by(way, "POST", &url, &[("exeat-tool", "http_post")], "").await.assert_refused(403, "tool_not_enabled");
+    }
+    // It comes before the host: what is asked is not allowed wherever it goes.
+    lab.get("https://elsewhere.test/").await.assert_refused(403, "raw_not_allowed");
+    let opaque = format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\nmode = \"opaque\"\n[tasks.t]\n{task}\n",
+        origin.port()
+    );
+    lab.reload(&opaque);
+    let (head, _) = lab.try_connect(&format!("api.test:{}", origin.port())).await;
+    assert!(head.contains("exeat-refusal: raw_not_allowed"), "{head}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn webhooks_go_to_registered_urls_only_and_their_paths_are_not_logged() {
+    let (lab, _, hooks) = lab(ALL).await;
+    let post = [("exeat-tool", "webhook")];
+    let at = |port: u16| format!("https://hooks.test:{port}/services/another-path");
+    let reply = lab.by(Way::Absolute, "POST", &at(hooks.port()), &post, "{}").await;
+    assert_eq!(reply.status, 200, "scheme, host and port are what counts: {reply:?}");
+    lab.by(Way::Absolute, "POST", &at(1), &post, "{}").await.assert_refused(403, "webhook_not_registered");
+    // No integration names it, so nothing else goes there.
+    let reply = lab.by(Way::Absolute, "POST", &at(hooks.port()), &[("exeat-tool", "http_post")], "").await;
+    reply.assert_refused(403, "host_not_allowed");
+    let log = std::fs::read_to_string(lab.audit_file()).unwrap();
+    assert!(log.contains("\"path\":\"sha256:") && log.matches("another-path").count() == 1, "{log}");
+    let line = lab.ended(0).await;
+    assert_eq!((line["rule"].as_str(), line["tool"].as_str()), (Some("webhook"), Some("webhook")), "{line}");
+}
+
+#[tokio::test]
+async fn without_the_integration_there_are_no_webhooks() {
+    let (lab, _, hooks) = lab("integrations = [\"api\"]\ntools = [\"webhook\"]\nwebhook_urls = [\"HOOKS\"]").await;
+    let url = format!("https://hooks.test:{}/", hooks.port());
+    let reply = lab.by(Way::Absolute, "POST", &url, &[("exeat-tool", "webhook")], "").await;
+    reply.assert_refused(403, "webhook_not_enabled");
+    assert!(hooks.seen().is_empty());
+}

@@ -1,0 +1,141 @@
+//! Secrets as operators handle them: with the real binary, and over the admin listener.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use crate::cli::{exeat, text};
+
+/// Runs `exeat secret …` with this on standard input.
+fn secret(dir: &Path, args: &[&str], input: &[u8]) -> Output {
+    let mut command = exeat(dir, &[&["secret"], args].concat());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // One that refuses before it reads has closed its end.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    child.wait_with_output().unwrap()
+}
+
+fn code(output: &Output) -> Option<i32> {
+    output.status.code()
+}
+
+#[test]
+fn secrets_are_set_listed_and_deleted_and_never_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let (dir, value) = (dir.path(), b"s3cret-value-0123456789\n");
+    assert_eq!(code(&secret(dir, &["set", "KEY"], value)), Some(0));
+    assert_eq!(code(&secret(dir, &["--workspace", "w2", "set", "KEY"], b"another-value")), Some(0));
+    let replaced = secret(dir, &["set", "KEY"], value);
+    assert!(text(&replaced.stderr).contains("replaced"), "{}", text(&replaced.stderr));
+    let list = secret(dir, &["list"], b"");
+    let out = text(&list.stdout);
+    assert!(out.contains("default") && out.contains("w2") && out.matches("KEY").count() == 2, "{out}");
+    assert!(!out.contains(".exeat") && !out.contains("s3cret"), "{out}");
+    let json: serde_json::Value = serde_json::from_slice(&secret(dir, &["list", "--json"], b"").stdout).unwrap();
+    assert_eq!(json[0]["workspace"], "default");
+    assert_eq!(text(&secret(dir, &["--workspace", "w2", "list"], b"").stdout).lines().count(), 1);
+    for (args, input, want) in [
+        (&["set", "EMPTY"][..], &b""[..], 2),
+        (&["set", "EMPTY"], b"\n", 2),
+        (&["set", "a b"], b"x", 2),
+        (&["--workspace", ".exeat", "set", "audit-key"], b"x", 2),
+        (&["set", "LONG"], &[b'x'; 65 * 1024], 2),
+        (&["delete", "NOPE"], b"", 1),
+        (&["--workspace", "w3", "delete", "KEY"], b"", 1),
+        (&["delete", "KEY"], b"", 0),
+        (&["delete", "KEY"], b"", 1),
+    ] {
+        let output = secret(dir, args, input);
+        assert_eq!(code(&output), Some(want), "{args:?}: {}", text(&output.stderr));
+    }
+    let state = dir.join("state/exeat");
+    for entry in fs::read_dir(&state).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o077, 0, "{path:?}");
+        assert!(!String::from_utf8_lossy(&fs::read(&path).unwrap()).contains("s3cret"), "{path:?}");
+    }
+}
+
+#[test]
+fn a_wrong_key_and_a_torn_vault_are_said_as_what_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::write(dir.join("exeat.toml"), "[vault]\nkey = \"env:MASTER\"\n").unwrap();
+    let run = |master: &str, args: &[&str]| {
+        let mut command = exeat(dir, &[&["-c", "exeat.toml", "secret"], args].concat());
+        command.env("MASTER", master).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let _ = child.stdin.take().unwrap().write_all(b"value-0123456789");
+        let output = child.wait_with_output().unwrap();
+        (code(&output), text(&output.stderr))
+    };
+    let right = "0123456789abcdef".repeat(4);
+    assert_eq!(run(&right, &["set", "KEY"]).0, Some(0));
+    let (status, words) = run(&"f".repeat(64), &["list"]);
+    assert!(status == Some(1) && words.contains("the master key is not the one"), "{words}");
+    let (status, words) = run("shorty", &["list"]);
+    assert!(status == Some(1) && words.contains("too short") && !words.contains("shorty"), "{words}");
+    let vault = dir.join("state/exeat/vault.exeat");
+    let whole = fs::read(&vault).unwrap();
+    fs::write(&vault, &whole[..whole.len() / 2]).unwrap();
+    let (status, words) = run(&right, &["list"]);
+    assert!(status == Some(1) && words.contains("torn"), "{words}");
+    fs::set_permissions(&vault, fs::Permissions::from_mode(0o644)).unwrap();
+    let (status, words) = run(&right, &["list"]);
+    assert!(status == Some(1) && words.contains("chmod 600"), "{words}");
+}
+
+/// What is missing is said by `check`, which goes through; what cannot be used is a problem.
+#[test]
+fn check_tells_a_missing_value_from_an_unusable_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let config = |source: &str, auth: &str| {
+        let toml = format!(
+            "[integrations.a]\nallowed_domains = [\"a.example\"]\n[credentials.KEY]\nauth_type = \"{auth}\"\nvalue = \"{source}\"\n\
+             domains = [\"a.example\"]\n[tasks.t]\ntoken = \"env:TOKEN\"\nintegrations = [\"a\"]\ncredentials = [\"KEY\"]\n"
+        );
+        fs::write(dir.join("exeat.toml"), toml).unwrap();
+        let mut command = exeat(dir, &["check", "-c", "exeat.toml"]);
+        command.env("TOKEN", "a-token-of-24-bytes-or-more").env("BLANK", "   ").env("CONTROL", "a\tb-0123456789");
+        command.env("GOOD", "sk-0123456789abcdef");
+        let output = command.output().unwrap();
+        (code(&output), text(&output.stderr))
+    };
+    secret(dir, &["set", "THERE"], b"sk-0123456789abcdef");
+    let rows = [
+        ("env:GOOD", "bearer", 0, "the configuration is fine"),
+        ("secret:THERE", "bearer", 0, "the configuration is fine"),
+        ("workspace-secret://THERE", "bearer", 0, "the configuration is fine"),
+        (
+            "secret:NOPE",
+            "bearer",
+            0,
+            "warning: credentials.KEY.value: the vault has no secret NOPE in the workspace default; the credential is disabled",
+        ),
+        (
+            "env:NOPE",
+            "bearer",
+            0,
+            "warning: credentials.KEY.value: the variable NOPE is not set; the credential is disabled",
+        ),
+        ("file:nope", "bearer", 0, "the credential is disabled"),
+        ("env:BLANK", "bearer", 2, "credentials.KEY.value: it is empty"),
+        ("env:CONTROL", "bearer", 2, "credentials.KEY.value: it holds control bytes"),
+        ("env:GOOD", "basic", 2, "not of the form user:password"),
+        ("sk-0123456789abcdef", "bearer", 2, "not the source of a secret"),
+    ];
+    for (source, auth, want, words) in rows {
+        let (status, said) = config(source, auth);
+        assert_eq!(status, Some(want), "{source}: {said}");
+        assert!(said.contains(words), "{source}: {said}");
+        assert!(source == "sk-0123456789abcdef" || !said.contains("sk-0123456789abcdef"), "{said}");
+    }
+    assert!(
+        !config("sk-0123456789abcdef", "bearer").1.contains("sk-0123456789abcdef"),
+        "not even one written by mistake"
+    );
+}
