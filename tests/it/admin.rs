@@ -43,6 +43,17 @@ impl Admin {
         Reply::read(h1(stream, request.body(empty()).unwrap()).await).await
     }
 
+    /// With a body, and the operator's token.
+    async fn put(&self, path: &str, body: Vec<u8>) -> Reply {
+        let address = self.daemon.admin_address().unwrap();
+        #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
+        let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = Request::builder().method("PUT").uri(path).header("host", address.to_string());
+        let request = request.header("authorization", format!("Bearer {}", self.token()));
+        let body = http_body_util::Full::new(bytes::Bytes::from(body));
+        Reply::read(h1(stream, request.body(body).unwrap()).await).await
+    }
+
     fn token(&self) -> String {
         fs::read_to_string(self.dir.path().join("admin.token")).unwrap()
     }
@@ -115,4 +126,47 @@ async fn a_file_that_has_settled_is_taken_without_being_told() {
         assert!(start.elapsed() < lab::PATIENCE, "the change was not taken");
     }
     assert!(start.elapsed().as_millis() >= 900, "it was taken before it had settled");
+}
+
+/// Set, listed, in force at once, deleted; no value comes back out.
+#[tokio::test(flavor = "multi_thread")]
+async fn secrets_are_set_and_deleted_and_only_their_names_are_told() {
+    let admin = start().await;
+    let token = admin.token();
+    let path = admin.dir.path().join("exeat.toml");
+    let text = fs::read_to_string(&path).unwrap().replace("[tasks.t]", "[tasks.t]\ncredentials = [\"K\"]")
+        + "[credentials.K]\nauth_type = \"bearer\"\nvalue = \"secret:K\"\ndomains = [\"api.test\"]\n";
+    fs::write(&path, text).unwrap();
+    let ask = async |method: &str, path: &str| {
+        let reply = admin.ask(method, path, Some(&token), &[]).await;
+        assert!(!reply.text().contains("value-0123456789"), "{}", reply.text());
+        reply
+    };
+    assert_eq!(ask("GET", "/v1/secrets").await.problem(), serde_json::json!([]));
+    let set = admin.put("/v1/secrets/default/K", b"value-0123456789".to_vec()).await;
+    assert_eq!((set.status.as_u16(), set.problem()["reloaded"].as_bool()), (200, Some(true)), "{}", set.text());
+    let shown = ask("GET", "/v1/secrets/default/K").await.problem();
+    assert_eq!((shown["workspace"].as_str(), shown["name"].as_str()), (Some("default"), Some("K")));
+    assert!(shown["created_at"].as_u64().is_some_and(|at| at > 1_700_000_000), "{shown}");
+    assert_eq!(ask("GET", "/v1/secrets/default").await.problem().as_array().map(Vec::len), Some(1));
+    assert_eq!(ask("GET", "/v1/secrets/other").await.problem().as_array().map(Vec::len), Some(0));
+    assert!(!ask("GET", "/v1/secrets").await.text().contains(".exeat"), "the daemon's own are not the operator's");
+    for (method, path, status) in [
+        ("GET", "/v1/secrets/default/NOPE", 404),
+        ("DELETE", "/v1/secrets/default/NOPE", 404),
+        ("DELETE", "/v1/secrets/.exeat/audit.key", 400),
+        ("GET", "/v1/secrets/.exeat/audit.key", 400),
+        ("GET", "/v1/secrets/default/K/more", 404),
+        ("POST", "/v1/secrets/default/K", 405),
+        ("PUT", "/v1/secrets", 405),
+        ("GET", "/v1/secretsX", 404),
+    ] {
+        assert_eq!(ask(method, path).await.status.as_u16(), status, "{method} {path}");
+    }
+    assert_eq!(admin.put("/v1/secrets/default/EMPTY", Vec::new()).await.status, 400);
+    assert_eq!(admin.put("/v1/secrets/default/LONG", vec![b'x'; 65 * 1024]).await.status, 413);
+    assert_eq!(admin.ask("GET", "/v1/secrets", None, &[]).await.status, 401);
+    assert_eq!(admin.ask("DELETE", "/v1/secrets/default/K", Some("wrong"), &[]).await.status, 401);
+    assert_eq!(ask("DELETE", "/v1/secrets/default/K").await.status, 200);
+    assert_eq!(ask("GET", "/v1/secrets/default/K").await.status, 404);
 }

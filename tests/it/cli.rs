@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::lab::{self, Ground};
@@ -124,16 +125,25 @@ async fn ca_and_env_give_what_clients_need() {
 pub struct Served {
     pub child: Child,
     pub ready: String,
+    said: Arc<Mutex<String>>,
 }
 
 impl Served {
     pub fn start(mut command: Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let ready = lines.by_ref().map_while(Result::ok).find(|line| line.starts_with("exeat: ")).unwrap_or_default();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let said = Arc::new(Mutex::new(String::new()));
+        let note = |line: &String, said: &Mutex<String>| said.lock().unwrap().push_str(line);
+        let ready = lines.by_ref().inspect(|line| note(line, &said)).find(|line| line.starts_with("exeat: "));
         // Somebody must read what follows, or the pipe fills up.
-        std::thread::spawn(move || lines.for_each(drop));
-        Self { child, ready }
+        let rest = said.clone();
+        std::thread::spawn(move || lines.for_each(|line| note(&line, &rest)));
+        Self { child, ready: ready.unwrap_or_default(), said }
+    }
+
+    /// Everything that it wrote to stderr so far.
+    pub fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
     }
 
     /// A request in absolute form.

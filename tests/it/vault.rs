@@ -139,3 +139,50 @@ fn check_tells_a_missing_value_from_an_unusable_one() {
         "not even one written by mistake"
     );
 }
+
+/// The key of the chain used to lie in a file of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_chain_still_verifies_and_its_key_moves_into_the_vault() {
+    use exeat::audit::chain::{ChainKey, GENESIS, Head};
+    use exeat::model::secret::Secret;
+    let dir = tempfile::tempdir().unwrap();
+    let (dir, state) = (dir.path(), dir.path().join("state/exeat"));
+    fs::create_dir_all(&state).unwrap();
+    let old = b"00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+    let key = ChainKey::new(Secret::new(old.to_vec()));
+    let (first, mac) = key.seal(GENESIS, "{\"event\":\"opened\"}");
+    let (second, mac) = key.seal(&mac, "{\"event\":\"refused\",\"code\":\"caller_unknown\"}");
+    fs::write(state.join("audit.jsonl"), first + &second).unwrap();
+    fs::write(state.join("audit.head"), key.seal_head(&Head { mac, lines: 2 })).unwrap();
+    fs::write(state.join("audit.key"), old).unwrap();
+    for file in ["audit.jsonl", "audit.head", "audit.key"] {
+        fs::set_permissions(state.join(file), fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    fs::write(dir.join("e.toml"), "[proxy]\nlisten = [\"127.0.0.1:0\"]\n[admin]\nlisten = \"127.0.0.1:0\"\n").unwrap();
+    let verify = || {
+        let output = exeat(dir, &["audit", "verify", "-c", "e.toml"]).output().unwrap();
+        (code(&output), text(&output.stdout) + &text(&output.stderr))
+    };
+    assert!(verify().1.starts_with("whole: 2 lines"), "before it has moved: {}", verify().1);
+    assert!(!state.join("vault.exeat").exists(), "reading moves nothing");
+    let start = || {
+        let mut served = crate::cli::Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+        assert!(served.ready.contains("ready"), "{}", served.said());
+        served.signal(rustix::process::Signal::TERM);
+        served.child.wait().unwrap()
+    };
+    assert!(start().success());
+    assert!(state.join("vault.exeat").exists() && !state.join("audit.key").exists(), "it has moved");
+    assert!(verify().1.starts_with("whole: 2 lines"), "{}", verify().1);
+    // A crash after the vault was written and before the file was removed.
+    fs::write(state.join("audit.key"), old).unwrap();
+    fs::set_permissions(state.join("audit.key"), fs::Permissions::from_mode(0o600)).unwrap();
+    assert!(start().success());
+    assert!(!state.join("audit.key").exists());
+    // Another key than the vault's is nobody's business to throw away.
+    fs::write(state.join("audit.key"), [b'0'; 64]).unwrap();
+    fs::set_permissions(state.join("audit.key"), fs::Permissions::from_mode(0o600)).unwrap();
+    let served = crate::cli::Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+    assert!(served.ready.contains("is not the key that the vault holds"), "{}", served.ready);
+    assert!(state.join("audit.key").exists());
+}

@@ -1,0 +1,158 @@
+//! `exeat run --credential`: the command works with a key that it does not have.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+
+use base64::Engine;
+
+use crate::cli::{exeat, output, text};
+use crate::lab::{self, Ground, Origin};
+
+const VALUE: &str = "ghp_16C7e42F292c6912E7710c838347Ae178B4a";
+
+async fn place() -> (Ground, Origin) {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let other = "[integrations.other]\nallowed_domains = [\"other.test\"]\n[tasks.t]\nintegrations = [\"other\"]\n";
+    fs::write(ground.dir.path().join("run.toml"), ground.config(other)).unwrap();
+    (ground, origin)
+}
+
+/// `exeat run` with the key in `GITHUB_TOKEN`, and once more in another variable.
+fn run(ground: &Ground, flag: &str, command: &[&str]) -> Command {
+    let args = [&["run", "-c", "run.toml", "--task", "t", "--credential", flag, "--"], command].concat();
+    let mut command = exeat(ground.dir.path(), &args);
+    command.env("GITHUB_TOKEN", VALUE).env("ALSO", format!("https://u:{VALUE}@host/"));
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_finds_a_placeholder_that_becomes_the_key_on_its_way() {
+    let (ground, origin) = place().await;
+    let flag = format!("GITHUB_TOKEN=bearer@api.test:{}", origin.port());
+    // What the command can see of itself; then it waits, while the test plays its part.
+    let script = "cat /proc/self/environ /proc/$$/cmdline | tr '\\0' '\\n'; echo; echo \"$GITHUB_TOKEN\"; echo \"$HTTPS_PROXY\"; echo end; read x";
+    let mut child = run(&ground, &flag, &["sh", "-c", script, &format!("token={VALUE}")]);
+    let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let seen: Vec<String> = lines.take_while(|line| line != "end").collect();
+    assert!(!seen.join("\n").contains(VALUE), "{seen:#?}");
+    let (placeholder, proxy) = (&seen[seen.len() - 2], &seen[seen.len() - 1]);
+    assert!(placeholder.starts_with("ghp_") && placeholder.len() == VALUE.len(), "{placeholder}");
+    assert!(seen.contains(&format!("token={placeholder}")), "in the arguments, too: {seen:#?}");
+    assert!(seen.contains(&format!("ALSO=https://u:{placeholder}@host/")), "and in other variables: {seen:#?}");
+    let (userinfo, address) = proxy.strip_prefix("http://").unwrap().split_once('@').unwrap();
+    for (host, status) in [(format!("api.test:{}", origin.port()), 200), ("other.test".to_owned(), 403)] {
+        #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+        let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = http::Request::get(format!("https://{host}/tell?whole")).header("host", &host);
+        let token = base64::engine::general_purpose::STANDARD.encode(userinfo);
+        let request = request.header("proxy-authorization", format!("Basic {token}"));
+        let request = request.header("authorization", format!("Bearer {placeholder}"));
+        let reply = lab::Reply::read(lab::client::h1(stream, request.body(lab::client::empty()).unwrap()).await).await;
+        assert!(!reply.text().contains(VALUE));
+        if status == 403 {
+            reply.assert_refused(403, "credential_not_bound");
+        } else {
+            assert_eq!(origin.last().headers["authorization"], format!("Bearer {VALUE}"));
+            assert!(reply.text().contains(&"*".repeat(VALUE.len())), "{}", reply.text());
+        }
+    }
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let words = text(&child.wait_with_output().unwrap().stderr);
+    assert!(words.contains("GITHUB_TOKEN sent to api.test") && words.contains("1 let through"), "{words}");
+    assert!(words.contains("stands in the command's arguments") && !words.contains(VALUE), "{words}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flag_that_cannot_be_meant_is_a_usage_error() {
+    let (ground, _) = place().await;
+    for (flag, words) in [
+        ("GITHUB_TOKEN=bearer", "names no host"),
+        ("GITHUB_TOKEN=cookie@api.test", "no known way"),
+        ("UNSET=bearer@api.test", "the variable UNSET holds no key"),
+        ("GITHUB_TOKEN=bearer@*.test", "one host"),
+        ("GITHUB_TOKEN=basic@api.test", "user:password"),
+        ("GITHUB_TOKEN=header:Host@api.test", "cannot carry a credential"),
+    ] {
+        let output = output(run(&ground, flag, &["true"])).await;
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{flag}: {said}");
+        assert!(said.contains(words) && !said.contains(VALUE), "{flag}: {said}");
+    }
+}
+
+/// The vault of the configuration is read, although everything else of the run has a place of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_of_the_file_brings_its_credentials_along() {
+    let (ground, origin) = place().await;
+    let dir = ground.dir.path();
+    let text = ground.config(&format!(
+        "state_dir = \"own-state\"\n{}credentials = [\"K\"]\n[credentials.K]\nauth_type = \"bearer\"\nvalue = \"secret:K\"\ndomains = [\"api.test\"]\n",
+        lab::allow_api(origin.port())
+    ));
+    fs::write(dir.join("e.toml"), text).unwrap();
+    let mut set = exeat(dir, &["secret", "-c", "e.toml", "set", "K"]).stdin(Stdio::piped()).spawn().unwrap();
+    set.stdin.take().unwrap().write_all(VALUE.as_bytes()).unwrap();
+    assert!(set.wait().unwrap().success());
+    let before: Vec<_> = fs::read_dir(dir.join("own-state")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let script = "echo \"$HTTPS_PROXY\"; read x";
+    let mut child = exeat(dir, &["run", "-c", "e.toml", "--task", "t", "--", "sh", "-c", script]);
+    let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let proxy = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok).next().unwrap();
+    let (userinfo, address) = proxy.strip_prefix("http://").unwrap().split_once('@').unwrap();
+    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let host = format!("api.test:{}", origin.port());
+    let token = base64::engine::general_purpose::STANDARD.encode(userinfo);
+    let request = http::Request::get(format!("https://{host}/")).header("host", &host).header("exeat-credential", "K");
+    let request = request.header("proxy-authorization", format!("Basic {token}")).body(lab::client::empty()).unwrap();
+    assert_eq!(lab::client::h1(stream, request).await.status(), 200);
+    assert_eq!(origin.last().headers["authorization"], format!("Bearer {VALUE}"));
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().code().is_some());
+    let after: Vec<_> = fs::read_dir(dir.join("own-state")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(before.len(), after.len(), "the run leaves nothing there: {after:?}");
+}
+
+#[tokio::test]
+async fn explain_tells_which_credential_would_go_where_and_never_its_value() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let config = format!(
+        "[integrations.a]\nallowed_domains = [\"a.example\", \"b.example\"]\n\
+         [credentials.ONE]\nauth_type = \"bearer\"\nvalue = \"env:ONE\"\ndomains = [\"a.example\"]\n\
+         [credentials.TWO]\nauth_type = \"query_param\"\nvalue = \"env:TWO\"\ndomains = [\"a.example\"]\ninject = \"always\"\n\
+         [credentials.NONE]\nauth_type = \"basic\"\nvalue = \"env:NONE\"\ndomains = [\"a.example\"]\n\
+         [tasks.t]\ntoken = \"env:TOKEN\"\nraw = true\nintegrations = [\"a\"]\ncredentials = [\"ONE\", \"TWO\", \"NONE\"]\ntools = [\"http_get\", \"api_call\"]\n"
+    );
+    fs::write(dir.join("e.toml"), config).unwrap();
+    let explain = |args: &[&str]| {
+        let mut command = exeat(dir, &[&["explain", "-c", "e.toml", "--task", "t"], args].concat());
+        command.env("ONE", VALUE).env("TWO", "another-value-0123456").env("TOKEN", "a-token-of-24-bytes-or-more");
+        let output = command.output().unwrap();
+        let words = text(&output.stdout) + &text(&output.stderr);
+        assert!(!words.contains(VALUE) && !words.contains("another-value"), "{words}");
+        (output.status.code(), words)
+    };
+    let (status, words) = explain(&["https://a.example/"]);
+    assert_eq!(status, Some(0), "{words}");
+    for line in [
+        "ONE would go as `Authorization: Bearer …`, by name or placeholder",
+        "TWO would go as `?api_key=…`, with every request",
+        "NONE has no value: its use is refused",
+    ] {
+        assert!(words.contains(line), "{line}: {words}");
+    }
+    assert!(explain(&["https://b.example/"]).1.contains("no credential is bound to this destination"));
+    assert!(explain(&["--tool", "http_get", "https://a.example/"]).1.contains("the tool takes no credential"));
+    assert!(
+        explain(&["--tool", "api_call", "https://a.example/"])
+            .1
+            .contains("ONE would go as `Authorization: Bearer …`, by name\n")
+    );
+    assert_eq!(explain(&["--tool", "http_get", "-X", "POST", "https://a.example/"]).0, Some(3));
+    assert_eq!(explain(&["--tool", "webhook", "-X", "POST", "https://a.example/"]).0, Some(3));
+    assert_eq!(explain(&["--tool", "shell", "https://a.example/"]).0, Some(2));
+}
