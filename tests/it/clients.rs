@@ -147,3 +147,64 @@ async fn git_clone_over_https() {
     let refused = place.run(&["git", "clone", "-q", "https://evil.test/x.git"]).await;
     assert!(!refused.status.success() && text(&refused.stderr).contains("403"), "{}", text(&refused.stderr));
 }
+
+/// A key of an SDK that takes it apart before it sends anything: `app.key:secret`, as Basic.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs python3 with ably; EXEAT_TEST_PYTHON names it"]
+async fn an_sdk_accepts_the_placeholder_as_its_key() {
+    let place = place().await;
+    let (key, flag) =
+        ("xVLyHw.DQrNxQ:4cV3NqVKXhN5fHqpR1uo", format!("ABLY_KEY=basic@api.test:{}", place.origin.port()));
+    let script = format!(
+        "import asyncio, os\nfrom ably import AblyRest\nasync def main():\n\
+         \x20   key = os.environ['ABLY_KEY']\n    print(key)\n\
+         \x20   rest = AblyRest(key=key, rest_host='api.test', tls_port={}, use_binary_protocol=False)\n\
+         \x20   try: await rest.channels.get('c').publish('event', 'data')\n\
+         \x20   except Exception as e: print(type(e).__name__)\n\
+         \x20   await rest.close()\nasyncio.run(main())",
+        place.origin.port()
+    );
+    let python = std::env::var("EXEAT_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let config = place.config.to_str().unwrap();
+    let args = ["run", "-c", config, "--credential", &flag, "--", &python, "-c", &script];
+    let mut command = exeat(place.ground.dir.path(), &args);
+    command.env("ABLY_KEY", key);
+    let out = assert_ok(&output(command).await);
+    let placeholder = out.lines().next().unwrap();
+    assert!(placeholder.starts_with("xVLyHw.DQrNxQ:") && placeholder != key, "{out}");
+    let seen = place.origin.last();
+    assert_eq!(seen.uri.path(), "/channels/c/messages", "{out}");
+    let want = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, key);
+    assert_eq!(seen.headers["authorization"], format!("Basic {want}"));
+}
+
+/// curl asks for a user and a password; git sends its token as one. Both find a placeholder.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs curl and git"]
+async fn curl_and_git_send_the_placeholder_as_a_password() {
+    let place = place().await;
+    let (port, config) = (place.origin.port(), place.config.to_str().unwrap().to_owned());
+    let run = async |how: &str, value: &str, script: &str| {
+        let flag = format!("KEY={how}@api.test:{port}");
+        let args = ["run", "-c", &config, "--credential", &flag, "--", "sh", "-c", script];
+        let mut command = exeat(place.ground.dir.path(), &args);
+        command.env("KEY", value);
+        output(command).await
+    };
+    let encoded = |text: &str| base64::Engine::encode(&base64::engine::general_purpose::STANDARD, text);
+    assert_ok(&run("basic", "user:p4ssw0rd-0123", &format!("curl -sS -u \"$KEY\" {}", place.url("/"))).await);
+    assert_eq!(place.origin.last().headers["authorization"], format!("Basic {}", encoded("user:p4ssw0rd-0123")));
+    let value = "ghp_16C7e42F292c6912E7710c838347Ae178B4a";
+    let ask = format!("git ls-remote https://x-access-token:$KEY@api.test:{port}/private/none.git");
+    assert!(!run("bearer", value, &ask).await.status.success(), "there is no such repository");
+    let seen = place.origin.seen().into_iter().rev().find(|seen| seen.headers.contains_key("authorization"));
+    let want = format!("Basic {}", encoded(&format!("x-access-token:{value}")));
+    assert_eq!(
+        seen.map(|seen| seen.headers["authorization"].clone()).as_ref().map(|v| v.to_str().unwrap()),
+        Some(want.as_str())
+    );
+    let header = format!("curl -sS -H \"X-Api-Key: $KEY\" '{}'", place.url("/tell?whole"));
+    let out = assert_ok(&run("header:X-Api-Key", value, &header).await);
+    assert_eq!(place.origin.last().headers["x-api-key"], value);
+    assert!(!out.contains(value) && out.contains(&"*".repeat(value.len())), "{out}");
+}

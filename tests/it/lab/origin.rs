@@ -139,6 +139,11 @@ impl Origin {
                 note(Bytes::new(), HeaderMap::new());
                 return Ok(told(&parts));
             }
+            // Wants a password first.
+            _ if path.starts_with("/private/") && !parts.headers.contains_key("authorization") => {
+                let asking = Response::builder().status(401).header("www-authenticate", "Basic realm=\"private\"");
+                return Ok(asking.body(full("")).unwrap());
+            }
             "/stall" => {
                 note(Bytes::new(), HeaderMap::new());
                 return std::future::pending().await;
