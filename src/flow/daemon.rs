@@ -95,6 +95,7 @@ impl Daemon {
             let admin = Admin { services: services.clone(), token, file: file.clone() };
             tokio::spawn(admin.run(listener));
         }
+        tokio::spawn(foresee_webhooks(services.clone()));
         if let Some(file) = &file {
             tokio::spawn(reload::watch(services.clone(), file.clone()));
         }
@@ -163,6 +164,21 @@ impl Daemon {
     #[must_use]
     pub fn breaker(&self) -> CancellationToken {
         self.services.abort.clone()
+    }
+}
+
+/// Says early which registered webhooks lead nowhere, or where they must not.
+async fn foresee_webhooks(services: Arc<Services>) {
+    let policy = services.policies.snapshot();
+    for task in policy.tasks() {
+        for webhook in task.webhooks() {
+            let foreseen = services.resolver.foresee(&policy, webhook);
+            let foreseen = services.drain.run_until_cancelled(foreseen).await;
+            if let Some(Err(refusal)) = foreseen {
+                let (code, task) = (refusal.code(), task.name());
+                tracing::warn!(%task, host = %webhook.host(), code, "calls of this webhook will be refused");
+            }
+        }
     }
 }
 

@@ -283,7 +283,7 @@ impl Task {
         if !registered.contains(target) {
             return Err(Deny::WebhookNotRegistered);
         }
-        Ok(Allowed { rules: Vec::new(), observed: None, webhook: true })
+        Ok(Allowed::as_webhook())
     }
 
     fn by_integration(&self, target: &Target) -> Result<Allowed, Deny> {
@@ -400,6 +400,12 @@ impl Allowed {
             None if self.webhook => super::webhook::NAME.to_owned(),
             None => self.rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>().join("+"),
         }
+    }
+
+    /// What lets a registered webhook URL through.
+    #[must_use]
+    pub fn as_webhook() -> Self {
+        Self { rules: Vec::new(), observed: None, webhook: true }
     }
 
     /// Credentials that any of the integrations requires.

@@ -3,8 +3,8 @@
 
 use http::HeaderMap;
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-    TRAILER, TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 
 /// Removes what is meant for one hop only: what `Connection` names, the fields of RFC 9110 §7.6.1, and
@@ -35,10 +35,10 @@ pub(super) fn remove_pretence(headers: &mut HeaderMap) {
     headers.remove(PROXY_STATUS);
 }
 
-/// Removes from trailers what is no trailer: framing, routing and control (RFC 9110 §6.5.1).
+/// Removes from trailers what is no trailer: framing, routing, control and credentials (RFC 9110 §6.5.1).
 pub(super) fn remove_from_trailers(trailers: &mut HeaderMap) {
     remove_pretence(trailers);
-    for name in [HOST, CONTENT_LENGTH, TRAILER] {
+    for name in [HOST, CONTENT_LENGTH, TRAILER, AUTHORIZATION, COOKIE] {
         trailers.remove(name);
     }
 }
@@ -62,8 +62,7 @@ pub(super) fn join_cookies(headers: &mut HeaderMap) {
 const ALT_SVC: HeaderName = HeaderName::from_static("alt-svc");
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
-const PROTECTED: [HeaderName; 6] =
-    [HOST, CONTENT_LENGTH, http::header::AUTHORIZATION, COOKIE, http::header::SET_COOKIE, TRAILER];
+const PROTECTED: [HeaderName; 6] = [HOST, CONTENT_LENGTH, AUTHORIZATION, COOKIE, SET_COOKIE, TRAILER];
 
 const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,

@@ -161,7 +161,7 @@ impl Forwarder {
         let tls = handshake.await.map_err(|error| {
             // The names in a certificate are an outside text.
             let error = record.clean(&error.to_string()).into_owned();
-            tracing::info!(error, target = %pinned.target(), "TLS with the origin failed");
+            tracing::info!(error, host = record.host(), "TLS with the origin failed");
             Fail::TlsFailed
         })?;
         if tls.get_ref().1.alpn_protocol() == Some(b"h2") { h2(tls).await } else { h1(tls).await }

@@ -24,7 +24,7 @@ use crate::model::host::{Host, HostName};
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
 use crate::policy::address::embedded_v4;
-use crate::policy::rule::Policy;
+use crate::policy::rule::{Allowed, Policy};
 use crate::policy::settings::{Dns, DnsServer};
 use crate::tls::upstream::UpstreamTls;
 
@@ -144,13 +144,7 @@ impl Resolver {
     /// # Errors
     /// [`Deny::AddressNotAllowed`], [`Deny::LoopDetected`], [`Fail::ResolveFailed`].
     pub async fn pin(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<PinnedTarget> {
-        let addresses = match admitted.target().host() {
-            Host::Ip(ip) => vec![*ip],
-            Host::Name(name) => match policy.hosts_override(name) {
-                Some(addresses) => addresses.to_vec(),
-                None => self.resolve(name).await?,
-            },
-        };
+        let addresses = self.addresses(policy, admitted.target()).await?;
         let port = admitted.target().port();
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
         self.judge(policy, admitted, addresses, record)
@@ -173,6 +167,26 @@ impl Resolver {
             return Err(Deny::AuthorityMismatch.into());
         }
         self.judge(policy, admitted, pinned.addresses.clone(), record)
+    }
+
+    /// Looks where a registered webhook leads, before anybody calls it. Each call is judged anew.
+    ///
+    /// # Errors
+    /// [`Fail::ResolveFailed`] or [`Deny::AddressNotAllowed`].
+    pub async fn foresee(&self, policy: &Policy, webhook: &Target) -> Verdict<()> {
+        let addresses = self.addresses(policy, webhook).await?;
+        let judged = addresses.into_iter().try_for_each(|ip| policy.judge(ip, &Allowed::as_webhook()));
+        judged.map_err(|_| Deny::AddressNotAllowed.into())
+    }
+
+    async fn addresses(&self, policy: &Policy, target: &Target) -> Verdict<Vec<IpAddr>> {
+        match target.host() {
+            Host::Ip(ip) => Ok(vec![*ip]),
+            Host::Name(name) => match policy.hosts_override(name) {
+                Some(addresses) => Ok(addresses.to_vec()),
+                None => self.resolve(name).await,
+            },
+        }
     }
 
     fn judge(

@@ -32,7 +32,8 @@ async fn the_demo_shows_what_it_says() {
     let output = output(exeat(dir.path(), &["demo"])).await;
     let out = text(&output.stdout);
     assert!(output.status.success(), "{out}\n{}", text(&output.stderr));
-    assert_eq!(out.matches("200 from 127.0.0.1").count(), 3, "{out}");
+    assert_eq!(out.matches("200 from 127.0.0.1").count(), 5, "{out}");
+    assert_eq!(out.matches("API_KEY injected; 1 echo overwritten").count(), 2, "{out}");
     for code in [
         "caller_unknown",
         "host_not_allowed",
@@ -41,6 +42,8 @@ async fn the_demo_shows_what_it_says() {
         "address_not_allowed",
         "loop_detected",
         "tls_failed",
+        "credential_not_bound",
+        "leak_detected",
     ] {
         assert!(out.contains(code), "{code} is missing:\n{out}");
     }

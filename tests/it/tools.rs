@@ -167,3 +167,19 @@ async fn without_the_integration_there_are_no_webhooks() {
     reply.assert_refused(403, "webhook_not_enabled");
     assert!(hooks.seen().is_empty());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_that_leads_inside_is_looked_up_at_the_start_and_refused_at_each_call() {
+    let ground = Ground::new().await;
+    ground.dns.set("inside.test", &["10.0.0.7"]);
+    let text =
+        "[tasks.t]\nintegrations = [\"webhook\"]\ntools = [\"webhook\"]\nwebhook_urls = [\"https://inside.test/x\"]\n";
+    let lab = ground.proxy(text).await;
+    let start = std::time::Instant::now();
+    while lab.dns.queries("inside.test") == 0 {
+        assert!(start.elapsed() < crate::lab::PATIENCE, "nobody looked where it leads");
+        tokio::task::yield_now().await;
+    }
+    let request = lab.absolute("POST", "https://inside.test/x").header("exeat-tool", "webhook").body(empty()).unwrap();
+    lab.send(request).await.assert_refused(403, "address_not_allowed");
+}

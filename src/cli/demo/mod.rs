@@ -2,6 +2,7 @@
 
 pub mod dns;
 mod origin;
+mod scenes;
 
 use std::fs;
 use std::io;
@@ -21,6 +22,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use self::dns::ScriptedDns;
+use self::scenes::{How, Ports, Scene};
 use super::Exit;
 use super::terminal::{self, Paint, print, say};
 use crate::files;
@@ -29,23 +31,6 @@ use crate::flow::keep;
 use crate::model::host::Host;
 use crate::policy::compile::{self, Surroundings};
 use crate::tls::authority::Authority;
-
-/// One request of the tour.
-struct Scene {
-    what: &'static str,
-    want: &'static str,
-    how: How,
-}
-
-/// What the sandbox does.
-enum How {
-    /// Raw bytes to the proxy; `{auth}` is replaced by the right header.
-    Raw(String),
-    /// CONNECT, then these bytes instead of TLS.
-    Tunnel(String, &'static [u8]),
-    /// CONNECT, TLS with this name or none, then one request with this Host.
-    Tls { connect: String, name: Option<&'static str>, request: String },
-}
 
 /// What is running while the tour lasts.
 struct Stage {
@@ -108,7 +93,13 @@ fn why(line: &Value) -> String {
         line["response_status"].as_u64().map(|s| format!("{s} from {}", line["addr"].as_str().unwrap_or_default()));
     let rule = line["rule"].as_str().unwrap_or_default();
     let stage = line["stage"].as_str().map(|stage| format!("stage {stage}")).unwrap_or_default();
-    [status.unwrap_or(stage), rule.to_owned()].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join("; ")
+    let key = line["credential_used"].as_str().map(|name| format!("{name} injected")).unwrap_or_default();
+    let echoes = line["redacted"].as_u64().map(|n| format!("{n} echo overwritten")).unwrap_or_default();
+    [status.unwrap_or(stage), rule.to_owned(), key, echoes]
+        .into_iter()
+        .filter(|s| !s.is_empty())
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// The next line that ends an exchange.
@@ -172,15 +163,23 @@ async fn set(dir: &Path) -> io::Result<Stage> {
         [integrations.sealed]
         allowed_domains = ["sealed.test"]
         mode = "opaque"
+        [credentials.API_KEY]
+        auth_type = "bearer"
+        value = "env:API_KEY"
+        domains = ["api.test"]
         [tasks.demo]
         token = "env:TOKEN"
         integrations = ["api", "others", "sealed"]
+        credentials = ["API_KEY"]
+        tools = ["api_call", "webhook"]
+        raw = true
         plan = "short"
         "#,
         dir = dir.display(),
         dns = dns.address(),
     );
-    let env = |_: &str| Some(token.clone());
+    let key = format!("demo-{}", files::hex(files::random::<16>()?.as_slice()));
+    let env = |name: &str| Some(if name == "API_KEY" { key.clone() } else { token.clone() });
     let around = Surroundings { base: dir, state_dir: dir, env: &env, secrets: &keep::Reader::default() };
     let mut config = compile::compile(&text, &around).map_err(|problems| io::Error::other(format!("{problems:?}")))?;
     config.settings.admin.listen = None;
@@ -192,86 +191,8 @@ async fn set(dir: &Path) -> io::Result<Stage> {
     let policy = compile::compile(&text, &around).map_err(|problems| io::Error::other(format!("{problems:?}")))?.policy;
     let daemon = Daemon::start(config.settings, policy, None).await.map_err(io::Error::other)?;
     let proxy = daemon.proxy_addresses().first().copied().unwrap_or(own);
-    let scenes = scenes(&Ports { api, lying, plain, broken, dead, own: own.port() });
+    let scenes = scenes::all(&Ports { api, lying, plain, broken, dead, own: own.port() }, &key);
     Ok(Stage { daemon, scenes, proxy, token, log })
-}
-
-struct Ports {
-    api: u16,
-    lying: u16,
-    plain: u16,
-    broken: u16,
-    dead: u16,
-    own: u16,
-}
-
-fn scenes(ports: &Ports) -> Vec<Scene> {
-    let Ports { api, lying, plain, broken, dead, own } = ports;
-    let raw = |what, want, text: String| Scene { what, want, how: How::Raw(text) };
-    let get = |what, want, url: String| {
-        let host = url.split("//").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default().to_owned();
-        Scene {
-            what,
-            want,
-            how: How::Raw(format!("GET {url} HTTP/1.1\r\nHost: {host}\r\n{{auth}}Connection: close\r\n\r\n")),
-        }
-    };
-    let tls = |what, want, name, request: String| Scene {
-        what,
-        want,
-        how: How::Tls { connect: format!("api.test:{api}"), name, request },
-    };
-    let inner = |host: &str, path: &str, method: &str| {
-        format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
-    };
-    let host = format!("api.test:{api}");
-    vec![
-        tls("GET through CONNECT, inspected", "allowed", Some("api.test"), inner(&host, "/public/x", "GET")),
-        get("GET https://… in absolute form, the proxy does the TLS", "allowed", format!("https://api.test:{api}/")),
-        get("GET http://… where plain HTTP is allowed", "allowed", format!("http://plain.test:{plain}/")),
-        raw("no token", "caller_unknown", format!("GET https://api.test:{api}/ HTTP/1.1\r\nHost: {host}\r\n\r\n")),
-        raw(
-            "two Host fields",
-            "request_malformed",
-            format!("GET https://api.test:{api}/ HTTP/1.1\r\nHost: {host}\r\nHost: evil.test\r\n{{auth}}\r\n"),
-        ),
-        raw(
-            "gzip as a transfer coding",
-            "not_implemented",
-            format!(
-                "POST https://api.test:{api}/ HTTP/1.1\r\nHost: {host}\r\n{{auth}}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"
-            ),
-        ),
-        raw("a head of 70 kB", "head_too_large", format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(70_000))),
-        raw("half a head, then silence", "header_timeout", "GET https://api.test/ HTTP/1.1\r\nHo".to_owned()),
-        get("a host written as 0x7f.1", "target_malformed", "https://0x7f.1/".to_owned()),
-        get("a host nobody allowed", "host_not_allowed", "https://evil.test/".to_owned()),
-        get("plain HTTP where only https is allowed", "scheme_not_allowed", format!("http://api.test:{api}/")),
-        get("another port", "port_not_allowed", "https://api.test:22/".to_owned()),
-        tls("DELETE where only GET is allowed", "method_not_allowed", Some("api.test"), inner(&host, "/", "DELETE")),
-        tls("/public/%2e%2e/admin", "path_not_allowed", Some("api.test"), inner(&host, "/public/%2e%2e/admin", "GET")),
-        tls(
-            "fronting: another Host inside the tunnel",
-            "authority_mismatch",
-            Some("api.test"),
-            inner("evil.test", "/", "GET"),
-        ),
-        tls("fronting: another name in the TLS handshake", "sni_mismatch", Some("evil.test"), String::new()),
-        tls("no name in the TLS handshake", "sni_missing", None, String::new()),
-        Scene {
-            what: "something else than TLS in a tunnel",
-            want: "not_tls",
-            how: How::Tunnel(format!("api.test:{api}"), b"\x05\x01\x00"),
-        },
-        get("a name that leads to 10.0.0.7", "address_not_allowed", "https://inside.test/".to_owned()),
-        get("one good address and the metadata service", "address_not_allowed", "https://mixed.test/".to_owned()),
-        get("the proxy itself", "loop_detected", format!("http://127.0.0.1:{own}/")),
-        get("a name that does not exist", "resolve_failed", "https://gone.test/".to_owned()),
-        get("an origin that is down", "connect_failed", format!("https://dead.test:{dead}/")),
-        get("an origin with a stranger's certificate", "tls_failed", format!("https://lying.test:{lying}/")),
-        get("an origin that does not speak HTTP", "upstream_protocol", format!("http://broken.test:{broken}/")),
-        get("an origin that never answers", "request_timed_out", format!("https://api.test:{api}/slow")),
-    ]
 }
 
 /// Plays the sandbox's part.

@@ -70,5 +70,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
     if request.uri().path() == "/slow" {
         std::future::pending::<()>().await;
     }
-    Ok(Response::new(Full::new(Bytes::from_static(b"hello\n"))))
+    // Debugging endpoints give back what they got.
+    let key = request.headers().get("authorization").map(|key| key.as_bytes()).unwrap_or_default();
+    Ok(Response::new(Full::new([b"hello ", key, b"\n"].concat().into())))
 }
