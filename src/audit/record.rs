@@ -1,5 +1,6 @@
 //! One exchange's record: filled as the request goes its way, written even if nobody asks for it.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +19,7 @@ use crate::leak::Matcher;
 use crate::model::name::{CredentialName, ExecutionId, TaskName};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Target;
-use crate::model::tool::{Kind, Tool};
+use crate::model::tool::{EXEAT_TOOL, Kind, Tool};
 
 /// One line, less its mac. What is not known is left out.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -94,6 +95,8 @@ pub struct Record {
     counts: Arc<Counts>,
     /// What nothing from outside may bring into the log.
     values: Arc<Matcher>,
+    /// The host as it was asked for; never for the log.
+    asked: Option<String>,
     /// The credential that a refusal is about.
     about: Option<CredentialName>,
 }
@@ -214,6 +217,7 @@ impl Record {
             progress: Progress::Undecided,
             counts: Arc::new(Counts::new()),
             values: values.clone(),
+            asked: None,
             about: None,
         }
     }
@@ -230,7 +234,11 @@ impl Record {
         self.line.tool = Kind::of(head.headers()).ok().and_then(Kind::tool).map(Tool::as_str);
         self.line.method = Some(self.noted(head.method().as_str(), 64));
         let path = head.uri().path();
-        let path = if self.line.tool == Some(Tool::Webhook.as_str()) {
+        // Also where it is not quite right: the path is no less a secret.
+        let mut tools = head.headers().get_all(EXEAT_TOOL).iter();
+        let path = if tools
+            .any(|tool| Tool::named(&String::from_utf8_lossy(tool.as_bytes())).is_none_or(|tool| tool == Tool::Webhook))
+        {
             format!("sha256:{}", files::hex(&Sha256::digest(path)))
         } else {
             self.noted(path, 2048)
@@ -249,14 +257,22 @@ impl Record {
         self.line.scheme = Some(target.scheme().as_str());
         let host = target.host().to_string();
         let cut = self.values.find_folded(&host).is_some();
-        self.line.host = Some(if cut { "[redacted]".to_owned() } else { host });
+        self.line.host = Some(if cut { "[redacted]".to_owned() } else { host.clone() });
+        self.asked = Some(host);
         self.line.port = Some(target.port());
     }
 
-    /// The host that was asked for, if a target was read.
+    /// The host that was asked for, if a target was read, as the log has it.
     #[must_use]
     pub fn host(&self) -> Option<&str> {
         self.line.host.as_deref()
+    }
+
+    /// The host that was asked for, as its caller may read it: without values that are the caller's own. That
+    /// it holds another's would be told by its absence.
+    #[must_use]
+    pub fn host_without(&self, own: &Matcher) -> Option<&str> {
+        self.asked.as_deref().filter(|host| own.find_folded(host).is_none())
     }
 
     /// The rule that decided, or the detail behind a refusal.
@@ -289,12 +305,17 @@ impl Record {
     }
 
     /// Credentials came back and were overwritten. It is an alarm if one did that had not gone out.
-    pub fn redacted(&mut self, count: u64, whose: Vec<&CredentialName>) {
+    pub fn redacted(&mut self, count: u64, whose: &[&[CredentialName]]) {
         self.line.redacted = Some(count);
         let used = self.line.credential_used.as_deref();
-        let foreign: Vec<_> = whose.iter().map(|name| name.as_str()).filter(|name| Some(*name) != used).collect();
+        let was_sent = |owners: &[CredentialName]| owners.iter().any(|name| Some(name.as_str()) == used);
+        let foreign = whose.iter().filter(|owners| !was_sent(owners)).flat_map(|owners| owners.iter());
+        let foreign: BTreeSet<&str> = foreign.map(CredentialName::as_str).collect();
         if !foreign.is_empty() {
-            self.line.alarm = Some(format!("came back without having been sent: {}", foreign.join(", ")));
+            self.line.alarm = Some(format!(
+                "came back without having been sent: {}",
+                foreign.into_iter().collect::<Vec<_>>().join(", ")
+            ));
         }
     }
 

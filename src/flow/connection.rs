@@ -126,8 +126,8 @@ async fn judged(client: &Arc<Client>, request: Request<Incoming>, record: &mut R
     let caller = identify::caller(&policy, request.headers(), client.peer)?;
     record.caller(caller.task(), caller.execution());
     let taken = throttle::take(&caller)?;
-    let (head, body) = request.into_parts();
-    let target = parse::target(&head)?;
+    let (mut head, body) = request.into_parts();
+    let target = parse::target(&mut head)?;
     record.target(&target);
     let admitted = authorize::destination(&policy, &caller, &taken, (target, &head), record)?;
     let request = Request::from_parts(head, body);

@@ -112,13 +112,11 @@ pub(super) fn established(record: &Record) -> Response<Answer> {
 pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record) -> Response<Answer> {
     record.failed(refusal);
     let policy = services.policies.snapshot();
-    let approved = record
-        .task()
-        .filter(|_| refusal == Deny::HostNotAllowed.into())
-        .and_then(|task| policy.task(&TaskName::new(task)))
-        .map(|task| task.approved());
+    let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));
+    let approved = task.filter(|_| refusal == Deny::HostNotAllowed.into()).map(|task| task.approved());
+    let host = task.and_then(|task| record.host_without(task.values()));
     let credential = record.about().map(CredentialName::as_str);
-    render(refusal, record.id(), About { host: record.host(), approved, credential })
+    render(refusal, record.id(), About { host, approved, credential })
 }
 
 fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {

@@ -308,8 +308,8 @@ impl Inner {
         record.caller(caller.task(), caller.execution());
         record.target(to.admitted.target());
         let taken = throttle::take(caller)?;
-        let (head, body) = request.into_parts();
-        parse::inner(&head)?;
+        let (mut head, body) = request.into_parts();
+        parse::inner(&mut head)?;
         exchange::run(&self.client.services, to, taken, Request::from_parts(head, body), record).await
     }
 }

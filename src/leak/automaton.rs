@@ -21,6 +21,7 @@ struct Node {
     owner: u32,
     /// How many bytes at the end are half a value or more, or 0.
     half: u32,
+    half_owner: u32,
 }
 
 /// Where a text stands. The start is 0.
@@ -85,15 +86,15 @@ impl Automaton {
         let behind = self.node(fail);
         let (ends, owner) =
             if shortest.bytes.len() == depth { (narrow(depth), *owner) } else { (behind.ends, behind.owner) };
-        let is_half = group.iter().any(|(form, _)| form.half <= depth);
-        let half = if is_half { narrow(depth) } else { behind.half };
+        let begun = group.iter().find(|(form, _)| form.half <= depth);
+        let (half, half_owner) = begun.map_or((behind.half, behind.half_owner), |(_, owner)| (narrow(depth), *owner));
         let id = narrow(self.nodes.len());
         if parent == 0
             && let Some(entry) = self.root.get_mut(usize::from(byte))
         {
             *entry = id;
         }
-        self.nodes.push(Node { byte, fail, ends, owner, half, ..Node::default() });
+        self.nodes.push(Node { byte, fail, ends, owner, half, half_owner, ..Node::default() });
     }
 
     fn node(&self, state: State) -> Node {
@@ -120,9 +121,10 @@ impl Automaton {
         (node.ends > 0).then_some((node.ends as usize, node.owner))
     }
 
-    /// How many bytes at the end are half a value or more.
-    pub(super) fn half(&self, state: State) -> usize {
-        self.node(state).half as usize
+    /// How many bytes at the end are half a value or more, and whose.
+    pub(super) fn half(&self, state: State) -> Option<(usize, u32)> {
+        let node = self.node(state);
+        (node.half > 0).then_some((node.half as usize, node.half_owner))
     }
 
     /// Bytes of the longest pattern.
@@ -161,7 +163,7 @@ mod tests {
                 prop_assert_eq!(automaton.ends(state).map(|(length, _)| length), longest);
                 let halves = patterns.iter().flat_map(|p| (p.len().div_ceil(2)..=p.len()).map(move |n| &p[..n]));
                 let half = halves.filter(|h| text[..end].ends_with(h)).map(<[u8]>::len).max().unwrap_or(0);
-                prop_assert_eq!(automaton.half(state), half);
+                prop_assert_eq!(automaton.half(state).map_or(0, |(length, _)| length), half);
             }
         }
     }

@@ -57,9 +57,9 @@ pub(super) fn of(value: &[u8]) -> Vec<Form> {
     };
     add(Zeroizing::new(value.to_vec()), raw_half(value.len()));
     for (digits, space) in [(UPPER, None), (LOWER, None), (UPPER, Some(b'+')), (LOWER, Some(b'+'))] {
-        let encoded = percent(value, digits, space);
-        let half = encoded.len().div_ceil(2).max(MIN_VALUE);
-        add(encoded, half);
+        // As much of it as half of the value becomes.
+        let half = value.get(..raw_half(value.len())).map_or(0, |half| percent(half, digits, space).len());
+        add(percent(value, digits, space), half);
     }
     for alignment in 0..3 {
         for engine in [&STANDARD_NO_PAD, &URL_SAFE_NO_PAD] {

@@ -23,7 +23,8 @@ pub struct Matcher {
     pub(super) automaton: Automaton,
     /// The values in lower case, for host names.
     folded: Automaton,
-    owners: Vec<CredentialName>,
+    /// Who has each value: several credentials may share one, or parts of it.
+    owners: Vec<Vec<CredentialName>>,
 }
 
 /// A value that was found.
@@ -45,13 +46,19 @@ impl Default for Matcher {
 impl Matcher {
     /// Prepares to look for these values. Those that are too short or dictionary-like are left out.
     pub fn new<'v>(values: impl Iterator<Item = (&'v CredentialName, &'v [u8])>) -> Self {
-        let mut owners: Vec<CredentialName> = Vec::new();
-        let (mut all, mut folded) = (Vec::new(), Vec::new());
+        let mut owners: Vec<Vec<CredentialName>> = Vec::new();
+        let mut distinct: Vec<&[u8]> = Vec::new();
         for (name, value) in values.filter(|(_, value)| unsearchable(value).is_none()) {
-            if owners.last() != Some(name) {
-                owners.push(name.clone());
+            match distinct.iter().position(|known| *known == value).and_then(|at| owners.get_mut(at)) {
+                Some(known) => known.push(name.clone()),
+                None => {
+                    distinct.push(value);
+                    owners.push(vec![name.clone()]);
+                }
             }
-            let owner = u32::try_from(owners.len().saturating_sub(1)).unwrap_or(u32::MAX);
+        }
+        let (mut all, mut folded) = (Vec::new(), Vec::new());
+        for (owner, value) in (0..).zip(distinct) {
             all.extend(forms::of(value).into_iter().map(|form| (form, owner)));
             folded.push((forms::folded(value), owner));
         }
@@ -64,8 +71,8 @@ impl Matcher {
         self.automaton.longest() == 0
     }
 
-    pub(super) fn owner(&self, number: u32) -> Option<&CredentialName> {
-        self.owners.get(number as usize)
+    pub(super) fn owners(&self, number: u32) -> &[CredentialName] {
+        self.owners.get(number as usize).map_or(&[], Vec::as_slice)
     }
 
     /// The first value in a text, also behind percent-encoding. Texts are bounded by whoever asks.
@@ -115,7 +122,7 @@ impl Matcher {
         for byte in text {
             state = automaton.step(state, *byte);
             if let Some((_, owner)) = automaton.ends(state) {
-                return self.owner(owner).map(|credential| Match { credential });
+                return self.owners(owner).first().map(|credential| Match { credential });
             }
         }
         None

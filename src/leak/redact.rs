@@ -1,6 +1,7 @@
 //! Overwrites values in a stream, byte for byte, wherever it is cut.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -22,6 +23,9 @@ pub struct Redactor {
     matcher: Arc<Matcher>,
     state: State,
     held: Zeroizing<Vec<u8>>,
+    /// Bytes that came in so far, and up to where they were overwritten.
+    position: u64,
+    overwritten_to: u64,
     count: u64,
     owners: BTreeSet<u32>,
 }
@@ -30,7 +34,15 @@ impl Redactor {
     /// A redactor at the beginning of a stream.
     #[must_use]
     pub fn new(matcher: Arc<Matcher>) -> Self {
-        Self { matcher, state: 0, held: Zeroizing::default(), count: 0, owners: BTreeSet::new() }
+        Self {
+            matcher,
+            state: 0,
+            held: Zeroizing::default(),
+            position: 0,
+            overwritten_to: 0,
+            count: 0,
+            owners: BTreeSet::new(),
+        }
     }
 
     /// Takes bytes in and gives out what is certain by now.
@@ -40,11 +52,10 @@ impl Redactor {
         text.extend_from_slice(&self.held);
         for byte in bytes {
             text.push(*byte);
+            self.position = self.position.saturating_add(1);
             self.state = self.matcher.automaton.step(self.state, *byte);
             if let Some((length, owner)) = self.matcher.automaton.ends(self.state) {
-                overwrite(&mut text, length);
-                self.count = self.count.saturating_add(1);
-                self.owners.insert(owner);
+                self.overwrite(&mut text, length, owner);
             }
         }
         let cut = text.len().saturating_sub(lag);
@@ -56,12 +67,27 @@ impl Redactor {
     /// The stream pauses or has ended: gives out what is held back.
     pub fn pause(&mut self) -> Bytes {
         let mut held = std::mem::take(&mut self.held);
-        let half = self.matcher.automaton.half(self.state);
-        if half > 0 && !held.is_empty() && self.matcher.automaton.ends(self.state).is_none() {
-            overwrite(&mut held, half);
-            self.count = self.count.saturating_add(1);
+        if let Some((length, owner)) = self.matcher.automaton.half(self.state).filter(|_| !held.is_empty()) {
+            self.overwrite(&mut held, length, owner);
         }
         Bytes::copy_from_slice(&held)
+    }
+
+    /// Overwrites the last bytes of a text that ends where the stream is. Places that touch are one.
+    fn overwrite(&mut self, text: &mut [u8], last: usize, owner: u32) {
+        let start = text.len().saturating_sub(last);
+        if let Some(tail) = text.get_mut(start..) {
+            tail.fill(MASK);
+        }
+        self.note(self.position.saturating_sub(last as u64)..self.position, owner);
+    }
+
+    fn note(&mut self, place: Range<u64>, owner: u32) {
+        if place.start >= self.overwritten_to {
+            self.count = self.count.saturating_add(1);
+        }
+        self.overwritten_to = self.overwritten_to.max(place.end);
+        self.owners.insert(owner);
     }
 
     /// What is looked for.
@@ -76,18 +102,24 @@ impl Redactor {
         self.held.len()
     }
 
-    /// Overwrites values in a whole text. None if there were none.
+    /// Overwrites values in a whole text that stands beside the stream. None if there were none.
     pub fn whole(&mut self, text: &[u8]) -> Option<Vec<u8>> {
-        let mut bytes = None;
-        for (range, owner) in self.matcher.ranges(text) {
-            let bytes = bytes.get_or_insert_with(|| text.to_vec());
-            if let Some(found) = bytes.get_mut(range) {
-                found.fill(MASK);
+        let matcher = self.matcher.clone();
+        let mut found = matcher.ranges(text).peekable();
+        found.peek()?;
+        let mut bytes = text.to_vec();
+        let mut done = 0;
+        for (range, owner) in found {
+            if range.start >= done {
+                self.count = self.count.saturating_add(1);
             }
-            self.count = self.count.saturating_add(1);
+            done = range.end;
+            if let Some(place) = bytes.get_mut(range) {
+                place.fill(MASK);
+            }
             self.owners.insert(owner);
         }
-        bytes
+        Some(bytes)
     }
 
     /// How many places were overwritten so far.
@@ -96,16 +128,9 @@ impl Redactor {
         self.count
     }
 
-    /// Whose values were found so far.
-    pub fn found(&self) -> impl Iterator<Item = &CredentialName> {
-        self.owners.iter().filter_map(|owner| self.matcher.owner(*owner))
-    }
-}
-
-fn overwrite(text: &mut [u8], last: usize) {
-    let start = text.len().saturating_sub(last);
-    if let Some(tail) = text.get_mut(start..) {
-        tail.fill(MASK);
+    /// Whose values were found so far: for each, all who have it.
+    pub fn found(&self) -> impl Iterator<Item = &[CredentialName]> {
+        self.owners.iter().map(|owner| self.matcher.owners(*owner))
     }
 }
 
@@ -178,6 +203,24 @@ mod tests {
             let length = text.len();
             assert_eq!(right.feed(&text).len(), wrong.feed(&vec![b'x'; length]).len());
             assert_eq!(right.pause(), text[length - right_lag()..]);
+        }
+    }
+
+    /// Half of a value, where a shorter one ends or the form is longer than the value.
+    #[test]
+    fn half_of_a_value_is_half_of_it_in_every_form() {
+        let (a, b) = (CredentialName::new("A"), CredentialName::new("B"));
+        let rows: [(&[u8], &[u8], &[u8]); 3] = [
+            (b"p4ssw0rd", b"tok3n-0123456789-p4ssw0rd-z", b"tok3n-0123456789-p4ssw0rd"),
+            (b"another-value", b"a/bcdefghijklmnopqrstuvwx0////////", b"a%2Fbcdefghijklmnopqrstuv"),
+            (b"another-value", b"a/bcdefghijklmnopqrstuvwx0////////", b"a/bcdefghijklmnopqrs"),
+        ];
+        for (one, two, text) in rows {
+            let mut redactor = Redactor::new(Arc::new(Matcher::new([(&a, one), (&b, two)].into_iter())));
+            let out = [redactor.feed(text), redactor.pause()].concat();
+            assert_eq!(out, vec![MASK; text.len()], "{}", String::from_utf8_lossy(text));
+            assert!(redactor.found().any(|owners| owners.contains(&b)));
+            assert_eq!(redactor.count(), 1, "one place");
         }
     }
 

@@ -531,7 +531,7 @@ impl Fail {
                 Forward,
                 "http_response_timeout",
                 "The exchange took too long",
-                "The origin was reached but did not answer in time. The request may have had an effect there.",
+                "If the origin was reached, the request may have had an effect there. Retry only what changes nothing.",
             ),
             Self::ResolveFailed => later(
                 "resolve_failed",

@@ -125,6 +125,12 @@ impl Credential {
         target.scheme() == Scheme::Https && allowed.takes_credentials() && self.bound.iter().any(fits)
     }
 
+    /// Whether its value could come back from a host, by whatever way: one that it is sent to may keep it.
+    #[must_use]
+    pub fn could_come_from(&self, host: &Host) -> bool {
+        self.bound.iter().any(|bound| bound.host == *host)
+    }
+
     /// Whether its placeholder is swapped there.
     #[must_use]
     pub fn swaps_in(&self, place: &Place) -> bool {
@@ -147,6 +153,9 @@ pub(super) fn matcher<'c>(credentials: impl Iterator<Item = &'c Arc<Credential>>
         [Some(value), password].into_iter().flatten().map(|part| (credential.name(), part))
     }))
 }
+
+/// Longest name, in bytes.
+const MAX_NAME: usize = 64;
 
 /// What stands for a credential in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -190,7 +199,9 @@ impl Marks {
             let at = memchr::memmem::find(text.get(from..)?, opening.as_bytes())?.checked_add(from)?;
             let (before, rest) = text.split_at_checked(at)?;
             let inner = rest.get(opening.len()..)?;
-            let name = memchr::memchr(b'}', inner).and_then(|end| inner.split_at_checked(end));
+            // No further than a name can be long.
+            let near = inner.get(..MAX_NAME.saturating_add(1)).unwrap_or(inner);
+            let name = memchr::memchr(b'}', near).and_then(|end| inner.split_at_checked(end));
             let plain = name.and_then(|(name, _)| std::str::from_utf8(name).ok()).filter(|name| is_plain(name));
             if let (Some(plain), Some((_, closing))) = (plain, name) {
                 let credential = credentials.iter().find(|credential| credential.name.as_str() == plain).cloned();

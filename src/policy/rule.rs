@@ -312,6 +312,11 @@ impl Task {
             return Ok(AllowedRequest { allowed: to.clone(), path: None });
         }
         let canonical = path::canonical(path).ok();
+        let requires = |rule: &Arc<Integration>| rule.paths.is_some() && rule.require_credential.is_some();
+        if canonical.is_none() && to.rules.iter().any(requires) {
+            // It could be one of the paths where only a certain credential may pass.
+            return Err(Deny::PathNotAllowed);
+        }
         let found = narrow(to.rules.clone(), Deny::MethodNotAllowed, |rule| rule.admits_method(method))
             .and_then(|rules| narrow(rules, Deny::PathNotAllowed, |rule| rule.admits_path(canonical.as_deref())));
         match found {

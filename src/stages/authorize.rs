@@ -16,7 +16,7 @@ use crate::leak::Matcher;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::Kind;
-use crate::policy::credential::Marks;
+use crate::policy::credential::{Marks, Place};
 use crate::policy::rule::{Allowed, Asked, Ech, Mode, Policy, Task, Timeouts};
 
 /// Evidence that a task may reach a destination.
@@ -58,7 +58,7 @@ pub struct Grant {
     values: Arc<Matcher>,
     marks: Marks,
     chosen: Option<Chosen>,
-    /// A credential of the task could come back from there.
+    exclusive: Option<Vec<Place>>,
     guarded: bool,
 }
 
@@ -145,12 +145,24 @@ impl Grant {
         self.chosen.as_ref()
     }
 
-    /// Whether nothing but an injected credential may go along.
-    pub(super) fn is_exclusive(&self) -> bool {
-        self.admitted.allowed.required().next().is_some()
+    /// Where nothing but an injected credential may go along: the places of the task's credentials, which
+    /// the sandbox could fill with keys of its own.
+    pub(super) fn exclusive(&self) -> Option<&[Place]> {
+        self.exclusive.as_deref()
     }
 
-    /// What must not come back in the answer, where a credential of the task could.
+    /// Where credentials go that are injected here.
+    pub(super) fn places(&self) -> impl Iterator<Item = Place> {
+        let of_chosen = self.chosen.iter().flat_map(|chosen| chosen.credential.places());
+        of_chosen.chain(self.exclusive.iter().flatten().cloned())
+    }
+
+    /// Whether a credential of the task could come back from there.
+    pub(super) fn is_guarded(&self) -> bool {
+        self.guarded
+    }
+
+    /// What must not come back in the answer.
     pub(super) fn guard(&self) -> Option<Arc<Matcher>> {
         (self.guarded && !self.values.is_empty()).then(|| self.values.clone())
     }
@@ -235,6 +247,8 @@ pub fn request(
     if let Some(chosen) = &chosen {
         record.credential(chosen.credential.name());
     }
+    let places = || task.credentials().iter().flat_map(|credential| credential.places()).collect();
+    let exclusive = admitted.allowed.required().next().is_some().then(places);
     Ok(Grant {
         method: parts.method.clone(),
         path,
@@ -242,7 +256,8 @@ pub fn request(
         values: task.values().clone(),
         marks,
         chosen,
-        guarded: task.credentials().iter().any(|credential| credential.is_bound_to(to.0, to.1)),
+        guarded: task.credentials().iter().any(|credential| credential.could_come_from(to.0.host())),
+        exclusive,
         admitted,
     })
 }

@@ -9,7 +9,7 @@ use http::header::AUTHORIZATION;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 
-use super::query;
+use super::{keys, query};
 use crate::audit::record::Record;
 use crate::model::name::is_plain;
 use crate::model::refusal::{Deny, Verdict};
@@ -29,7 +29,7 @@ const MIN_NONCE: usize = 16;
 /// A credential that goes with a request, judged to be the task's and bound to the destination.
 pub(super) struct Chosen {
     pub(super) credential: Arc<Credential>,
-    named: bool,
+    whole: bool,
     /// What is swapped, and where.
     pub(super) swaps: Vec<Swap>,
 }
@@ -37,7 +37,7 @@ pub(super) struct Chosen {
 impl Chosen {
     /// Whether it is injected as its `auth_type` says, whatever is swapped besides.
     pub(super) fn is_whole(&self) -> bool {
-        self.named || self.swaps.is_empty()
+        self.whole || self.swaps.is_empty()
     }
 }
 
@@ -48,6 +48,28 @@ pub(super) struct Swap {
     pub(super) after: Vec<u8>,
     /// The text was found in base64, behind `Basic`.
     pub(super) basic: bool,
+}
+
+impl Swap {
+    fn could_hold_keys(&self, credential: &Credential) -> bool {
+        let in_key = matches!(&self.place, Place::Field(name) if keys::is_field(name));
+        in_key || self.place == credential.auth().place()
+    }
+
+    /// True if the placeholder stands alone, or where a scheme or a user's name goes before it.
+    fn is_exact(&self) -> bool {
+        let token = |text: &[u8]| text.iter().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(b));
+        match self.before.split_last() {
+            _ if self.basic => {
+                let user = self.before.iter().filter(|b| **b == b':').count();
+                let password = user == 1 && self.before.last() == Some(&b':') && self.after.is_empty();
+                password || self.before.is_empty() && (self.after.is_empty() || self.after == b":")
+            }
+            None => self.after.is_empty(),
+            Some((b' ', scheme)) => self.after.is_empty() && token(scheme) && matches!(self.place, Place::Field(_)),
+            Some(_) => false,
+        }
+    }
 }
 
 /// How the request writes placeholders.
@@ -73,13 +95,14 @@ pub(super) fn choose(
     let named = named(task, kind, &parts.headers, record)?;
     let mut swaps = Found { task, kind, marks, credential: named.clone(), swaps: Vec::new() };
     swaps.look(parts, named.as_ref(), record)?;
-    let Found { credential, swaps, .. } = swaps;
+    let Found { credential, mut swaps, .. } = swaps;
     let always = || {
         let goes = |c: &&Arc<Credential>| c.is_always_injected() && c.is_bound_to(target, allowed);
         task.credentials().iter().find(goes).filter(|_| kind.takes_placeholders()).cloned()
     };
     let credential = credential.or_else(always);
     let chosen = credential.as_ref().map(|credential| credential.name());
+    let exclusive = allowed.required().next().is_some();
     if let Some(required) = allowed.required().find(|required| Some(*required) != chosen) {
         return Err(record.refused_for(Deny::CredentialRequired, required, "it is required here"));
     }
@@ -93,7 +116,9 @@ pub(super) fn choose(
     if !credential.is_bound_to(target, allowed) {
         return Err(not_bound(record, &credential, "it is bound to other destinations"));
     }
-    Ok(Some(Chosen { credential, named: named.is_some(), swaps }))
+    // What stands around a placeholder could be a key of the sandbox's own.
+    swaps.retain(|swap| !exclusive || !swap.could_hold_keys(&credential));
+    Ok(Some(Chosen { credential, whole: named.is_some() || exclusive, swaps }))
 }
 
 fn not_bound(record: &mut Record, credential: &Credential, why: &str) -> crate::model::refusal::Refusal {
@@ -188,7 +213,11 @@ impl Found<'_> {
         if other.name() != credential.name() {
             return Err(not_bound(record, &credential, "another credential is asked for as well"));
         }
-        self.swaps.push(Swap { place, before: before.to_vec(), after: after.to_vec(), basic });
+        let swap = Swap { place, before: before.to_vec(), after: after.to_vec(), basic };
+        if swap.place == credential.auth().place() && !swap.is_exact() {
+            return Err(not_bound(record, &credential, "its placeholder stands among other text"));
+        }
+        self.swaps.push(swap);
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use super::authorize::Admitted;
@@ -98,12 +98,14 @@ impl Forwarder {
         execution: &ExecutionId,
         record: &mut Record,
     ) -> Verdict<Received> {
-        let started = Instant::now();
         let (request, pinned, timeouts, guard) = outbound.into_parts();
+        let started = request.body().began();
         let exchange = self.send(request, &pinned, timeouts, execution, record);
         let (response, lease) = match timeouts.request {
             None => exchange.await?,
-            Some(total) => timeout(total, exchange).await.map_err(|_| Refusal::from(Fail::RequestTimedOut))??,
+            Some(total) => {
+                timeout_at(started + total, exchange).await.map_err(|_| Refusal::from(Fail::RequestTimedOut))??
+            }
         };
         if guard.is_some() && is_coded(&response) {
             // It cannot be read, so it cannot be redacted. It was asked for as it is.
@@ -280,7 +282,9 @@ fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
 
 /// True for a body behind a content coding.
 fn is_coded(response: &Response<Incoming>) -> bool {
-    let plain = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
+    let plain =
+        |coding: &[u8]| matches!(coding.trim_ascii(), b"") || coding.trim_ascii().eq_ignore_ascii_case(b"identity");
+    let plain = |value: &HeaderValue| value.as_bytes().split(|byte| *byte == b',').all(plain);
     !response.body().is_end_stream() && !response.headers().get_all(CONTENT_ENCODING).iter().all(plain)
 }
 

@@ -5,10 +5,7 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderName, HeaderValue, IF_RANGE, RANGE, TE,
-    VIA,
-};
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, IF_RANGE, RANGE, TE, VIA};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Request};
@@ -20,7 +17,7 @@ use super::choice::{Chosen, Swap};
 use super::inspect::Cleared;
 use super::pin::PinnedTarget;
 use super::upload::RequestBody;
-use super::{fields, query};
+use super::{fields, keys, query};
 use crate::leak::Matcher;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Scheme;
@@ -73,10 +70,10 @@ fn outgoing(
     pinned: &PinnedTarget,
     via: bool,
 ) -> Verdict<Request<RequestBody>> {
-    let (mut parts, body) = request.into_parts();
+    let (mut parts, mut body) = request.into_parts();
+    body.keep_out(grant.places());
     let wants_trailers = fields::accepts_trailers(&parts.headers);
     fields::remove_hop_by_hop(&mut parts.headers);
-    fields::join_cookies(&mut parts.headers);
     parts.headers.remove(HOST);
     parts.headers.remove(EXPECT);
     if wants_trailers {
@@ -100,20 +97,23 @@ fn outgoing(
     let target = pinned.target();
     parts.method = grant.method().clone();
     let mut path = grant.path().clone();
-    if grant.guard().is_some() {
+    if grant.is_guarded() {
         // What cannot be read cannot be redacted.
         parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        // A part of an answer could be a part of an echo.
+        parts.headers.remove(RANGE);
+        parts.headers.remove(IF_RANGE);
     }
-    if grant.is_exclusive() {
-        path = without_keys(&mut parts.headers, path)?;
+    if let Some(places) = grant.exclusive() {
+        // The sandbox could have keys of its own along.
+        keys::remove_fields(&mut parts.headers, places);
+        let query = keys::without_parameters(path.query().unwrap_or_default(), places);
+        path = with_query(&path, &query)?;
     }
     if let Some(chosen) = grant.chosen() {
         if target.scheme() != Scheme::Https {
             return Err(Deny::CredentialNotBound.into());
         }
-        // A part of an answer could be a part of an echo.
-        parts.headers.remove(RANGE);
-        parts.headers.remove(IF_RANGE);
         path = put(chosen, &mut parts, path)?;
     }
     parts.uri = http::Uri::builder()
@@ -123,30 +123,6 @@ fn outgoing(
         .build()
         .map_err(|_| Deny::TargetMalformed)?;
     Ok(Request::from_parts(parts, body))
-}
-
-/// Fields and parameters that origins commonly take keys from.
-const KEY_FIELDS: [HeaderName; 9] = [
-    AUTHORIZATION,
-    COOKIE,
-    HeaderName::from_static("api-key"),
-    HeaderName::from_static("apikey"),
-    HeaderName::from_static("private-token"),
-    HeaderName::from_static("x-access-token"),
-    HeaderName::from_static("x-api-key"),
-    HeaderName::from_static("x-auth-token"),
-    HeaderName::from_static("x-goog-api-key"),
-];
-const KEY_PARAMETERS: [&str; 4] = ["access_token", "api_key", "apikey", "private_token"];
-
-/// Takes out keys that the sandbox brought along, where only an injected one may pass.
-fn without_keys(headers: &mut HeaderMap, path: PathAndQuery) -> Verdict<PathAndQuery> {
-    for name in &KEY_FIELDS {
-        headers.remove(name);
-    }
-    let Some(given) = path.query() else { return Ok(path) };
-    let query = KEY_PARAMETERS.iter().fold(given.to_owned(), |query, name| query::without(&query, name));
-    if query.len() == given.len() { Ok(path) } else { with_query(&path, &query) }
 }
 
 /// Puts the credential in: where its type says, or where its placeholder stands. The one place where a

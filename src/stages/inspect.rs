@@ -5,13 +5,14 @@
 //! names are looked at before, when the destination is judged.
 
 use http::Request;
-use http::header::PROXY_AUTHORIZATION;
+use http::header::{HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::request::Parts;
+use tokio::time::timeout_at;
 
 use super::authorize::Grant;
 use super::upload::RequestBody;
 use crate::audit::record::Record;
-use crate::model::refusal::{Deny, Refusal, Verdict};
+use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 
 /// Bodies up to this are read whole before anything leaves, in bytes.
 const SMALL: u64 = 64 * 1024;
@@ -52,7 +53,11 @@ impl Cleared {
 pub async fn request(grant: Grant, parts: Parts, body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
     head(&grant, &parts, record)?;
     let body = if grant.wants_body() && body.is_known_to_be_within(SMALL) {
-        let body = body.whole().await?;
+        let began = body.began();
+        let body = match grant.timeouts().request {
+            None => body.whole().await?,
+            Some(total) => timeout_at(began + total, body.whole()).await.map_err(|_| Fail::RequestTimedOut)??,
+        };
         whole_body(&grant, &body, record)?;
         body
     } else {
@@ -90,14 +95,17 @@ fn head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> {
 }
 
 fn whole_body(grant: &Grant, body: &RequestBody, record: &mut Record) -> Verdict<()> {
-    for text in body.texts() {
-        if let Some(found) = grant.values().find(text) {
-            return Err(record.refused_for(Deny::LeakDetected, found.credential, "its value stands in the body"));
-        }
-        if grant.is_marked(text) {
-            record.rule("a placeholder stands where none is swapped");
-            return Err(Deny::CredentialNotBound.into());
-        }
+    let (values, (data, trailers)) = (grant.values(), body.here());
+    let fields = || trailers.into_iter().flatten();
+    let name = |(name, value): (&HeaderName, &HeaderValue)| {
+        values.find_folded(name.as_str()).or_else(|| values.find(value.as_bytes()))
+    };
+    if let Some(found) = values.find(data).or_else(|| fields().find_map(name)) {
+        return Err(record.refused_for(Deny::LeakDetected, found.credential, "its value stands in the body"));
+    }
+    if grant.is_marked(data) || fields().any(|(_, value)| grant.is_marked(value.as_bytes())) {
+        record.rule("a placeholder stands where none is swapped");
+        return Err(Deny::CredentialNotBound.into());
     }
     Ok(())
 }

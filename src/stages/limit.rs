@@ -99,7 +99,7 @@ impl Exchange {
         let Self { inner, mut record, lease, counts, .. } = self;
         counts.end();
         if let Some((count, whose)) = inner.found() {
-            record.redacted(count, whose);
+            record.redacted(count, &whose);
         }
         drop((inner, record));
         if whole && counts.is_request_done() {

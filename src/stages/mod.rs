@@ -9,6 +9,7 @@ pub mod forward;
 pub mod identify;
 pub mod inject;
 pub mod inspect;
+mod keys;
 pub mod limit;
 pub mod parse;
 pub mod pin;

@@ -3,6 +3,7 @@
 use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, Method, Version, request::Parts};
 
+use super::fields;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Target;
 
@@ -11,7 +12,7 @@ use crate::model::target::Target;
 /// # Errors
 /// [`Deny::RequestMalformed`], [`Deny::NotImplemented`] or [`Deny::MethodNotAllowed`] as [`head`];
 /// [`Deny::TargetMalformed`] if there is no target or it has two readings.
-pub fn target(parts: &Parts) -> Verdict<Target> {
+pub fn target(parts: &mut Parts) -> Verdict<Target> {
     head(parts)?;
     let target =
         if parts.method == Method::CONNECT { Target::connect(&parts.uri) } else { Target::absolute(&parts.uri) };
@@ -22,7 +23,7 @@ pub fn target(parts: &Parts) -> Verdict<Target> {
 ///
 /// # Errors
 /// As [`head`]; [`Deny::RequestMalformed`] for a CONNECT within a CONNECT.
-pub fn inner(parts: &Parts) -> Verdict<()> {
+pub fn inner(parts: &mut Parts) -> Verdict<()> {
     if parts.method == Method::CONNECT {
         return Err(Deny::RequestMalformed.into());
     }
@@ -32,13 +33,15 @@ pub fn inner(parts: &Parts) -> Verdict<()> {
 /// Longest request target, in bytes. RFC 9110 §4.1 asks for 8000 at least; origins take no more than this.
 const MAX_TARGET: usize = 32 * 1024;
 
-/// Refuses heads that two parsers could read in two ways, wherever they arrive.
+/// Refuses heads that two parsers could read in two ways, wherever they arrive. Cookies that come in pieces
+/// are joined, so that every later step sees the field that leaves.
 ///
 /// # Errors
 /// [`Deny::RequestMalformed`] for a missing or second `Host` (RFC 9112 §3.2) and for CONNECT with a
 /// body (RFC 9110 §9.3.6); [`Deny::NotImplemented`] for a transfer coding other than `chunked` alone
 /// (RFC 9112 §6.1); [`Deny::MethodNotAllowed`] for TRACE and `OPTIONS *`; [`Deny::UriTooLong`].
-pub fn head(parts: &Parts) -> Verdict<()> {
+pub fn head(parts: &mut Parts) -> Verdict<()> {
+    fields::join_cookies(&mut parts.headers);
     let hosts = parts.headers.get_all(HOST).iter().count();
     let host_is_missing = hosts == 0 && parts.version == Version::HTTP_11;
     if hosts > 1 || host_is_missing {
@@ -124,7 +127,7 @@ mod tests {
             ("CONNECT", "a.example", &[host], Err(Deny::TargetMalformed)),
         ];
         for (method, uri, fields, want) in rows {
-            let got = target(&parts(method, uri, fields)).map(|t| t.to_string());
+            let got = target(&mut parts(method, uri, fields)).map(|t| t.to_string());
             assert_eq!(got, want.map(str::to_owned).map_err(Into::into), "{method} {uri} {fields:?}");
         }
     }

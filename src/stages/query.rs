@@ -25,18 +25,16 @@ pub(super) fn decoded_bytes(text: &[u8]) -> Vec<u8> {
 
 /// The query with one parameter of that name, as the last; all others as they were sent.
 pub(super) fn with(query: Option<&str>, name: &str, value: &[u8]) -> zeroize::Zeroizing<String> {
-    let kept = without(query.unwrap_or_default(), name);
+    let kept = without(query.unwrap_or_default(), |key| key == name.as_bytes());
     let and = if kept.is_empty() { "" } else { "&" };
     zeroize::Zeroizing::new(format!("{kept}{and}{}={}", encoded(name.as_bytes()), encoded(value)))
 }
 
-/// The query without any parameter of that name.
-pub(super) fn without(query: &str, name: &str) -> String {
-    let is_other = |pair: &&str| {
-        let (key, _) = pair.split_once('=').unwrap_or((pair, ""));
-        !pair.is_empty() && decoded(key) != name.as_bytes()
-    };
-    query.split('&').filter(is_other).collect::<Vec<_>>().join("&")
+/// The query without the parameters whose names `is_meant` means. Some servers part them by `;` as well.
+pub(super) fn without(query: &str, is_meant: impl Fn(&[u8]) -> bool) -> String {
+    let is_other = |pair: &&str| !is_meant(&decoded(pair.split_once('=').map_or(*pair, |(key, _)| key)));
+    let others = |part: &str| part.split(';').filter(is_other).collect::<Vec<_>>().join(";");
+    query.split('&').map(others).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("&")
 }
 
 fn encoded(text: &[u8]) -> Cow<'_, str> {

@@ -60,7 +60,7 @@ fn fields(headers: &mut HeaderMap, values: &Matcher, redactor: &mut Redactor) {
 
 impl Guarded {
     /// How many places were overwritten, and whose values they held; nothing if there were none.
-    pub(super) fn found(&self) -> Option<(u64, Vec<&CredentialName>)> {
+    pub(super) fn found(&self) -> Option<(u64, Vec<&[CredentialName]>)> {
         let redactor = &self.guard.as_ref()?.redactor;
         (redactor.count() > 0).then(|| (redactor.count(), redactor.found().collect()))
     }

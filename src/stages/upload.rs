@@ -11,9 +11,10 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::fields;
+use super::{fields, keys};
 use crate::audit::record::Counts;
 use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::policy::credential::Place;
 
 /// Why a body ended early.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +36,9 @@ pub struct RequestBody {
     idle: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
     counts: Arc<Counts>,
+    began: Instant,
+    /// Fields that no trailer may have.
+    places: Vec<Place>,
 }
 
 /// Where the bytes are.
@@ -54,7 +58,7 @@ impl RequestBody {
             counts.request_done();
         }
         counts.tick();
-        Self { source: Source::Client(inner), idle, waiting: None, counts }
+        Self { source: Source::Client(inner), idle, waiting: None, counts, began: Instant::now(), places: Vec::new() }
     }
 
     /// Ready once the wait has been too long. The timer is only set when a poll finds nothing, so it costs
@@ -73,9 +77,19 @@ impl RequestBody {
         }
     }
 
-    /// True if it has no more than `most` bytes, and says so.
+    /// Keeps further fields out of its trailers: those that credentials go in.
+    pub(super) fn keep_out(&mut self, places: impl Iterator<Item = Place>) {
+        self.places.extend(places);
+    }
+
+    /// When its exchange began.
+    pub(super) fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// True if there is something, no more than `most` bytes of data, and it says so.
     pub(super) fn is_known_to_be_within(&self, most: u64) -> bool {
-        self.size_hint().exact().is_some_and(|length| length > 0 && length <= most)
+        !self.is_end_stream() && self.size_hint().exact().is_some_and(|length| length <= most)
     }
 
     /// Reads it to its end, which has to be known.
@@ -100,14 +114,12 @@ impl RequestBody {
         Ok(self)
     }
 
-    /// What is here of it: the data, and names and values of trailers.
-    pub(super) fn texts(&self) -> impl Iterator<Item = &[u8]> {
-        let (data, trailers) = match &self.source {
-            Source::Client(_) => (None, None),
-            Source::Here { data, trailers } => (data.as_deref(), trailers.as_ref()),
-        };
-        let fields = trailers.into_iter().flatten();
-        data.into_iter().chain(fields.flat_map(|(name, value)| [name.as_str().as_bytes(), value.as_bytes()]))
+    /// What is here of it: the data and the trailers.
+    pub(super) fn here(&self) -> (&[u8], Option<&HeaderMap>) {
+        match &self.source {
+            Source::Client(_) => (&[], None),
+            Source::Here { data, trailers } => (data.as_deref().unwrap_or_default(), trailers.as_ref()),
+        }
     }
 
     /// The next frame, if the client sends one before its time is over.
@@ -148,6 +160,8 @@ impl Body for RequestBody {
             this.counts.sent(frame.data_ref().map_or(0, Bytes::len));
             if let Some(trailers) = frame.trailers_mut() {
                 fields::remove_from_trailers(trailers);
+                // Nor is a key one, whatever its field is called.
+                keys::remove_fields(trailers, &this.places);
             }
         }
         if frame.is_none() || this.is_end_stream() {

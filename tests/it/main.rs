@@ -25,6 +25,7 @@ mod layering;
 mod limits;
 mod malformed;
 mod memory;
+mod misuse;
 mod nowhere;
 mod policy;
 mod reload;

@@ -120,13 +120,11 @@ async fn a_task_of_the_file_brings_its_credentials_along() {
 async fn explain_tells_which_credential_would_go_where_and_never_its_value() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let config = format!(
-        "[integrations.a]\nallowed_domains = [\"a.example\", \"b.example\"]\n\
+    let config = "[integrations.a]\nallowed_domains = [\"a.example\", \"b.example\"]\n\
          [credentials.ONE]\nauth_type = \"bearer\"\nvalue = \"env:ONE\"\ndomains = [\"a.example\"]\n\
          [credentials.TWO]\nauth_type = \"query_param\"\nvalue = \"env:TWO\"\ndomains = [\"a.example\"]\ninject = \"always\"\n\
          [credentials.NONE]\nauth_type = \"basic\"\nvalue = \"env:NONE\"\ndomains = [\"a.example\"]\n\
-         [tasks.t]\ntoken = \"env:TOKEN\"\nraw = true\nintegrations = [\"a\"]\ncredentials = [\"ONE\", \"TWO\", \"NONE\"]\ntools = [\"http_get\", \"api_call\"]\n"
-    );
+         [tasks.t]\ntoken = \"env:TOKEN\"\nraw = true\nintegrations = [\"a\"]\ncredentials = [\"ONE\", \"TWO\", \"NONE\"]\ntools = [\"http_get\", \"api_call\"]\n".to_string();
     fs::write(dir.join("e.toml"), config).unwrap();
     let explain = |args: &[&str]| {
         let mut command = exeat(dir, &[&["explain", "-c", "e.toml", "--task", "t"], args].concat());

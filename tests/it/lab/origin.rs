@@ -210,20 +210,22 @@ fn told(parts: &http::request::Parts) -> Response<Body> {
         return response.body(full(text)).unwrap();
     }
     let cut = query.split('&').find_map(|n| n.parse::<usize>().ok()).unwrap_or_default().min(text.len());
-    let (mut send, body) = Channel::<Bytes, std::io::Error>::new(4);
+    // Not http-body-util's channel: it loses what is sent at once with its end.
+    let (send, mut received) = tokio::sync::mpsc::channel(4);
     tokio::spawn(async move {
         let (first, rest) = text.split_at(cut);
-        let _ = send.send_data(Bytes::copy_from_slice(first.as_bytes())).await;
+        let _ = send.send(Frame::data(Bytes::copy_from_slice(first.as_bytes()))).await;
         // The first part has been taken, and so has left, before the second is there.
-        while send.capacity() < 4 {
+        while send.capacity() < 4 && !send.is_closed() {
             tokio::task::yield_now().await;
         }
-        let _ = send.send_data(Bytes::copy_from_slice(rest.as_bytes())).await;
+        let _ = send.send(Frame::data(Bytes::copy_from_slice(rest.as_bytes()))).await;
         let mut trailers = HeaderMap::new();
         trailers.extend(sent.map(|sent| (http::HeaderName::from_static("x-echo"), sent)));
-        let _ = send.send_trailers(trailers).await;
+        let _ = send.send(Frame::trailers(trailers)).await;
     });
-    response.header("trailer", "x-echo").body(body.boxed_unsync()).unwrap()
+    let frames = futures_util::stream::poll_fn(move |cx| received.poll_recv(cx).map(|frame| frame.map(Ok)));
+    response.header("trailer", "x-echo").body(StreamBody::new(frames).boxed_unsync()).unwrap()
 }
 
 fn by_path(path: &str, query: Option<&str>) -> Response<Body> {

@@ -1,0 +1,277 @@
+//! What a hostile sandbox or origin tried with credentials, and got through with once.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::Frame;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::lab::client::{Way, auth};
+use crate::lab::{Ground, KEY, Lab, Origin, PATIENCE, Reply};
+
+/// A value that can stand in names.
+const FOLDED: &str = "Ghp0123456789abcdefGHIJ";
+
+fn config(port: u16, integration: &str, credential: &str, task: &str) -> String {
+    format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n{integration}\n\
+         [credentials.KEY]\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n{credential}\n\
+         [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n{task}\n"
+    )
+}
+
+async fn lab(integration: &str, credential: &str, task: &str) -> (Lab, Origin) {
+    let ground = Ground::new().await;
+    std::fs::write(ground.dir.path().join("folded"), FOLDED).unwrap();
+    std::fs::write(ground.dir.path().join("basic"), format!("x-access-token:{KEY}")).unwrap();
+    let origin = ground.origin("api.test").await;
+    let lab = ground.proxy(&config(origin.port(), integration, credential, task)).await;
+    (lab, origin)
+}
+
+/// A body that is too large to be looked through before it goes: how an origin comes to know a value here.
+fn large() -> String {
+    format!("{} {KEY}", "x".repeat(70_000))
+}
+
+const REQUIRED: &str = "require_credential = \"KEY\"";
+
+/// A key of the sandbox's own beside the one that is required, so that the origin takes it instead.
+#[tokio::test(flavor = "multi_thread")]
+async fn beside_a_required_credential_no_other_key_passes() {
+    let bearer = "auth_type = \"bearer\"\nswap_in = [\"header:X-Other\", \"header:Cookie\"]";
+    let header = "auth_type = \"header\"\nauth_header_name = \"X-Shop-Key\"\nswap_in = [\"header:X-Other\"]";
+    let query = "auth_type = \"query_param\"\nauth_query_name = \"k\"\nswap_in = [\"header:X-Other\"]";
+    let swap = ("x-other", "${secrets.KEY}");
+    let rows: [(&str, &str, &[(&str, &str)]); 7] = [
+        (bearer, "/", &[("authorization", "Bearer mine ${secrets.KEY}")]),
+        (bearer, "/", &[("authorization", "Basic bWluZToke3NlY3JldHMuS0VZfQ==")]),
+        (bearer, "/", &[swap, ("authorization", "Bearer mine")]),
+        (bearer, "/", &[("cookie", "session=mine; k=${secrets.KEY}")]),
+        (header, "/", &[swap, ("x-shop-key", "mine")]),
+        (query, "/?k=mine", &[swap]),
+        (query, "/?a=1;k=mine", &[swap]),
+    ];
+    for (credential, path, fields) in rows {
+        let (lab, origin) = lab(REQUIRED, credential, "").await;
+        let url = format!("https://api.test:{}{path}", origin.port());
+        let reply = lab.by(Way::Absolute, "GET", &url, fields, "").await;
+        if reply.status != 200 {
+            reply.assert_refused(403, "credential_not_bound");
+            continue;
+        }
+        let seen = origin.last();
+        let text = format!("{:?} {}", seen.headers, seen.uri);
+        assert!(!text.contains("mine") && !text.contains("bWluZT"), "{path} {fields:?}: {text}");
+        let sent = seen.headers.get("authorization").or(seen.headers.get("x-shop-key"));
+        assert!(sent.is_some() || seen.uri.query().unwrap().contains("k=sk-live"), "ours is there: {text}");
+    }
+    let (lab, origin) = lab(REQUIRED, bearer, "").await;
+    let names =
+        ["x-auth-key", "x-vault-token", "job-token", "x_api_key", "x-amz-security-token", "dd-api-key", "x-session-id"];
+    let fields: Vec<_> = names.iter().map(|name| (*name, "mine")).chain([("exeat-credential", "KEY")]).collect();
+    let url = format!(
+        "https://api.test:{}/?key=mine&token=mine&oauth_token=mine&API_KEY=mine&apiKey=mine&q=1",
+        origin.port()
+    );
+    assert_eq!(lab.by(Way::Absolute, "GET", &url, &fields, "").await.status, 200);
+    let seen = origin.last();
+    assert!(seen.headers.values().all(|value| value != "mine") && seen.uri.query() == Some("q=1"), "{seen:?}");
+}
+
+/// A path that no rule can judge does not slip past the rule that requires.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_path_with_two_readings_does_not_evade_what_is_required() {
+    let (lab, origin) = lab("paths = [\"/admin/*\"]\nrequire_credential = \"KEY\"", "auth_type = \"bearer\"", "").await;
+    let text =
+        config(origin.port(), "paths = [\"/admin/*\"]\nrequire_credential = \"KEY\"", "auth_type = \"bearer\"", "")
+            .replace("[\"api\"]", "[\"api\", \"lax\"]")
+            + &format!("[integrations.lax]\nallowed_domains = [\"api.test\"]\nports = [{}]\n", origin.port());
+    lab.reload(&text);
+    for (path, want) in
+        [("/open", Ok(())), ("/admin/x", Err("credential_required")), ("/x/%2e%2e/admin/x", Err("path_not_allowed"))]
+    {
+        let url = format!("https://api.test:{}{path}", origin.port());
+        let reply = lab.by(Way::Absolute, "GET", &url, &[("authorization", "Bearer mine")], "").await;
+        match want {
+            Ok(()) => assert_eq!(reply.status, 200),
+            Err(code) => reply.assert_refused(403, code),
+        }
+    }
+}
+
+/// A body of one byte, and trailers behind it.
+async fn with_trailers(lab: &Lab, port: u16, length: usize, fields: &[(&str, &str)], trailers: HeaderMap) -> Reply {
+    let frames = [Frame::data(Bytes::from(vec![b'x'; length])), Frame::trailers(trailers)];
+    let frames = frames.into_iter().skip(usize::from(length == 0)).map(Ok::<_, std::io::Error>);
+    let body = StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync();
+    let mut request = http::Request::post(format!("https://api.test:{port}/")).header("content-length", length);
+    for (name, value) in fields {
+        request = request.header(*name, *value);
+    }
+    let mut sender = lab.h2(&format!("api.test:{port}")).await;
+    Reply::read(sender.send_request(request.body(body).unwrap()).await.unwrap()).await
+}
+
+fn trailers(fields: &[(&str, &str)]) -> HeaderMap {
+    let parsed = fields
+        .iter()
+        .map(|(name, value)| (http::HeaderName::try_from(*name).unwrap(), http::HeaderValue::from_str(value).unwrap()));
+    parsed.collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_do_not_pass_as_trailers() {
+    let (lab, origin) = lab(REQUIRED, "auth_type = \"header\"\nauth_header_name = \"X-Shop\"", "").await;
+    let sent = trailers(&[("authorization", "Bearer mine"), ("x-shop", "mine"), ("x-api-key", "mine"), ("x-sum", "1")]);
+    let reply = with_trailers(&lab, origin.port(), 1, &[("exeat-credential", "KEY")], sent).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let arrived: Vec<_> = origin.last().trailers.keys().map(ToString::to_string).collect();
+    assert_eq!(arrived, ["x-sum"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn values_do_not_leave_as_trailers() {
+    let (lab, origin) = lab("", "auth_type = \"bearer\"", "").await;
+    for length in [0, 1] {
+        let reply = with_trailers(&lab, origin.port(), length, &[], trailers(&[("x-sum", KEY)])).await;
+        reply.assert_refused(403, "leak_detected");
+    }
+    lab.reload(&config(origin.port(), "", "auth_type = \"bearer\"", "").replace("env:KEY", "file:folded"));
+    let reply = with_trailers(&lab, origin.port(), 1, &[], trailers(&[(FOLDED, "1")])).await;
+    reply.assert_refused(403, "leak_detected");
+    assert!(origin.seen().is_empty());
+}
+
+/// The origin keeps an echo, and gives it back by a way that carries no credential.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_echo_that_was_kept_is_redacted_by_whatever_way_it_comes() {
+    let ground = Ground::new().await;
+    let plain = Origin::http().await;
+    let origin = ground.origin("api.test").await;
+    let task = format!(
+        "raw = true\ntools = [\"webhook\", \"http_post\"]\nwebhook_urls = [\"https://api.test:{}/x\"]",
+        origin.port()
+    );
+    let text = config(origin.port(), "", "auth_type = \"bearer\"", &task)
+        .replace("[\"api\"]", "[\"api\", \"plain\", \"webhook\"]")
+        + &format!(
+            "[integrations.plain]\nallowed_domains = [\"api.test\"]\nports = [{}]\nplain_http = true\n",
+            plain.port()
+        );
+    let lab = ground.proxy(&text).await;
+    let url = format!("https://api.test:{}/echo", origin.port());
+    let mut replies = vec![];
+    for tool in ["webhook", "http_post"] {
+        replies.push(lab.by(Way::Absolute, "POST", &url, &[("exeat-tool", tool)], &large()).await);
+    }
+    replies.push(lab.by(Way::TunnelH2, "POST", &url, &[("range", "bytes=0-9")], &large()).await);
+    assert!(!origin.last().headers.contains_key("range"), "pieces of an echo cannot be known");
+    let request = lab.absolute("POST", &format!("http://api.test:{}/echo", plain.port()));
+    replies.push(lab.send(request.body(Full::new(Bytes::from(large()))).unwrap()).await);
+    for reply in replies {
+        assert_eq!((reply.status.as_u16(), reply.body.len()), (200, large().len()));
+        assert!(!reply.text().contains(KEY));
+    }
+    for n in 0..4 {
+        assert!(lab.ended(n).await["alarm"].as_str().is_some_and(|alarm| alarm.contains("KEY")));
+    }
+}
+
+/// Whether a name holds another's value must not be told by hiding it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_does_not_tell_whether_a_host_holds_the_value_of_another_task() {
+    let ground = Ground::new().await;
+    std::fs::write(ground.dir.path().join("folded"), FOLDED).unwrap();
+    std::fs::write(ground.dir.path().join("other-token"), "another-token-of-24-bytes-or-more").unwrap();
+    let origin = ground.origin("api.test").await;
+    let text = config(origin.port(), "", "auth_type = \"bearer\"", "")
+        .replace("env:KEY", "file:folded")
+        .replace("credentials = [\"KEY\"]", "")
+        + "[tasks.other]\ntoken = \"file:other-token\"\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n";
+    let lab = ground.proxy(&text).await;
+    for host in ["ghp0123456789abcdefghij.nowhere.test", "ghp0123456789abcdefghix.nowhere.test"] {
+        let reply = lab.get(&format!("https://{host}/")).await;
+        reply.assert_refused(403, "host_not_allowed");
+        assert_eq!(reply.problem()["host"], host);
+    }
+    let log = std::fs::read_to_string(lab.audit_file()).unwrap();
+    assert!(!log.contains("ghp0123456789abcdefghij"), "the log is nobody's guess: {log}");
+}
+
+/// HTTP/2 clients send cookies in pieces.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_placeholder_in_one_of_many_cookies_is_swapped() {
+    let (lab, origin) = lab("", "auth_type = \"bearer\"\nswap_in = [\"header:Cookie\"]", "").await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let fields = [("cookie", "a=1"), ("cookie", "s=${secrets.KEY}"), ("cookie", "b=2")];
+    assert_eq!(lab.by(Way::TunnelH2, "GET", &url, &fields, "").await.status, 200);
+    assert_eq!(origin.last().headers["cookie"], format!("a=1; s={KEY}; b=2"));
+}
+
+/// One token, used as bearer and as a password: what comes back is what was sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_credentials_with_one_value_raise_no_false_alarm() {
+    let (lab, origin) = lab("", "auth_type = \"bearer\"", "").await;
+    let text = config(origin.port(), "", "auth_type = \"bearer\"", "").replace("[\"KEY\"]", "[\"KEY\", \"GIT\"]")
+        + "[credentials.GIT]\nauth_type = \"basic\"\nvalue = \"file:basic\"\ndomains = [\"api.test\"]\n";
+    lab.reload(&text);
+    let url = format!("https://api.test:{}/echo", origin.port());
+    let reply = lab.by(Way::Absolute, "POST", &url, &[("exeat-credential", "GIT")], &large()).await;
+    assert_eq!(reply.status, 200);
+    let line = lab.ended(0).await;
+    assert_eq!((line["redacted"].as_u64(), line.get("alarm")), (Some(1), None), "{line}");
+}
+
+/// A small body is read before anything leaves; its time counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_body_that_drips_has_no_more_time_than_the_exchange() {
+    let (lab, origin) =
+        lab("", "auth_type = \"bearer\"", "plan = \"p\"\n[plans.p.raw]\nrequest_timeout = \"500ms\"").await;
+    let mut stream = lab.connect().await;
+    let at = format!("api.test:{}", origin.port());
+    let head = format!(
+        "POST https://{at}/ HTTP/1.1\r\nHost: {at}\r\nProxy-Authorization: {}\r\nContent-Length: 1000\r\n\r\n",
+        auth()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let start = Instant::now();
+    let mut answer = [0; 64];
+    loop {
+        assert!(start.elapsed() < PATIENCE, "it is still read");
+        stream.write_all(b"x").await.unwrap();
+        // A drip, not a wait for something: each is shorter than any timeout but that of the whole.
+        if let Ok(read) = tokio::time::timeout(Duration::from_millis(50), stream.read(&mut answer)).await {
+            assert!(String::from_utf8_lossy(&answer[..read.unwrap()]).starts_with("HTTP/1.1 504"));
+            break;
+        }
+    }
+    assert_eq!(lab.ended(0).await["code"], "request_timed_out");
+    assert!(origin.seen().is_empty());
+}
+
+/// A tool's name that is misspelt does not make the path of a webhook less secret.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_path_of_what_was_meant_for_a_webhook_is_not_logged() {
+    let (lab, origin) = lab("", "auth_type = \"bearer\"", "raw = true\ntools = [\"webhook\"]").await;
+    let url = format!("https://api.test:{}/services/secret-path", origin.port());
+    for fields in [&[("exeat-tool", "webhok")][..], &[("exeat-tool", "webhook"), ("exeat-tool", "webhook")]] {
+        lab.by(Way::Absolute, "POST", &url, fields, "").await;
+    }
+    lab.ended(1).await;
+    let log = std::fs::read_to_string(lab.audit_file()).unwrap();
+    assert!(!log.contains("secret-path"), "{log}");
+}
+
+#[tokio::test]
+async fn an_empty_content_encoding_codes_nothing() {
+    let words = b"HTTP/1.1 200 OK\r\ncontent-encoding: \r\ncontent-length: 5\r\n\r\nhello";
+    let ground = Ground::new().await;
+    let (port, _) = crate::lab::origin::raw_tls(&ground, "api.test", words).await;
+    let lab = ground.proxy(&config(port, "", "auth_type = \"bearer\"", "")).await;
+    let reply =
+        lab.by(Way::Absolute, "GET", &format!("https://api.test:{port}/"), &[("exeat-credential", "KEY")], "").await;
+    assert_eq!((reply.status.as_u16(), reply.text()), (200, "hello"));
+}
