@@ -615,6 +615,40 @@ mod tests {
         assert!(policy.judge("10.0.0.1".parse().unwrap(), &seen).is_err());
     }
 
+    /// A host that nobody wrote down is nobody to send keys to.
+    #[test]
+    fn what_is_only_public_takes_no_credentials() {
+        let policy = policy(
+            r#"
+            [integrations.web]
+            any_public_host = true
+            [integrations.named]
+            allowed_domains = ["api.example.com"]
+            [credentials.K]
+            auth_type = "bearer"
+            value = "env:K"
+            domains = ["api.example.com", "news.example.org"]
+            inject = "always"
+            [tasks.t]
+            integrations = ["web", "named"]
+            credentials = ["K"]
+            [tasks.o]
+            credentials = ["K"]
+            observe = true
+            "#,
+        );
+        let rows = [
+            ("t", "https://api.example.com/", true),
+            ("t", "https://news.example.org/", false),
+            ("o", "https://news.example.org/", false),
+        ];
+        for (task, url, want) in rows {
+            let (task, target) = (policy.task(&TaskName::new(task)).unwrap(), target(url));
+            let allowed = task.destination(&target, RAW).unwrap();
+            assert_eq!(task.credentials()[0].is_bound_to(&target, &allowed), want, "{url}");
+        }
+    }
+
     #[test]
     fn the_canonical_path_is_forwarded_where_one_was_judged() {
         let policy = policy(

@@ -176,3 +176,21 @@ fn with_query(path: &PathAndQuery, query: &str) -> Verdict<PathAndQuery> {
     let text = if query.is_empty() { path.path().to_owned() } else { format!("{}?{query}", path.path()) };
     PathAndQuery::try_from(Zeroizing::new(text).as_str()).map_err(|_| Deny::CredentialUnknown.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// hyper and h2 leave such values out of compression tables, and Debug does not show them.
+    #[test]
+    fn what_is_injected_is_one_field_and_sensitive() {
+        let mut headers = HeaderMap::new();
+        let name = HeaderName::from_static("x-api-key");
+        headers.append(&name, HeaderValue::from_static("mine"));
+        headers.append(&name, HeaderValue::from_static("too"));
+        assert!(set(&mut headers, &name, b"value").is_ok());
+        assert_eq!(headers.get_all(&name).iter().collect::<Vec<_>>(), ["value"]);
+        assert!(headers[&name].is_sensitive());
+        assert!(!format!("{headers:?}").contains("value"));
+    }
+}

@@ -45,7 +45,8 @@ async fn beside_a_required_credential_no_other_key_passes() {
     let header = "auth_type = \"header\"\nauth_header_name = \"X-Shop-Key\"\nswap_in = [\"header:X-Other\"]";
     let query = "auth_type = \"query_param\"\nauth_query_name = \"k\"\nswap_in = [\"header:X-Other\"]";
     let swap = ("x-other", "${secrets.KEY}");
-    let rows: [(&str, &str, &[(&str, &str)]); 7] = [
+    type Row<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)]);
+    let rows: [Row<'_>; 7] = [
         (bearer, "/", &[("authorization", "Bearer mine ${secrets.KEY}")]),
         (bearer, "/", &[("authorization", "Basic bWluZToke3NlY3JldHMuS0VZfQ==")]),
         (bearer, "/", &[swap, ("authorization", "Bearer mine")]),
