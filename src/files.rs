@@ -1,11 +1,15 @@
 //! Files that only their owner may read, written whole or not at all.
 
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
 use zeroize::Zeroizing;
+
+/// Longest private file, in bytes.
+const MAX_PRIVATE: u64 = 64 * 1024 * 1024;
 
 /// Makes a directory, and what is above it, readable by its owner alone.
 ///
@@ -42,14 +46,18 @@ pub fn read_or_create(
 /// # Errors
 /// As the file system says; `PermissionDenied` if group or others have any right to it.
 pub fn read_private(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
-    let mut file = File::open(path)?;
+    // Opening anything else could wait for ever.
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} is no file", path.display())));
+    }
+    let file = File::open(path)?;
     let mode = file.metadata()?.permissions().mode() & 0o077;
     if mode != 0 {
         let why = format!("{} can be read by others; chmod 600 it", path.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     }
     let mut content = Zeroizing::new(Vec::new());
-    file.read_to_end(&mut content)?;
+    file.take(MAX_PRIVATE).read_to_end(&mut content)?;
     Ok(content)
 }
 
@@ -72,11 +80,34 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 }
 
 fn staged(path: &Path, content: &[u8], mode: u32) -> io::Result<tempfile::NamedTempFile> {
-    let mut file = tempfile::NamedTempFile::new_in(folder(path))?;
+    let mut file = tempfile::Builder::new().prefix(&temporary(path)).tempfile_in(folder(path))?;
     file.write_all(content)?;
     file.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
     file.as_file().sync_all()?;
     Ok(file)
+}
+
+/// Removes what a killed process left of its way to replace a file. Nobody else may be writing it.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub fn sweep(path: &Path) -> io::Result<()> {
+    let prefix = temporary(path);
+    for entry in fs::read_dir(folder(path))? {
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes()) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// How the temporary files of a file are called.
+fn temporary(path: &Path) -> OsString {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".");
+    name
 }
 
 /// The folder that a file lies in.

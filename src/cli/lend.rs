@@ -23,8 +23,6 @@ pub(super) struct Lent {
     pub(super) name: String,
     /// What the configuration says of it.
     pub(super) credential: Table,
-    /// Where it may go, as `--allow` takes it.
-    pub(super) host: String,
     value: Zeroizing<Vec<u8>>,
     placeholder: String,
 }
@@ -32,9 +30,11 @@ pub(super) struct Lent {
 impl Lent {
     /// Reads `NAME=HOW@HOST`, and the value from the variable NAME.
     pub(super) fn new(flag: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, Problem> {
+        // What stands behind the name is not repeated: somebody may have written the key itself there.
+        let named = flag.split_once('=').map_or("…", |(name, _)| name);
         let wrong = |problem: &str| Problem {
             path: "--credential".to_owned(),
-            problem: format!("{flag:?} {problem}"),
+            problem: format!("{named}=… {problem}"),
             suggestion: "NAME=HOW@HOST, where HOW is bearer, basic, header:NAME or query:NAME".to_owned(),
         };
         let (name, rest) = flag.split_once('=').ok_or_else(|| wrong("names no credential"))?;
@@ -65,7 +65,40 @@ impl Lent {
         credential.insert("value".to_owned(), format!("env:{name}").into());
         credential.insert("domains".to_owned(), vec![host.to_ascii_lowercase()].into());
         credential.insert("placeholder".to_owned(), placeholder.clone().into());
-        Ok(Self { name: name.to_owned(), credential, host: host.to_owned(), value, placeholder })
+        Ok(Self { name: name.to_owned(), credential, value, placeholder })
+    }
+
+    /// Where it may go, as `--allow` takes it.
+    pub(super) fn hosts(&self) -> impl Iterator<Item = &str> {
+        self.credential
+            .get("domains")
+            .and_then(toml::Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(toml::Value::as_str)
+    }
+
+    /// What the child finds in the variable.
+    pub(super) fn placeholder(&self) -> &str {
+        &self.placeholder
+    }
+
+    /// One more host for the same key, sent in the same way.
+    pub(super) fn also(&mut self, other: &Self) -> Result<(), Problem> {
+        let way = |lent: &Self| {
+            ["auth_type", "auth_header_name", "auth_query_name"].map(|key| lent.credential.get(key).cloned())
+        };
+        let hosts = other.credential.get("domains").and_then(toml::Value::as_array).cloned().unwrap_or_default();
+        let same_way = way(self) == way(other);
+        match self.credential.get_mut("domains") {
+            Some(toml::Value::Array(domains)) if same_way => domains.extend(hosts),
+            _ => {
+                let problem = format!("{} is to be sent in two ways", self.name);
+                let suggestion = "one way for all of its hosts".to_owned();
+                return Err(Problem { path: "--credential".to_owned(), problem, suggestion });
+            }
+        }
+        Ok(())
     }
 
     /// The placeholder wherever the value stood, or nothing if it did not.
@@ -88,7 +121,10 @@ impl Lent {
 /// A text for the child, with placeholders in place of all keys that are lent; nothing if it holds none.
 pub(super) fn hidden(lent: &[Lent], text: &OsStr) -> Option<OsString> {
     let mut found: Option<OsString> = None;
-    for key in lent {
+    // A key may be a part of another.
+    let mut longest_first: Vec<&Lent> = lent.iter().collect();
+    longest_first.sort_by_key(|key| std::cmp::Reverse(key.value.len()));
+    for key in longest_first {
         if let Some(hidden) = key.hidden_in(found.as_deref().unwrap_or(text)) {
             found = Some(hidden);
         }
@@ -97,32 +133,41 @@ pub(super) fn hidden(lent: &[Lent], text: &OsStr) -> Option<OsString> {
 }
 
 /// A text of the same shape: the beginning that tells the kind, the length, and the kind of each
-/// character are kept, so that a client's own check of the key is content.
+/// character are kept, so that a client's own check of the key is content. The parts of `user:password` are
+/// each a key: many a token is used as a user's name.
 fn placeholder(value: &[u8]) -> io::Result<String> {
-    let user = value.iter().position(|byte| *byte == b':').map_or(0, |colon| colon.saturating_add(1));
-    let (user, key) = value.split_at_checked(user).unwrap_or((&[], value));
-    let (prefix, rest) = key.split_at_checked(prefix(key)).unwrap_or((&[], key));
-    let plain =
-        |byte: &u8| if byte.is_ascii_alphanumeric() || b"-_.:@".contains(byte) { char::from(*byte) } else { 'x' };
-    let mut text: String = user.iter().chain(prefix).map(plain).collect();
-    for chunk in rest.chunks(64) {
-        let random = files::random::<64>()?;
-        text.extend(chunk.iter().zip(random.iter()).map(|(byte, random)| alike(*byte, *random)));
+    let mut text = String::with_capacity(value.len());
+    let mut replaced = 0_usize;
+    for part in value.split(|byte| *byte == b':') {
+        if !text.is_empty() || replaced > 0 {
+            text.push(':');
+        }
+        let (prefix, rest) = part.split_at_checked(prefix(part)).unwrap_or((&[], part));
+        text.extend(prefix.iter().copied().map(char::from));
+        for chunk in rest.chunks(64) {
+            let random = files::random::<64>()?;
+            text.extend(chunk.iter().zip(random.iter()).map(|(byte, random)| alike(*byte, *random)));
+        }
+        replaced = replaced.saturating_add(rest.iter().filter(|byte| !is_kept(**byte)).count());
     }
-    if text.as_bytes() == value {
-        return Err(io::Error::other("holds nothing that could be replaced"));
+    if replaced < MIN_KEY {
+        return Err(io::Error::other("holds too little that could be replaced"));
     }
     Ok(text)
+}
+
+fn is_kept(byte: u8) -> bool {
+    matches!(byte, b'-' | b'_' | b'.' | b'+' | b'/' | b'=')
 }
 
 fn alike(byte: u8, random: u8) -> char {
     let one_of = |first: u8, many: u8| char::from(first.saturating_add(random.checked_rem(many).unwrap_or_default()));
     match byte {
-        b'a'..=b'z' => one_of(b'a', 26),
         b'A'..=b'Z' => one_of(b'A', 26),
         b'0'..=b'9' => one_of(b'0', 10),
-        b'-' | b'_' | b'.' | b'+' | b'/' | b'=' => char::from(byte),
-        _ => 'x',
+        _ if is_kept(byte) => char::from(byte),
+        // What is no letter becomes one: placeholders are visible characters.
+        _ => one_of(b'a', 26),
     }
 }
 
@@ -150,7 +195,8 @@ mod tests {
             ("xoxb-123456789012-abcdefghijkl", "xoxb-"),
             ("AKIAIOSFODNN7EXAMPLE", "AKIA"),
             ("0123456789abcdef0123456789abcdef", ""),
-            ("deploy:hunter2-hunter2-hunter2", "deploy:"),
+            ("ghp_16C7e42F292c6912E7710c838347Ae178B4a:x-oauth-basic", "ghp_"),
+            ("sk_live_4eC39HqLyjWDarjtT1zdp7dc:", "sk_live_"),
             ("correcthorse-batterystaple-x", ""),
         ];
         for (key, prefix) in rows {
@@ -164,6 +210,25 @@ mod tests {
             assert!(same.count() < key.len() / 2, "{key}: {made}");
             assert_ne!(made, placeholder(key.as_bytes()).unwrap(), "another each time");
         }
+    }
+
+    #[test]
+    fn no_key_is_too_odd_for_a_placeholder_and_some_are_too_short() {
+        let cyrillic = placeholder("\u{43f}\u{430}\u{440}\u{43e}\u{43b}\u{44c}-1234".as_bytes()).unwrap();
+        assert!(cyrillic.len() == 17 && cyrillic.is_ascii() && !cyrillic.contains("xxxxx"), "{cyrillic}");
+        let parts = placeholder(b"supersecretlongtokenvalue0123:1").unwrap();
+        assert!(!parts.contains("secretlong") && parts.ends_with(|c: char| c.is_ascii_digit()), "{parts}");
+        assert!(placeholder(b"a:b").is_err() && placeholder(b"--------").is_err());
+    }
+
+    #[test]
+    fn keys_that_hold_each_other_are_hidden_by_their_own_placeholders() {
+        let env = |name: &str| Some(if name == "PASS" { "hunter2hunter2" } else { "user:hunter2hunter2" }.to_owned());
+        let lent: Vec<_> =
+            ["PASS=bearer@a.example", "CRED=basic@b.example"].map(|flag| Lent::new(flag, &env).ok().unwrap()).into();
+        let hide = |text: &str| hidden(&lent, OsStr::new(text)).unwrap().into_string().unwrap();
+        assert_eq!(hide("user:hunter2hunter2"), lent[1].placeholder);
+        assert_eq!(hide("hunter2hunter2"), lent[0].placeholder);
     }
 
     #[test]

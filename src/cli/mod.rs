@@ -134,6 +134,7 @@ impl From<Exit> for ExitCode {
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    terminal::undumpable();
     let config = cli.config.as_deref();
     match cli.command {
         Command::Serve => serve::run(config).into(),

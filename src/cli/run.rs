@@ -23,9 +23,7 @@ use crate::files;
 use crate::flow::daemon::Daemon;
 use crate::flow::keep;
 use crate::model::host::Host;
-use crate::model::secret::Secret;
-use crate::policy::compile::{self, Config, Problem, Secrets, SourceError, Surroundings};
-use crate::policy::settings::Vault;
+use crate::policy::compile::{self, Config, Problem, Surroundings};
 
 /// Flags of `exeat run`.
 ///
@@ -69,7 +67,6 @@ const TOKEN: &str = "EXEAT_RUN_TOKEN";
 
 pub(super) fn run(config: Option<&Path>, args: RunArgs) -> ExitCode {
     terminal::log("error");
-    terminal::undumpable();
     match start(config, &args) {
         Ok(code) => code,
         Err(exit) => exit.into(),
@@ -118,13 +115,14 @@ async fn behind_a_proxy(prepared: Prepared, args: &RunArgs, state: &Path, token:
         );
     }
     let hide = |text: &OsStr| lend::hidden(&lent, text).unwrap_or_else(|| text.to_owned());
-    command.args(rest.iter().map(|arg| hide(arg.as_ref()))).envs(variables).kill_on_drop(true);
+    command.args(rest.iter().map(|arg| hide(arg.as_ref()))).kill_on_drop(true);
+    command.envs(std::env::vars_os().filter_map(|(name, value)| Some((name, lend::hidden(&lent, &value)?))));
     // What configures the proxy is no business of what runs behind it, least of all its tokens.
     let ours = std::env::vars_os().map(|(name, _)| name).filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
     for name in ours.chain(hidden.into_iter().map(Into::into)).chain(env::NO_PROXY.map(Into::into)) {
         command.env_remove(name);
     }
-    command.envs(std::env::vars_os().filter_map(|(name, value)| Some((name, lend::hidden(&lent, &value)?))));
+    command.envs(variables).envs(lent.iter().map(|key| (&key.name, key.placeholder())));
     let status = match command.spawn() {
         Ok(child) => signals.wait(child).await.map_err(|error| failed(&error))?,
         Err(error) => {
@@ -212,16 +210,15 @@ fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -
     let of_task = wanted_task(&table, args)?;
     let list = |key: &str| of_task.get(key).and_then(toml::Value::as_array).cloned().unwrap_or_default();
     let (mut integrations, mut credentials) = (list("integrations"), list("credentials"));
-    let mut lent = Vec::new();
-    for flag in &args.credential {
-        let key = Lent::new(flag, &|name| std::env::var(name).ok()).map_err(|problem| vec![problem])?;
+    let lent = lent_keys(args)?;
+    for key in &lent {
         put(&mut table, "credentials", key.name.clone(), key.credential.clone());
+        credentials.retain(|name| name.as_str() != Some(&key.name));
         credentials.push(key.name.clone().into());
-        lent.push(key);
     }
-    let lent_to = lent.iter().map(|key: &Lent| &key.host);
-    for (n, allowed) in args.allow.iter().chain(lent_to).enumerate() {
-        let name = format!("allow-{n}");
+    let lent_to = lent.iter().flat_map(Lent::hosts);
+    for (n, allowed) in args.allow.iter().map(String::as_str).chain(lent_to).enumerate() {
+        let name = format!("exeat-run-allow-{n}");
         put(&mut table, "integrations", name.clone(), integration(allowed)?);
         integrations.push(name.into());
     }
@@ -238,7 +235,8 @@ fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -
     tasks.insert(TASK.to_owned(), task.into());
     table.insert("tasks".to_owned(), tasks.into());
     put(&mut table, "proxy", "listen".to_owned(), vec!["127.0.0.1:0"]);
-    let secrets = &Configured { place: sources::vault_place(config)?, reader: keep::Reader::default() };
+    // Secrets are the configuration's, while everything else is in a state directory of our own.
+    let secrets = &keep::Reader::of(sources::vault_place(config)?);
     table.insert("state_dir".to_owned(), state.display().to_string().into());
     for own_files in ["interception", "vault", "audit", "admin"] {
         table.remove(own_files);
@@ -268,16 +266,17 @@ fn secret_variables(value: &toml::Value) -> Vec<String> {
     }
 }
 
-/// The vault that the configuration names, while everything else is in a state directory of our own.
-struct Configured {
-    place: Vault,
-    reader: keep::Reader,
-}
-
-impl Secrets for Configured {
-    fn secret(&self, _own: &Vault, workspace: &str, name: &str) -> Result<Secret, SourceError> {
-        self.reader.secret(&self.place, workspace, name)
+/// Keys that are lent by flags; one of the same name goes to several hosts.
+fn lent_keys(args: &RunArgs) -> Result<Vec<Lent>, Vec<Problem>> {
+    let mut lent: Vec<Lent> = Vec::new();
+    for flag in &args.credential {
+        let key = Lent::new(flag, &|name| std::env::var(name).ok()).map_err(|problem| vec![problem])?;
+        match lent.iter_mut().find(|other| other.name == key.name) {
+            Some(known) => known.also(&key).map_err(|problem| vec![problem])?,
+            None => lent.push(key),
+        }
     }
+    Ok(lent)
 }
 
 /// What the configuration says of the wanted task; an empty table if none is wanted.

@@ -53,7 +53,6 @@ enum Action {
 }
 
 pub(super) fn run(config: Option<&Path>, args: &SecretArgs) -> Exit {
-    terminal::undumpable();
     let place = match sources::vault_place(config) {
         Ok(place) => place,
         Err(problems) => {

@@ -46,7 +46,7 @@ async fn until_stopped(daemon: Daemon) -> Exit {
     loop {
         tokio::select! {
             _ = hangup.recv() => {
-                if daemon.reload().is_none() {
+                if daemon.reload().await.is_none() {
                     tracing::warn!("there is no configuration file to read again");
                 }
             }
@@ -85,7 +85,6 @@ fn failed(why: &dyn std::fmt::Display) -> Exit {
 /// What the process holds must not end up in a core file.
 fn harden() {
     use rustix::process::{Resource, Rlimit, setrlimit};
-    terminal::undumpable();
     if let Err(error) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
         tracing::warn!(%error, "the process could be dumped");
     }

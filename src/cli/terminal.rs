@@ -68,7 +68,7 @@ const LIBRARIES: [&str; 6] = ["h2", "hickory_net", "hyper", "hyper_util", "rustl
 /// Log lines on stderr at the level of `EXEAT_LOG`: text on a terminal, JSON otherwise.
 pub(super) fn log(default: &str) {
     let filter = EnvFilter::try_from_env("EXEAT_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    // Libraries trace what passes through them: requests, with what was injected.
+    // What libraries trace of the requests that pass through them is not ours to bound.
     let filter =
         LIBRARIES.iter().filter_map(|name| format!("{name}=warn").parse().ok()).fold(filter, EnvFilter::add_directive);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);

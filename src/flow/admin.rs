@@ -23,7 +23,7 @@ use crate::model::host::Host;
 use crate::model::secret::TokenHash;
 
 /// For one request and its answer.
-const MOST_TIME: Duration = Duration::from_secs(15);
+const MOST_TIME: Duration = Duration::from_secs(30);
 /// Connections at a time.
 const MAX_CONNECTIONS: usize = 64;
 
@@ -96,7 +96,7 @@ impl Admin {
         }
         match (request.method(), path) {
             (&Method::GET, "/v1/tasks") => self.tasks(),
-            (&Method::POST, "/v1/reload") => self.reload(),
+            (&Method::POST, "/v1/reload") => self.reload().await,
             (_, "/healthz" | "/readyz" | "/v1/tasks" | "/v1/reload") => {
                 words(StatusCode::METHOD_NOT_ALLOWED, "another method\n")
             }
@@ -122,12 +122,14 @@ impl Admin {
         document(StatusCode::OK, &json!({ "generation": policy.generation(), "tasks": tasks }))
     }
 
-    fn reload(&self) -> Response<Full<Bytes>> {
+    async fn reload(&self) -> Response<Full<Bytes>> {
         let Some(file) = &self.file else {
             return document(StatusCode::CONFLICT, &json!({ "error": "the daemon runs without a configuration file" }));
         };
-        match reload::now(&self.services, file) {
-            Reloaded::New(generation) => document(StatusCode::OK, &json!({ "generation": generation })),
+        match reload::once(self.services.clone(), file.clone()).await {
+            Reloaded::New(generation, warnings) => {
+                document(StatusCode::OK, &json!({ "generation": generation, "warnings": warnings }))
+            }
             Reloaded::Kept(problems) => document(StatusCode::UNPROCESSABLE_ENTITY, &json!({ "problems": problems })),
         }
     }

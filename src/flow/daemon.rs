@@ -132,9 +132,11 @@ impl Daemon {
     }
 
     /// Reads the configuration file again; nothing happens without one.
-    #[must_use]
-    pub fn reload(&self) -> Option<Reloaded> {
-        self.file.as_ref().map(|file| reload::now(&self.services, file))
+    pub async fn reload(&self) -> Option<Reloaded> {
+        match &self.file {
+            Some(file) => Some(reload::once(self.services.clone(), file.clone()).await),
+            None => None,
+        }
     }
 
     /// Stops accepting, lets requests in flight finish within `drain_timeout`, breaks the others off, and
@@ -194,8 +196,11 @@ fn services(settings: Settings, policy: Policy, own: OwnEndpoints) -> Result<Ser
     let system = settings.upstream.roots == Roots::System;
     let tls = UpstreamTls::new(system, &settings.upstream.extra_roots)?;
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);
-    let (audit_key, is_new) = keep::audit_key(&settings).map_err(unusable)?;
-    let audit = Sink::open(audit_place(&settings), audit_key, is_new).map_err(StartError::Audit)?;
+    let (audit_key, begun) = keep::audit_key(&settings).map_err(unusable)?;
+    let audit = Sink::open(audit_place(&settings), audit_key, !begun).map_err(StartError::Audit)?;
+    if !begun {
+        keep::note_chain(&settings).map_err(unusable)?;
+    }
     Ok(Services {
         resolver: Resolver::new(&settings.dns, &tls, own).map_err(StartError::Resolver)?,
         forwarder: Forwarder::new(tls, settings.upstream.connect_timeout, settings.proxy.handshake_timeout),

@@ -4,6 +4,8 @@ use std::cell::OnceCell;
 use std::fs;
 use std::io;
 
+use sha2::{Digest, Sha256};
+
 use crate::audit::chain::ChainKey;
 use crate::files;
 use crate::model::secret::Secret;
@@ -31,19 +33,32 @@ pub fn vault(place: &settings::Vault) -> Vault {
 /// Reads secrets out of a vault while a configuration is compiled. The file is opened once, and only if a
 /// credential wants something of it.
 #[derive(Default)]
-pub struct Reader(OnceCell<Result<Option<Opened>, String>>);
+pub struct Reader {
+    opened: OnceCell<Result<Option<Opened>, String>>,
+    /// In place of the one that the configuration names.
+    place: Option<settings::Vault>,
+}
+
+impl Reader {
+    /// Reads this vault, whatever the configuration names.
+    #[must_use]
+    pub fn of(place: settings::Vault) -> Self {
+        Self { opened: OnceCell::new(), place: Some(place) }
+    }
+}
 
 impl Secrets for Reader {
     fn secret(&self, place: &settings::Vault, workspace: &str, name: &str) -> Result<Secret, SourceError> {
-        let opened = self.0.get_or_init(|| vault(place).open().map_err(|error| error.to_string()));
+        let place = self.place.as_ref().unwrap_or(place);
+        let opened = self.opened.get_or_init(|| vault(place).open().map_err(|error| error.to_string()));
         let opened = opened.as_ref().map_err(|why| SourceError::Unusable(why.clone()))?;
         let missing = || SourceError::Missing(format!("the vault has no secret {name} in the workspace {workspace}"));
         usable(opened.as_ref().and_then(|opened| opened.get(workspace, name)).ok_or_else(missing)?)
     }
 }
 
-/// The key of the audit chain, and whether it has just been made. One that lies in a file of its own, as
-/// earlier versions kept it, is taken into the vault.
+/// The key of the audit chain, and whether a chain has been begun with it in this state directory. A key that
+/// lies in a file of its own, as earlier versions kept it, is taken into the vault.
 ///
 /// # Errors
 /// What the vault says; also if there are two keys that differ.
@@ -55,14 +70,11 @@ pub(super) fn audit_key(settings: &Settings) -> Result<(ChainKey, bool), VaultEr
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error.into()),
     };
-    let mut made = false;
-    let key = vault.get_or_create(OWN, AUDIT_KEY, || {
-        made = old.is_none();
-        match &old {
-            Some(old) => Ok(Secret::new(old.to_vec())),
-            None => Ok(Secret::new(files::hex(files::random::<32>()?.as_slice()).into_bytes())),
-        }
+    let key = vault.get_or_create(OWN, AUDIT_KEY, || match &old {
+        Some(old) => Ok(Secret::new(old.to_vec())),
+        None => Ok(Secret::new(files::hex(files::random::<32>()?.as_slice()).into_bytes())),
     })?;
+    let begun = old.is_some() || vault.get(OWN, &chain(settings))?.is_some();
     if let Some(old) = old {
         if old.as_slice() != key.expose() {
             let why = format!("{} is not the key that the vault holds; put one of them away", file.display());
@@ -70,7 +82,22 @@ pub(super) fn audit_key(settings: &Settings) -> Result<(ChainKey, bool), VaultEr
         }
         fs::remove_file(&file)?;
     }
-    Ok((ChainKey::new(key), made))
+    Ok((ChainKey::new(key), begun))
+}
+
+/// Notes that this state directory has a chain from now on: if it has none later, it was taken away.
+///
+/// # Errors
+/// What the vault says.
+pub(super) fn note_chain(settings: &Settings) -> Result<(), VaultError> {
+    vault(&settings.vault).set(OWN, &chain(settings), Secret::new(b"begun".to_vec())).map(drop)
+}
+
+/// One vault may serve several daemons, each with a chain of its own.
+fn chain(settings: &Settings) -> String {
+    let dir = settings.state_dir.canonicalize().unwrap_or_else(|_| settings.state_dir.clone());
+    let hash = Sha256::digest(dir.as_os_str().as_encoded_bytes());
+    format!("chain.{}", files::hex(hash.get(..16).unwrap_or_default()))
 }
 
 /// The key of a chain that exists, for reading it back. Nothing is made or moved.
@@ -81,8 +108,13 @@ pub fn known_audit_key(settings: &Settings) -> Result<ChainKey, VaultError> {
     if let Some(key) = vault(&settings.vault).get(OWN, AUDIT_KEY)? {
         return Ok(ChainKey::new(key));
     }
-    let old = files::read_private(&settings.state_dir.join(AUDIT_KEY))?;
-    Ok(ChainKey::new(Secret::new(old.to_vec())))
+    match files::read_private(&settings.state_dir.join(AUDIT_KEY)) {
+        Ok(old) => Ok(ChainKey::new(Secret::new(old.to_vec()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(VaultError::Key("there is no key of a chain; no daemon has run with this state directory".to_owned()))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// What may be told of a secret.

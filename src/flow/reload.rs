@@ -26,8 +26,8 @@ pub struct ConfigFile {
 
 /// How a reload went.
 pub enum Reloaded {
-    /// In force, with its generation.
-    New(u64),
+    /// In force, with its generation, and what may not be meant.
+    New(u64, Vec<Problem>),
     /// Not in force: these problems.
     Kept(Vec<Problem>),
 }
@@ -44,6 +44,10 @@ impl ConfigFile {
     /// # Errors
     /// Every problem found, at least one.
     pub fn load(&self) -> Result<Config, Vec<Problem>> {
+        self.load_with(&keep::Reader::default())
+    }
+
+    fn load_with(&self, secrets: &keep::Reader) -> Result<Config, Vec<Problem>> {
         let unreadable = |why: &dyn std::fmt::Display| {
             let problem = format!("cannot be read: {why}");
             vec![Problem { path: self.path.display().to_string(), problem, suggestion: String::new() }]
@@ -53,7 +57,6 @@ impl ConfigFile {
         let text = String::from_utf8(bytes).map_err(|_| unreadable(&"it is not UTF-8"))?;
         let base = self.path.parent().unwrap_or(Path::new(""));
         let env = |name: &str| std::env::var(name).ok();
-        let secrets = &keep::Reader::default();
         compile::compile(&text, &Surroundings { base, state_dir: &self.state_dir, env: &env, secrets })
     }
 
@@ -66,17 +69,30 @@ impl ConfigFile {
     }
 }
 
-/// Reloads once.
-pub fn now(services: &Services, file: &ConfigFile) -> Reloaded {
+/// Reloads once, off the threads that serve: files may be slow, and a passphrase is stretched. It goes on if
+/// nobody waits any more.
+pub async fn once(services: Arc<Services>, file: ConfigFile) -> Reloaded {
+    let done = tokio::task::spawn_blocking(move || now(&services, &file)).await;
+    done.unwrap_or_else(|error| {
+        let problem = format!("the reload broke off: {error}");
+        Reloaded::Kept(vec![Problem { path: String::new(), problem, suggestion: String::new() }])
+    })
+}
+
+fn now(services: &Services, file: &ConfigFile) -> Reloaded {
     let _swap = file.swap.lock().unwrap_or_else(PoisonError::into_inner);
-    match file.load() {
+    // The vault is a setting: secrets are set in the one that the daemon was started with.
+    match file.load_with(&keep::Reader::of(services.settings.vault.clone())) {
         Ok(config) => {
+            for warning in &config.warnings {
+                tracing::warn!("{warning}");
+            }
             if config.settings != services.settings {
                 tracing::warn!("settings outside of the policy have changed; they take effect at the next start");
             }
             let generation = services.policies.replace(config.policy);
             tracing::info!(generation, "a new policy is in force");
-            Reloaded::New(generation)
+            Reloaded::New(generation, config.warnings)
         }
         Err(problems) => {
             for problem in &problems {
@@ -98,7 +114,7 @@ pub(super) async fn watch(services: Arc<Services>, file: ConfigFile) {
             seen = content;
             since = Instant::now();
         } else if seen.is_some() && seen != file.last_read() && since.elapsed() >= SETTLED {
-            now(&services, &file);
+            once(services.clone(), file.clone()).await;
         }
     }
 }

@@ -14,6 +14,7 @@ use super::keep;
 use super::reload::{self, ConfigFile, Reloaded};
 use crate::model::name::is_plain;
 use crate::model::secret::Secret;
+use crate::policy::compile::usable;
 use crate::vault::{Entry, MAX_VALUE, VaultError};
 
 /// For the body of a PUT.
@@ -30,7 +31,7 @@ pub(super) fn owns(path: &str) -> bool {
 /// Answers a request of the operator, who has shown the token.
 pub(super) async fn answer(services: &Arc<Services>, file: Option<&ConfigFile>, request: Request<Incoming>) -> Said {
     let path = request.uri().path().to_owned();
-    let named: Vec<&str> = path.trim_start_matches("/v1/secrets").split('/').skip(1).collect();
+    let named: Vec<&str> = path.strip_prefix("/v1/secrets").unwrap_or_default().split('/').skip(1).collect();
     match (request.method(), named.as_slice()) {
         (&Method::GET, []) => list(services, None).await,
         (&Method::GET, [workspace]) => list(services, Some(workspace)).await,
@@ -40,21 +41,16 @@ pub(super) async fn answer(services: &Arc<Services>, file: Option<&ConfigFile>, 
         (&Method::GET, [workspace, name]) => show(services, workspace, name).await,
         (&Method::DELETE, [workspace, name]) => {
             let (workspace, name) = ((*workspace).to_owned(), (*name).to_owned());
-            let deleted = in_vault(services, move |vault| vault.delete(&workspace, &name)).await;
-            match deleted {
-                Ok(true) => taken_up(services, file),
-                Ok(false) => said(StatusCode::NOT_FOUND, "there is no such secret"),
-                Err(why) => why,
-            }
+            changed(services, file, move |vault| vault.delete(&workspace, &name)).await
         }
         (&Method::PUT, [workspace, name]) => {
             let (workspace, name) = ((*workspace).to_owned(), (*name).to_owned());
-            let value = match value(request).await {
-                Ok(value) => value,
-                Err(why) => return why,
-            };
-            let set = in_vault(services, move |vault| vault.set(&workspace, &name, value)).await;
-            set.map_or_else(|why| why, |_| taken_up(services, file))
+            match value(request).await {
+                Ok(value) => {
+                    changed(services, file, move |vault| vault.set(&workspace, &name, value).map(|_| true)).await
+                }
+                Err(why) => why,
+            }
         }
         (_, [] | [_] | [_, _]) => said(StatusCode::METHOD_NOT_ALLOWED, "another method"),
         _ => said(StatusCode::NOT_FOUND, "no such page"),
@@ -92,7 +88,7 @@ async fn value(request: Request<Incoming>) -> Result<Secret, Said> {
     if body.is_empty() {
         return Err(said(StatusCode::BAD_REQUEST, "the value is empty"));
     }
-    Ok(Secret::new(body.to_vec()))
+    usable(Secret::new(body.to_vec())).map_err(|why| said(StatusCode::UNPROCESSABLE_ENTITY, &why.to_string()))
 }
 
 /// Off the threads that serve: the disk may be slow, and a passphrase is stretched.
@@ -106,13 +102,34 @@ async fn in_vault<T: Send + 'static>(
     done.map_err(|error| broken(error.to_string()))?.map_err(|error| broken(error.to_string()))
 }
 
+/// Changes the vault and takes the change up. Both are done also if the client has gone meanwhile: a key
+/// that was revoked must not stay in force.
+async fn changed(
+    services: &Arc<Services>,
+    file: Option<&ConfigFile>,
+    change: impl FnOnce(&crate::vault::Vault) -> Result<bool, VaultError> + Send + 'static,
+) -> Said {
+    let (services, file) = (services.clone(), file.cloned());
+    let both = tokio::spawn(async move {
+        match in_vault(&services, change).await {
+            Ok(false) => said(StatusCode::NOT_FOUND, "there is no such secret"),
+            Ok(true) => taken_up(services, file).await,
+            Err(why) => why,
+        }
+    });
+    both.await.unwrap_or_else(|_| said(StatusCode::INTERNAL_SERVER_ERROR, "the change broke off"))
+}
+
 /// What has changed is in force at once, if the configuration can be read.
-fn taken_up(services: &Services, file: Option<&ConfigFile>) -> Said {
-    match file.map(|file| reload::now(services, file)) {
-        None => (StatusCode::OK, json!({ "reloaded": false })),
-        Some(Reloaded::New(generation)) => (StatusCode::OK, json!({ "reloaded": true, "generation": generation })),
-        Some(Reloaded::Kept(problems)) => (StatusCode::OK, json!({ "reloaded": false, "problems": problems })),
-    }
+async fn taken_up(services: Arc<Services>, file: Option<ConfigFile>) -> Said {
+    let Some(file) = file else { return (StatusCode::OK, json!({ "reloaded": false })) };
+    let said = match reload::once(services, file).await {
+        Reloaded::New(generation, warnings) => {
+            json!({ "reloaded": true, "generation": generation, "warnings": warnings })
+        }
+        Reloaded::Kept(problems) => json!({ "reloaded": false, "problems": problems }),
+    };
+    (StatusCode::OK, said)
 }
 
 fn said(status: StatusCode, why: &str) -> Said {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::credential::{Credential, matcher};
 use super::file::{self, File, RawIntegration, RawTask};
-use super::reader::Findings;
 pub use super::reader::Problem;
+use super::reader::{Findings, UNKNOWN_KEY};
 use super::rule::{Integration, Mode, Network, Policy, Task, Timeouts};
 use super::secrets::{self, RawCredential};
 use super::settings::{Settings, Source, Vault};
@@ -87,7 +87,10 @@ pub fn vault_place(text: &str, base: &Path, state_dir: &Path) -> Result<Vault, V
     match file {
         None => Err(problems),
         Some(file) => {
-            problems.retain(|problem| problem.path == "state_dir" || problem.path.starts_with("vault"));
+            // A key that nobody knows may be one of these, misspelt.
+            let misspelt = |problem: &Problem| !problem.path.contains('.') && problem.problem == UNKNOWN_KEY;
+            let ours = |problem: &Problem| problem.path == "state_dir" || problem.path.starts_with("vault");
+            problems.retain(|problem| ours(problem) || misspelt(problem));
             if problems.is_empty() { Ok(file.settings.vault) } else { Err(problems) }
         }
     }
@@ -198,6 +201,14 @@ fn check_references(settings: &Settings, policy: &Policy, around: &Surroundings<
             let problem = format!("{} cannot be read: {error}", file.display());
             findings.problem(format!("upstream.extra_roots[{i}]"), problem, "a PEM file");
         }
+    }
+    if settings.vault.path.is_dir() {
+        findings.problem("vault.path", "it is a folder", "a file, such as \"vault.exeat\"");
+    }
+    if let Source::Env(_) = &settings.vault.key
+        && let Err(why) = read_source(&settings.vault.key, around.env)
+    {
+        findings.problem("vault.key", why.to_string(), "a source that holds the master key");
     }
     for (i, address) in settings.proxy.listen.iter().enumerate() {
         let others = settings.proxy.listen.iter().take(i).chain(&settings.admin.listen);

@@ -254,8 +254,9 @@ impl Readable for Source {
     fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
         // The value is not repeated: somebody may have written the secret itself here.
         let source = value.as_str().and_then(|text| {
-            let env = text.strip_prefix("env:").map(|name| Self::Env(name.to_owned()));
-            env.or_else(|| text.strip_prefix("file:").map(|file| Self::File(file.into())))
+            let named = |kind: &str| text.strip_prefix(kind).filter(|rest| !rest.is_empty());
+            let env = named("env:").map(|name| Self::Env(name.to_owned()));
+            env.or_else(|| named("file:").map(|file| Self::File(file.into())))
         });
         if source.is_none() {
             findings.problem(

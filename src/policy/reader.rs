@@ -13,6 +13,9 @@ use toml::{Table, Value};
 use super::pattern::{HostPattern, PathPattern, PatternError};
 use crate::model::name::is_plain;
 
+/// What is wrong with a key that nobody has taken.
+pub(super) const UNKNOWN_KEY: &str = "unknown key";
+
 /// Something wrong in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Problem {
@@ -125,7 +128,7 @@ impl Drop for Section<'_> {
                 None if self.known.is_empty() => String::new(),
                 None => format!("one of {}", self.known.join(", ")),
             };
-            self.findings.problem(self.at(key), "unknown key", suggestion);
+            self.findings.problem(self.at(key), UNKNOWN_KEY, suggestion);
         }
     }
 }

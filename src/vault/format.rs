@@ -14,6 +14,7 @@ use zeroize::Zeroizing;
 use super::master::{Key, MasterKey};
 use super::{Entry, VaultError};
 use crate::files;
+use crate::model::name::is_plain;
 use crate::model::secret::Secret;
 
 const FORMAT: &str = "exeat-vault-1";
@@ -54,6 +55,14 @@ struct SealedRecord {
     created: u64,
     updated: u64,
     value: String,
+}
+
+impl SealedRecord {
+    /// Names that can be shown before anything has been verified. The daemon's own have dots.
+    fn has_names(&self) -> bool {
+        let plain = |name: &str| name.split('.').all(|part| part.is_empty() || is_plain(part));
+        plain(&self.workspace) && plain(&self.name)
+    }
 }
 
 impl Content {
@@ -141,7 +150,9 @@ pub(super) fn seal(content: &Content, master: &MasterKey, salt: &[u8; 16]) -> Re
 }
 
 fn parse(bytes: &[u8]) -> Result<Sealed, VaultError> {
-    serde_json::from_slice::<Sealed>(bytes).ok().filter(|sealed| sealed.format == FORMAT).ok_or(VaultError::Torn)
+    let sealed = serde_json::from_slice::<Sealed>(bytes).ok().filter(|sealed| sealed.format == FORMAT);
+    let sealed = sealed.filter(|sealed| sealed.salt.len() == 32 && sealed.records.iter().all(SealedRecord::has_names));
+    sealed.ok_or(VaultError::Torn)
 }
 
 fn unhex(text: &str) -> Result<Vec<u8>, VaultError> {

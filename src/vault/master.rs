@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use argon2::{Algorithm, Argon2, Params, Version};
 use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 use zeroize::Zeroizing;
 
 use super::VaultError;
@@ -44,7 +45,8 @@ impl MasterKey {
             Self::File(path) => {
                 let unreadable = |error| VaultError::Key(format!("{} cannot be read: {error}", path.display()));
                 let bytes = files::read_private(path).map_err(unreadable)?;
-                of(bytes.strip_suffix(b"\n").unwrap_or(&bytes), salt)
+                let line = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
+                of(line.strip_suffix(b"\r").unwrap_or(line), salt)
             }
             Self::Text(text) => of(text.expose(), salt),
             Self::Missing(why) => Err(VaultError::Key(why.clone())),
@@ -54,10 +56,14 @@ impl MasterKey {
 
 fn of(text: &[u8], salt: &[u8]) -> Result<Key, VaultError> {
     let hex = std::str::from_utf8(text).ok().filter(|text| text.len() == 64).and_then(files::unhex);
-    let engine = base64::engine::general_purpose::STANDARD;
-    let decoded = hex.or_else(|| engine.decode(text).ok()).map(Zeroizing::new);
+    let base64 =
+        || [&STANDARD, &STANDARD_NO_PAD, &URL_SAFE, &URL_SAFE_NO_PAD].into_iter().find_map(|e| e.decode(text).ok());
+    let decoded = hex.or_else(base64).map(Zeroizing::new);
     if let Some(key) = decoded.and_then(|bytes| <[u8; 32]>::try_from(bytes.as_slice()).ok()) {
         return Ok(Zeroizing::new(key));
+    }
+    if text.len() > 32 && text.iter().all(u8::is_ascii_hexdigit) {
+        return Err(VaultError::Key(format!("it has {} hex digits and not 64", text.len())));
     }
     if text.len() < MIN_PASSPHRASE {
         let wanted = "32 bytes in hex or base64, or a passphrase of 12 bytes or more";
@@ -80,10 +86,11 @@ mod tests {
     fn thirty_two_bytes_are_a_key_in_either_spelling() {
         let bytes: Vec<u8> = (0..32).collect();
         let hex = files::hex(&bytes);
-        let base64 = base64::engine::general_purpose::STANDARD.encode(&bytes);
-        for text in [hex.as_str(), &hex.to_uppercase(), &base64] {
+        let (padded, bare) = (STANDARD.encode(&bytes), URL_SAFE_NO_PAD.encode(&bytes));
+        for text in [hex.as_str(), &hex.to_uppercase(), &padded, &bare] {
             assert_eq!(of(text.as_bytes(), b"salt-salt").ok().unwrap().as_slice(), bytes, "{text}");
         }
         assert!(of(b"hunter2", b"salt-salt").is_err());
+        assert!(of(&hex.as_bytes()[1..], b"salt-salt").is_err(), "a key that has lost a digit is no passphrase");
     }
 }

@@ -174,12 +174,20 @@ impl Vault {
 
     /// Nothing if there is no vault yet.
     fn read(&self) -> Result<Option<Content>, VaultError> {
-        let bytes = match files::read_private(&self.path) {
+        let bytes = match files::read_private(&self.file()?) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         format::open(&bytes, &self.key).map(Some)
+    }
+
+    /// The file itself, where the path is a link to it: it is the file that is locked and replaced.
+    fn file(&self) -> Result<PathBuf, VaultError> {
+        match std::fs::symlink_metadata(&self.path) {
+            Ok(found) if found.is_symlink() => Ok(self.path.canonicalize()?),
+            _ => Ok(self.path.clone()),
+        }
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Content) -> T) -> Result<T, VaultError> {
@@ -189,7 +197,9 @@ impl Vault {
 
     /// With the lock held.
     fn write_changed<T>(&self, change: impl FnOnce(&mut Content) -> T) -> Result<T, VaultError> {
-        let (mut content, salt) = match files::read_private(&self.path) {
+        let path = self.file()?;
+        files::sweep(&path)?;
+        let (mut content, salt) = match files::read_private(&path) {
             Ok(bytes) => (format::open(&bytes, &self.key)?, format::salt(&bytes)?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.key.make_if_missing()?;
@@ -199,14 +209,15 @@ impl Vault {
         };
         let done = change(&mut content);
         let text = format::seal(&content, &self.key, &salt)?;
-        files::replace(&self.path, text.as_bytes(), 0o600)?;
+        files::replace(&path, text.as_bytes(), 0o600)?;
         Ok(done)
     }
 
     /// Writers take turns; readers need not wait, because the file is replaced whole.
     fn lock(&self) -> Result<File, VaultError> {
-        files::private_dir(files::folder(&self.path))?;
-        let mut path = self.path.clone().into_os_string();
+        let path = self.file()?;
+        files::private_dir(files::folder(&path))?;
+        let mut path = path.into_os_string();
         path.push(".lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         let start = Instant::now();

@@ -171,7 +171,7 @@ async fn an_sdk_accepts_the_placeholder_as_its_key() {
     command.env("ABLY_KEY", key);
     let out = assert_ok(&output(command).await);
     let placeholder = out.lines().next().unwrap();
-    assert!(placeholder.starts_with("xVLyHw.DQrNxQ:") && placeholder != key, "{out}");
+    assert!(placeholder.split(':').count() == 2 && placeholder != key, "{out}");
     let seen = place.origin.last();
     assert_eq!(seen.uri.path(), "/channels/c/messages", "{out}");
     let want = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, key);

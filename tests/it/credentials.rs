@@ -368,6 +368,7 @@ async fn a_credential_without_a_value_is_refused_and_not_sent_empty() {
     lab.reload(&gone.replace("auth_type", "inject = \"always\"\nauth_type"));
     lab.by(Way::Absolute, "GET", &url, &[], "").await.assert_refused(403, "credential_unknown");
     assert!(origin.seen().is_empty());
+    assert_eq!(lab.dns.queries("api.test"), 0, "it is known before anybody is asked");
 }
 
 /// Whoever has got hold of a value cannot send it, in any of these forms.
