@@ -117,6 +117,10 @@ impl Automaton {
 
     /// The longest pattern that ends here, and whose it is.
     pub(super) fn ends(&self, state: State) -> Option<(usize, u32)> {
+        // Most bytes of most texts begin nothing.
+        if state == 0 {
+            return None;
+        }
         let node = self.node(state);
         (node.ends > 0).then_some((node.ends as usize, node.owner))
     }

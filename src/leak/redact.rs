@@ -47,18 +47,18 @@ impl Redactor {
 
     /// Takes bytes in and gives out what is certain by now.
     pub fn feed(&mut self, bytes: &[u8]) -> Bytes {
-        let lag = self.matcher.automaton.longest().saturating_sub(1);
         let mut text = Zeroizing::new(Vec::with_capacity(self.held.len().saturating_add(bytes.len())));
         text.extend_from_slice(&self.held);
-        for byte in bytes {
-            text.push(*byte);
+        text.extend_from_slice(bytes);
+        let matcher = self.matcher.clone();
+        for (end, byte) in (self.held.len().saturating_add(1)..).zip(bytes) {
             self.position = self.position.saturating_add(1);
-            self.state = self.matcher.automaton.step(self.state, *byte);
-            if let Some((length, owner)) = self.matcher.automaton.ends(self.state) {
-                self.overwrite(&mut text, length, owner);
+            self.state = matcher.automaton.step(self.state, *byte);
+            if let Some((length, owner)) = matcher.automaton.ends(self.state) {
+                self.overwrite(text.get_mut(..end).unwrap_or_default(), length, owner);
             }
         }
-        let cut = text.len().saturating_sub(lag);
+        let cut = text.len().saturating_sub(matcher.automaton.longest().saturating_sub(1));
         let (out, rest) = text.split_at_checked(cut).unwrap_or((&text, &[]));
         self.held = Zeroizing::new(rest.to_vec());
         Bytes::copy_from_slice(out)

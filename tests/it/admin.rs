@@ -160,13 +160,76 @@ async fn secrets_are_set_and_deleted_and_only_their_names_are_told() {
         ("POST", "/v1/secrets/default/K", 405),
         ("PUT", "/v1/secrets", 405),
         ("GET", "/v1/secretsX", 404),
+        ("DELETE", "/v1/secrets/v1/secrets/default/K", 404),
     ] {
         assert_eq!(ask(method, path).await.status.as_u16(), status, "{method} {path}");
     }
     assert_eq!(admin.put("/v1/secrets/default/EMPTY", Vec::new()).await.status, 400);
+    assert_eq!(admin.put("/v1/secrets/default/ODD", b"line\n".to_vec()).await.status, 422);
     assert_eq!(admin.put("/v1/secrets/default/LONG", vec![b'x'; 65 * 1024]).await.status, 413);
     assert_eq!(admin.ask("GET", "/v1/secrets", None, &[]).await.status, 401);
     assert_eq!(admin.ask("DELETE", "/v1/secrets/default/K", Some("wrong"), &[]).await.status, 401);
-    assert_eq!(ask("DELETE", "/v1/secrets/default/K").await.status, 200);
+    let deleted = ask("DELETE", "/v1/secrets/default/K").await;
+    assert!(deleted.text().contains("credential is disabled"), "what comes of it is said: {}", deleted.text());
     assert_eq!(ask("GET", "/v1/secrets/default/K").await.status, 404);
+}
+
+async fn start_with_secret() -> (Admin, std::path::PathBuf) {
+    let admin = start().await;
+    let path = admin.dir.path().join("exeat.toml");
+    let text = fs::read_to_string(&path).unwrap().replace("[tasks.t]", "[tasks.t]\ncredentials = [\"K\"]")
+        + "[credentials.K]\nauth_type = \"bearer\"\nvalue = \"secret:K\"\ndomains = [\"api.test\"]\n";
+    fs::write(&path, text).unwrap();
+    let set = admin.put("/v1/secrets/default/K", b"value-0123456789".to_vec()).await;
+    assert_eq!(set.problem()["reloaded"], true, "{}", set.text());
+    (admin, path)
+}
+
+impl Admin {
+    async fn generation(&self) -> u64 {
+        self.ask("GET", "/v1/tasks", Some(&self.token()), &[]).await.problem()["generation"].as_u64().unwrap()
+    }
+}
+
+/// A key that was revoked is out of force, also if who revoked it did not wait for the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_is_taken_up_although_its_client_has_gone() {
+    use tokio::io::AsyncWriteExt;
+    let (admin, _) = start_with_secret().await;
+    let before = admin.generation().await;
+    let lock = fs::File::open(admin.dir.path().join("vault.exeat.lock")).unwrap();
+    lock.lock().unwrap();
+    let address = admin.daemon.admin_address().unwrap();
+    #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let head = format!(
+        "DELETE /v1/secrets/default/K HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {}\r\n\r\n",
+        admin.token()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // The answer to another connection shows that this one has been read.
+    assert_eq!(admin.generation().await, before);
+    drop(stream);
+    assert_eq!(admin.generation().await, before);
+    lock.unlock().unwrap();
+    let start = std::time::Instant::now();
+    while admin.generation().await == before {
+        assert!(start.elapsed() < lab::PATIENCE, "the old policy is still in force");
+    }
+}
+
+/// The vault is a setting. Secrets are read from the one that they are set in.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_that_names_another_vault_goes_on_with_the_first() {
+    let (admin, path) = start_with_secret().await;
+    let text = fs::read_to_string(&path).unwrap() + "[vault]\npath = \"elsewhere.exeat\"\n";
+    fs::write(&path, text).unwrap();
+    let reply = admin.ask("POST", "/v1/reload", Some(&admin.token()), &[]).await;
+    assert_eq!(
+        (reply.status.as_u16(), &reply.problem()["warnings"]),
+        (200, &serde_json::json!([])),
+        "{}",
+        reply.text()
+    );
+    assert!(!admin.dir.path().join("elsewhere.exeat").exists());
 }

@@ -154,3 +154,39 @@ async fn explain_tells_which_credential_would_go_where_and_never_its_value() {
     assert_eq!(explain(&["--tool", "webhook", "-X", "POST", "https://a.example/"]).0, Some(3));
     assert_eq!(explain(&["--tool", "shell", "https://a.example/"]).0, Some(2));
 }
+
+/// Variables that hold the key and mean something to us.
+#[tokio::test(flavor = "multi_thread")]
+async fn hiding_the_key_brings_back_nothing_that_was_taken_away() {
+    let (ground, _) = place().await;
+    let mut command = run(&ground, "GITHUB_TOKEN=bearer@api.test", &["env"]);
+    command.env("HTTPS_PROXY", format!("http://u:{VALUE}@corp.example:3128")).env("NO_PROXY", VALUE);
+    command.env("EXEAT_ADMIN_TOKEN", format!("x-{VALUE}"));
+    let out = text(&output(command).await.stdout);
+    assert!(out.contains("HTTPS_PROXY=http://run:") && out.contains("@127.0.0.1:"), "{out}");
+    assert!(!out.contains("corp.example") && !out.contains("NO_PROXY=") && !out.contains("EXEAT_"), "{out}");
+    assert!(out.contains("GITHUB_TOKEN=ghp_") && !out.contains(VALUE), "{out}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_lent_to_several_hosts_and_in_place_of_the_tasks_own() {
+    let (ground, _) = place().await;
+    let own = "[integrations.other]\nallowed_domains = [\"other.test\"]\n[credentials.GITHUB_TOKEN]\nauth_type = \"bearer\"\n\
+               value = \"env:GITHUB_TOKEN\"\ndomains = [\"other.test\"]\n\
+               [tasks.t]\nintegrations = [\"other\"]\ncredentials = [\"GITHUB_TOKEN\"]\n";
+    fs::write(ground.dir.path().join("run.toml"), ground.config(own)).unwrap();
+    let run = async |flags: &[&str]| {
+        let flags = flags.iter().flat_map(|flag| ["--credential", flag]);
+        let args = ["run", "-c", "run.toml", "--task", "t"].into_iter().chain(flags).chain(["--", "true"]);
+        let mut command = exeat(ground.dir.path(), &args.collect::<Vec<_>>());
+        command.env("GITHUB_TOKEN", VALUE);
+        let output = output(command).await;
+        (output.status.code(), text(&output.stderr))
+    };
+    let (status, words) = run(&["GITHUB_TOKEN=bearer@a.test", "GITHUB_TOKEN=bearer@b.test"]).await;
+    assert_eq!(status, Some(0), "{words}");
+    let (status, words) = run(&["GITHUB_TOKEN=bearer@a.test", "GITHUB_TOKEN=basic@b.test"]).await;
+    assert!(status == Some(2) && words.contains("in two ways"), "{words}");
+    let (status, words) = run(&[&format!("GITHUB_TOKEN={VALUE}")]).await;
+    assert!(status == Some(2) && !words.contains(VALUE), "{words}");
+}

@@ -186,3 +186,79 @@ async fn an_old_chain_still_verifies_and_its_key_moves_into_the_vault() {
     assert!(served.ready.contains("is not the key that the vault holds"), "{}", served.ready);
     assert!(state.join("audit.key").exists());
 }
+
+#[test]
+fn odd_files_are_said_as_what_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    assert_eq!(code(&secret(dir, &["set", "KEY"], b"value-0123456789")), Some(0));
+    let state = dir.join("state/exeat");
+    // What a killed writer left behind goes; what is not ours stays.
+    fs::write(state.join(".vault.exeat.abc123"), "torn").unwrap();
+    fs::write(state.join(".vault.other"), "kept").unwrap();
+    // The vault may lie elsewhere, behind a link.
+    let real = dir.join("real");
+    fs::rename(state.join("vault.exeat"), &real).unwrap();
+    std::os::unix::fs::symlink(&real, state.join("vault.exeat")).unwrap();
+    assert_eq!(code(&secret(dir, &["set", "TWO"], b"value-0123456789")), Some(0));
+    assert!(fs::symlink_metadata(state.join("vault.exeat")).unwrap().is_symlink());
+    assert!(fs::read_to_string(&real).unwrap().contains("TWO"));
+    fs::remove_file(&real).unwrap();
+    assert_eq!(
+        code(&secret(dir, &["set", "THREE"], b"value-0123456789")),
+        Some(1),
+        "a link to nothing is no new vault"
+    );
+    fs::remove_file(state.join("vault.exeat")).unwrap();
+    assert_eq!(code(&secret(dir, &["set", "KEY"], b"value-0123456789")), Some(0));
+    assert!(!state.join(".vault.exeat.abc123").exists() && state.join(".vault.other").exists());
+    fs::remove_file(state.join("vault.exeat")).unwrap();
+    fs::create_dir(state.join("vault.exeat")).unwrap();
+    let listed = secret(dir, &["list"], b"");
+    assert!(code(&listed) != Some(0) && text(&listed.stderr).contains("is no file"), "{}", text(&listed.stderr));
+}
+
+#[test]
+fn a_misspelt_vault_is_not_taken_for_none() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("e.toml"), "[valut]\npath = \"mine\"\n[other]\nx = { y = 1 }\n").unwrap();
+    let output = secret(dir.path(), &["-c", "e.toml", "set", "KEY"], b"value-0123456789");
+    assert!(
+        code(&output) == Some(2) && text(&output.stderr).contains("valut: unknown key"),
+        "{}",
+        text(&output.stderr)
+    );
+    // What else is wrong is no obstacle: perhaps the secret is what is missing.
+    fs::write(dir.path().join("e.toml"), "[tasks.t]\ntoken = \"env:UNSET\"\nintegrations = [\"nope\"]\n").unwrap();
+    assert_eq!(code(&secret(dir.path(), &["-c", "e.toml", "set", "KEY"], b"value-0123456789")), Some(0));
+}
+
+/// The key is older than the second chain; that is no sign of a chain that was taken away.
+#[test]
+fn two_daemons_share_a_vault_and_each_has_its_chain() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for state in ["one", "two", "one"] {
+        let config = format!(
+            "state_dir = \"{state}\"\n[proxy]\nlisten = [\"127.0.0.1:0\"]\n[admin]\nlisten = \"127.0.0.1:0\"\n\
+             [vault]\npath = \"{0}/vault\"\nkey = \"file:{0}/key\"\n",
+            dir.display()
+        );
+        fs::write(dir.join("e.toml"), config).unwrap();
+        let mut served = crate::cli::Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+        assert!(served.ready.contains("ready"), "{}", served.said());
+        served.signal(rustix::process::Signal::TERM);
+        assert!(served.child.wait().unwrap().success());
+        let verify = exeat(dir, &["audit", "verify", "-c", "e.toml"]).output().unwrap();
+        assert!(
+            verify.status.success() && text(&verify.stdout).starts_with("whole"),
+            "{state}: {}",
+            text(&verify.stdout)
+        );
+    }
+    // One that was taken away shows all the same.
+    fs::remove_file(dir.join("one/audit.jsonl")).unwrap();
+    fs::remove_file(dir.join("one/audit.head")).unwrap();
+    let served = crate::cli::Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+    assert!(served.ready.contains("ready") && served.said().contains("has lost lines"), "{}", served.said());
+}
