@@ -56,14 +56,14 @@ impl Swap {
         in_key || self.place == credential.auth().place()
     }
 
-    /// True if the placeholder stands alone, or where a scheme or a user's name goes before it.
+    /// True if the placeholder stands alone, behind a scheme, or for the user or the password of Basic.
     fn is_exact(&self) -> bool {
         let token = |text: &[u8]| text.iter().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(b));
         match self.before.split_last() {
             _ if self.basic => {
                 let user = self.before.iter().filter(|b| **b == b':').count();
                 let password = user == 1 && self.before.last() == Some(&b':') && self.after.is_empty();
-                password || self.before.is_empty() && (self.after.is_empty() || self.after == b":")
+                password || self.before.is_empty() && (self.after.is_empty() || self.after.starts_with(b":"))
             }
             None => self.after.is_empty(),
             Some((b' ', scheme)) => self.after.is_empty() && token(scheme) && matches!(self.place, Place::Field(_)),

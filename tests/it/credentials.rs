@@ -170,6 +170,15 @@ async fn a_placeholder_is_swapped_in_its_place_only() {
         assert_eq!(lab.by(way, "GET", &api("/"), &[("authorization", &basic)], "").await.status, 200);
         let want = format!("Basic {}", STANDARD.encode(format!("x-access-token:{KEY}")));
         assert_eq!(origin.last().headers["authorization"], want);
+        let basic = format!("Basic {}", STANDARD.encode(format!("{PLACEHOLDER}:x-oauth-basic")));
+        assert_eq!(lab.by(way, "GET", &api("/"), &[("authorization", &basic)], "").await.status, 200);
+        let want = format!("Basic {}", STANDARD.encode(format!("{KEY}:x-oauth-basic")));
+        assert_eq!(origin.last().headers["authorization"], want);
+        assert_eq!(
+            lab.by(way, "GET", &api("/"), &[("authorization", &format!("token {PLACEHOLDER}"))], "").await.status,
+            200
+        );
+        assert_eq!(origin.last().headers["authorization"], format!("token {KEY}"));
         // Nobody's.
         let reply = lab.by(way, "GET", &api("/"), &[("authorization", "Bearer ${secrets.NOPE}")], "").await;
         reply.assert_refused(403, "credential_unknown");
