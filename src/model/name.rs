@@ -3,29 +3,44 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// A task's name, as the configuration writes it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TaskName(Arc<str>);
+macro_rules! names {
+    ($($(#[$doc:meta])* $kind:ident),+) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+            pub struct $kind(Arc<str>);
 
-/// A credential's name, as the configuration writes it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CredentialName(Arc<str>);
+            impl $kind {
+                /// The name as text.
+                #[must_use]
+                pub fn as_str(&self) -> &str {
+                    &self.0
+                }
+            }
 
-/// One counted run of a task. With a static token it bears the task's name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ExecutionId(Arc<str>);
+            impl fmt::Display for $kind {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    f.write_str(&self.0)
+                }
+            }
+        )+
+    };
+}
+
+names! {
+    /// A task's name, as the configuration writes it.
+    TaskName,
+    /// A credential's name, as the configuration writes it.
+    CredentialName,
+    /// One counted run of a task. With a static token it bears the task's name.
+    ExecutionId
+}
 
 impl TaskName {
     /// Wraps a name that the configuration gave.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self(name.into())
-    }
-
-    /// The name as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
     }
 }
 
@@ -35,12 +50,6 @@ impl CredentialName {
     pub fn new(name: &str) -> Self {
         Self(name.into())
     }
-
-    /// The name as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
 }
 
 impl ExecutionId {
@@ -48,30 +57,6 @@ impl ExecutionId {
     #[must_use]
     pub fn of_static(task: &TaskName) -> Self {
         Self(task.0.clone())
-    }
-
-    /// The id as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for TaskName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for ExecutionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for CredentialName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 

@@ -1,6 +1,7 @@
 //! From what was typed to what it means, with every problem at once. A default opens nothing.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use super::rule::{Integration, Mode, Network, Policy, Task, Timeouts};
 use super::secrets::{self, RawCredential};
 use super::settings::{Settings, Source, Vault};
 use super::webhook;
-use crate::model::host::Host;
+use crate::model::host::{Host, HostName};
 use crate::model::name::{CredentialName, TaskName, is_plain};
 use crate::model::secret::{Secret, TokenHash};
 use crate::model::tool::Tool;
@@ -165,23 +166,9 @@ fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Sett
             );
         }
     }
-    let hosts = file.hosts.into_iter().filter_map(|(name, addresses)| {
-        let path = format!("dns.hosts.{name:?}");
-        match Host::parse(&name) {
-            Ok(Host::Name(parsed)) if parsed.as_str() == name => Some((parsed, addresses)),
-            Ok(Host::Name(parsed)) => {
-                findings.problem(path, "not in normal form", format!("{:?}", parsed.as_str()));
-                None
-            }
-            _ => {
-                findings.problem(path, "not a host name", "a name such as \"api.test\"");
-                None
-            }
-        }
-    });
     let policy = Policy {
         generation: 0,
-        hosts: hosts.collect(),
+        hosts: hosts(file.hosts, findings),
         network: Network { allow: file.allow_cidrs, deny: file.deny_cidrs },
         values: Arc::new(matcher(known.compiled.values().flatten())),
         tasks: tasks.into_iter().map(|task| (task.name.clone(), task)).collect(),
@@ -192,6 +179,22 @@ fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Sett
         findings.problem("proxy.listen", "nothing to listen on", "[\"127.0.0.1:3128\"]");
     }
     (file.settings, policy)
+}
+
+/// `[dns].hosts`, by names in normal form.
+fn hosts(raw: Vec<(String, Vec<IpAddr>)>, findings: &Findings) -> HashMap<HostName, Vec<IpAddr>> {
+    let read = |(name, addresses): (String, Vec<IpAddr>)| {
+        let path = format!("dns.hosts.{name:?}");
+        match Host::parse(&name) {
+            Ok(Host::Name(parsed)) if parsed.as_str() == name => return Some((parsed, addresses)),
+            Ok(Host::Name(parsed)) => {
+                findings.problem(path, "not in normal form", format!("{:?}", parsed.as_str()));
+            }
+            _ => findings.problem(path, "not a host name", "a name such as \"api.test\""),
+        }
+        None
+    };
+    raw.into_iter().filter_map(read).collect()
 }
 
 /// What the settings refer to must be there, or the daemon would only find out at its start.
@@ -239,6 +242,26 @@ fn check_references(settings: &Settings, policy: &Policy, around: &Surroundings<
 }
 
 fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integration {
+    judge(&name, &raw, findings);
+    let ports = raw.ports.unwrap_or_else(|| if raw.plain_http { vec![443, 80] } else { vec![443] });
+    Integration {
+        allowed: raw.allowed_domains,
+        denied: raw.denied_domains,
+        any_public_host: raw.any_public_host,
+        ports,
+        methods: raw.methods,
+        paths: raw.paths,
+        plain_http: raw.plain_http,
+        mode: raw.mode,
+        ech: raw.ech,
+        allow_cidrs: raw.allow_cidrs,
+        require_credential: raw.require_credential.as_deref().map(CredentialName::new),
+        name,
+    }
+}
+
+/// What keys of one integration must not be to each other.
+fn judge(name: &str, raw: &RawIntegration, findings: &Findings) {
     let at = |key: &str| format!("integrations.{name}.{key}");
     if raw.allowed_domains.is_empty() && !raw.any_public_host {
         findings.warning(at("allowed_domains"), "no domain: this integration allows nothing");
@@ -296,21 +319,6 @@ fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integr
             "another name; URLs are registered in webhook_urls",
         );
     }
-    let ports = raw.ports.unwrap_or_else(|| if raw.plain_http { vec![443, 80] } else { vec![443] });
-    Integration {
-        allowed: raw.allowed_domains,
-        denied: raw.denied_domains,
-        any_public_host: raw.any_public_host,
-        ports,
-        methods: raw.methods,
-        paths: raw.paths,
-        plain_http: raw.plain_http,
-        mode: raw.mode,
-        ech: raw.ech,
-        allow_cidrs: raw.allow_cidrs,
-        require_credential: raw.require_credential.as_deref().map(CredentialName::new),
-        name,
-    }
 }
 
 /// What a task can refer to.
@@ -324,6 +332,41 @@ struct Known<'a> {
 }
 
 impl Known<'_> {
+    fn integrations(&self, wanted: &[String], at: &str, findings: &Findings) -> Vec<Arc<Integration>> {
+        let named = wanted.iter().enumerate().filter(|(_, wanted)| *wanted != webhook::NAME);
+        let find = |(i, wanted): (usize, &String)| {
+            let found = self.integrations.get(wanted).cloned();
+            if found.is_none() {
+                let write = one_of(self.integrations.keys(), "integrations", wanted);
+                findings.problem(format!("{at}[{i}]"), format!("no integration named {wanted:?}"), write);
+            }
+            found
+        };
+        named.filter_map(find).collect()
+    }
+
+    fn credentials(
+        &mut self,
+        task: &RawTask,
+        at: &str,
+        around: &Surroundings<'_>,
+        findings: &Findings,
+    ) -> Vec<Arc<Credential>> {
+        let mut found: Vec<Arc<Credential>> = Vec::new();
+        for (i, wanted) in task.credentials.iter().enumerate() {
+            let path = format!("{at}[{i}]");
+            if !self.raw.contains_key(wanted) {
+                let write = one_of(self.raw.keys(), "credentials", wanted);
+                findings.problem(path, format!("no credential named {wanted:?}"), write);
+            } else if found.iter().any(|other| other.name.as_str() == wanted) {
+                findings.problem(path, format!("{wanted:?} stands here twice"), "each credential once");
+            } else {
+                found.extend(self.credential(wanted, &task.workspace, around, findings));
+            }
+        }
+        found
+    }
+
     fn credential(
         &mut self,
         name: &str,
@@ -339,20 +382,7 @@ impl Known<'_> {
 
 fn task(name: &str, raw: RawTask, known: &mut Known<'_>, around: &Surroundings<'_>, findings: &Findings) -> Task {
     let at = |key: &str| format!("tasks.{name}.{key}");
-    let mut found = Vec::new();
-    for (i, wanted) in raw.integrations.iter().enumerate().filter(|(_, wanted)| *wanted != webhook::NAME) {
-        match known.integrations.get(wanted) {
-            Some(integration) => found.push(integration.clone()),
-            None => {
-                let path = format!("{}[{i}]", at("integrations"));
-                findings.problem(
-                    path,
-                    format!("no integration named {wanted:?}"),
-                    one_of(known.integrations.keys(), "integrations", wanted),
-                );
-            }
-        }
-    }
+    let found = known.integrations(&raw.integrations, &at("integrations"), findings);
     let timeouts = match &raw.plan {
         None => Timeouts::default(),
         Some(plan) => known.plans.get(plan).copied().unwrap_or_else(|| {
@@ -367,18 +397,7 @@ fn task(name: &str, raw: RawTask, known: &mut Known<'_>, around: &Surroundings<'
     if !is_plain(&raw.workspace) {
         findings.problem(at("workspace"), "not a name", "letters, digits, - and _, 64 at most");
     }
-    let mut credentials: Vec<Arc<Credential>> = Vec::new();
-    for (i, wanted) in raw.credentials.iter().enumerate() {
-        let path = format!("{}[{i}]", at("credentials"));
-        if !known.raw.contains_key(wanted) {
-            let write = one_of(known.raw.keys(), "credentials", wanted);
-            findings.problem(path, format!("no credential named {wanted:?}"), write);
-        } else if credentials.iter().any(|other| other.name.as_str() == wanted) {
-            findings.problem(path, format!("{wanted:?} stands here twice"), "each credential once");
-        } else {
-            credentials.extend(known.credential(wanted, &raw.workspace, around, findings));
-        }
-    }
+    let credentials = known.credentials(&raw, &at("credentials"), around, findings);
     secrets::together(name, &credentials, &found, findings);
     let webhooks = raw.integrations.iter().any(|name| name == webhook::NAME);
     let registered = webhook::registered(&raw.webhook_urls, &at("webhook_urls"), findings);

@@ -138,7 +138,28 @@ async fn set(dir: &Path) -> io::Result<Stage> {
     dns.set("inside.test", &["10.0.0.7"]);
     dns.set("mixed.test", &["127.0.0.1", "169.254.169.254"]);
     let token = files::hex(files::random::<24>()?.as_slice());
-    let text = format!(
+    let ports = Ports { api, lying, plain, broken, dead, own: 0 };
+    let text = configuration(dir, dns.address(), &ports);
+    let key = format!("demo-{}", files::hex(files::random::<16>()?.as_slice()));
+    let env = |name: &str| Some(if name == "API_KEY" { key.clone() } else { token.clone() });
+    let around = Surroundings { base: dir, state_dir: dir, env: &env, secrets: &keep::Reader::default() };
+    let mut config = compile::compile(&text, &around).map_err(|problems| io::Error::other(format!("{problems:?}")))?;
+    config.settings.admin.listen = None;
+    let log = dir.join("audit.jsonl");
+    // The proxy's own port is not known before it listens, so the loop is asked of the policy afterwards.
+    let own = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    config.settings.proxy.listen = vec![own];
+    let text = text.replace(", 1, 443]", &format!(", 1, 443, {}]", own.port()));
+    let policy = compile::compile(&text, &around).map_err(|problems| io::Error::other(format!("{problems:?}")))?.policy;
+    let daemon = Daemon::start(config.settings, policy, None).await.map_err(io::Error::other)?;
+    let proxy = daemon.proxy_addresses().first().copied().unwrap_or(own);
+    let scenes = scenes::all(&Ports { own: own.port(), ..ports }, &key);
+    Ok(Stage { daemon, scenes, proxy, token, log })
+}
+
+fn configuration(dir: &Path, dns: SocketAddr, ports: &Ports) -> String {
+    let Ports { api, lying, plain, broken, dead, .. } = ports;
+    format!(
         r#"
         [proxy]
         listen = ["127.0.0.1:0"]
@@ -176,23 +197,7 @@ async fn set(dir: &Path) -> io::Result<Stage> {
         plan = "short"
         "#,
         dir = dir.display(),
-        dns = dns.address(),
-    );
-    let key = format!("demo-{}", files::hex(files::random::<16>()?.as_slice()));
-    let env = |name: &str| Some(if name == "API_KEY" { key.clone() } else { token.clone() });
-    let around = Surroundings { base: dir, state_dir: dir, env: &env, secrets: &keep::Reader::default() };
-    let mut config = compile::compile(&text, &around).map_err(|problems| io::Error::other(format!("{problems:?}")))?;
-    config.settings.admin.listen = None;
-    let log = dir.join("audit.jsonl");
-    // The proxy's own port is not known before it listens, so the loop is asked of the policy afterwards.
-    let own = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
-    config.settings.proxy.listen = vec![own];
-    let text = text.replace(", 1, 443]", &format!(", 1, 443, {}]", own.port()));
-    let policy = compile::compile(&text, &around).map_err(|problems| io::Error::other(format!("{problems:?}")))?.policy;
-    let daemon = Daemon::start(config.settings, policy, None).await.map_err(io::Error::other)?;
-    let proxy = daemon.proxy_addresses().first().copied().unwrap_or(own);
-    let scenes = scenes::all(&Ports { api, lying, plain, broken, dead, own: own.port() }, &key);
-    Ok(Stage { daemon, scenes, proxy, token, log })
+    )
 }
 
 /// Plays the sandbox's part.
