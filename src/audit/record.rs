@@ -280,9 +280,9 @@ impl Record {
         self.line.rule = Some(self.noted(&rule.into(), 256));
     }
 
-    /// The credential that goes along.
-    pub fn credential(&mut self, name: &CredentialName) {
-        self.line.credential_used = Some(name.to_string());
+    /// The credential that goes along, if any does.
+    pub fn credential(&mut self, name: Option<&CredentialName>) {
+        self.line.credential_used = name.map(ToString::to_string);
     }
 
     /// The credential that goes along, if there is one.

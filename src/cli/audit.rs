@@ -35,7 +35,7 @@ fn verify(settings: &Settings, place: &Place, args: &VerifyArgs) -> Exit {
     };
     let key = match keep::known_audit_key(settings) {
         Ok(key) => key,
-        Err(error) => return fail(&format!("the key of the log cannot be read: {error}")),
+        Err(error) => return fail(&error.to_string()),
     };
     let is_own = place.path.as_ref().is_some_and(|own| same_file(own, path));
     // A log that is ours but has no head is a log whose end nobody can vouch for.

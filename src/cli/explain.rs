@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::Args;
 use http::{Method, Uri};
 
-use super::terminal::{Paint, print, say};
+use super::terminal::{Paint, clean, print, say};
 use super::{Exit, sources};
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, TaskName};
@@ -53,6 +53,13 @@ pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
         say(format_args!("exeat: the configuration has no task {:?}", args.task));
         return Exit::Usage;
     };
+    if !args.url.contains("://") {
+        say(format_args!(
+            "exeat: {:?} is no URL; write it whole, such as https://api.example.com/path",
+            clean(&args.url)
+        ));
+        return Exit::Usage;
+    }
     let mut steps = Vec::new();
     let outcome = walk(&policy, task, args, &mut steps);
     if let Err(refusal) = outcome {

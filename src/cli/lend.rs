@@ -8,8 +8,10 @@ use toml::Table;
 use zeroize::Zeroizing;
 
 use crate::files;
+use crate::leak;
 use crate::model::name::is_plain;
 use crate::policy::compile::Problem;
+use crate::policy::credential::Credential;
 
 /// Shortest key that can be lent: a placeholder of fewer bytes would stand in texts by accident.
 const MIN_KEY: usize = 8;
@@ -23,82 +25,22 @@ pub(super) struct Lent {
     pub(super) name: String,
     /// What the configuration says of it.
     pub(super) credential: Table,
+    pub(super) hidden: Hidden,
+}
+
+/// A value that the child does not see, and what it sees instead.
+pub(super) struct Hidden {
     value: Zeroizing<Vec<u8>>,
     placeholder: String,
 }
 
-impl Lent {
-    /// Reads `NAME=HOW@HOST`, and the value from the variable NAME.
-    pub(super) fn new(flag: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, Problem> {
-        // What stands behind the name is not repeated: somebody may have written the key itself there.
-        let named = flag.split_once('=').map_or("…", |(name, _)| name);
-        let wrong = |problem: &str| Problem {
-            path: "--credential".to_owned(),
-            problem: format!("{named}=… {problem}"),
-            suggestion: "NAME=HOW@HOST, where HOW is bearer, basic, header:NAME or query:NAME".to_owned(),
-        };
-        let (name, rest) = flag.split_once('=').ok_or_else(|| wrong("names no credential"))?;
-        let (how, host) = rest.rsplit_once('@').ok_or_else(|| wrong("names no host"))?;
-        if !is_plain(name) || host.is_empty() || host.contains("://") || host.starts_with('*') {
-            return Err(wrong("is no credential for one host"));
-        }
-        let value = env(name).filter(|value| value.len() >= MIN_KEY).map(|value| Zeroizing::new(value.into_bytes()));
-        let Some(value) = value else {
-            return Err(Problem {
-                path: "--credential".to_owned(),
-                problem: format!("the variable {name} holds no key"),
-                suggestion: format!("{name} set to the key, {MIN_KEY} bytes or more, in the environment of exeat"),
-            });
-        };
-        let placeholder = placeholder(&value).map_err(|error| wrong(&error.to_string()))?;
-        let (auth_type, own) = match how.split_once(':') {
-            None if how == "bearer" || how == "basic" => (how, None),
-            Some(("header", field)) => ("header", Some(("auth_header_name", field))),
-            Some(("query", parameter)) => ("query_param", Some(("auth_query_name", parameter))),
-            _ => return Err(wrong("says no known way to send it")),
-        };
-        let mut credential = Table::new();
-        credential.insert("auth_type".to_owned(), auth_type.into());
-        if let Some((key, field)) = own {
-            credential.insert(key.to_owned(), field.into());
-        }
-        credential.insert("value".to_owned(), format!("env:{name}").into());
-        credential.insert("domains".to_owned(), vec![host.to_ascii_lowercase()].into());
-        credential.insert("placeholder".to_owned(), placeholder.clone().into());
-        Ok(Self { name: name.to_owned(), credential, value, placeholder })
-    }
-
-    /// Where it may go, as `--allow` takes it.
-    pub(super) fn hosts(&self) -> impl Iterator<Item = &str> {
-        self.credential
-            .get("domains")
-            .and_then(toml::Value::as_array)
-            .into_iter()
-            .flatten()
-            .filter_map(toml::Value::as_str)
-    }
-
-    /// What the child finds in the variable.
-    pub(super) fn placeholder(&self) -> &str {
-        &self.placeholder
-    }
-
-    /// One more host for the same key, sent in the same way.
-    pub(super) fn also(&mut self, other: &Self) -> Result<(), Problem> {
-        let way = |lent: &Self| {
-            ["auth_type", "auth_header_name", "auth_query_name"].map(|key| lent.credential.get(key).cloned())
-        };
-        let hosts = other.credential.get("domains").and_then(toml::Value::as_array).cloned().unwrap_or_default();
-        let same_way = way(self) == way(other);
-        match self.credential.get_mut("domains") {
-            Some(toml::Value::Array(domains)) if same_way => domains.extend(hosts),
-            _ => {
-                let problem = format!("{} is to be sent in two ways", self.name);
-                let suggestion = "one way for all of its hosts".to_owned();
-                return Err(Problem { path: "--credential".to_owned(), problem, suggestion });
-            }
-        }
-        Ok(())
+impl Hidden {
+    /// Of a credential that the configuration gives the task.
+    pub(super) fn of(credential: &Credential) -> Option<Self> {
+        let value = credential.value()?.expose();
+        let usual = || format!("${{secrets.{}}}", credential.name());
+        let placeholder = credential.placeholder().map_or_else(usual, str::to_owned);
+        leak::unsearchable(value).is_none().then(|| Self { value: Zeroizing::new(value.to_vec()), placeholder })
     }
 
     /// The placeholder wherever the value stood, or nothing if it did not.
@@ -118,11 +60,92 @@ impl Lent {
     }
 }
 
+impl Lent {
+    /// Reads `NAME=HOW@HOST`, and the value from the variable NAME.
+    pub(super) fn new(flag: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, Problem> {
+        // What stands behind the name is not repeated: somebody may have written the key itself there.
+        let named = flag.split_once('=').map_or("…", |(name, _)| name);
+        let wrong = |problem: &str| Problem {
+            path: "--credential".to_owned(),
+            problem: format!("{named}=… {problem}"),
+            suggestion: "NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD or query:PARAMETER".to_owned(),
+        };
+        let (name, rest) = flag.split_once('=').ok_or_else(|| wrong("has no = behind the name"))?;
+        let (how, host) = rest.rsplit_once('@').ok_or_else(|| wrong("names no host"))?;
+        if !is_plain(name) || host.is_empty() {
+            return Err(wrong("names no variable or no host"));
+        }
+        if host.contains("://") || host.contains('*') {
+            return Err(wrong("names a scheme or a wildcard: each host is written out, such as api.example.com"));
+        }
+        let unfit = |why: String| Problem {
+            path: "--credential".to_owned(),
+            problem: format!("the variable {name} {why}"),
+            suggestion: format!("{name} set to the key in the environment of exeat"),
+        };
+        let value = env(name).ok_or_else(|| unfit("is not set".to_owned()))?;
+        let value = Zeroizing::new(value.into_bytes());
+        if let Some(why) = leak::unsearchable(&value) {
+            // An origin that gave it back would give it to the command.
+            return Err(unfit(format!("holds no key that could be protected: {why}")));
+        }
+        let placeholder = placeholder(&value).map_err(|error| wrong(&error.to_string()))?;
+        let (auth_type, own) = match how.split_once(':') {
+            None if how == "bearer" || how == "basic" => (how, None),
+            Some(("header", field)) => ("header", Some(("auth_header_name", field))),
+            Some(("query", parameter)) => ("query_param", Some(("auth_query_name", parameter))),
+            _ => return Err(wrong("says no known way to send it")),
+        };
+        let mut credential = Table::new();
+        credential.insert("auth_type".to_owned(), auth_type.into());
+        if let Some((key, field)) = own {
+            credential.insert(key.to_owned(), field.into());
+        }
+        credential.insert("value".to_owned(), format!("env:{name}").into());
+        credential.insert("domains".to_owned(), vec![host.to_ascii_lowercase()].into());
+        credential.insert("placeholder".to_owned(), placeholder.clone().into());
+        Ok(Self { name: name.to_owned(), credential, hidden: Hidden { value, placeholder } })
+    }
+
+    /// Where it may go, as `--allow` takes it.
+    pub(super) fn hosts(&self) -> impl Iterator<Item = &str> {
+        self.credential
+            .get("domains")
+            .and_then(toml::Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(toml::Value::as_str)
+    }
+
+    /// What the child finds in the variable.
+    pub(super) fn placeholder(&self) -> &str {
+        &self.hidden.placeholder
+    }
+
+    /// One more host for the same key, sent in the same way.
+    pub(super) fn also(&mut self, other: &Self) -> Result<(), Problem> {
+        let way = |lent: &Self| {
+            ["auth_type", "auth_header_name", "auth_query_name"].map(|key| lent.credential.get(key).cloned())
+        };
+        let hosts = other.credential.get("domains").and_then(toml::Value::as_array).cloned().unwrap_or_default();
+        let same_way = way(self) == way(other);
+        match self.credential.get_mut("domains") {
+            Some(toml::Value::Array(domains)) if same_way => domains.extend(hosts),
+            _ => {
+                let problem = format!("{} is to be sent in two ways", self.name);
+                let suggestion = "one way for all of its hosts".to_owned();
+                return Err(Problem { path: "--credential".to_owned(), problem, suggestion });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A text for the child, with placeholders in place of all keys that are lent; nothing if it holds none.
-pub(super) fn hidden(lent: &[Lent], text: &OsStr) -> Option<OsString> {
+pub(super) fn hidden(keys: &[Hidden], text: &OsStr) -> Option<OsString> {
     let mut found: Option<OsString> = None;
     // A key may be a part of another.
-    let mut longest_first: Vec<&Lent> = lent.iter().collect();
+    let mut longest_first: Vec<&Hidden> = keys.iter().collect();
     longest_first.sort_by_key(|key| std::cmp::Reverse(key.value.len()));
     for key in longest_first {
         if let Some(hidden) = key.hidden_in(found.as_deref().unwrap_or(text)) {
@@ -219,13 +242,18 @@ mod tests {
         let parts = placeholder(b"supersecretlongtokenvalue0123:1").unwrap();
         assert!(!parts.contains("secretlong") && parts.ends_with(|c: char| c.is_ascii_digit()), "{parts}");
         assert!(placeholder(b"a:b").is_err() && placeholder(b"--------").is_err());
+        for word in ["12345678", "password", "tiny1"] {
+            let refused = Lent::new("KEY=bearer@a.example", &|_| Some(word.to_owned())).err().unwrap();
+            assert!(refused.problem.contains("could be protected") && !refused.problem.contains(word), "{refused}");
+        }
     }
 
     #[test]
     fn keys_that_hold_each_other_are_hidden_by_their_own_placeholders() {
         let env = |name: &str| Some(if name == "PASS" { "hunter2hunter2" } else { "user:hunter2hunter2" }.to_owned());
-        let lent: Vec<_> =
-            ["PASS=bearer@a.example", "CRED=basic@b.example"].map(|flag| Lent::new(flag, &env).ok().unwrap()).into();
+        let lent: Vec<_> = ["PASS=bearer@a.example", "CRED=basic@b.example"]
+            .map(|flag| Lent::new(flag, &env).ok().unwrap().hidden)
+            .into();
         let hide = |text: &str| hidden(&lent, OsStr::new(text)).unwrap().into_string().unwrap();
         assert_eq!(hide("user:hunter2hunter2"), lent[1].placeholder);
         assert_eq!(hide("hunter2hunter2"), lent[0].placeholder);
@@ -255,7 +283,7 @@ mod tests {
     #[test]
     fn a_key_is_hidden_wherever_it_stands() {
         let key = "ghp_0123456789abcdef";
-        let lent = [Lent::new("KEY=bearer@a.example", &|_| Some(key.to_owned())).ok().unwrap()];
+        let lent = [Lent::new("KEY=bearer@a.example", &|_| Some(key.to_owned())).ok().unwrap().hidden];
         let text = format!("Bearer {key}, {key}");
         let hidden = hidden(&lent, OsStr::new(&text)).unwrap().into_string().unwrap();
         assert_eq!(hidden, format!("Bearer {0}, {0}", lent[0].placeholder));

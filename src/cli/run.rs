@@ -16,14 +16,16 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use toml::Table;
 
-use super::lend::{self, Lent};
+use super::lend::{self, Hidden, Lent};
 use super::terminal::{self, clean, say};
 use super::{Exit, env, sources};
 use crate::files;
 use crate::flow::daemon::Daemon;
 use crate::flow::keep;
 use crate::model::host::Host;
+use crate::model::name::TaskName;
 use crate::policy::compile::{self, Config, Problem, Surroundings};
+use crate::policy::credential::Credential;
 
 /// Flags of `exeat run`.
 ///
@@ -44,7 +46,8 @@ pub(super) struct RunArgs {
     allow: Vec<String>,
     /// A key that the command may use and not see: NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD or
     /// query:PARAMETER. The value is that of the variable NAME; in its place the command finds a placeholder of
-    /// the same shape, which becomes the key on its way to HOST and nowhere else. HOST is allowed by it
+    /// the same shape, which becomes the key on its way to HOST and nowhere else. HOST is allowed by it. May be
+    /// repeated, also for further hosts of one key, which is sent to all of them in the same way
     #[arg(long, value_name = "NAME=HOW@HOST")]
     credential: Vec<String>,
     /// Use the integrations and credentials of this task of the configuration, too
@@ -101,6 +104,19 @@ async fn behind_a_proxy(prepared: Prepared, args: &RunArgs, state: &Path, token:
     };
     let mut signals = Signals::new().map_err(|error| failed(&error))?;
     let Prepared { config, hidden, lent } = prepared;
+    for warning in config.warnings.iter().filter(|warning| warning.path.starts_with("credentials.")) {
+        say(format_args!("warning: {warning}"));
+    }
+    // Keys of the task are no business of the command either, wherever they stand in its environment.
+    let of_task = config.policy.task(&TaskName::new(TASK)).map(|task| task.credentials().to_vec()).unwrap_or_default();
+    let is_lent = |credential: &Credential| lent.iter().any(|key| key.name == credential.name().as_str());
+    let of_task =
+        of_task.iter().filter(|credential| !is_lent(credential)).filter_map(|credential| Hidden::of(credential));
+    let (mut keys, mut own): (Vec<Hidden>, Vec<(String, String)>) = (of_task.collect(), Vec::new());
+    for key in lent {
+        own.push((key.name.clone(), key.placeholder().to_owned()));
+        keys.push(key.hidden);
+    }
     let ca = config.settings.interception.ca_cert.clone();
     let daemon = Daemon::start(config.settings, config.policy, None).await.map_err(|error| failed(&error))?;
     let address = daemon.proxy_addresses().first().ok_or_else(|| failed(&"the proxy has no address"))?;
@@ -108,21 +124,21 @@ async fn behind_a_proxy(prepared: Prepared, args: &RunArgs, state: &Path, token:
     let variables = env::variables(&format!("http://{TASK}:{token}@{address}"), &ca, &bundle);
     let (program, rest) = args.command.split_first().ok_or(Exit::Usage)?;
     let mut command = Command::new(program);
-    let in_view = rest.iter().filter(|arg| lend::hidden(&lent, arg.as_ref()).is_some()).count();
+    let in_view = rest.iter().filter(|arg| lend::hidden(&keys, arg.as_ref()).is_some()).count();
     if in_view > 0 {
         say(
             "exeat: the key itself stands in the command's arguments, where others can see it; write '$NAME' in quotes",
         );
     }
-    let hide = |text: &OsStr| lend::hidden(&lent, text).unwrap_or_else(|| text.to_owned());
+    let hide = |text: &OsStr| lend::hidden(&keys, text).unwrap_or_else(|| text.to_owned());
     command.args(rest.iter().map(|arg| hide(arg.as_ref()))).kill_on_drop(true);
-    command.envs(std::env::vars_os().filter_map(|(name, value)| Some((name, lend::hidden(&lent, &value)?))));
+    command.envs(std::env::vars_os().filter_map(|(name, value)| Some((name, lend::hidden(&keys, &value)?))));
     // What configures the proxy is no business of what runs behind it, least of all its tokens.
     let ours = std::env::vars_os().map(|(name, _)| name).filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
     for name in ours.chain(hidden.into_iter().map(Into::into)).chain(env::NO_PROXY.map(Into::into)) {
         command.env_remove(name);
     }
-    command.envs(variables).envs(lent.iter().map(|key| (&key.name, key.placeholder())));
+    command.envs(variables).envs(own);
     let status = match command.spawn() {
         Ok(child) => signals.wait(child).await.map_err(|error| failed(&error))?,
         Err(error) => {
@@ -361,7 +377,8 @@ fn summarize(log: &str, learned: bool) {
     let count: usize = refused.values().map(|(count, _)| count).sum();
     say(format_args!("exeat: {passed} let through, {count} refused or failed"));
     let mut used: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    for line in lines.iter().filter(|line| line["event"] == "decided") {
+    // Only where an origin has answered is it known to have been sent.
+    for line in lines.iter().filter(|line| line["event"] == "closed" && line["response_status"].is_u64()) {
         if let (Some(name), Some(host)) = (line["credential_used"].as_str(), line["host"].as_str()) {
             let count = used.entry((name, host)).or_default();
             *count = count.saturating_add(1);

@@ -22,7 +22,7 @@ const DEFAULT: &str = "default";
 /// Flags of `exeat secret`.
 #[derive(Args)]
 pub(super) struct SecretArgs {
-    /// Whose secrets: the workspace that the task names [default: default; `list` shows all]
+    /// Whose secrets: the workspace that the task names. Without it `default`; for `list`, all
     #[arg(long, value_name = "W", global = true)]
     workspace: Option<String>,
     #[command(subcommand)]
@@ -99,7 +99,7 @@ fn list(vault: &Vault, workspace: Option<&str>, json: bool) -> Result<Exit, Stri
         print(format_args!("{workspace:<16} {name:<32} set {}, first {}\n", date(*updated), date(*created)));
     }
     if entries.is_empty() {
-        say("there are no secrets");
+        say(format_args!("there are no secrets in {}", vault.path().display()));
     }
     Ok(Exit::Done)
 }
@@ -117,7 +117,8 @@ fn set(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
     let unusable = usable(Secret::new(value.to_vec())).err();
     let replaced = vault.set(workspace, name, Secret::new(value.to_vec())).map_err(|error| in_vault(vault, &error))?;
     let what = if replaced { "replaced" } else { "set" };
-    say(format_args!("{workspace}/{name} is {what}; a running daemon takes it up at its next reload"));
+    let file = vault.path().display();
+    say(format_args!("{workspace}/{name} is {what} in {file}; a daemon that uses it takes it up at its next reload"));
     if let Some(why) = unusable {
         say(format_args!("warning: {why}, so no credential can use it"));
     }
@@ -126,7 +127,7 @@ fn set(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
 
 fn delete(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
     if vault.delete(workspace, name).map_err(|error| in_vault(vault, &error))? {
-        say(format_args!("{workspace}/{name} is deleted; a running daemon forgets it at its next reload"));
+        say(format_args!("{workspace}/{name} is deleted; a daemon that uses it forgets it at its next reload"));
         return Ok(Exit::Done);
     }
     Err(format!("there is no secret {name} in the workspace {workspace}"))

@@ -31,7 +31,11 @@ pub(super) async fn run(
     let (head, body) = request.into_parts();
     let grant = authorize::request(&policy, &to.admitted, taken, &head, record)?;
     let body = RequestBody::new(body, grant.timeouts().idle, record.counts());
-    let cleared = inspect::request(grant, head, body, record).await?;
+    let body = inspect::gather(&grant, body).await?;
+    // That may have taken its time: from here on nobody waits for the client.
+    let policy = services.policies.snapshot();
+    let grant = authorize::renewed(&policy, grant, &head, record)?;
+    let cleared = inspect::request(grant, head, body, record)?;
     let admitted = cleared.grant().admitted();
     let pinned = match &to.pin {
         None => services.resolver.pin(&policy, admitted, record).await?,

@@ -111,7 +111,8 @@ pub fn known_audit_key(settings: &Settings) -> Result<ChainKey, VaultError> {
     match files::read_private(&settings.state_dir.join(AUDIT_KEY)) {
         Ok(old) => Ok(ChainKey::new(Secret::new(old.to_vec()))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(VaultError::Key("there is no key of a chain; no daemon has run with this state directory".to_owned()))
+            let why = "no daemon has run with this state directory: there is no log, and no key of one";
+            Err(io::Error::new(io::ErrorKind::NotFound, why).into())
         }
         Err(error) => Err(error.into()),
     }

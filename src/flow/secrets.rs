@@ -123,13 +123,13 @@ async fn changed(
 /// What has changed is in force at once, if the configuration can be read.
 async fn taken_up(services: Arc<Services>, file: Option<ConfigFile>) -> Said {
     let Some(file) = file else { return (StatusCode::OK, json!({ "reloaded": false })) };
-    let said = match reload::once(services, file).await {
+    match reload::once(services, file).await {
         Reloaded::New(generation, warnings) => {
-            json!({ "reloaded": true, "generation": generation, "warnings": warnings })
+            (StatusCode::OK, json!({ "reloaded": true, "generation": generation, "warnings": warnings }))
         }
-        Reloaded::Kept(problems) => json!({ "reloaded": false, "problems": problems }),
-    };
-    (StatusCode::OK, said)
+        // The vault has changed, and what is in force has not.
+        Reloaded::Kept(problems) => (StatusCode::CONFLICT, json!({ "reloaded": false, "problems": problems })),
+    }
 }
 
 fn said(status: StatusCode, why: &str) -> Said {

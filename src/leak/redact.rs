@@ -22,7 +22,9 @@ pub const MASK: u8 = b'*';
 pub struct Redactor {
     matcher: Arc<Matcher>,
     state: State,
+    /// What came in and has not gone out, behind some that has.
     held: Zeroizing<Vec<u8>>,
+    gone: usize,
     /// Bytes that came in so far, and up to where they were overwritten.
     position: u64,
     overwritten_to: u64,
@@ -38,6 +40,7 @@ impl Redactor {
             matcher,
             state: 0,
             held: Zeroizing::default(),
+            gone: 0,
             position: 0,
             overwritten_to: 0,
             count: 0,
@@ -47,30 +50,46 @@ impl Redactor {
 
     /// Takes bytes in and gives out what is certain by now.
     pub fn feed(&mut self, bytes: &[u8]) -> Bytes {
-        let mut text = Zeroizing::new(Vec::with_capacity(self.held.len().saturating_add(bytes.len())));
-        text.extend_from_slice(&self.held);
+        let mut text = std::mem::take(&mut self.held);
+        let known = text.len();
         text.extend_from_slice(bytes);
         let matcher = self.matcher.clone();
-        for (end, byte) in (self.held.len().saturating_add(1)..).zip(bytes) {
+        for (end, byte) in (known.saturating_add(1)..).zip(bytes) {
             self.position = self.position.saturating_add(1);
             self.state = matcher.automaton.step(self.state, *byte);
             if let Some((length, owner)) = matcher.automaton.ends(self.state) {
-                self.overwrite(text.get_mut(..end).unwrap_or_default(), length, owner);
+                let from = self.gone;
+                self.overwrite(text.get_mut(from..end).unwrap_or_default(), length, owner);
             }
         }
-        let cut = text.len().saturating_sub(matcher.automaton.longest().saturating_sub(1));
-        let (out, rest) = text.split_at_checked(cut).unwrap_or((&text, &[]));
-        self.held = Zeroizing::new(rest.to_vec());
-        Bytes::copy_from_slice(out)
+        let lag = matcher.automaton.longest().saturating_sub(1);
+        self.held = text;
+        self.release(self.held.len().saturating_sub(lag))
     }
 
     /// The stream pauses or has ended: gives out what is held back.
     pub fn pause(&mut self) -> Bytes {
-        let mut held = std::mem::take(&mut self.held);
-        if let Some((length, owner)) = self.matcher.automaton.half(self.state).filter(|_| !held.is_empty()) {
-            self.overwrite(&mut held, length, owner);
+        let mut text = std::mem::take(&mut self.held);
+        let matcher = self.matcher.clone();
+        if let (Some((length, owner)), Some(rest)) = (matcher.automaton.half(self.state), text.get_mut(self.gone..))
+            && !rest.is_empty()
+        {
+            self.overwrite(rest, length, owner);
         }
-        Bytes::copy_from_slice(&held)
+        self.held = text;
+        self.release(self.held.len())
+    }
+
+    /// Gives out what stands before `end`. What has gone is cleared away once it is as much as what is left,
+    /// so that pieces of one byte do not move the rest each time.
+    fn release(&mut self, end: usize) -> Bytes {
+        let out = Bytes::copy_from_slice(self.held.get(self.gone..end).unwrap_or_default());
+        self.gone = self.gone.max(end);
+        if self.gone >= self.held() {
+            self.held.drain(..self.gone);
+            self.gone = 0;
+        }
+        out
     }
 
     /// Overwrites the last bytes of a text that ends where the stream is. Places that touch are one.
@@ -99,7 +118,7 @@ impl Redactor {
     /// How many bytes are held back.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.held.len()
+        self.held.len().saturating_sub(self.gone)
     }
 
     /// Overwrites values in a whole text that stands beside the stream. None if there were none.

@@ -298,7 +298,7 @@ impl Deny {
                 StatusCode::FORBIDDEN,
                 Authorize,
                 DENIED,
-                "The credential may not be sent there",
+                "The credential may not be sent there, or not in this way",
                 "Do not retry. A credential goes only over https, only to the hosts that it is bound to, only in its own field, one a request, and not with http_get, http_post or webhook.",
             ),
             Self::CredentialRequired => never(
@@ -314,7 +314,7 @@ impl Deny {
                 StatusCode::FORBIDDEN,
                 Authorize,
                 DENIED,
-                "This task has no such credential",
+                "This task has no such credential, or it has no value",
                 "Do not retry. Check the name in the task's credential configuration; the operator may have to set the value.",
             ),
             Self::HeadTooLarge => never(

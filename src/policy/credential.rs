@@ -111,6 +111,12 @@ impl Credential {
         self.always
     }
 
+    /// Its own placeholder, for clients that check a key's shape.
+    #[must_use]
+    pub fn placeholder(&self) -> Option<&str> {
+        self.placeholder.as_deref()
+    }
+
     /// The value; none if it is disabled.
     #[must_use]
     pub fn value(&self) -> Option<&Secret> {

@@ -47,6 +47,11 @@ impl Findings {
         self.problems.borrow_mut().push(Problem { path, problem, suggestion });
     }
 
+    /// True if something is known to be wrong there.
+    pub(super) fn has(&self, path: &str) -> bool {
+        self.problems.borrow().iter().any(|problem| problem.path.starts_with(path))
+    }
+
     pub(super) fn warning(&self, path: impl Into<String>, problem: impl Into<String>) {
         let (path, problem) = (path.into(), problem.into());
         self.warnings.borrow_mut().push(Problem { path, problem, suggestion: String::new() });

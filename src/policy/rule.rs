@@ -283,6 +283,9 @@ impl Task {
         if !registered.contains(target) {
             return Err(Deny::WebhookNotRegistered);
         }
+        if self.requires_at(target.host()) {
+            return Err(Deny::CredentialRequired);
+        }
         Ok(Allowed::as_webhook())
     }
 
@@ -342,12 +345,18 @@ impl Task {
         if named.is_empty() { by(Integration::admits_as_public) } else { named }
     }
 
+    fn requires_at(&self, host: &Host) -> bool {
+        self.integrations.iter().any(|rule| rule.require_credential.is_some() && rule.names(host))
+    }
+
     fn observes(&self, target: &Target, deny: Deny) -> bool {
         let about =
             matches!(deny, Deny::HostNotAllowed | Deny::PortNotAllowed | Deny::MethodNotAllowed | Deny::PathNotAllowed);
         let denied = |rule: &Arc<Integration>| rule.denied.iter().any(|pattern| pattern.matches(target.host()));
         let public = target.scheme() == Scheme::Https && is_public_name(target.host());
-        self.observe && about && public && !self.integrations.iter().any(denied)
+        // Where a certain credential is required, nothing passes without it.
+        let required = self.requires_at(target.host());
+        self.observe && about && public && !required && !self.integrations.iter().any(denied)
     }
 }
 

@@ -37,6 +37,8 @@ pub(super) struct RawCredential {
     swap_in: Vec<String>,
     /// Where it stands.
     path: String,
+    /// Whether `auth_type` and `value` are not there; what is there and wrong has been said.
+    missing: [bool; 2],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -75,7 +77,15 @@ impl Readable for CredentialSource {
                 );
                 None
             }
-            None => Source::read(value, path, findings).map(Self),
+            None if value.as_str().is_some_and(|text| text.starts_with("env:") || text.starts_with("file:")) => {
+                Source::read(value, path, findings).map(Self)
+            }
+            None => {
+                // Not repeated: somebody may have written the secret itself here.
+                let write = "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"; the secret itself never stands here";
+                findings.problem(path, "not the source of a secret", write);
+                None
+            }
         }
     }
 }
@@ -103,7 +113,9 @@ impl Readable for Bound {
 
 /// Reads one section.
 pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
+    let missing = ["auth_type", "value"].map(|key| !s.has(key));
     RawCredential {
+        missing,
         auth_type: s.take("auth_type"),
         auth_header_name: s.take("auth_header_name"),
         auth_query_name: s.take("auth_query_name"),
@@ -120,17 +132,15 @@ impl RawCredential {
     /// What is wrong with it, whoever uses it.
     pub(super) fn check(&self, findings: &Findings) {
         let at = |key: &str| format!("{}.{key}", self.path);
-        if self.auth_type.is_none() {
-            findings.problem(
-                at("auth_type"),
-                "missing or unknown",
-                "\"bearer\", \"header\", \"query_param\" or \"basic\"",
-            );
+        let [no_auth_type, no_value] = self.missing;
+        let no_domains = self.domains.is_empty() && !findings.has(&at("domains"));
+        if no_auth_type {
+            findings.problem(at("auth_type"), "missing", "\"bearer\", \"header\", \"query_param\" or \"basic\"");
         }
-        if self.value.is_none() {
+        if no_value {
             findings.problem(at("value"), "no source", "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
         }
-        if self.domains.is_empty() {
+        if no_domains {
             findings.problem(at("domains"), "bound to no host", "[\"api.example.com\"]");
         }
         match (&self.auth_header_name, self.auth_type) {
@@ -235,7 +245,11 @@ impl RawCredential {
                 return None;
             }
             Err(SourceError::Unusable(why)) => {
-                findings.problem(at, why, "a source that holds the value");
+                let write = match source {
+                    Source::Secret(_) => "the path and the key of the vault in [vault], or another value",
+                    _ => "a source that holds the value",
+                };
+                findings.problem(at, why, write);
                 return None;
             }
         };

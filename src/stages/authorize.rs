@@ -224,6 +224,21 @@ pub fn request(
     record: &mut Record,
 ) -> Verdict<Grant> {
     same_authority(&admitted.target, parts)?;
+    grant(policy, admitted, parts, record)
+}
+
+/// Judges a granted request again, if there is a newer policy: what was taken away meanwhile must not be used.
+///
+/// # Errors
+/// As [`request`].
+pub fn renewed(policy: &Policy, granted: Grant, parts: &Parts, record: &mut Record) -> Verdict<Grant> {
+    if granted.admitted.generation == policy.generation() {
+        return Ok(granted);
+    }
+    grant(policy, &granted.admitted, parts, record)
+}
+
+fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Record) -> Verdict<Grant> {
     let kind = Kind::of(&parts.headers)?;
     let asked = Asked::Request(kind);
     let known = admitted.generation == policy.generation() && admitted.asked == asked;
@@ -244,9 +259,7 @@ pub fn request(
     let marks = choice::marks(&parts.headers)?;
     let to = (&admitted.target, &admitted.allowed);
     let chosen = choice::choose(task, to, (kind, &marks), parts, record)?;
-    if let Some(chosen) = &chosen {
-        record.credential(chosen.credential.name());
-    }
+    record.credential(chosen.as_ref().map(|chosen| chosen.credential.name()));
     let places = || task.credentials().iter().flat_map(|credential| credential.places()).collect();
     let exclusive = admitted.allowed.required().next().is_some().then(places);
     Ok(Grant {

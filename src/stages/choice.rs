@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::alphabet::{STANDARD, URL_SAFE};
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
@@ -51,9 +53,9 @@ pub(super) struct Swap {
 }
 
 impl Swap {
-    fn could_hold_keys(&self, credential: &Credential) -> bool {
+    fn could_hold_keys(&self, task: &Task) -> bool {
         let in_key = matches!(&self.place, Place::Field(name) if keys::is_field(name));
-        in_key || self.place == credential.auth().place()
+        in_key || task.credentials().iter().any(|credential| self.place == credential.auth().place())
     }
 
     /// True if the placeholder stands alone, behind a scheme, or for the user or the password of Basic.
@@ -117,7 +119,7 @@ pub(super) fn choose(
         return Err(not_bound(record, &credential, "it is bound to other destinations"));
     }
     // What stands around a placeholder could be a key of the sandbox's own.
-    swaps.retain(|swap| !exclusive || !swap.could_hold_keys(&credential));
+    swaps.retain(|swap| !exclusive || !swap.could_hold_keys(task));
     Ok(Some(Chosen { credential, whole: named.is_some() || exclusive, swaps }))
 }
 
@@ -248,12 +250,15 @@ impl Found<'_> {
     }
 }
 
-/// What stands behind `Basic` (RFC 7617).
+/// What stands behind `Basic` (RFC 7617), read as leniently as servers do.
 fn basic(value: &[u8]) -> Option<Vec<u8>> {
-    let (scheme, rest) = value.split_at_checked(6)?;
-    if !scheme.eq_ignore_ascii_case(b"basic ") {
+    let (scheme, rest) = value.split_at_checked(value.iter().position(|byte| matches!(byte, b' ' | b'\t'))?)?;
+    if !scheme.eq_ignore_ascii_case(b"basic") {
         return None;
     }
-    let text = rest.trim_ascii();
-    STANDARD.decode(text).or_else(|_| base64::engine::general_purpose::STANDARD_NO_PAD.decode(text)).ok()
+    let lenient = GeneralPurposeConfig::new()
+        .with_decode_allow_trailing_bits(true)
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    let read = |alphabet| GeneralPurpose::new(alphabet, lenient).decode(rest.trim_ascii()).ok();
+    read(&STANDARD).or_else(|| read(&URL_SAFE))
 }

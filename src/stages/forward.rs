@@ -5,7 +5,9 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use http::header::{CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderValue, TE, TRANSFER_ENCODING};
+use http::header::{
+    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING,
+};
 use http::{Request, Response, StatusCode, Version};
 use http_body::Body;
 use hyper::body::Incoming;
@@ -157,12 +159,13 @@ impl Forwarder {
         Ok(self.pool.adopt(key, sender, address))
     }
 
-    async fn over_tls(&self, tcp: Forgiving<TcpStream>, pinned: &PinnedTarget, record: &Record) -> Verdict<Sender> {
+    async fn over_tls(&self, tcp: Forgiving<TcpStream>, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Sender> {
         let name = upstream::server_name(pinned.target().host()).ok_or(Fail::TlsFailed)?;
         let handshake = TlsConnector::from(self.tls.config()).connect(name, tcp);
         let tls = handshake.await.map_err(|error| {
             // The names in a certificate are an outside text.
             let error = record.clean(&error.to_string()).into_owned();
+            record.rule(format!("origin handshake: {error}"));
             tracing::info!(error, host = record.host(), "TLS with the origin failed");
             Fail::TlsFailed
         })?;
@@ -285,7 +288,9 @@ fn is_coded(response: &Response<Incoming>) -> bool {
     let plain =
         |coding: &[u8]| matches!(coding.trim_ascii(), b"") || coding.trim_ascii().eq_ignore_ascii_case(b"identity");
     let plain = |value: &HeaderValue| value.as_bytes().split(|byte| *byte == b',').all(plain);
-    !response.body().is_end_stream() && !response.headers().get_all(CONTENT_ENCODING).iter().all(plain)
+    let codings = ["grpc-encoding", "connect-content-encoding", "im"].map(HeaderName::from_static);
+    let coded = |name: &HeaderName| !response.headers().get_all(name).iter().all(plain);
+    !response.body().is_end_stream() && codings.iter().chain([&CONTENT_ENCODING]).any(coded)
 }
 
 fn blame(error: TrySendError<Request<RequestBody>>, counts: &Counts) -> Refusal {

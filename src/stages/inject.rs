@@ -100,9 +100,13 @@ fn outgoing(
     if grant.is_guarded() {
         // What cannot be read cannot be redacted.
         parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        for name in ["grpc-accept-encoding", "connect-accept-encoding", "a-im"] {
+            parts.headers.remove(name);
+        }
         // A part of an answer could be a part of an echo.
         parts.headers.remove(RANGE);
         parts.headers.remove(IF_RANGE);
+        parts.headers.remove("x-ms-range");
     }
     if let Some(places) = grant.exclusive() {
         // The sandbox could have keys of its own along.

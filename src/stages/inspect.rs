@@ -13,6 +13,7 @@ use super::authorize::Grant;
 use super::upload::RequestBody;
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
+use crate::policy::rule::Timeouts;
 
 /// Bodies up to this are read whole before anything leaves, in bytes.
 const SMALL: u64 = 64 * 1024;
@@ -45,24 +46,28 @@ impl Cleared {
     }
 }
 
-/// Looks a request through.
+/// Reads a small body whole, if there is something to look for. It may take as long as a silence may last,
+/// and no longer than the exchange.
+///
+/// # Errors
+/// What comes of a client that does not send its body.
+pub async fn gather(grant: &Grant, body: RequestBody) -> Verdict<RequestBody> {
+    if !grant.wants_body() || !body.is_known_to_be_within(SMALL) {
+        return Ok(body);
+    }
+    let Timeouts { idle, request, .. } = grant.timeouts();
+    let until = body.began() + request.unwrap_or(idle).min(idle);
+    timeout_at(until, body.whole()).await.map_err(|_| Fail::RequestTimedOut)?
+}
+
+/// Looks a request through, and what has been gathered of its body.
 ///
 /// # Errors
 /// [`Deny::LeakDetected`] if a credential's value stands in it; [`Deny::CredentialNotBound`] for a marked
-/// placeholder in the body; what comes of a client that does not send its body.
-pub async fn request(grant: Grant, parts: Parts, body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
+/// placeholder in the body.
+pub fn request(grant: Grant, parts: Parts, body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
     head(&grant, &parts, record)?;
-    let body = if grant.wants_body() && body.is_known_to_be_within(SMALL) {
-        let began = body.began();
-        let body = match grant.timeouts().request {
-            None => body.whole().await?,
-            Some(total) => timeout_at(began + total, body.whole()).await.map_err(|_| Fail::RequestTimedOut)??,
-        };
-        whole_body(&grant, &body, record)?;
-        body
-    } else {
-        body
-    };
+    whole_body(&grant, &body, record)?;
     Ok(Cleared { grant, request: Request::from_parts(parts, body) })
 }
 

@@ -7,13 +7,15 @@ use http::header::HeaderName;
 use super::query;
 use crate::policy::credential::Place;
 
-/// A field whose name holds one of these carries a key, a session or a password.
-const IN_FIELDS: [&str; 10] = [
+/// A field whose name holds one of these carries a key, a session or a password; so does one that ends with
+/// `key`.
+const IN_FIELDS: [&str; 11] = [
     "accesskey",
     "apikey",
     "auth",
     "cookie",
     "credential",
+    "jwt",
     "password",
     "secret",
     "session",
@@ -21,8 +23,12 @@ const IN_FIELDS: [&str; 10] = [
     "token",
 ];
 
+/// But these tell messages, caches and connections apart.
+const NO_KEYS: [&str; 6] =
+    ["idempotencykey", "xidempotencykey", "mcpsessionid", "partitionkey", "secwebsocketkey", "surrogatekey"];
+
 /// Parameters with these names do. By the whole name: many an API turns its pages with a `page_token`.
-const PARAMETERS: [&str; 24] = [
+const PARAMETERS: [&str; 28] = [
     "accesskey",
     "accesstoken",
     "apikey",
@@ -33,7 +39,9 @@ const PARAMETERS: [&str; 24] = [
     "authorization",
     "authtoken",
     "clientsecret",
+    "idtoken",
     "jobtoken",
+    "jwt",
     "key",
     "oauthtoken",
     "password",
@@ -44,15 +52,18 @@ const PARAMETERS: [&str; 24] = [
     "signature",
     "subscriptionkey",
     "token",
+    "usertoken",
     "xamzcredential",
     "xamzsecuritytoken",
     "xamzsignature",
+    "xgoogsignature",
 ];
 
 /// True for a field that can carry a key.
 pub(super) fn is_field(name: &HeaderName) -> bool {
     let folded = folded(name.as_str().as_bytes());
-    IN_FIELDS.iter().any(|word| folded.contains(word))
+    let carries = folded.ends_with("key") || folded == "xpat" || IN_FIELDS.iter().any(|word| folded.contains(word));
+    carries && !NO_KEYS.contains(&folded.as_str())
 }
 
 /// Takes all such fields out, and those that these places name.
@@ -70,10 +81,10 @@ pub(super) fn without_parameters(query: &str, places: &[Place]) -> String {
     query::without(query, |name| PARAMETERS.contains(&folded(name).as_str()) || listed(name))
 }
 
-/// Servers tell neither case nor these characters apart.
+/// Servers tell neither case nor separators apart, and some read `name[]` as `name`.
 fn folded(name: &[u8]) -> String {
-    let kept = name.iter().filter(|byte| !b"-_.".contains(byte)).map(u8::to_ascii_lowercase);
-    kept.map(char::from).collect()
+    let own = name.split(|byte| *byte == b'[').next().unwrap_or_default();
+    own.iter().filter(|byte| byte.is_ascii_alphanumeric()).map(|byte| char::from(byte.to_ascii_lowercase())).collect()
 }
 
 #[cfg(test)]
@@ -91,7 +102,11 @@ mod tests {
             ("x-amz-security-token", true),
             ("x-vault-token", true),
             ("private-token", true),
+            ("x-functions-key", true),
+            ("x-jwt-assertion", true),
             ("idempotency-key", false),
+            ("mcp-session-id", false),
+            ("sec-websocket-key", false),
             ("content-type", false),
             ("if-none-match", false),
             ("x-request-id", false),
@@ -104,6 +119,7 @@ mod tests {
             ("apiKey=x&access-token=x&page_token=kept", "page_token=kept"),
             ("a=1;api_key=x&b=2", "a=1&b=2"),
             ("%6bey=x", ""),
+            ("api%20key=x&api_key[]=x&keys=kept", "keys=kept"),
             ("k.y=x", ""),
         ];
         let place = [Place::Parameter("k.y".to_owned())];

@@ -86,6 +86,11 @@ async fn every_auth_type_is_injected_in_every_way() {
                     assert_eq!(reply.header("exeat-credential-used"), Some("KEY"), "{case}");
                     let seen = origin.last();
                     let query = seen.uri.query().unwrap();
+                    let values = seen.headers.values().chain(seen.trailers.values()).map(|v| v.to_str().unwrap());
+                    let sent = values.chain([query]).collect::<Vec<_>>().join("\n");
+                    let encoded = ["sk-live-51H%2F8xPq%2BZz~0%3D%25w%26R", &basic, KEY];
+                    let count: usize = encoded.iter().map(|form| sent.matches(form).count()).sum();
+                    assert_eq!(count, 1, "{case}: once, and in one form: {sent}");
                     if field.is_empty() {
                         assert_eq!(query, "a=%2F&b&k.y=sk-live-51H%2F8xPq%2BZz~0%3D%25w%26R", "{case}");
                     } else {
@@ -132,10 +137,8 @@ async fn a_query_parameter_is_put_in_once_and_encoded() {
             let answer = lab
                 .raw(&format!("GET {url} HTTP/1.1\r\nHost: api.test:{}\r\n{{auth}}Exeat-Credential: KEY\r\nConnection: close\r\n\r\n", origin.port()))
                 .await;
-            if fragment.is_empty() || !answer.starts_with("HTTP/1.1 400") {
-                assert!(answer.starts_with("HTTP/1.1 200"), "{path}{fragment}: {answer}");
-                assert_eq!(origin.last().uri.path_and_query().unwrap().as_str(), want, "{path}{fragment}");
-            }
+            assert!(answer.starts_with("HTTP/1.1 200"), "{path}{fragment}: {answer}");
+            assert_eq!(origin.last().uri.path_and_query().unwrap().as_str(), want, "{path}{fragment}");
         }
     }
 }
@@ -443,4 +446,48 @@ async fn a_value_does_not_leave_as_a_host() {
     assert!(lab.dns.all_queries().is_empty(), "{:?}", lab.dns.all_queries());
     let log = format!("{:?}", lab.audit().await);
     assert!(!log.to_lowercase().contains("ghp01234"), "{log}");
+}
+
+/// As above, in the places of the other types, and over plain HTTP.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_placeholder_of_any_type_goes_nowhere_else() {
+    let types = [
+        ("bearer", "", "authorization"),
+        ("basic", "", "authorization"),
+        ("header", "auth_header_name = \"X-Api-Key\"", "x-api-key"),
+        ("query_param", "", ""),
+    ];
+    for (auth_type, keys, field) in types {
+        let ground = Ground::new().await;
+        std::fs::write(ground.dir.path().join("basic"), format!("user:{KEY}")).unwrap();
+        let (origin, plain) = (ground.origin("api.test").await, Origin::http().await);
+        let other = ground.origin("other.test").await;
+        let credential = format!("auth_type = \"{auth_type}\"\n{keys}\nplaceholder = \"{PLACEHOLDER}\"");
+        let mut text = config(&origin, &other, &credential, "");
+        if auth_type == "basic" {
+            text = text.replace("env:KEY", "file:basic");
+        }
+        let text = text.replace("[\"api\", ", "[\"api\", \"plain\", ")
+            + &format!(
+                "[integrations.plain]\nallowed_domains = [\"api.test\"]\nports = [{}]\nplain_http = true\n",
+                plain.port()
+            );
+        let lab = ground.proxy(&text).await;
+        let given = match auth_type {
+            "bearer" => format!("Bearer {PLACEHOLDER}"),
+            "basic" => format!("basic\t{}", STANDARD.encode(format!("{PLACEHOLDER}:x"))),
+            _ => PLACEHOLDER.to_owned(),
+        };
+        let path = if field.is_empty() { format!("/?api_key={PLACEHOLDER}") } else { "/".to_owned() };
+        let fields: Vec<_> = [(field, given.as_str())].into_iter().filter(|(name, _)| !name.is_empty()).collect();
+        let elsewhere = format!("https://other.test:{}{path}", other.port());
+        lab.by(Way::TunnelH2, "GET", &elsewhere, &fields, "").await.assert_refused(403, "credential_not_bound");
+        let mut request = lab.absolute("GET", &format!("http://api.test:{}{path}", plain.port()));
+        for (name, value) in &fields {
+            request = request.header(*name, *value);
+        }
+        let reply = lab.send(request.body(crate::lab::client::empty()).unwrap()).await;
+        reply.assert_refused(403, "credential_not_bound");
+        assert_eq!((other.seen().len(), plain.seen().len()), (0, 0), "{auth_type}");
+    }
 }

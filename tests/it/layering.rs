@@ -14,7 +14,7 @@ const LAYERS: [(&str, &[&str]); 10] = [
     ("audit", &["model", "leak", "files"]),
     ("stages", &["model", "leak", "policy", "tls", "audit"]),
     ("flow", &["model", "policy", "vault", "tls", "audit", "stages", "files"]),
-    ("cli", &["model", "policy", "vault", "tls", "audit", "stages", "flow", "files"]),
+    ("cli", &["model", "leak", "policy", "vault", "tls", "audit", "stages", "flow", "files"]),
 ];
 
 #[test]
@@ -83,6 +83,7 @@ fn some_things_have_one_home() {
                 "src/flow/daemon.rs",
                 "src/flow/keep.rs",
                 "src/stages/inject.rs",
+                "src/cli/lend.rs",
             ],
         ),
         ("TcpStream::connect(", &["src/stages/dial.rs", "src/cli/demo/mod.rs"]),

@@ -82,6 +82,68 @@ async fn beside_a_required_credential_no_other_key_passes() {
     assert!(seen.headers.values().all(|value| value != "mine") && seen.uri.query() == Some("q=1"), "{seen:?}");
 }
 
+/// Ways that no rule of the integration is asked about.
+#[tokio::test(flavor = "multi_thread")]
+async fn neither_a_webhook_nor_observing_evades_what_is_required() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let task = format!(
+        "raw = true\nobserve = true\ntools = [\"webhook\"]\nwebhook_urls = [\"https://api.test:{}/x\"]",
+        origin.port()
+    );
+    let text =
+        config(origin.port(), "methods = [\"GET\"]\nrequire_credential = \"KEY\"", "auth_type = \"bearer\"", &task)
+            .replace("[\"api\"]", "[\"api\", \"webhook\"]");
+    let lab = ground.proxy(&text).await;
+    let url = format!("https://api.test:{}/admin", origin.port());
+    let own = ("authorization", "Bearer mine");
+    let reply = lab.by(Way::Absolute, "POST", &url, &[own, ("exeat-tool", "webhook")], "").await;
+    reply.assert_refused(403, "credential_required");
+    lab.by(Way::Absolute, "DELETE", &url, &[own], "").await.assert_refused(403, "method_not_allowed");
+    assert!(origin.seen().is_empty());
+}
+
+/// What stands around a placeholder, in the field of another credential.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_field_of_another_credential_carries_no_key_of_the_sandboxs_own() {
+    let (lab, origin) = lab("", "auth_type = \"bearer\"", "").await;
+    let text = config(origin.port(), REQUIRED, "auth_type = \"bearer\"\nswap_in = [\"header:X-Shop\"]", "")
+        .replace("[\"KEY\"]", "[\"KEY\", \"TWO\"]")
+        + "[credentials.TWO]\nauth_type = \"header\"\nauth_header_name = \"X-Shop\"\nvalue = \"file:token\"\ndomains = [\"api.test\"]\n";
+    lab.reload(&text);
+    let url = format!("https://api.test:{}/", origin.port());
+    let reply = lab.by(Way::Absolute, "GET", &url, &[("x-shop", "mine,${secrets.KEY}")], "").await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    assert!(!origin.last().headers.contains_key("x-shop"));
+}
+
+/// A request that waits for its own body is not a way to keep what has been taken away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_credential_that_was_revoked_while_a_body_came_is_not_sent() {
+    let (lab, origin) = lab("", "auth_type = \"bearer\"", "").await;
+    let at = format!("api.test:{}", origin.port());
+    let head = format!(
+        "POST https://{at}/ HTTP/1.1\r\nHost: {at}\r\nProxy-Authorization: {}\r\nExeat-Credential: KEY\r\n\
+         Expect: 100-continue\r\nConnection: close\r\nContent-Length: 2\r\n\r\n",
+        auth()
+    );
+    let revoked = config(origin.port(), "", "auth_type = \"bearer\"", "").replace("credentials = [\"KEY\"]", "");
+    let rotated = config(origin.port(), "", "auth_type = \"bearer\"", "").replace("env:KEY", "file:folded");
+    for (text, want) in [(rotated, "200"), (revoked, "403")] {
+        let mut stream = lab.connect().await;
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // It has been granted: the body is asked for.
+        assert!(crate::lab::client::read_head(&mut stream).await.contains("100 Continue"));
+        lab.reload(&text);
+        stream.write_all(b"xy").await.unwrap();
+        let answer = crate::lab::client::read_to_end(&mut stream).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {want}")), "{answer}");
+    }
+    let seen = origin.seen();
+    assert_eq!(seen.len(), 1);
+    assert_eq!(seen[0].headers["authorization"], format!("Bearer {FOLDED}"), "the new one, not the old one");
+}
+
 /// A path that no rule can judge does not slip past the rule that requires.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_path_with_two_readings_does_not_evade_what_is_required() {
@@ -264,6 +326,19 @@ async fn the_path_of_what_was_meant_for_a_webhook_is_not_logged() {
     lab.ended(1).await;
     let log = std::fs::read_to_string(lab.audit_file()).unwrap();
     assert!(!log.contains("secret-path"), "{log}");
+}
+
+/// gRPC compresses by itself, message by message.
+#[tokio::test]
+async fn what_is_compressed_in_other_ways_is_refused_as_well() {
+    let words =
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/grpc\r\ngrpc-encoding: gzip\r\ncontent-length: 5\r\n\r\nhello";
+    let ground = Ground::new().await;
+    let (port, _) = crate::lab::origin::raw_tls(&ground, "api.test", words).await;
+    let lab = ground.proxy(&config(port, "", "auth_type = \"bearer\"", "")).await;
+    let fields = [("exeat-credential", "KEY"), ("grpc-accept-encoding", "gzip")];
+    let reply = lab.by(Way::Absolute, "POST", &format!("https://api.test:{port}/"), &fields, "").await;
+    reply.assert_refused(502, "upstream_protocol");
 }
 
 #[tokio::test]

@@ -46,7 +46,8 @@ fn every_file(dir: &Path, look: &mut impl FnMut(&Path, &[u8])) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_is_in_no_log_record_argument_or_file() {
-    for auth_type in ["bearer", "query_param", "header\"\nauth_header_name = \"X-Api-Key"] {
+    for auth_type in ["bearer", "basic", "query_param", "header\"\nauth_header_name = \"X-Api-Key"] {
+        let stored = if auth_type == "basic" { format!("user:{KEY}") } else { KEY.to_owned() };
         let ground = Ground::new().await;
         let origin = ground.origin("api.test").await;
         let (dir, port) = (ground.dir.path().to_owned(), origin.port());
@@ -58,7 +59,7 @@ async fn a_value_is_in_no_log_record_argument_or_file() {
         fs::write(dir.join("e.toml"), text).unwrap();
         let mut set = exeat(&dir, &["secret", "-c", "e.toml", "set", "KEY"]);
         let mut set = set.stdin(Stdio::piped()).spawn().unwrap();
-        set.stdin.take().unwrap().write_all(KEY.as_bytes()).unwrap();
+        set.stdin.take().unwrap().write_all(stored.as_bytes()).unwrap();
         assert!(set.wait().unwrap().success());
         let mut command = exeat(&dir, &["serve", "-c", "e.toml"]);
         command.env("EXEAT_LOG", "trace");
@@ -97,7 +98,15 @@ async fn a_value_is_in_no_log_record_argument_or_file() {
             assert_nowhere("an answer", &answer.await.unwrap());
         }
         let seen = &origin.seen()[0];
-        assert!(format!("{:?}{}", seen.headers, seen.uri).contains("51H"), "it has been used: {seen:?}");
+        let sent = format!(
+            "{}{}",
+            seen.headers.values().map(|v| String::from_utf8_lossy(v.as_bytes())).collect::<String>(),
+            seen.uri
+        );
+        assert!(
+            sent.contains("51H") || sent.contains(&STANDARD_NO_PAD.encode(stored)[..20]),
+            "it has been used: {sent}"
+        );
         let process = format!("/proc/{}", served.child.id());
         for file in ["cmdline", "environ"] {
             assert_nowhere(file, &fs::read(format!("{process}/{file}")).unwrap_or_default());

@@ -71,8 +71,8 @@ async fn a_flag_that_cannot_be_meant_is_a_usage_error() {
     for (flag, words) in [
         ("GITHUB_TOKEN=bearer", "names no host"),
         ("GITHUB_TOKEN=cookie@api.test", "no known way"),
-        ("UNSET=bearer@api.test", "the variable UNSET holds no key"),
-        ("GITHUB_TOKEN=bearer@*.test", "one host"),
+        ("UNSET=bearer@api.test", "the variable UNSET is not set"),
+        ("GITHUB_TOKEN=bearer@*.test", "each host is written out"),
         ("GITHUB_TOKEN=basic@api.test", "user:password"),
         ("GITHUB_TOKEN=header:Host@api.test", "cannot carry a credential"),
     ] {
@@ -114,6 +114,49 @@ async fn a_task_of_the_file_brings_its_credentials_along() {
     assert!(child.wait().unwrap().code().is_some());
     let after: Vec<_> = fs::read_dir(dir.join("own-state")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(before.len(), after.len(), "the run leaves nothing there: {after:?}");
+}
+
+/// A key of the file that the caller happens to have in a variable, too; one that is missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_the_task_do_not_stand_in_the_commands_environment() {
+    let (ground, _) = place().await;
+    let dir = ground.dir.path();
+    let text = "[integrations.api]\nallowed_domains = [\"api.test\"]\n\
+                [credentials.K]\nauth_type = \"bearer\"\nvalue = \"file:key\"\ndomains = [\"api.test\"]\n\
+                [credentials.GONE]\nauth_type = \"bearer\"\nvalue = \"secret:GONE\"\ndomains = [\"api.test\"]\n\
+                [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"K\", \"GONE\"]\n";
+    fs::write(dir.join("e.toml"), ground.config(text)).unwrap();
+    fs::write(dir.join("key"), VALUE).unwrap();
+    let mut command = exeat(dir, &["run", "-c", "e.toml", "--task", "t", "--", "env"]);
+    command.env("SAME", VALUE);
+    let output = output(command).await;
+    let (out, words) = (self::text(&output.stdout), self::text(&output.stderr));
+    assert!(out.contains("SAME=${secrets.K}") && !out.contains(VALUE), "{out}");
+    assert!(words.contains("warning: credentials.GONE.value") && words.contains("disabled"), "{words}");
+}
+
+/// The key is in exeat's own environment. A child of the same user cannot read it there.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_cannot_read_the_environment_of_its_parent() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    // As another user than root, who may read everything, and with a program that this user can run.
+    let program = dir.join("exeat");
+    fs::copy(env!("CARGO_BIN_EXE_exeat"), &program).unwrap();
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).unwrap();
+    let mut command = Command::new(program);
+    let script = "cat /proc/$PPID/environ; echo end";
+    command.args(["run", "-q", "--credential", "KEY=bearer@api.test", "--", "sh", "-c", script]).current_dir(dir);
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("KEY", VALUE).env("TMPDIR", dir);
+    if rustix::process::geteuid().is_root() {
+        command.uid(65_534).gid(65_534);
+    }
+    let output = output(command).await;
+    let (out, words) = (text(&output.stdout), text(&output.stderr));
+    assert!(out.ends_with("end\n") && !out.contains("KEY="), "{out}");
+    assert!(words.contains("Permission denied"), "{words}");
 }
 
 #[tokio::test]

@@ -36,6 +36,7 @@ fn secrets_are_set_listed_and_deleted_and_never_shown() {
     assert!(!out.contains(".exeat") && !out.contains("s3cret"), "{out}");
     let json: serde_json::Value = serde_json::from_slice(&secret(dir, &["list", "--json"], b"").stdout).unwrap();
     assert_eq!(json[0]["workspace"], "default");
+    assert!(text(&replaced.stderr).contains("state/exeat/vault.exeat"), "it says where");
     assert_eq!(text(&secret(dir, &["--workspace", "w2", "list"], b"").stdout).lines().count(), 1);
     for (args, input, want) in [
         (&["set", "EMPTY"][..], &b""[..], 2),
@@ -74,6 +75,12 @@ fn a_wrong_key_and_a_torn_vault_are_said_as_what_they_are() {
     };
     let right = "0123456789abcdef".repeat(4);
     assert_eq!(run(&right, &["set", "KEY"]).0, Some(0));
+    let mut check = exeat(dir, &["-c", "exeat.toml", "check"]);
+    let check = check.env("MASTER", "f".repeat(64)).output().unwrap();
+    assert!(
+        code(&check) == Some(2) && text(&check.stderr).contains("vault: the master key is not"),
+        "the daemon would not start"
+    );
     let (status, words) = run(&"f".repeat(64), &["list"]);
     assert!(status == Some(1) && words.contains("the master key is not the one"), "{words}");
     let (status, words) = run("shorty", &["list"]);

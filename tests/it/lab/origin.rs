@@ -199,7 +199,7 @@ fn told(parts: &http::request::Parts) -> Response<Body> {
         parts.headers.iter().map(|(name, value)| format!("{name}: {}\n", String::from_utf8_lossy(value.as_bytes())));
     let text = format!("{}\n{}end\n", parts.uri, all.collect::<String>());
     let sent = parts.headers.get("authorization").or(parts.headers.get("x-api-key")).cloned();
-    let mut response = Response::builder().status(500);
+    let mut response = Response::builder().status(500).header("content-location", parts.uri.to_string());
     if let Some(sent) = &sent {
         let sent = sent.to_str().unwrap();
         response = response.header("x-echo", sent).header("set-cookie", format!("k={sent}; Path=/"));
