@@ -1,13 +1,13 @@
 //! `exeat run`: one command behind a proxy of its own.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -26,6 +26,7 @@ use crate::model::host::Host;
 use crate::model::name::TaskName;
 use crate::policy::compile::{self, Config, Problem, Surroundings};
 use crate::policy::credential::Credential;
+use crate::policy::rule::Policy;
 
 /// Flags of `exeat run`.
 ///
@@ -107,16 +108,8 @@ async fn behind_a_proxy(prepared: Prepared, args: &RunArgs, state: &Path, token:
     for warning in config.warnings.iter().filter(|warning| warning.path.starts_with("credentials.")) {
         say(format_args!("warning: {warning}"));
     }
-    // Keys of the task are no business of the command either, wherever they stand in its environment.
-    let of_task = config.policy.task(&TaskName::new(TASK)).map(|task| task.credentials().to_vec()).unwrap_or_default();
-    let is_lent = |credential: &Credential| lent.iter().any(|key| key.name == credential.name().as_str());
-    let of_task =
-        of_task.iter().filter(|credential| !is_lent(credential)).filter_map(|credential| Hidden::of(credential));
-    let (mut keys, mut own): (Vec<Hidden>, Vec<(String, String)>) = (of_task.collect(), Vec::new());
-    for key in lent {
-        own.push((key.name.clone(), key.placeholder().to_owned()));
-        keys.push(key.hidden);
-    }
+    let own: Vec<_> = lent.iter().map(|key| (key.name.clone(), key.placeholder().to_owned())).collect();
+    let keys = keys(&config.policy, lent);
     let ca = config.settings.interception.ca_cert.clone();
     let daemon = Daemon::start(config.settings, config.policy, None).await.map_err(|error| failed(&error))?;
     let address = daemon.proxy_addresses().first().ok_or_else(|| failed(&"the proxy has no address"))?;
@@ -124,20 +117,8 @@ async fn behind_a_proxy(prepared: Prepared, args: &RunArgs, state: &Path, token:
     let variables = env::variables(&format!("http://{TASK}:{token}@{address}"), &ca, &bundle);
     let (program, rest) = args.command.split_first().ok_or(Exit::Usage)?;
     let mut command = Command::new(program);
-    let in_view = rest.iter().filter(|arg| lend::hidden(&keys, arg.as_ref()).is_some()).count();
-    if in_view > 0 {
-        say(
-            "exeat: the key itself stands in the command's arguments, where others can see it; write '$NAME' in quotes",
-        );
-    }
-    let hide = |text: &OsStr| lend::hidden(&keys, text).unwrap_or_else(|| text.to_owned());
-    command.args(rest.iter().map(|arg| hide(arg.as_ref()))).kill_on_drop(true);
-    command.envs(std::env::vars_os().filter_map(|(name, value)| Some((name, lend::hidden(&keys, &value)?))));
-    // What configures the proxy is no business of what runs behind it, least of all its tokens.
-    let ours = std::env::vars_os().map(|(name, _)| name).filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
-    for name in ours.chain(hidden.into_iter().map(Into::into)).chain(env::NO_PROXY.map(Into::into)) {
-        command.env_remove(name);
-    }
+    command.kill_on_drop(true);
+    without(&mut command, rest, &keys, hidden);
     command.envs(variables).envs(own);
     let status = match command.spawn() {
         Ok(child) => signals.wait(child).await.map_err(|error| failed(&error))?,
@@ -153,6 +134,30 @@ async fn behind_a_proxy(prepared: Prepared, args: &RunArgs, state: &Path, token:
         () = async { signals.any().await; breaker.cancel(); std::future::pending().await } => {}
     }
     Ok(status)
+}
+
+/// Everything that the command must not see: keys that are lent, and those of its task.
+fn keys(policy: &Policy, lent: Vec<Lent>) -> Vec<Hidden> {
+    let of_task = policy.task(&TaskName::new(TASK)).map(|task| task.credentials().to_vec()).unwrap_or_default();
+    let is_lent = |credential: &&Arc<Credential>| lent.iter().any(|key| key.name == credential.name().as_str());
+    let others = of_task.iter().filter(|credential| !is_lent(credential));
+    let mut keys: Vec<Hidden> = others.filter_map(|credential| Hidden::of(credential)).collect();
+    keys.extend(lent.into_iter().map(|key| key.hidden));
+    keys
+}
+
+/// Arguments and environment without what the command must not see.
+fn without(command: &mut Command, rest: &[String], keys: &[Hidden], hidden: Vec<String>) {
+    if rest.iter().any(|arg| lend::hidden(keys, arg.as_ref()).is_some()) {
+        say("exeat: a key stands in the command's arguments, where others can see it; write '$NAME' in quotes");
+    }
+    command.args(rest.iter().map(|arg| lend::hidden(keys, arg.as_ref()).unwrap_or_else(|| arg.into())));
+    command.envs(std::env::vars_os().filter_map(|(name, value)| Some((name, lend::hidden(keys, &value)?))));
+    // What configures the proxy is no business of what runs behind it, least of all its tokens.
+    let ours = std::env::vars_os().map(|(name, _)| name).filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
+    for name in ours.chain(hidden.into_iter().map(Into::into)).chain(env::NO_PROXY.map(Into::into)) {
+        command.env_remove(name);
+    }
 }
 
 /// What may be sent to us while the command runs.

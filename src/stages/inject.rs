@@ -82,31 +82,12 @@ fn outgoing(
     if via {
         parts.headers.append(VIA, HeaderValue::from_static("1.1 exeat"));
     }
-    // What the body says of itself counts, not what the head claimed (RFC 9112 §6.3). Where it says
-    // nothing, the connection's protocol frames it.
-    parts.headers.remove(CONTENT_LENGTH);
-    let wants_body = parts.method == http::Method::POST || parts.method == http::Method::PUT;
-    match body.size_hint().exact() {
-        Some(0) if !wants_body => {}
-        Some(length) => {
-            // Also of an empty one: it has to be said (RFC 9110 §8.6).
-            parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
-        }
-        None => {}
-    }
+    frame(&mut parts, &body);
     let target = pinned.target();
     parts.method = grant.method().clone();
     let mut path = grant.path().clone();
     if grant.is_guarded() {
-        // What cannot be read cannot be redacted.
-        parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        for name in ["grpc-accept-encoding", "connect-accept-encoding", "a-im"] {
-            parts.headers.remove(name);
-        }
-        // A part of an answer could be a part of an echo.
-        parts.headers.remove(RANGE);
-        parts.headers.remove(IF_RANGE);
-        parts.headers.remove("x-ms-range");
+        ask_plainly(&mut parts.headers);
     }
     if let Some(places) = grant.exclusive() {
         // The sandbox could have keys of its own along.
@@ -127,6 +108,35 @@ fn outgoing(
         .build()
         .map_err(|_| Deny::TargetMalformed)?;
     Ok(Request::from_parts(parts, body))
+}
+
+/// Says how long the body is, if it is known.
+fn frame(parts: &mut Parts, body: &RequestBody) {
+    // What the body says of itself counts, not what the head claimed (RFC 9112 §6.3). Where it says
+    // nothing, the connection's protocol frames it.
+    parts.headers.remove(CONTENT_LENGTH);
+    let wants_body = parts.method == http::Method::POST || parts.method == http::Method::PUT;
+    match body.size_hint().exact() {
+        Some(0) if !wants_body => {}
+        Some(length) => {
+            // Also of an empty one: it has to be said (RFC 9110 §8.6).
+            parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+        }
+        None => {}
+    }
+}
+
+/// Asks for an answer that can be redacted.
+fn ask_plainly(headers: &mut HeaderMap) {
+    // What cannot be read cannot be redacted.
+    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    for name in ["grpc-accept-encoding", "connect-accept-encoding", "a-im"] {
+        headers.remove(name);
+    }
+    // A part of an answer could be a part of an echo.
+    headers.remove(RANGE);
+    headers.remove(IF_RANGE);
+    headers.remove("x-ms-range");
 }
 
 /// Puts the credential in: where its type says, or where its placeholder stands. The one place where a

@@ -62,7 +62,7 @@ async fn the_command_finds_a_placeholder_that_becomes_the_key_on_its_way() {
     child.stdin.take().unwrap().write_all(b"\n").unwrap();
     let words = text(&child.wait_with_output().unwrap().stderr);
     assert!(words.contains("GITHUB_TOKEN sent to api.test") && words.contains("1 let through"), "{words}");
-    assert!(words.contains("stands in the command's arguments") && !words.contains(VALUE), "{words}");
+    assert!(words.contains("a key stands in the command's arguments") && !words.contains(VALUE), "{words}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
