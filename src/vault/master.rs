@@ -36,7 +36,8 @@ impl MasterKey {
     pub(super) fn make_if_missing(&self) -> Result<(), VaultError> {
         let Self::File(path) = self else { return Ok(()) };
         let make = || Ok(Zeroizing::new(files::hex(files::random::<32>()?.as_slice()).into_bytes()));
-        files::read_or_create(path, make).map(drop).map_err(|error| VaultError::Key(error.to_string()))
+        let made = files::read_or_create(path, make).and_then(|_| files::sweep(path));
+        made.map_err(|error| VaultError::Key(error.to_string()))
     }
 
     /// The key: 32 bytes in hex or base64, or what Argon2id makes of a passphrase.

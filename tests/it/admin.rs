@@ -186,9 +186,37 @@ async fn start_with_secret() -> (Admin, std::path::PathBuf) {
 }
 
 impl Admin {
+    /// The code that the task gets when it asks for the credential.
+    async fn refusal_of_use(&self) -> String {
+        let address = self.daemon.proxy_addresses()[0];
+        #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+        let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = Request::get("https://api.test/").header("host", "api.test").header("exeat-credential", "K");
+        let request = request.header("proxy-authorization", lab::client::auth()).body(empty()).unwrap();
+        Reply::read(h1(stream, request).await).await.header("exeat-refusal").unwrap_or_default().to_owned()
+    }
+
     async fn generation(&self) -> u64 {
         self.ask("GET", "/v1/tasks", Some(&self.token()), &[]).await.problem()["generation"].as_u64().unwrap()
     }
+}
+
+/// From the very next request on: the origin does not exist, so what is refused for want of a value is told
+/// from what is let through.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_that_is_set_or_deleted_is_in_force_at_once() {
+    let (admin, path) = start_with_secret().await;
+    assert_eq!(admin.refusal_of_use().await, "resolve_failed");
+    let delete = async || admin.ask("DELETE", "/v1/secrets/default/K", Some(&admin.token()), &[]).await;
+    assert_eq!(delete().await.status, 200);
+    assert_eq!(admin.refusal_of_use().await, "credential_unknown");
+    assert_eq!(admin.put("/v1/secrets/default/K", b"value-0123456789".to_vec()).await.status, 200);
+    assert_eq!(admin.refusal_of_use().await, "resolve_failed");
+    // A file that cannot be read stands in the way, and who asked is told.
+    fs::write(&path, "x = 1").unwrap();
+    let kept = delete().await;
+    assert_eq!((kept.status.as_u16(), kept.problem()["reloaded"].as_bool()), (409, Some(false)), "{}", kept.text());
+    assert_eq!(admin.refusal_of_use().await, "resolve_failed");
 }
 
 /// A key that was revoked is out of force, also if who revoked it did not wait for the answer.

@@ -269,3 +269,33 @@ fn two_daemons_share_a_vault_and_each_has_its_chain() {
     let served = crate::cli::Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
     assert!(served.ready.contains("ready") && served.said().contains("has lost lines"), "{}", served.said());
 }
+
+/// Writers that are killed at any moment leave what had been set, and a vault that can be read.
+#[test]
+fn a_killed_writer_loses_nothing_that_was_said_to_be_set() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let mut kept = Vec::new();
+    for round in 0..40_u32 {
+        let name = format!("K{round}");
+        let mut command = exeat(dir, &["secret", "set", &name]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let _ = child.stdin.take().unwrap().write_all(b"value-0123456789");
+        // Ever later, from before it begins to after it has ended.
+        let start = std::time::Instant::now();
+        while start.elapsed() < std::time::Duration::from_micros(u64::from(round) * 500) {}
+        let _ = child.kill();
+        if child.wait().unwrap().success() {
+            kept.push(name);
+        }
+        let list = secret(dir, &["list"], b"");
+        assert!(list.status.success(), "after round {round}: {}", text(&list.stderr));
+        let out = text(&list.stdout);
+        assert!(kept.iter().all(|name| out.contains(&format!(" {name} "))), "{kept:?}: {out}");
+    }
+    assert!(secret(dir, &["set", "LAST"], b"value-0123456789").status.success());
+    let left = fs::read_dir(dir.join("state/exeat")).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = left.filter(|name| name.to_string_lossy().starts_with(".vault.exeat.")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
