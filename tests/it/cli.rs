@@ -129,6 +129,7 @@ pub struct Served {
     pub child: Child,
     pub ready: String,
     said: Arc<Mutex<String>>,
+    reader: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Served {
@@ -140,8 +141,17 @@ impl Served {
         let ready = lines.by_ref().inspect(|line| note(line, &said)).find(|line| line.starts_with("exeat: "));
         // Somebody must read what follows, or the pipe fills up.
         let rest = said.clone();
-        std::thread::spawn(move || lines.for_each(|line| note(&line, &rest)));
-        Self { child, ready: ready.unwrap_or_default(), said }
+        let reader = std::thread::spawn(move || lines.for_each(|line| note(&line, &rest)));
+        Self { child, ready: ready.unwrap_or_default(), said, reader: Some(reader) }
+    }
+
+    /// Waits for its end. True if that was a success; then [`Self::said`] is all that it said.
+    pub fn ended(&mut self) -> bool {
+        let success = self.child.wait().unwrap().success();
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+        success
     }
 
     /// Everything that it wrote to stderr so far.

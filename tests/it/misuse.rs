@@ -260,6 +260,7 @@ async fn a_refusal_does_not_tell_whether_a_host_holds_the_value_of_another_task(
         reply.assert_refused(403, "host_not_allowed");
         assert_eq!(reply.problem()["host"], host);
     }
+    lab.ended(1).await;
     let log = std::fs::read_to_string(lab.audit_file()).unwrap();
     assert!(!log.contains("ghp0123456789abcdefghij"), "the log is nobody's guess: {log}");
 }

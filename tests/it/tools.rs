@@ -153,6 +153,7 @@ async fn webhooks_go_to_registered_urls_only_and_their_paths_are_not_logged() {
     // No integration names it, so nothing else goes there.
     let reply = lab.by(Way::Absolute, "POST", &at(hooks.port()), &[("exeat-tool", "http_post")], "").await;
     reply.assert_refused(403, "host_not_allowed");
+    lab.ended(2).await;
     let log = std::fs::read_to_string(lab.audit_file()).unwrap();
     assert!(log.contains("\"path\":\"sha256:") && log.matches("another-path").count() == 1, "{log}");
     let line = lab.ended(0).await;
