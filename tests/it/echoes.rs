@@ -144,3 +144,18 @@ async fn an_answer_that_cannot_be_read_is_refused_where_a_credential_could_be_in
     reply.assert_refused(502, "upstream_protocol");
     assert!(lab.ended(0).await["rule"].as_str().unwrap().contains("compressed"));
 }
+
+/// The reason behind the status is the origin's own text.
+#[tokio::test]
+async fn a_reason_phrase_tells_nothing() {
+    let words = b"HTTP/1.1 200 sk-live-51H/8xPq+Zz~0=%w&R\r\ncontent-length: 5\r\n\r\nhello";
+    let ground = Ground::new().await;
+    let (port, _) = crate::lab::origin::raw_tls(&ground, "api.test", words).await;
+    let lab = ground.proxy(&config(port, "auth_type = \"bearer\"")).await;
+    let at = format!("api.test:{port}");
+    let head = format!(
+        "GET https://{at}/ HTTP/1.1\r\nHost: {at}\r\n{{auth}}Exeat-Credential: KEY\r\nConnection: close\r\n\r\n"
+    );
+    let answer = lab.raw(&head).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("hello") && !answer.contains(KEY), "{answer}");
+}
