@@ -78,6 +78,11 @@ impl Matcher {
     /// The first value in a text, also behind percent-encoding. Texts are bounded by whoever asks.
     #[must_use]
     pub fn find(&self, text: &[u8]) -> Option<Match<'_>> {
+        self.owner_in(text).and_then(|owner| self.named(owner))
+    }
+
+    /// As [`Self::find`], by number.
+    pub(super) fn owner_in(&self, text: &[u8]) -> Option<u32> {
         if self.is_empty() {
             return None;
         }
@@ -107,25 +112,26 @@ impl Matcher {
     /// in a field's name.
     #[must_use]
     pub fn find_folded(&self, host: &str) -> Option<Match<'_>> {
+        self.owner_in_name(host).and_then(|owner| self.named(owner))
+    }
+
+    /// As [`Self::find_folded`], by number.
+    pub(super) fn owner_in_name(&self, host: &str) -> Option<u32> {
+        if self.is_empty() {
+            return None;
+        }
         let lower = Zeroizing::new(host.to_ascii_lowercase());
         let joined = Zeroizing::new(lower.replace('.', ""));
-        let found = self.first(&self.folded, lower.as_bytes());
-        found.or_else(|| self.first(&self.folded, joined.as_bytes())).or_else(|| self.find(host.as_bytes()))
+        let found = first(&self.folded, lower.as_bytes()).or_else(|| first(&self.folded, joined.as_bytes()));
+        found.or_else(|| self.owner_in(host.as_bytes()))
     }
 
-    fn find_raw(&self, text: &[u8]) -> Option<Match<'_>> {
-        self.first(&self.automaton, text)
+    fn named(&self, owner: u32) -> Option<Match<'_>> {
+        self.owners(owner).first().map(|credential| Match { credential })
     }
 
-    fn first(&self, automaton: &Automaton, text: &[u8]) -> Option<Match<'_>> {
-        let mut state = 0;
-        for byte in text {
-            state = automaton.step(state, *byte);
-            if let Some((_, owner)) = automaton.ends(state) {
-                return self.owners(owner).first().map(|credential| Match { credential });
-            }
-        }
-        None
+    fn find_raw(&self, text: &[u8]) -> Option<u32> {
+        first(&self.automaton, text)
     }
 
     /// Where values stand in a text as it is, in order; ranges may overlap.
@@ -157,6 +163,15 @@ impl Matcher {
         }
         Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
     }
+}
+
+/// Whose form is the first in a text.
+fn first(automaton: &Automaton, text: &[u8]) -> Option<u32> {
+    let mut state = 0;
+    text.iter().find_map(|byte| {
+        state = automaton.step(state, *byte);
+        automaton.ends(state).map(|(_, owner)| owner)
+    })
 }
 
 /// Percent-encoding undone once; nothing if there is none.

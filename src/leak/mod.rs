@@ -10,4 +10,4 @@ mod redact;
 
 pub use forms::{MIN_VALUE, Unsearchable, unsearchable};
 pub use matcher::{Match, Matcher};
-pub use redact::{MASK, Redactor};
+pub use redact::Redactor;

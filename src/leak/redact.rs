@@ -12,7 +12,7 @@ use super::matcher::Matcher;
 use crate::model::name::CredentialName;
 
 /// What a value is overwritten with.
-pub const MASK: u8 = b'*';
+pub(super) const MASK: u8 = b'*';
 
 /// A stream on its way back, with values overwritten.
 ///
@@ -109,36 +109,44 @@ impl Redactor {
         self.owners.insert(owner);
     }
 
-    /// What is looked for.
-    #[must_use]
-    pub fn matcher(&self) -> Arc<Matcher> {
-        self.matcher.clone()
-    }
-
     /// How many bytes are held back.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held.len().saturating_sub(self.gone)
     }
 
-    /// Overwrites values in a whole text that stands beside the stream. None if there were none.
+    /// Overwrites values in a whole text that stands beside the stream. None if there were none. What stands
+    /// behind more encoding than can be overwritten in its place is overwritten whole.
     pub fn whole(&mut self, text: &[u8]) -> Option<Vec<u8>> {
         let matcher = self.matcher.clone();
-        let mut found = matcher.ranges(text).peekable();
-        found.peek()?;
-        let mut bytes = text.to_vec();
+        let mut bytes: Option<Vec<u8>> = None;
         let mut done = 0;
-        for (range, owner) in found {
+        for (range, owner) in matcher.ranges(text) {
             if range.start >= done {
                 self.count = self.count.saturating_add(1);
             }
             done = range.end;
-            if let Some(place) = bytes.get_mut(range) {
+            if let Some(place) = bytes.get_or_insert_with(|| text.to_vec()).get_mut(range) {
                 place.fill(MASK);
             }
             self.owners.insert(owner);
         }
-        Some(bytes)
+        if let Some(owner) = matcher.owner_in(bytes.as_deref().unwrap_or(text)) {
+            self.found_beside(owner);
+            return Some(vec![MASK; text.len()]);
+        }
+        bytes
+    }
+
+    /// True if a name holds a value: then it cannot be passed on at all.
+    pub fn is_in_name(&mut self, name: &str) -> bool {
+        let owner = self.matcher.owner_in_name(name);
+        owner.map(|owner| self.found_beside(owner)).is_some()
+    }
+
+    fn found_beside(&mut self, owner: u32) {
+        self.count = self.count.saturating_add(1);
+        self.owners.insert(owner);
     }
 
     /// How many places were overwritten so far.

@@ -12,7 +12,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
 use super::upload::BodyError;
-use crate::leak::{MASK, Matcher, Redactor};
+use crate::leak::{Matcher, Redactor};
 use crate::model::name::CredentialName;
 
 /// An origin's body, with credentials overwritten where they could come back.
@@ -31,28 +31,22 @@ struct Guard {
 pub(super) fn head(response: Response<Incoming>, values: Option<Arc<Matcher>>) -> Response<Guarded> {
     let Some(values) = values else { return response.map(|inner| Guarded { inner, guard: None }) };
     let (mut parts, inner) = response.into_parts();
-    let mut redactor = Redactor::new(values.clone());
-    fields(&mut parts.headers, &values, &mut redactor);
+    let mut redactor = Redactor::new(values);
+    fields(&mut parts.headers, &mut redactor);
     // HTTP/2 has none, and nobody needs it.
     parts.extensions.remove::<hyper::ext::ReasonPhrase>();
     Response::from_parts(parts, Guarded { inner, guard: Some(Guard { redactor, last: None }) })
 }
 
 /// Overwrites values in header fields. A field whose name holds one goes.
-fn fields(headers: &mut HeaderMap, values: &Matcher, redactor: &mut Redactor) {
-    let named: Vec<HeaderName> =
-        headers.keys().filter(|name| values.find_folded(name.as_str()).is_some()).cloned().collect();
+fn fields(headers: &mut HeaderMap, redactor: &mut Redactor) {
+    let named: Vec<HeaderName> = headers.keys().filter(|name| redactor.is_in_name(name.as_str())).cloned().collect();
     for name in named {
         headers.remove(name);
     }
     for value in headers.values_mut() {
-        let bytes = value.as_bytes();
-        let plain = redactor.whole(bytes);
-        // What stands behind more encoding than can be overwritten in its place is overwritten whole.
-        let hidden = values.find(plain.as_deref().unwrap_or(bytes)).is_some();
-        let redacted = if hidden { Some(vec![MASK; bytes.len()]) } else { plain };
-        if let Some(redacted) = redacted.and_then(|redacted| HeaderValue::from_maybe_shared(Bytes::from(redacted)).ok())
-        {
+        let redacted = redactor.whole(value.as_bytes()).map(Bytes::from);
+        if let Some(Ok(redacted)) = redacted.map(HeaderValue::from_maybe_shared) {
             *value = redacted;
         }
     }
@@ -94,8 +88,7 @@ impl Body for Guarded {
                     return Poll::Ready(Some(Ok(Frame::data(certain))));
                 }
                 Some(Ok(Err(frame))) => frame.into_trailers().ok().map(|mut trailers| {
-                    let values = guard.redactor.matcher();
-                    fields(&mut trailers, &values, &mut guard.redactor);
+                    fields(&mut trailers, &mut guard.redactor);
                     Ok(Frame::trailers(trailers))
                 }),
                 Some(Err(error)) => Some(Err(BodyError::Peer(error))),

@@ -159,3 +159,23 @@ async fn a_reason_phrase_tells_nothing() {
     let answer = lab.raw(&head).await;
     assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("hello") && !answer.contains(KEY), "{answer}");
 }
+
+/// What cannot be overwritten in its place is overwritten whole, or goes; either way it is told.
+#[tokio::test]
+async fn an_echo_behind_odd_encodings_or_in_a_name_is_redacted_and_raises_the_alarm() {
+    let folded = "Ghp0123456789abcdefGHIJ";
+    for words in [
+        &b"HTTP/1.1 200 OK\r\nlocation: /?k=%47hp012345678%39abcdefGHIJ\r\ncontent-length: 0\r\n\r\n"[..],
+        b"HTTP/1.1 200 OK\r\nx-ghp0123456789abcdefghij: 1\r\ncontent-length: 0\r\n\r\n",
+    ] {
+        let ground = Ground::new().await;
+        std::fs::write(ground.dir.path().join("folded"), folded).unwrap();
+        let (port, _) = crate::lab::origin::raw_tls(&ground, "api.test", words).await;
+        let lab = ground.proxy(&config(port, "auth_type = \"bearer\"").replace("env:KEY", "file:folded")).await;
+        let reply = lab.by(Way::Absolute, "GET", &format!("https://api.test:{port}/"), &[], "").await;
+        let fields = format!("{:?}", reply.headers).to_lowercase();
+        assert!(reply.status == 200 && !fields.contains("abcdefghij"), "{fields}");
+        let line = lab.ended(0).await;
+        assert_eq!((line["redacted"].as_u64(), line["alarm"].is_string()), (Some(1), true), "{line}");
+    }
+}
