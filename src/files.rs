@@ -80,7 +80,7 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 }
 
 fn staged(path: &Path, content: &[u8], mode: u32) -> io::Result<tempfile::NamedTempFile> {
-    let mut file = tempfile::Builder::new().prefix(&temporary(path)).tempfile_in(folder(path))?;
+    let mut file = tempfile::Builder::new().prefix(&temporary(path)).suffix(TEMPORARY).tempfile_in(folder(path))?;
     file.write_all(content)?;
     file.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
     file.as_file().sync_all()?;
@@ -95,12 +95,18 @@ pub fn sweep(path: &Path) -> io::Result<()> {
     let prefix = temporary(path);
     for entry in fs::read_dir(folder(path))? {
         let entry = entry?;
-        if entry.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes()) {
+        let (name, prefix) = (entry.file_name(), prefix.as_encoded_bytes());
+        let ours =
+            name.as_encoded_bytes().starts_with(prefix) && name.as_encoded_bytes().ends_with(TEMPORARY.as_bytes());
+        if ours && entry.file_type()?.is_file() {
             fs::remove_file(entry.path())?;
         }
     }
     Ok(())
 }
+
+/// What the names of temporary files end with; whatever else lies beside a file is not ours.
+const TEMPORARY: &str = ".exeat-tmp";
 
 /// How the temporary files of a file are called.
 fn temporary(path: &Path) -> OsString {

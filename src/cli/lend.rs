@@ -201,7 +201,7 @@ fn prefix(key: &[u8]) -> usize {
     let start = key.get(..most).unwrap_or_default();
     let separator = start.iter().rposition(|byte| matches!(byte, b'-' | b'_')).map_or(0, |at| at.saturating_add(1));
     let words = start.get(..separator).unwrap_or_default().split(|byte| matches!(byte, b'-' | b'_'));
-    let short = words.into_iter().all(|word| word.len() <= 6);
+    let short = words.into_iter().all(|word| word.len() <= 6 && word.iter().all(u8::is_ascii_alphanumeric));
     if short { separator.max(kind) } else { kind }
 }
 
@@ -241,6 +241,8 @@ mod tests {
         assert!(cyrillic.len() == 17 && cyrillic.is_ascii() && !cyrillic.contains("xxxxx"), "{cyrillic}");
         let parts = placeholder(b"supersecretlongtokenvalue0123:1").unwrap();
         assert!(!parts.contains("secretlong") && parts.ends_with(|c: char| c.is_ascii_digit()), "{parts}");
+        let odd = placeholder("\u{e9}\"-0123456789abcdef".as_bytes()).unwrap();
+        assert!(odd.is_ascii() && odd.len() == 20 && !odd.contains('"'), "{odd}");
         assert!(placeholder(b"a:b").is_err() && placeholder(b"--------").is_err());
         for word in ["12345678", "password", "tiny1"] {
             let refused = Lent::new("KEY=bearer@a.example", &|_| Some(word.to_owned())).err().unwrap();

@@ -80,6 +80,8 @@ pub(super) fn audit_key(settings: &Settings) -> Result<(ChainKey, bool), VaultEr
             let why = format!("{} is not the key that the vault holds; put one of them away", file.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why).into());
         }
+        // Else the next start would take the chain for one that was never begun.
+        note_chain(settings)?;
         fs::remove_file(&file)?;
     }
     Ok((ChainKey::new(key), begun))

@@ -181,6 +181,15 @@ async fn an_old_chain_still_verifies_and_its_key_moves_into_the_vault() {
     assert!(start().success());
     assert!(state.join("vault.exeat").exists() && !state.join("audit.key").exists(), "it has moved");
     assert!(verify().1.starts_with("whole: 2 lines"), "{}", verify().1);
+    // A chain that was taken away is missed already at the next start.
+    let (log, head) = (state.join("audit.jsonl"), state.join("audit.head"));
+    let kept = (fs::read(&log).unwrap(), fs::read(&head).unwrap());
+    fs::remove_file(&log).unwrap();
+    fs::remove_file(&head).unwrap();
+    assert!(start().success());
+    assert!(fs::read_to_string(&log).unwrap().contains("cut_found"));
+    fs::write(&log, kept.0).unwrap();
+    fs::write(&head, kept.1).unwrap();
     // A crash after the vault was written and before the file was removed.
     fs::write(state.join("audit.key"), old).unwrap();
     fs::set_permissions(state.join("audit.key"), fs::Permissions::from_mode(0o600)).unwrap();
@@ -201,8 +210,8 @@ fn odd_files_are_said_as_what_they_are() {
     assert_eq!(code(&secret(dir, &["set", "KEY"], b"value-0123456789")), Some(0));
     let state = dir.join("state/exeat");
     // What a killed writer left behind goes; what is not ours stays.
-    fs::write(state.join(".vault.exeat.abc123"), "torn").unwrap();
-    fs::write(state.join(".vault.other"), "kept").unwrap();
+    fs::write(state.join(".vault.exeat.abc123.exeat-tmp"), "torn").unwrap();
+    fs::write(state.join(".vault.exeat.backup"), "kept").unwrap();
     // The vault may lie elsewhere, behind a link.
     let real = dir.join("real");
     fs::rename(state.join("vault.exeat"), &real).unwrap();
@@ -218,7 +227,7 @@ fn odd_files_are_said_as_what_they_are() {
     );
     fs::remove_file(state.join("vault.exeat")).unwrap();
     assert_eq!(code(&secret(dir, &["set", "KEY"], b"value-0123456789")), Some(0));
-    assert!(!state.join(".vault.exeat.abc123").exists() && state.join(".vault.other").exists());
+    assert!(!state.join(".vault.exeat.abc123.exeat-tmp").exists() && state.join(".vault.exeat.backup").exists());
     fs::remove_file(state.join("vault.exeat")).unwrap();
     fs::create_dir(state.join("vault.exeat")).unwrap();
     let listed = secret(dir, &["list"], b"");
