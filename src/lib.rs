@@ -7,17 +7,17 @@
 //! | [`stages::identify`] | `Caller` | who is asking |
 //! | [`stages::throttle`] | `Taken` | not too often |
 //! | [`stages::parse`] | [`model::target::Target`] | where to, in one normal form |
-//! | [`stages::authorize`] | `Admitted`, `Grant` | may they go there; with this method and path |
+//! | [`stages::authorize`] | `Admitted`, `Grant` | may they go there; with this method, path and credential |
 //! | [`stages::inspect`] | `Cleared` | does nothing leave that must stay |
 //! | [`stages::pin`] | `PinnedTarget` | which judged addresses may be dialled |
-//! | [`stages::inject`] | `Outbound` | what leaves, put together once |
+//! | [`stages::inject`] | `Outbound` | what leaves, put together once, the credential last |
 //! | [`stages::forward`] | the response | send it, over TLS that proves the name |
 //! | [`stages::limit`] | a bounded body | what comes back, and how long it may take |
 //!
 //! Each type has private fields and one constructor, in its own file; the next step takes it by value.
 //! So a step that is left out does not compile. Read `flow/exchange.rs` first.
 //!
-//! Imports point down: `model` < `policy`, `tls`, `audit` < `stages` < `flow` < `cli`.
+//! Imports point down: `model` < `leak` < `policy`, `vault`, `tls`, `audit` < `stages` < `flow` < `cli`.
 
 pub mod audit;
 pub mod cli;

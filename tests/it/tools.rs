@@ -110,8 +110,6 @@ async fn what_always_goes_along_does_not_go_with_every_tool() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_four_tools_are_https_only() {
     let (lab, ..) = lab(ALL).await;
-    let audit = lab.settings.clone();
-    drop(audit);
     for tool in ["api_call", "http_get", "http_post", "webhook"] {
         let method = if matches!(tool, "http_post" | "webhook") { "POST" } else { "GET" };
         let request = lab.absolute(method, "http://plain.test/").header("exeat-tool", tool).body(empty()).unwrap();
