@@ -1,7 +1,7 @@
 //! One exchange's record: filled as the request goes its way, written even if nobody asks for it.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -17,6 +17,7 @@ use super::sink::{Sink, SinkError};
 use crate::files;
 use crate::leak::Matcher;
 use crate::model::name::{CredentialName, ExecutionId, TaskName};
+use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::{EXEAT_TOOL, Kind, Tool};
@@ -208,7 +209,7 @@ impl Counts {
 impl Record {
     /// Begins the record of a request from `peer`. What is noted of it is cleaned of `values`.
     #[must_use]
-    pub fn begin(sink: &Arc<Sink>, values: &Arc<Matcher>, peer: SocketAddr) -> Self {
+    pub fn begin(sink: &Arc<Sink>, values: &Arc<Matcher>, peer: &Peer) -> Self {
         let line = Line { id: Uuid::now_v7().to_string(), peer: Some(peer.to_string()), ..Line::default() };
         Self {
             sink: sink.clone(),

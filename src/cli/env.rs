@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::terminal::{print, say};
 use super::{Exit, Shell, ca, sources};
 use crate::files;
+use crate::policy::settings::ListenAt;
 use crate::tls::authority::Authority;
 
 /// Variables that name the proxy. Both spellings: curl reads only the small `http_proxy`, others only
@@ -40,7 +41,8 @@ pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell) -> Exit {
         say(format_args!("exeat: the configuration has no task {task:?} with a token"));
         return Exit::Failed;
     };
-    let Some(listen) = settings.proxy.listen.first().filter(|address| address.port() != 0) else {
+    let mut tcp = settings.proxy.listen.iter().filter_map(ListenAt::tcp);
+    let Some(listen) = tcp.find(|address| address.port() != 0) else {
         say("exeat: proxy.listen has no fixed port, so there is no address to name");
         return Exit::Failed;
     };

@@ -112,7 +112,8 @@ async fn behind_a_proxy(prepared: Prepared, args: &RunArgs, state: &Path, token:
     let keys = keys(&config.policy, lent);
     let ca = config.settings.interception.ca_cert.clone();
     let daemon = Daemon::start(config.settings, config.policy, None).await.map_err(|error| failed(&error))?;
-    let address = daemon.proxy_addresses().first().ok_or_else(|| failed(&"the proxy has no address"))?;
+    let addresses = daemon.proxy_addresses();
+    let address = addresses.first().ok_or_else(|| failed(&"the proxy has no address"))?;
     let bundle = env::write_bundle(state, daemon.ca_pem()).map_err(|error| failed(&error))?;
     let variables = env::variables(&format!("http://{TASK}:{token}@{address}"), &ca, &bundle);
     let (program, rest) = args.command.split_first().ok_or(Exit::Usage)?;

@@ -72,8 +72,8 @@ async fn until_stopped(daemon: Daemon) -> Exit {
 
 /// The one line that says that it listens, and where.
 fn ready(daemon: &Daemon) -> String {
-    let proxy = daemon.proxy_addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    let admin = daemon.admin_address().map_or_else(|| "off".to_owned(), |address| address.to_string());
+    let proxy = daemon.proxy().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let admin = daemon.admin().map_or_else(|| "off".to_owned(), |address| address.to_string());
     format!("exeat: ready; proxy on {proxy}; admin on {admin}")
 }
 

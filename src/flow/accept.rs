@@ -1,20 +1,20 @@
 //! Takes connections, up to the limit, and hands each to its own task.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::Services;
 use super::connection::{self, Client};
 use super::io::Impatient;
+use super::listen::{Accepted, Listener};
 use super::respond;
-use crate::model::refusal::Fail;
+use super::seats::Held;
+use crate::model::refusal::{Deny, Fail};
 use crate::policy::rule::Timeouts;
 
 /// Connections over the limit that are told so at a time; the others are just closed.
@@ -23,7 +23,7 @@ const TOLD_AT_ONCE: usize = 64;
 const BACK_OFF: Duration = Duration::from_millis(50);
 
 /// Accepts until the daemon drains.
-pub(super) async fn run(listener: TcpListener, services: Arc<Services>, connections: Arc<Semaphore>) {
+pub(super) async fn run(listener: Listener, services: Arc<Services>, connections: Arc<Semaphore>) {
     let telling = Arc::new(Semaphore::new(TOLD_AT_ONCE));
     loop {
         let accepted = tokio::select! {
@@ -31,16 +31,15 @@ pub(super) async fn run(listener: TcpListener, services: Arc<Services>, connecti
             () = services.drain.cancelled() => return,
         };
         match accepted {
-            Ok((stream, peer)) => match connections.clone().try_acquire_owned() {
+            Ok(accepted) => match connections.clone().try_acquire_owned() {
                 Ok(permit) => {
-                    let client = Client { services: services.clone(), peer, _permit: permit };
-                    services.tracker.spawn(serve(client, stream));
+                    services.tracker.spawn(serve(services.clone(), accepted, permit));
                 }
                 Err(_) => {
                     if let Ok(permit) = telling.clone().try_acquire_owned() {
                         let services = services.clone();
                         tokio::spawn(async move {
-                            overloaded(&services, stream, peer).await;
+                            overloaded(&services, accepted).await;
                             drop(permit);
                         });
                     }
@@ -56,24 +55,42 @@ pub(super) async fn run(listener: TcpListener, services: Arc<Services>, connecti
     }
 }
 
-async fn serve(client: Client, stream: TcpStream) {
-    // Latency matters more than packets; a stream that cannot take the option still works.
-    let _ = stream.set_nodelay(true);
-    let stream = Impatient::new(stream, Timeouts::default().idle);
-    let abort = client.services.abort.clone();
-    abort.run_until_cancelled(connection::serve(Arc::new(client), stream)).await;
+async fn serve(services: Arc<Services>, accepted: Accepted, permit: OwnedSemaphorePermit) {
+    let abort = services.abort.clone();
+    abort.run_until_cancelled(served(services, accepted, permit)).await;
 }
 
-async fn overloaded(services: &Services, mut stream: TcpStream, peer: SocketAddr) {
-    let record = services.record(peer);
-    let words = respond::raw(Fail::Overloaded.into(), record);
-    let told = async {
-        stream.write_all(&words).await?;
-        stream.shutdown().await?;
-        // A close with unread bytes would reset the connection and take our words with it.
-        tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
+async fn served(services: Arc<Services>, accepted: Accepted, permit: OwnedSemaphorePermit) {
+    let peer = services.door.peer(&accepted);
+    let (stream, peer) = match timeout(services.settings.proxy.handshake_timeout, services.door.open(accepted)).await {
+        Ok(Ok(opened)) => opened,
+        Ok(Err(error)) => {
+            let mut record = services.record(&peer);
+            record.rule(format!("client handshake: {error}"));
+            return record.failed(Deny::CallerUnknown.into());
+        }
+        Err(_) => return services.record(&peer).failed(Deny::HeaderTimeout.into()),
     };
-    let _ = timeout(Duration::from_secs(1), told).await;
+    let stream = Impatient::new(stream, Timeouts::default().idle);
+    let client = Client { services, peer, held: Held::default(), _permit: permit };
+    connection::serve(Arc::new(client), stream).await;
+}
+
+/// Says why in HTTP, if it can be said without a handshake.
+async fn overloaded(services: &Services, accepted: Accepted) {
+    let words = respond::raw(Fail::Overloaded.into(), services.record(&services.door.peer(&accepted)));
+    let _ = match accepted {
+        Accepted::Tcp(_, _) if services.door.has_tls() => return,
+        Accepted::Tcp(stream, _) => timeout(Duration::from_secs(1), tell(stream, &words)).await,
+        Accepted::Unix(stream, _) => timeout(Duration::from_secs(1), tell(stream, &words)).await,
+    };
+}
+
+async fn tell(mut stream: impl AsyncRead + AsyncWrite + Unpin, words: &[u8]) -> io::Result<u64> {
+    stream.write_all(words).await?;
+    stream.shutdown().await?;
+    // A close with unread bytes would reset the connection and take our words with it.
+    tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
 }
 
 /// Errors of the connection that was to be accepted are no concern of the next one.

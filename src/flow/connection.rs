@@ -1,32 +1,38 @@
 //! One client connection: HTTP/1.1 to the proxy itself, and what is asked once per destination.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpStream;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::exchange::{self, Destination};
+use super::heads::{Heads, Limits, Passage};
 use super::io::Impatient;
+use super::listen::Stream;
 use super::respond::{self, Answer};
+use super::seats::Held;
 use super::{Services, tunnel};
 use crate::audit::record::Record;
-use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
+use crate::model::peer::Peer;
+use crate::model::refusal::{Fail, Verdict};
+use crate::policy::rule::Timeouts;
 use crate::stages::forward::Received;
 use crate::stages::{authorize, identify, parse, throttle};
 
 /// A client connection and what its tunnels inherit.
 pub(super) struct Client {
     pub(super) services: Arc<Services>,
-    pub(super) peer: SocketAddr,
+    pub(super) peer: Peer,
+    /// Its callers' seats.
+    pub(super) held: Held,
     /// Held as long as the connection or a tunnel on it lives.
     pub(super) _permit: OwnedSemaphorePermit,
 }
@@ -38,69 +44,76 @@ enum Passed {
 }
 
 /// A client's end of a connection.
-pub(super) type ClientStream = Impatient<TcpStream>;
+pub(super) type ClientStream = Impatient<Stream>;
 
 /// Serves a connection until it ends, breaks, or the daemon drains.
 pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
-    let served = AtomicU64::new(0);
     let service = service_fn(|request| {
-        served.fetch_add(1, Ordering::Relaxed);
         let client = client.clone();
         async move { Ok::<_, Infallible>(answer(&client, request).await) }
     });
-    let connection = h1(&client.services).serve_connection(TokioIo::new(stream), service).with_upgrades();
-    let ended = until_drained(connection, |it| it.graceful_shutdown(), &client.services).await;
+    let stream = gated(&client, stream, Timeouts::default().idle);
+    let passage = stream.passage();
+    let connection = h1().serve_connection(TokioIo::new(stream), service).with_upgrades();
+    let ended = until_drained(connection, |it| it.graceful_shutdown(), &passage, &client.services).await;
     if let Err(error) = ended {
-        note_broken(&client, &error, served.load(Ordering::Relaxed));
+        tracing::debug!(%error, peer = %client.peer, "a client connection broke");
     }
+}
+
+/// Puts the gate before a stream: the HTTP server behind it sees sound heads only.
+pub(super) fn gated<T: AsyncRead + AsyncWrite + Unpin>(client: &Arc<Client>, stream: T, idle: Duration) -> Heads<T> {
+    let settings = &client.services.settings.proxy;
+    let limits = Limits { head: settings.max_head_bytes, header_timeout: settings.header_timeout, idle };
+    let client = client.clone();
+    Heads::new(stream, limits, move |refusal| respond::raw(refusal, client.services.record(&client.peer)))
 }
 
 /// Runs a connection to its end; when the daemon drains, to the end of the requests in flight.
 pub(super) async fn until_drained<C: Future>(
     connection: C,
     finish: impl FnOnce(Pin<&mut C>),
+    passage: &Passage,
     services: &Services,
 ) -> C::Output {
     tokio::pin!(connection);
+    let drained = async {
+        services.drain.cancelled().await;
+        // A head that has begun to come is answered, and be it that we are leaving.
+        while passage.is_reading() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
     tokio::select! {
         ended = &mut connection => ended,
-        () = services.drain.cancelled() => {
+        () = drained => {
             finish(connection.as_mut());
             connection.await
         }
     }
 }
 
-/// The server for HTTP/1.1, also inside tunnels.
-pub(super) fn h1(services: &Services) -> http1::Builder {
+/// How often a half-read head is looked after while the daemon drains.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// The server for HTTP/1.1, also inside tunnels. How long a head may be and take is the gate's.
+pub(super) fn h1() -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(services.settings.proxy.header_timeout)
-        .max_header_size(services.settings.proxy.max_head_bytes)
+        .header_read_timeout(None)
+        .max_buf_size(MAX_BUFFER)
         .preserve_header_case(true)
         .half_close(true)
         .auto_date_header(false);
     builder
 }
 
-/// hyper answers heads that it cannot read by itself, in bare words; the log still gets its line.
-pub(super) fn note_broken(client: &Client, error: &hyper::Error, served: u64) {
-    let refusal: Refusal = if error.is_parse_too_large() {
-        Deny::HeadTooLarge.into()
-    } else if error.is_parse() {
-        Deny::RequestMalformed.into()
-    } else if error.is_timeout() && served == 0 {
-        Deny::HeaderTimeout.into()
-    } else {
-        return;
-    };
-    client.services.record(client.peer).failed(refusal);
-}
+/// What hyper keeps of what it reads, in bytes; the largest head that can be configured fits.
+const MAX_BUFFER: usize = 1_100_000;
 
 async fn answer(client: &Arc<Client>, request: Request<Incoming>) -> Response<Answer> {
     let services = &client.services;
-    let mut record = services.record(client.peer);
+    let mut record = services.record(&client.peer);
     record.request(&request);
     let connect = request.method() == Method::CONNECT;
     match judged(client, request, &mut record).await {
@@ -123,8 +136,9 @@ async fn judged(client: &Arc<Client>, request: Request<Incoming>, record: &mut R
         return Err(Fail::Draining.into());
     }
     let policy = services.policies.snapshot();
-    let caller = identify::caller(&policy, request.headers(), client.peer)?;
+    let caller = identify::caller(&policy, request.headers(), &client.peer)?;
     record.caller(caller.task(), caller.execution());
+    client.held.sit(&services.seats, caller.execution())?;
     let taken = throttle::take(&caller)?;
     let (mut head, body) = request.into_parts();
     let target = parse::target(&mut head)?;

@@ -5,21 +5,22 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use zeroize::Zeroizing;
 
 use super::admin::Admin;
+use super::listen::{Door, Inherited, Listener};
 use super::reload::{self, ConfigFile, Reloaded};
+use super::seats::Seats;
 use super::{Services, accept, keep};
 use crate::audit::sink::{Place, Sink};
 use crate::files;
 use crate::model::secret::TokenHash;
 use crate::policy::compile;
 use crate::policy::rule::Policy;
-use crate::policy::settings::{Durability, Roots, Settings};
+use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
 use crate::policy::store::PolicyStore;
 use crate::stages::forward::Forwarder;
 use crate::stages::pin::{OwnEndpoints, Resolver};
@@ -29,8 +30,8 @@ use crate::tls::upstream::UpstreamTls;
 /// A running proxy.
 pub struct Daemon {
     services: Arc<Services>,
-    proxy: Vec<SocketAddr>,
-    admin: Option<SocketAddr>,
+    proxy: Vec<ListenAt>,
+    admin: Option<ListenAt>,
     file: Option<ConfigFile>,
 }
 
@@ -50,10 +51,13 @@ pub enum StartError {
     #[error("cannot listen on {address}: {source}")]
     Listen {
         /// Which one.
-        address: SocketAddr,
+        address: ListenAt,
         /// Why not.
         source: io::Error,
     },
+    /// TLS of the proxy's own listeners cannot be set up.
+    #[error("proxy.tls: {0}")]
+    Tls(#[from] crate::tls::front::FrontError),
     /// The vault cannot be used.
     #[error("{0}: {1}")]
     Vault(std::path::PathBuf, #[source] crate::vault::VaultError),
@@ -71,17 +75,33 @@ impl Daemon {
     /// # Errors
     /// [`StartError`]: then nothing listens.
     pub async fn start(settings: Settings, policy: Policy, file: Option<ConfigFile>) -> Result<Self, StartError> {
-        let mut listeners = Vec::new();
-        for address in &settings.proxy.listen {
-            listeners.push(bind(*address).await?);
+        Self::start_on(Inherited::default(), settings, policy, file).await
+    }
+
+    /// As [`Self::start`], with sockets that the service manager opened.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start_on(
+        inherited: Inherited,
+        settings: Settings,
+        policy: Policy,
+        file: Option<ConfigFile>,
+    ) -> Result<Self, StartError> {
+        let mut listeners = inherited.proxy;
+        if listeners.is_empty() {
+            for at in &settings.proxy.listen {
+                listeners.push(bind(at, settings.proxy.unix_mode).await?);
+            }
         }
-        let admin_listener = match settings.admin.listen {
-            Some(address) => Some(bind(address).await?),
-            None => None,
+        let admin_listener = match (inherited.admin, &settings.admin.listen) {
+            (Some(listener), _) => Some(listener),
+            (None, Some(at)) => Some(bind(at, ADMIN_MODE).await?),
+            (None, None) => None,
         };
-        let proxy: Vec<_> = listeners.iter().filter_map(|l| l.local_addr().ok()).collect();
-        let admin = admin_listener.as_ref().and_then(|l| l.local_addr().ok());
-        let own = OwnEndpoints { listeners: proxy.iter().chain(&admin).copied().collect() };
+        let proxy: Vec<_> = listeners.iter().map(|listener| listener.at().clone()).collect();
+        let admin = admin_listener.as_ref().map(|listener| listener.at().clone());
+        let own = OwnEndpoints { listeners: proxy.iter().chain(&admin).filter_map(ListenAt::tcp).collect() };
         let admin_token = match admin {
             Some(_) => Some(admin_token(&settings)?),
             None => None,
@@ -104,14 +124,26 @@ impl Daemon {
 
     /// Where it listens for sandboxes.
     #[must_use]
-    pub fn proxy_addresses(&self) -> &[SocketAddr] {
+    pub fn proxy(&self) -> &[ListenAt] {
         &self.proxy
+    }
+
+    /// Where it listens for sandboxes over TCP.
+    #[must_use]
+    pub fn proxy_addresses(&self) -> Vec<SocketAddr> {
+        self.proxy.iter().filter_map(ListenAt::tcp).collect()
     }
 
     /// Where it listens for the operator.
     #[must_use]
+    pub fn admin(&self) -> Option<&ListenAt> {
+        self.admin.as_ref()
+    }
+
+    /// Where it listens for the operator, over TCP.
+    #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
-        self.admin
+        self.admin.as_ref().and_then(ListenAt::tcp)
     }
 
     /// The interception CA's certificate.
@@ -187,8 +219,11 @@ async fn foresee_webhooks(services: Arc<Services>) {
 /// How long broken-off exchanges may take to write their last line.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
-    TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })
+/// Whoever may open the socket's file still has to be of a listed user, or have the token.
+const ADMIN_MODE: u32 = 0o666;
+
+async fn bind(at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
+    Listener::bind(at, mode).await.map_err(|source| StartError::Listen { address: at.clone(), source })
 }
 
 fn services(settings: Settings, policy: Policy, own: OwnEndpoints) -> Result<Services, StartError> {
@@ -201,7 +236,11 @@ fn services(settings: Settings, policy: Policy, own: OwnEndpoints) -> Result<Ser
     if !begun {
         keep::note_chain(&settings).map_err(unusable)?;
     }
+    let door = Door::new(&settings.proxy)?;
+    let seats = Arc::new(Seats::new(settings.proxy.max_connections_per_caller));
     Ok(Services {
+        door,
+        seats,
         resolver: Resolver::new(&settings.dns, &tls, own).map_err(StartError::Resolver)?,
         forwarder: Forwarder::new(tls, settings.upstream.connect_timeout, settings.proxy.handshake_timeout),
         policies: PolicyStore::new(policy),

@@ -2,17 +2,20 @@
 
 pub mod accept;
 pub mod admin;
+mod chunks;
 mod connection;
 pub mod daemon;
 mod exchange;
+mod heads;
 mod io;
 pub mod keep;
+pub mod listen;
 pub mod reload;
 pub mod respond;
+mod seats;
 mod secrets;
 mod tunnel;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
@@ -20,6 +23,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::audit::record::Record;
 use crate::audit::sink::Sink;
+use crate::model::peer::Peer;
 use crate::policy::settings::Settings;
 use crate::policy::store::PolicyStore;
 use crate::stages::forward::Forwarder;
@@ -40,6 +44,10 @@ pub struct Services {
     pub authority: Authority,
     /// The audit log.
     pub audit: Arc<Sink>,
+    /// What turns an accepted connection into one that speaks HTTP.
+    door: listen::Door,
+    /// Connections of each caller.
+    seats: Arc<seats::Seats>,
     /// Cancelled when the daemon is told to stop.
     pub drain: CancellationToken,
     /// Cancelled when draining has taken long enough.
@@ -50,7 +58,7 @@ pub struct Services {
 
 impl Services {
     /// Begins the record of a request, under the policy in force.
-    fn record(&self, peer: SocketAddr) -> Record {
+    fn record(&self, peer: &Peer) -> Record {
         Record::begin(&self.audit, self.policies.snapshot().values(), peer)
     }
 }

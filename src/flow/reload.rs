@@ -84,6 +84,9 @@ fn now(services: &Services, file: &ConfigFile) -> Reloaded {
     // The vault is a setting: secrets are set in the one that the daemon was started with.
     match file.load_with(&keep::Reader::of(services.settings.vault.clone())) {
         Ok(config) => {
+            if let Err(error) = services.door.renew() {
+                tracing::error!(%error, "the listener's old certificates stay in use");
+            }
             for warning in &config.warnings {
                 tracing::warn!("{warning}");
             }

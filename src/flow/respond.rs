@@ -185,7 +185,7 @@ pub(super) fn closing(mut response: Response<Answer>) -> Response<Answer> {
 /// A whole answer as bytes, for a connection that gets no HTTP server.
 pub(super) fn raw(refusal: Refusal, mut record: Record) -> Vec<u8> {
     record.failed(refusal);
-    let (head, body) = render(refusal, record.id(), About::default()).into_parts();
+    let (head, body) = closing(render(refusal, record.id(), About::default())).into_parts();
     let mut bytes = format!("HTTP/1.1 {}\r\n", head.status).into_bytes();
     for (name, value) in &head.headers {
         bytes.extend_from_slice(name.as_str().as_bytes());

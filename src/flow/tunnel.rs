@@ -21,6 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use super::Services;
 use super::connection::{self, Client};
 use super::exchange::{self, Destination};
+use super::heads::Heads;
 use super::io::{Rewind, splice};
 use super::respond::{self, Answer};
 use crate::audit::record::Record;
@@ -212,16 +213,17 @@ struct Inner {
 impl Inner {
     async fn serve_h1(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let inner = &Arc::new(self);
-        let served = AtomicU64::new(0);
         let service = service_fn(|request| {
-            served.fetch_add(1, Ordering::Relaxed);
             let inner = inner.clone();
             async move { Ok::<_, Infallible>(inner.answer(request).await) }
         });
-        let connection = connection::h1(&inner.client.services).serve_connection(TokioIo::new(io), service);
-        let ended = connection::until_drained(connection, |it| it.graceful_shutdown(), &inner.client.services).await;
+        let io = connection::gated(&inner.client, io, inner.idle());
+        let passage = io.passage();
+        let connection = connection::h1().serve_connection(TokioIo::new(io), service);
+        let ended =
+            connection::until_drained(connection, |it| it.graceful_shutdown(), &passage, &inner.client.services).await;
         if let Err(error) = ended {
-            connection::note_broken(&inner.client, &error, served.load(Ordering::Relaxed));
+            tracing::debug!(%error, peer = %inner.client.peer, "a connection inside a tunnel broke");
         }
     }
 
@@ -248,7 +250,7 @@ impl Inner {
             }
         };
         if ended.is_err() && served.load(Ordering::Relaxed) == 0 {
-            inner.client.services.record(inner.client.peer).failed(Deny::RequestMalformed.into());
+            inner.client.services.record(&inner.client.peer).failed(Deny::RequestMalformed.into());
         }
     }
 
@@ -290,7 +292,7 @@ impl Inner {
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Answer> {
         let services = &self.client.services;
-        let mut record = services.record(self.client.peer);
+        let mut record = services.record(&self.client.peer);
         record.request(&request);
         match self.judged(request, &mut record).await {
             Ok(received) => respond::origin(services, received, record),
@@ -337,9 +339,11 @@ fn h2(services: &Services) -> http2::Builder<TokioExecutor> {
 async fn upgraded(upgrade: &mut OnUpgrade) -> io::Result<ClientStream> {
     let upgraded = upgrade.await.map_err(io::Error::other)?;
     let Parts { io, read_buf, .. } = upgraded
-        .downcast::<TokioIo<connection::ClientStream>>()
+        .downcast::<TokioIo<Heads<connection::ClientStream>>>()
         .map_err(|_| io::Error::other("not a connection of this listener"))?;
-    Ok(Rewind::new(read_buf, io.into_inner()))
+    let (kept, stream) = io.into_inner().into_parts();
+    let read = if read_buf.is_empty() { kept } else { [read_buf, kept].concat().into() };
+    Ok(Rewind::new(read, stream))
 }
 
 /// Reads until it is clear what the client speaks. Nothing is lost: what was read is put back.

@@ -1,7 +1,8 @@
-//! The nouns: hosts, targets, names, tools, secrets, refusals. No I/O and no policy.
+//! The nouns: hosts, targets, names, peers, tools, secrets, refusals. No I/O and no policy.
 
 pub mod host;
 pub mod name;
+pub mod peer;
 pub mod refusal;
 pub mod secret;
 pub mod target;

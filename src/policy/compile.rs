@@ -215,11 +215,33 @@ fn check_references(settings: &Settings, policy: &Policy, around: &Surroundings<
     }
     for (i, address) in settings.proxy.listen.iter().enumerate() {
         let others = settings.proxy.listen.iter().take(i).chain(&settings.admin.listen);
-        if address.port() != 0 && others.into_iter().any(|other| other == address) {
+        let takes_any_port = address.tcp().is_some_and(|address| address.port() == 0);
+        if !takes_any_port && others.into_iter().any(|other| other == address) {
             findings.problem(
                 format!("proxy.listen[{i}]"),
                 format!("{address} is listened on twice"),
                 "each address once",
+            );
+        }
+    }
+    for (uid, name) in &settings.proxy.unix_tasks {
+        if policy.task(name).is_none() {
+            let known = one_of(policy.tasks().map(|task| task.name().as_str()), "tasks", name.as_str());
+            let path = format!("proxy.unix_tasks.{uid}");
+            findings.problem(path, format!("no task named {:?}", name.as_str()), known);
+        }
+    }
+    let tls = settings.proxy.tls.iter();
+    let files = tls.flat_map(|tls| {
+        let may = [("client_ca", tls.client_ca.as_ref()), ("crl", tls.crl.as_ref())];
+        [("cert", Some(&tls.cert)), ("key", Some(&tls.key))].into_iter().chain(may)
+    });
+    for (key, file) in files.filter_map(|(key, file)| Some((key, file?))) {
+        if let Err(error) = std::fs::File::open(file) {
+            findings.problem(
+                format!("proxy.tls.{key}"),
+                format!("{} cannot be read: {error}", file.display()),
+                "a PEM file",
             );
         }
     }
@@ -391,7 +413,9 @@ fn task(name: &str, raw: RawTask, known: &mut Known<'_>, around: &Surroundings<'
         }),
     };
     let token = raw.token.as_ref().and_then(|source| token(source, &at("token"), around, findings));
-    if token.is_none() {
+    let proxy = &known.settings.proxy;
+    let certified = proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    if token.is_none() && !certified && !proxy.unix_tasks.values().any(|task| task.as_str() == name) {
         findings.warning(at("token"), "no token: nobody can use this task");
     }
     if !is_plain(&raw.workspace) {
@@ -434,14 +458,15 @@ fn token(source: &Source, at: &str, around: &Surroundings<'_>, findings: &Findin
     }
 }
 
-fn one_of<'a>(known: impl Iterator<Item = &'a String>, table: &str, wanted: &str) -> String {
-    let mut known: Vec<_> = known.map(String::as_str).collect();
+fn one_of<'a>(known: impl Iterator<Item = &'a (impl AsRef<str> + ?Sized + 'a)>, table: &str, wanted: &str) -> String {
+    let mut known: Vec<_> = known.map(AsRef::as_ref).collect();
     known.sort_unstable();
     if known.is_empty() { format!("[{table}.{wanted}]") } else { format!("one of {}", known.join(", ")) }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::settings::ListenAt;
     use super::*;
 
     /// A vault that has every secret but one.
@@ -475,7 +500,7 @@ pub(super) mod tests {
     fn an_empty_file_denies_everything() {
         let config = try_compile("").unwrap_or_else(|problems| panic!("{problems:?}"));
         assert_eq!(config.policy.tasks().count(), 0);
-        assert_eq!(config.settings.proxy.listen, ["127.0.0.1:3128".parse().unwrap()]);
+        assert_eq!(config.settings.proxy.listen, [ListenAt::Tcp("127.0.0.1:3128".parse().unwrap())]);
         assert_eq!(config.settings.audit.path.as_deref(), Some(Path::new("/var/lib/exeat/audit.jsonl")));
     }
 

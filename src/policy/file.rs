@@ -14,8 +14,10 @@ use super::reader::{Findings, Readable, Section, Size, choice};
 use super::rule::{Ech, Mode, Timeouts};
 use super::secrets::{self, RawCredential};
 use super::settings::{
-    Admin, Audit, Dns, DnsServer, Durability, Interception, Proxy, Roots, Settings, Source, Upstream, Vault,
+    Admin, Audit, Dns, DnsServer, Durability, Interception, ListenAt, Proxy, ProxyTls, Roots, Settings, Source,
+    Upstream, Vault,
 };
+use crate::model::name::TaskName;
 use crate::model::tool::Tool;
 
 /// The whole file.
@@ -69,7 +71,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     };
     let mut root = Section::root(table, findings);
     let dir = root.take::<PathBuf>("state_dir").map_or_else(|| default_state_dir.to_owned(), |dir| base.join(dir));
-    let proxy = proxy(root.section("proxy"), findings);
+    let proxy = proxy(root.section("proxy"), base, findings);
     let admin = admin(root.section("admin"), base);
     let interception = interception(root.section("interception"), &dir);
     let upstream = upstream(root.section("upstream"), base);
@@ -103,14 +105,23 @@ fn position(text: &str, span: Option<std::ops::Range<usize>>) -> String {
     format!("line {line}, column {column}")
 }
 
-fn proxy(mut s: Section<'_>, findings: &Findings) -> Proxy {
+fn proxy(mut s: Section<'_>, base: &Path, findings: &Findings) -> Proxy {
     let head = s.take::<Size>("max_head_bytes").map_or(64_000, |size| size.0);
     if !(8_192..=1_000_000).contains(&head) {
         findings.problem(s.at("max_head_bytes"), format!("{head} bytes"), "8192 to \"1MB\"");
     }
     Proxy {
-        listen: s.take("listen").unwrap_or_else(|| vec![SocketAddr::from(([127, 0, 0, 1], 3128))]),
-        max_connections: max_connections(&mut s, findings),
+        listen: s
+            .take::<Vec<ListenAt>>("listen")
+            .unwrap_or_else(|| vec![ListenAt::Tcp(SocketAddr::from(([127, 0, 0, 1], 3128)))])
+            .into_iter()
+            .map(|at| at.relative_to(base))
+            .collect(),
+        tls: if s.has("tls") { proxy_tls(s.section("tls"), base, findings) } else { None },
+        unix_mode: s.take::<FileMode>("unix_mode").map_or(0o600, |mode| mode.0),
+        unix_tasks: s.take::<UnixTasks>("unix_tasks").map_or_else(BTreeMap::new, |tasks| tasks.0),
+        max_connections: bounded(&mut s, "max_connections", 10_000, findings),
+        max_connections_per_caller: bounded(&mut s, "max_connections_per_caller", 1_000, findings),
         max_head_bytes: usize::try_from(head).unwrap_or(64_000),
         header_timeout: s.take("header_timeout").unwrap_or(Duration::from_secs(10)),
         handshake_timeout: s.take("handshake_timeout").unwrap_or(Duration::from_secs(10)),
@@ -119,17 +130,36 @@ fn proxy(mut s: Section<'_>, findings: &Findings) -> Proxy {
     }
 }
 
-fn max_connections(s: &mut Section<'_>, findings: &Findings) -> usize {
-    let most = s.take("max_connections").unwrap_or(10_000);
-    if most > 1_000_000 {
-        findings.problem(s.at("max_connections"), format!("{most} connections"), "1000000 at most");
+fn bounded(s: &mut Section<'_>, key: &'static str, default: usize, findings: &Findings) -> usize {
+    let most = s.take(key).unwrap_or(default);
+    if !(1..=1_000_000).contains(&most) {
+        findings.problem(s.at(key), format!("{most} connections"), "1 to 1000000");
     }
     most
 }
 
+fn proxy_tls(mut s: Section<'_>, base: &Path, findings: &Findings) -> Option<ProxyTls> {
+    let mut file = |key| s.take::<PathBuf>(key).map(|file| base.join(file));
+    let (cert, key, client_ca, crl) = (file("cert"), file("key"), file("client_ca"), file("crl"));
+    if crl.is_some() && client_ca.is_none() {
+        findings.problem(s.at("crl"), "without client_ca", "client_ca = \"PATH\", or no crl");
+    }
+    for (key, missing) in [("cert", cert.is_none()), ("key", key.is_none())] {
+        if missing && !findings.has(&s.at(key)) {
+            findings.problem(s.at(key), "missing", "a PEM file");
+        }
+    }
+    Some(ProxyTls { cert: cert?, key: key?, client_ca, crl })
+}
+
 fn admin(mut s: Section<'_>, base: &Path) -> Admin {
-    let listen = if s.has("listen") { s.take("listen") } else { Some(SocketAddr::from(([127, 0, 0, 1], 3129))) };
-    Admin { listen, token: s.take::<Source>("token").map(|source| source.relative_to(base)) }
+    let default = ListenAt::Tcp(SocketAddr::from(([127, 0, 0, 1], 3129)));
+    let listen = if s.has("listen") { s.take("listen") } else { Some(default) };
+    Admin {
+        listen: listen.map(|at: ListenAt| at.relative_to(base)),
+        uids: s.take("uids").unwrap_or_default(),
+        token: s.take::<Source>("token").map(|source| source.relative_to(base)),
+    }
 }
 
 fn interception(mut s: Section<'_>, dir: &Path) -> Interception {
@@ -219,6 +249,66 @@ impl Source {
             Self::File(path) => Self::File(base.join(path)),
             elsewhere @ (Self::Env(_) | Self::Secret(_)) => elsewhere,
         }
+    }
+}
+
+impl ListenAt {
+    fn relative_to(self, base: &Path) -> Self {
+        match self {
+            Self::Unix(path) => Self::Unix(base.join(path)),
+            tcp @ Self::Tcp(_) => tcp,
+        }
+    }
+}
+
+impl Readable for ListenAt {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let text = String::read(value, path, findings)?;
+        let at = match text.strip_prefix("unix:") {
+            Some("") => None,
+            Some(file) => Some(Self::Unix(file.into())),
+            None => text.parse().ok().map(Self::Tcp),
+        };
+        if at.is_none() {
+            findings.problem(path, format!("{text:?} is no address"), "\"127.0.0.1:3128\" or \"unix:PATH\"");
+        }
+        at
+    }
+}
+
+/// The mode of a file, in octal digits.
+struct FileMode(u32);
+
+impl Readable for FileMode {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let text = value.as_str().unwrap_or_default();
+        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777 && !text.starts_with('+'));
+        if mode.is_none() {
+            findings.problem(path, "not a file's mode", "octal digits in quotes, such as \"0660\"");
+        }
+        mode.map(Self)
+    }
+}
+
+/// `[proxy].unix_tasks`: user ids and what task they are.
+struct UnixTasks(BTreeMap<u32, TaskName>);
+
+impl Readable for UnixTasks {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let Value::Table(table) = value else {
+            findings.problem(path, "not a table", "{ 1001 = \"research\" }");
+            return None;
+        };
+        let read = |(uid, task): (String, Value)| {
+            let at = format!("{path}.{uid}");
+            let number = uid.parse().ok().filter(|number: &u32| number.to_string() == uid);
+            if number.is_none() {
+                findings.problem(&at, format!("{uid:?} is no user id"), "a number, such as 1001");
+            }
+            let task = String::read(task, &at, findings)?;
+            Some((number?, TaskName::new(&task)))
+        };
+        Some(Self(table.into_iter().filter_map(read).collect()))
     }
 }
 

@@ -1,8 +1,12 @@
 //! What is read once at start: addresses to listen on, files, timeouts.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::model::name::TaskName;
 
 /// Everything outside of the policy. A change takes effect at the next start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,10 +32,18 @@ pub struct Settings {
 /// `[proxy]`: the listeners for sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proxy {
-    /// TCP addresses; port 0 takes a free one.
-    pub listen: Vec<SocketAddr>,
+    /// Where; several at once are served alike.
+    pub listen: Vec<ListenAt>,
+    /// On TCP: TLS to the proxy itself.
+    pub tls: Option<ProxyTls>,
+    /// Who may connect to the Unix sockets: the file's mode.
+    pub unix_mode: u32,
+    /// On Unix sockets: which task a user id is.
+    pub unix_tasks: BTreeMap<u32, TaskName>,
     /// Connections at a time; one more is answered `overloaded`.
     pub max_connections: usize,
+    /// Connections at a time of one execution; a request on one more is answered `overloaded`.
+    pub max_connections_per_caller: usize,
     /// Bytes of a request's head.
     pub max_head_bytes: usize,
     /// From the first byte wanted to the last byte of the head.
@@ -44,11 +56,55 @@ pub struct Proxy {
     pub via: bool,
 }
 
+/// Where a listener is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenAt {
+    /// A TCP address; port 0 takes a free one.
+    Tcp(SocketAddr),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+impl ListenAt {
+    /// The TCP address, if it is one.
+    #[must_use]
+    pub fn tcp(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(address) => Some(*address),
+            Self::Unix(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for ListenAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// `[proxy].tls`: PEM files, read again at a reload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyTls {
+    /// The chain, the leaf first.
+    pub cert: PathBuf,
+    /// The leaf's key.
+    pub key: PathBuf,
+    /// Who signs client certificates; with it, every client has to have one.
+    pub client_ca: Option<PathBuf>,
+    /// Client certificates that no longer count.
+    pub crl: Option<PathBuf>,
+}
+
 /// `[admin]`: the operator's listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {
     /// None: no admin listener.
-    pub listen: Option<SocketAddr>,
+    pub listen: Option<ListenAt>,
+    /// On a Unix socket: user ids that are let in beside the daemon's own.
+    pub uids: Vec<u32>,
     /// None: the token in the state directory, made at first start.
     pub token: Option<Source>,
 }

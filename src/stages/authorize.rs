@@ -9,7 +9,7 @@ use http::uri::PathAndQuery;
 use std::sync::Arc;
 
 use super::choice::{self, Chosen};
-use super::identify::Caller;
+use super::identify::{Caller, Proof};
 use super::throttle::Taken;
 use crate::audit::record::Record;
 use crate::leak::Matcher;
@@ -280,9 +280,12 @@ fn admit(policy: &Policy, caller: &Caller, target: Target, asked: Asked) -> Verd
     Ok(Admitted { caller: caller.clone(), target, asked, allowed, generation: policy.generation() })
 }
 
-/// The caller's task, if it still takes the token that the caller came with.
+/// The caller's task, if it is still there and takes the token that the caller came with.
 fn task<'p>(policy: &'p Policy, caller: &Caller) -> Verdict<&'p Task> {
-    let task = policy.task(caller.task()).filter(|task| task.has_token(caller.token()));
+    let task = policy.task(caller.task()).filter(|task| match caller.proof() {
+        Proof::Token(token) => task.has_token(token),
+        Proof::Listener => true,
+    });
     task.map(AsRef::as_ref).ok_or(Deny::CallerUnknown.into())
 }
 

@@ -7,6 +7,98 @@ use super::fields;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Target;
 
+/// A head as it was sent, as far as it is there.
+pub enum Head {
+    /// So many bytes, and what follows.
+    Whole(usize, Framing),
+    /// More of it has to come.
+    Partial,
+}
+
+/// What follows a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// A chunked body.
+    Chunked,
+    /// So many bytes of body.
+    Length(u64),
+    /// No body.
+    None,
+}
+
+/// Fields of one head; hyper's own limit is the same.
+const MAX_FIELDS: usize = 100;
+
+/// Looks at the bytes of a head before any parser has smoothed them over. The first `searched` of them are
+/// known not to hold its end.
+///
+/// # Errors
+/// [`Deny::HeadTooLarge`] for more than `most` bytes or a hundred fields; [`Deny::UriTooLong`];
+/// [`Deny::TargetMalformed`]; [`Deny::NotImplemented`] for a transfer coding other than `chunked` alone
+/// (RFC 9112 §6.1); [`Deny::RequestMalformed`] for bare CR or LF, control bytes, folded lines, a space
+/// before a colon (RFC 9112 §5.1), a version that is not HTTP/1, and a length that is no number, stands
+/// there twice or beside a transfer coding (RFC 9112 §6.3).
+pub fn raw_head(bytes: &[u8], searched: usize, most: usize) -> Result<Head, Deny> {
+    // The end may begin in what was searched.
+    let from = searched.saturating_sub(3);
+    let found = bytes.get(from..).and_then(|rest| memchr::memmem::find(rest, b"\r\n\r\n"));
+    let end = found.map(|at| from.saturating_add(at).saturating_add(4));
+    let seen = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();
+    if has_bare_line_end(seen, from) {
+        return Err(Deny::RequestMalformed);
+    }
+    let line = memchr::memchr(b'\n', seen).unwrap_or(seen.len());
+    // With the method and the version.
+    if line > MAX_TARGET.saturating_add(64) {
+        return Err(Deny::UriTooLong);
+    }
+    if seen.len() > most {
+        return Err(Deny::HeadTooLarge);
+    }
+    match end {
+        Some(end) => Ok(Head::Whole(end, framing(seen)?)),
+        None => Ok(Head::Partial),
+    }
+}
+
+/// True if CR or LF stands alone from there on; a CR at the very end may have its LF to come.
+fn has_bare_line_end(bytes: &[u8], from: usize) -> bool {
+    let unseen = bytes.get(from..).unwrap_or_default();
+    memchr::memchr2_iter(b'\r', b'\n', unseen).map(|at| at.saturating_add(from)).any(|at| match bytes.get(at) {
+        Some(b'\n') => at.checked_sub(1).and_then(|before| bytes.get(before)) != Some(&b'\r'),
+        _ => bytes.get(at.saturating_add(1)).is_some_and(|after| *after != b'\n'),
+    })
+}
+
+fn framing(head: &[u8]) -> Result<Framing, Deny> {
+    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
+    let mut request = httparse::Request::new(&mut fields);
+    match request.parse(head) {
+        Ok(httparse::Status::Complete(length)) if length == head.len() => {}
+        Err(httparse::Error::TooManyHeaders) => return Err(Deny::HeadTooLarge),
+        Ok(_) | Err(_) => return Err(Deny::RequestMalformed),
+    }
+    if request.path.is_none_or(|target| http::Uri::try_from(target).is_err()) {
+        return Err(Deny::TargetMalformed);
+    }
+    let named = |name: &'static str| {
+        let mut fields = request.headers.iter().filter(move |field| field.name.eq_ignore_ascii_case(name));
+        (fields.next().map(|field| field.value.trim_ascii()), fields.next().is_some())
+    };
+    match (named("content-length"), named("transfer-encoding")) {
+        ((None, _), (None, _)) => Ok(Framing::None),
+        ((Some(length), false), (None, _)) => {
+            let digits = Some(length).filter(|text| !text.is_empty() && text.iter().all(u8::is_ascii_digit));
+            let number = digits.and_then(|text| std::str::from_utf8(text).ok()).and_then(|text| text.parse().ok());
+            number.map(Framing::Length).ok_or(Deny::RequestMalformed)
+        }
+        ((None, _), (Some(_), _)) if request.version == Some(0) => Err(Deny::RequestMalformed),
+        ((None, _), (Some(coding), false)) if coding.eq_ignore_ascii_case(b"chunked") => Ok(Framing::Chunked),
+        ((None, _), (Some(_), _)) => Err(Deny::NotImplemented),
+        ((Some(_), _), _) => Err(Deny::RequestMalformed),
+    }
+}
+
 /// The target of a request to the proxy itself: CONNECT, or absolute-form.
 ///
 /// # Errors
@@ -87,6 +179,78 @@ mod tests {
             builder = builder.header(*name, *value);
         }
         builder.body(()).unwrap().into_parts().0
+    }
+
+    #[test]
+    fn heads_are_looked_at_as_they_were_sent() {
+        const MOST: usize = 40_000;
+        let many = "x: 1\r\n".repeat(MAX_FIELDS);
+        let long = "x".repeat(MAX_TARGET + 64);
+        let rows: &[(&str, Option<Result<Framing, Deny>>)] = &[
+            ("G", None),
+            ("GET / HTTP/1.1\r\nHost: a\r\n\r", None),
+            ("GET / HTTP/1.1\r\n\r\nrest", Some(Ok(Framing::None))),
+            ("POST / HTTP/1.1\r\nContent-Length: 7\r\n\r\n", Some(Ok(Framing::Length(7)))),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: Chunked \r\n\r\n", Some(Ok(Framing::Chunked))),
+            ("CONNECT a:443 HTTP/1.1\r\n\r\n", Some(Ok(Framing::None))),
+            ("GET / HTTP/1.1\n\n", Some(Err(Deny::RequestMalformed))),
+            ("GET / HTTP/1.1\r\nA: b\nC: d\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("GET / HTTP/1.1\r\nA: b\rC: d\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("GET / HTTP/1.1\r\nA : b\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("GET / HTTP/1.1\r\nA: b\0c\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("GET / HTTP/2.0\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("GET /\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("GET http:///x HTTP/1.1\r\n\r\n", Some(Err(Deny::TargetMalformed))),
+            ("GET a\\b HTTP/1.1\r\n\r\n", Some(Err(Deny::TargetMalformed))),
+            ("P / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("P / HTTP/1.1\r\nContent-Length: 1, 1\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("P / HTTP/1.1\r\nContent-Length: +1\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("P / HTTP/1.1\r\nContent-Length:\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("P / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            (
+                "P / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+                Some(Err(Deny::RequestMalformed)),
+            ),
+            ("P / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("P / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", Some(Err(Deny::NotImplemented))),
+            ("P / HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n", Some(Err(Deny::NotImplemented))),
+            (
+                "P / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+                Some(Err(Deny::NotImplemented)),
+            ),
+            (&format!("GET / HTTP/1.1\r\n{many}\r\n"), Some(Ok(Framing::None))),
+            (&format!("GET / HTTP/1.1\r\nx: 1\r\n{many}\r\n"), Some(Err(Deny::HeadTooLarge))),
+            (&format!("GET /{long}"), Some(Err(Deny::UriTooLong))),
+            (&format!("GET / HTTP/1.1\r\nx: {long}{long}"), Some(Err(Deny::HeadTooLarge))),
+        ];
+        let read = |bytes: &[u8], searched: usize| match raw_head(bytes, searched, MOST) {
+            Ok(Head::Partial) => None,
+            Ok(Head::Whole(length, framing)) => {
+                assert!(bytes[..length].ends_with(b"\r\n\r\n"));
+                Some(Ok(framing))
+            }
+            Err(deny) => Some(Err(deny)),
+        };
+        for (text, want) in rows {
+            let bytes = text.as_bytes();
+            let shown = &text[..text.len().min(80)];
+            assert_eq!(read(bytes, 0), *want, "{shown:?}");
+            // However it arrives, it is judged alike; what can be refused early may be.
+            let mut searched = 0;
+            let mut came = None;
+            for length in
+                (1..=bytes.len()).filter(|length| bytes.len() < 1000 || length % 997 == 0 || *length == bytes.len())
+            {
+                came = read(&bytes[..length], searched);
+                if came.is_some() {
+                    break;
+                }
+                searched = length;
+            }
+            assert_eq!(came, *want, "{shown:?} in pieces");
+        }
     }
 
     #[test]

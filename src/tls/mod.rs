@@ -1,6 +1,7 @@
-//! TLS on both sides: certificates for clients, the first bytes of a tunnel, trust in origins.
+//! TLS on both sides: certificates for clients, the proxy's own listener, the first bytes of a tunnel, trust in origins.
 
 pub mod authority;
+pub mod front;
 pub mod hello;
 pub mod upstream;
 

@@ -23,6 +23,7 @@ mod forward;
 mod hostile;
 mod layering;
 mod limits;
+mod listeners;
 mod malformed;
 mod memory;
 mod misuse;

@@ -34,8 +34,8 @@ async fn heads_with_two_readings_are_refused_and_the_connection_closed() {
         (
             "an unknown transfer coding",
             "POST {url} HTTP/1.1\r\nHost: {host}\r\n{auth}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-            400,
-            "request_malformed",
+            501,
+            "not_implemented",
         ),
         (
             "two lengths",
@@ -73,13 +73,15 @@ async fn heads_with_two_readings_are_refused_and_the_connection_closed() {
             "a backslash in the authority",
             "GET https://api.test\\@evil.test/ HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n",
             400,
-            "request_malformed",
+            "target_malformed",
         ),
         ("garbage", "\x16\x03\x01\x02\x00\x01\r\n\r\n", 400, "request_malformed"),
     ];
     for (n, (what, text, status, code)) in rows.iter().enumerate() {
         let reply = raw(&lab, origin.port(), text).await;
         assert!(reply.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {reply:?}");
+        assert!(reply.contains(&format!("exeat-refusal: {code}\r\n")), "{what}: {reply:?}");
+        assert!(reply.ends_with("}\n"), "{what}: {reply:?}");
         let line = lab.ended(n).await;
         assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("refused"), Some(*code)), "{what}: {line}");
     }
@@ -92,7 +94,7 @@ async fn heads_and_targets_have_a_size() {
     let long = "x".repeat(70_000);
     let rows = [
         (format!("GET {{url}} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}X: {long}\r\n\r\n"), "431", "head_too_large"),
-        (format!("GET {{url}}?{long} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}\r\n"), "4", "head_too_large"),
+        (format!("GET {{url}}?{long} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}\r\n"), "414", "uri_too_long"),
         (
             format!("GET {{url}}?{} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}Connection: close\r\n\r\n", &long[..40_000]),
             "414",
@@ -106,33 +108,106 @@ async fn heads_and_targets_have_a_size() {
     }
 }
 
-/// hyper reads these; the origin must see exactly one request, framed anew.
+/// What stands behind a refused head is not read, however it comes.
 #[tokio::test]
-async fn smuggling_shapes_that_are_read_arrive_as_one_request() {
+async fn nothing_behind_a_refused_head_is_served() {
     let (lab, origin) = lab::simple().await;
     let smuggled = "GET {url}/smuggled HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n";
     let rows = [
-        (
-            "CL and TE",
-            format!(
-                "POST {{url}} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"
-            ),
-        ),
-        (
-            "TE and CL",
-            format!(
-                "POST {{url}} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n{smuggled}"
-            ),
-        ),
+        "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
+        "Content-Length: 0\nX: y\r\n\r\n",
     ];
-    for (n, (what, text)) in rows.iter().enumerate() {
-        let reply = raw(&lab, origin.port(), text).await;
-        assert!(reply.starts_with("HTTP/1.1 200 "), "{what}: {reply}");
-        lab.ended(n).await;
-        let seen = origin.seen();
-        assert_eq!(seen.len(), n + 1, "{what}: one request, and the connection closed behind it");
-        assert_eq!((seen[n].uri.path(), seen[n].body.len()), ("/x", 0), "{what}");
+    for (n, fields) in rows.iter().enumerate() {
+        let text = format!("POST {{url}} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}{fields}{smuggled}");
+        let reply = raw(&lab, origin.port(), &text).await;
+        assert_eq!(reply.matches("HTTP/1.1 ").count(), 1, "{reply}");
+        assert!(reply.starts_with("HTTP/1.1 400 ") && reply.contains("exeat-refusal: request_malformed"), "{reply}");
+        assert_eq!(lab.ended(n).await["code"], "request_malformed");
     }
+    assert!(origin.seen().is_empty());
+}
+
+/// The answers before it come first, and whole.
+#[tokio::test]
+async fn a_refused_head_is_answered_in_its_turn() {
+    let (lab, origin) = lab::simple().await;
+    let good = "GET {url} HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n";
+    let posted = "POST {url} HTTP/1.1\r\nHost: {host}\r\n{auth}Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
+    let reply = raw(&lab, origin.port(), &format!("{good}{posted}\r\n{good}GET / HTTP/1.1\nX: y\r\n\r\n{good}")).await;
+    assert_eq!(reply.matches("HTTP/1.1 200 OK").count(), 3, "{reply}");
+    assert_eq!(reply.matches("HTTP/1.1 ").count(), 4, "{reply}");
+    assert!(reply.rsplit("HTTP/1.1 ").next().unwrap().starts_with("400 "), "{reply}");
+    assert_eq!(origin.seen().len(), 3);
+}
+
+/// However a head and a body come, byte by byte, they are the same request.
+#[tokio::test]
+async fn requests_arrive_whole_wherever_they_are_cut() {
+    let (lab, origin) = lab::simple().await;
+    let url = format!("https://api.test:{}/sink", origin.port());
+    let head = format!(
+        "POST {url} HTTP/1.1\r\nHost: api.test:{}\r\nProxy-Authorization: {}\r\n",
+        origin.port(),
+        lab::client::auth()
+    );
+    for text in [
+        format!("{head}Content-Length: 5\r\n\r\nhello"),
+        format!("{head}Transfer-Encoding: chunked\r\n\r\n2;x=y\r\nhe\r\n3\r\nllo\r\n0\r\nx-sum: 1\r\n\r\n"),
+    ] {
+        let mut stream = lab.connect().await;
+        stream.set_nodelay(true).unwrap();
+        for _ in 0..2 {
+            for byte in text.as_bytes() {
+                stream.write_all(&[*byte]).await.unwrap();
+            }
+            let head = lab::client::read_head(&mut stream).await;
+            assert!(head.starts_with("HTTP/1.1 200") && head.contains("content-length: 1\r\n"), "{head}");
+            assert_eq!(stream.read_u8().await.unwrap(), b'5');
+        }
+    }
+}
+
+/// RFC 9112 §2.2 asks to let an empty line before a request pass.
+#[tokio::test]
+async fn one_empty_line_before_a_request_is_let_pass() {
+    let (lab, origin) = lab::simple().await;
+    let good = "GET {url} HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n";
+    assert!(raw(&lab, origin.port(), &format!("\r\n{good}")).await.starts_with("HTTP/1.1 200"));
+    let reply = raw(&lab, origin.port(), &format!("\r\n\r\n\r\n{good}")).await;
+    assert!(reply.starts_with("HTTP/1.1 400"), "{reply}");
+}
+
+/// A client that stalls is told so, if it has begun to speak.
+#[tokio::test]
+async fn a_head_that_does_not_end_is_answered_and_silence_is_not() {
+    let ground = lab::Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let lab = ground.proxy(&format!("[proxy]\nheader_timeout = \"200ms\"\n{}", lab::allow_api(origin.port()))).await;
+    let reply = lab.raw("GET https://api.test/ HTTP/1.1\r\nHost: a").await;
+    assert!(reply.starts_with("HTTP/1.1 408 ") && reply.contains("exeat-refusal: header_timeout"), "{reply}");
+    assert!(reply.contains("connection: close"), "{reply}");
+    assert_eq!(lab.ended(0).await["code"], "header_timeout");
+    assert_eq!(lab.raw("").await, "");
+    assert_eq!(lab.ended(1).await["code"], "header_timeout");
+    // Behind an answer there is more time, and no answer to silence.
+    let mut stream = lab.connect().await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let request = format!(
+        "GET {url} HTTP/1.1\r\nHost: api.test:{}\r\nProxy-Authorization: {}\r\n\r\n",
+        origin.port(),
+        lab::client::auth()
+    );
+    for _ in 0..2 {
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut body = [0; 6];
+        assert!(lab::client::read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
+        stream.read_exact(&mut body).await.unwrap();
+        tokio::time::sleep(std::time::Duration::from_millis(400)).await;
+    }
+    stream.write_all(b"GET https").await.unwrap();
+    let reply = read_to_end(&mut stream).await;
+    assert!(reply.starts_with("HTTP/1.1 408 "), "{reply}");
 }
 
 #[tokio::test]
@@ -154,6 +229,13 @@ async fn requests_inside_a_tunnel_are_held_to_the_same() {
             400,
             "request_malformed",
         ),
+        ("a bare line feed", format!("GET / HTTP/1.1\nHost: {to}\r\n\r\n"), 400, "request_malformed"),
+        (
+            "too many fields",
+            format!("GET / HTTP/1.1\r\n{}Host: {to}\r\n\r\n", "x: 1\r\n".repeat(100)),
+            431,
+            "head_too_large",
+        ),
         ("TRACE", format!("TRACE / HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n"), 403, "method_not_allowed"),
         (
             "OPTIONS *",
@@ -167,6 +249,7 @@ async fn requests_inside_a_tunnel_are_held_to_the_same() {
         tls.write_all(text.as_bytes()).await.unwrap();
         let reply = read_to_end(&mut tls).await;
         assert!(reply.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {reply}");
+        assert!(reply.contains(&format!("exeat-refusal: {code}\r\n")), "{what}: {reply}");
         assert_eq!(lab.ended(n).await["code"], *code, "{what}");
     }
     assert!(origin.seen().is_empty());

@@ -30,6 +30,7 @@ use crate::flow::daemon::Daemon;
 use crate::flow::keep;
 use crate::model::host::Host;
 use crate::policy::compile::{self, Surroundings};
+use crate::policy::settings::ListenAt;
 use crate::tls::authority::Authority;
 
 /// What is running while the tour lasts.
@@ -148,7 +149,7 @@ async fn set(dir: &Path) -> io::Result<Stage> {
     let log = dir.join("audit.jsonl");
     // The proxy's own port is not known before it listens, so the loop is asked of the policy afterwards.
     let own = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
-    config.settings.proxy.listen = vec![own];
+    config.settings.proxy.listen = vec![ListenAt::Tcp(own)];
     let text = text.replace(", 1, 443]", &format!(", 1, 443, {}]", own.port()));
     let policy = compile::compile(&text, &around).map_err(|problems| io::Error::other(format!("{problems:?}")))?.policy;
     let daemon = Daemon::start(config.settings, policy, None).await.map_err(io::Error::other)?;

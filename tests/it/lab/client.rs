@@ -231,7 +231,7 @@ pub async fn read_to_end(stream: &mut (impl AsyncRead + Unpin)) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-pub async fn read_head(stream: &mut TcpStream) -> String {
+pub async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         match timeout(PATIENCE, stream.read_u8()).await.expect("an answer comes") {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use exeat::cli::demo::dns::ScriptedDns;
 use exeat::flow::daemon::Daemon;
 use exeat::flow::keep;
+use exeat::flow::reload::ConfigFile;
 use exeat::model::host::Host;
 use exeat::policy::compile::{self, Config, Surroundings};
 use exeat::policy::settings::Settings;
@@ -80,6 +81,17 @@ impl Ground {
             settings.admin.listen = None;
         }
         let daemon = Daemon::start(settings.clone(), compiled.policy, None).await.unwrap();
+        let proxy = daemon.proxy_addresses()[0];
+        Lab { daemon, dns: self.dns, proxy, dir: self.dir, settings }
+    }
+
+    /// The proxy, from a file in the lab's folder that it can read again.
+    pub async fn from_file(self, name: &str) -> Lab {
+        let file = ConfigFile::new(&self.dir.path().join(name), self.dir.path());
+        let config = file.load().unwrap_or_else(|problems| panic!("{problems:#?}"));
+        let mut settings = config.settings;
+        settings.admin.listen = None;
+        let daemon = Daemon::start(settings.clone(), config.policy, Some(file)).await.unwrap();
         let proxy = daemon.proxy_addresses()[0];
         Lab { daemon, dns: self.dns, proxy, dir: self.dir, settings }
     }

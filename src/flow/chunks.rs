@@ -1,0 +1,146 @@
+//! Where a chunked body ends (RFC 9112 §7.1), found without keeping any of it.
+
+/// Longest line that says how long a chunk is, with its extensions, in bytes.
+const MAX_SIZE_LINE: usize = 1024;
+
+/// Follows a chunked body.
+pub(super) struct Chunks {
+    at: At,
+    /// What trailers may still take, in bytes.
+    trailers_left: usize,
+}
+
+#[derive(Clone, Copy)]
+enum At {
+    /// Digits of a size; how many so far.
+    Size(u64, u8),
+    /// Extensions behind a size; what the line may still take.
+    Extension(u64, usize),
+    /// CR was read behind a size.
+    SizeEnd(u64),
+    Data(u64),
+    /// CR and LF behind data.
+    DataEnd,
+    DataLf,
+    /// At the start of a trailer line, or of the empty line at the end.
+    Line,
+    Trailer,
+    TrailerLf,
+    LastLf,
+    Over,
+    Broken,
+}
+
+impl Chunks {
+    /// With so many bytes of trailers at most.
+    pub(super) fn new(trailers: usize) -> Self {
+        Self { at: At::Size(0, 0), trailers_left: trailers }
+    }
+
+    /// True once the last byte of the body has been seen.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.at, At::Over)
+    }
+
+    /// True if there is no telling where it ends.
+    pub(super) fn is_broken(&self) -> bool {
+        matches!(self.at, At::Broken)
+    }
+
+    /// How many of these bytes belong to the body.
+    pub(super) fn pass(&mut self, bytes: &[u8]) -> usize {
+        let mut passed = 0;
+        while let Some(rest) = bytes.get(passed..).filter(|rest| !rest.is_empty()) {
+            match self.at {
+                At::Over | At::Broken => break,
+                At::Data(left) => {
+                    let n = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
+                    let left = left.saturating_sub(n as u64);
+                    self.at = if left == 0 { At::DataEnd } else { At::Data(left) };
+                    passed = passed.saturating_add(n);
+                }
+                at => {
+                    let Some(byte) = rest.first() else { break };
+                    self.at = self.step(at, *byte);
+                    passed = passed.saturating_add(1);
+                }
+            }
+        }
+        passed
+    }
+
+    fn step(&mut self, at: At, byte: u8) -> At {
+        let is_text = byte == b'\t' || (byte >= b' ' && byte != 0x7f);
+        match (at, byte) {
+            (At::Size(size, digits), _) if byte.is_ascii_hexdigit() && digits < 16 => {
+                let digit = u64::from(char::from(byte).to_digit(16).unwrap_or_default());
+                At::Size((size << 4) | digit, digits.saturating_add(1))
+            }
+            (At::Size(size, 1..), b';' | b' ' | b'\t') => At::Extension(size, MAX_SIZE_LINE),
+            (At::Size(size, 1..) | At::Extension(size, _), b'\r') => At::SizeEnd(size),
+            (At::Extension(size, left), _) if is_text && left > 0 => At::Extension(size, left.saturating_sub(1)),
+            (At::SizeEnd(0), b'\n') => At::Line,
+            (At::SizeEnd(size), b'\n') => At::Data(size),
+            (At::DataEnd, b'\r') => At::DataLf,
+            (At::DataLf, b'\n') => At::Size(0, 0),
+            (At::Line, b'\r') => At::LastLf,
+            (At::LastLf, b'\n') => At::Over,
+            (At::Trailer, b'\r') => At::TrailerLf,
+            (At::TrailerLf, b'\n') => At::Line,
+            (At::Line | At::Trailer, _) if is_text && self.trailers_left > 0 => {
+                self.trailers_left = self.trailers_left.saturating_sub(1);
+                At::Trailer
+            }
+            _ => At::Broken,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn follow<'b>(pieces: impl IntoIterator<Item = &'b [u8]>) -> (usize, bool, bool) {
+        let mut chunks = Chunks::new(64);
+        let passed = pieces.into_iter().map(|piece| chunks.pass(piece)).sum();
+        (passed, chunks.is_over(), chunks.is_broken())
+    }
+
+    #[test]
+    fn the_end_is_found_and_nothing_else_is_taken_for_it() {
+        let rows: [(&str, Option<usize>, bool); 17] = [
+            ("0\r\n\r\nGET", Some(5), false),
+            ("5\r\nhello\r\n0\r\n\r\nGET", Some(15), false),
+            ("5;a=b\r\nhello\r\n000\r\n\r\n", Some(21), false),
+            ("a \r\n0123456789\r\n0\r\n\r\n", Some(21), false),
+            ("0\r\nx-sum: 1\r\n\r\nGET", Some(15), false),
+            ("5\r\nhel", None, false),
+            ("5\nhello\r\n0\r\n\r\n", None, true),
+            ("5\r\nhello0\r\n\r\n", None, true),
+            ("5\r\nhello\n0\r\n\r\n", None, true),
+            ("\r\n", None, true),
+            ("x\r\n", None, true),
+            ("-1\r\n", None, true),
+            ("+1\r\n", None, true),
+            ("0x5\r\n", None, true),
+            ("11111111111111111\r\n", None, true),
+            ("0\r\nx-sum: 1\n\r\n", None, true),
+            ("0\r\nx: 0123456789012345678901234567890123456789012345678901234567890123456789\r\n\r\n", None, true),
+        ];
+        for (text, want, broken) in rows {
+            let (passed, over, is_broken) = follow([text.as_bytes()]);
+            assert_eq!((over.then_some(passed), is_broken), (want, broken), "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whole_equals_cut_anywhere(text in "([0-9a-f]{1,2}(;x=[a-z]{0,3})?\r\n[a-z]{0,20}\r\n|0\r\n(a: b\r\n)?\r\n|.){0,4}", at in 0_usize..64) {
+            let bytes = text.as_bytes();
+            let (head, tail) = bytes.split_at(at.min(bytes.len()));
+            prop_assert_eq!(follow([bytes]), follow([head, tail]));
+            prop_assert_eq!(follow([bytes]), follow(bytes.chunks(1)));
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! Lets heads of requests through to the HTTP server one by one, and only those that have one reading.
+//!
+//! hyper takes much that a proxy must refuse, hides it (a length beside a transfer coding, bare line
+//! feeds), and answers what it cannot read in bare words. Here each head is looked at as it was sent;
+//! what is refused gets our answer, after those to the requests before it (RFC 9112 §9.3.2).
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::chunks::Chunks;
+use crate::model::refusal::{Deny, Refusal};
+use crate::stages::parse::{self, Framing, Head};
+
+/// What is read of a client at once while its head is not complete, in bytes.
+const STEP: usize = 4096;
+/// How long, and for how many bytes, a client is listened to after our last words. A close with unread
+/// bytes would reset the connection and take them away.
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 256 * 1024;
+
+/// How much and how long.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    /// Bytes of a head.
+    pub(super) head: usize,
+    /// From its first byte to its last; and for the first byte of the first one.
+    pub(super) header_timeout: Duration,
+    /// For the first byte of a further one.
+    pub(super) idle: Duration,
+}
+
+/// A stream on which an HTTP server finds nothing but sound heads and the bodies that belong to them.
+pub(super) struct Heads<T> {
+    inner: T,
+    /// What was read and not yet given out.
+    buffer: BytesMut,
+    state: State,
+    limits: Limits,
+    /// True until the first head is through.
+    first: bool,
+    waiting: Option<Pin<Box<Sleep>>>,
+    passage: Passage,
+    refuse: Box<dyn FnMut(Refusal) -> Vec<u8> + Send>,
+    farewell: Option<Farewell>,
+}
+
+enum State {
+    /// The next head is awaited; so many bytes of it have been searched for its end.
+    Head(usize),
+    /// So many bytes of the buffer are through, and then comes a body.
+    Through(usize, Framing),
+    Length(u64),
+    Chunked(Chunks),
+    /// Nothing comes any more.
+    Over,
+}
+
+struct Farewell {
+    words: Bytes,
+    until: Option<Pin<Box<Sleep>>>,
+    heard: usize,
+}
+
+/// What others know of a gate, and may do with it.
+#[derive(Clone, Default)]
+pub(super) struct Passage(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    open: AtomicBool,
+    reading: AtomicBool,
+}
+
+impl Passage {
+    /// Opens the gate for good: what comes now is no HTTP.
+    pub(super) fn open(&self) {
+        self.0.open.store(true, Ordering::Release);
+    }
+
+    fn is_open(&self) -> bool {
+        self.0.open.load(Ordering::Acquire)
+    }
+
+    /// True while a part of a head is here: the HTTP server does not know of it yet.
+    pub(super) fn is_reading(&self) -> bool {
+        self.0.reading.load(Ordering::Acquire)
+    }
+
+    fn reading(&self, reading: bool) {
+        self.0.reading.store(reading, Ordering::Release);
+    }
+}
+
+impl<T> Heads<T> {
+    /// `refuse` writes a refusal down and gives our answer.
+    pub(super) fn new(inner: T, limits: Limits, refuse: impl FnMut(Refusal) -> Vec<u8> + Send + 'static) -> Self {
+        Self {
+            inner,
+            buffer: BytesMut::new(),
+            state: State::Head(0),
+            limits,
+            first: true,
+            waiting: None,
+            passage: Passage::default(),
+            refuse: Box::new(refuse),
+            farewell: None,
+        }
+    }
+
+    /// The key to it.
+    pub(super) fn passage(&self) -> Passage {
+        self.passage.clone()
+    }
+
+    /// What has been read and not given out, and the stream.
+    pub(super) fn into_parts(self) -> (Bytes, T) {
+        (self.buffer.freeze(), self.inner)
+    }
+
+    fn refuse(&mut self, refusal: impl Into<Refusal>) {
+        self.state = State::Over;
+        self.passage.reading(false);
+        let words = (self.refuse)(refusal.into()).into();
+        self.farewell = Some(Farewell { words, until: None, heard: 0 });
+    }
+
+    /// Looks at what is here of a head.
+    fn look(&mut self, searched: usize) {
+        // Empty lines before a request are let pass (RFC 9112 §2.2), but not for ever.
+        let blank =
+            if searched == 0 { self.buffer.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count() } else { 0 };
+        if blank > 2 {
+            return self.refuse(Deny::RequestMalformed);
+        }
+        let blank_is_whole = blank == 2 || blank < self.buffer.len();
+        if blank > 0 && blank_is_whole {
+            self.buffer.advance(blank);
+        } else if blank > 0 {
+            self.state = State::Head(0);
+            return;
+        }
+        match parse::raw_head(&self.buffer, searched, self.limits.head) {
+            Ok(Head::Whole(length, framing)) => {
+                self.first = false;
+                self.state = State::Through(length, framing);
+            }
+            Ok(Head::Partial) => self.state = State::Head(self.buffer.len()),
+            Err(deny) => self.refuse(deny),
+        }
+    }
+}
+
+impl<T: AsyncRead + Unpin> Heads<T> {
+    /// Reads more of a head, as long as its sender has time.
+    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let before = self.buffer.len();
+        self.buffer.reserve(STEP);
+        let read = tokio_util::io::poll_read_buf(Pin::new(&mut self.inner), cx, &mut self.buffer);
+        if let Poll::Ready(read) = read {
+            if before == 0 {
+                self.waiting = None;
+                self.passage.reading(true);
+            }
+            return Poll::Ready(read);
+        }
+        let most = if before == 0 && !self.first { self.limits.idle } else { self.limits.header_timeout };
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(most)));
+        ready!(waiting.as_mut().poll(cx));
+        if before == 0 {
+            // Nobody waits for an answer. That it was the first is worth a line.
+            if self.first {
+                let _ = (self.refuse)(Deny::HeaderTimeout.into());
+            }
+            self.state = State::Over;
+        } else {
+            self.refuse(Deny::HeaderTimeout);
+        }
+        Poll::Ready(Ok(0))
+    }
+
+    /// Gives bytes of a body out, from the buffer or right from the stream. `belongs` says how many of them
+    /// are the body's; the rest is kept.
+    fn poll_body(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+        belongs: impl FnOnce(&[u8]) -> usize,
+    ) -> Poll<io::Result<()>> {
+        if !self.buffer.is_empty() {
+            let n = belongs(self.buffer.get(..self.buffer.len().min(out.remaining())).unwrap_or_default());
+            out.put_slice(&self.buffer.split_to(n.min(self.buffer.len())));
+            return Poll::Ready(Ok(()));
+        }
+        let before = out.filled().len();
+        ready!(Pin::new(&mut self.inner).poll_read(cx, out))?;
+        let fresh = out.filled().get(before..).unwrap_or_default();
+        let n = belongs(fresh);
+        if let Some(rest) = fresh.get(n..).filter(|rest| !rest.is_empty()) {
+            self.buffer.extend_from_slice(rest);
+            out.set_filled(before.saturating_add(n));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Heads<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if out.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        if this.passage.is_open() {
+            return this.poll_body(cx, out, <[u8]>::len);
+        }
+        loop {
+            match std::mem::replace(&mut this.state, State::Over) {
+                State::Over => return Poll::Ready(Ok(())),
+                State::Head(searched) if searched < this.buffer.len() => this.look(searched),
+                State::Head(searched) => {
+                    this.state = State::Head(searched);
+                    let read = ready!(this.poll_more(cx))?;
+                    if read == 0 {
+                        if !this.buffer.is_empty() && this.farewell.is_none() {
+                            this.refuse(Deny::RequestMalformed);
+                        }
+                        this.state = State::Over;
+                    }
+                }
+                State::Through(left, framing) => {
+                    this.waiting = None;
+                    this.passage.reading(false);
+                    let n = left.min(out.remaining()).min(this.buffer.len());
+                    out.put_slice(&this.buffer.split_to(n));
+                    this.state = match (left.saturating_sub(n), framing) {
+                        (0, Framing::None) => State::Head(0),
+                        (0, Framing::Length(length)) => State::Length(length),
+                        (0, Framing::Chunked) => State::Chunked(Chunks::new(this.limits.head)),
+                        (left, framing) => State::Through(left, framing),
+                    };
+                    return Poll::Ready(Ok(()));
+                }
+                State::Length(0) => this.state = State::Head(0),
+                State::Length(left) => {
+                    this.state = State::Length(left);
+                    let most = usize::try_from(left).unwrap_or(usize::MAX);
+                    let mut passed = 0;
+                    ready!(this.poll_body(cx, out, |bytes| {
+                        passed = bytes.len().min(most);
+                        passed
+                    }))?;
+                    this.state = State::Length(left.saturating_sub(passed as u64));
+                    return Poll::Ready(Ok(()));
+                }
+                State::Chunked(chunks) if chunks.is_over() => this.state = State::Head(0),
+                State::Chunked(chunks) if chunks.is_broken() => {
+                    // The server finds its body cut short, which it is.
+                    this.state = State::Over;
+                }
+                State::Chunked(mut chunks) => {
+                    let read = this.poll_body(cx, out, |bytes| chunks.pass(bytes));
+                    this.state = State::Chunked(chunks);
+                    return read;
+                }
+            }
+        }
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Heads<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().inner).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let Some(farewell) = &mut this.farewell else { return Pin::new(&mut this.inner).poll_shutdown(cx) };
+        while !farewell.words.is_empty() {
+            let n = ready!(Pin::new(&mut this.inner).poll_write(cx, &farewell.words))?;
+            if n == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            farewell.words.advance(n.min(farewell.words.len()));
+        }
+        if farewell.until.is_none() {
+            ready!(Pin::new(&mut this.inner).poll_shutdown(cx))?;
+        }
+        let until = farewell.until.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + LINGER)));
+        let mut scratch = [0; 1024];
+        while farewell.heard < LINGER_BYTES && until.as_mut().poll(cx).is_pending() {
+            let mut heard = ReadBuf::new(&mut scratch);
+            match Pin::new(&mut this.inner).poll_read(cx, &mut heard) {
+                Poll::Ready(Ok(())) if !heard.filled().is_empty() => {
+                    farewell.heard = farewell.heard.saturating_add(heard.filled().len());
+                }
+                Poll::Ready(_) => break,
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().inner).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+}

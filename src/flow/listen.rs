@@ -1,0 +1,249 @@
+//! Where clients come in: TCP, TLS, Unix sockets, and sockets that somebody else opened for us.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::task::{Context, Poll};
+
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::model::name::TaskName;
+use crate::model::peer::Peer;
+use crate::policy::settings::{ListenAt, Proxy, ProxyTls};
+use crate::tls::front::{self, FrontError};
+
+/// A socket that connections are accepted from.
+pub struct Listener {
+    socket: Socket,
+    at: ListenAt,
+    /// Removed with the listener: a socket file that we made.
+    _file: Option<SocketFile>,
+}
+
+enum Socket {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// Sockets that the service manager opened for us.
+#[derive(Default)]
+pub struct Inherited {
+    /// In place of `proxy.listen`, unless there are none.
+    pub proxy: Vec<Listener>,
+    /// In place of `admin.listen`.
+    pub admin: Option<Listener>,
+}
+
+/// A connection that was accepted, before any handshake.
+pub(super) enum Accepted {
+    Tcp(TcpStream, std::net::SocketAddr),
+    /// With the user id at the other end.
+    Unix(UnixStream, u32),
+}
+
+/// A client's end of a connection, once it is ready for HTTP.
+pub(super) enum Stream {
+    Tcp(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+    Unix(UnixStream),
+}
+
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Whoever has taken the place meanwhile keeps it only if the file is gone already.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl Listener {
+    /// Listens there. A Unix socket that a dead process left is replaced, a live one is not.
+    ///
+    /// # Errors
+    /// The address is taken, or not ours.
+    pub async fn bind(at: &ListenAt, mode: u32) -> io::Result<Self> {
+        match at {
+            ListenAt::Tcp(address) => Self::tcp(TcpListener::bind(address).await?),
+            ListenAt::Unix(path) => {
+                remove_dead(path)?;
+                let socket = UnixListener::bind(path)?;
+                let file = SocketFile(path.clone());
+                fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+                Ok(Self { socket: Socket::Unix(socket), at: at.clone(), _file: Some(file) })
+            }
+        }
+    }
+
+    /// A TCP socket that listens already.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn tcp(socket: TcpListener) -> io::Result<Self> {
+        let at = ListenAt::Tcp(socket.local_addr()?);
+        Ok(Self { socket: Socket::Tcp(socket), at, _file: None })
+    }
+
+    /// A Unix socket that listens already. Its file is somebody else's.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn unix(socket: UnixListener) -> io::Result<Self> {
+        let path = socket.local_addr()?.as_pathname().map(Path::to_owned).unwrap_or_default();
+        Ok(Self { socket: Socket::Unix(socket), at: ListenAt::Unix(path), _file: None })
+    }
+
+    /// Where it is, with the port that it got.
+    #[must_use]
+    pub fn at(&self) -> &ListenAt {
+        &self.at
+    }
+
+    pub(super) async fn accept(&self) -> io::Result<Accepted> {
+        match &self.socket {
+            Socket::Tcp(socket) => {
+                let (stream, address) = socket.accept().await?;
+                // Latency matters more than packets; a stream that cannot take the option still works.
+                let _ = stream.set_nodelay(true);
+                Ok(Accepted::Tcp(stream, address))
+            }
+            Socket::Unix(socket) => {
+                let (stream, _) = socket.accept().await?;
+                let uid = stream.peer_cred()?.uid();
+                Ok(Accepted::Unix(stream, uid))
+            }
+        }
+    }
+}
+
+/// Removes a socket file that nobody listens on.
+fn remove_dead(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => match std::os::unix::net::UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+            Ok(_) | Err(_) => Err(io::ErrorKind::AddrInUse.into()),
+        },
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "something else than a socket is there")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// What turns an accepted connection into one that HTTP can be spoken on.
+pub(super) struct Door {
+    /// The files are read again at a reload.
+    tls: Option<(ProxyTls, RwLock<Arc<ServerConfig>>)>,
+    unix_tasks: std::collections::BTreeMap<u32, TaskName>,
+}
+
+impl Door {
+    pub(super) fn new(settings: &Proxy) -> Result<Self, FrontError> {
+        let tls = match &settings.tls {
+            None => None,
+            Some(files) => Some((files.clone(), RwLock::new(read(files)?))),
+        };
+        Ok(Self { tls, unix_tasks: settings.unix_tasks.clone() })
+    }
+
+    /// Reads certificate, key and list of revoked certificates again. On an error the old ones stay.
+    pub(super) fn renew(&self) -> Result<(), FrontError> {
+        if let Some((files, config)) = &self.tls {
+            let renewed = read(files)?;
+            *config.write().unwrap_or_else(PoisonError::into_inner) = renewed;
+        }
+        Ok(())
+    }
+
+    /// What is known of the peer before a handshake.
+    pub(super) fn peer(&self, accepted: &Accepted) -> Peer {
+        match accepted {
+            Accepted::Tcp(_, address) => Peer::tcp(*address),
+            Accepted::Unix(_, uid) => Peer::unix(*uid, self.unix_tasks.get(uid).cloned()),
+        }
+    }
+
+    /// Does the handshake, if there is one. The caller bounds its time.
+    pub(super) async fn open(&self, accepted: Accepted) -> io::Result<(Stream, Peer)> {
+        let peer = self.peer(&accepted);
+        let (stream, address) = match accepted {
+            Accepted::Unix(stream, _) => return Ok((Stream::Unix(stream), peer)),
+            Accepted::Tcp(stream, address) => (stream, address),
+        };
+        let Some((files, config)) = &self.tls else { return Ok((Stream::Tcp(stream), peer)) };
+        let config = config.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let stream = TlsAcceptor::from(config).accept(stream).await?;
+        if files.client_ca.is_none() {
+            return Ok((Stream::Tls(Box::new(stream)), peer));
+        }
+        let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let names = leaf.map(front::names).unwrap_or_default();
+        let tasks = names.iter().map(|name| TaskName::new(name)).collect();
+        Ok((Stream::Tls(Box::new(stream)), Peer::certified(address, tasks)))
+    }
+
+    pub(super) fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+}
+
+fn read(files: &ProxyTls) -> Result<Arc<ServerConfig>, FrontError> {
+    front::server_config(&front::Files {
+        cert: &files.cert,
+        key: &files.key,
+        client_ca: files.client_ca.as_deref(),
+        crl: files.crl.as_deref(),
+    })
+}
+
+macro_rules! each {
+    ($stream:expr, $inner:ident => $call:expr) => {
+        match $stream.get_mut() {
+            Stream::Tcp($inner) => $call,
+            Stream::Tls($inner) => $call,
+            Stream::Unix($inner) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        each!(self, inner => Pin::new(inner).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        each!(self, inner => Pin::new(inner).poll_write(cx, buf))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, inner => Pin::new(inner).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, inner => Pin::new(inner).poll_shutdown(cx))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        each!(self, inner => Pin::new(inner).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Tcp(inner) => inner.is_write_vectored(),
+            Self::Tls(inner) => inner.is_write_vectored(),
+            Self::Unix(inner) => inner.is_write_vectored(),
+        }
+    }
+}

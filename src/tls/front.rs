@@ -1,0 +1,104 @@
+//! TLS of the proxy's own listeners, and what a client certificate says of who it is.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+use super::provider;
+
+/// Before the name of a task in a URI of a certificate's SAN.
+const URN: &str = "urn:exeat:task:";
+
+/// PEM files.
+pub struct Files<'a> {
+    /// The chain, the leaf first.
+    pub cert: &'a Path,
+    /// The leaf's key.
+    pub key: &'a Path,
+    /// Who signs client certificates; with it, every client has to have one.
+    pub client_ca: Option<&'a Path>,
+    /// Client certificates that no longer count.
+    pub crl: Option<&'a Path>,
+}
+
+/// The listener's TLS cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum FrontError {
+    /// A file cannot be read, or does not hold what it should.
+    #[error("{0}: {1}")]
+    File(PathBuf, &'static str),
+    /// The files do not belong together.
+    #[error("{0}: {1}")]
+    Unfit(PathBuf, String),
+}
+
+/// Reads the files. With a CA for clients, one that shows no certificate of it gets no connection; with a
+/// list of revoked ones, neither does one that is on it, nor anyone once the list is out of date.
+///
+/// # Errors
+/// [`FrontError`]: nobody is let in because a file was missing or could not be read.
+pub fn server_config(files: &Files<'_>) -> Result<Arc<ServerConfig>, FrontError> {
+    let chain = certificates(files.cert)?;
+    let no_key = |_| FrontError::File(files.key.to_owned(), "holds no PEM private key that can be used");
+    let key = PrivateKeyDer::from_pem_file(files.key).map_err(no_key)?;
+    let unfit = |path: &Path| {
+        let path = path.to_owned();
+        move |why: &dyn std::fmt::Display| FrontError::Unfit(path, why.to_string())
+    };
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| unfit(files.cert)(&error))?;
+    let builder = match files.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(ca) => {
+            let mut roots = RootCertStore::empty();
+            for cert in certificates(ca)? {
+                roots.add(cert).map_err(|error| unfit(ca)(&error))?;
+            }
+            let mut verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider());
+            if let Some(crl) = files.crl {
+                verifier = verifier.with_crls(revocations(crl)?).enforce_revocation_expiration();
+            }
+            builder.with_client_cert_verifier(verifier.build().map_err(|error| unfit(ca)(&error))?)
+        }
+    };
+    let mut config = builder.with_single_cert(chain, key).map_err(|error| unfit(files.cert)(&error))?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    // A resumed session would skip the look at the list of revoked certificates.
+    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(Arc::new(config))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FrontError> {
+    let unusable = || FrontError::File(path.to_owned(), "holds no PEM certificate that can be used");
+    let certificates = CertificateDer::pem_file_iter(path).map_err(|_| unusable())?;
+    let certificates = certificates.collect::<Result<Vec<_>, _>>().map_err(|_| unusable())?;
+    if certificates.is_empty() { Err(unusable()) } else { Ok(certificates) }
+}
+
+fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, FrontError> {
+    let unusable = || FrontError::File(path.to_owned(), "holds no PEM list of revoked certificates that can be used");
+    let lists = CertificateRevocationListDer::pem_file_iter(path).map_err(|_| unusable())?;
+    let lists = lists.collect::<Result<Vec<_>, _>>().map_err(|_| unusable())?;
+    if lists.is_empty() { Err(unusable()) } else { Ok(lists) }
+}
+
+/// The names in a verified certificate that may be a task's: DNS names, and what follows
+/// `urn:exeat:task:` in URIs (RFC 5280 §4.2.1.6).
+#[must_use]
+pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let Ok((_, parsed)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+    let Ok(Some(san)) = parsed.subject_alternative_name() else { return Vec::new() };
+    let name = |name: &GeneralName<'_>| match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::URI(uri) => uri.strip_prefix(URN).map(str::to_owned),
+        _ => None,
+    };
+    san.value.general_names.iter().filter_map(name).collect()
+}
