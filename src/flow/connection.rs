@@ -19,6 +19,7 @@ use super::io::Impatient;
 use super::listen::Stream;
 use super::respond::{self, Answer};
 use super::seats::Held;
+use super::websocket::{self, Doorway};
 use super::{Services, tunnel};
 use crate::audit::record::Record;
 use crate::model::peer::Peer;
@@ -48,12 +49,12 @@ pub(super) type ClientStream = Impatient<Stream>;
 
 /// Serves a connection until it ends, breaks, or the daemon drains.
 pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
-    let service = service_fn(|request| {
-        let client = client.clone();
-        async move { Ok::<_, Infallible>(answer(&client, request).await) }
-    });
     let stream = gated(&client, stream, Timeouts::default().idle);
     let passage = stream.passage();
+    let service = service_fn(|request| {
+        let (client, passage) = (client.clone(), passage.clone());
+        async move { Ok::<_, Infallible>(answer(&client, &passage, request).await) }
+    });
     let connection = h1().serve_connection(TokioIo::new(stream), service).with_upgrades();
     let ended = until_drained(connection, |it| it.graceful_shutdown(), &passage, &client.services).await;
     if let Err(error) = ended {
@@ -111,13 +112,14 @@ pub(super) fn h1() -> http1::Builder {
 /// What hyper keeps of what it reads, in bytes; the largest head that can be configured fits.
 const MAX_BUFFER: usize = 1_100_000;
 
-async fn answer(client: &Arc<Client>, request: Request<Incoming>) -> Response<Answer> {
+async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<Incoming>) -> Response<Answer> {
     let services = &client.services;
     let mut record = services.record(&client.peer);
     record.request(&request);
     let connect = request.method() == Method::CONNECT;
+    let doorway = Doorway::of(&mut request, passage);
     match judged(client, request, &mut record).await {
-        Ok(Passed::Answered(received)) => respond::origin(services, received, record),
+        Ok(Passed::Answered(received)) => websocket::answer(client, doorway, received, record),
         Ok(Passed::Tunnelled(tunnel)) => {
             let established = respond::established(&record);
             let (client, abort) = (client.clone(), services.abort.clone());

@@ -43,5 +43,6 @@ pub(super) async fn run(
     };
     let outbound = inject::credential(cleared, pinned, services.settings.proxy.via)?;
     record.decided().await?;
-    services.forwarder.exchange(outbound, to.admitted.caller().execution(), record).await
+    let withdrawn = outbound.withdrawn(services.policies.changes());
+    services.forwarder.exchange(outbound, withdrawn, to.admitted.caller().execution(), record).await
 }

@@ -1,5 +1,6 @@
 //! Streams with something added: bytes put back, a limit to waiting; and two streams tied together.
 
+use std::borrow::Cow;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -145,20 +146,70 @@ where
 {
     let (client_read, client_write) = tokio::io::split(client);
     let (origin_read, origin_write) = tokio::io::split(origin);
-    let clock = Clock { start: Instant::now(), last: AtomicU64::new(0), idle };
-    let up = pump(client_read, origin_write, &clock, sent);
-    let down = pump(origin_read, client_write, &clock, received);
+    let clock = Clock::new(idle);
+    let up = pump(client_read, origin_write, &clock, Unseen, sent);
+    let down = pump(origin_read, client_write, &clock, Unseen, received);
     tokio::try_join!(up, down).map(|_| ())
 }
 
+/// What is looked at, held or changed on its way.
+pub(super) trait Filter {
+    /// Takes bytes and gives out what may go on.
+    fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>>;
+
+    /// True if something could go out once nothing more comes.
+    fn holds(&self) -> bool {
+        false
+    }
+
+    /// Nothing is waiting: gives out what is held.
+    fn pause(&mut self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// What was given out has been written.
+    fn written(&mut self) {}
+}
+
+impl<F: Filter> Filter for &mut F {
+    fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
+        (**self).pass(bytes)
+    }
+
+    fn holds(&self) -> bool {
+        (**self).holds()
+    }
+
+    fn pause(&mut self) -> Vec<u8> {
+        (**self).pause()
+    }
+
+    fn written(&mut self) {
+        (**self).written();
+    }
+}
+
+/// Everything passes.
+struct Unseen;
+
+impl Filter for Unseen {
+    fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
+        Ok(Cow::Borrowed(bytes))
+    }
+}
+
 /// When a byte last moved in either direction.
-struct Clock {
+pub(super) struct Clock {
     start: Instant,
     last: AtomicU64,
     idle: Duration,
 }
 
 impl Clock {
+    pub(super) fn new(idle: Duration) -> Self {
+        Self { start: Instant::now(), last: AtomicU64::new(0), idle }
+    }
+
     fn tick(&self) {
         let millis = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.store(millis, Ordering::Relaxed);
@@ -181,17 +232,39 @@ impl Clock {
     }
 }
 
-async fn pump<R, W>(mut from: R, mut to: W, clock: &Clock, count: impl Fn(usize)) -> io::Result<()>
+/// Carries one direction to its end.
+pub(super) async fn pump<R, W>(
+    mut from: R,
+    mut to: W,
+    clock: &Clock,
+    mut filter: impl Filter,
+    count: impl Fn(usize),
+) -> io::Result<()>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
     let mut buffer = vec![0; BUFFER];
     loop {
-        let n = clock.patient(from.read(&mut buffer)).await?;
-        let Some(bytes) = buffer.get(..n).filter(|bytes| !bytes.is_empty()) else { break };
-        clock.patient(to.write_all(bytes)).await?;
-        count(n);
+        let read = tokio::select! {
+            biased;
+            read = clock.patient(from.read(&mut buffer)) => Some(read?),
+            () = std::future::ready(()), if filter.holds() => None,
+        };
+        match read {
+            None => {
+                let held = filter.pause();
+                clock.patient(to.write_all(&held)).await?;
+            }
+            Some(n) => {
+                let Some(bytes) = buffer.get(..n).filter(|bytes| !bytes.is_empty()) else { break };
+                let out = filter.pass(bytes)?;
+                clock.patient(to.write_all(&out)).await?;
+                count(n);
+            }
+        }
+        clock.patient(to.flush()).await?;
+        filter.written();
     }
     clock.patient(to.shutdown()).await
 }

@@ -15,6 +15,7 @@ pub mod respond;
 mod seats;
 mod secrets;
 mod tunnel;
+mod websocket;
 
 use std::sync::Arc;
 

@@ -99,6 +99,18 @@ pub(super) fn origin(services: &Services, received: Received, record: Record) ->
     response
 }
 
+/// The answer to a WebSocket handshake that the origin agreed to.
+pub(super) fn switched(head: Response<()>, record: &Record) -> Response<Answer> {
+    let mut response = head.map(|()| Answer::ours(Bytes::new()));
+    if let Ok(id) = HeaderValue::from_str(record.id()) {
+        response.headers_mut().insert(EXEAT_REQUEST_ID, id);
+    }
+    if let Some(used) = record.credential_used().and_then(|name| HeaderValue::from_str(name).ok()) {
+        response.headers_mut().insert(EXEAT_CREDENTIAL_USED, used);
+    }
+    response
+}
+
 /// The answer to a CONNECT that was let through.
 pub(super) fn established(record: &Record) -> Response<Answer> {
     let mut response = Response::new(Answer::ours(Bytes::new()));

@@ -24,6 +24,7 @@ use super::exchange::{self, Destination};
 use super::heads::Heads;
 use super::io::{Rewind, splice};
 use super::respond::{self, Answer};
+use super::websocket::{self, Doorway};
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::policy::rule::{Mode, Policy};
@@ -213,13 +214,13 @@ struct Inner {
 impl Inner {
     async fn serve_h1(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let inner = &Arc::new(self);
-        let service = service_fn(|request| {
-            let inner = inner.clone();
-            async move { Ok::<_, Infallible>(inner.answer(request).await) }
-        });
         let io = connection::gated(&inner.client, io, inner.idle());
         let passage = io.passage();
-        let connection = connection::h1().serve_connection(TokioIo::new(io), service);
+        let service = service_fn(|mut request| {
+            let (inner, doorway) = (inner.clone(), Doorway::of(&mut request, &passage));
+            async move { Ok::<_, Infallible>(inner.answer(request, doorway).await) }
+        });
+        let connection = connection::h1().serve_connection(TokioIo::new(io), service).with_upgrades();
         let ended =
             connection::until_drained(connection, |it| it.graceful_shutdown(), &passage, &inner.client.services).await;
         if let Err(error) = ended {
@@ -234,7 +235,7 @@ impl Inner {
         let service = service_fn(|request| {
             served.fetch_add(1, Ordering::Relaxed);
             let (inner, open) = (inner.clone(), open.clone());
-            async move { Ok::<_, Infallible>(inner.answer(request).await.map(|answer| answer.holding(open))) }
+            async move { Ok::<_, Infallible>(inner.answer(request, None).await.map(|answer| answer.holding(open))) }
         });
         let connection = h2(&inner.client.services).serve_connection(TokioIo::new(io), service);
         tokio::pin!(connection);
@@ -290,12 +291,12 @@ impl Inner {
         task.map_or(Duration::ZERO, |task| task.timeouts().idle)
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<Answer> {
+    async fn answer(&self, request: Request<Incoming>, doorway: Option<Doorway>) -> Response<Answer> {
         let services = &self.client.services;
         let mut record = services.record(&self.client.peer);
         record.request(&request);
         match self.judged(request, &mut record).await {
-            Ok(received) => respond::origin(services, received, record),
+            Ok(received) => websocket::answer(&self.client, doorway, received, record),
             Err(refusal) => respond::refusal(services, refusal, record),
         }
     }

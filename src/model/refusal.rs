@@ -57,6 +57,8 @@ pub enum Deny {
     RawNotAllowed,
     /// Framing or head that two parsers could read in two ways.
     RequestMalformed,
+    /// A message is too long to be looked through.
+    RequestTooLarge,
     /// Plain HTTP without `plain_http`.
     SchemeNotAllowed,
     /// SNI names another host than CONNECT, or is hidden by ECH.
@@ -186,7 +188,7 @@ impl Stage {
 
 impl Refusal {
     /// Every refusal there is, for tables and tests.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::Deny(Deny::AddressNotAllowed),
         Self::Deny(Deny::AuthorityMismatch),
         Self::Deny(Deny::CallerUnknown),
@@ -205,6 +207,7 @@ impl Refusal {
         Self::Deny(Deny::PortNotAllowed),
         Self::Deny(Deny::RawNotAllowed),
         Self::Deny(Deny::RequestMalformed),
+        Self::Deny(Deny::RequestTooLarge),
         Self::Deny(Deny::SchemeNotAllowed),
         Self::Deny(Deny::SniMismatch),
         Self::Deny(Deny::SniMissing),
@@ -412,6 +415,14 @@ impl Deny {
                 BAD,
                 "The request is not well-formed HTTP",
                 "Send exactly one Host field, one way of framing, and a request line that fits the method.",
+            ),
+            Self::RequestTooLarge => never(
+                "request_too_large",
+                StatusCode::PAYLOAD_TOO_LARGE,
+                Inspect,
+                BAD,
+                "The message is too long to be looked through",
+                "Send it in smaller messages.",
             ),
             Self::SchemeNotAllowed => never(
                 "scheme_not_allowed",

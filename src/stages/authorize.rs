@@ -13,6 +13,7 @@ use super::identify::{Caller, Proof};
 use super::throttle::Taken;
 use crate::audit::record::Record;
 use crate::leak::Matcher;
+use crate::model::name::CredentialName;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::Kind;
@@ -60,6 +61,38 @@ pub struct Grant {
     chosen: Option<Chosen>,
     exclusive: Option<Vec<Place>>,
     guarded: bool,
+}
+
+/// What an exchange was granted, as far as a later policy has to be asked about it.
+#[derive(Clone)]
+pub(super) struct Standing {
+    admitted: Admitted,
+    method: Method,
+    path: PathAndQuery,
+    credential: Option<CredentialName>,
+}
+
+impl Standing {
+    /// What allows it under a later policy; none if this is the policy that granted it.
+    ///
+    /// # Errors
+    /// As [`request`].
+    pub(super) fn renewed(&self, policy: &Policy) -> Verdict<Option<Allowed>> {
+        if self.admitted.generation == policy.generation() {
+            return Ok(None);
+        }
+        let current = again(policy, &self.admitted)?;
+        let task = task(policy, &current.caller)?;
+        let judged = task.request(&current.target, &current.allowed, &self.method, self.path.path())?;
+        if let Some(name) = &self.credential {
+            let known = task.credentials().iter().find(|credential| credential.name() == name);
+            let known = known.filter(|credential| credential.value().is_some()).ok_or(Deny::CredentialUnknown)?;
+            if !known.is_bound_to(&current.target, &judged.allowed) {
+                return Err(Deny::CredentialNotBound.into());
+            }
+        }
+        Ok(Some(judged.allowed))
+    }
 }
 
 impl Admitted {
@@ -123,6 +156,16 @@ impl Grant {
     #[must_use]
     pub fn timeouts(&self) -> Timeouts {
         self.timeouts
+    }
+
+    /// What a later policy has to be asked about.
+    pub(super) fn standing(&self) -> Standing {
+        Standing {
+            admitted: self.admitted.clone(),
+            method: self.method.clone(),
+            path: self.path.clone(),
+            credential: self.chosen.as_ref().map(|chosen| chosen.credential.name().clone()),
+        }
     }
 
     /// The values that must not leave in the request.

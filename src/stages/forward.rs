@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::header::{
-    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING,
+    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{Request, Response, StatusCode, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -22,10 +23,13 @@ use super::authorize::Admitted;
 use super::dial;
 use super::fields;
 use super::forgiving::Forgiving;
-use super::inject::Outbound;
+use super::inject::{Outbound, Parcel};
 use super::pin::PinnedTarget;
 use super::pool::{Key, Lease, MAX_STREAMS, Pool, Sender, lock};
+use super::redact;
+use super::standing::Withdrawn;
 use super::upload::RequestBody;
+use super::websocket::{Downward, Upward, Wanted};
 use crate::audit::record::{Counts, Record};
 use crate::leak::Matcher;
 use crate::model::name::ExecutionId;
@@ -56,6 +60,57 @@ pub struct Received {
     pub(super) started: Instant,
     /// What must not come back to the client.
     pub(super) guard: Option<Arc<Matcher>>,
+    /// What the client must not send on.
+    pub(super) values: Arc<Matcher>,
+    pub(super) withdrawn: Withdrawn,
+    /// The origin's end of a connection that is a WebSocket from now on.
+    pub(super) switched: Option<OnUpgrade>,
+}
+
+impl Received {
+    /// True if the origin has agreed to a WebSocket.
+    #[must_use]
+    pub fn is_switched(&self) -> bool {
+        self.switched.is_some()
+    }
+}
+
+/// A WebSocket that both sides have agreed to, as yet unconnected.
+pub struct Switched {
+    /// The head of the answer.
+    pub response: Response<()>,
+    /// The origin's end.
+    pub origin: OnUpgrade,
+    /// What the client sends, looked through.
+    pub up: Upward,
+    /// What the origin sends, redacted.
+    pub down: Downward,
+    /// How long nothing may move.
+    pub idle: Duration,
+    /// Ready once a later policy no longer allows it.
+    pub withdrawn: Withdrawn,
+    /// Keeps the connection until it has been handed over.
+    pub lease: Box<dyn std::any::Any + Send>,
+}
+
+impl Received {
+    /// Takes a WebSocket apart. None if it is an ordinary answer.
+    #[must_use]
+    pub fn switch(self) -> Option<Switched> {
+        let Self { response, lease, timeouts, guard, values, withdrawn, switched, .. } = self;
+        let (mut head, _) = redact::head(response, guard.clone()).into_parts();
+        head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+        head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        Some(Switched {
+            response: Response::from_parts(head, ()),
+            origin: switched?,
+            up: Upward::new(Some(values)),
+            down: Downward::new(guard),
+            idle: timeouts.idle,
+            withdrawn,
+            lease: Box::new(lease),
+        })
+    }
 }
 
 impl Forwarder {
@@ -97,24 +152,33 @@ impl Forwarder {
     pub async fn exchange(
         &self,
         outbound: Outbound,
+        mut withdrawn: Withdrawn,
         execution: &ExecutionId,
         record: &mut Record,
     ) -> Verdict<Received> {
-        let (request, pinned, timeouts, guard) = outbound.into_parts();
+        let Parcel { request, pinned, timeouts, guard, values } = outbound.into_parcel();
         let started = request.body().began();
-        let exchange = self.send(request, &pinned, timeouts, execution, record);
-        let (response, lease) = match timeouts.request {
-            None => exchange.await?,
-            Some(total) => {
-                timeout_at(started + total, exchange).await.map_err(|_| Refusal::from(Fail::RequestTimedOut))??
+        let wanted = request.extensions().get::<Wanted>().cloned();
+        let exchange = async {
+            let exchange = self.send(request, &pinned, timeouts, execution, record);
+            match timeouts.request {
+                None => exchange.await,
+                Some(total) => timeout_at(started + total, exchange).await.map_err(|_| Fail::RequestTimedOut)?,
             }
         };
+        let (mut response, lease) = tokio::select! {
+            biased;
+            exchanged = exchange => exchanged?,
+            refusal = &mut withdrawn => return Err(refusal),
+        };
+        let switched = switched(&mut response, wanted.as_ref())?;
+        let response = answer(response)?;
         if guard.is_some() && is_coded(&response) {
             // It cannot be read, so it cannot be redacted. It was asked for as it is.
             record.rule("the answer is compressed although it was asked for as it is");
             return Err(Fail::UpstreamProtocol.into());
         }
-        Ok(Received { response, lease, timeouts, started, guard })
+        Ok(Received { response, lease, timeouts, started, guard, values, withdrawn, switched })
     }
 
     async fn send(
@@ -126,17 +190,19 @@ impl Forwarder {
         record: &mut Record,
     ) -> Verdict<(Response<Incoming>, Lease)> {
         let key = Key::new(execution, pinned);
-        let mut pooled = self.pool.take(&key, pinned);
+        // A WebSocket takes the whole connection, and only HTTP/1.1 has it.
+        let upgrades = request.extensions().get::<Wanted>().is_some();
+        let mut pooled = if upgrades { None } else { self.pool.take(&key, pinned) };
         loop {
             let mut lease = match pooled.take() {
                 Some(lease) => lease,
-                None => self.open(key.clone(), pinned, record).await?,
+                None => self.open(key.clone(), pinned, upgrades, record).await?,
             };
             record.address(lease.address());
             record.alpn(lease.alpn());
             let shaped = shape(request, &lease);
             match within(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
-                Ok(response) => return Ok((answer(response)?, lease)),
+                Ok(response) => return Ok((response, lease)),
                 Err(mut error) => match error.take_message() {
                     Some(unsent) if lease.is_reused() => request = unsent,
                     _ => return Err(blame(error, &record.counts())),
@@ -145,23 +211,30 @@ impl Forwarder {
         }
     }
 
-    async fn open(&self, key: Key, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Lease> {
+    async fn open(&self, key: Key, pinned: &PinnedTarget, upgrades: bool, record: &mut Record) -> Verdict<Lease> {
         let (tcp, address) = dial::connect(pinned, self.connect_timeout).await?;
         record.address(address.ip());
         let tcp = Forgiving::new(tcp);
         let handshake = async {
             match pinned.target().scheme() {
                 Scheme::Http => h1(tcp).await,
-                Scheme::Https => self.over_tls(tcp, pinned, record).await,
+                Scheme::Https => self.over_tls(tcp, pinned, upgrades, record).await,
             }
         };
         let sender = timeout(self.handshake_timeout, handshake).await.map_err(|_| Fail::ConnectTimedOut)??;
         Ok(self.pool.adopt(key, sender, address))
     }
 
-    async fn over_tls(&self, tcp: Forgiving<TcpStream>, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Sender> {
+    async fn over_tls(
+        &self,
+        tcp: Forgiving<TcpStream>,
+        pinned: &PinnedTarget,
+        upgrades: bool,
+        record: &mut Record,
+    ) -> Verdict<Sender> {
         let name = upstream::server_name(pinned.target().host()).ok_or(Fail::TlsFailed)?;
-        let handshake = TlsConnector::from(self.tls.config()).connect(name, tcp);
+        let config = if upgrades { self.tls.config_h1() } else { self.tls.config() };
+        let handshake = TlsConnector::from(config).connect(name, tcp);
         let tls = handshake.await.map_err(|error| {
             // The names in a certificate are an outside text.
             let error = record.clean(&error.to_string()).into_owned();
@@ -180,7 +253,7 @@ async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
         .handshake(TokioIo::new(io))
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
-    let task = tokio::spawn(connection);
+    let task = tokio::spawn(connection.with_upgrades());
     Ok(Sender::h1(sender, task.abort_handle()))
 }
 
@@ -230,7 +303,9 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
     if !request.body().is_end_stream() && !request.headers().contains_key(CONTENT_LENGTH) {
         request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
-    if request.headers().contains_key(TE) {
+    if request.extensions().get::<Wanted>().is_some() {
+        request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    } else if request.headers().contains_key(TE) {
         request.headers_mut().insert(CONNECTION, HeaderValue::from_static("te"));
     }
     request
@@ -255,12 +330,20 @@ async fn within<F: Future>(patience: Duration, counts: &Counts, sending: F) -> V
     }
 }
 
+/// The origin's end of what is a WebSocket from now on. An origin that switches unasked, or not to what was
+/// asked for, breaks the protocol (RFC 9110 §15.2.2).
+fn switched(response: &mut Response<Incoming>, wanted: Option<&Wanted>) -> Verdict<Option<OnUpgrade>> {
+    match (response.status(), wanted) {
+        (StatusCode::SWITCHING_PROTOCOLS, Some(wanted)) if wanted.is_met_by(response.headers()) => {
+            Ok(Some(hyper::upgrade::on(response)))
+        }
+        (StatusCode::SWITCHING_PROTOCOLS, _) => Err(Fail::UpstreamProtocol.into()),
+        _ => Ok(None),
+    }
+}
+
 /// Takes out of an answer what was meant for this hop, and what an origin could pretend with.
 fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
-    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        // We asked for no other protocol (RFC 9110 §15.2.2).
-        return Err(Fail::UpstreamProtocol.into());
-    }
     // An old origin's version would make hyper end the body by closing, and a body that was cut would
     // look whole.
     *response.version_mut() = Version::HTTP_11;

@@ -10,19 +10,21 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Request};
 use http_body::Body;
+use tokio::sync::watch;
 use zeroize::Zeroizing;
 
-use super::authorize::Grant;
+use super::authorize::{Grant, Standing};
 use super::choice::{Chosen, Swap};
 use super::inspect::Cleared;
 use super::pin::PinnedTarget;
+use super::standing::{self, Withdrawn};
 use super::upload::RequestBody;
-use super::{fields, keys, query};
+use super::{fields, keys, query, websocket};
 use crate::leak::Matcher;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Scheme;
 use crate::policy::credential::{Auth, Place};
-use crate::policy::rule::Timeouts;
+use crate::policy::rule::{Policy, Timeouts};
 
 /// Evidence that a request was cleared, and that it goes to the pin of the target it was judged for.
 ///
@@ -40,12 +42,31 @@ pub struct Outbound {
     pinned: PinnedTarget,
     timeouts: Timeouts,
     guard: Option<Arc<Matcher>>,
+    values: Arc<Matcher>,
+    standing: Standing,
+}
+
+/// What `forward` needs of what leaves.
+pub(super) struct Parcel {
+    pub(super) request: Request<RequestBody>,
+    pub(super) pinned: PinnedTarget,
+    pub(super) timeouts: Timeouts,
+    /// What must not come back.
+    pub(super) guard: Option<Arc<Matcher>>,
+    /// What must not leave, also not later.
+    pub(super) values: Arc<Matcher>,
 }
 
 impl Outbound {
-    /// The request, its pin, its time, and what must not come back.
-    pub(super) fn into_parts(self) -> (Request<RequestBody>, PinnedTarget, Timeouts, Option<Arc<Matcher>>) {
-        (self.request, self.pinned, self.timeouts, self.guard)
+    /// Ready once a later policy no longer allows it.
+    #[must_use]
+    pub fn withdrawn(&self, changes: watch::Receiver<Arc<Policy>>) -> Withdrawn {
+        standing::withdrawn(self.standing.clone(), self.pinned.addresses().to_vec(), changes)
+    }
+
+    pub(super) fn into_parcel(self) -> Parcel {
+        let Self { request, pinned, timeouts, guard, values, standing: _ } = self;
+        Parcel { request, pinned, timeouts, guard, values }
     }
 }
 
@@ -60,8 +81,9 @@ pub fn credential(cleared: Cleared, pinned: PinnedTarget, via: bool) -> Verdict<
         return Err(Deny::AuthorityMismatch.into());
     }
     let (timeouts, guard) = (grant.timeouts(), grant.guard());
+    let (values, standing) = (grant.values().clone(), grant.standing());
     let request = outgoing(&grant, request, &pinned, via)?;
-    Ok(Outbound { request, pinned, timeouts, guard })
+    Ok(Outbound { request, pinned, timeouts, guard, values, standing })
 }
 
 fn outgoing(
@@ -72,12 +94,17 @@ fn outgoing(
 ) -> Verdict<Request<RequestBody>> {
     let (mut parts, mut body) = request.into_parts();
     body.keep_out(grant.places());
-    let wants_trailers = fields::accepts_trailers(&parts.headers);
+    let wanted = websocket::wanted(&parts)?;
+    let wants_trailers = fields::accepts_trailers(&parts.headers) && wanted.is_none();
     fields::remove_hop_by_hop(&mut parts.headers);
     parts.headers.remove(HOST);
     parts.headers.remove(EXPECT);
     if wants_trailers {
         parts.headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    if let Some(wanted) = wanted {
+        websocket::ask(&mut parts.headers);
+        parts.extensions.insert(wanted);
     }
     if via {
         parts.headers.append(VIA, HeaderValue::from_static("1.1 exeat"));

@@ -15,6 +15,7 @@ use super::fields;
 use super::forward::Received;
 use super::pool::Lease;
 use super::redact::{self, Guarded};
+use super::standing::Withdrawn;
 use super::upload::BodyError;
 use crate::audit::record::{Counts, Record};
 use crate::model::refusal::Fail;
@@ -50,7 +51,7 @@ struct Exchange {
 /// Bounds what came back. The record goes with the body.
 #[must_use]
 pub fn response(received: Received, mut record: Record) -> Response<ResponseBody> {
-    let Received { response, lease, timeouts, started, guard } = received;
+    let Received { response, lease, timeouts, started, guard, withdrawn, .. } = received;
     record.status(response.status());
     redact::head(response, guard).map(|inner| {
         let until = timeouts.request.map(|request| started + request);
@@ -63,32 +64,44 @@ pub fn response(received: Received, mut record: Record) -> Response<ResponseBody
             return ResponseBody { live, watchdog: None, hint, ended };
         }
         let live = Arc::new(Mutex::new(Live { exchange: Some(exchange), waker: None }));
-        let watchdog = tokio::spawn(watch(live.clone(), counts, timeouts.idle, until));
+        let watchdog = tokio::spawn(watch(live.clone(), counts, (timeouts.idle, until), withdrawn));
         ResponseBody { live, watchdog: Some(watchdog.abort_handle()), hint, ended }
     })
 }
 
-/// Ends the exchange once nothing has moved for `idle`, or at `until`.
-async fn watch(live: Arc<Mutex<Live>>, counts: Arc<Counts>, idle: Duration, until: Option<Instant>) {
-    loop {
-        let left = idle.saturating_sub(counts.quiet_for());
-        let now = Instant::now();
-        if left.is_zero() || until.is_some_and(|until| until <= now) {
-            break;
-        }
-        let quiet = now + left;
-        sleep_until(until.map_or(quiet, |until| until.min(quiet))).await;
-    }
+/// Ends the exchange once nothing has moved for `idle`, at `until`, or when it is no longer allowed.
+async fn watch(
+    live: Arc<Mutex<Live>>,
+    counts: Arc<Counts>,
+    (idle, until): (Duration, Option<Instant>),
+    withdrawn: Withdrawn,
+) {
+    let refusal = tokio::select! {
+        () = too_long(&counts, idle, until) => Fail::RequestTimedOut.into(),
+        refusal = withdrawn => refusal,
+    };
     let (exchange, waker) = {
         let mut live = lock(&live);
         (live.exchange.take(), live.waker.take())
     };
     if let Some(mut exchange) = exchange {
-        exchange.record.failed(Fail::RequestTimedOut.into());
+        exchange.record.failed(refusal);
         exchange.end(false);
     }
     if let Some(waker) = waker {
         waker.wake();
+    }
+}
+
+async fn too_long(counts: &Counts, idle: Duration, until: Option<Instant>) {
+    loop {
+        let left = idle.saturating_sub(counts.quiet_for());
+        let now = Instant::now();
+        if left.is_zero() || until.is_some_and(|until| until <= now) {
+            return;
+        }
+        let quiet = now + left;
+        sleep_until(until.map_or(quiet, |until| until.min(quiet))).await;
     }
 }
 
@@ -131,7 +144,7 @@ impl Body for ResponseBody {
         let Some(exchange) = &mut live.exchange else {
             drop(live);
             this.finish();
-            return Poll::Ready(Some(Err(BodyError::TimedOut)));
+            return Poll::Ready(Some(Err(BodyError::Over)));
         };
         let Poll::Ready(frame) = Pin::new(&mut exchange.inner).poll_frame(cx) else {
             live.waker = Some(cx.waker().clone());

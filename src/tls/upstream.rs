@@ -13,6 +13,7 @@ use crate::model::host::Host;
 /// Client-side TLS towards origins.
 pub struct UpstreamTls {
     config: Arc<ClientConfig>,
+    config_h1: Arc<ClientConfig>,
 }
 
 /// No roots could be loaded.
@@ -58,13 +59,23 @@ impl UpstreamTls {
             .with_root_certificates(roots)
             .with_no_client_auth();
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { config: Arc::new(config) })
+        let mut config_h1 = config.clone();
+        config_h1.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self { config: Arc::new(config), config_h1: Arc::new(config_h1) })
     }
 
     /// The configuration for origins that may speak h2 or http/1.1.
     #[must_use]
     pub fn config(&self) -> Arc<ClientConfig> {
         self.config.clone()
+    }
+}
+
+impl UpstreamTls {
+    /// The configuration for requests that HTTP/2 has no form for.
+    #[must_use]
+    pub fn config_h1(&self) -> Arc<ClientConfig> {
+        self.config_h1.clone()
     }
 }
 

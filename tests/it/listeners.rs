@@ -219,7 +219,7 @@ async fn a_client_certificate_names_the_task_until_it_is_revoked() {
         lab::allow_api(origin.port())
     ));
     std::fs::write(dir.join("exeat.toml"), &text).unwrap();
-    let lab = ground.from_file("exeat.toml").await;
+    let lab = ground.proxy_from_file("exeat.toml").await;
     let foreign = Certificates::new(tempfile::tempdir().unwrap().path());
     let rows = [
         ("no certificate", None, token(), ""),

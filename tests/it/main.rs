@@ -36,3 +36,4 @@ mod sni;
 mod ssrf;
 mod tools;
 mod vault;
+mod websocket;

@@ -144,3 +144,45 @@ async fn a_request_that_begins_while_draining_is_told_so() {
     assert!(std::fs::read_to_string(log).unwrap().contains("\"code\":\"draining\""));
     drop((held, dir));
 }
+
+/// An answer that goes on and on is no less a way out than a tunnel.
+#[tokio::test]
+async fn what_is_under_way_ends_when_it_is_no_longer_allowed() {
+    let narrowed = |port: u16, more: &str| {
+        format!(
+            "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n{more}[tasks.t]\nintegrations = [\"api\"]\n"
+        )
+    };
+    for way in lab::client::Way::ALL {
+        for (more, code) in [
+            ("methods = [\"POST\"]\n", "method_not_allowed"),
+            ("paths = [\"/elsewhere\"]\n", "path_not_allowed"),
+            ("", "address_not_allowed"),
+        ] {
+            let (lab, origin) = lab::simple().await;
+            let url = format!("https://api.test:{}", origin.port());
+            let lab = std::sync::Arc::new(lab);
+            let ask = |path: &str| {
+                let (lab, url) = (lab.clone(), format!("{url}{path}"));
+                tokio::spawn(async move { lab.by(way, "GET", &url, &[], "").await })
+            };
+            let (waiting, streaming) = (ask("/stall"), ask("/stall-body"));
+            while origin.seen().len() < 2 || lab.audit().await.len() < 2 {
+                tokio::task::yield_now().await;
+            }
+            // As long as it is allowed it goes on.
+            lab.reload(&lab::allow_api(origin.port()));
+            assert_eq!(lab.by(way, "GET", &url, &[], "").await.status, 200);
+            assert!(!waiting.is_finished() && !streaming.is_finished(), "{way:?} {code}");
+            if more.is_empty() {
+                lab.reload_with_network(&lab::allow_api(origin.port()), "deny_cidrs = [\"127.0.0.0/8\"]");
+            } else {
+                lab.reload(&narrowed(origin.port(), more));
+            }
+            waiting.await.unwrap().assert_refused(403, code);
+            assert!(streaming.await.is_err(), "{way:?} {code}: the body is cut, and does not look whole");
+            let ended = [lab.ended(1).await, lab.ended(2).await];
+            assert!(ended.iter().all(|line| line["event"] == "closed" && line["code"] == code), "{way:?} {ended:#?}");
+        }
+    }
+}

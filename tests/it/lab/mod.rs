@@ -86,7 +86,7 @@ impl Ground {
     }
 
     /// The proxy, from a file in the lab's folder that it can read again.
-    pub async fn from_file(self, name: &str) -> Lab {
+    pub async fn proxy_from_file(self, name: &str) -> Lab {
         let file = ConfigFile::new(&self.dir.path().join(name), self.dir.path());
         let config = file.load().unwrap_or_else(|problems| panic!("{problems:#?}"));
         let mut settings = config.settings;
@@ -177,8 +177,13 @@ impl Lab {
 
     /// Puts a policy in force; `text` as for [`Ground::proxy`].
     pub fn reload(&self, text: &str) {
+        self.reload_with_network(text, "allow_cidrs = [\"127.0.0.0/8\"]");
+    }
+
+    /// As [`Self::reload`], with another `[network]`.
+    pub fn reload_with_network(&self, text: &str, network: &str) {
         let with_token = text.replace("[tasks.t]", "[tasks.t]\ntoken = \"file:token\"");
-        let whole = format!("[network]\nallow_cidrs = [\"127.0.0.0/8\"]\n{with_token}");
+        let whole = format!("[network]\n{network}\n{with_token}");
         let _ = self.daemon.replace_policy(compiled(&whole, self.dir.path()).policy);
     }
 }

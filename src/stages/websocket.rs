@@ -1,0 +1,297 @@
+//! WebSocket over HTTP/1.1 (RFC 6455): the handshake, checked on both sides, and what passes in frames.
+//! Not a stage: what `inject` and `forward` agree on, and what a relay puts between client and origin.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_EXTENSIONS,
+    SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, TRANSFER_ENCODING, UPGRADE,
+};
+use http::request::Parts;
+use http::{HeaderMap, Method, Version};
+use sha1::{Digest, Sha1};
+use zeroize::Zeroizing;
+
+use super::frames::{Frames, Piece};
+use crate::leak::{Matcher, Redactor};
+use crate::model::name::CredentialName;
+use crate::model::refusal::{Deny, Verdict};
+use crate::model::tool::EXEAT_TOOL;
+
+/// What every server appends to the key (RFC 6455 §1.3).
+const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+/// Longest message that is looked through, in bytes.
+const MAX_MESSAGE: usize = 1024 * 1024;
+
+/// Status codes of a close frame (RFC 6455 §7.4.1).
+pub const GOING_AWAY: u16 = 1001;
+/// A frame that breaks the protocol.
+pub const PROTOCOL_ERROR: u16 = 1002;
+/// A message that the policy does not let through.
+pub const POLICY_VIOLATION: u16 = 1008;
+/// A message that is too long to be looked through.
+pub const TOO_BIG: u16 = 1009;
+/// The origin broke the protocol.
+pub const BAD_GATEWAY: u16 = 1014;
+
+/// A handshake on its way: what the answer to it has to say.
+#[derive(Clone)]
+pub(super) struct Wanted {
+    accept: HeaderValue,
+    protocols: Vec<String>,
+}
+
+/// True if a client asks for a WebSocket and nothing else.
+#[must_use]
+pub fn is_asked_for(parts: &Parts) -> bool {
+    parts.version == Version::HTTP_11
+        && !parts.headers.contains_key(EXEAT_TOOL)
+        && tokens(&parts.headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
+        && tokens(&parts.headers, &UPGRADE).eq_by_case("websocket")
+}
+
+/// Reads the handshake of a client; none if it asks for no WebSocket, and its `Upgrade` goes no further.
+///
+/// # Errors
+/// [`Deny::RequestMalformed`] if it asks in a way that no server may accept (RFC 6455 §4.2.1).
+pub(super) fn wanted(parts: &Parts) -> Verdict<Option<Wanted>> {
+    if !is_asked_for(parts) {
+        return Ok(None);
+    }
+    let only = |name: &HeaderName| {
+        let mut fields = parts.headers.get_all(name).iter();
+        fields.next().filter(|_| fields.next().is_none()).map(HeaderValue::as_bytes)
+    };
+    let key = only(&SEC_WEBSOCKET_KEY).filter(|key| STANDARD.decode(key).is_ok_and(|key| key.len() == 16));
+    let bodiless = parts.headers.get(CONTENT_LENGTH).is_none_or(|length| length == "0")
+        && !parts.headers.contains_key(TRANSFER_ENCODING);
+    let sound = parts.method == Method::GET && bodiless && only(&SEC_WEBSOCKET_VERSION) == Some(b"13");
+    let (Some(key), true) = (key, sound) else { return Err(Deny::RequestMalformed.into()) };
+    let digest = Sha1::new().chain_update(key).chain_update(GUID).finalize();
+    let accept = HeaderValue::from_str(&STANDARD.encode(digest)).map_err(|_| Deny::RequestMalformed)?;
+    let protocols = tokens(&parts.headers, &SEC_WEBSOCKET_PROTOCOL).map(str::to_owned).collect();
+    Ok(Some(Wanted { accept, protocols }))
+}
+
+/// Puts the handshake into the fields that leave. No extension is asked for: what is compressed could not
+/// be looked through.
+pub(super) fn ask(headers: &mut HeaderMap) {
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    headers.remove(SEC_WEBSOCKET_EXTENSIONS);
+}
+
+impl Wanted {
+    /// True if this is the answer that was asked for (RFC 6455 §4.1).
+    pub(super) fn is_met_by(&self, headers: &HeaderMap) -> bool {
+        let mut accepts = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
+        let mut chosen = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter();
+        let protocol = match (chosen.next(), chosen.next()) {
+            (None, _) => true,
+            (Some(one), None) => self.protocols.iter().any(|asked| asked.as_bytes() == one.as_bytes()),
+            (Some(_), Some(_)) => false,
+        };
+        tokens(headers, &UPGRADE).eq_by_case("websocket")
+            && tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
+            && (accepts.next(), accepts.next()) == (Some(&self.accept), None)
+            && !headers.contains_key(SEC_WEBSOCKET_EXTENSIONS)
+            && protocol
+    }
+}
+
+trait EqByCase {
+    fn eq_by_case(self, only: &str) -> bool;
+}
+
+impl<'t, I: Iterator<Item = &'t str>> EqByCase for I {
+    fn eq_by_case(mut self, only: &str) -> bool {
+        self.next().is_some_and(|token| token.eq_ignore_ascii_case(only)) && self.next().is_none()
+    }
+}
+
+fn tokens<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'h str> + use<'h> {
+    let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim).filter(|token| !token.is_empty())
+}
+
+/// Why a relay has to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Frames that break the protocol.
+    Broken,
+    /// A value of this credential stands in a message.
+    Leak(CredentialName),
+    /// A message too long to be looked through.
+    TooBig,
+}
+
+/// What a client sends. If there is something to look for, a message is held until all of it has been
+/// looked through.
+pub struct Upward {
+    frames: Frames,
+    values: Option<Arc<Matcher>>,
+    /// Of the message under way: its frames as they came, and what it says.
+    held: Vec<u8>,
+    message: Zeroizing<Vec<u8>>,
+    /// Of the control frame under way.
+    control: Control,
+}
+
+#[derive(Default)]
+struct Control {
+    frame: Vec<u8>,
+    payload: Zeroizing<Vec<u8>>,
+}
+
+impl Upward {
+    /// For messages in which none of these values may stand.
+    #[must_use]
+    pub fn new(values: Option<Arc<Matcher>>) -> Self {
+        Self {
+            frames: Frames::of_client(),
+            values: values.filter(|values| !values.is_empty()),
+            held: Vec::new(),
+            message: Zeroizing::default(),
+            control: Control::default(),
+        }
+    }
+
+    /// True once the client has said that it is through.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.frames.is_closed()
+    }
+
+    /// Takes bytes and gives out what may go on.
+    ///
+    /// # Errors
+    /// [`Stop`]; nothing more may pass then.
+    pub fn pass<'b>(&mut self, bytes: &'b [u8]) -> Result<Cow<'b, [u8]>, Stop> {
+        let Some(values) = self.values.clone() else {
+            let mut rest = bytes;
+            while self.frames.next(&mut rest).map_err(|_| Stop::Broken)?.is_some() {}
+            return Ok(Cow::Borrowed(bytes));
+        };
+        let (mut rest, mut out) = (bytes, Vec::new());
+        while let Some(piece) = self.frames.next(&mut rest).map_err(|_| Stop::Broken)? {
+            match piece {
+                Piece::Head(head) if head.is_control() => {
+                    self.control = Control { frame: head.bytes().to_vec(), payload: Zeroizing::default() };
+                }
+                Piece::Head(head) => self.held.extend_from_slice(head.bytes()),
+                Piece::Payload { head, bytes, at, last } if head.is_control() => {
+                    self.control.frame.extend_from_slice(bytes);
+                    head.unmask_onto(&mut self.control.payload, bytes, at);
+                    if last {
+                        look(&values, &self.control.payload)?;
+                        out.append(&mut self.control.frame);
+                    }
+                }
+                Piece::Payload { head, bytes, at, last } => {
+                    self.held.extend_from_slice(bytes);
+                    head.unmask_onto(&mut self.message, bytes, at);
+                    if self.message.len() > MAX_MESSAGE {
+                        return Err(Stop::TooBig);
+                    }
+                    if last && head.is_final() {
+                        look(&values, &self.message)?;
+                        out.append(&mut self.held);
+                        self.message = Zeroizing::default();
+                    }
+                }
+            }
+        }
+        Ok(Cow::Owned(out))
+    }
+}
+
+fn look(values: &Matcher, text: &[u8]) -> Result<(), Stop> {
+    match values.find(text) {
+        Some(found) => Err(Stop::Leak(found.credential.clone())),
+        None => Ok(()),
+    }
+}
+
+/// What an origin sends, with values overwritten in their place.
+pub struct Downward {
+    frames: Frames,
+    redactor: Option<Redactor>,
+    control: Vec<u8>,
+}
+
+impl Downward {
+    /// With these values overwritten.
+    #[must_use]
+    pub fn new(guard: Option<Arc<Matcher>>) -> Self {
+        Self { frames: Frames::of_origin(), redactor: guard.map(Redactor::new), control: Vec::new() }
+    }
+
+    /// Takes bytes and gives out what is certain by now.
+    ///
+    /// # Errors
+    /// [`Stop::Broken`].
+    pub fn pass<'b>(&mut self, bytes: &'b [u8]) -> Result<Cow<'b, [u8]>, Stop> {
+        let (mut rest, mut out) = (bytes, Vec::new());
+        while let Some(piece) = self.frames.next(&mut rest).map_err(|_| Stop::Broken)? {
+            let Some(redactor) = &mut self.redactor else { continue };
+            match piece {
+                Piece::Head(head) => out.extend_from_slice(head.bytes()),
+                Piece::Payload { head, bytes, last, .. } if head.is_control() => {
+                    self.control.extend_from_slice(bytes);
+                    if last {
+                        let payload = std::mem::take(&mut self.control);
+                        out.extend_from_slice(&redactor.whole(&payload).unwrap_or(payload));
+                    }
+                }
+                Piece::Payload { bytes, last, .. } => {
+                    out.extend_from_slice(&redactor.feed(bytes));
+                    if last {
+                        // The next frame's head must not overtake it.
+                        out.extend_from_slice(&redactor.pause());
+                    }
+                }
+            }
+        }
+        Ok(if self.redactor.is_some() { Cow::Owned(out) } else { Cow::Borrowed(bytes) })
+    }
+
+    /// True once the origin has said that it is through.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.frames.is_closed()
+    }
+
+    /// True if something could go out once nothing more comes.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.redactor.as_ref().is_some_and(|redactor| redactor.held() > 0)
+    }
+
+    /// Nothing is waiting: gives out what is held.
+    pub fn pause(&mut self) -> Vec<u8> {
+        self.redactor.as_mut().map(|redactor| redactor.pause().to_vec()).unwrap_or_default()
+    }
+
+    /// True if no frame is under way.
+    #[must_use]
+    pub fn is_between_frames(&self) -> bool {
+        self.frames.is_between()
+    }
+
+    /// How many places were overwritten, and whose values they held; nothing if there were none.
+    #[must_use]
+    pub fn found(&self) -> Option<(u64, Vec<&[CredentialName]>)> {
+        let redactor = self.redactor.as_ref()?;
+        (redactor.count() > 0).then(|| (redactor.count(), redactor.found().collect()))
+    }
+}
+
+/// A close frame as a server sends it, or as a client does: there it is masked, with zeros, which is as
+/// good as any mask where nobody could be misled (RFC 6455 §10.3).
+#[must_use]
+pub fn close_frame(code: u16, as_client: bool) -> Vec<u8> {
+    let [high, low] = code.to_be_bytes();
+    if as_client { vec![0x88, 0x82, 0, 0, 0, 0, high, low] } else { vec![0x88, 0x02, high, low] }
+}

@@ -1,0 +1,454 @@
+//! WebSockets: on every way in, checked on both sides, looked through, and no longer open than allowed.
+
+use std::sync::{Arc, Mutex};
+
+use futures_util::{SinkExt, StreamExt};
+use http::{HeaderMap, Request};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::{CloseCode, Data, OpCode};
+use tokio_tungstenite::tungstenite::protocol::frame::{CloseFrame, Frame};
+use tokio_tungstenite::tungstenite::{Error, Message};
+use tokio_tungstenite::{WebSocketStream, client_async};
+
+use crate::lab::client::{auth, read_head};
+use crate::lab::{self, Ground, KEY, Lab, PATIENCE};
+
+/// An origin that echoes, and what it has seen.
+struct Echo {
+    port: u16,
+    handshakes: Arc<Mutex<Vec<HeaderMap>>>,
+    messages: Arc<Mutex<Vec<Message>>>,
+}
+
+impl Echo {
+    /// For `api.test`, over TLS with these protocols offered, or in the clear.
+    async fn start(ground: &Ground, alpn: Option<&[&str]>) -> Self {
+        ground.dns.set("api.test", &["127.0.0.1"]);
+        let tls = alpn.map(|alpn| {
+            let mut config = ground.server_config("api.test").as_ref().clone();
+            config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+            TlsAcceptor::from(Arc::new(config))
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (handshakes, messages) = (Arc::<Mutex<Vec<_>>>::default(), Arc::<Mutex<Vec<_>>>::default());
+        let echo = Self { port, handshakes: handshakes.clone(), messages: messages.clone() };
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (tls, handshakes, messages) = (tls.clone(), handshakes.clone(), messages.clone());
+                tokio::spawn(async move {
+                    match tls {
+                        None => serve(stream, handshakes, messages).await,
+                        Some(tls) => match tls.accept(stream).await {
+                            Ok(stream) => serve(stream, handshakes, messages).await,
+                            Err(_) => None,
+                        },
+                    }
+                });
+            }
+        });
+        echo
+    }
+
+    fn seen(&self) -> Vec<Message> {
+        self.messages.lock().unwrap().clone()
+    }
+}
+
+/// Echoes data; `tell` says a field of the handshake in pieces, `pour` never stops talking, `die` hangs up.
+async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    handshakes: Arc<Mutex<Vec<HeaderMap>>>,
+    messages: Arc<Mutex<Vec<Message>>>,
+) -> Option<()> {
+    let mut fields = HeaderMap::new();
+    #[allow(clippy::result_large_err, reason = "the library's type")]
+    let look = |request: &Request<()>, mut answer: http::Response<()>| {
+        fields = request.headers().clone();
+        if let Some(protocol) = fields.get("sec-websocket-protocol") {
+            let first = protocol.to_str().unwrap().split(',').next().unwrap().trim().parse().unwrap();
+            answer.headers_mut().insert("sec-websocket-protocol", first);
+        }
+        Ok(answer)
+    };
+    let mut socket = tokio_tungstenite::accept_hdr_async(stream, look).await.ok()?;
+    handshakes.lock().unwrap().push(fields.clone());
+    while let Some(Ok(message)) = socket.next().await {
+        messages.lock().unwrap().push(message.clone());
+        match &message {
+            Message::Text(text) if text.as_str().starts_with("tell ") => {
+                let value = fields[&text.as_str()[5..]].to_str().unwrap().to_owned();
+                socket.send(Message::text(value.clone())).await.ok()?;
+                socket.send(Message::Ping(value.clone().into())).await.ok()?;
+                let (left, right) = value.split_at(value.len() - 9);
+                let first = Frame::message(left.to_owned(), OpCode::Data(Data::Text), false);
+                let last = Frame::message(right.to_owned(), OpCode::Data(Data::Continue), true);
+                socket.send(Message::Frame(first)).await.ok()?;
+                socket.send(Message::Frame(last)).await.ok()?;
+            }
+            Message::Text(text) if text.as_str() == "pour" => loop {
+                socket.send(Message::binary(vec![b'z'; 65536])).await.ok()?;
+            },
+            Message::Text(text) if text.as_str() == "die" => return None,
+            Message::Text(_) | Message::Binary(_) => socket.send(message).await.ok()?,
+            _ => {}
+        }
+    }
+    Some(())
+}
+
+fn ask(url: &str, fields: &[(&str, &str)]) -> Request<()> {
+    let uri: http::Uri = url.parse().unwrap();
+    let mut request = Request::builder()
+        .uri(&uri)
+        .header("host", uri.authority().unwrap().as_str())
+        .header("connection", "keep-alive, Upgrade")
+        .header("upgrade", "websocket")
+        .header("sec-websocket-version", "13")
+        .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==");
+    for (name, value) in fields {
+        request = request.header(*name, *value);
+    }
+    request.body(()).unwrap()
+}
+
+type Socket<S> = WebSocketStream<S>;
+
+impl Lab {
+    /// A WebSocket inside a tunnel of its own.
+    async fn socket(&self, port: u16, fields: &[(&str, &str)]) -> Socket<impl AsyncRead + AsyncWrite + Unpin + use<>> {
+        let tls = self.tls(&format!("api.test:{port}"), &["http/1.1"]).await;
+        client_async(ask(&format!("wss://api.test:{port}/ws"), fields), tls).await.unwrap().0
+    }
+}
+
+async fn next<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) -> Option<Result<Message, Error>> {
+    tokio::time::timeout(PATIENCE, socket.next()).await.expect("something comes")
+}
+
+/// What closed it: the code that we sent, and nothing but it.
+async fn closed_with<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) -> Option<u16> {
+    loop {
+        match next(socket).await {
+            Some(Ok(Message::Close(frame))) => return frame.map(|frame| frame.code.into()),
+            Some(Ok(_)) => {}
+            Some(Err(_)) | None => return None,
+        }
+    }
+}
+
+/// Messages of every kind come back as they were sent, and the socket closes as it should.
+async fn chat<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) {
+    let long = "x".repeat(70_000);
+    for message in [Message::text("hello"), Message::binary(vec![0, 255, 128]), Message::text(long), Message::text("")]
+    {
+        socket.send(message.clone()).await.unwrap();
+        assert_eq!(next(socket).await.unwrap().unwrap(), message);
+    }
+    socket.send(Message::Frame(Frame::message("hel", OpCode::Data(Data::Text), false))).await.unwrap();
+    socket.send(Message::Ping("are you there".into())).await.unwrap();
+    assert_eq!(next(socket).await.unwrap().unwrap(), Message::Pong("are you there".into()));
+    socket.send(Message::Frame(Frame::message("lo", OpCode::Data(Data::Continue), true))).await.unwrap();
+    assert_eq!(next(socket).await.unwrap().unwrap(), Message::text("hello"));
+    socket.close(Some(CloseFrame { code: CloseCode::Normal, reason: "bye".into() })).await.unwrap();
+    assert_eq!(closed_with(socket).await, Some(1000));
+}
+
+fn allow(port: u16, more: &str) -> String {
+    format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nplain_http = true\n[tasks.t]\nintegrations = [\"api\"]\n{more}"
+    )
+}
+
+#[tokio::test]
+async fn messages_pass_on_every_way_in() {
+    for way in ["tunnel", "absolute", "plain tunnel", "plain absolute"] {
+        let ground = Ground::new().await;
+        // An origin that would rather speak h2 is not asked to.
+        let tls: Option<&[&str]> = if way.starts_with("plain") { None } else { Some(&["h2", "http/1.1"]) };
+        let echo = Echo::start(&ground, tls).await;
+        let lab = ground.proxy(&allow(echo.port, "")).await;
+        let host = format!("api.test:{}", echo.port);
+        let token = auth();
+        let authorized = [("proxy-authorization", token.as_str())];
+        match way {
+            "tunnel" => chat(&mut lab.socket(echo.port, &[]).await).await,
+            "plain tunnel" => {
+                let request = ask(&format!("ws://{host}/ws"), &[]);
+                chat(&mut client_async(request, lab.tunnel(&host).await).await.unwrap().0).await;
+            }
+            _ => {
+                // The library writes origin-form only, so the head is written here.
+                let scheme = if way == "absolute" { "https" } else { "http" };
+                let mut stream = lab.connect().await;
+                let request = ask(&format!("{scheme}://{host}/ws"), &authorized);
+                let mut head = format!("GET {} HTTP/1.1\r\n", request.uri());
+                for (name, value) in request.headers() {
+                    head.push_str(&format!("{name}: {}\r\n", value.to_str().unwrap()));
+                }
+                stream.write_all(format!("{head}\r\n").as_bytes()).await.unwrap();
+                let answer = read_head(&mut stream).await;
+                assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
+                assert!(answer.contains("sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{answer}");
+                let role = tokio_tungstenite::tungstenite::protocol::Role::Client;
+                chat(&mut WebSocketStream::from_raw_socket(stream, role, None).await).await;
+            }
+        }
+        let line = lab.ended(0).await;
+        assert_eq!(
+            (line["event"].as_str(), line["response_status"].as_u64(), line["verdict"].as_str(), line["alpn"].as_str()),
+            (Some("closed"), Some(101), Some("allow"), Some("http/1.1")),
+            "{way}: {line}"
+        );
+        assert!(line["request_bytes"].as_u64().unwrap() > 70_000, "{line}");
+        assert_eq!(lab.audit().await.len(), 2, "decided and closed");
+        let fields = echo.handshakes.lock().unwrap()[0].clone();
+        assert!(!fields.contains_key("proxy-authorization"), "{fields:?}");
+    }
+}
+
+#[tokio::test]
+async fn protocols_are_passed_on_and_extensions_are_not_asked_for() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let lab = ground.proxy(&allow(echo.port, "")).await;
+    let fields = [("sec-websocket-protocol", "chat, superchat"), ("sec-websocket-extensions", "permessage-deflate")];
+    chat(&mut lab.socket(echo.port, &fields).await).await;
+    let seen = echo.handshakes.lock().unwrap()[0].clone();
+    assert_eq!(seen["sec-websocket-protocol"], "chat, superchat");
+    assert!(!seen.contains_key("sec-websocket-extensions"), "{seen:?}");
+}
+
+/// The head of the answer to a handshake with these fields, from an origin that says these words.
+async fn handshake(words: &'static [u8], fields: &str) -> (String, serde_json::Value) {
+    let ground = Ground::new().await;
+    let (port, _) = lab::origin::raw_tls(&ground, "api.test", words).await;
+    let lab = ground.proxy(&allow(port, "")).await;
+    let mut tls = lab.tls(&format!("api.test:{port}"), &["http/1.1"]).await;
+    tls.write_all(format!("GET /ws HTTP/1.1\r\nHost: api.test:{port}\r\n{fields}\r\n").as_bytes()).await.unwrap();
+    let head = read_head(&mut tls).await;
+    drop(tls);
+    (head, lab.ended(0).await)
+}
+
+const GOOD: &str = "Connection: Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+
+#[tokio::test]
+async fn an_origin_that_agrees_to_something_else_is_refused() {
+    let rows: [(&[u8], &str); 9] = [
+        (b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n", "101"),
+        (b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: AAAAAAAAAAAAAAAAAAAAAAAAAAA=\r\n\r\n", "502"),
+        (b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n", "502"),
+        (b"HTTP/1.1 101 X\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n", "502"),
+        (b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n", "502"),
+        (b"HTTP/1.1 101 X\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n", "502"),
+        (b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n", "502"),
+        (b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nSec-WebSocket-Protocol: unasked\r\n\r\n", "502"),
+        (b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n", "403"),
+    ];
+    for (words, status) in rows {
+        let (head, line) = handshake(words, GOOD).await;
+        assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{}: {head}", String::from_utf8_lossy(words));
+        let code = if status == "502" { "upstream_protocol".into() } else { serde_json::Value::Null };
+        assert_eq!(line["code"], code, "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_switch_that_nobody_may_agree_to_is_refused_or_not_passed_on() {
+    const WORDS: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+    let rows = [
+        ("another version", GOOD.replace("13", "12"), "400"),
+        ("no version", GOOD.replace("Sec-WebSocket-Version: 13\r\n", ""), "400"),
+        ("a short key", GOOD.replace("dGhlIHNhbXBsZSBub25jZQ==", "AAAA"), "400"),
+        ("two keys", format!("{GOOD}Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"), "400"),
+        ("a body", format!("{GOOD}Content-Length: 1\r\n"), "400"),
+        (
+            "h2c",
+            "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n".to_owned(),
+            "200",
+        ),
+        ("two protocols", GOOD.replace("WebSocket\r\n", "websocket, h2c\r\n"), "200"),
+        ("not nominated", GOOD.replace("Connection: Upgrade\r\n", ""), "200"),
+    ];
+    for (what, fields, status) in rows {
+        let (head, _) = handshake(WORDS, &fields).await;
+        assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {head}");
+    }
+    // A protocol that nobody asked for is no answer either.
+    let (head, line) = handshake(b"HTTP/1.1 101 X\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n", "").await;
+    assert!(head.starts_with("HTTP/1.1 502 "), "{head}");
+    assert_eq!(line["code"], "upstream_protocol");
+}
+
+fn with_key(port: u16) -> String {
+    format!(
+        "[credentials.K]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test:{port}\"]\ninject = \"always\"\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n[tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"K\"]\n"
+    )
+}
+
+/// A key in a message, masked, in fragments, split over writes: none of it arrives.
+#[tokio::test]
+async fn a_key_in_a_message_closes_the_socket() {
+    let halves = (&KEY[..9], &KEY[9..]);
+    let fragment = |text: &str, code, last| Message::Frame(Frame::message(text.to_owned(), OpCode::Data(code), last));
+    let rows = [
+        vec![Message::text(format!("my key is {KEY}."))],
+        vec![Message::binary(KEY.as_bytes().to_vec())],
+        vec![Message::Ping(KEY.into())],
+        vec![Message::Pong(KEY.into())],
+        vec![Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: KEY.into() }))],
+        vec![fragment(halves.0, Data::Text, false), fragment(halves.1, Data::Continue, true)],
+        vec![
+            fragment(halves.0, Data::Text, false),
+            Message::Ping("x".into()),
+            fragment(halves.1, Data::Continue, true),
+        ],
+    ];
+    for messages in rows {
+        let ground = Ground::new().await;
+        let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+        let lab = ground.proxy(&with_key(echo.port)).await;
+        let mut socket = lab.socket(echo.port, &[]).await;
+        for message in &messages {
+            socket.send(message.clone()).await.unwrap();
+        }
+        assert_eq!(closed_with(&mut socket).await, Some(1008), "{messages:?}");
+        let line = lab.ended(0).await;
+        assert_eq!((line["code"].as_str(), line["verdict"].as_str()), (Some("leak_detected"), Some("deny")), "{line}");
+        assert!(line["rule"].as_str().unwrap().starts_with("K: "), "{line}");
+        let seen = echo.seen();
+        assert!(seen.iter().all(|message| message.is_ping()), "{messages:?}: {seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_comes_back_is_overwritten() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let lab = ground.proxy(&with_key(echo.port)).await;
+    let mut socket = lab.socket(echo.port, &[]).await;
+    chat(&mut lab.socket(echo.port, &[]).await).await;
+    socket.send(Message::text("tell authorization")).await.unwrap();
+    let masked = format!("Bearer {}", "*".repeat(KEY.len()));
+    for want in [Message::text(&masked), Message::Ping(masked.clone().into()), Message::text(&masked)] {
+        assert_eq!(next(&mut socket).await.unwrap().unwrap(), want);
+    }
+    socket.close(None).await.unwrap();
+    closed_with(&mut socket).await;
+    let line = lab.ended(1).await;
+    assert_eq!((line["redacted"].as_u64(), line["credential_used"].as_str()), (Some(3), Some("K")), "{line}");
+    assert_eq!(echo.handshakes.lock().unwrap()[1]["authorization"], format!("Bearer {KEY}"));
+}
+
+#[tokio::test]
+async fn a_message_too_long_to_be_looked_through_does_not_pass() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let lab = ground.proxy(&with_key(echo.port)).await;
+    let mut socket = lab.socket(echo.port, &[]).await;
+    socket.send(Message::binary(vec![1; 1024 * 1024])).await.unwrap();
+    assert_eq!(next(&mut socket).await.unwrap().unwrap().len(), 1024 * 1024);
+    // The proxy may have closed before all of it was taken.
+    let _ = socket.send(Message::binary(vec![1; 1024 * 1024 + 1])).await;
+    assert!(matches!(closed_with(&mut socket).await, Some(1009) | None));
+    assert_eq!(lab.ended(0).await["code"], "request_too_large");
+    assert_eq!(echo.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn frames_that_break_the_protocol_end_it() {
+    for (frame, code) in [(&b"\x81\x05Hello"[..], "request_malformed"), (b"\xf1\x80\0\0\0\0", "request_malformed")] {
+        let ground = Ground::new().await;
+        let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+        let lab = ground.proxy(&allow(echo.port, "")).await;
+        let mut tls = lab.tls(&format!("api.test:{}", echo.port), &["http/1.1"]).await;
+        let head = format!("GET /ws HTTP/1.1\r\nHost: api.test:{}\r\n{GOOD}\r\n", echo.port);
+        // Frames may stand right behind the head.
+        tls.write_all(&[head.as_bytes(), b"\x81\x80\0\0\0\0", frame].concat()).await.unwrap();
+        assert!(read_head(&mut tls).await.starts_with("HTTP/1.1 101"));
+        let mut rest = Vec::new();
+        let _ = tls.read_to_end(&mut rest).await;
+        assert!(rest.ends_with(&[0x88, 2, 0x03, 0xea]), "{rest:02x?}");
+        assert_eq!(lab.ended(0).await["code"], code);
+    }
+    let words = b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n\x81\x85masked";
+    let (head, line) = handshake(words, GOOD).await;
+    assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+    assert_eq!(line["code"], "upstream_protocol", "{line}");
+}
+
+#[tokio::test]
+async fn a_new_policy_closes_what_it_does_not_allow() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let lab = ground.proxy(&allow(echo.port, "")).await;
+    let mut socket = lab.socket(echo.port, &[]).await;
+    lab.reload(&allow(echo.port, ""));
+    socket.send(Message::text("still there")).await.unwrap();
+    assert_eq!(next(&mut socket).await.unwrap().unwrap(), Message::text("still there"));
+    lab.reload(&allow(echo.port, "").replace("plain_http = true", "paths = [\"/elsewhere\"]"));
+    assert_eq!(closed_with(&mut socket).await, Some(1008));
+    let line = lab.ended(0).await;
+    assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("closed"), Some("path_not_allowed")), "{line}");
+}
+
+#[tokio::test]
+async fn a_daemon_that_leaves_says_so() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let lab = ground.proxy(&allow(echo.port, "")).await;
+    let mut socket = lab.socket(echo.port, &[]).await;
+    chat(&mut lab.socket(echo.port, &[]).await).await;
+    let Lab { daemon, dir, .. } = lab;
+    let (stopped, code) = tokio::join!(daemon.shutdown(), closed_with(&mut socket));
+    assert_eq!((stopped, code), (true, Some(1001)));
+    let log = std::fs::read_to_string(dir.path().join("audit.jsonl")).unwrap();
+    assert_eq!(log.matches("\"closed\"").count(), 2, "{log}");
+}
+
+/// Whoever hangs up, the other side learns of it, and the record too.
+#[tokio::test]
+async fn an_end_that_vanishes_ends_the_other() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let lab = ground.proxy(&allow(echo.port, "")).await;
+    let mut socket = lab.socket(echo.port, &[]).await;
+    socket.send(Message::text("die")).await.unwrap();
+    assert_eq!(closed_with(&mut socket).await, None);
+    drop(socket);
+    lab.ended(0).await;
+    drop(lab.socket(echo.port, &[]).await);
+    lab.ended(1).await;
+}
+
+/// Nobody reads: the origin is held up, and its bytes are not kept for later.
+#[tokio::test]
+async fn a_client_that_does_not_read_holds_the_origin_up() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let lab =
+        ground.proxy(&format!("[plans.p.raw]\nidle_timeout = \"500ms\"\n{}plan = \"p\"\n", allow(echo.port, ""))).await;
+    let mut socket = lab.socket(echo.port, &[]).await;
+    socket.send(Message::text("pour")).await.unwrap();
+    let line = lab.ended(0).await;
+    assert_eq!(line["code"], "request_timed_out", "{line}");
+    assert!(line["response_size_bytes"].as_u64().unwrap() < 16_000_000, "{line}");
+    drop(socket);
+}
+
+#[tokio::test]
+async fn what_is_no_websocket_to_the_policy_is_refused_before_it_is_one() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let lab = ground.proxy(&allow(echo.port, "").replace("plain_http = true", "methods = [\"POST\"]")).await;
+    let mut tls = lab.tls(&format!("api.test:{}", echo.port), &["http/1.1"]).await;
+    let head = format!("GET /ws HTTP/1.1\r\nHost: api.test:{}\r\n{GOOD}\r\n", echo.port);
+    tls.write_all(head.as_bytes()).await.unwrap();
+    assert!(read_head(&mut tls).await.contains("exeat-refusal: method_not_allowed"));
+    drop(tls);
+    lab.refused_only("method_not_allowed").await;
+    assert!(echo.handshakes.lock().unwrap().is_empty());
+}
