@@ -29,6 +29,7 @@ mod memory;
 mod misuse;
 mod nowhere;
 mod policy;
+mod quirks;
 mod reload;
 mod resolver;
 mod run;

@@ -16,7 +16,8 @@ async fn handshake(lab: &Lab, to: &str, name: &'static str, sni: bool) -> std::i
     TlsConnector::from(Arc::new(config)).connect(name.try_into().unwrap(), stream).await.map(|_| ())
 }
 
-async fn both_modes() -> (Lab, lab::Origin, Vec<String>) {
+/// A host that is inspected and one that passes unseen; the certificate of the origin is for the first.
+pub async fn both_modes() -> (Lab, lab::Origin, Vec<String>) {
     let ground = Ground::new().await;
     let origin = ground.origin("open.test").await;
     ground.dns.set("sealed.test", &["127.0.0.1"]);
@@ -65,7 +66,7 @@ async fn an_address_needs_no_server_name_and_takes_no_other() {
 }
 
 /// A `ClientHello` of a real client, so that the test can cut and change it.
-fn hello(name: &'static str) -> Vec<u8> {
+pub fn hello(name: &'static str) -> Vec<u8> {
     let config = lab::client::client_config(rustls::RootCertStore::empty(), &["http/1.1"]);
     let mut client = rustls::ClientConnection::new(Arc::new(config), name.try_into().unwrap()).unwrap();
     let mut wire = Vec::new();
@@ -73,11 +74,8 @@ fn hello(name: &'static str) -> Vec<u8> {
     wire
 }
 
-/// Adds an `encrypted_client_hello` extension, and puts the lengths right.
-fn with_ech(mut wire: Vec<u8>) -> Vec<u8> {
-    // An outer one (RFC 9849): suite, config id, empty key, one byte of payload.
-    let extension = [0xfe, 0x0d, 0, 11, 0, 0, 1, 0, 1, 7, 0, 0, 0, 1, 9];
-    wire.extend_from_slice(&extension);
+/// Puts an extension before all others, and the lengths right.
+pub fn extend(mut wire: Vec<u8>, extension: &[u8]) -> Vec<u8> {
     let add = |wire: &mut Vec<u8>, at: usize| {
         let length = u16::from_be_bytes([wire[at], wire[at + 1]]) + extension.len() as u16;
         wire[at..at + 2].copy_from_slice(&length.to_be_bytes());
@@ -90,7 +88,14 @@ fn with_ech(mut wire: Vec<u8>) -> Vec<u8> {
     let compression = suites + 2 + usize::from(u16::from_be_bytes([wire[suites], wire[suites + 1]]));
     let extensions = compression + 1 + wire[compression] as usize;
     add(&mut wire, extensions);
+    wire.splice(extensions + 2..extensions + 2, extension.iter().copied());
     wire
+}
+
+/// Adds an `encrypted_client_hello` extension.
+fn with_ech(wire: Vec<u8>) -> Vec<u8> {
+    // An outer one (RFC 9849): suite, config id, empty key, one byte of payload.
+    extend(wire, &[0xfe, 0x0d, 0, 11, 0, 0, 1, 0, 1, 7, 0, 0, 0, 1, 9])
 }
 
 #[tokio::test]
