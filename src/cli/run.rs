@@ -373,7 +373,7 @@ fn summarize(log: &str, learned: bool) {
         if let (Some(code), true) = (observed, line["event"] == "decided") {
             flags.extend(flag(line, code).map(|flag| (flag, ())));
         }
-        if !code.is_empty() {
+        if !code.is_empty() && !asked_again(line, &lines) {
             let place = format!("{}:{}", clean(line["host"].as_str().unwrap_or("-")), line["port"]);
             let entry =
                 refused.entry((place, code.to_owned())).or_insert_with(|| (0, flag(line, code).unwrap_or_default()));
@@ -402,6 +402,13 @@ fn summarize(log: &str, learned: bool) {
     }
 }
 
+/// A request without a password, whose client gave it when it was asked, on the same connection: git does, and
+/// it is no failure.
+fn asked_again(line: &Value, lines: &[Value]) -> bool {
+    line["code"] == "caller_unknown"
+        && lines.iter().any(|other| other["peer"] == line["peer"] && other["task"].is_string())
+}
+
 /// The flag that would have let a refused request through, where there is one.
 fn flag(line: &Value, code: &str) -> Option<String> {
     let host = clean(line["host"].as_str()?);
@@ -417,6 +424,18 @@ fn flag(line: &Value, code: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_password_given_when_asked_for_is_no_failure() {
+        let line = |peer: &str, code: Option<&str>, task: Option<&str>| serde_json::json!({"peer": peer, "code": code, "task": task});
+        let lines = [
+            line("127.0.0.1:1", Some("caller_unknown"), None),
+            line("127.0.0.1:1", None, Some("run")),
+            line("127.0.0.1:2", Some("caller_unknown"), None),
+            line("127.0.0.1:3", Some("host_not_allowed"), Some("run")),
+        ];
+        assert_eq!(lines.each_ref().map(|line| asked_again(line, &lines)), [true, false, false, false]);
+    }
 
     #[test]
     fn an_allowed_host_becomes_an_integration() {
