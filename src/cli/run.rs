@@ -396,6 +396,15 @@ fn summarize(log: &str, learned: bool) {
     for ((place, code), (count, flag)) in &refused {
         say(format_args!("  {count:>4} × {:<32} {code:<20} {flag}", place.trim_end_matches(":null")));
     }
+    let mut distrusted: BTreeMap<String, usize> = BTreeMap::new();
+    for line in lines.iter().filter(|line| broke_off(line)) {
+        let place = format!("{}:{}", clean(line["host"].as_str().unwrap_or("-")), line["port"]);
+        let count = distrusted.entry(place).or_default();
+        *count = count.saturating_add(1);
+    }
+    for (place, count) in &distrusted {
+        say(format_args!("  {count:>4} × {place:<32} TLS broken off by the command: does it trust $SSL_CERT_FILE?"));
+    }
     if learned && !flags.is_empty() {
         let all: Vec<_> = flags.into_keys().collect();
         say(format_args!("exeat: without --learn, this would need: {}", all.join(" ")));
@@ -407,6 +416,11 @@ fn summarize(log: &str, learned: bool) {
 fn asked_again(line: &Value, lines: &[Value]) -> bool {
     line["code"] == "caller_unknown"
         && lines.iter().any(|other| other["peer"] == line["peer"] && other["task"].is_string())
+}
+
+/// A client that ends the handshake itself: most often it does not trust our CA, and nothing has been refused.
+fn broke_off(line: &Value) -> bool {
+    line["verdict"] == "abandoned" && line["rule"].as_str().is_some_and(|rule| rule.starts_with("client handshake: "))
 }
 
 /// The flag that would have let a refused request through, where there is one.
@@ -435,6 +449,18 @@ mod tests {
             line("127.0.0.1:3", Some("host_not_allowed"), Some("run")),
         ];
         assert_eq!(lines.each_ref().map(|line| asked_again(line, &lines)), [true, false, false, false]);
+    }
+
+    #[test]
+    fn only_a_handshake_that_the_client_ended_is_its_doing() {
+        let rows = [
+            ("abandoned", "client handshake: received fatal alert: UnknownCA", true),
+            ("abandoned", "client: connection reset", false),
+            ("deny", "client handshake: x", false),
+        ];
+        for (verdict, rule, want) in rows {
+            assert_eq!(broke_off(&serde_json::json!({"verdict": verdict, "rule": rule})), want, "{verdict} {rule}");
+        }
     }
 
     #[test]
