@@ -16,7 +16,7 @@ const PROXY: [&str; 6] = ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_prox
 /// Variables that would let a client pass the proxy by.
 pub(super) const NO_PROXY: [&str; 2] = ["NO_PROXY", "no_proxy"];
 /// Variables that replace a client's roots: they get the bundle.
-const BUNDLE: [&str; 10] = [
+const BUNDLE: [&str; 14] = [
     "SSL_CERT_FILE",
     "REQUESTS_CA_BUNDLE",
     "CURL_CA_BUNDLE",
@@ -27,6 +27,11 @@ const BUNDLE: [&str; 10] = [
     "npm_config_cafile",
     "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
     "DENO_CERT",
+    "HTTPLIB2_CA_CERTS",
+    "BUNDLE_SSL_CA_CERT",
+    "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE",
+    // Its OpenSSL prefers this to SSL_CERT_FILE, and machines with Nix have it set.
+    "NIX_SSL_CERT_FILE",
 ];
 /// Variables that add to a client's roots: they get the CA alone.
 const EXTRA: [&str; 1] = ["NODE_EXTRA_CA_CERTS"];
@@ -132,6 +137,26 @@ fn written_out(variables: &[(&'static str, String)], shell: Shell) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_variable_is_set_once_and_to_what_its_clients_expect() {
+        let url = "http://t:token@127.0.0.1:1";
+        let set = variables(url, Path::new("/ca.pem"), Path::new("/bundle.pem"));
+        let names: std::collections::BTreeSet<_> = set.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names.len(), set.len(), "{set:?}");
+        let rows = [
+            ("HTTPS_PROXY", url),
+            ("http_proxy", url),
+            ("SSL_CERT_FILE", "/bundle.pem"),
+            ("NIX_SSL_CERT_FILE", "/bundle.pem"),
+            ("HTTPLIB2_CA_CERTS", "/bundle.pem"),
+            ("NODE_EXTRA_CA_CERTS", "/ca.pem"),
+            ("NODE_USE_ENV_PROXY", "1"),
+        ];
+        for (name, value) in rows {
+            assert!(set.iter().any(|(n, v)| *n == name && v == value), "{name}");
+        }
+    }
 
     #[test]
     fn values_survive_the_shell() {
