@@ -1,0 +1,143 @@
+//! curl, wget and git.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs curl"]
+async fn curl_over_h1_and_h2() {
+    let place = place().await;
+    for (flag, version) in [("--http1.1", "1.1"), ("--http2", "2")] {
+        let out = assert_ok(&place.run(&["curl", "-sS", flag, "-w", "%{http_version}", &place.url("/")]).await);
+        assert_eq!(out, format!("hello\n{version}"));
+    }
+    let file = place.ground.dir.path().join("upload");
+    fs::write(&file, vec![7_u8; 3_000_000]).unwrap();
+    let upload = format!("@{}", file.display());
+    for flag in ["--http1.1", "--http2"] {
+        let out = assert_ok(&place.run(&["curl", "-sS", flag, "--data-binary", &upload, &place.url("/sink")]).await);
+        assert_eq!(out, "3000000", "with Expect: 100-continue");
+        let out =
+            assert_ok(&place.run(&["curl", "-sS", flag, "-T", file.to_str().unwrap(), &place.url("/sink")]).await);
+        assert_eq!(out, "3000000");
+        let out = assert_ok(
+            &place
+                .run(&["curl", "-sS", flag, "-o", "/dev/null", "-w", "%{size_download}", &place.url("/big?5000000")])
+                .await,
+        );
+        assert_eq!(out, "5000000");
+    }
+    let refusal = "curl: (56) CONNECT tunnel failed, response 403";
+    place.refused(&place.run(&["curl", "-sS", "https://evil.test/"]).await, refusal);
+    let refused = place.run(&["curl", "-sS", "-X", "DELETE", &place.url("/")]).await;
+    assert!(text(&refused.stdout).contains("\"code\": \"method_not_allowed\""), "{}", text(&refused.stdout));
+    row(&Row { client: "curl", inside: "HTTP/2, HTTP/1.1", needs: NOTHING, refusal });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs wget"]
+async fn wget() {
+    let place = place().await;
+    let get = format!("wget -q -O - --ca-certificate=\"$SSL_CERT_FILE\" {}", place.url("/"));
+    assert_eq!(place.passed(&place.sh(&get).await), "hello\n");
+    if text(&Command::new("wget").arg("--version").output().unwrap().stdout).contains("+ssl/gnutls") {
+        let distrusted = place.sh(&format!("wget -nv -O - {}", place.url("/"))).await;
+        assert!(text(&distrusted.stderr).contains("is not trusted"), "{}", text(&distrusted.stderr));
+    }
+    let post = format!("wget -q -O - --post-data=12345 {}", place.plain_url("/sink"));
+    assert_eq!(place.passed(&place.sh(&post).await), "5");
+    let refusal = "Proxy tunneling failed: Forbidden";
+    place.refused(&place.sh("wget -nv -O - --tries=1 https://evil.test/").await, refusal);
+    let needs = "`--ca-certificate=\"$SSL_CERT_FILE\"` where it is built with GnuTLS (Debian), which reads no variable";
+    row(&Row { client: "wget", inside: "HTTP/1.1", needs, refusal });
+}
+
+/// No configuration at all: only a flag.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs curl"]
+async fn an_address_that_a_flag_names_is_reached_and_its_neighbours_are_not() {
+    let origin = Origin::http().await;
+    let dir = tempfile::tempdir().unwrap();
+    let allow = format!("http://127.0.0.1:{}", origin.port());
+    let urls = format!("curl -sS {allow}/; curl -sS http://127.0.0.2:{}/; curl -sS http://127.0.0.1:1/", origin.port());
+    let output = output(exeat(dir.path(), &["run", "--allow", &allow, "--", "sh", "-c", &urls])).await;
+    let (out, words) = (text(&output.stdout), text(&output.stderr));
+    assert!(
+        out.starts_with("hello\n") && out.contains("host_not_allowed") && out.contains("port_not_allowed"),
+        "{out}"
+    );
+    assert!(words.contains("1 let through, 2 refused"), "{words}");
+    assert!(words.contains("--allow http://127.0.0.1:1"), "{words}");
+}
+
+/// Smart HTTP: `git http-backend` behind a TLS origin of our own.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs git"]
+async fn git_clones_and_pushes() {
+    let place = place().await;
+    let dir = place.dir().to_owned();
+    let git =
+        |args: &[&str]| prepare(&dir, "git", &[&["-c", "user.name=a", "-c", "user.email=a@a.test"], args].concat());
+    git(&["init", "-q", "source"]);
+    fs::write(dir.join("source/file"), vec![b'x'; 200_000]).unwrap();
+    git(&["-C", "source", "add", "."]);
+    git(&["-C", "source", "commit", "-qm", "one"]);
+    git(&["clone", "-q", "--bare", "source", "served.git"]);
+    git(&["-C", "served.git", "config", "http.receivepack", "true"]);
+    place.origin.serve_repositories(dir.clone());
+    let url = place.url("/git/served.git");
+    let output = place.sh(&format!("GIT_CURL_VERBOSE=1 git clone -q {url} cloned")).await;
+    place.passed(&output);
+    assert!(text(&output.stderr).contains("HTTP/2 200"), "{}", text(&output.stderr));
+    assert_eq!(fs::read(dir.join("cloned/file")).unwrap().len(), 200_000);
+
+    // More than `http.postBuffer`, so that it is sent in chunks; and nothing that zlib makes small.
+    let mut state = 1_u32;
+    let noise = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    });
+    fs::write(dir.join("cloned/noise"), noise.take(2_000_000).collect::<Vec<_>>()).unwrap();
+    git(&["-C", "cloned", "add", "."]);
+    git(&["-C", "cloned", "commit", "-qm", "two"]);
+    place.passed(&place.run(&["git", "-C", "cloned", "push", "-q", "origin", "HEAD"]).await);
+    git(&["-C", "cloned", "diff", "--exit-code", "HEAD", "origin/HEAD"]);
+    let arrived = Command::new("git").args(["-C", "served.git", "log", "-1", "--format=%s"]).current_dir(&dir).output();
+    assert_eq!(text(&arrived.unwrap().stdout), "two\n");
+    let pushed = place.origin.seen().into_iter().rfind(|seen| seen.uri.path().ends_with("git-receive-pack")).unwrap();
+    assert!(pushed.body.len() > 2_000_000, "{}", pushed.body.len());
+
+    let refusal = "CONNECT tunnel failed, response 403";
+    place.refused(&place.run(&["git", "clone", "-q", "https://evil.test/x.git"]).await, refusal);
+    row(&Row { client: "git", inside: "HTTP/2", needs: NOTHING, refusal });
+}
+
+/// curl asks for a user and a password; git sends its token as one. Both find a placeholder.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs curl and git"]
+async fn curl_and_git_send_the_placeholder_as_a_password() {
+    let place = place().await;
+    let (port, config) = (place.origin.port(), place.config.to_str().unwrap().to_owned());
+    let run = async |how: &str, value: &str, script: &str| {
+        let flag = format!("KEY={how}@api.test:{port}");
+        let args = ["run", "-c", &config, "--credential", &flag, "--", "sh", "-c", script];
+        let mut command = exeat(place.ground.dir.path(), &args);
+        command.env("KEY", value);
+        output(command).await
+    };
+    let encoded = |text: &str| base64::Engine::encode(&base64::engine::general_purpose::STANDARD, text);
+    assert_ok(&run("basic", "user:p4ssw0rd-0123", &format!("curl -sS -u \"$KEY\" {}", place.url("/"))).await);
+    assert_eq!(place.origin.last().headers["authorization"], format!("Basic {}", encoded("user:p4ssw0rd-0123")));
+    let value = "ghp_16C7e42F292c6912E7710c838347Ae178B4a";
+    let ask = format!("git ls-remote https://x-access-token:$KEY@api.test:{port}/private/none.git");
+    assert!(!run("bearer", value, &ask).await.status.success(), "there is no such repository");
+    let seen = place.origin.seen().into_iter().rev().find(|seen| seen.headers.contains_key("authorization"));
+    let want = format!("Basic {}", encoded(&format!("x-access-token:{value}")));
+    assert_eq!(
+        seen.map(|seen| seen.headers["authorization"].clone()).as_ref().map(|v| v.to_str().unwrap()),
+        Some(want.as_str())
+    );
+    let header = format!("curl -sS -H \"X-Api-Key: $KEY\" '{}'", place.url("/tell?whole"));
+    let out = assert_ok(&run("header:X-Api-Key", value, &header).await);
+    assert_eq!(place.origin.last().headers["x-api-key"], value);
+    assert!(!out.contains(value) && out.contains(&"*".repeat(value.len())), "{out}");
+}

@@ -1,0 +1,127 @@
+//! Programs that we did not write, behind `exeat run`, against origins on the loopback.
+//!
+//! They are ignored where they may be missing; continuous integration installs and runs them. What each
+//! needs and what it shows stands in `docs/clients.md`, which [`table`] holds to what the tests saw.
+
+mod command_line;
+mod languages;
+mod table;
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::cli::{exeat, output, text};
+use crate::lab::{Ground, Origin};
+
+use table::{Row, row};
+
+/// A client that needs nothing beyond what `exeat run` and `exeat env` set.
+const NOTHING: &str = "nothing";
+
+/// A configuration with one TLS origin, `api.test`, and one without TLS, `plain.test`.
+struct Place {
+    ground: Ground,
+    origin: Origin,
+    plain: Origin,
+    config: PathBuf,
+}
+
+async fn place() -> Place {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let plain = Origin::http().await;
+    ground.dns.set("plain.test", &["127.0.0.1"]);
+    let config = ground.dir.path().join("run.toml");
+    let body = ground.config(&format!(
+        "[admin]\nlisten = \"127.0.0.1:0\"\n\
+         [integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\nmethods = [\"GET\", \"POST\", \"PUT\"]\n\
+         [integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n\
+         [tasks.t]\nintegrations = [\"api\", \"plain\"]\n",
+        origin.port(),
+        plain.port()
+    ));
+    fs::write(&config, body).unwrap();
+    Place { ground, origin, plain, config }
+}
+
+impl Place {
+    fn dir(&self) -> &Path {
+        self.ground.dir.path()
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("https://api.test:{}{path}", self.origin.port())
+    }
+
+    fn plain_url(&self, path: &str) -> String {
+        format!("http://plain.test:{}{path}", self.plain.port())
+    }
+
+    /// A command behind a proxy of its own.
+    async fn run(&self, command: &[&str]) -> Output {
+        let config = self.config.to_str().unwrap();
+        let args = [&["run", "-c", config, "--task", "t", "--"], command].concat();
+        let mut command = exeat(self.dir(), &args);
+        with_clients(&mut command);
+        output(command).await
+    }
+
+    async fn sh(&self, script: &str) -> Output {
+        self.run(&["sh", "-c", script]).await
+    }
+
+    /// The command came through, and nothing else: its answer, which `exeat run` has counted.
+    #[track_caller]
+    fn passed(&self, output: &Output) -> String {
+        let out = assert_ok(output);
+        let summary = text(&output.stderr);
+        let (passed, refused) =
+            summary.lines().last().and_then(|line| line.split_once(" let through, ")).expect(&summary);
+        assert!(passed.strip_prefix("exeat: ").unwrap().parse::<u32>().unwrap() > 0, "{summary}");
+        assert_eq!(refused, "0 refused or failed", "{summary}");
+        out
+    }
+
+    /// The command fails at a host that nobody allowed, and says so in words that its user sees.
+    #[track_caller]
+    fn refused(&self, output: &Output, shown: &str) {
+        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        assert!(!output.status.success(), "{said}");
+        let (own, summary) = said.split_once("exeat: 0 let through, ").unwrap_or_else(|| panic!("{said}"));
+        assert!(own.contains(shown), "{shown:?} is not what it says: {own}");
+        assert!(summary.contains("× evil.test:443") && summary.contains("host_not_allowed"), "{summary}");
+        assert!(summary.contains("--allow evil.test"), "{summary}");
+        assert_eq!(self.ground.dns.queries("evil.test"), 0);
+    }
+}
+
+#[track_caller]
+fn assert_ok(output: &Output) -> String {
+    assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// The folder with clients at the versions that the tests know: `bin` as in a virtual environment, and
+/// `node_modules`. Without it, those of the machine.
+fn clients() -> Option<PathBuf> {
+    std::env::var_os("EXEAT_TEST_CLIENTS").map(PathBuf::from)
+}
+
+fn with_clients(command: &mut Command) {
+    let mut path: Vec<PathBuf> = clients().iter().map(|clients| clients.join("bin")).collect();
+    path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+    command.env("PATH", std::env::join_paths(path).unwrap());
+    let modules = clients().map_or_else(OsString::new, |clients| clients.join("node_modules").into());
+    command.env("NODE_PATH", modules);
+}
+
+/// A program that prepares what a test needs, without any proxy.
+#[track_caller]
+fn prepare(dir: &Path, program: &str, args: &[&str]) {
+    let mut command = Command::new(program);
+    command.args(args).current_dir(dir).env("HOME", dir);
+    let output = command.output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(output.status.success(), "{program} {args:?}: {}", text(&output.stderr));
+}

@@ -1,0 +1,69 @@
+//! The table in `docs/clients.md`. Each test holds its row to what it saw, or writes it when
+//! `EXEAT_UPDATE_DOCS=1`, so that any of them may run alone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+const BEGIN: &str =
+    "<!-- The tests write from here: EXEAT_UPDATE_DOCS=1 cargo test --test it clients -- --ignored -->\n";
+const END: &str = "<!-- to here -->\n";
+const HEAD: &str = "| client | speaks inside | needs besides | a host that is not allowed |\n|---|---|---|---|\n";
+
+/// What a test saw of a client. Markdown; no versions, which differ from machine to machine.
+pub struct Row<'r> {
+    pub client: &'r str,
+    /// The protocols of its requests behind CONNECT, or without it.
+    pub inside: &'r str,
+    /// What has to be set beyond what `exeat run` and `exeat env` set.
+    pub needs: &'r str,
+    /// What its user sees of a refusal.
+    pub refusal: &'r str,
+}
+
+#[track_caller]
+pub fn row(row: &Row<'_>) {
+    let line = format!("| {} | {} | {} | `{}` |", row.client, row.inside, row.needs, row.refusal);
+    // One file for all tests of this process; a test that fails here leaves it whole.
+    static DOCUMENT: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = DOCUMENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let (before, mut rows, after) = read();
+    if std::env::var_os("EXEAT_UPDATE_DOCS").is_none_or(|value| value != "1") {
+        assert!(rows.contains(&line), "docs/clients.md is stale: EXEAT_UPDATE_DOCS=1 writes\n{line}");
+        return;
+    }
+    rows.retain(|other| client(other) != row.client);
+    rows.push(line);
+    rows.sort_by_key(|line| client(line).to_lowercase());
+    fs::write(path(), format!("{before}{BEGIN}{HEAD}{}\n{END}{after}", rows.join("\n"))).unwrap();
+}
+
+fn path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/clients.md")
+}
+
+/// What stands before the table, its rows, and what stands behind it.
+fn read() -> (String, Vec<String>, String) {
+    let text = fs::read_to_string(path()).unwrap();
+    let (before, rest) = text.split_once(BEGIN).expect("the table's begin is marked");
+    let (table, after) = rest.split_once(END).expect("the table's end is marked");
+    let rows = table.strip_prefix(HEAD).expect("the table has its head");
+    (before.to_owned(), rows.lines().map(str::to_owned).collect(), after.to_owned())
+}
+
+fn client(row: &str) -> &str {
+    row.split('|').nth(1).unwrap_or_default().trim()
+}
+
+#[test]
+fn every_row_has_a_test_and_every_test_its_row() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/clients");
+    let sources = fs::read_dir(here).unwrap().map(|entry| entry.unwrap().path());
+    let sources = sources.filter(|path| path.extension().is_some_and(|end| end == "rs"));
+    let text: String = sources.map(|path| fs::read_to_string(path).unwrap()).collect();
+    let start = concat!("client", ": \"");
+    let mut tested: Vec<_> = text.split(start).skip(1).map(|rest| rest.split('"').next().unwrap().to_owned()).collect();
+    tested.sort_by_key(|name| name.to_lowercase());
+    let (_, rows, _) = read();
+    assert_eq!(rows.iter().map(|row| client(row)).collect::<Vec<_>>(), tested);
+}
