@@ -1,9 +1,10 @@
-//! Programs that we did not write, behind `exeat run`, against origins on the loopback.
+//! Programs that we did not write, behind `exeat run` and `exeat env`, against origins on the loopback.
 //!
 //! They are ignored where they may be missing; continuous integration installs and runs them. What each
 //! needs and what it shows stands in `docs/clients.md`, which [`table`] holds to what the tests saw.
 
 mod command_line;
+mod env;
 mod languages;
 mod table;
 

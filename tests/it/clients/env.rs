@@ -1,0 +1,92 @@
+//! A daemon that runs already, and `exeat env` in the sandbox's shell.
+
+use super::*;
+use crate::cli::Served;
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// What a script says after `eval "$(exeat env …)"`, and what the daemon wrote down.
+async fn in_a_sandbox(place: &Place, script: &str) -> (Output, Vec<Value>) {
+    let config = place.config.to_str().unwrap();
+    let mut served = Served::start(exeat(place.dir(), &["serve", "-c", config]));
+    // `exeat env` wants to read a port in the configuration; the daemon had one chosen for it.
+    let fixed = fs::read_to_string(&place.config)
+        .unwrap()
+        .replace("[proxy]\nlisten = [\"127.0.0.1:0\"]", &format!("[proxy]\nlisten = [\"{}\"]", served.proxy()));
+    fs::write(place.dir().join("env.toml"), fixed).unwrap();
+    let mut command = exeat(place.dir(), &[]);
+    let exeat = command.get_program().to_str().unwrap().to_owned();
+    command = Command::new("sh");
+    command.env_clear().env("HOME", place.dir()).env("XDG_STATE_HOME", place.dir().join("state"));
+    // A way round the proxy that the sandbox was started with.
+    command.env("NO_PROXY", "api.test").current_dir(place.dir());
+    with_clients(&mut command);
+    let script = format!("variables=$('{exeat}' env -c env.toml --task t) && eval \"$variables\" && {script}");
+    let output = output({
+        command.args(["-c", &script]);
+        command
+    })
+    .await;
+    served.signal(Signal::TERM);
+    assert!(served.ended(), "{}", served.said());
+    let log = fs::read_to_string(place.dir().join("state/exeat/audit.jsonl")).unwrap();
+    let lines = log.lines().map(|line| serde_json::from_str(line).unwrap());
+    (output, lines.filter(|line: &Value| line["event"] != "opened").collect())
+}
+
+/// One request came through, and one was refused for its host.
+#[track_caller]
+fn assert_written_down(lines: &[Value]) {
+    let of = |event: &str| lines.iter().filter(|line| line["event"] == event).cloned().collect::<Vec<_>>();
+    let (decided, closed, refused) = (of("decided"), of("closed"), of("refused"));
+    assert_eq!((decided.len(), closed.len(), refused.len(), lines.len()), (1, 1, 1, 3), "{lines:#?}");
+    assert_eq!((&decided[0]["host"], &decided[0]["verdict"]), (&"api.test".into(), &"allow".into()), "{lines:#?}");
+    assert_eq!((&closed[0]["id"], &closed[0]["response_status"]), (&decided[0]["id"], &200.into()), "{lines:#?}");
+    let (host, code) = (&refused[0]["host"], &refused[0]["code"]);
+    assert_eq!((host, code), (&"evil.test".into(), &"host_not_allowed".into()), "{lines:#?}");
+    assert!(lines.iter().all(|line| line["task"] == "t"), "{lines:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs curl"]
+async fn curl_in_a_sandbox() {
+    let place = place().await;
+    let (output, lines) =
+        in_a_sandbox(&place, &format!("curl -sS {} && ! curl -sS https://evil.test/", place.url("/"))).await;
+    assert_eq!(assert_ok(&output), "hello\n");
+    assert!(text(&output.stderr).contains("response 403"), "{}", text(&output.stderr));
+    assert_written_down(&lines);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs python3 with requests"]
+async fn python_requests_in_a_sandbox() {
+    let place = place().await;
+    let script = format!(
+        "import requests\nprint(requests.get('{}').text, end='')\n\
+         try: requests.get('https://evil.test/')\nexcept requests.exceptions.ProxyError as e: print(e)",
+        place.url("/")
+    );
+    fs::write(place.dir().join("fetch.py"), script).unwrap();
+    let (output, lines) = in_a_sandbox(&place, "python3 fetch.py").await;
+    let out = assert_ok(&output);
+    assert!(out.starts_with("hello\n") && out.contains("Tunnel connection failed: 403 Forbidden"), "{out}");
+    assert_written_down(&lines);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs node 24 or 22.21"]
+async fn node_in_a_sandbox() {
+    let place = place().await;
+    let script = format!(
+        "(async () => {{ process.stdout.write(await (await fetch('{}')).text());\n\
+         await fetch('https://evil.test/').catch(error => console.log(error)); }})()",
+        place.url("/")
+    );
+    fs::write(place.dir().join("fetch.js"), script).unwrap();
+    let (output, lines) = in_a_sandbox(&place, "node fetch.js").await;
+    let out = assert_ok(&output);
+    assert!(out.starts_with("hello\n") && out.contains("Proxy response (403)"), "{out}");
+    assert_written_down(&lines);
+    assert_eq!(place.ground.dns.queries("evil.test"), 0);
+}
