@@ -6,6 +6,7 @@
 mod command_line;
 mod env;
 mod languages;
+mod packages;
 mod table;
 
 use std::ffi::OsString;
@@ -96,6 +97,14 @@ impl Place {
         assert!(summary.contains("--allow evil.test"), "{summary}");
         assert_eq!(self.ground.dns.queries("evil.test"), 0);
     }
+}
+
+/// The command does not trust our CA, and the summary asks whether it does.
+#[track_caller]
+fn assert_broke_off(output: &Output) {
+    let words = text(&output.stderr);
+    assert!(!output.status.success() && words.contains("exeat: 0 let through, "), "{words}");
+    assert!(words.contains("TLS broken off by the command: does it trust $SSL_CERT_FILE?"), "{words}");
 }
 
 #[track_caller]

@@ -1,5 +1,6 @@
 //! Origins: one that answers by path and remembers what it got, and one of raw bytes.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -38,6 +39,7 @@ pub struct Origin {
     seen: Arc<Mutex<Vec<Seen>>>,
     connections: Arc<AtomicUsize>,
     repositories: Arc<Mutex<PathBuf>>,
+    files: Arc<Mutex<HashMap<String, (&'static str, Bytes)>>>,
 }
 
 impl Origin {
@@ -66,6 +68,11 @@ impl Origin {
         *self.repositories.lock().unwrap() = folder;
     }
 
+    /// Serves a file below `/files/`; what nobody gave it there is a 404.
+    pub fn serve_file(&self, path: &str, kind: &'static str, content: impl Into<Bytes>) {
+        self.files.lock().unwrap().insert(format!("/files/{path}"), (kind, content.into()));
+    }
+
     /// How often it was dialled.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
@@ -74,7 +81,13 @@ impl Origin {
     async fn listen(tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let origin = Self { address, seen: Arc::default(), connections: Arc::default(), repositories: Arc::default() };
+        let origin = Self {
+            address,
+            seen: Arc::default(),
+            connections: Arc::default(),
+            repositories: Arc::default(),
+            files: Arc::default(),
+        };
         let running = origin.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -157,11 +170,21 @@ impl Origin {
         if path.starts_with("/git/") {
             return self.git(&parts, &body).await;
         }
+        if path.starts_with("/files/") {
+            return Ok(self.file(&path));
+        }
         Ok(by_path(&path, parts.uri.query()))
     }
 }
 
 impl Origin {
+    fn file(&self, path: &str) -> Response<Body> {
+        match self.files.lock().unwrap().get(path).cloned() {
+            Some((kind, content)) => Response::builder().header("content-type", kind).body(full(content)).unwrap(),
+            None => Response::builder().status(404).body(full("no such file\n")).unwrap(),
+        }
+    }
+
     /// `git http-backend` speaks CGI (RFC 3875): variables and a body in, a head and a body out.
     async fn git(&self, parts: &http::request::Parts, body: &[u8]) -> Result<Response<Body>, std::io::Error> {
         let field = |name: &str| parts.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
