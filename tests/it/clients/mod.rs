@@ -3,6 +3,7 @@
 //! They are ignored where they may be missing; continuous integration installs and runs them. What each
 //! needs and what it shows stands in `docs/clients.md`, which [`table`] holds to what the tests saw.
 
+mod browser;
 mod command_line;
 mod env;
 mod languages;

@@ -1,0 +1,29 @@
+//! Chromium, which reads neither the proxy's password nor its CA from variables.
+
+use super::*;
+
+/// Through the DevTools protocol, as Puppeteer and Playwright do it: what they call `page.authenticate` and
+/// `proxy.password` is what the script does.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs chromium, certutil and node"]
+async fn chromium() {
+    let place = place().await;
+    fs::write(place.dir().join("chromium.js"), include_str!("chromium.js")).unwrap();
+    let trust = "mkdir -p \"$HOME/.pki/nssdb\" && certutil -d \"sql:$HOME/.pki/nssdb\" -N --empty-password && \
+                 certutil -d \"sql:$HOME/.pki/nssdb\" -A -t C,, -n exeat -i \"$NODE_EXTRA_CA_CERTS\"";
+    let post = place.url("/sink");
+    let open = |url: &str| format!("timeout 60 node chromium.js {url} {post}");
+    let untrusted = place.sh(&open(&place.url("/"))).await;
+    assert!(text(&untrusted.stderr).contains("net::ERR_CERT_AUTHORITY_INVALID"), "{}", text(&untrusted.stderr));
+    assert_broke_off(&untrusted);
+    let output = place.sh(&format!("{trust} && {}", open(&place.url("/")))).await;
+    assert_eq!(assert_ok(&output), "hello h2 100000\n");
+    // It asks for things of its own, too, without a password.
+    let summary = text(&output.stderr);
+    assert!(!summary.contains("exeat: 0 let through") && !summary.contains("× api.test"), "{summary}");
+    let refusal = "net::ERR_TUNNEL_CONNECTION_FAILED";
+    place.refused(&place.sh(&open("https://evil.test/")).await, refusal);
+    let needs =
+        "`--proxy-server`, our CA in its NSS database, and the password through the DevTools protocol; see below";
+    row(&Row { client: "Chromium", inside: "HTTP/2", needs, refusal });
+}
