@@ -3,10 +3,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const BEGIN: &str =
-    "<!-- The tests write from here: EXEAT_UPDATE_DOCS=1 cargo test --test it clients -- --ignored -->\n";
+    "<!-- The tests write from here: EXEAT_UPDATE_DOCS=1 cargo test --test it clients:: -- --include-ignored -->\n";
 const END: &str = "<!-- to here -->\n";
 const HEAD: &str = "| client | speaks inside | needs besides | a host that is not allowed |\n|---|---|---|---|\n";
 
@@ -24,18 +24,25 @@ pub struct Row<'r> {
 #[track_caller]
 pub fn row(row: &Row<'_>) {
     let line = format!("| {} | {} | {} | `{}` |", row.client, row.inside, row.needs, row.refusal);
-    // One file for all tests of this process; a test that fails here leaves it whole.
-    static DOCUMENT: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = DOCUMENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = document();
     let (before, mut rows, after) = read();
-    if std::env::var_os("EXEAT_UPDATE_DOCS").is_none_or(|value| value != "1") {
+    if !updating() {
         assert!(rows.contains(&line), "docs/clients.md is stale: EXEAT_UPDATE_DOCS=1 writes\n{line}");
         return;
     }
     rows.retain(|other| client(other) != row.client);
     rows.push(line);
-    rows.sort_by_key(|line| client(line).to_lowercase());
-    fs::write(path(), format!("{before}{BEGIN}{HEAD}{}\n{END}{after}", rows.join("\n"))).unwrap();
+    write(&before, rows, &after);
+}
+
+fn updating() -> bool {
+    std::env::var_os("EXEAT_UPDATE_DOCS").is_some_and(|value| value == "1")
+}
+
+/// One file for all tests of this process. A test that fails has left it whole.
+fn document() -> MutexGuard<'static, ()> {
+    static DOCUMENT: Mutex<()> = Mutex::new(());
+    DOCUMENT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn path() -> PathBuf {
@@ -51,6 +58,12 @@ fn read() -> (String, Vec<String>, String) {
     (before.to_owned(), rows.lines().map(str::to_owned).collect(), after.to_owned())
 }
 
+fn write(before: &str, mut rows: Vec<String>, after: &str) {
+    rows.sort_by_key(|line| client(line).to_lowercase());
+    let rows: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    fs::write(path(), format!("{before}{BEGIN}{HEAD}{rows}{END}{after}")).unwrap();
+}
+
 fn client(row: &str) -> &str {
     row.split('|').nth(1).unwrap_or_default().trim()
 }
@@ -64,6 +77,12 @@ fn every_row_has_a_test_and_every_test_its_row() {
     let start = concat!("client", ": \"");
     let mut tested: Vec<_> = text.split(start).skip(1).map(|rest| rest.split('"').next().unwrap().to_owned()).collect();
     tested.sort_by_key(|name| name.to_lowercase());
-    let (_, rows, _) = read();
+    let _one_at_a_time = document();
+    let (before, mut rows, after) = read();
+    if updating() {
+        // The others write theirs; those that no test writes any more go.
+        rows.retain(|row| tested.iter().any(|name| name == client(row)));
+        return write(&before, rows, &after);
+    }
     assert_eq!(rows.iter().map(|row| client(row)).collect::<Vec<_>>(), tested);
 }
