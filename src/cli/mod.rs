@@ -6,10 +6,12 @@ mod check;
 pub mod demo;
 mod env;
 mod explain;
+mod harden;
 mod lend;
 mod run;
 mod secret;
 mod serve;
+mod service;
 mod sources;
 mod terminal;
 
@@ -34,7 +36,7 @@ enum Command {
     /// Run the daemon
     ///
     /// SIGHUP, or a change of the file, reloads the policy; SIGTERM lets requests in flight finish.
-    Serve,
+    Serve(serve::ServeArgs),
     /// Run one command behind a proxy of its own
     Run(run::RunArgs),
     /// A tour that needs no network: requests that pass, and one that is refused for each reason
@@ -137,7 +139,7 @@ pub fn main() -> ExitCode {
     terminal::undumpable();
     let config = cli.config.as_deref();
     match cli.command {
-        Command::Serve => serve::run(config).into(),
+        Command::Serve(args) => serve::run(config, &args).into(),
         Command::Run(args) => run::run(config, args),
         Command::Demo => demo::run().into(),
         Command::Check { json } => check::run(config, json).into(),

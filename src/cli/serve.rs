@@ -2,14 +2,23 @@
 
 use std::path::Path;
 
+use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Exit, sources, terminal};
+use super::{Exit, harden, service, sources, terminal};
 use crate::flow::daemon::Daemon;
 
-pub(super) fn run(config: Option<&Path>) -> Exit {
+/// Flags of `exeat serve`.
+#[derive(Args)]
+pub(super) struct ServeArgs {
+    /// Do not confine the process (seccomp, landlock): for kernels and file systems where that gets in the way
+    #[arg(long)]
+    no_confine: bool,
+}
+
+pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     terminal::log("info");
-    harden();
+    harden::no_core();
     let file = sources::file(config);
     let loaded = match &file {
         Some(file) => file.load(),
@@ -25,12 +34,22 @@ pub(super) fn run(config: Option<&Path>) -> Exit {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
+    harden::descriptors(loaded.settings.proxy.max_connections);
+    if args.no_confine {
+        tracing::warn!("not confined, as --no-confine asks");
+    } else {
+        harden::confine(&loaded.settings, config);
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };
     runtime.block_on(async {
-        match Daemon::start(loaded.settings, loaded.policy, file).await {
+        let inherited = match service::inherited() {
+            Ok(inherited) => inherited,
+            Err(error) => return failed(&error),
+        };
+        match Daemon::start_on(inherited, loaded.settings, loaded.policy, file).await {
             Ok(daemon) => until_stopped(daemon).await,
             Err(error) => failed(&error),
         }
@@ -42,18 +61,23 @@ async fn until_stopped(daemon: Daemon) -> Exit {
     let (Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)) = signals else {
         return failed(&"signals cannot be handled");
     };
-    terminal::say(ready(&daemon));
+    let words = ready(&daemon);
+    terminal::say(&words);
+    service::ready(&words);
     loop {
         tokio::select! {
             _ = hangup.recv() => {
+                service::reloading();
                 if daemon.reload().await.is_none() {
                     tracing::warn!("there is no configuration file to read again");
                 }
+                service::ready(&words);
             }
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }
     }
+    service::stopping();
     tracing::info!("draining");
     let breaker = daemon.breaker();
     let impatience = async {
@@ -80,12 +104,4 @@ fn ready(daemon: &Daemon) -> String {
 fn failed(why: &dyn std::fmt::Display) -> Exit {
     terminal::say(format_args!("exeat: {why}"));
     Exit::Failed
-}
-
-/// What the process holds must not end up in a core file.
-fn harden() {
-    use rustix::process::{Resource, Rlimit, setrlimit};
-    if let Err(error) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
-        tracing::warn!(%error, "the process could be dumped");
-    }
 }

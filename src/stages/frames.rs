@@ -202,7 +202,8 @@ mod tests {
     #[test]
     fn frames_are_read_as_the_rfc_shows_them() {
         // RFC 6455 §5.7.
-        let rows: [(&[u8], bool, Option<Vec<(u8, bool, &[u8])>>); 14] = [
+        type Row<'a> = (&'a [u8], bool, Option<Vec<(u8, bool, &'a [u8])>>);
+        let rows: [Row<'_>; 14] = [
             (b"\x81\x05Hello", false, Some(vec![(1, true, b"Hello")])),
             (b"\x81\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58", true, Some(vec![(1, true, b"Hello")])),
             (b"\x01\x03Hel\x80\x02lo", false, Some(vec![(1, false, b"Hel"), (0, true, b"lo")])),

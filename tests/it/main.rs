@@ -33,6 +33,7 @@ mod quirks;
 mod reload;
 mod resolver;
 mod run;
+mod service;
 mod sni;
 mod ssrf;
 mod tools;

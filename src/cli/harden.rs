@@ -1,0 +1,191 @@
+//! What a daemon gives up once it is set up: core files, new programs, other processes, and the files that
+//! are none of its own. For the case that somebody speaks through it who should not.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
+    RulesetStatus, Scope, path_beneath_rules,
+};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+
+use crate::files;
+use crate::policy::settings::{ListenAt, Settings, Source};
+
+/// What the machine keeps where its own configuration, its roots and its random numbers are.
+const SYSTEM: [&str; 7] = ["/etc", "/usr", "/proc", "/sys/fs/cgroup", "/dev/null", "/dev/urandom", "/dev/random"];
+/// Where processes may write that have nothing to lose.
+const SINKS: [&str; 1] = ["/dev/null"];
+
+/// Nothing of the process ends up in a core file.
+pub(super) fn no_core() {
+    if let Err(error) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
+        tracing::warn!(%error, "the process could be dumped");
+    }
+}
+
+/// Takes as many descriptors as are allowed, and says so if they are too few: a connection needs one, and
+/// one more to its origin.
+pub(super) fn descriptors(connections: usize) {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+        tracing::warn!(%error, "the limit of open files cannot be raised");
+    }
+    let wanted = (connections as u64).saturating_mul(2);
+    if let Some(most) = limit.maximum.filter(|most| *most < wanted) {
+        tracing::warn!(most, wanted, "proxy.max_connections needs a higher limit of open files");
+    }
+}
+
+/// Confines the process for good. It has to come before other threads do. What the kernel does not have is
+/// left out, and a log line says what holds.
+pub(super) fn confine(settings: &Settings, config: Option<&Path>) {
+    let calls = no_calls().map_or_else(|error| format!("off ({error})"), |()| "on".to_owned());
+    let paths = only_paths(settings, config).unwrap_or_else(|error| format!("off ({error})"));
+    tracing::info!(seccomp = calls, landlock = paths, "confined");
+}
+
+/// System calls that a proxy has no use for, and somebody who got into it would have.
+fn no_calls() -> Result<(), Box<dyn std::error::Error>> {
+    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+    let rules: BTreeMap<i64, Vec<_>> = DENIED.iter().map(|call| (*call, Vec::new())).collect();
+    let denied = SeccompAction::Errno(libc::EPERM as u32);
+    let filter: BpfProgram = SeccompFilter::new(rules, SeccompAction::Allow, denied, arch)?.try_into()?;
+    Ok(seccompiler::apply_filter_all_threads(&filter)?)
+}
+
+/// New programs, other processes, namespaces and mounts, the kernel's own insides, identities.
+const DENIED: [i64; 46] = [
+    libc::SYS_acct,
+    libc::SYS_add_key,
+    libc::SYS_bpf,
+    libc::SYS_capset,
+    libc::SYS_chroot,
+    libc::SYS_clock_adjtime,
+    libc::SYS_clock_settime,
+    libc::SYS_delete_module,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_fanotify_init,
+    libc::SYS_finit_module,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fsopen,
+    libc::SYS_init_module,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+    libc::SYS_kcmp,
+    libc::SYS_kexec_load,
+    libc::SYS_keyctl,
+    libc::SYS_mount,
+    libc::SYS_mount_setattr,
+    libc::SYS_move_mount,
+    libc::SYS_name_to_handle_at,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_open_tree,
+    libc::SYS_perf_event_open,
+    libc::SYS_personality,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_pivot_root,
+    libc::SYS_process_madvise,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_ptrace,
+    libc::SYS_quotactl,
+    libc::SYS_reboot,
+    libc::SYS_request_key,
+    libc::SYS_setns,
+    libc::SYS_swapoff,
+    libc::SYS_swapon,
+    libc::SYS_umount2,
+    libc::SYS_unshare,
+    libc::SYS_userfaultfd,
+    libc::SYS_vhangup,
+];
+
+/// Only what the daemon keeps can be written, and only that, its configuration and the machine's be read.
+/// Files that a later configuration names have to lie in folders that the first one knew.
+fn only_paths(settings: &Settings, config: Option<&Path>) -> Result<String, Box<dyn std::error::Error>> {
+    let own = own(settings);
+    for folder in &own {
+        files::private_dir(folder)?;
+    }
+    let status = restrict(&own, &sources(settings, config))?;
+    Ok(match status {
+        RulesetStatus::FullyEnforced => "on",
+        RulesetStatus::PartiallyEnforced => "in part",
+        RulesetStatus::NotEnforced => "off (this kernel has none)",
+    }
+    .to_owned())
+}
+
+fn restrict(own: &[PathBuf], read: &[PathBuf]) -> Result<RulesetStatus, RulesetError> {
+    // Newer kernels' rights are asked for as well; older ones leave them out.
+    const WISHED: ABI = ABI::V6;
+    let read_only = AccessFs::ReadFile | AccessFs::ReadDir;
+    let without_programs = AccessFs::from_all(WISHED) & !AccessFs::Execute;
+    let status = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(WISHED))?
+        .scope(Scope::Signal)?
+        .create()?
+        .add_rules(path_beneath_rules(SYSTEM, read_only))?
+        .add_rules(path_beneath_rules(SINKS, AccessFs::WriteFile | AccessFs::ReadFile))?
+        .add_rules(path_beneath_rules(read, read_only))?
+        .add_rules(path_beneath_rules(own, without_programs))?
+        .restrict_self()?;
+    Ok(status.ruleset)
+}
+
+/// Folders that the daemon writes in.
+fn own(settings: &Settings) -> Vec<PathBuf> {
+    let files = [&settings.vault.path, &settings.interception.ca_cert, &settings.interception.ca_key];
+    let key = match &settings.vault.key {
+        Source::File(key) => Some(key),
+        Source::Env(_) | Source::Secret(_) => None,
+    };
+    let sockets = settings.proxy.listen.iter().chain(&settings.admin.listen).filter_map(|at| match at {
+        ListenAt::Unix(path) => Some(path),
+        ListenAt::Tcp(_) => None,
+    });
+    let files = files.into_iter().chain(key).chain(&settings.audit.path).chain(sockets);
+    files.filter_map(|file| folder(file)).chain([settings.state_dir.clone()]).collect()
+}
+
+/// Folders that hold what the configuration names.
+fn sources(settings: &Settings, config: Option<&Path>) -> Vec<PathBuf> {
+    let tls = settings.proxy.tls.iter();
+    let tls = tls.flat_map(|tls| [&tls.cert, &tls.key].into_iter().chain(&tls.client_ca).chain(&tls.crl));
+    let named = settings.upstream.extra_roots.iter().chain(tls).cloned();
+    let roots = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let base = config.and_then(folder);
+    let text = config.and_then(|config| fs::read_to_string(config).ok()).unwrap_or_default();
+    let secrets = secret_files(&text).into_iter().map(|file| base.clone().unwrap_or_default().join(file));
+    named.chain(secrets).filter_map(|file| folder(&file)).chain(base.clone()).chain(roots).collect()
+}
+
+fn folder(file: &Path) -> Option<PathBuf> {
+    let parent = file.parent()?;
+    Some(if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent.to_owned() })
+}
+
+/// Files that a configuration names as sources of secrets.
+fn secret_files(text: &str) -> Vec<PathBuf> {
+    fn walk(value: &toml::Value, found: &mut Vec<PathBuf>) {
+        match value {
+            toml::Value::String(text) => found.extend(text.strip_prefix("file:").map(PathBuf::from)),
+            toml::Value::Array(items) => items.iter().for_each(|item| walk(item, found)),
+            toml::Value::Table(table) => table.values().for_each(|value| walk(value, found)),
+            _ => {}
+        }
+    }
+    let mut found = Vec::new();
+    if let Ok(table) = text.parse::<toml::Table>() {
+        walk(&toml::Value::Table(table), &mut found);
+    }
+    found
+}

@@ -1,0 +1,221 @@
+//! The daemon as a service: sockets from outside, word to the manager, confinement, and floods.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::cli::{Served, exeat, output, text};
+use crate::lab::client::{auth, read_head};
+use crate::lab::{self, Ground, Origin, PATIENCE};
+
+async fn place(text: &str) -> (Ground, Origin) {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let admin = if text.contains("[admin]") { "" } else { "[admin]\nlisten = \"127.0.0.1:0\"\n" };
+    let config = ground.config(&format!("{admin}{text}{}", lab::allow_api(origin.port())));
+    fs::write(ground.dir.path().join("e.toml"), config).unwrap();
+    (ground, origin)
+}
+
+#[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+async fn connect(served: &Served) -> TcpStream {
+    TcpStream::connect(served.proxy()).await.unwrap()
+}
+
+/// As systemd does it: descriptors from 3 on, and variables that say so.
+#[tokio::test(flavor = "multi_thread")]
+async fn sockets_that_somebody_else_opened_are_used() {
+    let (ground, origin) = place("[proxy]\nlisten = [\"127.0.0.1:1\"]\n[admin]\nlisten = \"127.0.0.1:2\"\n").await;
+    let dir = ground.dir.path();
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    let admin = std::os::unix::net::UnixListener::bind(dir.join("admin.sock")).unwrap();
+    let mut command = exeat(dir, &[]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec 3<&0 4<&1 0</dev/null 1>&2; export LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=proxy:admin; exec \"$0\" serve -c e.toml"]);
+    shell.arg(command.get_program()).current_dir(dir).env("HOME", dir).env("XDG_STATE_HOME", dir.join("state"));
+    shell.stdin(Stdio::from(OwnedFd::from(socket))).stdout(Stdio::from(OwnedFd::from(admin)));
+    let served = Served::start(shell);
+    assert!(served.ready.contains(&format!("proxy on {address}; admin on unix:")), "{}", served.ready);
+    assert_eq!(served.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+    let mut admin = UnixStream::connect(dir.join("admin.sock")).await.unwrap();
+    admin.write_all(b"GET /v1/tasks HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    admin.read_to_string(&mut answer).await.unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.contains("\"api.test\""),
+        "our own user needs no token: {answer}"
+    );
+    // A socket that is none refuses the start.
+    command.args(["serve", "-c", "e.toml"]);
+    let mut odd = Command::new("sh");
+    odd.args(["-c", "exec 3</dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" serve -c e.toml"]);
+    odd.arg(command.get_program()).current_dir(dir).env("HOME", dir).env("XDG_STATE_HOME", dir.join("other"));
+    let refused = output(odd).await;
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("the inherited socket 0"), "{}", text(&refused.stderr));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_service_manager_is_told() {
+    let (ground, _origin) = place("").await;
+    let dir = ground.dir.path();
+    let manager = UnixDatagram::bind(dir.join("notify.sock")).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let heard = || {
+        let mut words = [0; 4096];
+        let n = manager.recv(&mut words).unwrap();
+        text(&words[..n])
+    };
+    let mut command = exeat(dir, &["serve", "-c", "e.toml"]);
+    command.env("NOTIFY_SOCKET", dir.join("notify.sock"));
+    let mut served = Served::start(command);
+    let ready = heard();
+    assert!(ready.contains("READY=1") && ready.contains("STATUS=exeat: ready; proxy on 127.0.0.1:"), "{ready}");
+    served.signal(Signal::HUP);
+    let reloading = heard();
+    assert!(reloading.contains("RELOADING=1") && reloading.contains("MONOTONIC_USEC="), "{reloading}");
+    assert!(heard().contains("READY=1"));
+    served.signal(Signal::TERM);
+    assert!(heard().contains("STOPPING=1"));
+    assert!(served.ended());
+}
+
+/// What the kernel says of the process, and what a reload may read.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_daemon_is_confined_unless_told_otherwise() {
+    for confined in [true, false] {
+        let (ground, _origin) = place("").await;
+        let dir = ground.dir.path();
+        let elsewhere = tempfile::tempdir().unwrap();
+        fs::write(elsewhere.path().join("token"), "another-token-of-24-bytes").unwrap();
+        let flags: &[&str] = if confined { &[] } else { &["--no-confine"] };
+        let served = Served::start(exeat(dir, &[&["serve", "-c", "e.toml"], flags].concat()));
+        let status = fs::read_to_string(format!("/proc/{}/status", served.child.id())).unwrap();
+        assert_eq!(status.contains("Seccomp:\t2"), confined, "{status}");
+        assert_eq!(status.contains("NoNewPrivs:\t1"), confined, "{status}");
+        let said = served.said();
+        assert_eq!(said.contains("\"seccomp\":\"on\""), confined, "{said}");
+        if said.contains("\"landlock\":\"off (this kernel has none)\"") {
+            continue;
+        }
+        let config = fs::read_to_string(dir.join("e.toml")).unwrap();
+        let token = elsewhere.path().join("token");
+        fs::write(dir.join("e.toml"), format!("{config}\n[tasks.other]\ntoken = \"file:{}\"\n", token.display()))
+            .unwrap();
+        served.signal(Signal::HUP);
+        let want = if confined { "the old policy stays in force" } else { "a new policy is in force" };
+        let start = Instant::now();
+        while !served.said().contains(want) {
+            assert!(start.elapsed() < PATIENCE, "{}", served.said());
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Without descriptors nobody new is served; whoever is there is, and once some are free everybody.
+#[tokio::test(flavor = "multi_thread")]
+async fn running_out_of_descriptors_passes() {
+    let (ground, origin) = place("").await;
+    let dir = ground.dir.path();
+    let command = exeat(dir, &["serve", "-c", "e.toml"]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -n 48; exec \"$0\" \"$@\""]).arg(command.get_program()).args(command.get_args());
+    shell.current_dir(dir).env("HOME", dir).env("XDG_STATE_HOME", dir.join("state"));
+    let served = Served::start(shell);
+    let url = format!("https://evil.test:{}/", origin.port());
+    let ask =
+        format!("GET {url} HTTP/1.1\r\nHost: evil.test:{}\r\nProxy-Authorization: {}\r\n\r\n", origin.port(), auth());
+    let mut working = connect(&served).await;
+    working.write_all(ask.as_bytes()).await.unwrap();
+    assert!(read_head(&mut working).await.starts_with("HTTP/1.1 403"));
+    let mut idle = Vec::new();
+    for _ in 0..60 {
+        idle.push(connect(&served).await);
+    }
+    let start = Instant::now();
+    while !served.said().contains("cannot accept connections for now") {
+        assert!(start.elapsed() < PATIENCE, "{}", served.said());
+        tokio::task::yield_now().await;
+    }
+    let cpu = cpu_ticks(&served);
+    let mut body = Vec::new();
+    for _ in 0..20 {
+        working.write_all(ask.as_bytes()).await.unwrap();
+        body.clear();
+        while !body.windows(4).any(|end| end == b"403 ") {
+            assert_ne!(working.read_buf(&mut body).await.unwrap(), 0);
+        }
+    }
+    // The loop waits between its tries.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let spent = cpu_ticks(&served) - cpu;
+    assert!(spent < 50, "{spent} hundredths of a second of a second of waiting");
+    drop(idle);
+    assert_eq!(served.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+}
+
+/// User and system time, in hundredths of a second.
+fn cpu_ticks(served: &Served) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", served.child.id())).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// Ten thousand more than there is room for: each is told or closed, and nobody inside notices.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "opens ten thousand connections"]
+async fn idle_connections_beyond_the_limit_harm_nobody() {
+    const ROOM: usize = 200;
+    let (ground, origin) = place(&format!("[proxy]\nmax_connections = {ROOM}\n")).await;
+    let served = Served::start(exeat(ground.dir.path(), &["serve", "-c", "e.toml"]));
+    let url = format!("https://api.test:{}/", origin.port());
+    let ask =
+        format!("GET {url} HTTP/1.1\r\nHost: api.test:{}\r\nProxy-Authorization: {}\r\n\r\n", origin.port(), auth());
+    let mut inside = Vec::new();
+    for _ in 0..ROOM {
+        let mut stream = connect(&served).await;
+        stream.write_all(ask.as_bytes()).await.unwrap();
+        assert!(read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
+        inside.push(stream);
+    }
+    let (mut told, mut closed) = (0, 0);
+    let mut idle = Vec::new();
+    for round in 0..10_000 {
+        idle.push(connect(&served).await);
+        if round % 100 == 0 {
+            let stream = &mut inside[round / 100];
+            let start = Instant::now();
+            stream.write_all(ask.as_bytes()).await.unwrap();
+            let mut body = [0; 6];
+            stream.read_exact(&mut body).await.unwrap();
+            assert!(read_head(stream).await.starts_with("HTTP/1.1 200"));
+            assert!(start.elapsed() < Duration::from_secs(5), "served within {:?}", start.elapsed());
+        }
+    }
+    for mut stream in idle {
+        let mut words = Vec::new();
+        // A reset is as good a close as any.
+        let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut words)).await.expect("closed");
+        if words.is_empty() {
+            closed += 1;
+        } else {
+            assert!(text(&words).contains("exeat-refusal: overloaded"), "{}", text(&words));
+            told += 1;
+        }
+    }
+    println!("{told} told, {closed} closed");
+    assert!(told > 0);
+    drop(inside);
+    let start = Instant::now();
+    while served.get(&url).await.status != 200 {
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
