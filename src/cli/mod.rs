@@ -8,6 +8,7 @@ mod env;
 mod explain;
 mod harden;
 mod lend;
+mod pages;
 mod run;
 mod secret;
 mod serve;
@@ -18,7 +19,7 @@ mod terminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 /// A forward egress proxy between AI-agent sandboxes and the internet. Nothing leaves without a permit.
 #[derive(Parser)]
@@ -70,6 +71,14 @@ enum Command {
         #[command(subcommand)]
         action: AuditAction,
     },
+    /// Print a script that completes commands and flags in a shell
+    Completions {
+        /// For which shell
+        #[arg(value_enum)]
+        shell: pages::Completed,
+    },
+    /// Print a manual page; `exeat man | man -l -` shows it
+    Man(pages::ManArgs),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -148,5 +157,7 @@ pub fn main() -> ExitCode {
         Command::Ca { action } => ca::run(config, &action).into(),
         Command::Secret(args) => secret::run(config, &args).into(),
         Command::Audit { action } => audit::run(config, action).into(),
+        Command::Completions { shell } => pages::completions(Cli::command(), shell).into(),
+        Command::Man(args) => pages::man(Cli::command(), &args).into(),
     }
 }

@@ -28,6 +28,7 @@ mod malformed;
 mod memory;
 mod misuse;
 mod nowhere;
+mod pages;
 mod policy;
 mod quirks;
 mod reload;
