@@ -28,6 +28,7 @@ mod malformed;
 mod memory;
 mod misuse;
 mod nowhere;
+mod packaging;
 mod pages;
 mod policy;
 mod quirks;

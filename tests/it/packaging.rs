@@ -1,0 +1,99 @@
+//! What ships beside the binary says what the daemon understands, and opens nothing by accident.
+
+use std::fs;
+use std::path::Path;
+
+use exeat::flow::keep;
+use exeat::policy::compile::{self, Config, Surroundings};
+
+use crate::lab;
+
+fn shipped(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// As `exeat check` reads it, with every variable set.
+fn compiled(path: &str) -> Config {
+    let dir = tempfile::tempdir().unwrap();
+    let env = |name: &str| Some(format!("{name}-{}", lab::TOKEN));
+    let around = Surroundings {
+        base: Path::new("/etc/exeat"),
+        state_dir: dir.path(),
+        env: &env,
+        secrets: &keep::Reader::default(),
+    };
+    compile::compile(&shipped(path), &around).unwrap_or_else(|problems| panic!("{path}: {problems:#?}"))
+}
+
+/// Instructions of the last stage, without what only the build needs.
+fn image() -> Vec<(String, String)> {
+    let text = shipped("Dockerfile").replace("\\\n", " ");
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let split = lines.map(|line| line.split_once(' ').unwrap());
+    let all: Vec<_> = split.map(|(word, rest)| (word.to_owned(), rest.trim().to_owned())).collect();
+    let last = all.iter().rposition(|(word, _)| word == "FROM").unwrap();
+    all[last..].to_vec()
+}
+
+#[test]
+fn the_image_is_the_binary_and_no_root() {
+    let image = image();
+    let of = |wanted: &str| -> Vec<String> {
+        image.iter().filter(|(word, _)| word == wanted).map(|(_, rest)| rest.clone()).collect()
+    };
+    assert_eq!(of("FROM"), ["scratch"]);
+    // The checks make a tar of the same two trees.
+    assert_eq!(
+        of("COPY"),
+        ["--from=build /tree/root/ /", "--from=build --chown=65532:65532 /tree/state/ /var/lib/"]
+    );
+    assert!(of("RUN").is_empty() && of("ADD").is_empty(), "there is nothing in it to run");
+    assert_eq!(of("USER"), ["65532:65532"], "by number, which needs no /etc/passwd and proves that it is not root");
+    assert_eq!(of("ENTRYPOINT"), ["[\"/exeat\"]"]);
+    assert_eq!(of("CMD"), ["[\"serve\"]"]);
+    assert_eq!((of("EXPOSE"), of("VOLUME")), (vec!["3128".to_owned()], vec!["/var/lib/exeat".to_owned()]));
+    assert!(of("ENV").concat().contains("EXEAT_CONFIG=/etc/exeat/exeat.toml STATE_DIRECTORY=/var/lib/exeat"));
+    let own = compiled("packaging/container.toml");
+    assert_eq!(own.policy.tasks().count(), 0, "it denies everything");
+    assert!(own.settings.admin.listen.unwrap().ip().is_loopback());
+}
+
+#[test]
+fn the_image_is_built_from_named_paths_only() {
+    let ignored = shipped(".dockerignore");
+    let mut lines = ignored.lines().filter(|line| !line.starts_with('#'));
+    assert_eq!(lines.next(), Some("*"));
+    for line in lines {
+        let path = line.strip_prefix('!').unwrap_or_else(|| panic!("{line} takes something out again"));
+        assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join(path).exists(), "{path}");
+    }
+}
+
+#[test]
+fn the_unit_runs_what_there_is_with_no_rights() {
+    let unit = shipped("packaging/systemd/exeat.service");
+    for line in [
+        "ExecStart=/usr/local/bin/exeat serve -c /etc/exeat/exeat.toml",
+        "ExecReload=/bin/kill -HUP $MAINPID",
+        "Type=notify",
+        "User=exeat",
+        "StateDirectory=exeat",
+        "CapabilityBoundingSet=",
+        "NoNewPrivileges=yes",
+        "ProtectSystem=strict",
+        "MemoryDenyWriteExecute=yes",
+        "LimitCORE=0",
+    ] {
+        assert!(unit.lines().any(|written| written == line), "{line} is missing");
+    }
+    let defaults = compiled("config/default.toml").settings;
+    for (file, name, address) in [
+        ("exeat.socket", "proxy", defaults.proxy.listen.first().copied()),
+        ("exeat-admin.socket", "admin", defaults.admin.listen),
+    ] {
+        let socket = shipped(&format!("packaging/systemd/{file}"));
+        assert!(socket.contains(&format!("FileDescriptorName={name}\n")), "{file}");
+        assert!(socket.contains(&format!("ListenStream={}\n", address.unwrap())), "{file}");
+    }
+}
