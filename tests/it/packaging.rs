@@ -6,6 +6,7 @@ use std::path::Path;
 use exeat::flow::keep;
 use exeat::policy::compile::{self, Config, Surroundings};
 
+use crate::cli::exeat;
 use crate::lab;
 
 fn shipped(path: &str) -> String {
@@ -44,10 +45,7 @@ fn the_image_is_the_binary_and_no_root() {
     };
     assert_eq!(of("FROM"), ["scratch"]);
     // The checks make a tar of the same two trees.
-    assert_eq!(
-        of("COPY"),
-        ["--from=build /tree/root/ /", "--from=build --chown=65532:65532 /tree/state/ /var/lib/"]
-    );
+    assert_eq!(of("COPY"), ["--from=build /tree/root/ /", "--from=build --chown=65532:65532 /tree/state/ /var/lib/"]);
     assert!(of("RUN").is_empty() && of("ADD").is_empty(), "there is nothing in it to run");
     assert_eq!(of("USER"), ["65532:65532"], "by number, which needs no /etc/passwd and proves that it is not root");
     assert_eq!(of("ENTRYPOINT"), ["[\"/exeat\"]"]);
@@ -95,5 +93,36 @@ fn the_unit_runs_what_there_is_with_no_rights() {
         let socket = shipped(&format!("packaging/systemd/{file}"));
         assert!(socket.contains(&format!("FileDescriptorName={name}\n")), "{file}");
         assert!(socket.contains(&format!("ListenStream={}\n", address.unwrap())), "{file}");
+    }
+}
+
+#[test]
+fn the_shipped_configurations_are_valid_and_listen_where_they_say() {
+    for (path, proxy_on_loopback, admin_on_loopback) in [
+        ("config/sidecar.toml", true, true),
+        ("examples/compose/exeat/exeat.toml", false, true),
+        // For the kubelet; the network policy keeps pods out.
+        ("examples/kubernetes/exeat.toml", false, false),
+    ] {
+        let config = compiled(path);
+        assert_eq!(config.warnings, [], "{path}");
+        assert_eq!(config.policy.tasks().count(), 1, "{path}");
+        let proxy: Vec<_> = config.settings.proxy.listen.iter().map(|address| address.ip().is_loopback()).collect();
+        assert_eq!(proxy, [proxy_on_loopback], "{path}");
+        assert_eq!(config.settings.admin.listen.unwrap().ip().is_loopback(), admin_on_loopback, "{path}");
+    }
+}
+
+/// What `exeat env` tells a client, the example tells its sandbox.
+#[test]
+fn the_compose_sandbox_is_told_what_every_client_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("e.toml"), "[tasks.t]\ntoken = \"env:T\"\n").unwrap();
+    let mut command = exeat(dir.path(), &["env", "-c", "e.toml", "--task", "t", "--shell", "json"]);
+    let output = command.env("T", lab::TOKEN).output().unwrap();
+    let variables: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let compose = shipped("examples/compose/compose.yaml");
+    for name in variables.as_object().unwrap().keys() {
+        assert!(compose.contains(&format!("\n      {name}: ")), "{name} is missing");
     }
 }
