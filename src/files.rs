@@ -44,7 +44,7 @@ pub fn read_or_create(
 /// Reads a file that must not be readable by others.
 ///
 /// # Errors
-/// As the file system says; `PermissionDenied` if group or others have any right to it.
+/// As the file system says; `PermissionDenied` if group, others or another user have any right to it.
 pub fn read_private(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
     // Opening anything else could wait for ever.
     if !fs::metadata(path)?.is_file() {
@@ -52,13 +52,39 @@ pub fn read_private(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
     }
     let file = File::open(path)?;
     let mode = file.metadata()?.permissions().mode() & 0o077;
-    if mode != 0 {
+    if mode != 0 && !(mode & 0o007 == 0 && is_opened_to_us_alone(&file)) {
         let why = format!("{} can be read by others; chmod 600 it", path.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     }
     let mut content = Zeroizing::new(Vec::new());
     file.take(MAX_PRIVATE).read_to_end(&mut content)?;
     Ok(content)
+}
+
+/// Whether an access list, and not the group, is what the mode's group bits stand for, and gives nobody but this
+/// process's user a right (acl(5)). So systemd hands over credentials.
+fn is_opened_to_us_alone(file: &File) -> bool {
+    const HEAD: usize = 4;
+    const USER: u16 = 0x02;
+    const GROUP_OBJ: u16 = 0x04;
+    const GROUP: u16 = 0x08;
+    let mut list = [0; 1024];
+    // No list, no such lists on this file system, or one longer than any that is meant so.
+    let Ok(length) = rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut list) else { return false };
+    let Some(entries) = list.get(HEAD..length) else { return false };
+    let us = rustix::process::geteuid().as_raw();
+    // Each has a tag, rights and an id, in little-endian.
+    entries.chunks_exact(8).all(|entry| match *entry {
+        [tag_low, tag_high, right_low, right_high, a, b, c, d] => {
+            let (tag, rights) = (u16::from_le_bytes([tag_low, tag_high]), u16::from_le_bytes([right_low, right_high]));
+            match tag {
+                USER => rights == 0 || u32::from_le_bytes([a, b, c, d]) == us,
+                GROUP_OBJ | GROUP => rights == 0,
+                _ => true,
+            }
+        }
+        _ => false,
+    })
 }
 
 /// Writes a new file whole: a temporary file beside it, synced, then linked under its name.
@@ -157,6 +183,37 @@ pub fn unhex(text: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As systemd hands over credentials: the list opens the file to one user, and the mode shows its mask.
+    #[test]
+    fn a_file_that_an_access_list_opens_to_us_alone_is_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("credential");
+        fs::write(&path, "x").unwrap();
+        let us = rustix::process::geteuid().as_raw();
+        let list = |user: u32, group: u16, named_group: Option<u32>| {
+            let mut entries = vec![(0x01, 4, u32::MAX), (0x02, 4, user), (0x04, group, u32::MAX)];
+            entries.extend(named_group.map(|id| (0x08, 4, id)));
+            entries.extend([(0x10, 4, u32::MAX), (0x20, 0, u32::MAX)]);
+            let bytes = entries.iter().flat_map(|(tag, rights, id): &(u16, u16, u32)| {
+                [&tag.to_le_bytes()[..], &rights.to_le_bytes()[..], &id.to_le_bytes()[..]].concat()
+            });
+            2_u32.to_le_bytes().into_iter().chain(bytes).collect::<Vec<u8>>()
+        };
+        let rows = [
+            ("us", list(us, 0, None), true),
+            ("another user", list(us + 1, 0, None), false),
+            ("the file's group", list(us, 4, None), false),
+            ("another group", list(us, 0, Some(7)), false),
+        ];
+        for (who, list, private) in rows {
+            let flags = rustix::fs::XattrFlags::empty();
+            // Not every file system keeps such lists.
+            let Ok(()) = rustix::fs::setxattr(&path, "system.posix_acl_access", &list, flags) else { return };
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o440, "{who}");
+            assert_eq!(read_private(&path).is_ok(), private, "{who}");
+        }
+    }
 
     #[test]
     fn a_private_file_is_made_once_and_kept() {
