@@ -54,7 +54,7 @@ fn the_image_is_the_binary_and_no_root() {
     assert!(of("ENV").concat().contains("EXEAT_CONFIG=/etc/exeat/exeat.toml STATE_DIRECTORY=/var/lib/exeat"));
     let own = compiled("packaging/container.toml");
     assert_eq!(own.policy.tasks().count(), 0, "it denies everything");
-    assert!(own.settings.admin.listen.unwrap().ip().is_loopback());
+    assert!(own.settings.admin.listen.and_then(|at| at.tcp()).unwrap().ip().is_loopback());
 }
 
 #[test]
@@ -87,8 +87,8 @@ fn the_unit_runs_what_there_is_with_no_rights() {
     }
     let defaults = compiled("config/default.toml").settings;
     for (file, name, address) in [
-        ("exeat.socket", "proxy", defaults.proxy.listen.first().copied()),
-        ("exeat-admin.socket", "admin", defaults.admin.listen),
+        ("exeat.socket", "proxy", defaults.proxy.listen.first().and_then(|at| at.tcp())),
+        ("exeat-admin.socket", "admin", defaults.admin.listen.and_then(|at| at.tcp())),
     ] {
         let socket = shipped(&format!("packaging/systemd/{file}"));
         assert!(socket.contains(&format!("FileDescriptorName={name}\n")), "{file}");
@@ -107,9 +107,14 @@ fn the_shipped_configurations_are_valid_and_listen_where_they_say() {
         let config = compiled(path);
         assert_eq!(config.warnings, [], "{path}");
         assert_eq!(config.policy.tasks().count(), 1, "{path}");
-        let proxy: Vec<_> = config.settings.proxy.listen.iter().map(|address| address.ip().is_loopback()).collect();
+        let proxy: Vec<_> =
+            config.settings.proxy.listen.iter().map(|at| at.tcp().unwrap().ip().is_loopback()).collect();
         assert_eq!(proxy, [proxy_on_loopback], "{path}");
-        assert_eq!(config.settings.admin.listen.unwrap().ip().is_loopback(), admin_on_loopback, "{path}");
+        assert_eq!(
+            config.settings.admin.listen.and_then(|at| at.tcp()).unwrap().ip().is_loopback(),
+            admin_on_loopback,
+            "{path}"
+        );
     }
 }
 
