@@ -1,9 +1,10 @@
 //! CONNECT: opaque tunnels that are checked and spliced, and inspected ones that end here.
 
 use std::convert::Infallible;
+use std::error::Error as _;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -182,10 +183,9 @@ impl Tunnel {
             }
             Err(_) => return record.failed(Deny::HeaderTimeout.into()),
         };
-        record.forget();
         let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
         let to = Ok(Destination { admitted: self.admitted, pin: Some(self.pinned) });
-        let inner = Inner { client, to };
+        let inner = Inner { client, to, unused: Mutex::new(Some(record)) };
         if h2 { inner.serve_h2(tls).await } else { inner.serve_h1(tls).await }
     }
 
@@ -194,7 +194,7 @@ impl Tunnel {
         let policy = client.services.policies.snapshot();
         let pin = Some(self.pinned);
         let to = authorize::in_the_clear(&policy, &self.admitted).map(|admitted| Destination { admitted, pin });
-        Inner { client, to }.serve_h1(stream).await;
+        Inner { client, to, unused: Mutex::default() }.serve_h1(stream).await;
     }
 }
 
@@ -209,6 +209,18 @@ const FAREWELL: Duration = Duration::from_millis(500);
 struct Inner {
     client: Arc<Client>,
     to: Verdict<Destination>,
+    /// The tunnel's own record, until a request comes: then they have theirs.
+    unused: Mutex<Option<Record>>,
+}
+
+impl Drop for Inner {
+    /// Some clients learn within TLS that they do not trust our CA, and only close.
+    fn drop(&mut self) {
+        if let Some(mut record) = self.take_record() {
+            record.rule("client handshake: closed behind it, without a request");
+            record.abandoned();
+        }
+    }
 }
 
 impl Inner {
@@ -250,8 +262,13 @@ impl Inner {
                 }
             }
         };
-        if ended.is_err() && served.load(Ordering::Relaxed) == 0 {
-            inner.client.services.record(&inner.client.peer).failed(Deny::RequestMalformed.into());
+        // One that just went away has broken nothing.
+        let broke = |error: &hyper::Error| !error.source().is_some_and(<dyn std::error::Error>::is::<io::Error>);
+        if let Err(error) = ended
+            && broke(&error)
+            && let Some(mut record) = inner.take_record()
+        {
+            record.failed(Deny::RequestMalformed.into());
         }
     }
 
@@ -285,6 +302,10 @@ impl Inner {
         }
     }
 
+    fn take_record(&self) -> Option<Record> {
+        self.unused.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     fn idle(&self) -> Duration {
         let policy = self.client.services.policies.snapshot();
         let task = self.to.as_ref().ok().and_then(|to| policy.task(to.admitted.caller().task()));
@@ -292,6 +313,9 @@ impl Inner {
     }
 
     async fn answer(&self, request: Request<Incoming>, doorway: Option<Doorway>) -> Response<Answer> {
+        if let Some(record) = self.take_record() {
+            record.forget();
+        }
         let services = &self.client.services;
         let mut record = services.record(&self.client.peer);
         record.request(&request);

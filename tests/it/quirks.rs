@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::lab::client::{auth, client_config, h1, read_head};
-use crate::lab::{Ground, Lab, Reply};
+use crate::lab::{self, Ground, Lab, Reply};
 use crate::sni::{both_modes, extend, hello};
 
 /// Writes one byte at a time and lets others run in between.
@@ -150,4 +150,19 @@ async fn a_hello_cut_into_many_records_is_read_and_judged() {
         assert_eq!(answer, [21, 3, 3, 0, 2, 2, 112], "{to}: an alert");
     }
     assert_eq!(mismatches(&lab).await, ["open.test", "sealed.test"]);
+}
+
+/// Some TLS libraries let their user judge the certificate when the handshake is over: then all that comes is a close.
+#[tokio::test]
+async fn a_client_that_closes_behind_the_handshake_leaves_a_line() {
+    for alpn in ["http/1.1", "h2"] {
+        let (lab, origin) = lab::simple().await;
+        let mut tls = lab.tls(&format!("api.test:{}", origin.port()), &[alpn]).await;
+        tls.shutdown().await.unwrap();
+        drop(tls);
+        let line = lab.ended(0).await;
+        assert_eq!((line["event"].as_str(), line["verdict"].as_str()), (Some("refused"), Some("abandoned")), "{line}");
+        assert!(line["rule"].as_str().unwrap().starts_with("client handshake: closed"), "{line}");
+        assert_eq!(lab.audit().await.len(), 1);
+    }
 }
