@@ -37,6 +37,7 @@ mod resolver;
 mod run;
 mod service;
 mod sni;
+mod soak;
 mod ssrf;
 mod tools;
 mod vault;

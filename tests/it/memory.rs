@@ -103,3 +103,59 @@ fn peak_kb(served: &Served, name: &str) -> u64 {
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
+
+/// Downloads that nobody reads, on one connection and on connections of their own.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "holds many downloads"]
+async fn unread_downloads_are_not_kept_for_their_readers() {
+    const DOWNLOADS: usize = 116;
+    const LENGTH: usize = 8 << 20;
+    for apart in [false, true] {
+        let ground = Ground::new().await;
+        let origin = ground.origin("api.test").await;
+        let dir = ground.dir.path();
+        let config = ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(origin.port())));
+        fs::write(dir.join("e.toml"), config).unwrap();
+        let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+        let to = format!("api.test:{}", origin.port());
+        let ca = fs::read(dir.join("state/exeat/ca.pem")).unwrap();
+        let mut senders = Vec::new();
+        let mut held = Vec::new();
+        for n in 0..DOWNLOADS {
+            // The proxy lets a hundred streams be open on one connection.
+            if apart || n % 100 == 0 {
+                let io = TokioIo::new(tls(&served, &to, &ca, "h2").await);
+                let (sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+                    .initial_stream_window_size(65_535)
+                    .initial_connection_window_size(65_535)
+                    .handshake(io)
+                    .await
+                    .unwrap();
+                tokio::spawn(connection);
+                senders.push(sender);
+            }
+            let url = format!("https://{to}/big?{LENGTH}");
+            let request = Request::builder().uri(url).body(Empty::<Bytes>::new()).unwrap();
+            held.push(senders.last_mut().unwrap().send_request(request).await.unwrap());
+        }
+        // What could come without being read has come once nothing more does.
+        let mut before = 0;
+        loop {
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            let now = peak_kb(&served, "VmRSS");
+            if now <= before {
+                break;
+            }
+            before = now;
+        }
+        let peak = peak_kb(&served, "VmHWM");
+        println!("{DOWNLOADS} unread downloads, apart: {apart}: {peak} kB at most");
+        assert!(peak < 256_000, "{peak} kB");
+        for response in held.into_iter().take(4) {
+            assert_eq!(response.status(), 200);
+            if apart {
+                assert_eq!(response.into_body().collect().await.unwrap().to_bytes().len(), LENGTH);
+            }
+        }
+    }
+}

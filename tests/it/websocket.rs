@@ -16,15 +16,15 @@ use crate::lab::client::{auth, read_head};
 use crate::lab::{self, Ground, KEY, Lab, PATIENCE};
 
 /// An origin that echoes, and what it has seen.
-struct Echo {
-    port: u16,
+pub struct Echo {
+    pub port: u16,
     handshakes: Arc<Mutex<Vec<HeaderMap>>>,
     messages: Arc<Mutex<Vec<Message>>>,
 }
 
 impl Echo {
     /// For `api.test`, over TLS with these protocols offered, or in the clear.
-    async fn start(ground: &Ground, alpn: Option<&[&str]>) -> Self {
+    pub async fn start(ground: &Ground, alpn: Option<&[&str]>) -> Self {
         ground.dns.set("api.test", &["127.0.0.1"]);
         let tls = alpn.map(|alpn| {
             let mut config = ground.server_config("api.test").as_ref().clone();
@@ -50,6 +50,12 @@ impl Echo {
             }
         });
         echo
+    }
+
+    /// Lets go of what it has seen.
+    pub fn forget(&self) {
+        self.messages.lock().unwrap().clear();
+        self.handshakes.lock().unwrap().clear();
     }
 
     fn seen(&self) -> Vec<Message> {
@@ -99,7 +105,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     Some(())
 }
 
-fn ask(url: &str, fields: &[(&str, &str)]) -> Request<()> {
+pub fn ask(url: &str, fields: &[(&str, &str)]) -> Request<()> {
     let uri: http::Uri = url.parse().unwrap();
     let mut request = Request::builder()
         .uri(&uri)
@@ -451,4 +457,34 @@ async fn what_is_no_websocket_to_the_policy_is_refused_before_it_is_one() {
     drop(tls);
     lab.refused_only("method_not_allowed").await;
     assert!(echo.handshakes.lock().unwrap().is_empty());
+}
+
+/// All open at once, each heard.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "opens a thousand sockets"]
+async fn a_thousand_at_a_time() {
+    const SOCKETS: usize = 1000;
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let lab = ground.proxy(&with_key(echo.port)).await;
+    let mut sockets = Vec::new();
+    for n in 0..SOCKETS {
+        let mut socket = lab.socket(echo.port, &[]).await;
+        socket.send(Message::text(format!("I am {n}"))).await.unwrap();
+        sockets.push(socket);
+    }
+    for round in 0..3 {
+        for (n, socket) in sockets.iter_mut().enumerate() {
+            assert_eq!(next(socket).await.unwrap().unwrap(), Message::text(format!("I am {n}")));
+            if round < 2 {
+                socket.send(Message::text(format!("I am {n}"))).await.unwrap();
+            }
+        }
+    }
+    let Lab { daemon, dir, .. } = lab;
+    let closed = async { futures_util::future::join_all(sockets.iter_mut().map(closed_with)).await };
+    let (stopped, codes) = tokio::join!(daemon.shutdown(), closed);
+    assert!(stopped && codes.iter().all(|code| *code == Some(1001)));
+    let log = std::fs::read_to_string(dir.path().join("audit.jsonl")).unwrap();
+    assert_eq!((log.matches("\"decided\"").count(), log.matches("\"closed\"").count()), (SOCKETS, SOCKETS));
 }
