@@ -380,6 +380,10 @@ fn blame(error: TrySendError<Request<RequestBody>>, counts: &Counts) -> Refusal 
     if counts.has_client_stalled() {
         return Fail::RequestTimedOut.into();
     }
+    if counts.has_client_failed() {
+        // Its body's framing is broken, or it has gone and hears nothing of this.
+        return Deny::RequestMalformed.into();
+    }
     tracing::debug!(error = %error.into_error(), "the exchange broke off");
     Fail::UpstreamProtocol.into()
 }

@@ -14,6 +14,7 @@ mod lab;
 
 mod admin;
 mod audit;
+mod behaviour;
 mod caller;
 mod cli;
 mod clients;
