@@ -7,6 +7,7 @@ pub mod demo;
 mod env;
 mod explain;
 mod harden;
+mod isolate;
 mod lend;
 mod pages;
 mod run;
@@ -40,6 +41,9 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Run one command behind a proxy of its own
     Run(run::RunArgs),
+    /// The steps of `run --isolate` between exeat and the command
+    #[command(hide = true)]
+    Inside(isolate::InsideArgs),
     /// A tour that needs no network: requests that pass, and one that is refused for each reason
     Demo,
     /// Check the configuration and name every problem at once
@@ -145,11 +149,15 @@ impl From<Exit> for ExitCode {
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    terminal::undumpable();
+    // Its first step writes to files in /proc that an undumpable process does not own.
+    if !matches!(cli.command, Command::Inside(_)) {
+        terminal::undumpable();
+    }
     let config = cli.config.as_deref();
     match cli.command {
         Command::Serve(args) => serve::run(config, &args).into(),
         Command::Run(args) => run::run(config, args),
+        Command::Inside(args) => isolate::run(&args),
         Command::Demo => demo::run().into(),
         Command::Check { json } => check::run(config, json).into(),
         Command::Explain(args) => explain::run(config, &args).into(),

@@ -18,7 +18,7 @@ use toml::Table;
 
 use super::lend::{self, Hidden, Lent};
 use super::terminal::{self, clean, say};
-use super::{Exit, env, sources};
+use super::{Exit, env, isolate, sources};
 use crate::files;
 use crate::flow::daemon::Daemon;
 use crate::flow::keep;
@@ -57,6 +57,13 @@ pub(super) struct RunArgs {
     /// Let every public https destination through and list what would have been refused
     #[arg(long)]
     learn: bool,
+    /// Leave the command no way out but the proxy: its own network, processes and mounts, without root (Linux)
+    #[arg(long)]
+    isolate: bool,
+    /// With --isolate: let the command make Unix sockets. Then it reaches those in the file system that are
+    /// not covered, see the operations manual
+    #[arg(long, requires = "isolate")]
+    unix_sockets: bool,
     /// No summary at the end
     #[arg(short, long)]
     quiet: bool,
@@ -112,27 +119,27 @@ async fn behind_a_proxy(prepared: Prepared, args: &RunArgs, state: &Path, token:
     let keys = keys(&config.policy, lent);
     let ca = config.settings.interception.ca_cert.clone();
     let daemon = Daemon::start(config.settings, config.policy, None).await.map_err(|error| failed(&error))?;
-    let addresses = daemon.proxy_addresses();
-    let address = addresses.first().ok_or_else(|| failed(&"the proxy has no address"))?;
+    let own_loopback = args.isolate.then(|| isolate::PROXY.to_owned());
+    let ours = || daemon.proxy_addresses().first().map(ToString::to_string);
+    let address = own_loopback.or_else(ours).ok_or_else(|| failed(&"the proxy has no address"))?;
     let bundle = env::write_bundle(state, daemon.ca_pem()).map_err(|error| failed(&error))?;
     let variables = env::variables(&format!("http://{TASK}:{token}@{address}"), &ca, &bundle);
     let (program, rest) = args.command.split_first().ok_or(Exit::Usage)?;
-    let mut command = Command::new(program);
+    let mut command = match args.isolate {
+        true => isolate::enclosed(state, args.unix_sockets, program),
+        false => Command::new(program),
+    };
     command.kill_on_drop(true);
     without(&mut command, rest, &keys, hidden);
     command.envs(variables).envs(own);
     let status = match command.spawn() {
         Ok(child) => signals.wait(child).await.map_err(|error| failed(&error))?,
-        Err(error) => {
-            let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
-            say(format_args!("exeat: {}: {error}", clean(program)));
-            ExitStatus::from_raw(code << 8)
-        }
+        Err(error) => not_run(program, &error),
     };
     let breaker = daemon.breaker();
     tokio::select! {
         _ = daemon.shutdown() => {}
-        () = async { signals.any().await; breaker.cancel(); std::future::pending().await } => {}
+        () = async { signals.next().await; breaker.cancel(); std::future::pending().await } => {}
     }
     Ok(status)
 }
@@ -161,8 +168,15 @@ fn without(command: &mut Command, rest: &[String], keys: &[Hidden], hidden: Vec<
     }
 }
 
+/// Says why, and with what status a shell would.
+pub(super) fn not_run(program: &str, error: &io::Error) -> ExitStatus {
+    let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+    say(format_args!("exeat: {}: {error}", clean(program)));
+    ExitStatus::from_raw(code << 8)
+}
+
 /// What may be sent to us while the command runs.
-struct Signals {
+pub(super) struct Signals {
     interrupt: Signal,
     quit: Signal,
     terminate: Signal,
@@ -170,7 +184,7 @@ struct Signals {
 }
 
 impl Signals {
-    fn new() -> io::Result<Self> {
+    pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             quit: signal(SignalKind::quit())?,
@@ -179,35 +193,32 @@ impl Signals {
         })
     }
 
-    async fn any(&mut self) {
+    /// The terminal sends Ctrl-C and its relatives to the child as well, so they are nothing to pass on; TERM
+    /// and HUP are.
+    pub(super) async fn next(&mut self) -> Option<rustix::process::Signal> {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.quit.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
+            _ = self.interrupt.recv() => None,
+            _ = self.quit.recv() => None,
+            _ = self.terminate.recv() => Some(rustix::process::Signal::TERM),
+            _ = self.hangup.recv() => Some(rustix::process::Signal::HUP),
         }
     }
 
-    /// The terminal sends Ctrl-C and its relatives to the child as well, so we only wait for it; TERM and
-    /// HUP are passed on.
-    async fn wait(&mut self, mut child: Child) -> io::Result<ExitStatus> {
+    pub(super) async fn wait(&mut self, mut child: Child) -> io::Result<ExitStatus> {
         loop {
             let passed_on = tokio::select! {
                 status = child.wait() => return status,
-                _ = self.interrupt.recv() => continue,
-                _ = self.quit.recv() => continue,
-                _ = self.terminate.recv() => rustix::process::Signal::TERM,
-                _ = self.hangup.recv() => rustix::process::Signal::HUP,
+                signal = self.next() => signal,
             };
             let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
-            if let Some(pid) = pid {
-                rustix::process::kill_process(pid, passed_on)?;
+            if let (Some(pid), Some(signal)) = (pid, passed_on) {
+                rustix::process::kill_process(pid, signal)?;
             }
         }
     }
 }
 
-fn exit_code(status: ExitStatus) -> ExitCode {
+pub(super) fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().unwrap_or_else(|| 128_i32.saturating_add(status.signal().unwrap_or_default()));
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
@@ -256,7 +267,8 @@ fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -
     let mut tasks = Table::new();
     tasks.insert(TASK.to_owned(), task.into());
     table.insert("tasks".to_owned(), tasks.into());
-    put(&mut table, "proxy", "listen".to_owned(), vec!["127.0.0.1:0"]);
+    let listen = if args.isolate { isolate::listen(state) } else { "127.0.0.1:0".to_owned() };
+    put(&mut table, "proxy", "listen".to_owned(), vec![listen]);
     // Secrets are the configuration's, while everything else is in a state directory of our own.
     let secrets = &keep::Reader::of(sources::vault_place(config)?);
     table.insert("state_dir".to_owned(), state.display().to_string().into());

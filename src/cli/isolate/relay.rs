@@ -1,0 +1,39 @@
+//! Carries bytes from the loopback inside to the proxy's socket outside. It looks at nothing: the proxy does.
+
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::Semaphore;
+
+/// Connections at a time. Further ones wait in the listener's queue.
+const MOST: usize = 1024;
+
+pub(super) async fn run(listener: TcpListener, socket: &'static Path) -> Infallible {
+    let seats = Arc::new(Semaphore::new(MOST));
+    loop {
+        let seat = seats.clone().acquire_owned().await;
+        match listener.accept().await {
+            Ok((client, _)) => {
+                tokio::spawn(async move {
+                    carry(client, socket).await;
+                    drop(seat);
+                });
+            }
+            // Out of files, mostly: let some connection end first.
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    }
+}
+
+/// Until both sides have ended. How long they may take is for the proxy to say. An error on one side closes
+/// both, which the other side notices.
+async fn carry(mut client: TcpStream, socket: &Path) {
+    let _ = client.set_nodelay(true);
+    if let Ok(mut proxy) = UnixStream::connect(socket).await {
+        let _ = copy_bidirectional(&mut client, &mut proxy).await;
+    }
+}

@@ -1,0 +1,78 @@
+//! System calls that lead past namespaces, and are refused to the command.
+
+use std::collections::BTreeMap;
+
+use nix::libc::{self, c_long};
+use seccompiler::{
+    BpfProgram, Error, SeccompAction, SeccompCmpArgLen::Dword, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, apply_filter,
+};
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// Refuses them from now on, to this thread and what it starts. Programs for another architecture, whose
+/// calls have other numbers, are killed.
+pub(super) fn refuse(unix_sockets: bool) -> Result<(), Error> {
+    refuse_with(libc::EAFNOSUPPORT, families(unix_sockets)?)?;
+    refuse_with(libc::EPERM, others()?)
+}
+
+fn refuse_with(errno: i32, rules: Rules) -> Result<(), Error> {
+    let refused = SeccompAction::Errno(errno.unsigned_abs());
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, std::env::consts::ARCH.try_into()?)?;
+    apply_filter(&BpfProgram::try_from(filter)?)
+}
+
+/// Sockets of families that a network namespace does not hold: those of virtual machines (`AF_VSOCK`) lead to
+/// the host. So only those are let through that it does hold. A Unix socket reaches whatever listens in the
+/// file system; a connected pair does not, but one of datagrams can be connected anew.
+fn families(unix_sockets: bool) -> Result<Rules, Error> {
+    let mut held = vec![libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
+    held.extend(unix_sockets.then_some(libc::AF_UNIX));
+    let none_of_them = held.into_iter().map(|family| is(0, SeccompCmpOp::Ne, family)).collect::<Result<_, _>>()?;
+    let mut pairs = vec![SeccompRule::new(vec![is(0, SeccompCmpOp::Ne, libc::AF_UNIX)?])?];
+    if !unix_sockets {
+        // In the kernel a raw one is one of datagrams.
+        for kind in [libc::SOCK_DGRAM, libc::SOCK_RAW] {
+            pairs.push(SeccompRule::new(vec![is(1, SeccompCmpOp::MaskedEq(0xf), kind)?])?);
+        }
+    }
+    let mut rules = Rules::new();
+    put(&mut rules, libc::SYS_socket, vec![SeccompRule::new(none_of_them)?]);
+    put(&mut rules, libc::SYS_socketpair, pairs);
+    Ok(rules)
+}
+
+/// What opens sockets without the call (io_uring), has the kernel start a helper outside that may ask DNS
+/// (keys), or types into the caller's terminal (`TIOCSTI`).
+fn others() -> Result<Rules, Error> {
+    let mut rules = Rules::new();
+    for call in [libc::SYS_io_uring_setup, libc::SYS_add_key, libc::SYS_request_key, libc::SYS_keyctl] {
+        put(&mut rules, call, Vec::new());
+    }
+    let typing = [libc::TIOCSTI, libc::TIOCLINUX].into_iter().map(|request| {
+        let request = u64::from(request as u32);
+        SeccompRule::new(vec![SeccompCondition::new(1, Dword, SeccompCmpOp::Eq, request)?])
+    });
+    let typing = typing.collect::<Result<Vec<_>, _>>()?;
+    put(&mut rules, libc::SYS_ioctl, typing.clone());
+    if cfg!(target_arch = "x86_64") {
+        // The only call of these that has a number of its own in the x32 ABI.
+        rules.insert(X32 | 514, typing);
+    }
+    Ok(rules)
+}
+
+/// Calls of the x32 ABI come with the same architecture and this bit.
+const X32: i64 = 0x4000_0000;
+
+fn put(rules: &mut Rules, call: c_long, conditions: Vec<SeccompRule>) {
+    if cfg!(target_arch = "x86_64") {
+        rules.insert(X32 | call, conditions.clone());
+    }
+    rules.insert(call, conditions);
+}
+
+fn is(argument: u8, how: SeccompCmpOp, value: i32) -> Result<SeccompCondition, Error> {
+    Ok(SeccompCondition::new(argument, Dword, how, u64::from(value.unsigned_abs()))?)
+}
