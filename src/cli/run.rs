@@ -30,15 +30,18 @@ use crate::policy::rule::Policy;
 
 /// Flags of `exeat run`.
 ///
-/// The command is not locked in: it is told to use the proxy and to trust its CA, and a program that
-/// ignores the variables connects directly. Where that matters, take the other ways out away from it
-/// (a network namespace, a container whose only network is the proxy).
+/// The command is told to use the proxy and to trust its CA. Without `--isolate` it is not locked in: a program
+/// that ignores the variables connects directly.
 #[derive(Args)]
-#[command(after_long_help = "This is no jail: a program that ignores the proxy variables connects directly. \
-Take its other ways out away from it where that matters.\n\nExamples:\n  \
+#[command(after_long_help = "Without --isolate this is no jail: a program that ignores the proxy variables connects \
+directly. With it, the command has a network of its own that ends at the proxy, sees no processes but its own, makes no \
+Unix sockets, and is killed with all that it started when it or exeat ends; if that cannot be had, it is not run. \
+127.0.0.1 is its own then: --allow http://127.0.0.1:8080 means the machine's, through the proxy. It is a jail for the \
+network, not for files: what it writes and others run later runs outside.\n\nExamples:\n  \
 exeat run --allow example.org -- curl https://example.org/\n  \
 exeat run --allow '*.example.org' --allow http://127.0.0.1:8080 -- ./agent\n  \
 exeat run --credential GITHUB_TOKEN=bearer@api.github.com -- ./agent\n  \
+exeat run --isolate --allow example.org -- ./agent\n  \
 exeat run --learn -- pip download six")]
 pub(super) struct RunArgs {
     /// A host the command may reach: HOST, HOST:PORT, *.HOST, or http://HOST for plain HTTP. An address
@@ -269,6 +272,12 @@ fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -
     table.insert("tasks".to_owned(), tasks.into());
     let listen = if args.isolate { isolate::listen(state) } else { "127.0.0.1:0".to_owned() };
     put(&mut table, "proxy", "listen".to_owned(), vec![listen]);
+    // How the daemon's own listeners know their clients is nothing to this one.
+    if let Some(toml::Value::Table(proxy)) = table.get_mut("proxy") {
+        for key in ["tls", "unix_tasks", "unix_mode"] {
+            proxy.remove(key);
+        }
+    }
     // Secrets are the configuration's, while everything else is in a state directory of our own.
     let secrets = &keep::Reader::of(sources::vault_place(config)?);
     table.insert("state_dir".to_owned(), state.display().to_string().into());

@@ -22,6 +22,7 @@ mod credentials;
 mod echoes;
 mod forward;
 mod hostile;
+mod isolate;
 mod layering;
 mod limits;
 mod listeners;

@@ -9,8 +9,8 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::Semaphore;
 
-/// Connections at a time. Further ones wait in the listener's queue.
-const MOST: usize = 1024;
+/// Connections at a time, two files each of the usual 1024. Further ones wait in the listener's queue.
+const MOST: usize = 400;
 
 pub(super) async fn run(listener: TcpListener, socket: &'static Path) -> Infallible {
     let seats = Arc::new(Semaphore::new(MOST));
