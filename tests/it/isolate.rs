@@ -35,7 +35,8 @@ impl Place {
         let origin = ground.origin("api.test").await;
         let dir = ground.dir.path();
         let body = ground.config(&format!(
-            "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n[tasks.t]\nintegrations = [\"api\"]\n",
+            "[proxy]\nunix_tasks = {{ \"{NOBODY}\" = \"t\", \"0\" = \"t\" }}\n\
+             [integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n[tasks.t]\nintegrations = [\"api\"]\n",
             origin.port()
         ));
         fs::write(dir.join("run.toml"), body).unwrap();

@@ -16,12 +16,13 @@ pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, Failed> {
     // Its parent is in another PID namespace and has no number here.
     privilege::die_with(None).map_err(failed("tying it to exeat run"))?;
     terminal::undumpable();
-    // Only processes of this namespace are to be seen, and /proc/self is to be right.
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount("proc", "/proc", "proc", flags, None).map_err(|error| namespace::forbidden("/proc", error.into()))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed("the runtime"))?;
     runtime.block_on(async {
+        // Soon: the first process of a namespace gets no signal that it does not ask for.
         let mut signals = Signals::new().map_err(failed("signals"))?;
+        // Only processes of this namespace are to be seen, and /proc/self is to be right.
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        mount("proc", "/proc", "proc", flags, None).map_err(|error| namespace::forbidden("/proc", error.into()))?;
         privilege::give_up().map_err(failed("giving up privileges"))?;
         syscalls::refuse(args.unix_sockets).map_err(failed("filtering system calls"))?;
         let Some((program, rest)) = args.command.split_first() else { return Err(Failed("no command".to_owned())) };
