@@ -260,7 +260,7 @@ async fn the_way_back_is_closed() {
         let script = format!(
             "import os, ctypes\n\
              libc = ctypes.CDLL(None, use_errno=True)\n\
-             def call(n, *a): print(-1 if libc.syscall(n, *a) == -1 else 'OPEN', end=' ')\n\
+             def call(n, *a): print(ctypes.get_errno() if libc.syscall(n, *a) == -1 else 'OPEN', end=' ')\n\
              pid = {0}\n\
              call(101, 16, pid, 0, 0); call(101, 16, 1, 0, 0); call(434, pid, 0); call(62, pid, 0); call(425, 8, None)\n\
              call(249, b'dns_resolver', b'leak.test', b'', 0); call(0x40000029, 40, 1, 0); call(16, 0, 0x5412, b'x')\n\
@@ -287,7 +287,9 @@ async fn the_way_back_is_closed() {
         assert!(!out.contains("OPEN") && out.ends_with("end\n"), "{user:?} {out} {words}");
         assert!(!out.contains("s\n"), "a socket is to be seen: {out}");
         if cfg!(target_arch = "x86_64") {
-            assert_eq!(out.matches("-1 ").count(), 12, "{out} {words}");
+            // Nobody is there to be traced, opened, killed, and the first process may not be; calls that are refused;
+            // mounts of others, and places that are mounted on.
+            assert!(out.starts_with("3 1 3 3 1 1 97 1 1 1 16 16 \n"), "{out} {words}");
         }
     }
 }
