@@ -44,7 +44,10 @@ impl Place {
         for (path, mode) in [(".", 0o777), ("token", 0o644), ("origin-ca.pem", 0o644), ("run.toml", 0o644)] {
             fs::set_permissions(dir.join(path), fs::Permissions::from_mode(mode)).unwrap();
         }
-        fs::copy(env!("CARGO_BIN_EXE_exeat"), dir.join("exeat")).unwrap();
+        // By another process: one that this one starts meanwhile could hold a copy open for writing, which then
+        // cannot be run.
+        let copied = Command::new("cp").args([env!("CARGO_BIN_EXE_exeat"), "exeat"]).current_dir(dir).status().unwrap();
+        assert!(copied.success());
         Self { ground, origin }
     }
 
@@ -333,9 +336,9 @@ async fn what_was_started_ends_with_the_command_and_with_the_proxy() {
     for user in users() {
         let place = Place::new().await;
         // The output ends when the last process that holds it has ended.
-        let output = output(place.shell(user, &["-q"], "setsid sleep 1000 & echo started")).await;
+        let output = output(place.shell(user, &["-q"], "(sleep 15; echo late) & echo started")).await;
         assert_eq!(text(&output.stdout), "started\n");
-        let mut child = place.shell(user, &["-q"], "setsid sleep 1000 & echo ready; sleep 1000");
+        let mut child = place.shell(user, &["-q"], "late() { sleep 15; echo late; }; late & echo ready; late");
         let mut child = Ended(child.stdout(Stdio::piped()).spawn().unwrap());
         let mut out = BufReader::new(child.0.stdout.take().unwrap());
         let mut said = String::new();
