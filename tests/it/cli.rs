@@ -265,7 +265,9 @@ async fn run_returns_the_childs_status_and_hides_what_is_ours() {
 async fn run_hides_the_tokens_of_its_file_and_leaves_nothing_behind() {
     let ground = Ground::new().await;
     let dir = ground.dir.path();
-    let text = "[admin]\ntoken = \"env:OPERATOR\"\n[integrations.api]\nallowed_domains = [\"api.test\"]\n\
+    // Listeners of the daemon know their clients by means that are not those of a run.
+    let text = "[proxy]\nunix_tasks = { \"7\" = \"other\" }\ntls = { cert = \"c.pem\", key = \"k.pem\" }\n\
+                [admin]\ntoken = \"env:OPERATOR\"\n[integrations.api]\nallowed_domains = [\"api.test\"]\n\
                 [tasks.t]\ntoken = \"env:MINE\"\nintegrations = [\"api\"]\n[tasks.other]\ntoken = \"env:UNSET\"\n";
     fs::write(dir.join("e.toml"), text).unwrap();
     let mut command = exeat(dir, &["run", "-q", "-c", "e.toml", "--task", "t", "--", "env"]);
