@@ -273,11 +273,7 @@ async fn answers_get_what_the_page_says() {
         let mut tls = lab.tls(&to, &["http/1.1"]).await;
         tls.write_all(format!("{} / HTTP/1.1\r\nHost: {to}\r\n\r\n", row.method).as_bytes()).await.unwrap();
         // The next request on the connection is answered by itself, whatever the first brought.
-        tls.write_all(
-            format!("GET http://evil.test/ HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n").as_bytes(),
-        )
-        .await
-        .unwrap();
+        tls.write_all(b"GET http://evil.test/ HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n").await.unwrap();
         let mut reply = Vec::new();
         let _ = tokio::time::timeout(lab::PATIENCE, tls.read_to_end(&mut reply)).await.expect("an end");
         let all = String::from_utf8_lossy(&reply).into_owned();
