@@ -9,8 +9,11 @@ use landlock::{
     ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
     RulesetStatus, Scope, path_beneath_rules,
 };
+use nix::libc;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+};
 
 use crate::files;
 use crate::policy::settings::{ListenAt, Settings, Source};
@@ -50,12 +53,34 @@ pub(super) fn confine(settings: &Settings, config: Option<&Path>) {
 
 /// System calls that a proxy has no use for, and somebody who got into it would have.
 fn no_calls() -> Result<(), Box<dyn std::error::Error>> {
+    let mut rules: BTreeMap<i64, Vec<_>> = DENIED.iter().map(|call| (*call, Vec::new())).collect();
+    let spaces = NAMESPACES.iter().map(|flag| {
+        let flag = u64::from(flag.unsigned_abs());
+        let has = SeccompCmpOp::MaskedEq(flag);
+        SeccompRule::new(vec![SeccompCondition::new(0, SeccompCmpArgLen::Qword, has, flag)?])
+    });
+    rules.insert(libc::SYS_clone, spaces.collect::<Result<_, _>>()?);
+    refuse(libc::EPERM, rules)?;
+    // Its flags lie in memory, where no filter sees them; told that there is no such call, libraries use the other.
+    refuse(libc::ENOSYS, BTreeMap::from([(libc::SYS_clone3, Vec::new())]))
+}
+
+fn refuse(errno: i32, rules: BTreeMap<i64, Vec<SeccompRule>>) -> Result<(), Box<dyn std::error::Error>> {
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
-    let rules: BTreeMap<i64, Vec<_>> = DENIED.iter().map(|call| (*call, Vec::new())).collect();
-    let denied = SeccompAction::Errno(libc::EPERM as u32);
-    let filter: BpfProgram = SeccompFilter::new(rules, SeccompAction::Allow, denied, arch)?.try_into()?;
+    let refused = SeccompAction::Errno(errno.unsigned_abs());
+    let filter: BpfProgram = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch)?.try_into()?;
     Ok(seccompiler::apply_filter_all_threads(&filter)?)
 }
+
+const NAMESPACES: [i32; 7] = [
+    libc::CLONE_NEWCGROUP,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWNET,
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWUTS,
+];
 
 /// New programs, other processes, namespaces and mounts, the kernel's own insides, identities.
 const DENIED: [i64; 46] = [
@@ -110,9 +135,20 @@ const DENIED: [i64; 46] = [
 /// Only what the daemon keeps can be written, and only that, its configuration and the machine's be read.
 /// Files that a later configuration names have to lie in folders that the first one knew.
 fn only_paths(settings: &Settings, config: Option<&Path>) -> Result<String, Box<dyn std::error::Error>> {
-    let own = own(settings);
-    for folder in &own {
-        files::private_dir(folder)?;
+    for file in kept(settings) {
+        if let Some(folder) = folder(file) {
+            files::private_dir(&folder)?;
+        }
+    }
+    files::private_dir(&settings.state_dir)?;
+    let sockets = settings.proxy.listen.iter().chain(&settings.admin.listen).filter_map(|at| match at {
+        ListenAt::Unix(path) => Some(path),
+        ListenAt::Tcp(_) => None,
+    });
+    let own: Vec<_> = kept(settings).chain(sockets).filter_map(|file| folder(file)).collect();
+    let own: Vec<_> = own.into_iter().chain([settings.state_dir.clone()]).collect();
+    if own.iter().any(|folder| folder == Path::new("/")) {
+        return Ok("off (files that it writes lie right in /)".to_owned());
     }
     let status = restrict(&own, &sources(settings, config))?;
     Ok(match status {
@@ -121,6 +157,16 @@ fn only_paths(settings: &Settings, config: Option<&Path>) -> Result<String, Box<
         RulesetStatus::NotEnforced => "off (this kernel has none)",
     }
     .to_owned())
+}
+
+/// Files that the daemon makes and writes.
+fn kept(settings: &Settings) -> impl Iterator<Item = &PathBuf> {
+    let key = match &settings.vault.key {
+        Source::File(key) => Some(key),
+        Source::Env(_) | Source::Secret(_) => None,
+    };
+    let files = [&settings.vault.path, &settings.interception.ca_cert, &settings.interception.ca_key];
+    files.into_iter().chain(key).chain(&settings.audit.path)
 }
 
 fn restrict(own: &[PathBuf], read: &[PathBuf]) -> Result<RulesetStatus, RulesetError> {
@@ -141,32 +187,26 @@ fn restrict(own: &[PathBuf], read: &[PathBuf]) -> Result<RulesetStatus, RulesetE
     Ok(status.ruleset)
 }
 
-/// Folders that the daemon writes in.
-fn own(settings: &Settings) -> Vec<PathBuf> {
-    let files = [&settings.vault.path, &settings.interception.ca_cert, &settings.interception.ca_key];
-    let key = match &settings.vault.key {
-        Source::File(key) => Some(key),
-        Source::Env(_) | Source::Secret(_) => None,
-    };
-    let sockets = settings.proxy.listen.iter().chain(&settings.admin.listen).filter_map(|at| match at {
-        ListenAt::Unix(path) => Some(path),
-        ListenAt::Tcp(_) => None,
-    });
-    let files = files.into_iter().chain(key).chain(&settings.audit.path).chain(sockets);
-    files.filter_map(|file| folder(file)).chain([settings.state_dir.clone()]).collect()
-}
-
-/// Folders that hold what the configuration names.
+/// What holds the files that the configuration names, and where links among them lead: their folders, or
+/// the file itself where that is the whole machine.
 fn sources(settings: &Settings, config: Option<&Path>) -> Vec<PathBuf> {
     let tls = settings.proxy.tls.iter();
     let tls = tls.flat_map(|tls| [&tls.cert, &tls.key].into_iter().chain(&tls.client_ca).chain(&tls.crl));
     let named = settings.upstream.extra_roots.iter().chain(tls).cloned();
     let roots = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
-    let base = config.and_then(folder);
+    let base = config.and_then(folder).unwrap_or_default();
     let text = config.and_then(|config| fs::read_to_string(config).ok()).unwrap_or_default();
-    let secrets = secret_files(&text).into_iter().map(|file| base.clone().unwrap_or_default().join(file));
-    named.chain(secrets).filter_map(|file| folder(&file)).chain(base.clone()).chain(roots).collect()
+    let secrets = secret_files(&text).into_iter().map(|file| base.join(file));
+    // On many machines it is a link to where its servers are kept up to date.
+    let all = named.chain(secrets).chain(config.map(Path::to_owned)).chain([PathBuf::from(RESOLVERS)]);
+    let places = all.flat_map(|file| [fs::canonicalize(&file).ok(), Some(file)]).flatten().filter_map(|file| {
+        let folder = folder(&file)?;
+        Some(if folder == Path::new("/") { file } else { folder })
+    });
+    places.chain(roots).collect()
 }
+
+const RESOLVERS: &str = "/etc/resolv.conf";
 
 fn folder(file: &Path) -> Option<PathBuf> {
     let parent = file.parent()?;

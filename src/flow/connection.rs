@@ -49,7 +49,7 @@ pub(super) type ClientStream = Impatient<Stream>;
 
 /// Serves a connection until it ends, breaks, or the daemon drains.
 pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
-    let stream = gated(&client, stream, Timeouts::default().idle);
+    let stream = gated(&client, stream, Timeouts::default().idle, |_| {});
     let passage = stream.passage();
     let service = service_fn(|request| {
         let (client, passage) = (client.clone(), passage.clone());
@@ -57,17 +57,27 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
     });
     let connection = h1().serve_connection(TokioIo::new(stream), service).with_upgrades();
     let ended = until_drained(connection, |it| it.graceful_shutdown(), &passage, &client.services).await;
+    passage.farewell().await;
     if let Err(error) = ended {
         tracing::debug!(%error, peer = %client.peer, "a client connection broke");
     }
 }
 
-/// Puts the gate before a stream: the HTTP server behind it sees sound heads only.
-pub(super) fn gated<T: AsyncRead + AsyncWrite + Unpin>(client: &Arc<Client>, stream: T, idle: Duration) -> Heads<T> {
+/// Puts the gate before a stream: the HTTP server behind it sees sound heads only. `introduce` says whose others are.
+pub(super) fn gated<T: AsyncRead + AsyncWrite + Unpin>(
+    client: &Arc<Client>,
+    stream: T,
+    idle: Duration,
+    introduce: impl Fn(&mut Record) + Send + 'static,
+) -> Heads<T> {
     let settings = &client.services.settings.proxy;
     let limits = Limits { head: settings.max_head_bytes, header_timeout: settings.header_timeout, idle };
     let client = client.clone();
-    Heads::new(stream, limits, move |refusal| respond::raw(refusal, client.services.record(&client.peer)))
+    Heads::new(stream, limits, move |refusal| {
+        let mut record = client.services.record(&client.peer);
+        introduce(&mut record);
+        respond::raw(refusal, record)
+    })
 }
 
 /// Runs a connection to its end; when the daemon drains, to the end of the requests in flight.
@@ -117,10 +127,12 @@ async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<In
     let mut record = services.record(&client.peer);
     record.request(&request);
     let connect = request.method() == Method::CONNECT;
+    passage.asks(&mut request);
     let doorway = Doorway::of(&mut request, passage);
     match judged(client, request, &mut record).await {
         Ok(Passed::Answered(received)) => websocket::answer(client, doorway, received, record),
         Ok(Passed::Tunnelled(tunnel)) => {
+            passage.switches();
             let established = respond::established(&record);
             let (client, abort) = (client.clone(), services.abort.clone());
             services.tracker.spawn(async move { abort.run_until_cancelled(tunnel.run(client, record)).await });

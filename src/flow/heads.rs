@@ -6,13 +6,17 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use http::header::UPGRADE;
+use http::{Method, Request};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::chunks::Chunks;
@@ -46,6 +50,9 @@ pub(super) struct Heads<T> {
     limits: Limits,
     /// True until the first head is through.
     first: bool,
+    /// A byte of the next head has come, or an empty line before it.
+    begun: bool,
+    blank: bool,
     waiting: Option<Pin<Box<Sleep>>>,
     passage: Passage,
     refuse: Box<dyn FnMut(Refusal) -> Vec<u8> + Send>,
@@ -77,12 +84,42 @@ pub(super) struct Passage(Arc<Shared>);
 struct Shared {
     open: AtomicBool,
     reading: AtomicBool,
+    /// What hyper keeps ready for a switch that did not come.
+    pending: Mutex<Option<OnUpgrade>>,
 }
 
 impl Passage {
     /// Opens the gate for good: what comes now is no HTTP.
     pub(super) fn open(&self) {
         self.0.open.store(true, Ordering::Release);
+    }
+
+    /// Notes that a request asks to switch. Whether or not it may, hyper hands the connection over in the end
+    /// instead of closing it.
+    pub(super) fn asks<B>(&self, request: &mut Request<B>) {
+        if *request.method() == Method::CONNECT || request.headers().contains_key(UPGRADE) {
+            let upgrade = hyper::upgrade::on(&mut *request);
+            request.extensions_mut().insert(upgrade.clone());
+            *self.pending() = Some(upgrade);
+        }
+    }
+
+    /// It may, and somebody else takes the connection.
+    pub(super) fn switches(&self) {
+        self.pending().take();
+    }
+
+    /// Says what is left to say on a connection that nobody has taken.
+    pub(super) async fn farewell(&self) {
+        let Some(upgrade) = self.pending().take() else { return };
+        // There are no last words if the connection broke; those that there are have their own deadline.
+        if let Ok(connection) = upgrade.await {
+            let _ = TokioIo::new(connection).shutdown().await;
+        }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Option<OnUpgrade>> {
+        self.0.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_open(&self) -> bool {
@@ -108,6 +145,8 @@ impl<T> Heads<T> {
             state: State::Head(0),
             limits,
             first: true,
+            begun: false,
+            blank: false,
             waiting: None,
             passage: Passage::default(),
             refuse: Box::new(refuse),
@@ -134,17 +173,18 @@ impl<T> Heads<T> {
 
     /// Looks at what is here of a head.
     fn look(&mut self, searched: usize) {
-        // Empty lines before a request are let pass (RFC 9112 §2.2), but not for ever.
-        let blank =
-            if searched == 0 { self.buffer.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count() } else { 0 };
-        if blank > 2 {
-            return self.refuse(Deny::RequestMalformed);
-        }
-        let blank_is_whole = blank == 2 || blank < self.buffer.len();
-        if blank > 0 && blank_is_whole {
-            self.buffer.advance(blank);
-        } else if blank > 0 {
+        // One empty line before a request is let pass (RFC 9112 §2.2).
+        if self.buffer.starts_with(b"\r\n") {
+            self.buffer.advance(2);
+            self.passage.reading(!self.buffer.is_empty());
             self.state = State::Head(0);
+            if std::mem::replace(&mut self.blank, true) {
+                self.refuse(Deny::RequestMalformed);
+            }
+            return;
+        }
+        if *self.buffer == *b"\r" {
+            self.state = State::Head(1);
             return;
         }
         match parse::raw_head(&self.buffer, searched, self.limits.head) {
@@ -161,20 +201,19 @@ impl<T> Heads<T> {
 impl<T: AsyncRead + Unpin> Heads<T> {
     /// Reads more of a head, as long as its sender has time.
     fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let before = self.buffer.len();
         self.buffer.reserve(STEP);
         let read = tokio_util::io::poll_read_buf(Pin::new(&mut self.inner), cx, &mut self.buffer);
         if let Poll::Ready(read) = read {
-            if before == 0 {
+            if !std::mem::replace(&mut self.begun, true) {
                 self.waiting = None;
-                self.passage.reading(true);
             }
+            self.passage.reading(!self.buffer.is_empty());
             return Poll::Ready(read);
         }
-        let most = if before == 0 && !self.first { self.limits.idle } else { self.limits.header_timeout };
+        let most = if self.begun || self.first { self.limits.header_timeout } else { self.limits.idle };
         let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(most)));
         ready!(waiting.as_mut().poll(cx));
-        if before == 0 {
+        if self.buffer.is_empty() {
             // Nobody waits for an answer. That it was the first is worth a line.
             if self.first {
                 let _ = (self.refuse)(Deny::HeaderTimeout.into());
@@ -235,7 +274,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Heads<T> {
                     }
                 }
                 State::Through(left, framing) => {
-                    this.waiting = None;
+                    (this.waiting, this.begun, this.blank) = (None, false, false);
                     this.passage.reading(false);
                     let n = left.min(out.remaining()).min(this.buffer.len());
                     out.put_slice(&this.buffer.split_to(n));

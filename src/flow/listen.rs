@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -55,12 +55,27 @@ pub(super) enum Stream {
     Unix(UnixStream),
 }
 
-struct SocketFile(PathBuf);
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode: whoever has taken the place meanwhile keeps it.
+    is: (u64, u64),
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), is: identity(path)? })
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Whoever has taken the place meanwhile keeps it only if the file is gone already.
-        let _ = fs::remove_file(&self.0);
+        if identity(&self.path).is_ok_and(|is| is == self.is) {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -75,7 +90,7 @@ impl Listener {
             ListenAt::Unix(path) => {
                 remove_dead(path)?;
                 let socket = UnixListener::bind(path)?;
-                let file = SocketFile(path.clone());
+                let file = SocketFile::of(path)?;
                 fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
                 Ok(Self { socket: Socket::Unix(socket), at: at.clone(), _file: Some(file) })
             }

@@ -80,13 +80,14 @@ pub async fn once(services: Arc<Services>, file: ConfigFile) -> Reloaded {
 }
 
 fn now(services: &Services, file: &ConfigFile) -> Reloaded {
+    // Also where the policy is not: a certificate that was revoked must not wait for that.
+    if let Err(error) = services.door.renew() {
+        tracing::error!(%error, "the listener's old certificates stay in use");
+    }
     let _swap = file.swap.lock().unwrap_or_else(PoisonError::into_inner);
     // The vault is a setting: secrets are set in the one that the daemon was started with.
     match file.load_with(&keep::Reader::of(services.settings.vault.clone())) {
         Ok(config) => {
-            if let Err(error) = services.door.renew() {
-                tracing::error!(%error, "the listener's old certificates stay in use");
-            }
             for warning in &config.warnings {
                 tracing::warn!("{warning}");
             }

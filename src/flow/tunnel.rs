@@ -226,15 +226,18 @@ impl Drop for Inner {
 impl Inner {
     async fn serve_h1(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let inner = &Arc::new(self);
-        let io = connection::gated(&inner.client, io, inner.idle());
+        let tunnel = inner.clone();
+        let io = connection::gated(&inner.client, io, inner.idle(), move |record| tunnel.introduce(record));
         let passage = io.passage();
         let service = service_fn(|mut request| {
+            passage.asks(&mut request);
             let (inner, doorway) = (inner.clone(), Doorway::of(&mut request, &passage));
             async move { Ok::<_, Infallible>(inner.answer(request, doorway).await) }
         });
         let connection = connection::h1().serve_connection(TokioIo::new(io), service).with_upgrades();
         let ended =
             connection::until_drained(connection, |it| it.graceful_shutdown(), &passage, &inner.client.services).await;
+        passage.farewell().await;
         if let Err(error) = ended {
             tracing::debug!(%error, peer = %inner.client.peer, "a connection inside a tunnel broke");
         }
@@ -302,6 +305,23 @@ impl Inner {
         }
     }
 
+    /// Who asks and where to, of a request that nobody could read.
+    fn introduce(&self, record: &mut Record) {
+        self.used();
+        if let Ok(to) = &self.to {
+            let caller = to.admitted.caller();
+            record.caller(caller.task(), caller.execution());
+            record.target(to.admitted.target());
+        }
+    }
+
+    /// Something came; from now on each request has its own line.
+    fn used(&self) {
+        if let Some(record) = self.take_record() {
+            record.forget();
+        }
+    }
+
     fn take_record(&self) -> Option<Record> {
         self.unused.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -313,9 +333,7 @@ impl Inner {
     }
 
     async fn answer(&self, request: Request<Incoming>, doorway: Option<Doorway>) -> Response<Answer> {
-        if let Some(record) = self.take_record() {
-            record.forget();
-        }
+        self.used();
         let services = &self.client.services;
         let mut record = services.record(&self.client.peer);
         record.request(&request);

@@ -54,6 +54,7 @@ pub(super) fn answer(
     let (Some(doorway), Some(switched)) = (doorway, received.switch()) else {
         return respond::refusal(services, Fail::UpstreamProtocol.into(), record);
     };
+    doorway.passage.switches();
     let (head, switched) = split_head(switched);
     let answer = respond::switched(head, &record);
     let client = client.clone();
@@ -80,8 +81,10 @@ async fn relay(client: Arc<Client>, doorway: Doorway, switched: Switched, mut re
     let both = timeout(patience, async { tokio::try_join!(doorway.upgrade, origin) }).await;
     let Ok(Ok((ours, theirs))) = both else { return record.abandoned() };
     drop(lease);
-    let mut ends =
-        Ends { up: Up { inner: up, stop: None }, down: Down { inner: down, stop: None, clean: Cell::new(true) } };
+    let mut ends = Ends {
+        up: Up { inner: up, stop: None, clean: Cell::new(true) },
+        down: Down { inner: down, stop: None, clean: Cell::new(true) },
+    };
     let ended = ends.carry(&client.services, (ours, theirs), idle, withdrawn, &record).await;
     if let Some((count, whose)) = ends.down.inner.found() {
         record.redacted(count, &whose);
@@ -115,6 +118,8 @@ struct Ends {
 struct Up {
     inner: Upward,
     stop: Option<Stop>,
+    /// No frame is under way on the origin's side.
+    clean: Cell<bool>,
 }
 
 struct Down {
@@ -154,7 +159,7 @@ impl Ends {
                     Err(error) if error.kind() == io::ErrorKind::TimedOut => Ended::Refused(Fail::RequestTimedOut.into()),
                     Err(_) => Ended::Broken,
                 }),
-                refusal = withdrawn => (Some(websocket::POLICY_VIOLATION), Ended::Refused(refusal)),
+                refusal = withdrawn => (Some(code_of(refusal)), Ended::Refused(refusal)),
                 () = services.drain.cancelled() => (Some(websocket::GOING_AWAY), Ended::Whole),
             }
         };
@@ -170,13 +175,22 @@ impl Ends {
         if let Some(code) = code {
             // In the middle of a frame nothing can be said.
             let words = if self.down.clean.get() { websocket::close_frame(code, false) } else { Vec::new() };
-            let to_origin = if code == websocket::GOING_AWAY { websocket::close_frame(code, true) } else { Vec::new() };
+            let to_origin = if code == websocket::GOING_AWAY && self.up.clean.get() {
+                websocket::close_frame(code, true)
+            } else {
+                Vec::new()
+            };
             let _ =
                 timeout(FAREWELL, async { tokio::join!(close(client_write, words), close(origin_write, to_origin)) })
                     .await;
         }
         ended
     }
+}
+
+/// What a client is told of a relay that may not go on.
+fn code_of(refusal: Refusal) -> u16 {
+    if refusal == Fail::Draining.into() { websocket::GOING_AWAY } else { websocket::POLICY_VIOLATION }
 }
 
 async fn close(mut to: impl AsyncWrite + Unpin, words: Vec<u8>) -> io::Result<()> {
@@ -187,10 +201,15 @@ async fn close(mut to: impl AsyncWrite + Unpin, words: Vec<u8>) -> io::Result<()
 
 impl Filter for Up {
     fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
+        self.clean.set(false);
         self.inner.pass(bytes).map_err(|stop| {
             self.stop = Some(stop);
             io::ErrorKind::InvalidData.into()
         })
+    }
+
+    fn written(&mut self) {
+        self.clean.set(self.inner.is_between_frames());
     }
 }
 

@@ -9,6 +9,7 @@ use super::automaton::Automaton;
 use super::forms::{self, unsearchable};
 use super::redact::MASK;
 use crate::model::name::CredentialName;
+use crate::model::secret::TokenHash;
 
 /// All forms of a set of values, ready to be looked for.
 ///
@@ -25,6 +26,8 @@ pub struct Matcher {
     folded: Automaton,
     /// Who has each value: several credentials may share one, or parts of it.
     owners: Vec<Vec<CredentialName>>,
+    /// What it looks for, hashed: tells it from another one.
+    hashes: Vec<TokenHash>,
 }
 
 /// A value that was found.
@@ -57,18 +60,26 @@ impl Matcher {
                 }
             }
         }
+        let hashes = distinct.iter().map(|value| TokenHash::of(value)).collect();
         let (mut all, mut folded) = (Vec::new(), Vec::new());
         for (owner, value) in (0..).zip(distinct) {
             all.extend(forms::of(value).into_iter().map(|form| (form, owner)));
             folded.push((forms::folded(value), owner));
         }
-        Self { automaton: Automaton::new(all), folded: Automaton::new(folded), owners }
+        Self { automaton: Automaton::new(all), folded: Automaton::new(folded), owners, hashes }
     }
 
     /// True if there is nothing to look for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.automaton.longest() == 0
+    }
+
+    /// True if both look for the same values.
+    #[must_use]
+    pub fn looks_for_the_same_as(&self, other: &Self) -> bool {
+        let within = |one: &Self, all: &Self| one.hashes.iter().all(|hash| all.hashes.contains(hash));
+        within(self, other) && within(other, self)
     }
 
     pub(super) fn owners(&self, number: u32) -> &[CredentialName] {

@@ -14,7 +14,7 @@ use super::throttle::Taken;
 use crate::audit::record::Record;
 use crate::leak::Matcher;
 use crate::model::name::CredentialName;
-use crate::model::refusal::{Deny, Verdict};
+use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::Kind;
 use crate::policy::credential::{Marks, Place};
@@ -70,13 +70,20 @@ pub(super) struct Standing {
     method: Method,
     path: PathAndQuery,
     credential: Option<CredentialName>,
+    /// What is looked for as long as it goes on.
+    values: Option<Arc<Matcher>>,
 }
 
 impl Standing {
+    /// Of an exchange that goes on with what it looks for: it ends if that changes.
+    pub(super) fn looking_for(self, values: &Arc<Matcher>) -> Self {
+        Self { values: Some(values.clone()), ..self }
+    }
+
     /// What allows it under a later policy; none if this is the policy that granted it.
     ///
     /// # Errors
-    /// As [`request`].
+    /// As [`request`]; [`Fail::Draining`] if other values are to be looked for from now on.
     pub(super) fn renewed(&self, policy: &Policy) -> Verdict<Option<Allowed>> {
         if self.admitted.generation == policy.generation() {
             return Ok(None);
@@ -84,12 +91,19 @@ impl Standing {
         let current = again(policy, &self.admitted)?;
         let task = task(policy, &current.caller)?;
         let judged = task.request(&current.target, &current.allowed, &self.method, self.path.path())?;
+        if judged.allowed.required().any(|name| Some(name) != self.credential.as_ref()) {
+            return Err(Deny::CredentialRequired.into());
+        }
         if let Some(name) = &self.credential {
             let known = task.credentials().iter().find(|credential| credential.name() == name);
             let known = known.filter(|credential| credential.value().is_some()).ok_or(Deny::CredentialUnknown)?;
             if !known.is_bound_to(&current.target, &judged.allowed) {
                 return Err(Deny::CredentialNotBound.into());
             }
+        }
+        if self.values.as_ref().is_some_and(|values| !values.looks_for_the_same_as(task.values())) {
+            // It may come again, and is looked through for the new ones then.
+            return Err(Fail::Draining.into());
         }
         Ok(Some(judged.allowed))
     }
@@ -165,6 +179,7 @@ impl Grant {
             method: self.method.clone(),
             path: self.path.clone(),
             credential: self.chosen.as_ref().map(|chosen| chosen.credential.name().clone()),
+            values: None,
         }
     }
 

@@ -83,6 +83,8 @@ pub fn credential(cleared: Cleared, pinned: PinnedTarget, via: bool) -> Verdict<
     let (timeouts, guard) = (grant.timeouts(), grant.guard());
     let (values, standing) = (grant.values().clone(), grant.standing());
     let request = outgoing(&grant, request, &pinned, via)?;
+    let is_websocket = request.extensions().get::<websocket::Wanted>().is_some();
+    let standing = if is_websocket { standing.looking_for(&values) } else { standing };
     Ok(Outbound { request, pinned, timeouts, guard, values, standing })
 }
 

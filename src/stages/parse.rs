@@ -26,6 +26,8 @@ pub enum Framing {
     None,
 }
 
+/// Longest body that can be announced, in bytes.
+const MAX_LENGTH: u64 = i64::MAX as u64;
 /// Fields of one head; hyper's own limit is the same.
 const MAX_FIELDS: usize = 100;
 
@@ -90,7 +92,8 @@ fn framing(head: &[u8]) -> Result<Framing, Deny> {
         ((Some(length), false), (None, _)) => {
             let digits = Some(length).filter(|text| !text.is_empty() && text.iter().all(u8::is_ascii_digit));
             let number = digits.and_then(|text| std::str::from_utf8(text).ok()).and_then(|text| text.parse().ok());
-            number.map(Framing::Length).ok_or(Deny::RequestMalformed)
+            // No body is that long, and some numbers mean something else to the HTTP server.
+            number.filter(|length| *length <= MAX_LENGTH).map(Framing::Length).ok_or(Deny::RequestMalformed)
         }
         ((None, _), (Some(_), _)) if request.version == Some(0) => Err(Deny::RequestMalformed),
         ((None, _), (Some(coding), false)) if coding.eq_ignore_ascii_case(b"chunked") => Ok(Framing::Chunked),
@@ -209,6 +212,7 @@ mod tests {
             ("P / HTTP/1.1\r\nContent-Length: +1\r\n\r\n", Some(Err(Deny::RequestMalformed))),
             ("P / HTTP/1.1\r\nContent-Length:\r\n\r\n", Some(Err(Deny::RequestMalformed))),
             ("P / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", Some(Err(Deny::RequestMalformed))),
+            ("P / HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n\r\n", Some(Err(Deny::RequestMalformed))),
             (
                 "P / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
                 Some(Err(Deny::RequestMalformed)),

@@ -158,6 +158,12 @@ impl Upward {
         }
     }
 
+    /// True if what was given out ends with a frame.
+    #[must_use]
+    pub fn is_between_frames(&self) -> bool {
+        self.values.is_some() || self.frames.is_between()
+    }
+
     /// True once the client has said that it is through.
     #[must_use]
     pub fn is_closed(&self) -> bool {
@@ -192,7 +198,8 @@ impl Upward {
                 Piece::Payload { head, bytes, at, last } => {
                     self.held.extend_from_slice(bytes);
                     head.unmask_onto(&mut self.message, bytes, at);
-                    if self.message.len() > MAX_MESSAGE {
+                    // Heads of empty fragments count too, or they would be kept without end.
+                    if self.message.len() > MAX_MESSAGE || self.held.len() > MAX_MESSAGE.saturating_mul(2) {
                         return Err(Stop::TooBig);
                     }
                     if last && head.is_final() {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
@@ -31,7 +31,7 @@ pub struct Files<'a> {
 pub enum FrontError {
     /// A file cannot be read, or does not hold what it should.
     #[error("{0}: {1}")]
-    File(PathBuf, &'static str),
+    File(PathBuf, String),
     /// The files do not belong together.
     #[error("{0}: {1}")]
     Unfit(PathBuf, String),
@@ -44,7 +44,7 @@ pub enum FrontError {
 /// [`FrontError`]: nobody is let in because a file was missing or could not be read.
 pub fn server_config(files: &Files<'_>) -> Result<Arc<ServerConfig>, FrontError> {
     let chain = certificates(files.cert)?;
-    let no_key = |_| FrontError::File(files.key.to_owned(), "holds no PEM private key that can be used");
+    let no_key = |error| FrontError::of(files.key, "private key", &error);
     let key = PrivateKeyDer::from_pem_file(files.key).map_err(no_key)?;
     let unfit = |path: &Path| {
         let path = path.to_owned();
@@ -76,17 +76,23 @@ pub fn server_config(files: &Files<'_>) -> Result<Arc<ServerConfig>, FrontError>
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FrontError> {
-    let unusable = || FrontError::File(path.to_owned(), "holds no PEM certificate that can be used");
-    let certificates = CertificateDer::pem_file_iter(path).map_err(|_| unusable())?;
-    let certificates = certificates.collect::<Result<Vec<_>, _>>().map_err(|_| unusable())?;
-    if certificates.is_empty() { Err(unusable()) } else { Ok(certificates) }
+    let unusable = |error| FrontError::of(path, "certificate", &error);
+    let certificates = CertificateDer::pem_file_iter(path).map_err(unusable)?;
+    let certificates = certificates.collect::<Result<Vec<_>, _>>().map_err(unusable)?;
+    if certificates.is_empty() { Err(unusable(pem::Error::NoItemsFound)) } else { Ok(certificates) }
 }
 
 fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, FrontError> {
-    let unusable = || FrontError::File(path.to_owned(), "holds no PEM list of revoked certificates that can be used");
-    let lists = CertificateRevocationListDer::pem_file_iter(path).map_err(|_| unusable())?;
-    let lists = lists.collect::<Result<Vec<_>, _>>().map_err(|_| unusable())?;
-    if lists.is_empty() { Err(unusable()) } else { Ok(lists) }
+    let unusable = |error| FrontError::of(path, "list of revoked certificates", &error);
+    let lists = CertificateRevocationListDer::pem_file_iter(path).map_err(unusable)?;
+    let lists = lists.collect::<Result<Vec<_>, _>>().map_err(unusable)?;
+    if lists.is_empty() { Err(unusable(pem::Error::NoItemsFound)) } else { Ok(lists) }
+}
+
+impl FrontError {
+    fn of(path: &Path, what: &str, error: &pem::Error) -> Self {
+        Self::File(path.to_owned(), format!("holds no PEM {what} that can be used: {error}"))
+    }
 }
 
 /// The names in a verified certificate that may be a task's: DNS names, and what follows

@@ -110,6 +110,13 @@ async fn a_socket_file_is_replaced_if_dead_and_left_alone_if_not() {
     assert!(bind().await.is_err(), "somebody listens there");
     drop(listener);
     assert!(!path.exists());
+    // One that goes does not take its successor's file along.
+    let first = bind().await.unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let second = bind().await.unwrap();
+    drop(first);
+    assert!(path.exists());
+    drop(second);
 }
 
 /// A CA for clients, a certificate for the proxy, certificates for clients.

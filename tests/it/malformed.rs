@@ -250,8 +250,14 @@ async fn requests_inside_a_tunnel_are_held_to_the_same() {
         let reply = read_to_end(&mut tls).await;
         assert!(reply.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {reply}");
         assert!(reply.contains(&format!("exeat-refusal: {code}\r\n")), "{what}: {reply}");
-        assert_eq!(lab.ended(n).await["code"], *code, "{what}");
+        let line = lab.ended(n).await;
+        assert_eq!(
+            (&line["code"], &line["task"], &line["host"]),
+            (&(*code).into(), &"t".into(), &"api.test".into()),
+            "{what}: {line}"
+        );
     }
+    assert_eq!(lab.audit().await.len(), rows.len(), "one line each");
     assert!(origin.seen().is_empty());
 }
 
@@ -295,4 +301,60 @@ async fn an_old_client_may_connect_over_http_1_0() {
     stream.write_all(head.as_bytes()).await.unwrap();
     let head = lab::client::read_head(&mut stream).await;
     assert!(head.starts_with("HTTP/1.0 200") || head.starts_with("HTTP/1.1 200"), "{head}");
+}
+
+fn simple_get(port: u16) -> String {
+    let auth = lab::client::auth();
+    format!("GET https://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\nProxy-Authorization: {auth}\r\n\r\n")
+}
+
+/// A line end that comes in two pieces is one, on a new connection and behind an answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn half_a_line_end_is_waited_for() {
+    let (lab, origin) = lab::simple().await;
+    let mut stream = lab.connect().await;
+    for _ in 0..2 {
+        for piece in ["\r", "\n", &simple_get(origin.port())] {
+            stream.write_all(piece.as_bytes()).await.unwrap();
+            // Others are served while it waits.
+            assert_eq!(lab.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+        }
+        let head = lab::client::read_head(&mut stream).await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        stream.read_exact(&mut [0; 6]).await.unwrap();
+    }
+}
+
+/// Empty lines are no way to keep a place.
+#[tokio::test]
+async fn empty_lines_win_no_time() {
+    let ground = lab::Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let lab = ground.proxy(&format!("[proxy]\nheader_timeout = \"300ms\"\n{}", lab::allow_api(origin.port()))).await;
+    assert_eq!(lab.raw("\r\n").await, "", "closed at the deadline");
+    let mut stream = lab.connect().await;
+    stream.write_all(b"\r\n").await.unwrap();
+    stream.write_all(b"\r\n").await.unwrap();
+    assert!(read_to_end(&mut stream).await.starts_with("HTTP/1.1 400"));
+    // Nor do they hold a daemon up that wants to stop.
+    let mut stream = lab.connect().await;
+    stream.write_all(format!("{}\r\n", simple_get(origin.port())).as_bytes()).await.unwrap();
+    assert!(lab::client::read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
+    assert!(lab.daemon.shutdown().await);
+}
+
+/// A request that asked to switch and did not does not take the words from a later one.
+#[tokio::test]
+async fn a_refusal_behind_a_switch_that_did_not_come_is_heard() {
+    let (lab, origin) = lab::simple().await;
+    let get = simple_get(origin.port());
+    let upgrade = get.replace("\r\n\r\n", "\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n");
+    let connect = "CONNECT api.test:443 HTTP/1.1\r\nHost: api.test:443\r\n\r\n".to_owned();
+    for (first, status) in [(upgrade, "200"), (connect, "407")] {
+        let mut stream = lab.connect().await;
+        stream.write_all(format!("{first}GET / HTTP/1.1\nX: y\r\n\r\n").as_bytes()).await.unwrap();
+        let words = read_to_end(&mut stream).await;
+        assert!(words.starts_with(&format!("HTTP/1.1 {status} ")), "{words}");
+        assert!(words.contains("\r\nexeat-refusal: request_malformed\r\n") && words.ends_with("}\n"), "{words}");
+    }
 }

@@ -186,3 +186,25 @@ async fn what_is_under_way_ends_when_it_is_no_longer_allowed() {
         }
     }
 }
+
+/// What needs a credential from now on does not go on without one.
+#[tokio::test]
+async fn a_credential_that_is_required_from_now_on_is_missed() {
+    let (lab, origin) = lab::simple().await;
+    let url = format!("https://api.test:{}/stall", origin.port());
+    let lab = std::sync::Arc::new(lab);
+    let asking = tokio::spawn({
+        let lab = lab.clone();
+        async move { lab.get(&url).await }
+    });
+    while origin.seen().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let port = origin.port();
+    lab.reload(&format!(
+        "[credentials.K]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test:{port}\"]\n\
+         [integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nrequire_credential = \"K\"\n\
+         [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"K\"]\n"
+    ));
+    asking.await.unwrap().assert_refused(403, "credential_required");
+}

@@ -120,6 +120,37 @@ async fn the_daemon_is_confined_unless_told_otherwise() {
     }
 }
 
+/// Certificates often are links, as those of the usual ACME clients; so are configurations that are deployed whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_confined_daemon_reads_behind_links() {
+    let (ground, _origin) = place("[proxy]\ntls = { cert = \"../live/cert.pem\", key = \"../live/key.pem\" }\n").await;
+    let dir = ground.dir.path();
+    for folder in ["live", "archive", "current", "release"] {
+        fs::create_dir(dir.join(folder)).unwrap();
+    }
+    let key = rcgen::KeyPair::generate().unwrap();
+    let cert = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+    fs::write(dir.join("archive/cert.pem"), cert.pem()).unwrap();
+    fs::write(dir.join("archive/key.pem"), key.serialize_pem()).unwrap();
+    for name in ["cert.pem", "key.pem"] {
+        std::os::unix::fs::symlink(dir.join("archive").join(name), dir.join("live").join(name)).unwrap();
+    }
+    let config = fs::read_to_string(dir.join("e.toml")).unwrap();
+    let config = config.replace("\"file:token\"", &format!("\"file:{}\"", dir.join("token").display()));
+    let config = config.replace("\"origin-ca.pem\"", &format!("\"{}\"", dir.join("origin-ca.pem").display()));
+    fs::write(dir.join("release/e.toml"), &config).unwrap();
+    std::os::unix::fs::symlink(dir.join("release/e.toml"), dir.join("current/e.toml")).unwrap();
+    let served = Served::start(exeat(dir, &["serve", "-c", "current/e.toml"]));
+    assert!(served.ready.contains("ready; proxy on"), "{}{}", served.said(), served.ready);
+    fs::write(dir.join("release/e.toml"), format!("{config}\n[tasks.other]\n")).unwrap();
+    served.signal(Signal::HUP);
+    let start = Instant::now();
+    while !served.said().contains("a new policy is in force") {
+        assert!(start.elapsed() < PATIENCE, "{}", served.said());
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Without descriptors nobody new is served; whoever is there is, and once some are free everybody.
 #[tokio::test(flavor = "multi_thread")]
 async fn running_out_of_descriptors_passes() {

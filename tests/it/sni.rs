@@ -62,7 +62,9 @@ async fn an_address_needs_no_server_name_and_takes_no_other() {
     let error =
         TlsConnector::from(Arc::new(config)).connect("evil.test".try_into().unwrap(), stream).await.unwrap_err();
     assert!(error.to_string().contains("UnrecognisedName"), "{error}");
-    assert_eq!(lab.ended(0).await["code"], "sni_mismatch");
+    // The first one leaves a line too, when its end is noticed.
+    let codes = [lab.ended(0).await["code"].clone(), lab.ended(1).await["code"].clone()];
+    assert!(codes.iter().any(|code| code == "sni_mismatch"), "{codes:?}");
 }
 
 /// A `ClientHello` of a real client, so that the test can cut and change it.

@@ -459,6 +459,63 @@ async fn what_is_no_websocket_to_the_policy_is_refused_before_it_is_one() {
     assert!(echo.handshakes.lock().unwrap().is_empty());
 }
 
+/// Fragments of nothing add up as well.
+#[tokio::test]
+async fn empty_fragments_are_not_kept_without_end() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let lab = ground.proxy(&with_key(echo.port)).await;
+    let mut socket = lab.socket(echo.port, &[]).await;
+    let fragment = |code| Message::Frame(Frame::message("", OpCode::Data(code), false));
+    socket.feed(fragment(Data::Text)).await.unwrap();
+    for _ in 0..400_000 {
+        if socket.feed(fragment(Data::Continue)).await.is_err() {
+            break;
+        }
+    }
+    let _ = socket.flush().await;
+    assert_eq!(lab.ended(0).await["code"], "request_too_large");
+    assert!(echo.seen().is_empty());
+}
+
+/// What the proxy says for itself is never taken for a part of what the client was saying.
+#[tokio::test]
+async fn leaving_in_the_middle_of_a_frame_forges_nothing() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let lab = ground.proxy(&allow(echo.port, "")).await;
+    let mut tls = lab.tls(&format!("api.test:{}", echo.port), &["http/1.1"]).await;
+    tls.write_all(format!("GET /ws HTTP/1.1\r\nHost: api.test:{}\r\n{GOOD}\r\n", echo.port).as_bytes()).await.unwrap();
+    assert!(read_head(&mut tls).await.starts_with("HTTP/1.1 101"));
+    tls.write_all(b"\x82\x81\0\0\0\0x\x82\x8a\0\0\0\0ab").await.unwrap();
+    let mut echoed = [0; 3];
+    tls.read_exact(&mut echoed).await.unwrap();
+    assert!(lab.daemon.shutdown().await);
+    let mut rest = Vec::new();
+    let _ = tls.read_to_end(&mut rest).await;
+    assert_eq!(rest, [0x88, 2, 0x03, 0xe9], "the client is told");
+    assert_eq!(echo.seen(), [Message::binary("x")], "{:?}", echo.seen());
+}
+
+/// A relay looks for the values that it began with; with others it has to begin anew.
+#[tokio::test]
+async fn other_secrets_end_a_relay() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let secret = ground.dir.path().join("secret");
+    std::fs::write(&secret, KEY).unwrap();
+    let from_file = with_key(echo.port).replace("env:KEY", "file:secret");
+    let lab = ground.proxy(&from_file).await;
+    let mut socket = lab.socket(echo.port, &[]).await;
+    lab.reload(&from_file);
+    socket.send(Message::text("the same")).await.unwrap();
+    assert_eq!(next(&mut socket).await.unwrap().unwrap(), Message::text("the same"));
+    std::fs::write(&secret, "another-key-0123456789").unwrap();
+    lab.reload(&from_file);
+    assert_eq!(closed_with(&mut socket).await, Some(1001));
+    assert_eq!(lab.ended(0).await["code"], "draining");
+}
+
 /// All open at once, each heard.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "opens a thousand sockets"]
