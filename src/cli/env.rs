@@ -61,7 +61,8 @@ pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell) -> Exit {
             return Exit::Failed;
         }
     };
-    let variables = variables(&format!("http://{task}:{token}@{listen}"), &settings.interception.ca_cert, &bundle);
+    let scheme = if settings.proxy.tls.is_some() { "https" } else { "http" };
+    let variables = variables(&format!("{scheme}://{task}:{token}@{listen}"), &settings.interception.ca_cert, &bundle);
     print(written_out(&variables, shell));
     Exit::Done
 }

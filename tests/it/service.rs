@@ -151,6 +151,58 @@ async fn a_confined_daemon_reads_behind_links() {
     }
 }
 
+/// Told to stop in the middle of it all, the daemon finishes what it has begun: whatever reached the origin is
+/// answered whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_under_load_loses_no_request_in_flight() {
+    let (ground, origin) = place("").await;
+    let mut served = Served::start(exeat(ground.dir.path(), &["serve", "-c", "e.toml"]));
+    let host = format!("api.test:{}", origin.port());
+    let ask = format!("GET https://{host}/ HTTP/1.1\r\nHost: {host}\r\nProxy-Authorization: {}\r\n\r\n", auth());
+    let workers: Vec<_> = (0..16)
+        .map(|_| {
+            let (proxy, ask) = (served.proxy(), ask.clone());
+            tokio::spawn(async move {
+                let mut whole = 0;
+                // Until nobody listens any more.
+                #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+                while let Ok(mut stream) = TcpStream::connect(&proxy).await {
+                    for _ in 0..10 {
+                        if stream.write_all(ask.as_bytes()).await.is_err() {
+                            break;
+                        }
+                        let mut words = Vec::new();
+                        while !words.ends_with(b"hello\n") && !words.ends_with(b"}\n") {
+                            match stream.read_buf(&mut words).await {
+                                Ok(0) | Err(_) => break,
+                                Ok(_) => {}
+                            }
+                        }
+                        let text = text(&words);
+                        if text.is_empty() {
+                            break;
+                        }
+                        let done = text.starts_with("HTTP/1.1 200") && text.ends_with("hello\n");
+                        assert!(done || text.contains("exeat-refusal: draining"), "{text}");
+                        whole += usize::from(done);
+                    }
+                }
+                whole
+            })
+        })
+        .collect();
+    while origin.seen().len() < 200 {
+        tokio::task::yield_now().await;
+    }
+    served.signal(Signal::TERM);
+    let mut whole = 0;
+    for worker in workers {
+        whole += worker.await.unwrap();
+    }
+    assert!(served.ended(), "{}", served.said());
+    assert_eq!(whole, origin.seen().len());
+}
+
 /// Without descriptors nobody new is served; whoever is there is, and once some are free everybody.
 #[tokio::test(flavor = "multi_thread")]
 async fn running_out_of_descriptors_passes() {
