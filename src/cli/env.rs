@@ -15,6 +15,21 @@ use crate::tls::authority::Authority;
 const PROXY: [&str; 6] = ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
 /// Variables that would let a client pass the proxy by.
 pub(super) const NO_PROXY: [&str; 2] = ["NO_PROXY", "no_proxy"];
+/// Variables of single clients that name another proxy, or none, and win over the common ones.
+pub(super) const OTHER_PROXY: [&str; 12] = [
+    "PIP_PROXY",
+    "CARGO_HTTP_PROXY",
+    "npm_config_proxy",
+    "npm_config_https_proxy",
+    "npm_config_noproxy",
+    "NPM_CONFIG_PROXY",
+    "NPM_CONFIG_HTTPS_PROXY",
+    "NPM_CONFIG_NOPROXY",
+    "YARN_HTTP_PROXY",
+    "YARN_HTTPS_PROXY",
+    "grpc_proxy",
+    "no_grpc_proxy",
+];
 /// Variables that replace a client's roots: they get the bundle.
 const BUNDLE: [&str; 14] = [
     "SSL_CERT_FILE",

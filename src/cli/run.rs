@@ -166,7 +166,11 @@ fn without(command: &mut Command, rest: &[String], keys: &[Hidden], hidden: Vec<
     command.envs(std::env::vars_os().filter_map(|(name, value)| Some((name, lend::hidden(keys, &value)?))));
     // What configures the proxy is no business of what runs behind it, least of all its tokens.
     let ours = std::env::vars_os().map(|(name, _)| name).filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
-    for name in ours.chain(hidden.into_iter().map(Into::into)).chain(env::NO_PROXY.map(Into::into)) {
+    for name in ours
+        .chain(hidden.into_iter().map(Into::into))
+        .chain(env::NO_PROXY.map(Into::into))
+        .chain(env::OTHER_PROXY.map(Into::into))
+    {
         command.env_remove(name);
     }
 }

@@ -204,6 +204,7 @@ async fn hiding_the_key_brings_back_nothing_that_was_taken_away() {
     let (ground, _) = place().await;
     let mut command = run(&ground, "GITHUB_TOKEN=bearer@api.test", &["env"]);
     command.env("HTTPS_PROXY", format!("http://u:{VALUE}@corp.example:3128")).env("NO_PROXY", VALUE);
+    command.env("PIP_PROXY", "http://corp.example:3128").env("npm_config_https_proxy", "http://corp.example:3128");
     command.env("EXEAT_ADMIN_TOKEN", format!("x-{VALUE}"));
     let out = text(&output(command).await.stdout);
     assert!(out.contains("HTTPS_PROXY=http://run:") && out.contains("@127.0.0.1:"), "{out}");
