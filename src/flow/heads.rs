@@ -362,3 +362,93 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Heads<T> {
         self.inner.is_write_vectored()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+    use tokio::io::AsyncReadExt;
+
+    /// A client that sends its bytes in these pieces and is then through.
+    struct Pieces(VecDeque<Vec<u8>>);
+
+    impl AsyncRead for Pieces {
+        fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            if let Some(mut piece) = self.0.pop_front() {
+                let rest = piece.split_off(piece.len().min(out.remaining()));
+                out.put_slice(&piece);
+                if !rest.is_empty() {
+                    self.0.push_front(rest);
+                }
+            }
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// What the HTTP server finds, reading so many bytes at a time, and what was refused.
+    async fn through(pieces: VecDeque<Vec<u8>>, step: usize) -> (Vec<u8>, Vec<Refusal>) {
+        let limits = Limits { head: 1000, header_timeout: Duration::from_secs(1), idle: Duration::from_secs(9) };
+        let refused = Arc::<Mutex<Vec<Refusal>>>::default();
+        let noted = refused.clone();
+        let mut heads = Heads::new(Pieces(pieces), limits, move |refusal| {
+            noted.lock().unwrap().push(refusal);
+            Vec::new()
+        });
+        let (mut found, mut buffer) = (Vec::new(), vec![0; step]);
+        loop {
+            match heads.read(&mut buffer).await.unwrap() {
+                0 => break,
+                n => found.extend_from_slice(&buffer[..n]),
+            }
+        }
+        let refused = refused.lock().unwrap().clone();
+        (found, refused)
+    }
+
+    const MESSAGES: [&str; 6] = [
+        "GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        "\r\nGET / HTTP/1.1\r\n\r\n",
+        "PUT / HTTP/1.1\r\nContent-Length: 4\r\n\r\n\r\n\r\n",
+        "PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n\r\n\r\n\r\n0\r\n\r\n",
+        "PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\nGET /\r\n0\r\nx: y\r\n\r\n",
+        "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
+    ];
+    const BAD: [&str; 4] = [
+        "GET / HTTP/1.1\n\n",
+        "G / HTTP/1.1\r\nTransfer-Encoding: x\r\n\r\n",
+        "\r\n\r\nGET / HTTP/1.1\r\n\r\n",
+        "\x16\x03\x01\r\n\r\n",
+    ];
+
+    proptest! {
+        #[test]
+        fn sound_messages_pass_as_they_are_wherever_they_are_cut(
+            which in proptest::collection::vec(0..MESSAGES.len(), 0..5),
+            bad in proptest::option::of(0..BAD.len()),
+            cuts in proptest::collection::vec(1_usize..40, 1..20),
+            step in 1_usize..64,
+        ) {
+            let good: String = which.iter().map(|at| MESSAGES[*at]).collect();
+            let wire = good.clone() + bad.map_or("", |at| BAD[at]);
+            let (mut pieces, mut rest) = (VecDeque::new(), wire.as_bytes());
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let (piece, behind) = rest.split_at(rest.len().min(*cut));
+                pieces.push_back(piece.to_vec());
+                rest = behind;
+            }
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            let (found, refused) = runtime.block_on(through(pieces, step));
+            // An empty line before a request goes no further.
+            let mut want = String::new();
+            for at in &which {
+                want.push_str(MESSAGES[*at].trim_start_matches("\r\n"));
+            }
+            prop_assert_eq!(String::from_utf8(found).unwrap(), want);
+            prop_assert_eq!(refused.len(), usize::from(bad.is_some()));
+        }
+    }
+}
