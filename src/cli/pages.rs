@@ -45,8 +45,9 @@ pub(super) fn man(cli: Command, args: &ManArgs) -> Exit {
     root.build();
     let mut command = &root;
     for name in &args.of {
-        let Some(inner) = command.find_subcommand(name) else {
-            let known = command.get_subcommands().map(Command::get_name).collect::<Vec<_>>().join(", ");
+        let Some(inner) = command.find_subcommand(name).filter(|inner| !inner.is_hide_set()) else {
+            let shown = command.get_subcommands().filter(|inner| !inner.is_hide_set());
+            let known = shown.map(Command::get_name).collect::<Vec<_>>().join(", ");
             let known = if known.is_empty() { "none".to_owned() } else { known };
             let of = command.get_bin_name().unwrap_or("exeat");
             say(format_args!("exeat: {of} has no command {:?}; it has: {known}", clean(name)));

@@ -7,6 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Exit, harden, service, sources, terminal};
 use crate::flow::daemon::Daemon;
+use crate::flow::reload::Reloaded;
 
 /// Flags of `exeat serve`.
 #[derive(Args)]
@@ -68,10 +69,14 @@ async fn until_stopped(daemon: Daemon) -> Exit {
         tokio::select! {
             _ = hangup.recv() => {
                 service::reloading();
-                if daemon.reload().await.is_none() {
-                    tracing::warn!("there is no configuration file to read again");
+                match daemon.reload().await {
+                    Some(Reloaded::New(..)) => service::ready(&words),
+                    Some(Reloaded::Kept(_)) => service::ready(&format!("{words}; the old policy stays, see the log")),
+                    None => {
+                        tracing::warn!("there is no configuration file to read again");
+                        service::ready(&words);
+                    }
                 }
-                service::ready(&words);
             }
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,

@@ -95,8 +95,8 @@ fn now(services: &Services, file: &ConfigFile) -> Reloaded {
                 tracing::warn!("settings outside of the policy have changed; they take effect at the next start");
             }
             let generation = services.policies.replace(config.policy);
-            let tasks = tokio::runtime::Handle::try_current().map_or(0, |it| it.metrics().num_alive_tasks());
-            tracing::info!(generation, tasks, "a new policy is in force");
+            let running = tokio::runtime::Handle::try_current().map_or(0, |it| it.metrics().num_alive_tasks());
+            tracing::info!(generation, running, "a new policy is in force");
             Reloaded::New(generation, config.warnings)
         }
         Err(problems) => {

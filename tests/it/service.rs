@@ -83,6 +83,11 @@ async fn the_service_manager_is_told() {
     let reloading = heard();
     assert!(reloading.contains("RELOADING=1") && reloading.contains("MONOTONIC_USEC="), "{reloading}");
     assert!(heard().contains("READY=1"));
+    fs::write(dir.join("e.toml"), "nonsense").unwrap();
+    served.signal(Signal::HUP);
+    assert!(heard().contains("RELOADING=1"));
+    let kept = heard();
+    assert!(kept.contains("READY=1") && kept.contains("the old policy stays"), "{kept}");
     served.signal(Signal::TERM);
     assert!(heard().contains("STOPPING=1"));
     assert!(served.ended());

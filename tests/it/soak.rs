@@ -368,7 +368,7 @@ async fn a_mixed_load_leaves_nothing_behind() {
     sleep(Duration::from_secs(1)).await;
     let said = served.said();
     let tasks: Vec<u64> = said
-        .split("\"tasks\":")
+        .split("\"running\":")
         .skip(1)
         .map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap())
         .collect();
