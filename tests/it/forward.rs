@@ -124,22 +124,35 @@ async fn trailers_pass_both_ways() {
     assert_eq!(reply.trailers.get("x-sum").map(|v| v.to_str().unwrap()), Some("42"), "over HTTP/1.1");
 }
 
-/// The first half of the answer is read before the second half of the request is written.
+/// Each part of the request is written when the part of the answer that echoes the last one has been read, and
+/// the trailers after them. Whoever keeps a part back stops both.
 #[tokio::test]
 async fn bodies_stream_both_ways_at_once() {
     let (lab, origin) = lab::simple().await;
     let to = format!("api.test:{}", origin.port());
     let mut h2 = lab.h2(&to).await;
     let (mut send, body) = Channel::<Bytes>::new(1);
-    let request = Request::builder().method("POST").uri(format!("https://{to}/echo")).body(body).unwrap();
-    let asked = tokio::spawn(async move { h2.send_request(request).await.unwrap() });
-    send.send_data(Bytes::from_static(b"ping")).await.unwrap();
-    let mut response = asked.await.unwrap();
-    assert_eq!(response.frame().await.unwrap().unwrap().into_data().unwrap(), "ping");
-    send.send_data(Bytes::from_static(b"pong")).await.unwrap();
-    assert_eq!(response.frame().await.unwrap().unwrap().into_data().unwrap(), "pong");
-    drop(send);
-    assert!(response.frame().await.is_none_or(|frame| frame.unwrap().into_data().unwrap().is_empty()));
+    let request = Request::builder().method("POST").uri(format!("https://{to}/echo")).header("te", "trailers");
+    let asked = tokio::spawn(async move { h2.send_request(request.body(body).unwrap()).await.unwrap() });
+    // The head of the answer comes before any body does.
+    let mut response = within(asked).await.unwrap();
+    assert_eq!((response.version(), origin.last().version), (Version::HTTP_2, Version::HTTP_2));
+    for round in 0..50 {
+        let part = Bytes::from(format!("part {round}"));
+        within(send.send_data(part.clone())).await.unwrap();
+        assert_eq!(within(response.frame()).await.unwrap().unwrap().into_data().unwrap(), part);
+    }
+    let trailers = HeaderMap::from_iter([("x-end".parse().unwrap(), "yes".parse().unwrap())]);
+    within(send.send_trailers(trailers.clone())).await.unwrap();
+    assert_eq!(within(response.frame()).await.unwrap().unwrap().into_trailers().unwrap(), trailers);
+    assert!(within(response.frame()).await.is_none());
+    let closed = lab.ended(0).await;
+    assert_eq!((&closed["verdict"], &closed["alpn"]), (&"allow".into(), &"h2".into()), "{closed}");
+    assert_eq!(closed["request_bytes"], closed["response_size_bytes"], "{closed}");
+}
+
+async fn within<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(lab::PATIENCE, what).await.expect("nothing is kept back")
 }
 
 #[tokio::test]
