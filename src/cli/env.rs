@@ -11,12 +11,13 @@ use crate::policy::settings::ListenAt;
 use crate::tls::authority::Authority;
 
 /// Variables that name the proxy. Both spellings: curl reads only the small `http_proxy`, others only
-/// the capitals.
-const PROXY: [&str; 6] = ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
+/// the capitals. gRPC prefers one of its own.
+const PROXY: [&str; 7] =
+    ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "grpc_proxy"];
 /// Variables that would let a client pass the proxy by.
-pub(super) const NO_PROXY: [&str; 2] = ["NO_PROXY", "no_proxy"];
+pub(super) const NO_PROXY: [&str; 3] = ["NO_PROXY", "no_proxy", "no_grpc_proxy"];
 /// Variables of single clients that name another proxy, or none, and win over the common ones.
-pub(super) const OTHER_PROXY: [&str; 12] = [
+pub(super) const OTHER_PROXY: [&str; 10] = [
     "PIP_PROXY",
     "CARGO_HTTP_PROXY",
     "npm_config_proxy",
@@ -27,8 +28,6 @@ pub(super) const OTHER_PROXY: [&str; 12] = [
     "NPM_CONFIG_NOPROXY",
     "YARN_HTTP_PROXY",
     "YARN_HTTPS_PROXY",
-    "grpc_proxy",
-    "no_grpc_proxy",
 ];
 /// Variables that replace a client's roots: they get the bundle.
 const BUNDLE: [&str; 14] = [
@@ -163,6 +162,7 @@ mod tests {
         let rows = [
             ("HTTPS_PROXY", url),
             ("http_proxy", url),
+            ("grpc_proxy", url),
             ("SSL_CERT_FILE", "/bundle.pem"),
             ("NIX_SSL_CERT_FILE", "/bundle.pem"),
             ("HTTPLIB2_CA_CERTS", "/bundle.pem"),

@@ -117,7 +117,7 @@ async fn ca_and_env_give_what_clients_need() {
     assert!(bundle.starts_with(&ca));
     let env = text(&run(&["env", "--task", "t"]).stdout);
     assert!(env.contains(&format!("export HTTPS_PROXY='http://t:{}@127.0.0.1:3199'\n", lab::TOKEN)), "{env}");
-    assert!(env.contains("unset NO_PROXY no_proxy") && env.contains("export SSL_CERT_FILE="), "{env}");
+    assert!(env.contains("unset NO_PROXY no_proxy no_grpc_proxy\n") && env.contains("export SSL_CERT_FILE="), "{env}");
     let json: serde_json::Value =
         serde_json::from_slice(&run(&["env", "--task", "t", "--shell", "json"]).stdout).unwrap();
     assert_eq!(json["NODE_EXTRA_CA_CERTS"], dir.join("state/exeat/ca.pem").to_str().unwrap());
@@ -247,9 +247,9 @@ async fn serve_without_a_file_denies_everything() {
 #[tokio::test(flavor = "multi_thread")]
 async fn run_returns_the_childs_status_and_hides_what_is_ours() {
     let dir = tempfile::tempdir().unwrap();
-    let script = "test -n \"$HTTPS_PROXY\" && test -r \"$SSL_CERT_FILE\" && test -r \"$NODE_EXTRA_CA_CERTS\" && test -z \"$NO_PROXY$EXEAT_ADMIN_TOKEN\" && exit 42";
+    let script = "test -n \"$HTTPS_PROXY\" && test -r \"$SSL_CERT_FILE\" && test -r \"$NODE_EXTRA_CA_CERTS\" && test -z \"$NO_PROXY$no_grpc_proxy$EXEAT_ADMIN_TOKEN\" && exit 42";
     let mut command = exeat(dir.path(), &["run", "--", "sh", "-c", script]);
-    command.env("NO_PROXY", "*").env("EXEAT_ADMIN_TOKEN", "x");
+    command.env("NO_PROXY", "*").env("no_grpc_proxy", "*").env("EXEAT_ADMIN_TOKEN", "x");
     let output = output(command).await;
     assert_eq!(output.status.code(), Some(42), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("exeat: 0 let through, 0 refused"), "{}", text(&output.stderr));
