@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 /// What a script says after `eval "$(exeat env …)"`, and what the daemon wrote down.
-async fn in_a_sandbox(place: &Place, script: &str) -> (Output, Vec<Value>) {
+pub(super) async fn in_a_sandbox(place: &Place, script: &str) -> (Output, Vec<Value>) {
     let config = place.config.to_str().unwrap();
     let mut served = Served::start(exeat(place.dir(), &["serve", "-c", config]));
     // `exeat env` wants to read a port in the configuration; the daemon had one chosen for it.
@@ -18,8 +18,8 @@ async fn in_a_sandbox(place: &Place, script: &str) -> (Output, Vec<Value>) {
     let exeat = command.get_program().to_str().unwrap().to_owned();
     command = Command::new("sh");
     command.env_clear().env("HOME", place.dir()).env("XDG_STATE_HOME", place.dir().join("state"));
-    // A way round the proxy that the sandbox was started with.
-    command.env("NO_PROXY", "api.test").current_dir(place.dir());
+    // Ways round the proxy that the sandbox was started with.
+    command.env("NO_PROXY", "api.test").env("no_grpc_proxy", "api.test").current_dir(place.dir());
     with_clients(&mut command);
     let script = format!("variables=$('{exeat}' env -c env.toml --task t) && eval \"$variables\" && {script}");
     let output = output({

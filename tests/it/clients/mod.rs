@@ -6,6 +6,7 @@
 mod browser;
 mod command_line;
 mod env;
+mod grpc;
 mod languages;
 mod packages;
 mod table;
