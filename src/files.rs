@@ -65,14 +65,18 @@ pub fn read_private(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
 /// process's user a right (acl(5)). So systemd hands over credentials.
 fn is_opened_to_us_alone(file: &File) -> bool {
     const HEAD: usize = 4;
-    const USER: u16 = 0x02;
-    const GROUP_OBJ: u16 = 0x04;
-    const GROUP: u16 = 0x08;
     let mut list = [0; 1024];
     // No list, no such lists on this file system, or one longer than any that is meant so.
     let Ok(length) = rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut list) else { return false };
     let Some(entries) = list.get(HEAD..length) else { return false };
-    let us = rustix::process::geteuid().as_raw();
+    opens_to_nobody_but(rustix::process::geteuid().as_raw(), entries)
+}
+
+/// Whether the entries of an access list give no user but this one a right, and no group.
+fn opens_to_nobody_but(us: u32, entries: &[u8]) -> bool {
+    const USER: u16 = 0x02;
+    const GROUP_OBJ: u16 = 0x04;
+    const GROUP: u16 = 0x08;
     // Each has a tag, rights and an id, in little-endian.
     entries.chunks_exact(8).all(|entry| match *entry {
         [tag_low, tag_high, right_low, right_high, a, b, c, d] => {
@@ -207,9 +211,10 @@ mod tests {
             ("another group", list(us, 0, Some(7)), false),
         ];
         for (who, list, private) in rows {
+            assert_eq!(opens_to_nobody_but(us, &list[4..]), private, "{who}");
             let flags = rustix::fs::XattrFlags::empty();
-            // Not every file system keeps such lists.
-            let Ok(()) = rustix::fs::setxattr(&path, "system.posix_acl_access", &list, flags) else { return };
+            // Not every file system keeps such lists; what they mean has been looked at above.
+            let Ok(()) = rustix::fs::setxattr(&path, "system.posix_acl_access", &list, flags) else { continue };
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o440, "{who}");
             assert_eq!(read_private(&path).is_ok(), private, "{who}");
         }

@@ -1,7 +1,6 @@
 //! What a daemon gives up once it is set up: core files, new programs, other processes, and the files that
 //! are none of its own. For the case that somebody speaks through it who should not.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -11,10 +10,9 @@ use landlock::{
 };
 use nix::libc;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
-};
+use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
+use super::seccomp::{self, Rules, put};
 use crate::files;
 use crate::policy::settings::{ListenAt, Settings, Source};
 
@@ -52,24 +50,22 @@ pub(super) fn confine(settings: &Settings, config: Option<&Path>) {
 }
 
 /// System calls that a proxy has no use for, and somebody who got into it would have.
-fn no_calls() -> Result<(), Box<dyn std::error::Error>> {
-    let mut rules: BTreeMap<i64, Vec<_>> = DENIED.iter().map(|call| (*call, Vec::new())).collect();
+fn no_calls() -> Result<(), seccompiler::Error> {
+    let mut rules = Rules::new();
+    for call in DENIED {
+        put(&mut rules, call, Vec::new());
+    }
     let spaces = NAMESPACES.iter().map(|flag| {
         let flag = u64::from(flag.unsigned_abs());
         let has = SeccompCmpOp::MaskedEq(flag);
-        SeccompRule::new(vec![SeccompCondition::new(0, SeccompCmpArgLen::Qword, has, flag)?])
+        Ok(SeccompRule::new(vec![SeccompCondition::new(0, SeccompCmpArgLen::Qword, has, flag)?])?)
     });
-    rules.insert(libc::SYS_clone, spaces.collect::<Result<_, _>>()?);
-    refuse(libc::EPERM, rules)?;
+    put(&mut rules, libc::SYS_clone, spaces.collect::<Result<_, seccompiler::Error>>()?);
+    seccomp::refuse(libc::EPERM, rules)?;
     // Its flags lie in memory, where no filter sees them; told that there is no such call, libraries use the other.
-    refuse(libc::ENOSYS, BTreeMap::from([(libc::SYS_clone3, Vec::new())]))
-}
-
-fn refuse(errno: i32, rules: BTreeMap<i64, Vec<SeccompRule>>) -> Result<(), Box<dyn std::error::Error>> {
-    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
-    let refused = SeccompAction::Errno(errno.unsigned_abs());
-    let filter: BpfProgram = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch)?.try_into()?;
-    Ok(seccompiler::apply_filter_all_threads(&filter)?)
+    let mut unseen = Rules::new();
+    put(&mut unseen, libc::SYS_clone3, Vec::new());
+    seccomp::refuse(libc::ENOSYS, unseen)
 }
 
 const NAMESPACES: [i32; 7] = [

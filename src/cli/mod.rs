@@ -11,6 +11,7 @@ mod isolate;
 mod lend;
 mod pages;
 mod run;
+mod seccomp;
 mod secret;
 mod serve;
 mod service;

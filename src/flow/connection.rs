@@ -23,7 +23,7 @@ use super::websocket::{self, Doorway};
 use super::{Services, tunnel};
 use crate::audit::record::Record;
 use crate::model::peer::Peer;
-use crate::model::refusal::{Fail, Verdict};
+use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::policy::rule::Timeouts;
 use crate::stages::forward::Received;
 use crate::stages::{authorize, identify, parse, throttle};
@@ -59,7 +59,15 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
     let ended = until_drained(connection, |it| it.graceful_shutdown(), &passage, &client.services).await;
     passage.farewell().await;
     if let Err(error) = ended {
-        tracing::debug!(%error, peer = %client.peer, "a client connection broke");
+        note_broken(&client, &error);
+    }
+}
+
+/// What hyper cannot read although the gate could: it answers that by itself, and the log still gets its line.
+pub(super) fn note_broken(client: &Client, error: &hyper::Error) {
+    tracing::debug!(%error, peer = %client.peer, "a client connection broke");
+    if error.is_parse() || error.is_parse_too_large() {
+        client.services.record(&client.peer).failed(Deny::RequestMalformed.into());
     }
 }
 
@@ -127,7 +135,6 @@ async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<In
     let mut record = services.record(&client.peer);
     record.request(&request);
     let connect = request.method() == Method::CONNECT;
-    passage.asks(&mut request);
     let doorway = Doorway::of(&mut request, passage);
     match judged(client, request, &mut record).await {
         Ok(Passed::Answered(received)) => websocket::answer(client, doorway, received, record),

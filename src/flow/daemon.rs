@@ -96,7 +96,7 @@ impl Daemon {
         }
         let admin_listener = match (inherited.admin, &settings.admin.listen) {
             (Some(listener), _) => Some(listener),
-            (None, Some(at)) => Some(bind(at, ADMIN_MODE).await?),
+            (None, Some(at)) => Some(bind(at, admin_mode(&settings)).await?),
             (None, None) => None,
         };
         let proxy: Vec<_> = listeners.iter().map(|listener| listener.at().clone()).collect();
@@ -219,8 +219,11 @@ async fn foresee_webhooks(services: Arc<Services>) {
 /// How long broken-off exchanges may take to write their last line.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Whoever may open the socket's file still has to be of a listed user, or have the token.
-const ADMIN_MODE: u32 = 0o666;
+/// Others than the daemon's own user may connect only where some are listed; then the kernel says who it is,
+/// and whoever is not listed needs the token.
+fn admin_mode(settings: &Settings) -> u32 {
+    if settings.admin.uids.is_empty() { 0o600 } else { 0o666 }
+}
 
 async fn bind(at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
     Listener::bind(at, mode).await.map_err(|source| StartError::Listen { address: at.clone(), source })

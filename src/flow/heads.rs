@@ -96,12 +96,14 @@ impl Passage {
 
     /// Notes that a request asks to switch. Whether or not it may, hyper hands the connection over in the end
     /// instead of closing it.
-    pub(super) fn asks<B>(&self, request: &mut Request<B>) {
-        if *request.method() == Method::CONNECT || request.headers().contains_key(UPGRADE) {
+    pub(super) fn asks<B>(&self, request: &mut Request<B>) -> Option<OnUpgrade> {
+        let asks = *request.method() == Method::CONNECT || request.headers().contains_key(UPGRADE);
+        asks.then(|| {
             let upgrade = hyper::upgrade::on(&mut *request);
             request.extensions_mut().insert(upgrade.clone());
-            *self.pending() = Some(upgrade);
-        }
+            *self.pending() = Some(upgrade.clone());
+            upgrade
+        })
     }
 
     /// It may, and somebody else takes the connection.

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE, VIA};
-use http::{Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use serde::Serialize;
@@ -83,31 +83,41 @@ struct About<'a> {
 
 /// Passes an origin's answer on. The record goes with its body.
 pub(super) fn origin(services: &Services, received: Received, record: Record) -> Response<Answer> {
-    let id = HeaderValue::from_str(record.id()).ok();
-    let used = record.credential_used().and_then(|name| HeaderValue::from_str(name).ok());
+    let labels = Labels::of(services, &record);
     let mut response =
         limit::response(received, record).map(|body| Answer { words: Words::Origin(Box::new(body)), _open: None });
-    if let Some(id) = id {
-        response.headers_mut().insert(EXEAT_REQUEST_ID, id);
-    }
-    if let Some(used) = used {
-        response.headers_mut().insert(EXEAT_CREDENTIAL_USED, used);
-    }
-    if services.settings.proxy.via {
-        response.headers_mut().append(VIA, HeaderValue::from_static("1.1 exeat"));
-    }
+    labels.put(response.headers_mut());
     response
 }
 
+/// What is ours in the head of an origin's answer.
+struct Labels {
+    id: Option<HeaderValue>,
+    used: Option<HeaderValue>,
+    via: bool,
+}
+
+impl Labels {
+    fn of(services: &Services, record: &Record) -> Self {
+        let used = record.credential_used().and_then(|name| HeaderValue::from_str(name).ok());
+        Self { id: HeaderValue::from_str(record.id()).ok(), used, via: services.settings.proxy.via }
+    }
+
+    fn put(self, headers: &mut HeaderMap) {
+        let named = [(EXEAT_REQUEST_ID, self.id), (EXEAT_CREDENTIAL_USED, self.used)];
+        for (name, value) in named.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+            headers.insert(name, value);
+        }
+        if self.via {
+            headers.append(VIA, HeaderValue::from_static("1.1 exeat"));
+        }
+    }
+}
+
 /// The answer to a WebSocket handshake that the origin agreed to.
-pub(super) fn switched(head: Response<()>, record: &Record) -> Response<Answer> {
+pub(super) fn switched(services: &Services, head: Response<()>, record: &Record) -> Response<Answer> {
     let mut response = head.map(|()| Answer::ours(Bytes::new()));
-    if let Ok(id) = HeaderValue::from_str(record.id()) {
-        response.headers_mut().insert(EXEAT_REQUEST_ID, id);
-    }
-    if let Some(used) = record.credential_used().and_then(|name| HeaderValue::from_str(name).ok()) {
-        response.headers_mut().insert(EXEAT_CREDENTIAL_USED, used);
-    }
+    Labels::of(services, record).put(response.headers_mut());
     response
 }
 

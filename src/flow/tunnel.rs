@@ -230,7 +230,6 @@ impl Inner {
         let io = connection::gated(&inner.client, io, inner.idle(), move |record| tunnel.introduce(record));
         let passage = io.passage();
         let service = service_fn(|mut request| {
-            passage.asks(&mut request);
             let (inner, doorway) = (inner.clone(), Doorway::of(&mut request, &passage));
             async move { Ok::<_, Infallible>(inner.answer(request, doorway).await) }
         });
@@ -239,7 +238,7 @@ impl Inner {
             connection::until_drained(connection, |it| it.graceful_shutdown(), &passage, &inner.client.services).await;
         passage.farewell().await;
         if let Err(error) = ended {
-            tracing::debug!(%error, peer = %inner.client.peer, "a connection inside a tunnel broke");
+            connection::note_broken(&inner.client, &error);
         }
     }
 

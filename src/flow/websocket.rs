@@ -11,7 +11,7 @@ use http::{Request, Response};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncWrite, AsyncWriteExt, split};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Services;
 use super::connection::Client;
@@ -20,7 +20,7 @@ use super::io::{Clock, Filter, pump};
 use super::respond::{self, Answer};
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal};
-use crate::stages::forward::{Received, Switched};
+use crate::stages::forward::{Received, Relay, Switched};
 use crate::stages::websocket::{self, Downward, Stop, Upward};
 
 /// How long the other side may take to end once one has.
@@ -35,8 +35,7 @@ pub(super) struct Doorway {
 impl Doorway {
     /// For a request that asks to switch.
     pub(super) fn of<B>(request: &mut Request<B>, passage: &Passage) -> Option<Self> {
-        let asks = request.headers().contains_key(http::header::UPGRADE) && request.method() != http::Method::CONNECT;
-        asks.then(|| Self { upgrade: hyper::upgrade::on(request), passage: passage.clone() })
+        passage.asks(request).map(|upgrade| Self { upgrade, passage: passage.clone() })
     }
 }
 
@@ -55,26 +54,20 @@ pub(super) fn answer(
         return respond::refusal(services, Fail::UpstreamProtocol.into(), record);
     };
     doorway.passage.switches();
-    let (head, switched) = split_head(switched);
-    let answer = respond::switched(head, &record);
+    let Switched { response, relay: agreed } = switched;
+    let mut record = record;
+    record.status(response.status());
+    let answer = respond::switched(services, response, &record);
     let client = client.clone();
     services.tracker.spawn(async move {
         let abort = client.services.abort.clone();
-        abort.run_until_cancelled(relay(client, doorway, switched, record)).await;
+        abort.run_until_cancelled(relay(client, doorway, agreed, record)).await;
     });
     answer
 }
 
-fn split_head(switched: Switched) -> (Response<()>, Switched) {
-    let Switched { response, .. } = switched;
-    let (parts, ()) = response.into_parts();
-    let head = Response::from_parts(parts.clone(), ());
-    (head, Switched { response: Response::from_parts(parts, ()), ..switched })
-}
-
-async fn relay(client: Arc<Client>, doorway: Doorway, switched: Switched, mut record: Record) {
-    let Switched { response, origin, up, down, idle, withdrawn, lease } = switched;
-    record.status(response.status());
+async fn relay(client: Arc<Client>, doorway: Doorway, agreed: Relay, mut record: Record) {
+    let Relay { origin, up, down, idle, until, withdrawn, lease } = agreed;
     // Behind its answer the client speaks frames.
     doorway.passage.open();
     let patience = client.services.settings.proxy.handshake_timeout;
@@ -85,7 +78,7 @@ async fn relay(client: Arc<Client>, doorway: Doorway, switched: Switched, mut re
         up: Up { inner: up, stop: None, clean: Cell::new(true) },
         down: Down { inner: down, stop: None, clean: Cell::new(true) },
     };
-    let ended = ends.carry(&client.services, (ours, theirs), idle, withdrawn, &record).await;
+    let ended = ends.carry(&client.services, (ours, theirs), (idle, until), withdrawn, &record).await;
     if let Some((count, whose)) = ends.down.inner.found() {
         record.redacted(count, &whose);
     }
@@ -134,7 +127,7 @@ impl Ends {
         &mut self,
         services: &Services,
         (ours, theirs): (Upgraded, Upgraded),
-        idle: Duration,
+        (idle, until): (Duration, Option<Instant>),
         withdrawn: impl Future<Output = Refusal>,
         record: &Record,
     ) -> Ended {
@@ -142,6 +135,12 @@ impl Ends {
         let (client_read, mut client_write) = split(TokioIo::new(ours));
         let (origin_read, mut origin_write) = split(TokioIo::new(theirs));
         let clock = Clock::new(idle);
+        let overdue = async {
+            match until {
+                Some(until) => sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
         let (code, ended) = {
             let up = pump(client_read, &mut origin_write, &clock, &mut self.up, |n| counts.sent(n));
             let down = pump(origin_read, &mut client_write, &clock, &mut self.down, |n| counts.received(n));
@@ -160,6 +159,7 @@ impl Ends {
                     Err(_) => Ended::Broken,
                 }),
                 refusal = withdrawn => (Some(code_of(refusal)), Ended::Refused(refusal)),
+                () = overdue => (Some(websocket::POLICY_VIOLATION), Ended::Refused(Fail::RequestTimedOut.into())),
                 () = services.drain.cancelled() => (Some(websocket::GOING_AWAY), Ended::Whole),
             }
         };

@@ -79,6 +79,12 @@ impl Received {
 pub struct Switched {
     /// The head of the answer.
     pub response: Response<()>,
+    /// What is to be carried.
+    pub relay: Relay,
+}
+
+/// The two sides of a WebSocket, and for how long.
+pub struct Relay {
     /// The origin's end.
     pub origin: OnUpgrade,
     /// What the client sends, looked through.
@@ -87,6 +93,8 @@ pub struct Switched {
     pub down: Downward,
     /// How long nothing may move.
     pub idle: Duration,
+    /// When it has to be over, as any exchange.
+    pub until: Option<Instant>,
     /// Ready once a later policy no longer allows it.
     pub withdrawn: Withdrawn,
     /// Keeps the connection until it has been handed over.
@@ -97,19 +105,20 @@ impl Received {
     /// Takes a WebSocket apart. None if it is an ordinary answer.
     #[must_use]
     pub fn switch(self) -> Option<Switched> {
-        let Self { response, lease, timeouts, guard, values, withdrawn, switched, .. } = self;
-        let (mut head, _) = redact::head(response, guard.clone()).into_parts();
+        let Self { response, lease, timeouts, started, guard, values, withdrawn, switched } = self;
+        let (mut head, guarded) = redact::head(response, guard).into_parts();
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        Some(Switched {
-            response: Response::from_parts(head, ()),
+        let relay = Relay {
             origin: switched?,
-            up: Upward::new(Some(values)),
-            down: Downward::new(guard),
+            up: Upward::new(values),
+            down: Downward::new(guarded.into_redactor()),
             idle: timeouts.idle,
+            until: timeouts.request.map(|request| started + request),
             withdrawn,
             lease: Box::new(lease),
-        })
+        };
+        Some(Switched { response: Response::from_parts(head, ()), relay })
     }
 }
 
@@ -167,9 +176,10 @@ impl Forwarder {
             }
         };
         let (mut response, lease) = tokio::select! {
+            // Asked first: what was taken away since must not even begin.
             biased;
-            exchanged = exchange => exchanged?,
             refusal = &mut withdrawn => return Err(refusal),
+            exchanged = exchange => exchanged?,
         };
         let switched = switched(&mut response, wanted.as_ref())?;
         let response = answer(response)?;

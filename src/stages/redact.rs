@@ -53,6 +53,11 @@ fn fields(headers: &mut HeaderMap, redactor: &mut Redactor) {
 }
 
 impl Guarded {
+    /// What has looked at the head and goes on with what follows it.
+    pub(super) fn into_redactor(self) -> Option<Redactor> {
+        self.guard.map(|guard| guard.redactor)
+    }
+
     /// How many places were overwritten, and whose values they held; nothing if there were none.
     pub(super) fn found(&self) -> Option<(u64, Vec<&[CredentialName]>)> {
         let redactor = &self.guard.as_ref()?.redactor;

@@ -45,8 +45,7 @@ pub(super) struct Wanted {
 }
 
 /// True if a client asks for a WebSocket and nothing else.
-#[must_use]
-pub fn is_asked_for(parts: &Parts) -> bool {
+fn is_asked_for(parts: &Parts) -> bool {
     parts.version == Version::HTTP_11
         && !parts.headers.contains_key(EXEAT_TOOL)
         && tokens(&parts.headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
@@ -148,10 +147,10 @@ struct Control {
 impl Upward {
     /// For messages in which none of these values may stand.
     #[must_use]
-    pub fn new(values: Option<Arc<Matcher>>) -> Self {
+    pub fn new(values: Arc<Matcher>) -> Self {
         Self {
             frames: Frames::of_client(),
-            values: values.filter(|values| !values.is_empty()),
+            values: Some(values).filter(|values| !values.is_empty()),
             held: Vec::new(),
             message: Zeroizing::default(),
             control: Control::default(),
@@ -204,7 +203,8 @@ impl Upward {
                     }
                     if last && head.is_final() {
                         look(&values, &self.message)?;
-                        out.append(&mut self.held);
+                        // A long message leaves no room behind that nobody uses.
+                        out.extend(std::mem::take(&mut self.held));
                         self.message = Zeroizing::default();
                     }
                 }
@@ -229,10 +229,10 @@ pub struct Downward {
 }
 
 impl Downward {
-    /// With these values overwritten.
+    /// Overwritten by what has looked at the head of the answer.
     #[must_use]
-    pub fn new(guard: Option<Arc<Matcher>>) -> Self {
-        Self { frames: Frames::of_origin(), redactor: guard.map(Redactor::new), control: Vec::new() }
+    pub fn new(redactor: Option<Redactor>) -> Self {
+        Self { frames: Frames::of_origin(), redactor, control: Vec::new() }
     }
 
     /// Takes bytes and gives out what is certain by now.

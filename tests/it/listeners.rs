@@ -302,3 +302,17 @@ async fn one_caller_cannot_take_the_places_of_all() {
         tokio::task::yield_now().await;
     }
 }
+
+/// Other users can connect to the operator's socket only where the operator names some.
+#[tokio::test]
+async fn the_operators_socket_is_open_to_whom_it_is_meant_for() {
+    use std::os::unix::fs::PermissionsExt;
+    for (uids, mode) in [("", 0o600), ("uids = [65534]\n", 0o666)] {
+        let lab = Ground::new().await.proxy(&format!("[admin]\nlisten = \"unix:a.sock\"\n{uids}")).await;
+        let file = std::fs::metadata(lab.dir.path().join("a.sock")).unwrap();
+        assert_eq!(file.permissions().mode() & 0o777, mode, "{uids}");
+        let mut stream = UnixStream::connect(lab.dir.path().join("a.sock")).await.unwrap();
+        stream.write_all(b"GET /v1/tasks HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+        assert!(read_to_end(&mut stream).await.starts_with("HTTP/1.1 200"), "our own user needs no token");
+    }
+}

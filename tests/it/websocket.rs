@@ -73,6 +73,9 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     #[allow(clippy::result_large_err, reason = "the library's type")]
     let look = |request: &Request<()>, mut answer: http::Response<()>| {
         fields = request.headers().clone();
+        if let Some(key) = fields.get("authorization") {
+            answer.headers_mut().insert("x-echo", key.clone());
+        }
         if let Some(protocol) = fields.get("sec-websocket-protocol") {
             let first = protocol.to_str().unwrap().split(',').next().unwrap().trim().parse().unwrap();
             answer.headers_mut().insert("sec-websocket-protocol", first);
@@ -335,7 +338,10 @@ async fn a_key_that_comes_back_is_overwritten() {
     let ground = Ground::new().await;
     let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
     let lab = ground.proxy(&with_key(echo.port)).await;
-    let mut socket = lab.socket(echo.port, &[]).await;
+    let tls = lab.tls(&format!("api.test:{}", echo.port), &["http/1.1"]).await;
+    let (mut socket, answer) = client_async(ask(&format!("wss://api.test:{}/ws", echo.port), &[]), tls).await.unwrap();
+    assert_eq!(answer.headers()["x-echo"], format!("Bearer {}", "*".repeat(KEY.len())));
+    assert_eq!(answer.headers()["exeat-credential-used"], "K");
     chat(&mut lab.socket(echo.port, &[]).await).await;
     socket.send(Message::text("tell authorization")).await.unwrap();
     let masked = format!("Bearer {}", "*".repeat(KEY.len()));
@@ -345,7 +351,7 @@ async fn a_key_that_comes_back_is_overwritten() {
     socket.close(None).await.unwrap();
     closed_with(&mut socket).await;
     let line = lab.ended(1).await;
-    assert_eq!((line["redacted"].as_u64(), line["credential_used"].as_str()), (Some(3), Some("K")), "{line}");
+    assert_eq!((line["redacted"].as_u64(), line["credential_used"].as_str()), (Some(4), Some("K")), "{line}");
     assert_eq!(echo.handshakes.lock().unwrap()[1]["authorization"], format!("Bearer {KEY}"));
 }
 
@@ -428,6 +434,20 @@ async fn an_end_that_vanishes_ends_the_other() {
     lab.ended(0).await;
     drop(lab.socket(echo.port, &[]).await);
     lab.ended(1).await;
+}
+
+/// The time of an exchange is also that of a WebSocket.
+#[tokio::test]
+async fn a_socket_has_no_more_time_than_its_exchange() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let plan = format!("[plans.p.raw]\nrequest_timeout = \"600ms\"\n{}plan = \"p\"\n", allow(echo.port, ""));
+    let lab = ground.proxy(&plan).await;
+    let mut socket = lab.socket(echo.port, &[]).await;
+    socket.send(Message::text("in time")).await.unwrap();
+    assert_eq!(next(&mut socket).await.unwrap().unwrap(), Message::text("in time"));
+    assert_eq!(closed_with(&mut socket).await, Some(1008));
+    assert_eq!(lab.ended(0).await["code"], "request_timed_out");
 }
 
 /// Nobody reads: the origin is held up, and its bytes are not kept for later.

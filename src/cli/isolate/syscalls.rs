@@ -1,26 +1,14 @@
 //! System calls that lead past namespaces, and are refused to the command.
 
-use std::collections::BTreeMap;
+use nix::libc;
+use seccompiler::{Error, SeccompCmpArgLen::Dword, SeccompCmpOp, SeccompCondition, SeccompRule};
 
-use nix::libc::{self, c_long};
-use seccompiler::{
-    BpfProgram, Error, SeccompAction, SeccompCmpArgLen::Dword, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, apply_filter,
-};
+use super::super::seccomp::{self, Rules, X32, put};
 
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
-
-/// Refuses them from now on, to this thread and what it starts. Programs for another architecture, whose
-/// calls have other numbers, are killed.
+/// Refuses them from now on, to this process and what it starts.
 pub(super) fn refuse(unix_sockets: bool) -> Result<(), Error> {
-    refuse_with(libc::EAFNOSUPPORT, families(unix_sockets)?)?;
-    refuse_with(libc::EPERM, others()?)
-}
-
-fn refuse_with(errno: i32, rules: Rules) -> Result<(), Error> {
-    let refused = SeccompAction::Errno(errno.unsigned_abs());
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, std::env::consts::ARCH.try_into()?)?;
-    apply_filter(&BpfProgram::try_from(filter)?)
+    seccomp::refuse(libc::EAFNOSUPPORT, families(unix_sockets)?)?;
+    seccomp::refuse(libc::EPERM, others()?)
 }
 
 /// Sockets of families that a network namespace does not hold: those of virtual machines (`AF_VSOCK`) lead to
@@ -61,16 +49,6 @@ fn others() -> Result<Rules, Error> {
         rules.insert(X32 | 514, typing);
     }
     Ok(rules)
-}
-
-/// Calls of the x32 ABI come with the same architecture and this bit.
-const X32: i64 = 0x4000_0000;
-
-fn put(rules: &mut Rules, call: c_long, conditions: Vec<SeccompRule>) {
-    if cfg!(target_arch = "x86_64") {
-        rules.insert(X32 | call, conditions.clone());
-    }
-    rules.insert(call, conditions);
 }
 
 fn is(argument: u8, how: SeccompCmpOp, value: i32) -> Result<SeccompCondition, Error> {
