@@ -27,12 +27,16 @@ pub enum Deny {
     AuthorityMismatch,
     /// No or wrong token.
     CallerUnknown,
+    /// A body that has to be looked through is behind a coding that the proxy does not read.
+    ContentCodingUnsupported,
     /// The credential is bound to other destinations, or may not be used this way.
     CredentialNotBound,
     /// The destination wants a credential that the request does not choose.
     CredentialRequired,
     /// The task has no such credential, or it has no value.
     CredentialUnknown,
+    /// The execution has ended, or was stopped after too many finds.
+    ExecutionStopped,
     /// The request's head is larger than `max_head_bytes`.
     HeadTooLarge,
     /// The head did not arrive in time.
@@ -59,6 +63,8 @@ pub enum Deny {
     RequestMalformed,
     /// A message is too long to be looked through.
     RequestTooLarge,
+    /// To look a body through would take too much.
+    ScanLimit,
     /// Plain HTTP without `plain_http`.
     SchemeNotAllowed,
     /// SNI names another host than CONNECT, or is hidden by ECH.
@@ -94,6 +100,8 @@ pub enum Fail {
     RequestTimedOut,
     /// DNS gave no address.
     ResolveFailed,
+    /// The answer is larger than the plan allows.
+    ResponseTooLarge,
     /// The origin's certificate or handshake was not acceptable.
     TlsFailed,
     /// The origin broke HTTP.
@@ -120,9 +128,11 @@ pub enum Stage {
     Forward,
     Identify,
     Inspect,
+    Limit,
     Parse,
     Pin,
     Sni,
+    Throttle,
 }
 
 /// All words and numbers of one refusal.
@@ -179,22 +189,26 @@ impl Stage {
             Self::Forward => "forward",
             Self::Identify => "identify",
             Self::Inspect => "inspect",
+            Self::Limit => "limit",
             Self::Parse => "parse",
             Self::Pin => "pin",
             Self::Sni => "sni",
+            Self::Throttle => "throttle",
         }
     }
 }
 
 impl Refusal {
     /// Every refusal there is, for tables and tests.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 40] = [
         Self::Deny(Deny::AddressNotAllowed),
         Self::Deny(Deny::AuthorityMismatch),
         Self::Deny(Deny::CallerUnknown),
+        Self::Deny(Deny::ContentCodingUnsupported),
         Self::Deny(Deny::CredentialNotBound),
         Self::Deny(Deny::CredentialRequired),
         Self::Deny(Deny::CredentialUnknown),
+        Self::Deny(Deny::ExecutionStopped),
         Self::Deny(Deny::HeadTooLarge),
         Self::Deny(Deny::HeaderTimeout),
         Self::Deny(Deny::HostNotAllowed),
@@ -208,6 +222,7 @@ impl Refusal {
         Self::Deny(Deny::RawNotAllowed),
         Self::Deny(Deny::RequestMalformed),
         Self::Deny(Deny::RequestTooLarge),
+        Self::Deny(Deny::ScanLimit),
         Self::Deny(Deny::SchemeNotAllowed),
         Self::Deny(Deny::SniMismatch),
         Self::Deny(Deny::SniMissing),
@@ -223,6 +238,7 @@ impl Refusal {
         Self::Fail(Fail::Overloaded),
         Self::Fail(Fail::RequestTimedOut),
         Self::Fail(Fail::ResolveFailed),
+        Self::Fail(Fail::ResponseTooLarge),
         Self::Fail(Fail::TlsFailed),
         Self::Fail(Fail::UpstreamProtocol),
     ];
@@ -270,7 +286,7 @@ const BAD: &str = "http_request_error";
 
 impl Deny {
     const fn notice(self) -> Notice {
-        use Stage::{Accept, Authorize, Identify, Inspect, Parse, Pin, Sni};
+        use Stage::{Accept, Authorize, Identify, Inspect, Parse, Pin, Sni, Throttle};
         match self {
             Self::AddressNotAllowed => never(
                 "address_not_allowed",
@@ -296,6 +312,14 @@ impl Deny {
                 "The proxy does not know who is asking",
                 "Send Proxy-Authorization with the task's name and token, as in HTTPS_PROXY=http://TASK:TOKEN@HOST:PORT.",
             ),
+            Self::ContentCodingUnsupported => never(
+                "content_coding_unsupported",
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                Inspect,
+                BAD,
+                "The body's content coding is one that the proxy cannot look through",
+                "Send the body as it is, without Content-Encoding, or with gzip, deflate, br or zstd.",
+            ),
             Self::CredentialNotBound => never(
                 "credential_not_bound",
                 StatusCode::FORBIDDEN,
@@ -319,6 +343,14 @@ impl Deny {
                 DENIED,
                 "This task has no such credential, or it has no value",
                 "Do not retry. Check the name in the task's credential configuration; the operator may have to set the value.",
+            ),
+            Self::ExecutionStopped => never(
+                "execution_stopped",
+                StatusCode::FORBIDDEN,
+                Throttle,
+                DENIED,
+                "This execution has been stopped",
+                "Do not retry, nothing will pass any more. End the task and tell the operator; credentials in outgoing requests are the usual cause.",
             ),
             Self::HeadTooLarge => never(
                 "head_too_large",
@@ -424,6 +456,14 @@ impl Deny {
                 "The message is too long to be looked through",
                 "Send it in smaller messages.",
             ),
+            Self::ScanLimit => never(
+                "scan_limit",
+                StatusCode::PAYLOAD_TOO_LARGE,
+                Inspect,
+                BAD,
+                "To look the body through would take too much",
+                "Do not retry with this body. Send it uncompressed, or in smaller parts.",
+            ),
             Self::SchemeNotAllowed => never(
                 "scheme_not_allowed",
                 StatusCode::FORBIDDEN,
@@ -494,7 +534,7 @@ impl Deny {
 
 impl Fail {
     const fn notice(self) -> Notice {
-        use Stage::{Accept, Audit, Dial, Forward, Pin};
+        use Stage::{Accept, Audit, Dial, Forward, Limit, Pin};
         match self {
             Self::AuditUnavailable => later(
                 "audit_unavailable",
@@ -551,6 +591,14 @@ impl Fail {
                 "dns_error",
                 "The host's name has no address",
                 "Check the spelling of the host. If it is right, retry later.",
+            ),
+            Self::ResponseTooLarge => never(
+                "response_too_large",
+                StatusCode::BAD_GATEWAY,
+                Limit,
+                "http_response_body_size",
+                "The answer is larger than the plan allows",
+                "The request may have had an effect at the origin. Do not retry it as it is; ask for less, with a filter or by pages.",
             ),
             Self::TlsFailed => never(
                 "tls_failed",
