@@ -121,11 +121,8 @@ impl Tunnel {
         }
         let services = &client.services;
         let counts = record.counts();
-        let idle = services
-            .policies
-            .snapshot()
-            .task(self.admitted.caller().task())
-            .map_or(Duration::ZERO, |task| task.timeouts().idle);
+        let idle =
+            services.policies.snapshot().task(self.admitted.caller().task()).map_or(Duration::ZERO, |task| task.idle());
         // Subscribed before the generation is looked at, so that no change falls in between.
         let mut changes = services.policies.changes();
         let carried = splice(stream, origin, idle, |n| counts.sent(n), |n| counts.received(n));
@@ -328,7 +325,7 @@ impl Inner {
     fn idle(&self) -> Duration {
         let policy = self.client.services.policies.snapshot();
         let task = self.to.as_ref().ok().and_then(|to| policy.task(to.admitted.caller().task()));
-        task.map_or(Duration::ZERO, |task| task.timeouts().idle)
+        task.map_or(Duration::ZERO, |task| task.idle())
     }
 
     async fn answer(&self, request: Request<Incoming>, doorway: Option<Doorway>) -> Response<Answer> {

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use super::credential::{Credential, matcher};
 use super::file::{self, File, RawIntegration, RawTask};
+use super::plan::Plan;
 pub use super::reader::Problem;
 use super::reader::{Findings, UNKNOWN_KEY};
-use super::rule::{Integration, Mode, Network, Policy, Task, Timeouts};
+use super::rule::{Integration, Mode, Network, Policy, Task};
 use super::secrets::{self, RawCredential};
 use super::settings::{Settings, Source, Vault};
 use super::webhook;
@@ -169,6 +170,7 @@ fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Sett
     let policy = Policy {
         generation: 0,
         hosts: hosts(file.hosts, findings),
+        leak: file.leak,
         network: Network { allow: file.allow_cidrs, deny: file.deny_cidrs },
         values: Arc::new(matcher(known.compiled.values().flatten())),
         tasks: tasks.into_iter().map(|task| (task.name.clone(), task)).collect(),
@@ -346,7 +348,7 @@ fn judge(name: &str, raw: &RawIntegration, findings: &Findings) {
 /// What a task can refer to.
 struct Known<'a> {
     integrations: &'a HashMap<String, Arc<Integration>>,
-    plans: &'a BTreeMap<String, Timeouts>,
+    plans: &'a BTreeMap<String, Plan>,
     raw: &'a BTreeMap<String, RawCredential>,
     settings: &'a Settings,
     /// Credentials by name and workspace; none where something was wrong.
@@ -405,11 +407,11 @@ impl Known<'_> {
 fn task(name: &str, raw: RawTask, known: &mut Known<'_>, around: &Surroundings<'_>, findings: &Findings) -> Task {
     let at = |key: &str| format!("tasks.{name}.{key}");
     let found = known.integrations(&raw.integrations, &at("integrations"), findings);
-    let timeouts = match &raw.plan {
-        None => Timeouts::default(),
+    let plan = match &raw.plan {
+        None => Plan::default(),
         Some(plan) => known.plans.get(plan).copied().unwrap_or_else(|| {
             findings.problem(at("plan"), format!("no plan named {plan:?}"), one_of(known.plans.keys(), "plans", plan));
-            Timeouts::default()
+            Plan::default()
         }),
     };
     let token = raw.token.as_ref().and_then(|source| token(source, &at("token"), around, findings));
@@ -434,7 +436,7 @@ fn task(name: &str, raw: RawTask, known: &mut Known<'_>, around: &Surroundings<'
         token,
         integrations: found,
         observe: raw.observe,
-        timeouts,
+        plan,
         values: Arc::new(matcher(credentials.iter())),
         credentials,
         raw: raw.raw.unwrap_or(raw.tools.is_empty()),
@@ -616,6 +618,21 @@ pub(super) mod tests {
             ("[tasks.t]\nplan = \"guru\"", "tasks.t.plan", "[plans.guru]"),
             ("[plans.p]\ncalls_per_execution = 20", "plans.p.calls_per_execution", ""),
             ("[plans.p.raw]\nidle_timeout = 3", "plans.p.raw.idle_timeout", "30s"),
+            ("[plans.p]\nidle_timeout = \"3s\"", "plans.p.idle_timeout", ""),
+            ("[plans.p]\nmax_response_bytes = 0", "plans.p.max_response_bytes", "2MB"),
+            ("[plans.p.raw]\nmax_response_bytes = \"2MiB\"", "plans.p.raw.max_response_bytes", "2MB"),
+            ("[plans.p]\non_oversize = \"cut\"", "plans.p.on_oversize", "\"truncate\" or \"refuse\""),
+            ("[plans.p.raw]\non_oversize = true", "plans.p.raw.on_oversize", "\"truncate\" or \"refuse\""),
+            ("[leak]\nfamilies = [\"aws\", \"\"]", "leak.families[1]", "letters"),
+            ("[leak]\nfamilies = [\"a b\"]", "leak.families[0]", "letters"),
+            ("[leak]\nfamilies = \"aws\"", "leak.families", "["),
+            ("[leak]\nmax_finds = 0", "leak.max_finds", "1 to 1000"),
+            ("[leak]\nmax_finds = 1001", "leak.max_finds", "1 to 1000"),
+            ("[leak]\nmax_decoded = \"63KB\"", "leak.max_decoded", "64KB"),
+            ("[leak]\nmax_decoded = \"2GB\"", "leak.max_decoded", "1GB"),
+            ("[leak]\nmax_ratio = 9", "leak.max_ratio", "10 to 10000"),
+            ("[leak]\nmax_ratio = 10001", "leak.max_ratio", "10 to 10000"),
+            ("[leak]\nmax_find = 3", "leak.max_find", "max_finds"),
             ("[vault]\nkey = \"env:UNSET\"", "vault.key", "master key"),
             ("[vault]\npath = \"/\"", "vault.path", "a file"),
             ("[credentials.A]\nvalue = \"env:\"", "credentials.A.value", "env:NAME"),
@@ -794,7 +811,20 @@ pub(super) mod tests {
 
     #[test]
     fn default_toml_writes_out_the_defaults() {
-        let written = try_compile(include_str!("../../config/default.toml")).ok().map(|c| c.settings);
-        assert_eq!(written, try_compile("").ok().map(|c| c.settings));
+        let compiled = |text| try_compile(text).ok().map(|c| (c.settings, c.policy.leak));
+        assert_eq!(compiled(include_str!("../../config/default.toml")), compiled(""));
+    }
+
+    #[test]
+    fn what_becomes_of_too_much_says_nothing_without_a_limit() {
+        let rows = [
+            ("[plans.p]\non_oversize = \"refuse\"", Some("plans.p.on_oversize")),
+            ("[plans.p.raw]\non_oversize = \"truncate\"", Some("plans.p.raw.on_oversize")),
+            ("[plans.p]\non_oversize = \"refuse\"\nmax_response_bytes = 1", None),
+        ];
+        for (text, want) in rows {
+            let warnings = try_compile(text).ok().map(|config| config.warnings).unwrap_or_default();
+            assert_eq!(warnings.first().map(|warning| warning.path.as_str()), want, "{text}");
+        }
     }
 }

@@ -9,15 +9,17 @@ use http::Method;
 use ipnet::IpNet;
 use toml::{Table, Value};
 
+use super::leak::Leak;
 use super::pattern::{HostPattern, PathPattern};
+use super::plan::{Limits, Oversize, Plan, Sizes, Timeouts};
 use super::reader::{Findings, Readable, Section, Size, choice};
-use super::rule::{Ech, Mode, Timeouts};
+use super::rule::{Ech, Mode};
 use super::secrets::{self, RawCredential};
 use super::settings::{
     Admin, Audit, Dns, DnsServer, Durability, Interception, ListenAt, Proxy, ProxyTls, Roots, Settings, Source,
     Upstream, Vault,
 };
-use crate::model::name::TaskName;
+use crate::model::name::{TaskName, is_plain};
 use crate::model::tool::Tool;
 
 /// The whole file.
@@ -27,7 +29,8 @@ pub(super) struct File {
     pub(super) deny_cidrs: Vec<IpNet>,
     pub(super) hosts: Vec<(String, Vec<IpAddr>)>,
     pub(super) integrations: BTreeMap<String, RawIntegration>,
-    pub(super) plans: BTreeMap<String, Timeouts>,
+    pub(super) leak: Leak,
+    pub(super) plans: BTreeMap<String, Plan>,
     pub(super) credentials: BTreeMap<String, RawCredential>,
     pub(super) tasks: BTreeMap<String, RawTask>,
 }
@@ -80,9 +83,10 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let (allow_cidrs, deny_cidrs) = (network.take("allow_cidrs"), network.take("deny_cidrs"));
     let vault = vault(root.section("vault"), &dir);
     let audit = audit(root.section("audit"), &dir);
+    let leak = leak(root.section("leak"), findings);
     let integrations =
         root.named("integrations").into_iter().map(|(name, section)| (name, integration(section))).collect();
-    let plans = root.named("plans").into_iter().map(|(name, section)| (name, plan(section))).collect();
+    let plans = root.named("plans").into_iter().map(|(name, section)| (name, plan(section, findings))).collect();
     let credentials =
         root.named("credentials").into_iter().map(|(name, section)| (name, secrets::read(section, base))).collect();
     let tasks = root.named("tasks").into_iter().map(|(name, section)| (name, task(section, base))).collect();
@@ -92,6 +96,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
         deny_cidrs: deny_cidrs.unwrap_or_default(),
         hosts,
         integrations,
+        leak,
         plans,
         credentials,
         tasks,
@@ -233,14 +238,57 @@ fn task(mut s: Section<'_>, base: &Path) -> RawTask {
     }
 }
 
-fn plan(mut s: Section<'_>) -> Timeouts {
+fn plan(mut s: Section<'_>, findings: &Findings) -> Plan {
+    let default = Plan::default();
     let mut raw = s.section("raw");
-    let default = Timeouts::default();
-    Timeouts {
-        response_header: raw.take("response_header_timeout").unwrap_or(default.response_header),
-        idle: raw.take("idle_timeout").unwrap_or(default.idle),
-        request: raw.take("request_timeout"),
+    let timeouts = timeouts(&mut raw, default.raw.timeouts);
+    Plan {
+        // Tool calls have no timeouts of their own yet; what may take long for a raw request may for them.
+        tools: Limits { timeouts, response: sizes(&mut s, default.tools.response, findings) },
+        raw: Limits { timeouts, response: sizes(&mut raw, default.raw.response, findings) },
     }
+}
+
+fn timeouts(s: &mut Section<'_>, default: Timeouts) -> Timeouts {
+    Timeouts {
+        response_header: s.take("response_header_timeout").unwrap_or(default.response_header),
+        idle: s.take("idle_timeout").unwrap_or(default.idle),
+        request: s.take("request_timeout"),
+    }
+}
+
+fn sizes(s: &mut Section<'_>, default: Sizes, findings: &Findings) -> Sizes {
+    let says = s.has("on_oversize");
+    let sizes = Sizes {
+        most: s.take::<Size>("max_response_bytes").map(|size| size.0),
+        oversize: s.take("on_oversize").unwrap_or(default.oversize),
+    };
+    if says && sizes.most.is_none() {
+        findings.warning(s.at("on_oversize"), "no max_response_bytes: no answer is too large");
+    }
+    sizes
+}
+
+fn leak(mut s: Section<'_>, findings: &Findings) -> Leak {
+    let default = Leak::default();
+    let families: Vec<String> = s.take("families").unwrap_or_default();
+    for (i, family) in families.iter().enumerate().filter(|(_, family)| !is_plain(family)) {
+        let path = format!("{}[{i}]", s.at("families"));
+        findings.problem(path, format!("{family:?} is no name"), "letters, digits, - and _, 64 at most");
+    }
+    let max_finds = s.take("max_finds").unwrap_or(default.max_finds);
+    if !(1..=1_000).contains(&max_finds) {
+        findings.problem(s.at("max_finds"), format!("{max_finds} finds"), "1 to 1000");
+    }
+    let max_decoded = s.take::<Size>("max_decoded").map_or(default.max_decoded, |size| size.0);
+    if !(64_000..=1_000_000_000).contains(&max_decoded) {
+        findings.problem(s.at("max_decoded"), format!("{max_decoded} bytes"), "\"64KB\" to \"1GB\"");
+    }
+    let max_ratio = s.take::<u32>("max_ratio").map_or(default.max_ratio, u64::from);
+    if !(10..=10_000).contains(&max_ratio) {
+        findings.problem(s.at("max_ratio"), format!("{max_ratio} times"), "10 to 10000");
+    }
+    Leak { families, max_finds, max_decoded, max_ratio }
 }
 
 impl Source {
@@ -416,6 +464,7 @@ fn tls_name(name: &str) -> Option<String> {
 }
 
 choice!(Mode, "inspect" => Mode::Inspect, "opaque" => Mode::Opaque);
+choice!(Oversize, "truncate" => Oversize::Truncate, "refuse" => Oversize::Refuse);
 choice!(Ech, "deny" => Ech::Deny, "allow" => Ech::Allow);
 choice!(Roots, "webpki" => Roots::Webpki, "system" => Roots::System);
 choice!(Durability, "written" => Durability::Written, "synced" => Durability::Synced);

@@ -11,8 +11,11 @@ use ipnet::IpNet;
 
 use super::address::Cidrs;
 use super::credential::Credential;
+use super::leak::Leak;
 use super::path;
 use super::pattern::{HostPattern, PathPattern};
+pub use super::plan::Timeouts;
+use super::plan::{Limits, Plan};
 use crate::leak::Matcher;
 use crate::model::host::{Host, HostName};
 use crate::model::name::{CredentialName, TaskName};
@@ -28,6 +31,8 @@ pub struct Policy {
     pub(super) generation: u64,
     /// `[network]`.
     pub(super) network: Network,
+    /// `[leak]`.
+    pub(super) leak: Leak,
     /// `[dns].hosts`.
     pub(super) hosts: HashMap<HostName, Vec<IpAddr>>,
     /// `[tasks]`.
@@ -51,7 +56,7 @@ pub struct Task {
     pub(super) token: Option<TokenHash>,
     pub(super) integrations: Vec<Arc<Integration>>,
     pub(super) observe: bool,
-    pub(super) timeouts: Timeouts,
+    pub(super) plan: Plan,
     pub(super) credentials: Vec<Arc<Credential>>,
     /// Their values, to be looked for.
     pub(super) values: Arc<Matcher>,
@@ -68,17 +73,6 @@ pub enum Asked {
     Connect,
     /// One request.
     Request(Kind),
-}
-
-/// How long an exchange may take, from `[plans.NAME.raw]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timeouts {
-    /// From the last byte of the request to the head of the response.
-    pub response_header: Duration,
-    /// Without a byte in either direction.
-    pub idle: Duration,
-    /// The whole exchange. None: as long as bytes flow.
-    pub request: Option<Duration>,
 }
 
 /// A named set of destinations.
@@ -135,12 +129,6 @@ pub struct AllowedRequest {
     pub path: Option<String>,
 }
 
-impl Default for Timeouts {
-    fn default() -> Self {
-        Self { response_header: Duration::from_secs(120), idle: Duration::from_secs(300), request: None }
-    }
-}
-
 impl Policy {
     /// The number of this policy within the process.
     #[must_use]
@@ -169,6 +157,12 @@ impl Policy {
     #[must_use]
     pub fn hosts_override(&self, name: &HostName) -> Option<&[IpAddr]> {
         self.hosts.get(name).map(Vec::as_slice)
+    }
+
+    /// How credentials are looked for.
+    #[must_use]
+    pub fn leak(&self) -> &Leak {
+        &self.leak
     }
 
     /// The values of all credentials, which nothing that is written down may hold.
@@ -201,10 +195,16 @@ impl Task {
         self.token.is_some_and(|own| own == token)
     }
 
-    /// How long its exchanges may take.
+    /// What its requests of one kind may take.
     #[must_use]
-    pub fn timeouts(&self) -> Timeouts {
-        self.timeouts
+    pub fn limits(&self, kind: Kind) -> Limits {
+        self.plan.limits(kind)
+    }
+
+    /// How long nothing may move on a connection of its own.
+    #[must_use]
+    pub fn idle(&self) -> Duration {
+        self.plan.limits(Kind::Raw).timeouts.idle
     }
 
     /// What the task may reach, for a refused client to read.

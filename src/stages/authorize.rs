@@ -18,7 +18,8 @@ use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::Kind;
 use crate::policy::credential::{Marks, Place};
-use crate::policy::rule::{Allowed, Asked, Ech, Mode, Policy, Task, Timeouts};
+use crate::policy::plan::{Limits, Timeouts};
+use crate::policy::rule::{Allowed, Asked, Ech, Mode, Policy, Task};
 
 /// Evidence that a task may reach a destination.
 ///
@@ -55,7 +56,7 @@ pub struct Grant {
     admitted: Admitted,
     method: Method,
     path: PathAndQuery,
-    timeouts: Timeouts,
+    limits: Limits,
     values: Arc<Matcher>,
     marks: Marks,
     chosen: Option<Chosen>,
@@ -169,7 +170,13 @@ impl Grant {
     /// How long the exchange may take.
     #[must_use]
     pub fn timeouts(&self) -> Timeouts {
-        self.timeouts
+        self.limits.timeouts
+    }
+
+    /// What the exchange may take.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.limits
     }
 
     /// What a later policy has to be asked about.
@@ -323,7 +330,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     Ok(Grant {
         method: parts.method.clone(),
         path,
-        timeouts: task.timeouts(),
+        limits: task.limits(kind),
         values: task.values().clone(),
         marks,
         chosen,
