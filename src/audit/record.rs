@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use http::Request;
@@ -11,11 +11,12 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::sink::{Sink, SinkError};
 use crate::files;
-use crate::leak::Matcher;
+use crate::leak::{Found, Matcher, Whose};
 use crate::model::name::{CredentialName, ExecutionId, TaskName};
 use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
@@ -115,6 +116,8 @@ pub struct Counts {
     client_stalled: AtomicBool,
     request_done: AtomicBool,
     over: AtomicBool,
+    stopped: OnceLock<(Refusal, Option<Found>)>,
+    stops: Notify,
 }
 
 impl Counts {
@@ -128,6 +131,31 @@ impl Counts {
             client_stalled: AtomicBool::new(false),
             request_done: AtomicBool::new(false),
             over: AtomicBool::new(false),
+            stopped: OnceLock::new(),
+            stops: Notify::new(),
+        }
+    }
+
+    /// Notes that what the client sends must not go on, and what was found in it.
+    pub fn stop(&self, refusal: Refusal, found: Option<Found>) {
+        let _ = self.stopped.set((refusal, found));
+        self.stops.notify_waiters();
+    }
+
+    /// Why what the client sends must not go on, once that is so.
+    #[must_use]
+    pub fn stopped(&self) -> Option<Refusal> {
+        self.stopped.get().map(|(refusal, _)| *refusal)
+    }
+
+    /// Waits until what the client sends must not go on.
+    pub async fn until_stopped(&self) -> Refusal {
+        loop {
+            let stops = self.stops.notified();
+            if let Some(refusal) = self.stopped() {
+                return refusal;
+            }
+            stops.await;
         }
     }
 
@@ -257,7 +285,7 @@ impl Record {
     pub fn target(&mut self, target: &Target) {
         self.line.scheme = Some(target.scheme().as_str());
         let host = target.host().to_string();
-        let cut = self.values.find_folded(&host).is_some();
+        let cut = self.values.find_in_name(&host).is_some();
         self.line.host = Some(if cut { "[redacted]".to_owned() } else { host.clone() });
         self.asked = Some(host);
         self.line.port = Some(target.port());
@@ -273,7 +301,7 @@ impl Record {
     /// it holds another's would be told by its absence.
     #[must_use]
     pub fn host_without(&self, own: &Matcher) -> Option<&str> {
-        self.asked.as_deref().filter(|host| own.find_folded(host).is_none())
+        self.asked.as_deref().filter(|host| own.find_in_name(host).is_none())
     }
 
     /// The rule that decided, or the detail behind a refusal.
@@ -299,6 +327,14 @@ impl Record {
         deny.into()
     }
 
+    /// A refusal because of a value that was found, and where it stood. Whose it is, is told to its own task
+    /// only.
+    pub fn leak(&mut self, found: &Found, place: &str) -> Refusal {
+        self.rule(format!("{}: its value stands in {place}", found.whose));
+        self.about = found.credential().filter(|_| found.is_own).cloned();
+        Deny::LeakDetected.into()
+    }
+
     /// The credential that the refusal is about: the task's own, so its name may be told.
     #[must_use]
     pub fn about(&self) -> Option<&CredentialName> {
@@ -306,17 +342,15 @@ impl Record {
     }
 
     /// Credentials came back and were overwritten. It is an alarm if one did that had not gone out.
-    pub fn redacted(&mut self, count: u64, whose: &[&[CredentialName]]) {
+    pub fn redacted(&mut self, count: u64, whose: &[Vec<&Whose>]) {
         self.line.redacted = Some(count);
         let used = self.line.credential_used.as_deref();
-        let was_sent = |owners: &[CredentialName]| owners.iter().any(|name| Some(name.as_str()) == used);
-        let foreign = whose.iter().filter(|owners| !was_sent(owners)).flat_map(|owners| owners.iter());
-        let foreign: BTreeSet<&str> = foreign.map(CredentialName::as_str).collect();
-        if !foreign.is_empty() {
-            self.line.alarm = Some(format!(
-                "came back without having been sent: {}",
-                foreign.into_iter().collect::<Vec<_>>().join(", ")
-            ));
+        let was_sent = |one: &Whose| matches!(one, Whose::Credential(name) if Some(name.as_str()) == used);
+        let unsent = whose.iter().filter(|one| !one.iter().any(|one| was_sent(one))).flatten();
+        let unsent: BTreeSet<String> = unsent.map(ToString::to_string).collect();
+        if !unsent.is_empty() {
+            let names = unsent.into_iter().collect::<Vec<_>>().join(", ");
+            self.line.alarm = Some(format!("came back without having been sent: {names}"));
         }
     }
 
@@ -379,6 +413,10 @@ impl Record {
         if self.counts.has_client_failed() {
             // Whatever came of it, the client had gone.
             return self.abandoned();
+        }
+        let counts = self.counts.clone();
+        if let Some((_, Some(found))) = counts.stopped.get().filter(|(stopped, _)| *stopped == refusal) {
+            self.leak(found, "the body");
         }
         let notice = refusal.notice();
         self.line.code = Some(notice.code);

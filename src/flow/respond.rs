@@ -136,7 +136,7 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
     let policy = services.policies.snapshot();
     let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));
     let approved = task.filter(|_| refusal == Deny::HostNotAllowed.into()).map(|task| task.approved());
-    let host = task.and_then(|task| record.host_without(task.values()));
+    let host = task.and_then(|task| record.host_without(task.own()));
     let credential = record.about().map(CredentialName::as_str);
     render(refusal, record.id(), About { host, approved, credential })
 }

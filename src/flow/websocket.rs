@@ -86,8 +86,8 @@ async fn relay(client: Arc<Client>, doorway: Doorway, agreed: Relay, mut record:
         Ended::Whole => record.completed(),
         Ended::Broken => record.abandoned(),
         Ended::Refused(refusal) => record.failed(refusal),
-        Ended::Leak(name) => {
-            let refusal = record.refused_for(Deny::LeakDetected, &name, "its value stands in a message");
+        Ended::Leak(found) => {
+            let refusal = record.leak(&found, "a message");
             record.failed(refusal);
         }
     }
@@ -100,7 +100,7 @@ enum Ended {
     /// A side went away.
     Broken,
     Refused(Refusal),
-    Leak(crate::model::name::CredentialName),
+    Leak(websocket::Found),
 }
 
 struct Ends {
@@ -164,7 +164,7 @@ impl Ends {
             }
         };
         let (code, ended) = match (self.up.stop.take(), self.down.stop.take()) {
-            (Some(Stop::Leak(name)), _) => (Some(websocket::POLICY_VIOLATION), Ended::Leak(name)),
+            (Some(Stop::Leak(found)), _) => (Some(websocket::POLICY_VIOLATION), Ended::Leak(found)),
             (Some(Stop::TooBig), _) => (Some(websocket::TOO_BIG), Ended::Refused(Deny::RequestTooLarge.into())),
             (Some(Stop::Broken), _) => (Some(websocket::PROTOCOL_ERROR), Ended::Refused(Deny::RequestMalformed.into())),
             (None, Some(_)) => (Some(websocket::BAD_GATEWAY), Ended::Refused(Fail::UpstreamProtocol.into())),

@@ -1,15 +1,21 @@
-//! What a value may look like on its way out or back.
+//! What a value may look like on its way out or back. Forms that cannot be listed, because any byte may be
+//! escaped or not, are undone instead: see `escape`.
 
 use base64::Engine;
-use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use zeroize::Zeroizing;
+
+use super::escape;
+use super::fold::fold;
 
 /// Values that are shorter are not looked for, in bytes: they stand in texts that have nothing to do with them.
 pub const MIN_VALUE: usize = 8;
+/// Values of other tasks that are shorter are not looked for, in bytes.
+pub(super) const MIN_FOREIGN: usize = 16;
 /// Letters alone that are not more than this are taken for words.
 const MAX_WORD: usize = 16;
 
-/// A form of a value, and from how much of it on a part counts as half a value.
+/// A form of a value, folded, and from how much of it on a part counts as half a value.
 pub(super) struct Form {
     pub(super) bytes: Zeroizing<Vec<u8>>,
     pub(super) half: usize,
@@ -51,58 +57,53 @@ pub(super) fn of(value: &[u8]) -> Vec<Form> {
     let raw_half = |length: usize| length.div_ceil(2).max(MIN_VALUE);
     let mut forms: Vec<Form> = Vec::new();
     let mut add = |bytes: Zeroizing<Vec<u8>>, half: usize| {
-        if forms.iter().all(|form| form.bytes != bytes) {
+        let bytes: Zeroizing<Vec<u8>> = Zeroizing::new(bytes.iter().map(|byte| fold(*byte)).collect());
+        if bytes.len() >= MIN_VALUE && forms.iter().all(|form| form.bytes != bytes) {
             forms.push(Form { bytes, half });
         }
     };
     add(Zeroizing::new(value.to_vec()), raw_half(value.len()));
-    for (digits, space) in [(UPPER, None), (LOWER, None), (UPPER, Some(b'+')), (LOWER, Some(b'+'))] {
-        // As much of it as half of the value becomes.
-        let half = value.get(..raw_half(value.len())).map_or(0, |half| percent(half, digits, space).len());
-        add(percent(value, digits, space), half);
+    // Where escapes are undone, those that the value itself seems to hold are undone with them.
+    let mut undone = Zeroizing::new(value.to_vec());
+    for _ in 0..2 {
+        undone = escape::undone(&undone);
+        undone.retain(|byte| fold(*byte) != super::fold::SKIPPED);
+        let half = raw_half(undone.len());
+        add(undone.clone(), half);
     }
-    for alignment in 0..3 {
-        for engine in [&STANDARD_NO_PAD, &URL_SAFE_NO_PAD] {
-            let form = aligned(value, alignment, engine);
-            // Eleven characters hold eight bytes of the value.
-            let half = form.len().div_ceil(2).max(11);
-            add(form, half);
-        }
+    for offset in 0..3 {
+        let form = aligned(value, offset);
+        // Eleven characters hold eight bytes of the value.
+        let half = form.len().div_ceil(2).max(11);
+        add(form, half);
     }
+    let hex = hex(value);
+    let half = raw_half(value.len()).saturating_mul(2);
+    add(hex, half);
     forms
 }
 
-/// What is left of a value in a host's name.
-pub(super) fn folded(value: &[u8]) -> Form {
-    let bytes = Zeroizing::new(value.iter().filter(|b| **b != b'.').map(u8::to_ascii_lowercase).collect::<Vec<_>>());
+/// What is left of a value in a host's name or a field's: no case, and no dots.
+pub(super) fn in_name(value: &[u8]) -> Form {
+    let bytes = Zeroizing::new(
+        value.iter().filter(|b| **b != b'.').map(|byte| fold(byte.to_ascii_lowercase())).collect::<Vec<_>>(),
+    );
     Form { half: bytes.len(), bytes }
 }
 
-const UPPER: &[u8; 16] = b"0123456789ABCDEF";
-const LOWER: &[u8; 16] = b"0123456789abcdef";
-
-/// Percent-encoded as a component (RFC 3986 §2.1), or with `+` for a space as forms do.
-fn percent(value: &[u8], digits: &[u8; 16], space: Option<u8>) -> Zeroizing<Vec<u8>> {
-    let mut out = Zeroizing::new(Vec::with_capacity(value.len().saturating_mul(3)));
-    for byte in value {
-        match (byte, space) {
-            (b' ', Some(plus)) => out.push(plus),
-            _ if byte.is_ascii_alphanumeric() || b"-._~".contains(byte) => out.push(*byte),
-            _ => {
-                let digit = |nibble: u8| digits.get(usize::from(nibble)).copied().unwrap_or_default();
-                out.extend_from_slice(&[b'%', digit(byte >> 4), digit(byte & 0xf)]);
-            }
-        }
-    }
+fn hex(value: &[u8]) -> Zeroizing<Vec<u8>> {
+    let digit = |nibble: u8| b"0123456789abcdef".get(usize::from(nibble)).copied().unwrap_or_default();
+    let mut out = Zeroizing::new(Vec::with_capacity(value.len().saturating_mul(2)));
+    value.iter().for_each(|byte| out.extend_from_slice(&[digit(byte >> 4), digit(byte & 0xf)]));
     out
 }
 
 /// The characters of base64 that depend on the value alone when it stands `offset` bytes behind a
 /// multiple of three.
-fn aligned(value: &[u8], offset: usize, engine: &impl Engine) -> Zeroizing<Vec<u8>> {
+fn aligned(value: &[u8], offset: usize) -> Zeroizing<Vec<u8>> {
     let mut shifted = Zeroizing::new(vec![0; offset]);
     shifted.extend_from_slice(value);
-    let encoded = Zeroizing::new(engine.encode(&*shifted));
+    let encoded = Zeroizing::new(STANDARD_NO_PAD.encode(&*shifted));
     let start = offset.saturating_mul(8).div_ceil(6);
     let end = shifted.len().saturating_mul(8) / 6;
     Zeroizing::new(encoded.as_bytes().get(start..end).unwrap_or_default().to_vec())
@@ -111,18 +112,23 @@ fn aligned(value: &[u8], offset: usize, engine: &impl Engine) -> Zeroizing<Vec<u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
     #[test]
     fn forms_are_what_encoders_write_around_a_value() {
         let value = b"s3cr3t/+? value";
         let forms: Vec<_> = of(value).into_iter().map(|form| String::from_utf8(form.bytes.to_vec()).unwrap()).collect();
-        for wanted in ["s3cr3t/+? value", "s3cr3t%2F%2B%3F%20value", "s3cr3t%2f%2b%3f%20value", "s3cr3t%2F%2B%3F+value"]
-        {
-            assert!(forms.iter().any(|form| form == wanted), "{wanted}: {forms:?}");
+        let folded = |text: &str| text.bytes().map(|byte| char::from(fold(byte))).collect::<String>();
+        for wanted in ["s3cr3t/+? value", "733363723374 2f2b3f2076616c7565", "733363723374 2F2B3F2076616C7565"] {
+            let wanted = folded(&wanted.replacen("74 2", "742", 1));
+            assert!(forms.contains(&wanted), "{wanted}: {forms:?}");
         }
         for before in ["", "u", "us", "use", "user:"] {
-            for engine in [&STANDARD_NO_PAD, &URL_SAFE_NO_PAD] {
-                let whole = engine.encode([before.as_bytes(), value, b"tail"].concat());
+            for whole in [
+                STANDARD_NO_PAD.encode([before.as_bytes(), value, b"tail"].concat()),
+                URL_SAFE_NO_PAD.encode([before.as_bytes(), value, b"tail"].concat()),
+            ] {
+                let whole = folded(&whole);
                 assert!(forms.iter().any(|form| whole.contains(form.as_str())), "{before:?} {whole}");
             }
         }

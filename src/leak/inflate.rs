@@ -240,5 +240,5 @@ impl Deflate {
 /// and whose padding is not zero, which nobody writes. With a preset dictionary it cannot be decoded.
 fn is_zlib(head: [u8; 2]) -> bool {
     let [method, _] = head;
-    method & 0x0f == 8 && method >> 4 <= 7 && u16::from_be_bytes(head) % 31 == 0
+    method & 0x0f == 8 && method >> 4 <= 7 && u16::from_be_bytes(head).is_multiple_of(31)
 }

@@ -1,17 +1,28 @@
 //! Finds held credentials in what passes, in the forms they take on their way. Pure: bytes in, bytes out.
 //!
-//! A value is looked for as it is, percent-encoded, and in base64 and base64url at all three alignments.
-//! Texts are also read with their percent-encoding undone, once and twice. What is compressed is undone by
-//! [`coding`], so that it can be looked at too.
+//! A value is looked for as it is, in base64 and base64url at all three alignments, and in hex (`forms`);
+//! wherever line breaks stand between, and behind percent-encoding, the escapes of JSON and the references
+//! of HTML, each undone once and twice (`escape`, `layers`). Streams are looked through as they come,
+//! wherever they are cut (`scan`); on their way out they are held for as long as a value could still come
+//! to its end (`hold`), on their way back values are overwritten (`redact`). What is compressed is undone
+//! by [`coding`], so that it can be looked at too.
 
+mod anchors;
 mod automaton;
 pub mod coding;
+mod escape;
+mod fold;
 mod forms;
+mod hold;
 mod inflate;
+mod layers;
 mod matcher;
+mod queue;
 mod redact;
+mod scan;
 mod zstd;
 
 pub use forms::{MIN_VALUE, Unsearchable, unsearchable};
-pub use matcher::{Match, Matcher};
+pub use hold::Hold;
+pub use matcher::{Found, Matcher, Whose};
 pub use redact::Redactor;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::credential::{Credential, matcher};
+use super::credential::{Credential, values};
 use super::file::{self, File, RawIntegration, RawTask};
 use super::plan::Plan;
 pub use super::reader::Problem;
@@ -14,6 +14,7 @@ use super::rule::{Integration, Mode, Network, Policy, Task};
 use super::secrets::{self, RawCredential};
 use super::settings::{Settings, Source, Vault};
 use super::webhook;
+use crate::leak::{Matcher, Whose};
 use crate::model::host::{Host, HostName};
 use crate::model::name::{CredentialName, TaskName, is_plain};
 use crate::model::secret::{Secret, TokenHash};
@@ -153,8 +154,12 @@ fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Sett
         settings: &file.settings,
         compiled: HashMap::new(),
     };
+    let tasks: Vec<(Task, Option<Secret>)> =
+        file.tasks.into_iter().map(|(name, raw)| task(&name, raw, &mut known, around, findings)).collect();
+    let all = values(known.compiled.values().flatten());
+    let everything = Matcher::new(all.chain(tasks.iter().filter_map(|(_, token)| as_value(token.as_ref()))));
     let tasks: Vec<Arc<Task>> =
-        file.tasks.into_iter().map(|(name, raw)| Arc::new(task(&name, raw, &mut known, around, findings))).collect();
+        tasks.into_iter().map(|(task, token)| Arc::new(watchful(task, token.as_ref(), &everything))).collect();
     let mut tokens = HashMap::new();
     for task in &tasks {
         if let Some(token) = task.token
@@ -172,7 +177,7 @@ fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Sett
         hosts: hosts(file.hosts, findings),
         leak: file.leak,
         network: Network { allow: file.allow_cidrs, deny: file.deny_cidrs },
-        values: Arc::new(matcher(known.compiled.values().flatten())),
+        values: Arc::new(everything),
         tasks: tasks.into_iter().map(|task| (task.name.clone(), task)).collect(),
         tokens,
     };
@@ -404,7 +409,26 @@ impl Known<'_> {
     }
 }
 
-fn task(name: &str, raw: RawTask, known: &mut Known<'_>, around: &Surroundings<'_>, findings: &Findings) -> Task {
+/// A token as a value that must not leave.
+fn as_value(token: Option<&Secret>) -> Option<(Whose, &[u8])> {
+    token.map(|token| (Whose::Token, token.expose()))
+}
+
+/// A task that knows what must not leave and what must not come back.
+fn watchful(task: Task, token: Option<&Secret>, everything: &Matcher) -> Task {
+    let leaving = values(task.credentials.iter()).chain(as_value(token));
+    let (leaving, own) =
+        (everything.narrowed(leaving, true), everything.narrowed(values(task.credentials.iter()), false));
+    Task { values: Arc::new(leaving), own: Arc::new(own), ..task }
+}
+
+fn task(
+    name: &str,
+    raw: RawTask,
+    known: &mut Known<'_>,
+    around: &Surroundings<'_>,
+    findings: &Findings,
+) -> (Task, Option<Secret>) {
     let at = |key: &str| format!("tasks.{name}.{key}");
     let found = known.integrations(&raw.integrations, &at("integrations"), findings);
     let plan = match &raw.plan {
@@ -431,28 +455,30 @@ fn task(name: &str, raw: RawTask, known: &mut Known<'_>, around: &Surroundings<'
         let why = "webhooks need all three: the integration \"webhook\", the tool \"webhook\" and webhook_urls";
         findings.warning(at("webhook_urls"), why);
     }
-    Task {
+    let task = Task {
         name: TaskName::new(name),
-        token,
+        token: token.as_ref().map(|token| TokenHash::of(token.expose())),
         integrations: found,
         observe: raw.observe,
         plan,
-        values: Arc::new(matcher(credentials.iter())),
+        values: Arc::default(),
+        own: Arc::default(),
         credentials,
         raw: raw.raw.unwrap_or(raw.tools.is_empty()),
         tools: raw.tools,
         webhooks: webhooks.then_some(registered),
-    }
+    };
+    (task, token)
 }
 
-fn token(source: &Source, at: &str, around: &Surroundings<'_>, findings: &Findings) -> Option<TokenHash> {
+fn token(source: &Source, at: &str, around: &Surroundings<'_>, findings: &Findings) -> Option<Secret> {
     match read_source(source, around.env) {
         Ok(token) if token.expose().len() < TokenHash::MIN_TOKEN => {
             let write = format!("{} random bytes or more", TokenHash::MIN_TOKEN);
             findings.problem(at, "the token is too short", write);
             None
         }
-        Ok(token) => Some(TokenHash::of(token.expose())),
+        Ok(token) => Some(token),
         Err(why) => {
             findings.problem(at, why.to_string(), "a source that holds the token");
             None
@@ -783,7 +809,7 @@ pub(super) mod tests {
             let task = policy.task(&TaskName::new(name)).unwrap();
             assert_eq!(task.credentials()[0].value().unwrap().expose(), want.as_bytes());
             let other = if name == "one" { "w2/K: 0123456789" } else { "w1/K: 0123456789" };
-            assert!(task.values().find(want.as_bytes()).is_some() && task.values().find(other.as_bytes()).is_none());
+            assert!(task.values().find(want.as_bytes()).is_some() && task.own().find(other.as_bytes()).is_none());
             assert!(policy.values().find(other.as_bytes()).is_some());
         }
     }

@@ -6,7 +6,7 @@ use http::HeaderName;
 use http::header::AUTHORIZATION;
 
 use super::rule::Allowed;
-use crate::leak::Matcher;
+use crate::leak::Whose;
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
@@ -150,14 +150,17 @@ impl Credential {
     }
 }
 
-/// Looks for the values of these credentials. For `user:password` the password is looked for by itself, too.
-pub(super) fn matcher<'c>(credentials: impl Iterator<Item = &'c Arc<Credential>>) -> Matcher {
+/// The values of these credentials. For `user:password` the password is one by itself, too.
+pub(super) fn values<'c>(
+    credentials: impl Iterator<Item = &'c Arc<Credential>>,
+) -> impl Iterator<Item = (Whose, &'c [u8])> {
     let values = credentials.filter_map(|credential| Some((credential, credential.value()?.expose())));
-    Matcher::new(values.flat_map(|(credential, value)| {
+    values.flat_map(|(credential, value)| {
         let colon = value.iter().position(|byte| *byte == b':').filter(|_| *credential.auth() == Auth::Basic);
         let password = colon.and_then(|at| value.get(at.saturating_add(1)..));
-        [Some(value), password].into_iter().flatten().map(|part| (credential.name(), part))
-    }))
+        let whose = Whose::Credential(credential.name().clone());
+        [Some(value), password].into_iter().flatten().map(move |part| (whose.clone(), part))
+    })
 }
 
 /// Longest name, in bytes.

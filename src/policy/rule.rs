@@ -58,8 +58,10 @@ pub struct Task {
     pub(super) observe: bool,
     pub(super) plan: Plan,
     pub(super) credentials: Vec<Arc<Credential>>,
-    /// Their values, to be looked for.
+    /// What must not leave.
     pub(super) values: Arc<Matcher>,
+    /// What must not come back: the values of its own credentials.
+    pub(super) own: Arc<Matcher>,
     pub(super) tools: Vec<Tool>,
     pub(super) raw: bool,
     /// Registered webhook URLs; none without the integration `webhook`.
@@ -235,10 +237,16 @@ impl Task {
         self.credentials.iter().find(|credential| credential.name().as_str() == name)
     }
 
-    /// The values of its credentials, which must not leave in a request.
+    /// What must not leave in a request: the values of its credentials, the long ones of others, its token.
     #[must_use]
     pub fn values(&self) -> &Arc<Matcher> {
         &self.values
+    }
+
+    /// The values of its own credentials, which must not come back.
+    #[must_use]
+    pub fn own(&self) -> &Arc<Matcher> {
+        &self.own
     }
 
     /// Registered webhook URLs, as destinations.

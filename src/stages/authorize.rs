@@ -10,9 +10,11 @@ use std::sync::Arc;
 
 use super::choice::{self, Chosen};
 use super::identify::{Caller, Proof};
+use super::redact::Guard;
 use super::throttle::Taken;
 use crate::audit::record::Record;
 use crate::leak::Matcher;
+use crate::leak::coding::Bounds;
 use crate::model::name::CredentialName;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
@@ -58,10 +60,12 @@ pub struct Grant {
     path: PathAndQuery,
     limits: Limits,
     values: Arc<Matcher>,
+    own: Arc<Matcher>,
+    bounds: Bounds,
     marks: Marks,
     chosen: Option<Chosen>,
     exclusive: Option<Vec<Place>>,
-    guarded: bool,
+    known_there: bool,
 }
 
 /// What an exchange was granted, as far as a later policy has to be asked about it.
@@ -222,14 +226,19 @@ impl Grant {
         of_chosen.chain(self.exclusive.iter().flatten().cloned())
     }
 
-    /// Whether a credential of the task could come back from there.
-    pub(super) fn is_guarded(&self) -> bool {
-        self.guarded
+    /// Whether a credential of the task is known there.
+    pub(super) fn is_known_there(&self) -> bool {
+        self.known_there
+    }
+
+    /// How much may come out of a coded body.
+    pub(super) fn bounds(&self) -> Bounds {
+        self.bounds
     }
 
     /// What must not come back in the answer.
-    pub(super) fn guard(&self) -> Option<Arc<Matcher>> {
-        (self.guarded && !self.values.is_empty()).then(|| self.values.clone())
+    pub(super) fn guard(&self) -> Option<Guard> {
+        (!self.own.is_empty()).then(|| Guard { values: self.own.clone(), bounds: self.bounds })
     }
 }
 
@@ -251,8 +260,8 @@ pub fn destination(
         if parts.method == Method::CONNECT { Asked::Connect } else { Asked::Request(Kind::of(&parts.headers)?) };
     let admitted = admit(policy, caller, target, asked)?;
     let values = task(policy, caller)?.values();
-    if let Some(found) = values.find_folded(&admitted.target.host().to_string()) {
-        return Err(record.refused_for(Deny::LeakDetected, found.credential, "its value stands in the host"));
+    if let Some(found) = values.find_in_name(&admitted.target.host().to_string()) {
+        return Err(record.leak(&found, "the host"));
     }
     Ok(admitted)
 }
@@ -332,9 +341,11 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
         path,
         limits: task.limits(kind),
         values: task.values().clone(),
+        own: task.own().clone(),
+        bounds: Bounds { total: policy.leak().max_decoded(), ratio: policy.leak().max_ratio() },
         marks,
         chosen,
-        guarded: task.credentials().iter().any(|credential| credential.could_come_from(to.0.host())),
+        known_there: task.credentials().iter().any(|credential| credential.could_come_from(to.0.host())),
         exclusive,
         admitted,
     })

@@ -5,9 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use http::header::{
-    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{Request, Response, StatusCode, Version};
 use http_body::Body;
 use hyper::body::Incoming;
@@ -26,7 +24,7 @@ use super::forgiving::Forgiving;
 use super::inject::{Outbound, Parcel};
 use super::pin::PinnedTarget;
 use super::pool::{Key, Lease, MAX_STREAMS, Pool, Sender, lock};
-use super::redact;
+use super::redact::{self, Guard, Undo};
 use super::standing::Withdrawn;
 use super::upload::RequestBody;
 use super::websocket::{Downward, Upward, Wanted};
@@ -58,8 +56,8 @@ pub struct Received {
     pub(super) lease: Lease,
     pub(super) timeouts: Timeouts,
     pub(super) started: Instant,
-    /// What must not come back to the client.
-    pub(super) guard: Option<Arc<Matcher>>,
+    /// What must not come back to the client, and how the answer is read.
+    pub(super) guard: Option<(Guard, Undo)>,
     /// What the client must not send on.
     pub(super) values: Arc<Matcher>,
     pub(super) withdrawn: Withdrawn,
@@ -168,6 +166,7 @@ impl Forwarder {
         let Parcel { request, pinned, timeouts, guard, values } = outbound.into_parcel();
         let started = request.body().began();
         let wanted = request.extensions().get::<Wanted>().cloned();
+        let counts = record.counts();
         let exchange = async {
             let exchange = self.send(request, &pinned, timeouts, execution, record);
             match timeouts.request {
@@ -179,15 +178,16 @@ impl Forwarder {
             // Asked first: what was taken away since must not even begin.
             biased;
             refusal = &mut withdrawn => return Err(refusal),
+            refusal = counts.until_stopped() => return Err(refusal),
             exchanged = exchange => exchanged?,
         };
         let switched = switched(&mut response, wanted.as_ref())?;
         let response = answer(response)?;
-        if guard.is_some() && is_coded(&response) {
-            // It cannot be read, so it cannot be redacted. It was asked for as it is.
-            record.rule("the answer is compressed although it was asked for as it is");
-            return Err(Fail::UpstreamProtocol.into());
-        }
+        let undo = guard.as_ref().map(|guard| guard.undo(&response)).transpose().inspect_err(|_| {
+            // What cannot be read cannot be redacted. Only what can be was asked for.
+            record.rule("the answer has a coding that was not asked for");
+        })?;
+        let guard = guard.zip(undo);
         Ok(Received { response, lease, timeouts, started, guard, values, withdrawn, switched })
     }
 
@@ -376,17 +376,10 @@ fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
     Ok(response)
 }
 
-/// True for a body behind a content coding.
-fn is_coded(response: &Response<Incoming>) -> bool {
-    let plain =
-        |coding: &[u8]| matches!(coding.trim_ascii(), b"") || coding.trim_ascii().eq_ignore_ascii_case(b"identity");
-    let plain = |value: &HeaderValue| value.as_bytes().split(|byte| *byte == b',').all(plain);
-    let codings = ["grpc-encoding", "connect-content-encoding", "im"].map(HeaderName::from_static);
-    let coded = |name: &HeaderName| !response.headers().get_all(name).iter().all(plain);
-    !response.body().is_end_stream() && codings.iter().chain([&CONTENT_ENCODING]).any(coded)
-}
-
 fn blame(error: TrySendError<Request<RequestBody>>, counts: &Counts) -> Refusal {
+    if let Some(refusal) = counts.stopped() {
+        return refusal;
+    }
     if counts.has_client_stalled() {
         return Fail::RequestTimedOut.into();
     }

@@ -17,10 +17,12 @@ use super::authorize::{Grant, Standing};
 use super::choice::{Chosen, Swap};
 use super::inspect::Cleared;
 use super::pin::PinnedTarget;
+use super::redact::Guard;
 use super::standing::{self, Withdrawn};
 use super::upload::RequestBody;
 use super::{fields, keys, query, websocket};
 use crate::leak::Matcher;
+use crate::leak::coding::Coding;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Scheme;
 use crate::policy::credential::{Auth, Place};
@@ -41,7 +43,7 @@ pub struct Outbound {
     request: Request<RequestBody>,
     pinned: PinnedTarget,
     timeouts: Timeouts,
-    guard: Option<Arc<Matcher>>,
+    guard: Option<Guard>,
     values: Arc<Matcher>,
     standing: Standing,
 }
@@ -52,7 +54,7 @@ pub(super) struct Parcel {
     pub(super) pinned: PinnedTarget,
     pub(super) timeouts: Timeouts,
     /// What must not come back.
-    pub(super) guard: Option<Arc<Matcher>>,
+    pub(super) guard: Option<Guard>,
     /// What must not leave, also not later.
     pub(super) values: Arc<Matcher>,
 }
@@ -115,8 +117,8 @@ fn outgoing(
     let target = pinned.target();
     parts.method = grant.method().clone();
     let mut path = grant.path().clone();
-    if grant.is_guarded() {
-        ask_plainly(&mut parts.headers);
+    if grant.guard().is_some() {
+        ask_readably(&mut parts.headers, grant.is_known_there());
     }
     if let Some(places) = grant.exclusive() {
         // The sandbox could have keys of its own along.
@@ -155,17 +157,31 @@ fn frame(parts: &mut Parts, body: &RequestBody) {
     }
 }
 
-/// Asks for an answer that can be redacted.
-fn ask_plainly(headers: &mut HeaderMap) {
-    // What cannot be read cannot be redacted.
-    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+/// Asks for an answer that can be redacted. Where a credential is known, a part of an answer could be a part
+/// of an echo.
+fn ask_readably(headers: &mut HeaderMap, is_known_there: bool) {
+    if is_known_there {
+        headers.remove(RANGE);
+        headers.remove(IF_RANGE);
+        headers.remove("x-ms-range");
+    }
+    // A part of something coded cannot be read.
+    let asked = if headers.contains_key(RANGE) { None } else { readable(headers) };
+    headers.insert(ACCEPT_ENCODING, asked.unwrap_or(HeaderValue::from_static("identity")));
     for name in ["grpc-accept-encoding", "connect-accept-encoding", "a-im"] {
         headers.remove(name);
     }
-    // A part of an answer could be a part of an echo.
-    headers.remove(RANGE);
-    headers.remove(IF_RANGE);
-    headers.remove("x-ms-range");
+}
+
+/// Of the codings that the client takes, those that can be undone.
+fn readable(headers: &HeaderMap) -> Option<HeaderValue> {
+    let known = |asked: &&str| {
+        let name = asked.split(';').next().unwrap_or_default().trim();
+        name.eq_ignore_ascii_case("identity") || Coding::named(name).is_some()
+    };
+    let fields = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    let kept: Vec<&str> = fields.flat_map(|value| value.split(',')).map(str::trim).filter(known).collect();
+    HeaderValue::from_str(&kept.join(", ")).ok().filter(|value| !value.is_empty())
 }
 
 /// Puts the credential in: where its type says, or where its placeholder stands. The one place where a

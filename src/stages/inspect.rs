@@ -1,19 +1,24 @@
 //! Nothing leaves that must stay: evidence that a request was looked through.
 //!
-//! What is looked for are the values of the task's credentials, as they are, percent-encoded and in
-//! base64; where: method, path and query, header fields, and bodies of a known length up to 64 KiB. Host
-//! names are looked at before, when the destination is judged.
+//! What is looked for are the values that the task must not send, in every form; where: method, path and
+//! query, header fields, body and trailers. Bodies of a known length up to 64 KiB are read whole before anything
+//! leaves, others are looked through on their way. Host names are looked at before, when the destination is
+//! judged.
 
-use http::Request;
+use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::request::Parts;
+use http::{HeaderMap, Request};
+use http_body::Body;
 use tokio::time::timeout_at;
 
 use super::authorize::Grant;
+use super::leaving::{Leaving, Stop};
 use super::upload::RequestBody;
 use crate::audit::record::Record;
+use crate::leak::{Found, Matcher};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
-use crate::policy::rule::Timeouts;
+use crate::policy::plan::Timeouts;
 
 /// Bodies up to this are read whole before anything leaves, in bytes.
 const SMALL: u64 = 64 * 1024;
@@ -63,51 +68,71 @@ pub async fn gather(grant: &Grant, body: RequestBody) -> Verdict<RequestBody> {
 /// Looks a request through, and what has been gathered of its body.
 ///
 /// # Errors
-/// [`Deny::LeakDetected`] if a credential's value stands in it; [`Deny::CredentialNotBound`] for a marked
-/// placeholder in the body.
-pub fn request(grant: Grant, parts: Parts, body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
-    head(&grant, &parts, record)?;
-    whole_body(&grant, &body, record)?;
+/// [`Deny::LeakDetected`] if a value stands in it; [`Deny::ContentCodingUnsupported`] or [`Deny::ScanLimit`] for
+/// a body that cannot be looked through; [`Deny::CredentialNotBound`] for a marked placeholder in the body.
+pub fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
+    let values = grant.values();
+    if !values.is_empty() {
+        head(&grant, &parts, record)?;
+        if !body.is_end_stream() {
+            let leaving = Leaving::of(&parts, values, grant.bounds())?;
+            if let Some((data, trailers)) = body.here() {
+                whole(leaving, data, trailers).map_err(|stop| refused(stop, record))?;
+            } else {
+                body.look_through(leaving);
+            }
+        }
+    }
+    unmarked(&grant, &body, record)?;
     Ok(Cleared { grant, request: Request::from_parts(parts, body) })
 }
 
 fn head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> {
     let values = grant.values();
-    if values.is_empty() {
-        return Ok(());
-    }
-    let leak = |found: crate::leak::Match<'_>, place: &str, record: &mut Record| -> Refusal {
-        record.refused_for(Deny::LeakDetected, found.credential, &format!("its value stands in {place}"))
-    };
     if let Some(found) = values.find(parts.method.as_str().as_bytes()) {
-        return Err(leak(found, "the method", record));
+        return Err(record.leak(&found, "the method"));
     }
     for path in [Some(grant.path()), parts.uri.path_and_query()].into_iter().flatten() {
         if let Some(found) = values.find(path.as_str().as_bytes()) {
-            return Err(leak(found, "the path or query", record));
+            return Err(record.leak(&found, "the path or query"));
         }
     }
-    for (name, value) in &parts.headers {
-        // The token is read and removed here, and is none of the task's credentials.
-        if *name == PROXY_AUTHORIZATION {
-            continue;
-        }
-        if let Some(found) = values.find_folded(name.as_str()).or_else(|| values.find(value.as_bytes())) {
-            return Err(leak(found, "a header field", record));
-        }
+    if let Some(found) = fields(values, &parts.headers) {
+        return Err(record.leak(&found, "a header field"));
     }
     Ok(())
 }
 
-fn whole_body(grant: &Grant, body: &RequestBody, record: &mut Record) -> Verdict<()> {
-    let (values, (data, trailers)) = (grant.values(), body.here());
-    let fields = || trailers.into_iter().flatten();
-    let name = |(name, value): (&HeaderName, &HeaderValue)| {
-        values.find_folded(name.as_str()).or_else(|| values.find(value.as_bytes()))
+/// Looks through fields: names, values, and values of which one may begin what the next one ends.
+fn fields(values: &Matcher, headers: &HeaderMap) -> Option<Found> {
+    // The token is read and removed here, where it belongs.
+    let looked_at = || headers.iter().filter(|(name, _)| *name != PROXY_AUTHORIZATION);
+    let one = |(name, value): (&HeaderName, &HeaderValue)| {
+        values.find_in_name(name.as_str()).or_else(|| values.find(value.as_bytes()))
     };
-    if let Some(found) = values.find(data).or_else(|| fields().find_map(name)) {
-        return Err(record.refused_for(Deny::LeakDetected, found.credential, "its value stands in the body"));
+    looked_at().find_map(one).or_else(|| values.find_across(looked_at().map(|(_, value)| value.as_bytes())))
+}
+
+/// Looks through a body that is here.
+fn whole(mut leaving: Leaving, data: &Bytes, trailers: Option<&HeaderMap>) -> Result<(), Stop> {
+    leaving.push(data.clone())?;
+    while leaving.has_work() {
+        leaving.work()?;
     }
+    trailers.map_or(Ok(()), |trailers| leaving.trailers(trailers))?;
+    leaving.end()
+}
+
+fn refused(stop: Stop, record: &mut Record) -> Refusal {
+    match stop.refusal() {
+        (_, Some(found)) => record.leak(&found, "the body"),
+        (refusal, None) => refusal,
+    }
+}
+
+fn unmarked(grant: &Grant, body: &RequestBody, record: &mut Record) -> Verdict<()> {
+    let Some((data, trailers)) = body.here() else { return Ok(()) };
+    let fields = || trailers.into_iter().flatten();
     if grant.is_marked(data) || fields().any(|(_, value)| grant.is_marked(value.as_bytes())) {
         record.rule("a placeholder stands where none is swapped");
         return Err(Deny::CredentialNotBound.into());

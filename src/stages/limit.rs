@@ -18,7 +18,8 @@ use super::redact::{self, Guarded};
 use super::standing::Withdrawn;
 use super::upload::BodyError;
 use crate::audit::record::{Counts, Record};
-use crate::model::refusal::Fail;
+use crate::leak::coding::Undecodable;
+use crate::model::refusal::{Fail, Refusal};
 
 /// A response's body on its way to the client.
 ///
@@ -79,6 +80,7 @@ async fn watch(
     let refusal = tokio::select! {
         () = too_long(&counts, idle, until) => Fail::RequestTimedOut.into(),
         refusal = withdrawn => refusal,
+        refusal = counts.until_stopped() => refusal,
     };
     let (exchange, waker) = {
         let mut live = lock(&live);
@@ -158,7 +160,7 @@ impl Body for ResponseBody {
                 (Some(Ok(frame)), done.then_some(true))
             }
             Some(Err(error)) => {
-                exchange.record.failed(blame(&exchange.counts).into());
+                exchange.record.failed(blame(&error, &exchange.counts));
                 (Some(Err(error)), Some(false))
             }
             None => (None, Some(true)),
@@ -195,8 +197,12 @@ impl Exchange {
 }
 
 /// Whose fault it is that an answer broke off.
-fn blame(counts: &Counts) -> Fail {
-    if counts.has_client_stalled() { Fail::RequestTimedOut } else { Fail::UpstreamProtocol }
+fn blame(error: &BodyError, counts: &Counts) -> Refusal {
+    match error {
+        BodyError::Unread(Undecodable::TooMuch) => Fail::ResponseTooLarge.into(),
+        _ if counts.has_client_stalled() => Fail::RequestTimedOut.into(),
+        _ => counts.stopped().unwrap_or(Fail::UpstreamProtocol.into()),
+    }
 }
 
 /// A client that goes away before the end leaves its mark in the record. One that has every byte of the

@@ -11,6 +11,7 @@ pub mod identify;
 pub mod inject;
 pub mod inspect;
 mod keys;
+mod leaving;
 pub mod limit;
 pub mod parse;
 pub mod pin;

@@ -1,41 +1,111 @@
-//! Credentials that come back: overwritten in heads, bodies and trailers, byte for byte. Not a stage:
-//! what `limit` puts between the origin and the client.
+//! Credentials that come back: overwritten in heads, bodies and trailers, byte for byte, also behind content
+//! codings, which are undone for that. Not a stage: what `limit` puts between the origin and the client.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
-use http::header::{HeaderName, HeaderValue};
-use http::{HeaderMap, Response};
+use bytes::{Buf, Bytes};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, ETAG, HeaderName, HeaderValue};
+use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use super::upload::BodyError;
-use crate::leak::{Matcher, Redactor};
-use crate::model::name::CredentialName;
+use super::leaving::codings;
+use super::upload::{BodyError, with_held};
+use crate::leak::coding::{Bounds, Decoder};
+use crate::leak::{Matcher, Redactor, Whose};
+use crate::model::refusal::{Fail, Verdict};
+
+/// What is to be kept from coming back.
+#[derive(Clone)]
+pub(super) struct Guard {
+    /// The values.
+    pub(super) values: Arc<Matcher>,
+    /// How much may come out of a coded answer.
+    pub(super) bounds: Bounds,
+}
+
+/// What undoes the coding of an answer.
+pub(super) enum Undo {
+    /// It has none.
+    Nothing,
+    /// It goes, and the head says so.
+    Coding(Box<Decoder>),
+}
+
+impl Guard {
+    /// What it takes to read an answer.
+    ///
+    /// # Errors
+    /// [`Fail::UpstreamProtocol`] for one that cannot be read, or is a part of one that can only be read whole.
+    pub(super) fn undo<B: Body>(&self, response: &Response<B>) -> Verdict<Undo> {
+        let headers = response.headers();
+        let of_messages = ["grpc-encoding", "connect-content-encoding", "im"].map(HeaderName::from_static);
+        if !of_messages.iter().all(|name| codings(headers, name).is_some_and(|codings| codings.is_empty())) {
+            return Err(Fail::UpstreamProtocol.into());
+        }
+        let codings = codings(headers, &CONTENT_ENCODING);
+        if codings.as_ref().is_some_and(Vec::is_empty) || (codings.is_none() && response.body().is_end_stream()) {
+            return Ok(Undo::Nothing);
+        }
+        if response.status() == StatusCode::PARTIAL_CONTENT {
+            return Err(Fail::UpstreamProtocol.into());
+        }
+        let decoder = Decoder::new(&codings.unwrap_or_default(), self.bounds).ok_or(Fail::UpstreamProtocol)?;
+        Ok(Undo::Coding(Box::new(decoder)))
+    }
+}
 
 /// An origin's body, with credentials overwritten where they could come back.
 pub(super) struct Guarded {
     inner: Incoming,
-    guard: Option<Guard>,
+    guard: Option<Box<Guarding>>,
 }
 
-struct Guard {
+struct Guarding {
     redactor: Redactor,
-    /// What goes out once the held bytes are gone: trailers, or why it broke off.
+    decoder: Option<Box<Decoder>>,
+    /// Came, and has not been decoded.
+    coded: Bytes,
+    /// There is more to come out of what has been taken.
+    more: bool,
+    ended: bool,
+    /// What goes out once the rest has gone: trailers, or why it broke off.
     last: Option<Result<Frame<Bytes>, BodyError>>,
 }
 
 /// Redacts a head, and gets the body ready for it.
-pub(super) fn head(response: Response<Incoming>, values: Option<Arc<Matcher>>) -> Response<Guarded> {
-    let Some(values) = values else { return response.map(|inner| Guarded { inner, guard: None }) };
+pub(super) fn head(response: Response<Incoming>, guard: Option<(Guard, Undo)>) -> Response<Guarded> {
+    let Some((guard, undo)) = guard else { return response.map(|inner| Guarded { inner, guard: None }) };
     let (mut parts, inner) = response.into_parts();
-    let mut redactor = Redactor::new(values);
+    let mut redactor = Redactor::new(guard.values);
+    let decoder = match undo {
+        Undo::Nothing => None,
+        Undo::Coding(decoder) => {
+            say_decoded(&mut parts.headers);
+            Some(decoder)
+        }
+    };
     fields(&mut parts.headers, &mut redactor);
     // HTTP/2 has none, and nobody needs it.
     parts.extensions.remove::<hyper::ext::ReasonPhrase>();
-    Response::from_parts(parts, Guarded { inner, guard: Some(Guard { redactor, last: None }) })
+    let guarding = Guarding { redactor, decoder, coded: Bytes::new(), more: false, ended: false, last: None };
+    Response::from_parts(parts, Guarded { inner, guard: Some(Box::new(guarding)) })
+}
+
+/// Takes out of a head what is true of the coded body alone (RFC 9110 §8.4, §8.8.3; RFC 9530).
+fn say_decoded(headers: &mut HeaderMap) {
+    let of_coded = ["content-md5", "digest", "content-digest", "repr-digest"].map(HeaderName::from_static);
+    for name in [CONTENT_ENCODING, CONTENT_LENGTH].iter().chain(&of_coded) {
+        headers.remove(name);
+    }
+    // The same thing, but not byte for byte.
+    if let Some(tag) = headers.get(ETAG).filter(|tag| tag.as_bytes().first() == Some(&b'"'))
+        && let Ok(weak) = HeaderValue::from_bytes(&[b"W/", tag.as_bytes()].concat())
+    {
+        headers.insert(ETAG, weak);
+    }
 }
 
 /// Overwrites values in header fields. A field whose name holds one goes.
@@ -58,10 +128,51 @@ impl Guarded {
         self.guard.map(|guard| guard.redactor)
     }
 
-    /// How many places were overwritten, and whose values they held; nothing if there were none.
-    pub(super) fn found(&self) -> Option<(u64, Vec<&[CredentialName]>)> {
+    /// How many places were overwritten, and what they held; nothing if there were none.
+    pub(super) fn found(&self) -> Option<(u64, Vec<Vec<&Whose>>)> {
         let redactor = &self.guard.as_ref()?.redactor;
         (redactor.count() > 0).then(|| (redactor.count(), redactor.found().collect()))
+    }
+}
+
+impl Guarding {
+    fn take(&mut self, data: Bytes) {
+        if self.decoder.is_some() {
+            self.coded = data;
+        } else {
+            self.redactor.feed(data);
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        self.more || !self.coded.is_empty()
+    }
+
+    /// Decodes a portion.
+    fn work(&mut self) {
+        let Some(decoder) = &mut self.decoder else { return };
+        let (mut coded, mut text) = (&*self.coded, Vec::new());
+        match decoder.decode(&mut coded, &mut text) {
+            Ok(more) => {
+                self.more = more;
+                let taken = self.coded.len().saturating_sub(coded.len());
+                self.coded.advance(taken);
+                self.redactor.feed(text.into());
+            }
+            Err(why) => self.finish(Some(Err(BodyError::Unread(why)))),
+        }
+    }
+
+    /// The origin has sent everything.
+    fn finish(&mut self, last: Option<Result<Frame<Bytes>, BodyError>>) {
+        let cut = self.decoder.take().and_then(|decoder| decoder.end().err());
+        self.last = match (last, cut) {
+            (Some(Err(error)), _) => Some(Err(error)),
+            (_, Some(why)) => Some(Err(BodyError::Unread(why))),
+            (last, None) => last,
+        };
+        (self.coded, self.more, self.ended) = (Bytes::new(), false, true);
+        self.redactor.end();
     }
 }
 
@@ -74,53 +185,53 @@ impl Body for Guarded {
         let Some(guard) = &mut this.guard else {
             return Pin::new(&mut this.inner).poll_frame(cx).map_err(BodyError::Peer);
         };
-        if let Some(last) = guard.last.take() {
-            return Poll::Ready(Some(last));
-        }
         loop {
-            let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) else {
-                let held = guard.redactor.pause();
-                return if held.is_empty() { Poll::Pending } else { Poll::Ready(Some(Ok(Frame::data(held)))) };
-            };
-            let ended = match frame.map(|frame| frame.map(Frame::into_data)) {
-                Some(Ok(Ok(data))) => {
-                    let mut certain = guard.redactor.feed(&data);
-                    if this.inner.is_end_stream() {
-                        certain = [certain, guard.redactor.pause()].concat().into();
-                    } else if certain.is_empty() {
-                        continue;
-                    }
-                    return Poll::Ready(Some(Ok(Frame::data(certain))));
-                }
-                Some(Ok(Err(frame))) => frame.into_trailers().ok().map(|mut trailers| {
-                    fields(&mut trailers, &mut guard.redactor);
-                    Ok(Frame::trailers(trailers))
-                }),
-                Some(Err(error)) => Some(Err(BodyError::Peer(error))),
-                None => None,
-            };
-            let held = guard.redactor.pause();
-            if held.is_empty() {
-                return Poll::Ready(ended);
+            if let Some(data) = guard.redactor.take() {
+                return Poll::Ready(Some(Ok(Frame::data(data))));
             }
-            guard.last = ended;
-            return Poll::Ready(Some(Ok(Frame::data(held))));
+            if guard.ended {
+                return Poll::Ready(guard.last.take());
+            }
+            if guard.has_work() {
+                guard.work();
+            } else if let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) {
+                match frame.map(|frame| frame.map(Frame::into_data)) {
+                    Some(Ok(Ok(data))) => guard.take(data),
+                    Some(Ok(Err(frame))) => {
+                        let trailers = frame.into_trailers().ok().map(|mut trailers| {
+                            fields(&mut trailers, &mut guard.redactor);
+                            Ok(Frame::trailers(trailers))
+                        });
+                        guard.finish(trailers);
+                    }
+                    Some(Err(error)) => guard.finish(Some(Err(BodyError::Peer(error)))),
+                    None => guard.finish(None),
+                }
+            } else {
+                guard.redactor.pause();
+                let Some(data) = guard.redactor.take() else { return Poll::Pending };
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+            // Who sends the last byte of a known length may not be asked for more.
+            if !guard.ended && !guard.has_work() && this.inner.is_end_stream() {
+                guard.finish(None);
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        let waiting = self.guard.as_ref().is_some_and(|guard| guard.last.is_some() || guard.redactor.held() > 0);
-        self.inner.is_end_stream() && !waiting
+        match &self.guard {
+            None => self.inner.is_end_stream(),
+            Some(guard) if guard.ended => guard.last.is_none() && guard.redactor.held() == 0,
+            Some(guard) => self.inner.is_end_stream() && guard.redactor.held() == 0 && !guard.has_work(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        let held = self.guard.as_ref().map_or(0, |guard| guard.redactor.held() as u64);
-        let inner = self.inner.size_hint();
-        let mut hint = SizeHint::new();
-        hint.set_lower(inner.lower().saturating_add(held));
-        if let Some(upper) = inner.upper() {
-            hint.set_upper(upper.saturating_add(held));
+        match &self.guard {
+            None => self.inner.size_hint(),
+            Some(guard) if guard.decoder.is_some() && !self.is_end_stream() => SizeHint::new(),
+            Some(guard) => with_held(self.inner.size_hint(), guard.redactor.held() as u64),
         }
-        hint
     }
 }

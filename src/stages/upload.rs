@@ -11,8 +11,10 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::leaving::{Leaving, Stop};
 use super::{fields, keys};
 use crate::audit::record::Counts;
+use crate::leak::coding::Undecodable;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::policy::credential::Place;
 
@@ -25,6 +27,12 @@ pub enum BodyError {
     /// The peer broke off or broke its framing.
     #[error("the peer broke off")]
     Peer(#[source] hyper::Error),
+    /// It cannot be decoded, or not within bounds.
+    #[error("the body cannot be read")]
+    Unread(#[source] Undecodable),
+    /// What it says must not leave, or cannot be read.
+    #[error("the body must not go on")]
+    Stopped,
     /// No byte came for too long, or the exchange took too long.
     #[error("the body took too long")]
     TimedOut,
@@ -39,7 +47,37 @@ pub struct RequestBody {
     began: Instant,
     /// Fields that no trailer may have.
     places: Vec<Place>,
+    looked_through: Option<Box<LookedThrough>>,
 }
+
+/// A body that is looked through on its way.
+struct LookedThrough {
+    leaving: Leaving,
+    /// The client has sent everything; what goes behind the body.
+    ended: bool,
+    trailers: Option<HeaderMap>,
+    pauses: Pauses,
+}
+
+/// When what is held goes without an end in sight: nobody knows when more comes of a stream whose length is
+/// not known.
+enum Pauses {
+    /// The length is known, so the end will come.
+    Never,
+    Known {
+        /// When something came last, and when the oldest of what is held did.
+        last: Instant,
+        oldest: Option<Instant>,
+        timer: Pin<Box<Sleep>>,
+    },
+}
+
+/// Nothing has come for so long: a pause.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Nobody waits longer for a byte, also of a stream that trickles.
+const MAX_HELD: Duration = Duration::from_millis(500);
+/// Portions that are looked through before somebody else may have the thread.
+const PORTIONS: usize = 8;
 
 /// Where the bytes are.
 enum Source {
@@ -58,7 +96,15 @@ impl RequestBody {
             counts.request_done();
         }
         counts.tick();
-        Self { source: Source::Client(inner), idle, waiting: None, counts, began: Instant::now(), places: Vec::new() }
+        Self {
+            source: Source::Client(inner),
+            idle,
+            waiting: None,
+            counts,
+            began: Instant::now(),
+            places: Vec::new(),
+            looked_through: None,
+        }
     }
 
     /// Ready once the wait has been too long. The timer is only set when a poll finds nothing, so it costs
@@ -103,7 +149,9 @@ impl RequestBody {
         while let Some(frame) = std::future::poll_fn(|cx| self.poll_source(cx)).await {
             let frame = frame.map_err(|error| match error {
                 BodyError::TimedOut => Fail::RequestTimedOut.into(),
-                BodyError::Over | BodyError::Peer(_) => crate::model::refusal::Refusal::from(Deny::RequestMalformed),
+                BodyError::Over | BodyError::Peer(_) | BodyError::Stopped | BodyError::Unread(_) => {
+                    crate::model::refusal::Refusal::from(Deny::RequestMalformed)
+                }
             })?;
             match frame.into_data() {
                 Ok(bytes) => data.extend_from_slice(&bytes),
@@ -114,12 +162,82 @@ impl RequestBody {
         Ok(self)
     }
 
-    /// What is here of it: the data and the trailers.
-    pub(super) fn here(&self) -> (&[u8], Option<&HeaderMap>) {
+    /// The data and the trailers, if all of it is here.
+    pub(super) fn here(&self) -> Option<(&Bytes, Option<&HeaderMap>)> {
         match &self.source {
-            Source::Client(_) => (&[], None),
-            Source::Here { data, trailers } => (data.as_deref().unwrap_or_default(), trailers.as_ref()),
+            Source::Here { data: Some(data), trailers } => Some((data, trailers.as_ref())),
+            Source::Client(_) | Source::Here { .. } => None,
         }
+    }
+
+    /// Has it looked through on its way.
+    pub(super) fn look_through(&mut self, leaving: Leaving) {
+        let pauses = if self.size_hint().exact().is_some() {
+            Pauses::Never
+        } else {
+            Pauses::Known { last: Instant::now(), oldest: None, timer: Box::pin(sleep(PAUSE)) }
+        };
+        self.looked_through = Some(Box::new(LookedThrough { leaving, ended: false, trailers: None, pauses }));
+    }
+
+    /// The next frame that may leave.
+    fn poll_cleared(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let Some(mut looked) = self.looked_through.take() else { return self.poll_source(cx) };
+        let frame = self.poll_looked(&mut looked, cx);
+        self.looked_through = Some(looked);
+        match frame {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(frame)) => Poll::Ready(frame.map(Ok)),
+            Poll::Ready(Err(Ended::Early(error))) => Poll::Ready(Some(Err(error))),
+            Poll::Ready(Err(Ended::Stopped(stop))) => {
+                let (refusal, found) = stop.refusal();
+                self.counts.stop(refusal, found);
+                Poll::Ready(Some(Err(BodyError::Stopped)))
+            }
+        }
+    }
+
+    fn poll_looked(
+        &mut self,
+        looked: &mut LookedThrough,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<Frame<Bytes>>, Ended>> {
+        for _ in 0..PORTIONS {
+            if let Some(data) = looked.leaving.take() {
+                return Poll::Ready(Ok(Some(Frame::data(data))));
+            }
+            if looked.leaving.has_work() {
+                looked.leaving.work()?;
+                continue;
+            }
+            if looked.ended {
+                return Poll::Ready(Ok(looked.trailers.take().map(Frame::trailers)));
+            }
+            let Poll::Ready(frame) = self.poll_source(cx) else {
+                ready!(looked.pauses.poll(looked.leaving.held(), cx));
+                looked.leaving.pause()?;
+                continue;
+            };
+            match frame.transpose().map_err(Ended::Early)?.map(Frame::into_data) {
+                Some(Ok(data)) => {
+                    looked.pauses.moved();
+                    looked.leaving.push(data)?;
+                }
+                Some(Err(frame)) => {
+                    let trailers = frame.into_trailers().unwrap_or_default();
+                    looked.leaving.trailers(&trailers)?;
+                    looked.leaving.end()?;
+                    (looked.ended, looked.trailers) = (true, Some(trailers));
+                }
+                None => {
+                    looked.leaving.end()?;
+                    looked.ended = true;
+                }
+            }
+        }
+        // There is more to look through, but others wait too.
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     /// The next frame, if the client sends one before its time is over.
@@ -155,7 +273,7 @@ impl Body for RequestBody {
         if this.counts.is_over() {
             return Poll::Ready(Some(Err(BodyError::Over)));
         }
-        let mut frame = ready!(this.poll_source(cx));
+        let mut frame = ready!(this.poll_cleared(cx));
         if let Some(Ok(frame)) = &mut frame {
             this.counts.sent(frame.data_ref().map_or(0, Bytes::len));
             if let Some(trailers) = frame.trailers_mut() {
@@ -171,6 +289,9 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
+        if let Some(looked) = &self.looked_through {
+            return looked.ended && looked.trailers.is_none() && looked.leaving.held() == 0;
+        }
         match &self.source {
             Source::Client(inner) => inner.is_end_stream(),
             Source::Here { data, trailers } => data.is_none() && trailers.is_none(),
@@ -178,9 +299,57 @@ impl Body for RequestBody {
     }
 
     fn size_hint(&self) -> SizeHint {
+        let held = self.looked_through.as_ref().map_or(0, |looked| looked.leaving.held() as u64);
         match &self.source {
-            Source::Client(inner) => inner.size_hint(),
+            Source::Client(inner) => with_held(inner.size_hint(), held),
             Source::Here { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
         }
     }
+}
+
+/// Why there is no next frame.
+enum Ended {
+    Early(BodyError),
+    Stopped(Stop),
+}
+
+impl From<Stop> for Ended {
+    fn from(stop: Stop) -> Self {
+        Self::Stopped(stop)
+    }
+}
+
+impl Pauses {
+    /// Something came.
+    fn moved(&mut self) {
+        if let Self::Known { last, oldest, .. } = self {
+            *last = Instant::now();
+            oldest.get_or_insert(*last);
+        }
+    }
+
+    /// Ready once what is held has to go.
+    fn poll(&mut self, held: usize, cx: &mut Context<'_>) -> Poll<()> {
+        let Self::Known { last, oldest, timer } = self else { return Poll::Pending };
+        let Some(since) = *oldest else { return Poll::Pending };
+        if held == 0 {
+            *oldest = None;
+            return Poll::Pending;
+        }
+        let until = (*last + PAUSE).min(since + MAX_HELD);
+        timer.as_mut().reset(until);
+        ready!(timer.as_mut().poll(cx));
+        *oldest = None;
+        Poll::Ready(())
+    }
+}
+
+/// As much more as is held.
+pub(super) fn with_held(inner: SizeHint, held: u64) -> SizeHint {
+    let mut hint = SizeHint::new();
+    hint.set_lower(inner.lower().saturating_add(held));
+    if let Some(upper) = inner.upper() {
+        hint.set_upper(upper.saturating_add(held));
+    }
+    hint
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 use http::header::{
     CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_EXTENSIONS,
     SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, TRANSFER_ENCODING, UPGRADE,
@@ -16,15 +17,15 @@ use sha1::{Digest, Sha1};
 use zeroize::Zeroizing;
 
 use super::frames::{Frames, Piece};
-use crate::leak::{Matcher, Redactor};
-use crate::model::name::CredentialName;
+pub use crate::leak::Found;
+use crate::leak::{Hold, Matcher, Redactor, Whose};
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::tool::EXEAT_TOOL;
 
 /// What every server appends to the key (RFC 6455 §1.3).
 const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
-/// Longest message that is looked through, in bytes.
-const MAX_MESSAGE: usize = 1024 * 1024;
+/// Longest message that is held whole, in bytes.
+const MAX_MESSAGE: u64 = 1024 * 1024;
 
 /// Status codes of a close frame (RFC 6455 §7.4.1).
 pub const GOING_AWAY: u16 = 1001;
@@ -32,7 +33,7 @@ pub const GOING_AWAY: u16 = 1001;
 pub const PROTOCOL_ERROR: u16 = 1002;
 /// A message that the policy does not let through.
 pub const POLICY_VIOLATION: u16 = 1008;
-/// A message that is too long to be looked through.
+/// Fragments without end that say nothing.
 pub const TOO_BIG: u16 = 1009;
 /// The origin broke the protocol.
 pub const BAD_GATEWAY: u16 = 1014;
@@ -120,20 +121,19 @@ fn tokens<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item =
 pub enum Stop {
     /// Frames that break the protocol.
     Broken,
-    /// A value of this credential stands in a message.
-    Leak(CredentialName),
-    /// A message too long to be looked through.
+    /// A value stands in a message.
+    Leak(Found),
+    /// More is held than can come of what is said.
     TooBig,
 }
 
-/// What a client sends. If there is something to look for, a message is held until all of it has been
-/// looked through.
+/// What a client sends. If there is something to look for, a message is held until all of it has been looked
+/// through; a very long one goes behind a lag.
 pub struct Upward {
     frames: Frames,
-    values: Option<Arc<Matcher>>,
-    /// Of the message under way: its frames as they came, and what it says.
-    held: Vec<u8>,
-    message: Zeroizing<Vec<u8>>,
+    hold: Option<Hold>,
+    /// Bytes of the message under way.
+    size: u64,
     /// Of the control frame under way.
     control: Control,
 }
@@ -148,19 +148,17 @@ impl Upward {
     /// For messages in which none of these values may stand.
     #[must_use]
     pub fn new(values: Arc<Matcher>) -> Self {
-        Self {
-            frames: Frames::of_client(),
-            values: Some(values).filter(|values| !values.is_empty()),
-            held: Vec::new(),
-            message: Zeroizing::default(),
-            control: Control::default(),
-        }
+        let hold = (!values.is_empty()).then(|| Hold::framed(values));
+        Self { frames: Frames::of_client(), hold, size: 0, control: Control::default() }
     }
 
     /// True if what was given out ends with a frame.
     #[must_use]
     pub fn is_between_frames(&self) -> bool {
-        self.values.is_some() || self.frames.is_between()
+        match &self.hold {
+            None => self.frames.is_between(),
+            Some(_) => self.size <= MAX_MESSAGE,
+        }
     }
 
     /// True once the client has said that it is through.
@@ -174,7 +172,7 @@ impl Upward {
     /// # Errors
     /// [`Stop`]; nothing more may pass then.
     pub fn pass<'b>(&mut self, bytes: &'b [u8]) -> Result<Cow<'b, [u8]>, Stop> {
-        let Some(values) = self.values.clone() else {
+        let Some(hold) = &mut self.hold else {
             let mut rest = bytes;
             while self.frames.next(&mut rest).map_err(|_| Stop::Broken)?.is_some() {}
             return Ok(Cow::Borrowed(bytes));
@@ -185,27 +183,46 @@ impl Upward {
                 Piece::Head(head) if head.is_control() => {
                     self.control = Control { frame: head.bytes().to_vec(), payload: Zeroizing::default() };
                 }
-                Piece::Head(head) => self.held.extend_from_slice(head.bytes()),
+                Piece::Head(head) => {
+                    hold.send(Bytes::copy_from_slice(head.bytes()))?;
+                    // Heads of empty fragments count too, or they would be kept without end.
+                    self.size = self.size.saturating_add(head.bytes().len() as u64);
+                }
                 Piece::Payload { head, bytes, at, last } if head.is_control() => {
                     self.control.frame.extend_from_slice(bytes);
                     head.unmask_onto(&mut self.control.payload, bytes, at);
                     if last {
-                        look(&values, &self.control.payload)?;
-                        out.append(&mut self.control.frame);
+                        hold.beside(&self.control.payload)?;
+                        let frame = std::mem::take(&mut self.control.frame);
+                        if self.size > MAX_MESSAGE {
+                            // A frame before it may have gone in part.
+                            hold.send(frame.into())?;
+                        } else {
+                            out.extend(frame);
+                        }
                     }
                 }
                 Piece::Payload { head, bytes, at, last } => {
-                    self.held.extend_from_slice(bytes);
-                    head.unmask_onto(&mut self.message, bytes, at);
-                    // Heads of empty fragments count too, or they would be kept without end.
-                    if self.message.len() > MAX_MESSAGE || self.held.len() > MAX_MESSAGE.saturating_mul(2) {
-                        return Err(Stop::TooBig);
+                    let mut text = Zeroizing::new(Vec::with_capacity(bytes.len()));
+                    head.unmask_onto(&mut text, bytes, at);
+                    hold.send(Bytes::copy_from_slice(bytes))?;
+                    hold.read(&text)?;
+                    self.size = self.size.saturating_add(bytes.len() as u64);
+                    let ends = last && head.is_final();
+                    if ends || self.size > MAX_MESSAGE {
+                        hold.settle(hold.sent());
                     }
-                    if last && head.is_final() {
-                        look(&values, &self.message)?;
-                        // A long message leaves no room behind that nobody uses.
-                        out.extend(std::mem::take(&mut self.held));
-                        self.message = Zeroizing::default();
+                    if ends {
+                        hold.pause()?;
+                        self.size = 0;
+                    } else if self.size > MAX_MESSAGE {
+                        hold.flow()?;
+                    }
+                    while let Some(piece) = hold.take() {
+                        out.extend_from_slice(&piece);
+                    }
+                    if hold.held() as u64 > MAX_MESSAGE.saturating_mul(2) {
+                        return Err(Stop::TooBig);
                     }
                 }
             }
@@ -214,10 +231,9 @@ impl Upward {
     }
 }
 
-fn look(values: &Matcher, text: &[u8]) -> Result<(), Stop> {
-    match values.find(text) {
-        Some(found) => Err(Stop::Leak(found.credential.clone())),
-        None => Ok(()),
+impl From<Found> for Stop {
+    fn from(found: Found) -> Self {
+        Self::Leak(found)
     }
 }
 
@@ -253,10 +269,13 @@ impl Downward {
                     }
                 }
                 Piece::Payload { bytes, last, .. } => {
-                    out.extend_from_slice(&redactor.feed(bytes));
+                    redactor.feed(Bytes::copy_from_slice(bytes));
                     if last {
                         // The next frame's head must not overtake it.
-                        out.extend_from_slice(&redactor.pause());
+                        redactor.pause();
+                    }
+                    while let Some(piece) = redactor.take() {
+                        out.extend_from_slice(&piece);
                     }
                 }
             }
@@ -278,7 +297,9 @@ impl Downward {
 
     /// Nothing is waiting: gives out what is held.
     pub fn pause(&mut self) -> Vec<u8> {
-        self.redactor.as_mut().map(|redactor| redactor.pause().to_vec()).unwrap_or_default()
+        let Some(redactor) = &mut self.redactor else { return Vec::new() };
+        redactor.pause();
+        std::iter::from_fn(|| redactor.take()).flatten().collect()
     }
 
     /// True if no frame is under way.
@@ -289,7 +310,7 @@ impl Downward {
 
     /// How many places were overwritten, and whose values they held; nothing if there were none.
     #[must_use]
-    pub fn found(&self) -> Option<(u64, Vec<&[CredentialName]>)> {
+    pub fn found(&self) -> Option<(u64, Vec<Vec<&Whose>>)> {
         let redactor = self.redactor.as_ref()?;
         (redactor.count() > 0).then(|| (redactor.count(), redactor.found().collect()))
     }

@@ -401,7 +401,7 @@ async fn whoever_broke_off_is_named() {
     // A client that gives up its upload.
     let mut stream = lab.connect().await;
     let head = format!(
-        "POST https://{to}/sink HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\nContent-Length: 100\r\n\r\nhalf",
+        "POST https://{to}/sink HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
         auth()
     );
     stream.write_all(head.as_bytes()).await.unwrap();

@@ -36,6 +36,11 @@ fn large() -> String {
     format!("{} {KEY}", "x".repeat(70_000))
 }
 
+/// The same for an origin that reads it from its end.
+fn reversed() -> String {
+    large().chars().rev().collect()
+}
+
 const REQUIRED: &str = "require_credential = \"KEY\"";
 
 /// A key of the sandbox's own beside the one that is required, so that the origin takes it instead.
@@ -225,15 +230,15 @@ async fn an_echo_that_was_kept_is_redacted_by_whatever_way_it_comes() {
             plain.port()
         );
     let lab = ground.proxy(&text).await;
-    let url = format!("https://api.test:{}/echo", origin.port());
+    let url = format!("https://api.test:{}/reverse", origin.port());
     let mut replies = vec![];
     for tool in ["webhook", "http_post"] {
-        replies.push(lab.by(Way::Absolute, "POST", &url, &[("exeat-tool", tool)], &large()).await);
+        replies.push(lab.by(Way::Absolute, "POST", &url, &[("exeat-tool", tool)], &reversed()).await);
     }
-    replies.push(lab.by(Way::TunnelH2, "POST", &url, &[("range", "bytes=0-9")], &large()).await);
+    replies.push(lab.by(Way::TunnelH2, "POST", &url, &[("range", "bytes=0-9")], &reversed()).await);
     assert!(!origin.last().headers.contains_key("range"), "pieces of an echo cannot be known");
-    let request = lab.absolute("POST", &format!("http://api.test:{}/echo", plain.port()));
-    replies.push(lab.send(request.body(Full::new(Bytes::from(large()))).unwrap()).await);
+    let request = lab.absolute("POST", &format!("http://api.test:{}/reverse", plain.port()));
+    replies.push(lab.send(request.body(Full::new(Bytes::from(reversed()))).unwrap()).await);
     for reply in replies {
         assert_eq!((reply.status.as_u16(), reply.body.len()), (200, large().len()));
         assert!(!reply.text().contains(KEY));
@@ -282,8 +287,8 @@ async fn two_credentials_with_one_value_raise_no_false_alarm() {
     let text = config(origin.port(), "", "auth_type = \"bearer\"", "").replace("[\"KEY\"]", "[\"KEY\", \"GIT\"]")
         + "[credentials.GIT]\nauth_type = \"basic\"\nvalue = \"file:basic\"\ndomains = [\"api.test\"]\n";
     lab.reload(&text);
-    let url = format!("https://api.test:{}/echo", origin.port());
-    let reply = lab.by(Way::Absolute, "POST", &url, &[("exeat-credential", "GIT")], &large()).await;
+    let url = format!("https://api.test:{}/reverse", origin.port());
+    let reply = lab.by(Way::Absolute, "POST", &url, &[("exeat-credential", "GIT")], &reversed()).await;
     assert_eq!(reply.status, 200);
     let line = lab.ended(0).await;
     assert_eq!((line["redacted"].as_u64(), line.get("alarm")), (Some(1), None), "{line}");

@@ -137,6 +137,12 @@ impl Origin {
                 note(Bytes::new(), HeaderMap::new());
                 return Ok(Response::new(body.map_err(std::io::Error::other).boxed_unsync()));
             }
+            // Gives back what nobody can have recognised: the body from its end to its beginning.
+            "/reverse" => {
+                note(Bytes::new(), HeaderMap::new());
+                let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
+                return Ok(Response::new(full(body.iter().rev().copied().collect::<Vec<u8>>())));
+            }
             // Counts without keeping.
             "/sink" => {
                 note(Bytes::new(), HeaderMap::new());

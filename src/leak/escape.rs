@@ -1,0 +1,344 @@
+//! Undoes escapes byte by byte: percent-encoding (RFC 3986 §2.1), the escapes of JSON and JavaScript
+//! strings (RFC 8259 §7), and the character references of HTML.
+//!
+//! All kinds at once, because who escapes chooses freely what to escape and how; what is no escape
+//! passes as it is.
+
+use zeroize::{Zeroize, Zeroizing};
+
+use super::fold::begins_escape;
+
+/// The longest escape that is undone, in bytes: two `\u` of a surrogate pair.
+pub(super) const LONGEST: usize = 12;
+
+/// A byte, and where in the stream it comes from.
+#[derive(Clone, Copy, Default, Zeroize)]
+pub(super) struct Placed {
+    pub(super) byte: u8,
+    pub(super) from: u64,
+    pub(super) to: u64,
+}
+
+/// What an escape may be that has begun.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Unescape {
+    held: [Placed; LONGEST],
+    len: usize,
+}
+
+/// What the bytes at hand are.
+enum Reading {
+    /// The beginning of an escape.
+    Begun,
+    /// An escape of so many bytes.
+    Char(char, usize),
+    /// An escape of so many bytes that stands for one byte.
+    Byte(u8, usize),
+    /// No escape.
+    Plain,
+}
+
+impl Unescape {
+    /// True if no escape has begun.
+    pub(super) fn is_idle(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Takes a byte and gives out what is certain by now.
+    pub(super) fn push(&mut self, placed: Placed, out: &mut impl FnMut(Placed)) {
+        if self.len == 0 && !begins_escape(placed.byte) {
+            return out(placed);
+        }
+        if let Some(place) = self.held.get_mut(self.len) {
+            *place = placed;
+            self.len = self.len.saturating_add(1);
+        }
+        self.settle(false, out);
+    }
+
+    /// Nothing more comes.
+    pub(super) fn end(&mut self, out: &mut impl FnMut(Placed)) {
+        self.settle(true, out);
+    }
+
+    fn settle(&mut self, is_end: bool, out: &mut impl FnMut(Placed)) {
+        while self.len > 0 {
+            let held = self.held;
+            let held = held.get(..self.len).unwrap_or_default();
+            let mut bytes = [0; LONGEST];
+            bytes.iter_mut().zip(held).for_each(|(byte, placed)| *byte = placed.byte);
+            let used = match read(bytes.get(..held.len()).unwrap_or_default(), is_end || held.len() == LONGEST) {
+                Reading::Begun if !is_end => return,
+                Reading::Begun | Reading::Plain => {
+                    held.iter().take(1).for_each(|placed| out(*placed));
+                    1
+                }
+                Reading::Byte(byte, used) => {
+                    give(held, used, &[byte], out);
+                    used
+                }
+                Reading::Char(char, used) => {
+                    give(held, used, char.encode_utf8(&mut [0; 4]).as_bytes(), out);
+                    used
+                }
+            };
+            self.held.copy_within(used.min(self.len)..self.len, 0);
+            self.len = self.len.saturating_sub(used);
+            // What is left may be plain.
+            while let Some(first) = self.held.get(..self.len).and_then(<[Placed]>::first).copied() {
+                if begins_escape(first.byte) {
+                    break;
+                }
+                out(first);
+                self.held.copy_within(1..self.len, 0);
+                self.len = self.len.saturating_sub(1);
+            }
+        }
+    }
+}
+
+/// Gives out bytes that all stand where the first so many held ones do.
+fn give(held: &[Placed], used: usize, bytes: &[u8], out: &mut impl FnMut(Placed)) {
+    let from = held.first().map_or(0, |first| first.from);
+    let to = held.get(used.saturating_sub(1)).map_or(from, |last| last.to);
+    bytes.iter().for_each(|byte| out(Placed { byte: *byte, from, to }));
+}
+
+fn read(bytes: &[u8], is_all: bool) -> Reading {
+    match bytes {
+        [b'%', rest @ ..] => percent(rest),
+        [b'\\', rest @ ..] => backslash(rest),
+        [b'&', rest @ ..] => reference(rest, is_all),
+        _ => Reading::Plain,
+    }
+}
+
+/// So many hex digits at the front, as a number; or whether they may still come.
+fn digits(bytes: &[u8], n: usize) -> Result<u32, Reading> {
+    let mut number = 0;
+    for at in 0..n {
+        let Some(byte) = bytes.get(at) else { return Err(Reading::Begun) };
+        let Some(digit) = char::from(*byte).to_digit(16) else { return Err(Reading::Plain) };
+        number = (number << 4) | digit;
+    }
+    Ok(number)
+}
+
+fn percent(rest: &[u8]) -> Reading {
+    match rest {
+        [] => Reading::Begun,
+        // As JavaScript's `escape` has it.
+        [b'u' | b'U', rest @ ..] => match digits(rest, 4) {
+            Ok(code) => Reading::Char(char_of(code), 6),
+            Err(other) => other,
+        },
+        _ => match digits(rest, 2) {
+            Ok(byte) => Reading::Byte(u8::try_from(byte).unwrap_or_default(), 3),
+            Err(other) => other,
+        },
+    }
+}
+
+fn backslash(rest: &[u8]) -> Reading {
+    match rest {
+        [] | [b'u'] => Reading::Begun,
+        [b'u', b'{', rest @ ..] => braced(rest),
+        [b'u', rest @ ..] => match digits(rest, 4) {
+            Ok(high @ 0xd800..=0xdbff) => pair(high, rest.get(4..).unwrap_or_default()),
+            Ok(code) => Reading::Char(char_of(code), 6),
+            Err(other) => other,
+        },
+        [b'x', rest @ ..] => match digits(rest, 2) {
+            Ok(byte) => Reading::Byte(u8::try_from(byte).unwrap_or_default(), 4),
+            Err(other) => other,
+        },
+        [byte @ (b'/' | b'"' | b'\\' | b'\'' | b'`'), ..] => Reading::Byte(*byte, 2),
+        [b'n' | b'r', ..] => Reading::Byte(b'\n', 2),
+        [b't', ..] => Reading::Byte(b'\t', 2),
+        [b'b', ..] => Reading::Byte(8, 2),
+        [b'f', ..] => Reading::Byte(12, 2),
+        _ => Reading::Plain,
+    }
+}
+
+/// Behind the first half of a surrogate pair.
+fn pair(high: u32, rest: &[u8]) -> Reading {
+    let alone = Reading::Char(char::REPLACEMENT_CHARACTER, 6);
+    match rest {
+        [] | [b'\\'] => Reading::Begun,
+        [b'\\', b'u', rest @ ..] => match digits(rest, 4) {
+            Ok(low @ 0xdc00..=0xdfff) => {
+                let code = 0x1_0000_u32.saturating_add((high & 0x3ff) << 10).saturating_add(low & 0x3ff);
+                Reading::Char(char_of(code), 12)
+            }
+            Err(Reading::Begun) => Reading::Begun,
+            Ok(_) | Err(_) => alone,
+        },
+        _ => alone,
+    }
+}
+
+fn braced(rest: &[u8]) -> Reading {
+    let Some(end) = rest.iter().position(|byte| !byte.is_ascii_hexdigit()) else { return Reading::Begun };
+    match (digits(rest, end), rest.get(end)) {
+        (Ok(code), Some(b'}')) if (1..=8).contains(&end) => Reading::Char(char_of(code), end.saturating_add(4)),
+        _ => Reading::Plain,
+    }
+}
+
+fn reference(rest: &[u8], is_all: bool) -> Reading {
+    let (digits, radix, before) = match rest {
+        [] | [b'#'] => return Reading::Begun,
+        [b'#', b'x' | b'X', digits @ ..] => (digits, 16, 3_usize),
+        [b'#', digits @ ..] => (digits, 10, 2),
+        _ => return named(rest),
+    };
+    let end = digits.iter().position(|byte| !char::from(*byte).is_digit(radix));
+    let length = match end {
+        Some(0) => return Reading::Plain,
+        Some(end) => end,
+        // Browsers need no semicolon at the end.
+        None if is_all && !digits.is_empty() => digits.len(),
+        None => return Reading::Begun,
+    };
+    let number = std::str::from_utf8(digits.get(..length).unwrap_or_default()).unwrap_or_default();
+    let code = u32::from_str_radix(number, radix).unwrap_or(u32::MAX);
+    let semicolon = usize::from(digits.get(length) == Some(&b';'));
+    Reading::Char(char_of(code), before.saturating_add(length).saturating_add(semicolon))
+}
+
+fn named(rest: &[u8]) -> Reading {
+    let end = rest.iter().position(|byte| !byte.is_ascii_alphabetic());
+    let Some(name) = rest.get(..end.unwrap_or(rest.len())) else { return Reading::Plain };
+    match end {
+        None if name.len() < LONGEST.saturating_sub(1) && NAMED.iter().any(|(known, _)| known.starts_with(name)) => {
+            Reading::Begun
+        }
+        Some(end) if rest.get(end) == Some(&b';') => NAMED
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map_or(Reading::Plain, |(_, byte)| Reading::Byte(*byte, end.saturating_add(2))),
+        _ => Reading::Plain,
+    }
+}
+
+fn char_of(code: u32) -> char {
+    char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+/// Those that stand for ASCII (HTML, "Named character references").
+const NAMED: [(&[u8], u8); 43] = [
+    (b"AMP", b'&'),
+    (b"GT", b'>'),
+    (b"Hat", b'^'),
+    (b"LT", b'<'),
+    (b"NewLine", b'\n'),
+    (b"QUOT", b'"'),
+    (b"Tab", b'\t'),
+    (b"amp", b'&'),
+    (b"apos", b'\''),
+    (b"ast", b'*'),
+    (b"bsol", b'\\'),
+    (b"colon", b':'),
+    (b"comma", b','),
+    (b"commat", b'@'),
+    (b"dollar", b'$'),
+    (b"equals", b'='),
+    (b"excl", b'!'),
+    (b"grave", b'`'),
+    (b"gt", b'>'),
+    (b"lbrace", b'{'),
+    (b"lbrack", b'['),
+    (b"lcub", b'{'),
+    (b"lowbar", b'_'),
+    (b"lpar", b'('),
+    (b"lsqb", b'['),
+    (b"lt", b'<'),
+    (b"midast", b'*'),
+    (b"num", b'#'),
+    (b"percnt", b'%'),
+    (b"period", b'.'),
+    (b"plus", b'+'),
+    (b"quest", b'?'),
+    (b"quot", b'"'),
+    (b"rbrace", b'}'),
+    (b"rbrack", b']'),
+    (b"rcub", b'}'),
+    (b"rpar", b')'),
+    (b"rsqb", b']'),
+    (b"semi", b';'),
+    (b"sol", b'/'),
+    (b"verbar", b'|'),
+    (b"vert", b'|'),
+    (b"UnderBar", b'_'),
+];
+
+/// A whole text with its escapes undone once.
+pub(super) fn undone(text: &[u8]) -> Zeroizing<Vec<u8>> {
+    let mut out = Zeroizing::new(Vec::with_capacity(text.len()));
+    let mut unescape = Unescape::default();
+    let mut keep = |placed: Placed| out.push(placed.byte);
+    for byte in text {
+        unescape.push(Placed { byte: *byte, from: 0, to: 0 }, &mut keep);
+    }
+    unescape.end(&mut keep);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn plain(text: &str) -> String {
+        String::from_utf8_lossy(&undone(text.as_bytes())).into_owned()
+    }
+
+    #[test]
+    fn escapes_are_undone_once_and_the_rest_is_left() {
+        let rows = [
+            ("%41%42c", "ABc"),
+            ("%2541", "%41"),
+            ("100%", "100%"),
+            ("%4", "%4"),
+            ("%4g%%41", "%4g%A"),
+            ("%u0041", "A"),
+            (r"\u0041\u00e9", "Aé"),
+            (r"\ud83d\ude00", "😀"),
+            (r"\ud83dx", "\u{fffd}x"),
+            (r"\u{41}\u{1f600}", "A😀"),
+            (r"\x41\/\\u0041", r"A/\u0041"),
+            (r#"\"\q\"#, r#""\q\"#),
+            ("a\\nb", "a\nb"),
+            ("&#65;&#x41;&#x0000041;&#65 &#65", "AAAA A"),
+            ("&amp;&amp;amp;&sol;&lowbar;&plus;", "&&amp;/_+"),
+            ("&nosuch; & &a &#; &#x;", "&nosuch; & &a &#; &#x;"),
+            ("&&&#65;", "&&A"),
+            ("%\\u0041", "%A"),
+        ];
+        for (text, want) in rows {
+            assert_eq!(plain(text), want, "{text}");
+        }
+    }
+
+    proptest! {
+        /// Every byte that goes in comes out, alone or in an escape, in order and in its place.
+        #[test]
+        fn places_cover_the_text(text in "[%\\\\&ux#;0-9a-f{}amp]{0,40}") {
+            let mut places = Vec::new();
+            let mut unescape = Unescape::default();
+            let mut keep = |placed: Placed| places.push((placed.from, placed.to));
+            for (at, byte) in (0..).zip(text.bytes()) {
+                unescape.push(Placed { byte, from: at, to: at + 1 }, &mut keep);
+            }
+            unescape.end(&mut keep);
+            places.dedup();
+            let mut at = 0;
+            for (from, to) in places {
+                prop_assert_eq!(from, at);
+                at = to;
+            }
+            prop_assert_eq!(at, text.len() as u64);
+        }
+    }
+}

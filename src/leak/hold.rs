@@ -1,0 +1,185 @@
+//! A stream on its way out: held for as long as a value could still come to its end in it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::layers::Hit;
+use super::matcher::{Found, Matcher};
+use super::queue::Queue;
+use super::scan::Scan;
+
+/// Bytes between marks, at least: a bound for how many there are.
+const CLOSE: u64 = 256;
+
+/// A stream on its way out.
+///
+/// What leaves, and when, depends on lengths and pauses alone until a value is complete: a lag that is
+/// always the same, and all of it when the sender pauses or a message ends. At such a point, half of a
+/// value or more at the end is a find too, or the value could leave in two parts.
+///
+/// What is sent may say something else than its bytes: a coded body, the frames of a connection. Then the
+/// text is looked through, and what is sent waits until its text has been.
+pub struct Hold {
+    matcher: Arc<Matcher>,
+    text: Scan,
+    /// Looks through what is sent, if it says something else: coded bytes have room for other things.
+    sent: Option<Scan>,
+    /// Up to where what is sent says the text up to where; none if they are the same.
+    marks: Option<VecDeque<(u64, u64)>>,
+    queue: Queue,
+    due: u64,
+    hits: Vec<Hit>,
+}
+
+impl Hold {
+    /// For bytes that are sent as they are read.
+    #[must_use]
+    pub fn new(matcher: Arc<Matcher>) -> Self {
+        let (text, queue) = (Scan::default(), Queue::default());
+        Self { matcher, text, sent: None, marks: None, queue, due: 0, hits: Vec::new() }
+    }
+
+    /// For frames around a text.
+    #[must_use]
+    pub fn framed(matcher: Arc<Matcher>) -> Self {
+        Self { marks: Some(VecDeque::new()), ..Self::new(matcher) }
+    }
+
+    /// For a text behind a coding.
+    #[must_use]
+    pub fn coded(matcher: Arc<Matcher>) -> Self {
+        Self { sent: Some(Scan::default()), ..Self::framed(matcher) }
+    }
+
+    /// Takes bytes that are sent as they are read.
+    ///
+    /// # Errors
+    /// What was found; nothing more may leave then.
+    pub fn feed(&mut self, bytes: Bytes) -> Result<(), Found> {
+        self.queue.push(bytes.clone());
+        self.read(&bytes)
+    }
+
+    /// Takes bytes that are sent, but say something else.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn send(&mut self, bytes: Bytes) -> Result<(), Found> {
+        if let Some(scan) = &mut self.sent {
+            scan.feed(&self.matcher.index, &self.matcher.scope, &bytes, &mut self.hits);
+        }
+        self.queue.push(bytes);
+        self.found()
+    }
+
+    /// Looks through text.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn read(&mut self, text: &[u8]) -> Result<(), Found> {
+        self.text.feed(&self.matcher.index, &self.matcher.scope, text, &mut self.hits);
+        self.found()
+    }
+
+    /// Looks through a whole text beside the stream.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn beside(&self, text: &[u8]) -> Result<(), Found> {
+        self.matcher.find(text).map_or(Ok(()), Err)
+    }
+
+    /// Looks for values in a name.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn name(&self, name: &str) -> Result<(), Found> {
+        self.matcher.find_in_name(name).map_or(Ok(()), Err)
+    }
+
+    /// What was sent up to there says what has been read so far.
+    pub fn settle(&mut self, sent: u64) {
+        let read = self.text.position();
+        if let Some(marks) = &mut self.marks {
+            // Marks that are close to each other need not be told apart.
+            let before = marks.len().checked_sub(2).and_then(|at| marks.get(at)).map_or(0, |(sent, _)| *sent);
+            if sent.saturating_sub(before) < CLOSE {
+                marks.pop_back();
+            }
+            marks.push_back((sent, read));
+        }
+    }
+
+    /// How many bytes came that are sent.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.queue.end()
+    }
+
+    /// Lets go of what lags behind far enough.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn flow(&mut self) -> Result<(), Found> {
+        let lag = self.matcher.lag() as u64;
+        self.release(self.text.position().saturating_sub(lag), self.queue.end().saturating_sub(lag))
+    }
+
+    /// The sender pauses, or a message has ended: lets go of all that has been looked through.
+    ///
+    /// # Errors
+    /// As [`Self::feed`]; half of a value at the end is a find.
+    pub fn pause(&mut self) -> Result<(), Found> {
+        self.release(self.text.position(), self.queue.end())
+    }
+
+    /// Nothing more comes: lets go of everything.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn end(&mut self) -> Result<(), Found> {
+        self.text.end(&self.matcher.index, &self.matcher.scope, &mut self.hits);
+        self.found()?;
+        self.due = self.queue.end();
+        Ok(())
+    }
+
+    /// Lets go of what says text before `read`, and was sent before `sent`.
+    fn release(&mut self, read: u64, sent: u64) -> Result<(), Found> {
+        let (index, scope) = (&self.matcher.index, &self.matcher.scope);
+        let due = match &mut self.marks {
+            None => read,
+            Some(marks) => {
+                let mut due = self.due;
+                while let Some((until, _)) = marks.pop_front_if(|(until, says)| *says <= read && *until <= sent) {
+                    due = due.max(until);
+                }
+                due
+            }
+        };
+        let of_text = self.text.half(index, read, scope);
+        let half = of_text.or_else(|| self.sent.as_ref().and_then(|scan| scan.half(index, due, scope)));
+        if let Some((_, owner)) = half {
+            return Err(self.matcher.found(owner));
+        }
+        self.due = self.due.max(due);
+        Ok(())
+    }
+
+    /// The next piece that may leave.
+    pub fn take(&mut self) -> Option<Bytes> {
+        self.queue.pop(self.due)
+    }
+
+    /// How many bytes are held, or may leave and have not left yet.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.queue.len()
+    }
+
+    fn found(&mut self) -> Result<(), Found> {
+        self.hits.first().map_or(Ok(()), |hit| Err(self.matcher.found(hit.owner)))
+    }
+}

@@ -1,0 +1,285 @@
+//! What a client sends in a body, looked through on its way. Not a stage: what `inspect` begins, and `upload`
+//! puts between the client and the origin.
+
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{HeaderMap, request::Parts};
+
+use crate::leak::coding::{Bounds, Coding, Decoder, Undecodable};
+use crate::leak::{Found, Hold, Matcher};
+use crate::model::refusal::{Deny, Refusal, Verdict};
+
+/// Bytes that are looked through before somebody else may have the thread.
+const PORTION: usize = 64 * 1024;
+/// Coded bytes that may be held for what they say, beyond those that come at once.
+const MAX_UNREAD: usize = 1024 * 1024;
+/// Messages up to this are held whole, in bytes.
+const MAX_WHOLE: u64 = 1024 * 1024;
+
+/// Why a body must not go on.
+pub(super) enum Stop {
+    /// A value stands in it.
+    Leak(Found),
+    /// It cannot be read, or not within bounds.
+    Unread(Undecodable),
+}
+
+impl From<Found> for Stop {
+    fn from(found: Found) -> Self {
+        Self::Leak(found)
+    }
+}
+
+impl From<Undecodable> for Stop {
+    fn from(why: Undecodable) -> Self {
+        Self::Unread(why)
+    }
+}
+
+impl Stop {
+    /// What is said of it, and what was found.
+    pub(super) fn refusal(self) -> (Refusal, Option<Found>) {
+        match self {
+            Self::Leak(found) => (Deny::LeakDetected.into(), Some(found)),
+            Self::Unread(Undecodable::TooMuch) => (Deny::ScanLimit.into(), None),
+            Self::Unread(Undecodable::Malformed) => (Deny::ContentCodingUnsupported.into(), None),
+        }
+    }
+}
+
+/// A body on its way out.
+pub(super) struct Leaving {
+    hold: Hold,
+    reading: Reading,
+    /// Came, and has not been looked through.
+    waiting: Bytes,
+}
+
+/// How what is sent is read.
+enum Reading {
+    /// As it is.
+    Plain,
+    /// Behind a content coding.
+    Coded { decoder: Box<Decoder>, text: Vec<u8>, more: bool },
+    /// In messages with a head of five bytes each.
+    Messages(Messages),
+}
+
+/// Messages of gRPC and Connect: a flag and a length of four bytes before each
+/// (gRPC over HTTP/2, "Length-Prefixed-Message").
+struct Messages {
+    /// For those that are flagged; none if they have a coding that we do not know.
+    coding: Option<Vec<Coding>>,
+    bounds: Bounds,
+    head: Vec<u8>,
+    /// What is left of a message, of how many bytes, and what undoes its coding.
+    message: Option<Message>,
+}
+
+struct Message {
+    left: u64,
+    size: u64,
+    decoder: Option<Box<Decoder>>,
+}
+
+impl Leaving {
+    /// For the body of this request, in which none of these values may stand.
+    ///
+    /// # Errors
+    /// [`Deny::ContentCodingUnsupported`] for a coding that cannot be undone.
+    pub(super) fn of(parts: &Parts, values: &Arc<Matcher>, bounds: Bounds) -> Verdict<Self> {
+        let codings = codings(&parts.headers, &CONTENT_ENCODING).ok_or(Deny::ContentCodingUnsupported)?;
+        let (hold, reading) = match message_coding(&parts.headers) {
+            _ if !codings.is_empty() => {
+                let decoder = Decoder::new(&codings, bounds).ok_or(Deny::ContentCodingUnsupported)?;
+                let reading = Reading::Coded { decoder: Box::new(decoder), text: Vec::new(), more: false };
+                (Hold::coded(values.clone()), reading)
+            }
+            Some(coding) => {
+                let messages = Messages { coding, bounds, head: Vec::new(), message: None };
+                (Hold::framed(values.clone()), Reading::Messages(messages))
+            }
+            None => (Hold::new(values.clone()), Reading::Plain),
+        };
+        Ok(Self { hold, reading, waiting: Bytes::new() })
+    }
+
+    /// Takes what came. What came before has to be done with: [`Self::work`] says when.
+    pub(super) fn push(&mut self, bytes: Bytes) -> Result<(), Stop> {
+        if matches!(self.reading, Reading::Coded { .. }) {
+            self.hold.send(bytes.clone())?;
+        }
+        self.waiting = bytes;
+        Ok(())
+    }
+
+    /// True if there is something to look through.
+    pub(super) fn has_work(&self) -> bool {
+        !self.waiting.is_empty() || matches!(self.reading, Reading::Coded { more: true, .. })
+    }
+
+    /// Looks through a portion of what came.
+    pub(super) fn work(&mut self) -> Result<(), Stop> {
+        match &mut self.reading {
+            Reading::Plain => {
+                let portion = self.waiting.split_to(PORTION.min(self.waiting.len()));
+                self.hold.feed(portion)?;
+            }
+            Reading::Coded { decoder, text, more } => {
+                let mut coded: &[u8] = &self.waiting;
+                *more = decoder.decode(&mut coded, text)?;
+                let taken = self.waiting.len().saturating_sub(coded.len());
+                self.waiting.advance(taken);
+                self.hold.read(text)?;
+                text.clear();
+                self.hold.settle(decoder.settled());
+                self.hold.flow()?;
+                // Codings have room for much that says nothing.
+                let idle = self.waiting.is_empty() && !*more;
+                return if idle && self.hold.held() > MAX_UNREAD { Err(Undecodable::TooMuch.into()) } else { Ok(()) };
+            }
+            Reading::Messages(messages) => {
+                let portion = self.waiting.split_to(PORTION.min(self.waiting.len()));
+                return messages.read(portion, &mut self.hold);
+            }
+        }
+        Ok(self.hold.flow()?)
+    }
+
+    /// The sender pauses: what has been looked through goes. Messages go when they are whole.
+    pub(super) fn pause(&mut self) -> Result<(), Stop> {
+        if !matches!(self.reading, Reading::Messages(_)) {
+            self.hold.pause()?;
+        }
+        Ok(())
+    }
+
+    /// Looks through what comes behind the body.
+    pub(super) fn trailers(&mut self, trailers: &HeaderMap) -> Result<(), Stop> {
+        for (name, value) in trailers {
+            self.hold.name(name.as_str())?;
+            self.hold.beside(value.as_bytes())?;
+            // Part of a value may stand in the body, and part of it here.
+            self.hold.read(value.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Nothing more comes: everything goes.
+    pub(super) fn end(&mut self) -> Result<(), Stop> {
+        if let Reading::Coded { decoder, .. } = &self.reading {
+            decoder.end()?;
+        }
+        Ok(self.hold.end()?)
+    }
+
+    /// The next piece that may leave.
+    pub(super) fn take(&mut self) -> Option<Bytes> {
+        self.hold.take()
+    }
+
+    /// How many bytes came and have not left.
+    pub(super) fn held(&self) -> usize {
+        let coded = matches!(self.reading, Reading::Coded { .. });
+        self.hold.held().saturating_add(if coded { 0 } else { self.waiting.len() })
+    }
+}
+
+impl Messages {
+    fn read(&mut self, mut bytes: Bytes, hold: &mut Hold) -> Result<(), Stop> {
+        while !bytes.is_empty() {
+            match &mut self.message {
+                None => {
+                    let missing = 5_usize.saturating_sub(self.head.len()).min(bytes.len());
+                    let head = bytes.split_to(missing);
+                    self.head.extend_from_slice(&head);
+                    hold.send(head)?;
+                    if let [flags, length @ ..] = self.head.as_slice()
+                        && let Ok(length) = <[u8; 4]>::try_from(length)
+                    {
+                        self.message = Some(self.begun(*flags, u32::from_be_bytes(length))?);
+                        self.head.clear();
+                    }
+                }
+                Some(message) => {
+                    let most = usize::try_from(message.left).unwrap_or(usize::MAX).min(bytes.len());
+                    let piece = bytes.split_to(most);
+                    message.left = message.left.saturating_sub(piece.len() as u64);
+                    hold.send(piece.clone())?;
+                    message.read(&piece, hold)?;
+                }
+            }
+            if let Some(message) = self.message.take_if(|message| message.left == 0) {
+                message.decoder.map_or(Ok(()), |decoder| decoder.end())?;
+                hold.settle(hold.sent());
+                hold.pause()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn begun(&self, flags: u8, size: u32) -> Result<Message, Stop> {
+        let size = u64::from(size);
+        let decoder = if flags & 1 == 1 {
+            let coding = self.coding.as_ref().ok_or(Undecodable::Malformed)?;
+            if size > MAX_WHOLE {
+                return Err(Undecodable::TooMuch.into());
+            }
+            Decoder::new(coding, self.bounds).map(Box::new)
+        } else {
+            None
+        };
+        Ok(Message { left: size, size, decoder })
+    }
+}
+
+impl Message {
+    fn read(&mut self, mut piece: &[u8], hold: &mut Hold) -> Result<(), Stop> {
+        let Some(decoder) = &mut self.decoder else {
+            hold.read(piece)?;
+            if self.size > MAX_WHOLE {
+                hold.settle(hold.sent());
+                hold.flow()?;
+            }
+            return Ok(());
+        };
+        let mut text = Vec::new();
+        loop {
+            let more = decoder.decode(&mut piece, &mut text)?;
+            hold.read(&text)?;
+            text.clear();
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// The codings that a field names, in their order; none if there is one that cannot be undone. What Amazon's
+/// clients call `aws-chunked` is no coding: the bytes stand there as they are.
+pub(super) fn codings(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<Coding>> {
+    let tokens = headers.get_all(name).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    let tokens = tokens.map(|token| String::from_utf8_lossy(token.trim_ascii()).to_ascii_lowercase());
+    tokens
+        .filter(|token| !matches!(&**token, "" | "identity" | "aws-chunked"))
+        .map(|token| Coding::named(&token))
+        .collect()
+}
+
+/// For a body of messages: the coding of those that have one. The inner is none if it cannot be undone.
+fn message_coding(headers: &HeaderMap) -> Option<Option<Vec<Coding>>> {
+    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes)?.to_ascii_lowercase();
+    let is = |prefix: &[u8]| kind.starts_with(prefix);
+    let name = if is(b"application/grpc-web-text") {
+        return None;
+    } else if is(b"application/grpc") {
+        "grpc-encoding"
+    } else if is(b"application/connect+") {
+        "connect-content-encoding"
+    } else {
+        return None;
+    };
+    Some(codings(headers, &HeaderName::from_static(name)))
+}
