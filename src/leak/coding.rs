@@ -87,8 +87,9 @@ pub enum Undecodable {
 
 /// Undoes one or two codings of a body.
 ///
-/// A gzip or deflate stream takes some 50 KiB, zstd up to three windows (24 MiB), brotli one (16 MiB) and its
-/// tables: windows grow with what really came out of them.
+/// A gzip or deflate stream takes some 50 KiB. A brotli stream takes its window, 16 MiB at most, as soon as it says
+/// that so much will come, and its tables. A zstd stream takes up to three windows of 8 MiB, as far as so much really
+/// came.
 pub struct Decoder {
     /// The coding that was applied last.
     outer: Layer,
@@ -293,7 +294,8 @@ impl Brotli {
         *coded = coded.get(taken..).unwrap_or_default();
         out.extend_from_slice(scratch.get(..given).unwrap_or_default());
         match result {
-            BrotliResult::NeedsMoreInput => Ok(!coded.is_empty()),
+            // It says so too while it holds more than there was room for.
+            BrotliResult::NeedsMoreInput => Ok(given == scratch.len() || !coded.is_empty()),
             BrotliResult::NeedsMoreOutput => Ok(true),
             BrotliResult::ResultFailure => Err(Undecodable::Malformed),
             BrotliResult::ResultSuccess => {
@@ -718,18 +720,25 @@ mod tests {
 
     #[test]
     fn a_flushed_stream_does_not_stand_still() {
-        let mut coded = Vec::with_capacity(1000);
-        let mut encoder = Compress::new(Compression::default(), false);
-        encoder.compress_vec(b"an event", &mut coded, FlushCompress::Sync).unwrap();
-        let mut run = Run::new(&[Coding::Deflate], FREE);
-        run.feed(&coded).unwrap();
-        assert_eq!(run.out, b"an event");
-        let mut encoder = brotli::CompressorWriter::new(Vec::new(), 4096, 5, 22);
-        encoder.write_all(b"an event").unwrap();
-        encoder.flush().unwrap();
-        let mut run = Run::new(&[Coding::Brotli], FREE);
-        run.feed(encoder.get_ref()).unwrap();
-        assert_eq!(run.out, b"an event");
+        // More than comes out of one call, too.
+        for text in [b"an event".to_vec(), periodic(1_000_000)] {
+            let mut inflated = Vec::with_capacity(1 << 20);
+            let mut encoder = Compress::new(Compression::default(), false);
+            encoder.compress_vec(&text, &mut inflated, FlushCompress::Sync).unwrap();
+            let mut encoder = brotli::CompressorWriter::new(Vec::new(), 4096, 5, 22);
+            encoder.write_all(&text).unwrap();
+            encoder.flush().unwrap();
+            let brotlied = encoder.get_ref().clone();
+            for (codings, coded) in [
+                (&[Coding::Deflate][..], &inflated),
+                (&[Coding::Brotli], &brotlied),
+                (&[Coding::Brotli, Coding::Gzip], &encode(Coding::Gzip, &brotlied)),
+            ] {
+                let mut run = Run::new(codings, FREE);
+                run.feed(coded).unwrap();
+                assert!(run.out == text, "{codings:?}");
+            }
+        }
     }
 
     #[test]

@@ -287,7 +287,7 @@ impl Frame {
         };
         let window = match size {
             Some(size) if descriptor & 0x20 != 0 => size,
-            _ => window_size(window),
+            _ => window_size(u8::try_from(window).unwrap_or(u8::MAX)),
         };
         let reserved = descriptor & 8 != 0;
         if dictionary != 0 || window > MAX_WINDOW || reserved {
@@ -314,9 +314,9 @@ impl Frame {
 }
 
 /// What a window's byte stands for: five bits of exponent, three of mantissa.
-fn window_size(descriptor: u64) -> u64 {
-    let base = 1_u64 << (10 + (descriptor >> 3));
-    base.saturating_add((base >> 3).saturating_mul(descriptor & 7))
+fn window_size(descriptor: u8) -> u64 {
+    let base = 1_u64.wrapping_shl(u32::from(descriptor >> 3).saturating_add(10));
+    base.saturating_add((base >> 3).saturating_mul(u64::from(descriptor & 7)))
 }
 
 /// Copies what a decoder holds, without its beginning.
