@@ -11,6 +11,7 @@ mod anchors;
 mod automaton;
 pub mod coding;
 mod escape;
+pub mod families;
 mod fold;
 mod forms;
 mod hold;

@@ -1,0 +1,133 @@
+//! What a shape cannot say: checksums, ids inside of ids, and bodies that no issuer ever drew.
+
+/// What else must hold for a body that has the right length and alphabet.
+#[derive(Clone, Copy)]
+pub(super) enum Check {
+    /// An id of AWS with an account in it, or of the time before that.
+    Aws,
+    /// The six last digits are the CRC-32 of the others, in base 62.
+    Crc62,
+    /// What was said already is enough.
+    Enough,
+    /// Drawn from the whole alphabet: at least so many upper-case letters, lower-case letters and digits. A
+    /// name in a program has the alphabet as well, and seldom the mixture.
+    Mixed(usize, usize, usize),
+    /// As `Mixed(0, 1, 1)`: 64 bytes in base64, and not the key of the storage emulator, which everybody has.
+    StorageKey,
+}
+
+impl Check {
+    pub(super) fn holds(self, body: &[u8]) -> bool {
+        match self {
+            Self::Aws => is_aws_id(body) && !is_placeholder(body),
+            Self::Crc62 => ends_with_crc(body),
+            Self::Enough => true,
+            Self::Mixed(upper, lower, digits) => is_mixed(body, upper, lower, digits) && !is_placeholder(body),
+            Self::StorageKey => {
+                is_mixed(body, 1, 1, 1) && !is_placeholder(body) && !body.starts_with(EMULATOR_KEY_BEGINS)
+            }
+        }
+    }
+}
+
+/// Of Azurite, in Microsoft's documentation ("Use the Azurite emulator").
+const EMULATOR_KEY_BEGINS: &[u8] = b"Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq";
+
+/// Equal bytes in a row that no key has: about one in 10⁷ drawn at random.
+const EQUAL_IN_A_ROW: usize = 6;
+/// Bytes in a row that count up, as in `12345678`.
+const COUNTING_IN_A_ROW: usize = 8;
+
+/// `xxxxxxxx`, `12345678`, `EXAMPLE`: what stands in documentation where a key belongs.
+fn is_placeholder(body: &[u8]) -> bool {
+    let counts = |pair: &[u8]| matches!(pair, [a, b] if a.checked_add(1) == Some(*b) || (*a, *b) == (b'9', b'0'));
+    body.windows(EQUAL_IN_A_ROW).any(|run| run.windows(2).all(|pair| pair.first() == pair.last()))
+        || body.windows(COUNTING_IN_A_ROW).any(|run| run.windows(2).all(counts))
+        || body.windows(EXAMPLE.len()).any(|word| word.eq_ignore_ascii_case(EXAMPLE))
+}
+
+const EXAMPLE: &[u8] = b"example";
+
+fn is_mixed(body: &[u8], upper: usize, lower: usize, digits: usize) -> bool {
+    let at_least = |least: usize, kind: fn(&u8) -> bool| body.iter().filter(|byte| kind(byte)).count() >= least;
+    at_least(upper, u8::is_ascii_uppercase)
+        && at_least(lower, u8::is_ascii_lowercase)
+        && at_least(digits, u8::is_ascii_digit)
+}
+
+/// The 16 characters after the prefix. Since 2019 their first bit is one, and the 40 after it are the account's
+/// number, of at most twelve decimal digits. Older ones begin with `I` or `J`.
+fn is_aws_id(body: &[u8]) -> bool {
+    if matches!(body.first(), Some(b'I' | b'J')) {
+        return true;
+    }
+    let bits = body.iter().take(9).try_fold(0_u64, |bits, byte| Some(bits << 5 | base32(*byte)?));
+    // Of 45 bits: the first, 40 of the account, and four that are not looked at.
+    bits.is_some_and(|bits| bits >> 44 == 1 && (bits >> 4) & 0xff_ffff_ffff <= 999_999_999_999)
+}
+
+fn base32(byte: u8) -> Option<u64> {
+    match byte {
+        b'A'..=b'Z' => Some(u64::from(byte.wrapping_sub(b'A'))),
+        b'2'..=b'7' => Some(u64::from(byte.wrapping_sub(b'2').wrapping_add(26))),
+        _ => None,
+    }
+}
+
+fn ends_with_crc(body: &[u8]) -> bool {
+    body.split_last_chunk::<6>().is_some_and(|(drawn, checksum)| crc62(drawn) == *checksum)
+}
+
+/// CRC-32 as in zip, as six digits of base 62, the way GitHub writes it.
+pub(super) fn crc62(drawn: &[u8]) -> [u8; 6] {
+    let mut rest = crc32(drawn);
+    let mut text = [b'0'; 6];
+    for digit in text.iter_mut().rev() {
+        *digit = BASE62.get((rest % 62) as usize).copied().unwrap_or_default();
+        rest /= 62;
+    }
+    text
+}
+
+const BASE62: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
+/// Bit by bit: it is asked of what looks like a key already.
+fn crc32(bytes: &[u8]) -> u32 {
+    let turn = |crc: u32, _| if crc & 1 == 1 { (crc >> 1) ^ 0xedb8_8320 } else { crc >> 1 };
+    !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), turn))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checksum_is_the_one_of_zip_in_six_digits() {
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926, "the check value of CRC-32/ISO-HDLC");
+        assert_eq!(crc32(b""), 0);
+        assert_eq!(&crc62(b""), b"000000");
+        // Revoked, and quoted where GitHub's format is explained.
+        assert_eq!(&crc62(b"zQWBuTSOoRi4A9spHcVY5ncnsDkxkJ"), b"0mLq17");
+    }
+
+    #[test]
+    fn ids_of_aws_have_an_account_in_them() {
+        // The one with the account 029608264753 of Aidan Steele's "AWS Access Key ID formats".
+        for good in ["QNZGKIQY56JQ7WML", "IOSFODNN7AAAAAAA", "JAAAAAAAAAAAAAAA", "QAAAAAAAAAAAAAAA"] {
+            assert!(is_aws_id(good.as_bytes()), "{good}");
+        }
+        for bad in ["77777777Q7777777", "ANZGKIQY56JQ7WML", "PNZGKIQY56JQ7WML", "QNZGKIQ156JQ7WML"] {
+            assert!(!is_aws_id(bad.as_bytes()), "{bad}");
+        }
+    }
+
+    #[test]
+    fn placeholders_are_known_by_what_no_one_draws() {
+        for text in ["xxxxxxxxxxxx", "aB3dddddd9", "a123456789b", "567890123", "abcdefgh", "IOSFODNN7EXAMPLE"] {
+            assert!(is_placeholder(text.as_bytes()), "{text}");
+        }
+        for text in ["", "aaaaa", "1234567", "ab12cd34ef56", "exampl"] {
+            assert!(!is_placeholder(text.as_bytes()), "{text}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The same in a stream, wherever it is cut.
+
+use std::sync::Arc;
+
+use zeroize::Zeroizing;
+
+use super::shapes::{LONGEST, LONGEST_BEFORE, LONGEST_PREFIX};
+use super::{Families, Family};
+
+/// Looks at a stream as it passes. A key is found once what stands behind it has come, or the end: at most
+/// [`Lookout::DELAY`] bytes after it began, so what leaves has to be held back by as much.
+pub struct Lookout {
+    families: Arc<Families>,
+    /// The end of what has come: where a key may have begun, and what stands before. It may hold a key, so it is
+    /// wiped, and never grows.
+    tail: Zeroizing<Vec<u8>>,
+    /// From where in the tail keys may begin that are not decided yet.
+    open: usize,
+    found: Option<Family>,
+}
+
+/// What has to stand together to decide about all that begins before it.
+const REACH: usize = LONGEST + LONGEST_BEFORE;
+
+impl Lookout {
+    /// How far the end of a key, and what decides about it, may be from its beginning.
+    pub const DELAY: usize = LONGEST;
+
+    /// At the beginning of a stream.
+    #[must_use]
+    pub fn new(families: Arc<Families>) -> Self {
+        let room = if families.is_empty() { 0 } else { REACH.saturating_mul(2) };
+        Self { families, tail: Zeroizing::new(Vec::with_capacity(room)), open: 0, found: None }
+    }
+
+    /// Looks at what came next. Once a family has been found it stays the answer.
+    pub fn feed(&mut self, bytes: &[u8]) -> Option<Family> {
+        if self.found.is_some() || self.families.is_empty() {
+            return self.found;
+        }
+        let old = self.tail.len();
+        let (head, rest) = bytes.split_at_checked(REACH).unwrap_or((bytes, &[]));
+        self.tail.extend_from_slice(head);
+        if rest.is_empty() {
+            return self.look_at_tail();
+        }
+        // All that begins in the tail can be decided now; what begins after needs no copy.
+        let begun_before = self.open..old.saturating_add(LONGEST_BEFORE);
+        self.found = self.families.look(&self.tail, begun_before, false).found.map(|(family, _)| family);
+        if self.found.is_none() {
+            let sight = self.families.look(bytes, LONGEST_BEFORE..bytes.len(), false);
+            self.found = sight.found.map(|(family, _)| family);
+            let (kept, open) = what_stays(bytes, LONGEST_BEFORE, sight.undecided);
+            self.tail.clear();
+            self.tail.extend_from_slice(kept);
+            self.open = open;
+        }
+        self.found
+    }
+
+    /// The stream is over: decides about what it ended with, and is at the beginning of another.
+    pub fn end(&mut self) -> Option<Family> {
+        let last = self.families.look(&self.tail, self.open..self.tail.len(), true).found.map(|(family, _)| family);
+        self.tail.clear();
+        self.open = 0;
+        self.found.take().or(last)
+    }
+
+    /// How much memory it has.
+    #[cfg(test)]
+    pub(super) fn room(&self) -> usize {
+        self.tail.capacity()
+    }
+
+    fn look_at_tail(&mut self) -> Option<Family> {
+        let sight = self.families.look(&self.tail, self.open..self.tail.len(), false);
+        let (kept, open) = what_stays(&self.tail, self.open, sight.undecided);
+        let gone = self.tail.len().saturating_sub(kept.len());
+        self.tail.drain(..gone);
+        self.open = open;
+        self.found = sight.found.map(|(family, _)| family);
+        self.found
+    }
+}
+
+/// The end of a text that was looked at from `first` on: from where it is not decided, and what stands before that.
+/// Also where in it the undecided begins.
+fn what_stays(text: &[u8], first: usize, undecided: Option<usize>) -> (&[u8], usize) {
+    // Half a prefix is not seen as anything yet.
+    let unseen = text.len().saturating_sub(LONGEST_PREFIX);
+    let open = undecided.map_or(unseen, |start| start.min(unseen)).max(first);
+    let kept_from = open.saturating_sub(LONGEST_BEFORE);
+    (text.get(kept_from..).unwrap_or_default(), open.saturating_sub(kept_from))
+}

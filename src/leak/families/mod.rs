@@ -1,0 +1,186 @@
+//! Well-known shapes of keys, to be found even if the proxy does not hold the key. Pure, and off by default.
+//!
+//! Precise rather than complete: each shape has a distinctive prefix, an exact length and alphabet, and the
+//! issuer's checksum where it is known; see `docs/leak-families.md`. Nothing guesses by entropy, because a
+//! request refused for a made-up reason costs more than a key that some other net has to catch.
+
+mod checks;
+mod lookout;
+#[cfg(test)]
+mod measure;
+mod probes;
+mod shapes;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+pub use lookout::Lookout;
+use probes::Probes;
+use shapes::{SHAPES, Shape, Verdict};
+
+/// Whose keys, or what kind. Each can be switched on by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// Keys of Claude's API, and its tokens of subscriptions.
+    Anthropic,
+    /// Ids of access keys, long-term and temporary.
+    Aws,
+    /// Account keys in connection strings.
+    Azure,
+    /// API tokens of crates.io.
+    CratesIo,
+    /// Tokens of people and applications.
+    DigitalOcean,
+    /// Access tokens of Docker Hub.
+    Docker,
+    /// Tokens of people, applications and installations.
+    GitHub,
+    /// Tokens of people, projects, deployments, triggers and agents.
+    GitLab,
+    /// API keys of Google Cloud, Maps, Firebase and Gemini.
+    Google,
+    /// API keys of Groq.
+    Groq,
+    /// Tokens of Hugging Face.
+    HuggingFace,
+    /// Tokens of the npm registry.
+    Npm,
+    /// Keys of people, projects, services and administrators.
+    OpenAi,
+    /// API keys of OpenRouter.
+    OpenRouter,
+    /// API keys of Perplexity.
+    Perplexity,
+    /// Private keys in PEM, OpenSSH's and OpenPGP's armour; also inside JSON, as in Google's service accounts.
+    PrivateKey,
+    /// Upload tokens of PyPI and its test index.
+    PyPi,
+    /// API tokens of Replicate.
+    Replicate,
+    /// API keys of SendGrid.
+    SendGrid,
+    /// Access tokens and secrets of Shopify's applications.
+    Shopify,
+    /// Tokens of bots, people and applications.
+    Slack,
+    /// Secret and restricted keys of live mode.
+    Stripe,
+    /// API keys of xAI.
+    XAi,
+}
+
+impl Family {
+    /// Every family there is.
+    pub const ALL: [Self; 23] = [
+        Self::Anthropic,
+        Self::Aws,
+        Self::Azure,
+        Self::CratesIo,
+        Self::DigitalOcean,
+        Self::Docker,
+        Self::GitHub,
+        Self::GitLab,
+        Self::Google,
+        Self::Groq,
+        Self::HuggingFace,
+        Self::Npm,
+        Self::OpenAi,
+        Self::OpenRouter,
+        Self::Perplexity,
+        Self::PrivateKey,
+        Self::PyPi,
+        Self::Replicate,
+        Self::SendGrid,
+        Self::Shopify,
+        Self::Slack,
+        Self::Stripe,
+        Self::XAi,
+    ];
+
+    /// The family that an operator means.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|family| family.as_str() == name)
+    }
+
+    /// Its name in the configuration and in the audit log.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Anthropic => "anthropic",
+            Self::Aws => "aws",
+            Self::Azure => "azure",
+            Self::CratesIo => "crates-io",
+            Self::DigitalOcean => "digitalocean",
+            Self::Docker => "docker",
+            Self::GitHub => "github",
+            Self::GitLab => "gitlab",
+            Self::Google => "google",
+            Self::Groq => "groq",
+            Self::HuggingFace => "huggingface",
+            Self::Npm => "npm",
+            Self::OpenAi => "openai",
+            Self::OpenRouter => "openrouter",
+            Self::Perplexity => "perplexity",
+            Self::PrivateKey => "private-key",
+            Self::PyPi => "pypi",
+            Self::Replicate => "replicate",
+            Self::SendGrid => "sendgrid",
+            Self::Shopify => "shopify",
+            Self::Slack => "slack",
+            Self::Stripe => "stripe",
+            Self::XAi => "xai",
+        }
+    }
+}
+
+/// The families that are looked for; none by default.
+#[derive(Default)]
+pub struct Families {
+    probes: Option<Probes>,
+}
+
+/// What is known about a text, or about a piece of one that goes on.
+struct Sight {
+    found: Option<(Family, Range<usize>)>,
+    /// Where the first shape begins that fits up to the end of what has come.
+    undecided: Option<usize>,
+}
+
+impl Families {
+    /// Prepares to look for these.
+    pub fn of(list: impl IntoIterator<Item = Family>) -> Self {
+        let wanted: Vec<Family> = list.into_iter().collect();
+        let shapes: Vec<&'static Shape> = SHAPES.iter().filter(|shape| wanted.contains(&shape.family)).collect();
+        Self { probes: (!shapes.is_empty()).then(|| Probes::new(&shapes)) }
+    }
+
+    /// True if there is nothing to look for.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.probes.is_none()
+    }
+
+    /// A family that a whole text has a key of.
+    #[must_use]
+    pub fn find(&self, text: &[u8]) -> Option<Family> {
+        self.look(text, 0..text.len(), true).found.map(|(family, _)| family)
+    }
+
+    /// Looks at the shapes that begin within `starts`; what stands before helps to judge them. The text is all
+    /// there is, or goes on.
+    fn look(&self, text: &[u8], starts: Range<usize>, ended: bool) -> Sight {
+        let mut sight = Sight { found: None, undecided: None };
+        let Some(probes) = &self.probes else { return sight };
+        probes.visit(text, &starts, |start, shape| {
+            match shape.stands_at(text, start, ended) {
+                Verdict::Differs => {}
+                Verdict::Ends(end) => sight.found = Some((shape.family, start..end)),
+                Verdict::Undecided => sight.undecided = Some(sight.undecided.map_or(start, |first| first.min(start))),
+            }
+            sight.found.is_none()
+        });
+        sight
+    }
+}

@@ -1,0 +1,441 @@
+//! The table: what keys look like, and how a text is held against it.
+//!
+//! Sources are in `docs/leak-families.md`, beside what was left out and why.
+
+use super::Family;
+use super::checks::Check;
+
+/// One form of a family's keys.
+pub(super) struct Shape {
+    pub(super) family: Family,
+    /// At least three bytes; the search goes by them.
+    pub(super) prefix: &'static [u8],
+    /// What follows the prefix.
+    parts: &'static [Part],
+    /// What else must hold for all of `parts`.
+    check: Check,
+    /// What may stand on neither side: the key would be part of something longer.
+    apart: Set,
+}
+
+/// A stretch of a key. Each takes all it can, so the next must begin with a byte that it does not take.
+enum Part {
+    /// So many, and what follows does not matter.
+    AtLeast(usize, Set),
+    Between(usize, usize, Set),
+    Exactly(usize, Set),
+    /// Lines such as `Proc-Type: 4,ENCRYPTED`, or none, and the empty line after them.
+    Headers,
+    /// The end of a line, also escaped as in JSON or a URL, and the next one's indentation.
+    Newline,
+    Text(&'static [u8]),
+}
+
+#[derive(Clone, Copy)]
+enum Set {
+    /// RFC 4648 §6.
+    Base32,
+    /// RFC 4648 §4, without the padding.
+    Base64,
+    /// As above, with the padding and what base64url has instead.
+    Base64Any,
+    /// RFC 4648 §5, which is also what is in a word.
+    Base64Url,
+    Alphanumeric,
+    Dashes,
+    Digits,
+    /// In lower case.
+    Hex,
+    Letters,
+    /// What two characters of base64 end with when they are one byte, and the padding follows.
+    LastOfTwo,
+    /// What base 36 is written with.
+    LowerOrDigits,
+    Printable,
+    UpperOrDigits,
+}
+
+impl Set {
+    fn has(self, byte: u8) -> bool {
+        match self {
+            Self::Alphanumeric => byte.is_ascii_alphanumeric(),
+            Self::Base32 => matches!(byte, b'A'..=b'Z' | b'2'..=b'7'),
+            Self::Base64 => byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/'),
+            Self::Base64Any => byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'-' | b'_'),
+            Self::Base64Url => byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'),
+            Self::Dashes => byte == b'-',
+            Self::Digits => byte.is_ascii_digit(),
+            Self::Hex => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
+            Self::Letters => byte.is_ascii_alphabetic(),
+            Self::LastOfTwo => matches!(byte, b'A' | b'Q' | b'g' | b'w'),
+            Self::LowerOrDigits => byte.is_ascii_digit() || byte.is_ascii_lowercase(),
+            Self::Printable => matches!(byte, b' '..=b'~') && byte != b'\\',
+            Self::UpperOrDigits => byte.is_ascii_digit() || byte.is_ascii_uppercase(),
+        }
+    }
+}
+
+/// Whether a shape stands where its prefix does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Differs,
+    /// It does, and the key ends here.
+    Ends(usize),
+    /// It fits so far, and the next bytes decide.
+    Undecided,
+}
+
+/// What looks back looks at no more than this.
+pub(super) const LONGEST_BEFORE: usize = 16;
+/// No key is longer, with what is looked at behind it.
+pub(super) const LONGEST: usize = 1024;
+/// No prefix is longer.
+pub(super) const LONGEST_PREFIX: usize = 40;
+/// What looks behind a key looks at no more than this.
+#[cfg(test)]
+const LONGEST_BEHIND: usize = 8;
+
+impl Shape {
+    const fn new(family: Family, prefix: &'static [u8], parts: &'static [Part], check: Check) -> Self {
+        Self { family, prefix, parts, check, apart: Set::Base64Url }
+    }
+
+    /// For a prefix that base64 may contain.
+    const fn within_base64(self) -> Self {
+        Self { apart: Set::Base64Any, ..self }
+    }
+
+    const fn armour(prefix: &'static [u8], parts: &'static [Part]) -> Self {
+        Self { apart: Set::Dashes, ..Self::new(Family::PrivateKey, prefix, parts, Check::Enough) }
+    }
+
+    /// How much has to be there to judge any text.
+    #[cfg(test)]
+    pub(super) fn longest(&self) -> usize {
+        let newline = 7 + MAX_INDENTATION;
+        let parts = self.parts.iter().map(|part| match part {
+            Part::AtLeast(count, _) | Part::Between(_, count, _) | Part::Exactly(count, _) => *count,
+            Part::Headers => MAX_HEADERS * (MAX_HEADER + newline) + newline,
+            Part::Newline => newline,
+            Part::Text(text) => text.len(),
+        });
+        self.prefix.len() + parts.sum::<usize>() + LONGEST_BEHIND
+    }
+
+    /// Judges what stands at `start`, where the prefix is. What has come is all there is, or goes on.
+    pub(super) fn stands_at(&self, text: &[u8], start: usize, ended: bool) -> Verdict {
+        let (before, from_start) = text.split_at_checked(start).unwrap_or_default();
+        if last_of(before).is_some_and(|byte| self.apart.has(byte)) {
+            return Verdict::Differs;
+        }
+        let mut reader = Reader { rest: from_start.get(self.prefix.len()..).unwrap_or_default(), ended };
+        let body = reader.rest;
+        if let Err(stop) = self.parts.iter().try_for_each(|part| reader.take(part)) {
+            return stop.into();
+        }
+        let length = body.len().saturating_sub(reader.rest.len());
+        match reader.rest.first() {
+            // Armour has been seen enough of, whatever comes.
+            _ if matches!(self.apart, Set::Dashes) => {}
+            None if !ended => return Verdict::Undecided,
+            Some(byte) if self.apart.has(*byte) => return Verdict::Differs,
+            Some(b'=') if matches!(self.apart, Set::Base64Any) => return Verdict::Differs,
+            _ => {}
+        }
+        if !self.check.holds(body.get(..length).unwrap_or_default()) {
+            return Verdict::Differs;
+        }
+        if matches!(self.check, Check::Aws) {
+            match is_in_signed_url(before, reader) {
+                Ok(false) => {}
+                Ok(true) => return Verdict::Differs,
+                Err(stop) => return stop.into(),
+            }
+        }
+        Verdict::Ends(start.saturating_add(self.prefix.len()).saturating_add(length))
+    }
+}
+
+/// Why a text does not go on as a shape does.
+enum Stop {
+    Differs,
+    Undecided,
+}
+
+impl From<Stop> for Verdict {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Differs => Self::Differs,
+            Stop::Undecided => Self::Undecided,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Reader<'t> {
+    rest: &'t [u8],
+    ended: bool,
+}
+
+impl Reader<'_> {
+    fn take(&mut self, part: &Part) -> Result<(), Stop> {
+        match part {
+            Part::AtLeast(least, set) => {
+                let run = self.run(*least, *set);
+                self.skip_if(run >= *least, run)
+            }
+            Part::Between(least, most, set) => {
+                let run = self.run(most.saturating_add(1), *set);
+                if run == self.rest.len() && run <= *most && !self.ended {
+                    return Err(Stop::Undecided);
+                }
+                self.skip_if((*least..=*most).contains(&run), run)
+            }
+            Part::Exactly(count, set) => {
+                let run = self.run(*count, *set);
+                self.skip_if(run == *count, run)
+            }
+            Part::Headers => self.headers(),
+            Part::Newline => self.newline(),
+            Part::Text(text) => self.text(text),
+        }
+    }
+
+    /// How many bytes of the set come now, up to a number.
+    fn run(&self, most: usize, set: Set) -> usize {
+        self.rest.iter().take(most).take_while(|byte| set.has(**byte)).count()
+    }
+
+    fn skip_if(&mut self, fits: bool, count: usize) -> Result<(), Stop> {
+        if fits {
+            self.rest = self.rest.get(count..).unwrap_or_default();
+            return Ok(());
+        }
+        let goes_on = count == self.rest.len() && !self.ended;
+        Err(if goes_on { Stop::Undecided } else { Stop::Differs })
+    }
+
+    fn text(&mut self, text: &[u8]) -> Result<(), Stop> {
+        let same = self.rest.iter().zip(text).take_while(|(a, b)| a == b).count();
+        self.skip_if(same == text.len(), same)
+    }
+
+    fn newline(&mut self) -> Result<(), Stop> {
+        self.any(NEWLINES)?;
+        let indentation = self.rest.iter().take(MAX_INDENTATION).take_while(|byte| matches!(byte, b' ' | b'\t'));
+        self.skip_if(true, indentation.count())
+    }
+
+    /// The first of the texts that comes now. None is the beginning of another.
+    fn any(&mut self, texts: &[&[u8]]) -> Result<(), Stop> {
+        let mut stop = Stop::Differs;
+        for text in texts {
+            match self.text(text) {
+                Ok(()) => return Ok(()),
+                Err(Stop::Undecided) => stop = Stop::Undecided,
+                Err(Stop::Differs) => {}
+            }
+        }
+        Err(stop)
+    }
+
+    fn headers(&mut self) -> Result<(), Stop> {
+        for _ in 0..MAX_HEADERS {
+            let mut empty = *self;
+            match empty.newline() {
+                Ok(()) => {
+                    *self = empty;
+                    return Ok(());
+                }
+                Err(Stop::Undecided) => return Err(Stop::Undecided),
+                Err(Stop::Differs) => {}
+            }
+            self.take(&Part::Between(1, MAX_HEADER, Set::Printable))?;
+            self.newline()?;
+        }
+        Err(Stop::Differs)
+    }
+}
+
+const NEWLINES: &[&[u8]] = &[b"\n", b"\r\n", b"\\n", b"\\r\\n", b"\\\\n", b"\\\\r\\\\n", b"%0A", b"%0D%0A"];
+const MAX_INDENTATION: usize = 32;
+const MAX_HEADERS: usize = 4;
+const MAX_HEADER: usize = 80;
+
+/// The last character of a text, with an escape undone: behind `\n` or `%3D` a key stands as alone as behind what
+/// they mean.
+fn last_of(before: &[u8]) -> Option<u8> {
+    let hex = |digits: &[u8]| u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok();
+    if let [.., b'%', a, b] | [.., b'\\', b'u', b'0', b'0', a, b] = before
+        && let Some(byte) = hex(&[*a, *b])
+    {
+        return Some(byte);
+    }
+    match before {
+        [.., b'\\', b'b' | b'f' | b'n' | b'r' | b't'] => Some(b' '),
+        [.., byte] => Some(*byte),
+        [] => None,
+    }
+}
+
+/// True for an id in a URL that was signed: before the date of its credential scope, `AKIA…%2F20260102%2F…` (version
+/// 4), or in version 2. Such URLs are made to be handed on. A slash that is not escaped is a neighbour already.
+fn is_in_signed_url(before: &[u8], mut after: Reader<'_>) -> Result<bool, Stop> {
+    if before.ends_with(b"?AWSAccessKeyId=") || before.ends_with(b"&AWSAccessKeyId=") {
+        return Ok(true);
+    }
+    match after.any(&[b"%2F20", b"%2f20", b"%252F20"]) {
+        Ok(()) => Ok(true),
+        Err(Stop::Differs) => Ok(false),
+        Err(stop) => Err(stop),
+    }
+}
+
+use Part::{AtLeast, Between, Exactly, Headers, Newline, Text};
+use Set::{Alphanumeric, Base32, Base64, Base64Url, Digits, Hex, LastOfTwo, Letters, LowerOrDigits, UpperOrDigits};
+
+/// For bodies of base 62 or 64 without a checksum.
+const MIXED: Check = Check::Mixed(2, 2, 1);
+const HEX: Check = Check::Mixed(0, 1, 1);
+
+pub(super) const INFIX_OF_OPENAI: &[u8] = b"T3BlbkFJ";
+pub(super) const INFIX_OF_GROQ: &[u8] = b"WGdyb3FY";
+
+/// Before and after the infix. Keys of 2024 have 20, later ones 58 or 74.
+const OPENAI_20: &[Part] = &[Exactly(20, Alphanumeric), Text(INFIX_OF_OPENAI), Exactly(20, Alphanumeric)];
+const OPENAI_58: &[Part] = &[Exactly(58, Base64Url), Text(INFIX_OF_OPENAI), Exactly(58, Base64Url)];
+const OPENAI_74: &[Part] = &[Exactly(74, Base64Url), Text(INFIX_OF_OPENAI), Exactly(74, Base64Url)];
+const ANTHROPIC: &[Part] = &[Exactly(93, Base64Url), Text(b"AA")];
+
+/// Thirty drawn, six of checksum.
+const CHECKED_36: &[Part] = &[Exactly(36, Alphanumeric)];
+const CHECKED_76: &[Part] = &[Exactly(76, Alphanumeric)];
+
+/// The old form, and the one with the account in it.
+const STRIPE_24: &[Part] = &[Exactly(24, Alphanumeric)];
+const STRIPE_99: &[Part] = &[Text(b"51"), Exactly(97, Alphanumeric)];
+
+/// A macaroon for `pypi.org` or `test.pypi.org`, with an identifier of 36 bytes, which is a UUID.
+const PYPI: &[Part] = &[Between(90, 600, Base64Url)];
+
+/// DER begins with a sequence, whose tag begins with M in base64.
+const DER: &[Part] = &[Newline, Text(b"M"), AtLeast(39, Base64)];
+/// RFC 1421 §4.6: encrypted, with headers.
+const TRADITIONAL: &[Part] = &[Newline, Text(b"Proc-Type: 4,ENCRYPTED"), Newline, Headers, AtLeast(40, Base64)];
+
+pub(super) const SHAPES: &[Shape] = &[
+    Shape::new(Family::Anthropic, b"sk-ant-api03-", ANTHROPIC, MIXED),
+    Shape::new(Family::Anthropic, b"sk-ant-admin01-", ANTHROPIC, MIXED),
+    Shape::new(Family::Anthropic, b"sk-ant-oat01-", ANTHROPIC, MIXED),
+    Shape::new(Family::Aws, b"AKIA", &[Exactly(16, Base32)], Check::Aws).within_base64(),
+    Shape::new(Family::Aws, b"ASIA", &[Exactly(16, Base32)], Check::Aws).within_base64(),
+    Shape::new(
+        Family::Azure,
+        b"AccountKey=",
+        &[Exactly(85, Base64), Exactly(1, LastOfTwo), Text(b"==")],
+        Check::StorageKey,
+    )
+    .within_base64(),
+    Shape::new(Family::CratesIo, b"cio", &[Exactly(32, Alphanumeric)], MIXED).within_base64(),
+    Shape::new(Family::DigitalOcean, b"dop_v1_", &[Exactly(64, Hex)], HEX),
+    Shape::new(Family::DigitalOcean, b"doo_v1_", &[Exactly(64, Hex)], HEX),
+    Shape::new(Family::DigitalOcean, b"dor_v1_", &[Exactly(64, Hex)], HEX),
+    Shape::new(Family::Docker, b"dckr_pat_", &[Exactly(27, Base64Url)], Check::Mixed(1, 1, 1)),
+    Shape::new(Family::GitHub, b"ghp_", CHECKED_36, Check::Crc62),
+    Shape::new(Family::GitHub, b"gho_", CHECKED_36, Check::Crc62),
+    Shape::new(Family::GitHub, b"ghu_", CHECKED_36, Check::Crc62),
+    Shape::new(Family::GitHub, b"ghs_", CHECKED_36, Check::Crc62),
+    Shape::new(Family::GitHub, b"ghr_", CHECKED_76, Check::Crc62),
+    Shape::new(
+        Family::GitHub,
+        b"github_pat_",
+        &[Exactly(22, Alphanumeric), Text(b"_"), Exactly(59, Alphanumeric)],
+        MIXED,
+    ),
+    Shape::new(Family::GitLab, b"glpat-", &[Exactly(20, Base64Url)], Check::Mixed(1, 1, 1)),
+    Shape::new(
+        Family::GitLab,
+        b"glpat-",
+        &[Between(27, 300, Base64Url), Text(b"."), Exactly(2, LowerOrDigits), Text(b"."), Exactly(9, LowerOrDigits)],
+        MIXED,
+    ),
+    Shape::new(Family::GitLab, b"glpat-", &[Between(27, 300, Base64Url), Text(b"."), Exactly(9, LowerOrDigits)], MIXED),
+    Shape::new(Family::GitLab, b"gldt-", &[Exactly(20, Base64Url)], Check::Mixed(1, 1, 1)),
+    Shape::new(Family::GitLab, b"glptt-", &[Exactly(40, Hex)], HEX),
+    Shape::new(Family::GitLab, b"gloas-", &[Exactly(64, Hex)], HEX),
+    Shape::new(Family::GitLab, b"glagent-", &[Exactly(50, Base64Url)], MIXED),
+    Shape::new(Family::Google, b"AIzaSy", &[Exactly(33, Base64Url)], MIXED).within_base64(),
+    Shape::new(
+        Family::Groq,
+        b"gsk_",
+        &[Exactly(20, Alphanumeric), Text(INFIX_OF_GROQ), Exactly(24, Alphanumeric)],
+        MIXED,
+    ),
+    Shape::new(Family::HuggingFace, b"hf_", &[Exactly(34, Letters)], Check::Mixed(10, 6, 0)),
+    Shape::new(Family::Npm, b"npm_", CHECKED_36, Check::Crc62),
+    Shape::new(Family::OpenAi, b"sk-", OPENAI_20, MIXED),
+    Shape::new(Family::OpenAi, b"sk-proj-", OPENAI_20, MIXED),
+    Shape::new(Family::OpenAi, b"sk-proj-", OPENAI_58, MIXED),
+    Shape::new(Family::OpenAi, b"sk-proj-", OPENAI_74, MIXED),
+    Shape::new(Family::OpenAi, b"sk-svcacct-", OPENAI_58, MIXED),
+    Shape::new(Family::OpenAi, b"sk-svcacct-", OPENAI_74, MIXED),
+    Shape::new(Family::OpenAi, b"sk-admin-", OPENAI_58, MIXED),
+    Shape::new(Family::OpenAi, b"sk-admin-", OPENAI_74, MIXED),
+    Shape::new(Family::OpenRouter, b"sk-or-v1-", &[Exactly(64, Hex)], HEX),
+    Shape::new(Family::Perplexity, b"pplx-", &[Exactly(48, Alphanumeric)], MIXED),
+    Shape::armour(b"-----BEGIN PRIVATE KEY-----", DER),
+    Shape::armour(b"-----BEGIN ENCRYPTED PRIVATE KEY-----", DER),
+    Shape::armour(b"-----BEGIN RSA PRIVATE KEY-----", DER),
+    Shape::armour(b"-----BEGIN RSA PRIVATE KEY-----", TRADITIONAL),
+    Shape::armour(b"-----BEGIN EC PRIVATE KEY-----", DER),
+    Shape::armour(b"-----BEGIN EC PRIVATE KEY-----", TRADITIONAL),
+    Shape::armour(b"-----BEGIN DSA PRIVATE KEY-----", DER),
+    Shape::armour(b"-----BEGIN DSA PRIVATE KEY-----", TRADITIONAL),
+    // "openssh-key-v1" and its zero, in base64.
+    Shape::armour(
+        b"-----BEGIN OPENSSH PRIVATE KEY-----",
+        &[Newline, Text(b"b3BlbnNzaC1rZXktdjEA"), AtLeast(20, Base64)],
+    ),
+    // RFC 9580 §6.2; a secret key's packet begins with 0x94 to 0x97, or with 0xc5 (§4.2), so with l or x.
+    Shape::armour(b"-----BEGIN PGP PRIVATE KEY BLOCK-----", &[Newline, Headers, Text(b"l"), AtLeast(39, Base64)]),
+    Shape::armour(b"-----BEGIN PGP PRIVATE KEY BLOCK-----", &[Newline, Headers, Text(b"x"), AtLeast(39, Base64)]),
+    Shape::new(Family::PyPi, b"pypi-AgEIcHlwaS5vcmcCJ", PYPI, MIXED),
+    Shape::new(Family::PyPi, b"pypi-AgENdGVzdC5weXBpLm9yZwIk", PYPI, MIXED),
+    Shape::new(Family::Replicate, b"r8_", &[Exactly(37, Alphanumeric)], MIXED),
+    Shape::new(Family::SendGrid, b"SG.", &[Exactly(22, Base64Url), Text(b"."), Exactly(43, Base64Url)], MIXED),
+    Shape::new(Family::Shopify, b"shpat_", &[Exactly(32, Hex)], HEX),
+    Shape::new(Family::Shopify, b"shpca_", &[Exactly(32, Hex)], HEX),
+    Shape::new(Family::Shopify, b"shppa_", &[Exactly(32, Hex)], HEX),
+    Shape::new(Family::Shopify, b"shpss_", &[Exactly(32, Hex)], HEX),
+    Shape::new(
+        Family::Slack,
+        b"xapp-1-A",
+        &[Between(8, 12, UpperOrDigits), Text(b"-"), Between(10, 13, Digits), Text(b"-"), Exactly(64, Hex)],
+        HEX,
+    ),
+    Shape::new(
+        Family::Slack,
+        b"xoxb-",
+        &[Between(10, 13, Digits), Text(b"-"), Between(10, 13, Digits), Text(b"-"), Exactly(24, Alphanumeric)],
+        MIXED,
+    ),
+    Shape::new(
+        Family::Slack,
+        b"xoxp-",
+        &[
+            Between(10, 13, Digits),
+            Text(b"-"),
+            Between(10, 13, Digits),
+            Text(b"-"),
+            Between(10, 13, Digits),
+            Text(b"-"),
+            Exactly(32, Hex),
+        ],
+        HEX,
+    ),
+    Shape::new(Family::Stripe, b"sk_live_", STRIPE_24, MIXED),
+    Shape::new(Family::Stripe, b"sk_live_", STRIPE_99, MIXED),
+    Shape::new(Family::Stripe, b"rk_live_", STRIPE_24, MIXED),
+    Shape::new(Family::Stripe, b"rk_live_", STRIPE_99, MIXED),
+    Shape::new(Family::XAi, b"xai-", &[Exactly(80, Alphanumeric)], MIXED),
+];

@@ -1,0 +1,444 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::checks::crc62;
+use super::shapes::{INFIX_OF_GROQ, INFIX_OF_OPENAI, LONGEST, LONGEST_PREFIX, SHAPES, Verdict};
+use super::{Families, Family, Lookout};
+
+const UPPER: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+const LOWER: &str = "abcdefghijklmnopqrstuvwxyz";
+const DIGITS: &str = "0123456789";
+const HEX: &str = "0123456789abcdef";
+const BASE32: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
+
+fn all() -> Families {
+    Families::of(Family::ALL)
+}
+
+fn find(text: impl AsRef<[u8]>) -> Option<Family> {
+    all().find(text.as_ref())
+}
+
+/// Made-up characters, the same each time. No key is written down here, real or not: other scanners read this too.
+fn drawn(length: usize, alphabet: &str) -> String {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ length as u64;
+    let next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        char::from(alphabet.as_bytes()[(state >> 33) as usize % alphabet.len()])
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}
+
+fn base62(length: usize) -> String {
+    drawn(length, &[DIGITS, UPPER, LOWER].concat())
+}
+
+fn url(length: usize) -> String {
+    // Does not end in - or _, so that a row reads as one word.
+    let body = drawn(length - 1, &[DIGITS, UPPER, LOWER, "-_"].concat());
+    body + "k"
+}
+
+fn hex(length: usize) -> String {
+    drawn(length, HEX)
+}
+
+fn digits(length: usize) -> String {
+    drawn(length, "9180273645")
+}
+
+fn checked(prefix: &str, length: usize) -> String {
+    let drawn = base62(length - 6);
+    let checksum = String::from_utf8(crc62(drawn.as_bytes()).to_vec()).unwrap();
+    format!("{prefix}{drawn}{checksum}")
+}
+
+fn openai(prefix: &str, half: usize, draw: fn(usize) -> String) -> String {
+    format!("{prefix}{}{}{}", draw(half), str::from_utf8(INFIX_OF_OPENAI).unwrap(), draw(half))
+}
+
+fn groq() -> String {
+    format!("gsk_{}{}{}", base62(20), str::from_utf8(INFIX_OF_GROQ).unwrap(), base62(24))
+}
+
+/// One of each shape that ends with its last character.
+fn keys() -> Vec<(Family, String)> {
+    let aws = |prefix: &str| format!("{prefix}Q{}", drawn(15, BASE32));
+    vec![
+        (Family::Anthropic, format!("sk-ant-api03-{}AA", url(93))),
+        (Family::Anthropic, format!("sk-ant-admin01-{}AA", url(93))),
+        (Family::Anthropic, format!("sk-ant-oat01-{}AA", url(93))),
+        (Family::Aws, aws("AKIA")),
+        (Family::Aws, aws("ASIA")),
+        (Family::Aws, format!("AKIAJ{}", drawn(15, BASE32))),
+        (Family::Azure, format!("AccountKey={}/+{}Q==", base62(40), base62(43))),
+        (Family::CratesIo, format!("cio{}", base62(32))),
+        (Family::DigitalOcean, format!("dop_v1_{}", hex(64))),
+        (Family::DigitalOcean, format!("doo_v1_{}", hex(64))),
+        (Family::DigitalOcean, format!("dor_v1_{}", hex(64))),
+        (Family::Docker, format!("dckr_pat_{}", url(27))),
+        (Family::GitHub, checked("ghp_", 36)),
+        (Family::GitHub, checked("gho_", 36)),
+        (Family::GitHub, checked("ghu_", 36)),
+        (Family::GitHub, checked("ghs_", 36)),
+        (Family::GitHub, checked("ghr_", 76)),
+        (Family::GitHub, format!("github_pat_{}_{}", base62(22), base62(59))),
+        (Family::GitLab, format!("glpat-{}", url(20))),
+        (Family::GitLab, format!("glpat-{}.01.{}", url(43), drawn(9, HEX))),
+        (Family::GitLab, format!("glpat-{}.{}", url(300), drawn(9, HEX))),
+        (Family::GitLab, format!("gldt-{}", url(20))),
+        (Family::GitLab, format!("glptt-{}", hex(40))),
+        (Family::GitLab, format!("gloas-{}", hex(64))),
+        (Family::GitLab, format!("glagent-{}", url(50))),
+        (Family::Google, format!("AIzaSy{}", url(33))),
+        (Family::Groq, groq()),
+        (Family::HuggingFace, format!("hf_{}", drawn(34, &[UPPER, LOWER].concat()))),
+        (Family::Npm, checked("npm_", 36)),
+        (Family::OpenAi, openai("sk-", 20, base62)),
+        (Family::OpenAi, openai("sk-proj-", 20, base62)),
+        (Family::OpenAi, openai("sk-proj-", 58, url)),
+        (Family::OpenAi, openai("sk-proj-", 74, url)),
+        (Family::OpenAi, openai("sk-svcacct-", 58, url)),
+        (Family::OpenAi, openai("sk-svcacct-", 74, url)),
+        (Family::OpenAi, openai("sk-admin-", 58, url)),
+        (Family::OpenAi, openai("sk-admin-", 74, url)),
+        (Family::OpenRouter, format!("sk-or-v1-{}", hex(64))),
+        (Family::Perplexity, format!("pplx-{}", base62(48))),
+        (Family::PyPi, format!("pypi-AgEIcHlwaS5vcmcCJ{}", url(157))),
+        (Family::PyPi, format!("pypi-AgENdGVzdC5weXBpLm9yZwIk{}", url(157))),
+        (Family::Replicate, format!("r8_{}", base62(37))),
+        (Family::SendGrid, format!("SG.{}.{}", url(22), url(43))),
+        (Family::Shopify, format!("shpat_{}", hex(32))),
+        (Family::Shopify, format!("shpca_{}", hex(32))),
+        (Family::Shopify, format!("shppa_{}", hex(32))),
+        (Family::Shopify, format!("shpss_{}", hex(32))),
+        (Family::Slack, format!("xapp-1-A{}-{}-{}", drawn(10, BASE32), digits(13), hex(64))),
+        (Family::Slack, format!("xoxb-{}-{}-{}", digits(12), digits(13), base62(24))),
+        (Family::Slack, format!("xoxp-{}-{}-{}-{}", digits(11), digits(12), digits(13), hex(32))),
+        (Family::Stripe, format!("sk_live_{}", base62(24))),
+        (Family::Stripe, format!("sk_live_51{}", base62(97))),
+        (Family::Stripe, format!("rk_live_{}", base62(24))),
+        (Family::Stripe, format!("rk_live_51{}", base62(97))),
+        (Family::XAi, format!("xai-{}", base62(80))),
+    ]
+}
+
+/// The beginnings of private keys, with a newline to be filled in.
+fn armours() -> Vec<String> {
+    let label = |label: &str| format!("-----BEGIN {label}-----");
+    let der = format!("MIIE{}", base62(60));
+    let encrypted = format!("{{n}}Proc-Type: 4,ENCRYPTED{{n}}DEK-Info: AES-128-CBC,{}{{n}}{{n}}", hex(32));
+    let mut rows: Vec<String> = ["", "ENCRYPTED ", "RSA ", "EC ", "DSA "]
+        .map(|kind| format!("{}{{n}}{der}{{n}}", label(&format!("{kind}PRIVATE KEY"))))
+        .into();
+    for kind in ["RSA ", "EC ", "DSA "] {
+        rows.push(format!("{}{encrypted}{}", label(&format!("{kind}PRIVATE KEY")), base62(64)));
+    }
+    rows.push(format!("{}{{n}}b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAA", label("OPENSSH PRIVATE KEY")));
+    for (version, first) in [("", "lQVYB"), ("Version: GnuPG v2{n}Comment: mine{n}", "lQVYB"), ("", "xVgEZ")] {
+        rows.push(format!("{}{{n}}{version}{{n}}{first}{}", label("PGP PRIVATE KEY BLOCK"), base62(59)));
+    }
+    rows
+}
+
+#[test]
+fn every_shape_is_found_alone_and_between_what_usually_stands_beside() {
+    for (family, key) in keys() {
+        for text in [
+            key.clone(),
+            format!("KEY={key}\n"),
+            format!("{{\"key\":\"{key}\"}}"),
+            format!("{{\"file\":\"A=1\\n{key}\\nB=2\"}}"),
+            format!("a=b&key%3D{key}%26c"),
+            format!("{{\"q\":\"a\\u003d{key}\\u0026b\"}}"),
+            format!("https://x:{key}@host.example/x.git"),
+            format!("Bearer {key}, and so on"),
+            format!("\0{key}\0"),
+            format!("é{key}é"),
+        ] {
+            assert_eq!(find(&text), Some(family), "{text}");
+        }
+    }
+}
+
+#[test]
+fn near_misses_are_not_found() {
+    for (family, key) in keys() {
+        let (but_last, last) = key.split_at(key.len() - 1);
+        let (first, but_first) = key.split_at(1);
+        let other_case = if first == first.to_lowercase() { first.to_uppercase() } else { first.to_lowercase() };
+        let mut rows =
+            vec![but_first.to_owned(), format!("{other_case}{but_first}"), key.to_uppercase(), key.to_lowercase()];
+        rows.extend(["A", "z", "9", "_", "-"].map(|before| format!("{before}{key}")));
+        let behind: &[&str] = if family == Family::Azure { &["="] } else { &["A", "z", "9", "_", "-"] };
+        // A token of PyPI has no length of its own.
+        if family != Family::PyPi {
+            rows.extend([but_last.to_owned(), format!("{but_last}.{last}")]);
+            rows.extend(behind.iter().map(|behind| format!("{key}{behind}")));
+        }
+        for text in rows.into_iter().filter(|text| *text != key) {
+            assert_eq!(find(&text), None, "{text} is not quite {key}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_checksum_is_no_key() {
+    for prefix in ["ghp_", "gho_", "ghu_", "ghs_", "npm_"] {
+        assert_eq!(find(format!("{prefix}{}", base62(36))), None, "{prefix}");
+        let key = checked(prefix, 36);
+        let other = if key.ends_with('7') { "8" } else { "7" };
+        assert_eq!(find(format!("{}{other}", &key[..key.len() - 1])), None, "{prefix}");
+    }
+    // Account 1 099 511 627 775 has thirteen digits.
+    assert_eq!(find("AKIA77777777Q7777777"), None);
+    // The time before accounts were in it began with I or J, and today's begin with Q or later.
+    assert_eq!(find("AKIAA7RW2T5QK3JNB6XD"), None);
+}
+
+#[test]
+fn what_documentation_and_programs_hold_is_not_found() {
+    let x = |count: usize| "x".repeat(count);
+    let rows = [
+        // AWS's own example, in all of its documentation: known to all, so no key.
+        "AKIAIOSFODNN7EXAMPLE".to_owned(),
+        "ASIAIOSFODNN7EXAMPLE".to_owned(),
+        "AKIAI44QH8DHBEXAMPLE".to_owned(),
+        "AKIAXXXXXXXXXXXXXXXX".to_owned(),
+        "arn:aws:iam::029608264753:role/AKIA".to_owned(),
+        format!("ghp_{}", x(36)),
+        format!("npm_{}", x(36)),
+        format!("github_pat_{}_{}", x(22), x(59)),
+        format!("glpat-{}", x(20)),
+        "glpat-some-class-name-in-css".to_owned(),
+        "glagent-a-rather-long-name-of-a-class-in-some-style-sheet".to_owned(),
+        "sk-ant-api03-... or sk-ant-…, as in our documentation".to_owned(),
+        format!("sk-ant-api03-{}AA", x(93)),
+        format!("sk-{}", x(48)),
+        format!("sk-proj-{}T3BlbkFJ{}", x(74), x(74)),
+        format!("hf_{}", x(34)),
+        "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".to_owned(),
+        "r8_ThisIsAnIdentifierInAProgram32BitWide0".to_owned(),
+        format!("gsk_{}", base62(52)),
+        format!("xai-{}", "0".repeat(80)),
+        format!("AIzaSy{}", "0123456789abcdefghijklmnopqrstuvw"),
+        format!("xoxb-123456789012-1234567890123-{}", base62(24)),
+        format!("sk_test_{}", base62(24)),
+        format!("sk_live_{}", "1234567890abcdefghijklmn"),
+        format!("sk_live_{}", "aaaaaaBBBBBBccccccDDDDDD"),
+        format!("shpat_{}", "0".repeat(32)),
+        format!("dop_v1_{}", "0123456789abcdef".repeat(4)),
+        format!("SG.{}.{}", x(22), x(43)),
+        format!("AccountKey={}==", "A".repeat(86)),
+        // Of the storage emulator, published by Microsoft.
+        "AccountKey=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+            .to_owned(),
+        format!("AccountKey={}B==", base62(85)),
+        "550e8400-e29b-41d4-a716-446655440000".to_owned(),
+        format!("{{\"sha256\":\"{}\"}}", hex(64)),
+        format!("ciorbi{}", hex(29)),
+        "conversational-and-precious-socioeconomicconsiderations".to_owned(),
+        "-----BEGIN PRIVATE KEY-----".to_owned(),
+        "-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY-----".to_owned(),
+        "-----BEGIN PRIVATE KEY-----\nMIIE...\n-----END PRIVATE KEY-----".to_owned(),
+        "if (text.startsWith(\"-----BEGIN RSA PRIVATE KEY-----\\n\")) return".to_owned(),
+        format!("-----BEGIN PUBLIC KEY-----\nMIIB{}", base62(60)),
+        format!("-----BEGIN CERTIFICATE-----\nMIID{}", base62(60)),
+        format!("-----BEGIN RSA PUBLIC KEY-----\nMIIB{}", base62(60)),
+        format!("-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmQGN{}", base62(60)),
+        format!("-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nmQGN{}", base62(60)),
+        format!("------BEGIN PRIVATE KEY-----\nMIIE{}", base62(60)),
+        format!("-----BEGIN PRIVATE KEY-----MIIE{}", base62(60)),
+        format!("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEB{}", base62(50)),
+    ];
+    for text in rows {
+        assert_eq!(find(&text), None, "{text}");
+    }
+}
+
+/// Ids in URLs that are made to be handed on; the rest of what is needed is a signature.
+#[test]
+fn ids_in_signed_urls_are_not_found() {
+    let id = format!("AKIAQ{}", drawn(15, BASE32));
+    for text in [
+        format!("?X-Amz-Credential={id}%2F20261101%2Feu-west-1%2Fs3%2Faws4_request&X-Amz-Date="),
+        format!("AWS4-HMAC-SHA256 Credential={id}/20261101/eu-west-1/s3/aws4_request, SignedHeaders="),
+        format!("https://b.s3.amazonaws.com/k?AWSAccessKeyId={id}&Signature=x"),
+        format!("https://b.s3.amazonaws.com/k?Signature=x&AWSAccessKeyId={id}"),
+    ] {
+        assert_eq!(find(&text), None, "{text}");
+    }
+    for text in [format!("AWSAccessKeyId={id}\nAWSSecretKey="), format!("x={id}%2F"), format!("x={id}%2F1")] {
+        assert_eq!(find(&text), Some(Family::Aws), "{text}");
+    }
+}
+
+#[test]
+fn base64_that_has_a_prefix_in_it_is_not_found() {
+    let id = format!("AKIAQ{}", drawn(15, BASE32));
+    let (cio, google) = (format!("cio{}", base62(32)), format!("AIzaSy{}", drawn(33, LOWER)));
+    for key in [id, cio, google] {
+        for (before, behind) in
+            [("/", "/"), ("+", " "), (" ", "+"), ("iVBORw0KGgo", " "), ("\"", "=="), ("-", ""), ("", "/")]
+        {
+            let text = format!("{before}{key}{behind}");
+            assert_eq!(find(&text), None, "{text}");
+        }
+    }
+}
+
+#[test]
+fn private_keys_are_found_however_their_lines_end() {
+    for row in armours() {
+        for newline in ["\n", "\r\n", "\\n", "\\r\\n", "\\\\n", "\n    ", "\r\n\t\t"] {
+            let text = row.replace("{n}", newline);
+            assert_eq!(find(&text), Some(Family::PrivateKey), "{text}");
+            assert_eq!(find(format!("key: |\n  {text}")), Some(Family::PrivateKey), "{text}");
+        }
+        assert_eq!(find(row.replace("{n}", " ")), None, "{row}");
+        assert_eq!(find(row.replace("{n}", "\n").to_lowercase()), None, "{row}");
+    }
+    let account = r#"{"type":"service_account","private_key":"-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0B"#;
+    assert_eq!(find(format!("{account}{}", base62(40))), Some(Family::PrivateKey));
+}
+
+/// A row of the table without a key in the tests would be found here.
+#[test]
+fn every_row_of_the_table_has_a_key_in_the_test() {
+    let texts: Vec<String> =
+        keys().into_iter().map(|(_, key)| key).chain(armours().iter().map(|row| row.replace("{n}", "\n"))).collect();
+    for (row, shape) in SHAPES.iter().enumerate() {
+        let fits = |text: &String| {
+            text.as_bytes().starts_with(shape.prefix)
+                && matches!(shape.stands_at(text.as_bytes(), 0, true), Verdict::Ends(_))
+        };
+        assert!(texts.iter().any(fits), "row {row}, {}", String::from_utf8_lossy(shape.prefix));
+    }
+    for family in Family::ALL {
+        assert!(SHAPES.iter().any(|shape| shape.family == family), "{family:?}");
+        assert_eq!(Family::named(family.as_str()), Some(family));
+    }
+    assert_eq!(Family::named("Aws"), None);
+}
+
+/// A caller holds back 4 KiB.
+#[test]
+fn no_shape_is_longer_than_what_is_held_back() {
+    const { assert!(Lookout::DELAY < 2048) };
+    for shape in SHAPES {
+        assert!(shape.longest() <= LONGEST, "{}", String::from_utf8_lossy(shape.prefix));
+        assert!(shape.prefix.len() <= LONGEST_PREFIX && shape.prefix.len() >= 3);
+    }
+}
+
+#[test]
+fn only_what_was_asked_for_is_found() {
+    let none = Families::default();
+    assert!(none.is_empty() && Families::of([]).is_empty() && !all().is_empty());
+    for (family, key) in keys() {
+        assert_eq!(none.find(key.as_bytes()), None);
+        assert_eq!(Families::of([family]).find(key.as_bytes()), Some(family));
+        let others = Family::ALL.into_iter().filter(|other| *other != family);
+        assert_eq!(Families::of(others).find(key.as_bytes()), None, "{key}");
+    }
+    let mut lookout = Lookout::new(Arc::new(none));
+    assert_eq!((lookout.feed(keys()[0].1.as_bytes()), lookout.end()), (None, None));
+}
+
+/// What a stream shows in pieces of these lengths, over and over.
+fn streamed(text: &[u8], lengths: &[usize]) -> Option<Family> {
+    let mut lookout = Lookout::new(Arc::new(all()));
+    let room = lookout.room();
+    let mut rest = text;
+    for length in lengths.iter().cycle() {
+        let (piece, after) = rest.split_at(rest.len().min(*length));
+        lookout.feed(piece);
+        assert_eq!(lookout.room(), room, "the buffer never grows");
+        rest = after;
+        if rest.is_empty() {
+            break;
+        }
+    }
+    lookout.end()
+}
+
+#[test]
+fn a_stream_shows_what_the_whole_shows_wherever_it_is_cut() {
+    let armours = armours().into_iter().map(|row| (Family::PrivateKey, row.replace("{n}", "\r\n")));
+    for (family, key) in keys().into_iter().chain(armours) {
+        let text = format!("a=b\\n{key} and\n");
+        for cut in 0..text.len() {
+            assert_eq!(streamed(text.as_bytes(), &[cut.max(1), text.len()]), Some(family), "{text} cut at {cut}");
+        }
+        assert_eq!(streamed(text.as_bytes(), &[1]), Some(family), "{text} byte by byte");
+        assert_eq!(streamed(key.as_bytes(), &[7]), Some(family), "{key} at the end");
+        let longer = format!("{key}-{key}");
+        let whole = find(&longer);
+        assert_eq!(streamed(longer.as_bytes(), &[key.len()]).is_some(), whole.is_some(), "{longer}");
+    }
+}
+
+#[test]
+fn a_key_on_any_edge_of_large_pieces_is_found() {
+    let key = checked("ghp_", 36);
+    for before in (0..60).chain(1_000..1_100).chain(4_050..4_100) {
+        let text = [vec![b'.'; before], key.clone().into_bytes(), vec![b'.'; 9_000]].concat();
+        for pieces in [&[4_096][..], &[1_040, 1_041], &[1_039, 3, 5_000], &[2_000, 16]] {
+            assert_eq!(streamed(&text, pieces), Some(Family::GitHub), "{before} before, in {pieces:?}");
+        }
+    }
+}
+
+#[test]
+fn a_lookout_can_be_used_again() {
+    let key = checked("npm_", 36);
+    let (begun, rest) = key.split_at(10);
+    let mut lookout = Lookout::new(Arc::new(all()));
+    assert_eq!((lookout.feed(begun.as_bytes()), lookout.end()), (None, None));
+    assert_eq!((lookout.feed(rest.as_bytes()), lookout.end()), (None, None), "two streams are not one");
+    assert_eq!((lookout.feed(key.as_bytes()), lookout.feed(b" ")), (None, Some(Family::Npm)));
+    assert_eq!((lookout.feed(b"more"), lookout.end()), (Some(Family::Npm), Some(Family::Npm)));
+    assert_eq!(lookout.end(), None);
+}
+
+/// Texts of what keys are made of: whole ones, halves, prefixes, neighbours and noise.
+fn texts() -> impl Strategy<Value = Vec<u8>> {
+    let mut keys: Vec<Vec<u8>> = keys().into_iter().map(|(_, key)| key.into_bytes()).collect();
+    keys.extend(armours().into_iter().map(|row| row.replace("{n}", "\n").into_bytes()));
+    let whole = prop::sample::select(keys);
+    let broken = (whole.clone(), any::<prop::sample::Index>(), any::<u8>()).prop_map(|(mut key, at, byte)| {
+        let at = at.index(key.len());
+        key[at] = byte;
+        key
+    });
+    let half = (whole.clone(), any::<prop::sample::Index>()).prop_map(|(key, at)| key[at.index(key.len())..].to_vec());
+    let beginning =
+        (whole.clone(), any::<prop::sample::Index>()).prop_map(|(key, at)| key[..at.index(key.len())].to_vec());
+    let noise = prop::collection::vec(any::<u8>(), 0..40);
+    let filler = (0_usize..1500).prop_map(|count| vec![b'.'; count]);
+    let between = prop::sample::select(vec![" ", "\\n", "=", "-", "A", "\n", "%3D", "/", "&AWSAccessKeyId=", ""]);
+    let between = between.prop_map(|text: &str| text.as_bytes().to_vec());
+    let piece = prop_oneof![1 => whole, 3 => broken, 3 => half, 3 => beginning, 2 => noise, 1 => filler, 4 => between];
+    prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #[test]
+    fn whole_equals_cut_anywhere(text in texts(), lengths in prop::collection::vec(1_usize..1500, 1..6)) {
+        let whole = all().find(&text).is_some();
+        prop_assert_eq!(streamed(&text, &lengths).is_some(), whole);
+        prop_assert_eq!(streamed(&text, &[1]).is_some(), whole);
+    }
+
+    /// The quick search leaves nothing out that trying every shape at every place would find.
+    #[test]
+    fn the_search_equals_trying_everywhere(text in texts()) {
+        let tried = (0..text.len()).any(|start| {
+            SHAPES.iter().any(|shape| {
+                text[start..].starts_with(shape.prefix) && matches!(shape.stands_at(&text, start, true), Verdict::Ends(_))
+            })
+        });
+        prop_assert_eq!(all().find(&text).is_some(), tried);
+    }
+}
