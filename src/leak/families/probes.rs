@@ -1,14 +1,14 @@
 //! Where a prefix may stand: pairs of bytes, tried at every second place of a text.
 //!
-//! Any three bytes have a pair that begins at an even place, so of each prefix three bytes are chosen and both
-//! their pairs noted. What is left to do for ordinary bytes is one look into 8 KiB for each two of them.
+//! Of each prefix three bytes are chosen, a trio, and both its pairs noted: one of them begins at an even place. What
+//! is left to do for ordinary bytes is one look into 8 KiB for each two of them.
 
 use std::ops::Range;
 
 use super::shapes::Shape;
 
 pub(super) struct Probes {
-    /// A bit for each pair that is in any prefix.
+    /// A bit for each pair that is in any trio.
     pairs: Box<[u64; 1024]>,
     /// What the pairs may belong to.
     buckets: Vec<Vec<Probe>>,
@@ -16,12 +16,14 @@ pub(super) struct Probes {
     longest: usize,
 }
 
-#[derive(Clone, Copy)]
+/// Half of a trio.
 struct Probe {
     pair: u16,
-    /// Where the pair is in the prefix.
-    offset: usize,
-    shape: &'static Shape,
+    trio: [u8; 3],
+    /// Where in the trio the pair is: 0 or 1.
+    shift: usize,
+    /// Whose prefixes have the trio, and where.
+    shapes: Vec<(usize, &'static Shape)>,
 }
 
 const BLOCK: usize = 32;
@@ -30,25 +32,25 @@ const BUCKETS: usize = 256;
 impl Probes {
     pub(super) fn new(shapes: &[&'static Shape]) -> Self {
         let longest = shapes.iter().map(|shape| shape.prefix.len()).max().unwrap_or_default();
-        let mut this = Self { pairs: Box::new([0; 1024]), buckets: vec![Vec::new(); BUCKETS], longest };
+        let mut this =
+            Self { pairs: Box::new([0; 1024]), buckets: (0..BUCKETS).map(|_| Vec::new()).collect(), longest };
         for shape in shapes {
-            let offset = rarest(shape.prefix);
-            for offset in [offset, offset.saturating_add(1)] {
-                let pair = shape.prefix.get(offset..).and_then(|rest| rest.first_chunk::<2>());
-                if let Some(pair) = pair {
-                    this.add(Probe { pair: u16::from_le_bytes(*pair), offset, shape });
-                }
+            if let Some((offset, trio @ [a, b, c])) = rarest(shape.prefix) {
+                this.add(trio, 0, u16::from_le_bytes([a, b]), (offset, shape));
+                this.add(trio, 1, u16::from_le_bytes([b, c]), (offset, shape));
             }
         }
         this
     }
 
-    fn add(&mut self, probe: Probe) {
-        if let Some(word) = self.pairs.get_mut(usize::from(probe.pair >> 6)) {
-            *word |= 1 << (probe.pair & 63);
+    fn add(&mut self, trio: [u8; 3], shift: usize, pair: u16, owner: (usize, &'static Shape)) {
+        if let Some(word) = self.pairs.get_mut(usize::from(pair >> 6)) {
+            *word |= 1 << (pair & 63);
         }
-        if let Some(bucket) = self.buckets.get_mut(bucket_of(probe.pair)) {
-            bucket.push(probe);
+        let Some(bucket) = self.buckets.get_mut(bucket_of(pair)) else { return };
+        match bucket.iter_mut().find(|probe| (probe.trio, probe.shift) == (trio, shift)) {
+            Some(probe) => probe.shapes.push(owner),
+            None => bucket.push(Probe { pair, trio, shift, shapes: vec![owner] }),
         }
     }
 
@@ -63,46 +65,52 @@ impl Probes {
         let region = text.get(starts.start..end).unwrap_or_default();
         let (blocks, rest) = region.as_chunks::<BLOCK>();
         let mut at = starts.start;
-        for block in blocks {
-            if self.may_have_any(block) && !self.closer(text, starts, at, block, &mut visitor) {
-                return;
+        let mut last = [0; BLOCK];
+        if let Some(room) = last.get_mut(..rest.len()) {
+            room.copy_from_slice(rest);
+        }
+        for block in blocks.iter().chain([&last]) {
+            let mut hits = self.hits(block);
+            while hits != 0 {
+                let place = at.saturating_add(hits.trailing_zeros() as usize);
+                if !self.closer(text, starts, place, &mut visitor) {
+                    return;
+                }
+                hits &= hits.wrapping_sub(1);
             }
             at = at.saturating_add(BLOCK);
         }
-        self.closer(text, starts, at, rest, &mut visitor);
     }
 
-    fn may_have_any(&self, block: &[u8; BLOCK]) -> bool {
+    /// A bit for each even place in a block where a pair stands.
+    fn hits(&self, block: &[u8; BLOCK]) -> u32 {
         let (pairs, _) = block.as_chunks::<2>();
-        pairs.iter().fold(0, |any, pair| any | self.bit(u16::from_le_bytes(*pair))) & 1 != 0
+        (0..).step_by(2).zip(pairs).fold(0, |hits, (place, pair)| {
+            let pair = u16::from_le_bytes(*pair);
+            let word = self.pairs.get(usize::from(pair >> 6)).copied().unwrap_or_default();
+            hits | ((word >> (pair & 63)) as u32 & 1) << place
+        })
     }
 
-    /// The lowest bit tells; the others are of other pairs.
-    fn bit(&self, pair: u16) -> u64 {
-        self.pairs.get(usize::from(pair >> 6)).map_or(0, |word| word >> (pair & 63))
-    }
-
-    /// Goes through one piece of the text, which stands at `at`.
+    /// Looks at the place of a pair.
     fn closer(
         &self,
         text: &[u8],
         starts: &Range<usize>,
-        at: usize,
-        piece: &[u8],
+        place: usize,
         visitor: &mut impl FnMut(usize, &'static Shape) -> bool,
     ) -> bool {
-        let (pairs, _) = piece.as_chunks::<2>();
-        for (place, pair) in (at..).step_by(2).zip(pairs) {
-            let pair = u16::from_le_bytes(*pair);
-            if self.bit(pair) & 1 == 0 {
+        let Some(pair) = text.get(place..).and_then(|rest| rest.first_chunk()) else { return true };
+        let pair = u16::from_le_bytes(*pair);
+        for probe in self.buckets.get(bucket_of(pair)).into_iter().flatten().filter(|probe| probe.pair == pair) {
+            let trio = place.checked_sub(probe.shift);
+            let Some(trio) = trio.filter(|at| text.get(*at..).is_some_and(|rest| rest.starts_with(&probe.trio))) else {
                 continue;
-            }
-            for probe in self.buckets.get(bucket_of(pair)).into_iter().flatten().filter(|probe| probe.pair == pair) {
-                let Some(start) = place.checked_sub(probe.offset).filter(|start| starts.contains(start)) else {
-                    continue;
-                };
-                let stands = text.get(start..).is_some_and(|rest| rest.starts_with(probe.shape.prefix));
-                if stands && !visitor(start, probe.shape) {
+            };
+            for (offset, shape) in &probe.shapes {
+                let Some(start) = trio.checked_sub(*offset).filter(|start| starts.contains(start)) else { continue };
+                let stands = text.get(start..).is_some_and(|rest| rest.starts_with(shape.prefix));
+                if stands && !visitor(start, shape) {
                     return false;
                 }
             }
@@ -115,16 +123,14 @@ fn bucket_of(pair: u16) -> usize {
     usize::from(pair ^ (pair >> 5)) % BUCKETS
 }
 
-/// Where in a prefix the three bytes begin that ordinary text has least often.
-fn rarest(prefix: &[u8]) -> usize {
-    let commonness = |three: &[u8]| -> u32 {
-        let rank = three.iter().map(|byte| match byte {
-            b'a'..=b'z' => 4,
-            b'0'..=b'9' | b'-' | b'.' | b' ' => 3,
-            b'A'..=b'Z' => 2,
-            _ => 1,
-        });
-        rank.sum()
+/// The three bytes of a prefix that ordinary text has least often, and where they are.
+fn rarest(prefix: &[u8]) -> Option<(usize, [u8; 3])> {
+    let commonness = |byte: &u8| match byte {
+        b'a'..=b'z' => 4,
+        b'0'..=b'9' | b'-' | b'.' | b' ' => 3,
+        b'A'..=b'Z' => 2,
+        _ => 1,
     };
-    (0..).zip(prefix.windows(3)).min_by_key(|(_, three)| commonness(three)).map_or(0, |(at, _)| at)
+    let trios = (0..).zip(prefix.windows(3)).filter_map(|(at, trio)| Some((at, *trio.first_chunk()?)));
+    trios.min_by_key(|(_, trio)| trio.iter().map(commonness).sum::<u32>())
 }

@@ -20,12 +20,13 @@ pub(super) struct Shape {
 
 /// A stretch of a key. Each takes all it can, so the next must begin with a byte that it does not take.
 enum Part {
-    /// So many, and what follows does not matter.
-    AtLeast(usize, Set),
     Between(usize, usize, Set),
     Exactly(usize, Set),
     /// Lines such as `Proc-Type: 4,ENCRYPTED`, or none, and the empty line after them.
     Headers,
+    /// A line of base64, at least so long, and its end: what documentation shortens goes on with dots. From a length
+    /// that no line has it is enough, as the lines were joined.
+    Line(usize),
     /// The end of a line, also escaped as in JSON or a URL, and the next one's indentation.
     Newline,
     Text(&'static [u8]),
@@ -114,8 +115,9 @@ impl Shape {
     pub(super) fn longest(&self) -> usize {
         let newline = 7 + MAX_INDENTATION;
         let parts = self.parts.iter().map(|part| match part {
-            Part::AtLeast(count, _) | Part::Between(_, count, _) | Part::Exactly(count, _) => *count,
+            Part::Between(_, count, _) | Part::Exactly(count, _) => *count,
             Part::Headers => MAX_HEADERS * (MAX_HEADER + newline) + newline,
+            Part::Line(_) => JOINED + newline,
             Part::Newline => newline,
             Part::Text(text) => text.len(),
         });
@@ -180,10 +182,6 @@ struct Reader<'t> {
 impl Reader<'_> {
     fn take(&mut self, part: &Part) -> Result<(), Stop> {
         match part {
-            Part::AtLeast(least, set) => {
-                let run = self.run(*least, *set);
-                self.skip_if(run >= *least, run)
-            }
             Part::Between(least, most, set) => {
                 let run = self.run(most.saturating_add(1), *set);
                 if run == self.rest.len() && run <= *most && !self.ended {
@@ -196,6 +194,7 @@ impl Reader<'_> {
                 self.skip_if(run == *count, run)
             }
             Part::Headers => self.headers(),
+            Part::Line(least) => self.line(*least),
             Part::Newline => self.newline(),
             Part::Text(text) => self.text(text),
         }
@@ -239,6 +238,16 @@ impl Reader<'_> {
         Err(stop)
     }
 
+    fn line(&mut self, least: usize) -> Result<(), Stop> {
+        let run = self.run(JOINED, Set::Base64);
+        self.skip_if(run >= least, run)?;
+        let over = self.rest.is_empty() && self.ended;
+        if run == JOINED || over || self.rest.first() == Some(&b'=') {
+            return Ok(());
+        }
+        self.newline()
+    }
+
     fn headers(&mut self) -> Result<(), Stop> {
         for _ in 0..MAX_HEADERS {
             let mut empty = *self;
@@ -258,6 +267,8 @@ impl Reader<'_> {
 }
 
 const NEWLINES: &[&[u8]] = &[b"\n", b"\r\n", b"\\n", b"\\r\\n", b"\\\\n", b"\\\\r\\\\n", b"%0A", b"%0D%0A"];
+/// RFC 2045 has the longest lines, of 76.
+const JOINED: usize = 100;
 const MAX_INDENTATION: usize = 32;
 const MAX_HEADERS: usize = 4;
 const MAX_HEADER: usize = 80;
@@ -291,7 +302,7 @@ fn is_in_signed_url(before: &[u8], mut after: Reader<'_>) -> Result<bool, Stop> 
     }
 }
 
-use Part::{AtLeast, Between, Exactly, Headers, Newline, Text};
+use Part::{Between, Exactly, Headers, Line, Newline, Text};
 use Set::{Alphanumeric, Base32, Base64, Base64Url, Digits, Hex, LastOfTwo, Letters, LowerOrDigits, UpperOrDigits};
 
 /// For bodies of base 62 or 64 without a checksum.
@@ -319,9 +330,9 @@ const STRIPE_99: &[Part] = &[Text(b"51"), Exactly(97, Alphanumeric)];
 const PYPI: &[Part] = &[Between(90, 600, Base64Url)];
 
 /// DER begins with a sequence, whose tag begins with M in base64.
-const DER: &[Part] = &[Newline, Text(b"M"), AtLeast(39, Base64)];
+const DER: &[Part] = &[Newline, Text(b"M"), Line(39)];
 /// RFC 1421 §4.6: encrypted, with headers.
-const TRADITIONAL: &[Part] = &[Newline, Text(b"Proc-Type: 4,ENCRYPTED"), Newline, Headers, AtLeast(40, Base64)];
+const TRADITIONAL: &[Part] = &[Newline, Text(b"Proc-Type: 4,ENCRYPTED"), Newline, Headers, Line(40)];
 
 pub(super) const SHAPES: &[Shape] = &[
     Shape::new(Family::Anthropic, b"sk-ant-api03-", ANTHROPIC, MIXED),
@@ -392,13 +403,10 @@ pub(super) const SHAPES: &[Shape] = &[
     Shape::armour(b"-----BEGIN DSA PRIVATE KEY-----", DER),
     Shape::armour(b"-----BEGIN DSA PRIVATE KEY-----", TRADITIONAL),
     // "openssh-key-v1" and its zero, in base64.
-    Shape::armour(
-        b"-----BEGIN OPENSSH PRIVATE KEY-----",
-        &[Newline, Text(b"b3BlbnNzaC1rZXktdjEA"), AtLeast(20, Base64)],
-    ),
+    Shape::armour(b"-----BEGIN OPENSSH PRIVATE KEY-----", &[Newline, Text(b"b3BlbnNzaC1rZXktdjEA"), Line(20)]),
     // RFC 9580 §6.2; a secret key's packet begins with 0x94 to 0x97, or with 0xc5 (§4.2), so with l or x.
-    Shape::armour(b"-----BEGIN PGP PRIVATE KEY BLOCK-----", &[Newline, Headers, Text(b"l"), AtLeast(39, Base64)]),
-    Shape::armour(b"-----BEGIN PGP PRIVATE KEY BLOCK-----", &[Newline, Headers, Text(b"x"), AtLeast(39, Base64)]),
+    Shape::armour(b"-----BEGIN PGP PRIVATE KEY BLOCK-----", &[Newline, Headers, Text(b"l"), Line(39)]),
+    Shape::armour(b"-----BEGIN PGP PRIVATE KEY BLOCK-----", &[Newline, Headers, Text(b"x"), Line(39)]),
     Shape::new(Family::PyPi, b"pypi-AgEIcHlwaS5vcmcCJ", PYPI, MIXED),
     Shape::new(Family::PyPi, b"pypi-AgENdGVzdC5weXBpLm9yZwIk", PYPI, MIXED),
     Shape::new(Family::Replicate, b"r8_", &[Exactly(37, Alphanumeric)], MIXED),

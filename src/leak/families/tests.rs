@@ -133,11 +133,11 @@ fn armours() -> Vec<String> {
         .map(|kind| format!("{}{{n}}{der}{{n}}", label(&format!("{kind}PRIVATE KEY"))))
         .into();
     for kind in ["RSA ", "EC ", "DSA "] {
-        rows.push(format!("{}{encrypted}{}", label(&format!("{kind}PRIVATE KEY")), base62(64)));
+        rows.push(format!("{}{encrypted}{}{{n}}", label(&format!("{kind}PRIVATE KEY")), base62(64)));
     }
-    rows.push(format!("{}{{n}}b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAA", label("OPENSSH PRIVATE KEY")));
+    rows.push(format!("{}{{n}}b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAA{{n}}", label("OPENSSH PRIVATE KEY")));
     for (version, first) in [("", "lQVYB"), ("Version: GnuPG v2{n}Comment: mine{n}", "lQVYB"), ("", "xVgEZ")] {
-        rows.push(format!("{}{{n}}{version}{{n}}{first}{}", label("PGP PRIVATE KEY BLOCK"), base62(59)));
+        rows.push(format!("{}{{n}}{version}{{n}}{first}{}{{n}}", label("PGP PRIVATE KEY BLOCK"), base62(59)));
     }
     rows
 }
@@ -243,6 +243,8 @@ fn what_documentation_and_programs_hold_is_not_found() {
         "-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY-----".to_owned(),
         "-----BEGIN PRIVATE KEY-----\nMIIE...\n-----END PRIVATE KEY-----".to_owned(),
         "if (text.startsWith(\"-----BEGIN RSA PRIVATE KEY-----\\n\")) return".to_owned(),
+        format!("-----BEGIN RSA PRIVATE KEY-----\nMIIE{}...{}\n", base62(60), base62(20)),
+        format!("-----BEGIN RSA PRIVATE KEY-----\nMIIE{}\u{2026}", base62(70)),
         format!("-----BEGIN PUBLIC KEY-----\nMIIB{}", base62(60)),
         format!("-----BEGIN CERTIFICATE-----\nMIID{}", base62(60)),
         format!("-----BEGIN RSA PUBLIC KEY-----\nMIIB{}", base62(60)),
@@ -298,6 +300,11 @@ fn private_keys_are_found_however_their_lines_end() {
         }
         assert_eq!(find(row.replace("{n}", " ")), None, "{row}");
         assert_eq!(find(row.replace("{n}", "\n").to_lowercase()), None, "{row}");
+    }
+    // Joined into one line, or a line of its own with its padding.
+    let begins = "-----BEGIN PRIVATE KEY-----\\nMC4CAQAwBQYDK2VwBCIEI";
+    for rest in [base62(900), base62(42) + "=", base62(43) + "\\n-----END", base62(42)] {
+        assert_eq!(find(format!("{begins}{rest}")), Some(Family::PrivateKey), "{rest}");
     }
     let account = r#"{"type":"service_account","private_key":"-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0B"#;
     assert_eq!(find(format!("{account}{}", base62(40))), Some(Family::PrivateKey));
