@@ -67,6 +67,8 @@ struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     response_size_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    truncated: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     redacted: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     alarm: Option<String>,
@@ -175,6 +177,12 @@ impl Counts {
     pub fn received(&self, bytes: usize) {
         self.response.fetch_add(bytes as u64, Ordering::Relaxed);
         self.tick();
+    }
+
+    /// Bytes that came from the origin so far.
+    #[must_use]
+    pub fn received_so_far(&self) -> u64 {
+        self.response.load(Ordering::Relaxed)
     }
 
     /// Something moved.
@@ -339,6 +347,11 @@ impl Record {
     #[must_use]
     pub fn about(&self) -> Option<&CredentialName> {
         self.about.as_ref()
+    }
+
+    /// The client got less than the origin had.
+    pub fn truncated(&mut self) {
+        self.line.truncated = Some(true);
     }
 
     /// Credentials came back and were overwritten. It is an alarm if one did that had not gone out.

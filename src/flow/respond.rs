@@ -82,10 +82,14 @@ struct About<'a> {
 }
 
 /// Passes an origin's answer on. The record goes with its body.
-pub(super) fn origin(services: &Services, received: Received, record: Record) -> Response<Answer> {
+pub(super) fn origin(services: &Services, received: Received, mut record: Record) -> Response<Answer> {
     let labels = Labels::of(services, &record);
+    let bounded = match limit::judge(received, &mut record) {
+        Ok(bounded) => bounded,
+        Err(refusal) => return self::refusal(services, refusal, record),
+    };
     let mut response =
-        limit::response(received, record).map(|body| Answer { words: Words::Origin(Box::new(body)), _open: None });
+        limit::response(bounded, record).map(|body| Answer { words: Words::Origin(Box::new(body)), _open: None });
     labels.put(response.headers_mut());
     response
 }
@@ -133,6 +137,8 @@ pub(super) fn established(record: &Record) -> Response<Answer> {
 /// Answers a refusal, and leaves it in the record.
 pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record) -> Response<Answer> {
     record.failed(refusal);
+    // What the client has still to send goes nowhere, also where the origin has already answered.
+    record.counts().end();
     let policy = services.policies.snapshot();
     let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));
     let approved = task.filter(|_| refusal == Deny::HostNotAllowed.into()).map(|task| task.approved());

@@ -12,6 +12,7 @@ use super::choice::{self, Chosen};
 use super::identify::{Caller, Proof};
 use super::redact::Guard;
 use super::throttle::Taken;
+use super::trailers::Reader;
 use crate::audit::record::Record;
 use crate::leak::Matcher;
 use crate::leak::coding::Bounds;
@@ -59,6 +60,7 @@ pub struct Grant {
     method: Method,
     path: PathAndQuery,
     limits: Limits,
+    reader: Reader,
     values: Arc<Matcher>,
     own: Arc<Matcher>,
     bounds: Bounds,
@@ -181,6 +183,11 @@ impl Grant {
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Who gets the answer.
+    pub(super) fn reader(&self) -> Reader {
+        self.reader
     }
 
     /// What a later policy has to be asked about.
@@ -340,6 +347,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
         method: parts.method.clone(),
         path,
         limits: task.limits(kind),
+        reader: Reader::of(parts, kind),
         values: task.values().clone(),
         own: task.own().clone(),
         bounds: Bounds { total: policy.leak().max_decoded(), ratio: policy.leak().max_ratio() },

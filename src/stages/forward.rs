@@ -26,6 +26,7 @@ use super::pin::PinnedTarget;
 use super::pool::{Key, Lease, MAX_STREAMS, Pool, Sender, lock};
 use super::redact::{self, Guard, Undo};
 use super::standing::Withdrawn;
+use super::trailers::Reader;
 use super::upload::RequestBody;
 use super::websocket::{Downward, Upward, Wanted};
 use crate::audit::record::{Counts, Record};
@@ -33,7 +34,8 @@ use crate::leak::Matcher;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Scheme;
-use crate::policy::rule::{Mode, Timeouts};
+use crate::policy::plan::{Limits, Timeouts};
+use crate::policy::rule::Mode;
 use crate::tls::upstream::{self, UpstreamTls};
 
 /// Heads of answers, in bytes. Origins are not trusted either.
@@ -54,7 +56,8 @@ pub struct Forwarder {
 pub struct Received {
     pub(super) response: Response<Incoming>,
     pub(super) lease: Lease,
-    pub(super) timeouts: Timeouts,
+    pub(super) limits: Limits,
+    pub(super) reader: Reader,
     pub(super) started: Instant,
     /// What must not come back to the client, and how the answer is read.
     pub(super) guard: Option<(Guard, Undo)>,
@@ -103,7 +106,8 @@ impl Received {
     /// Takes a WebSocket apart. None if it is an ordinary answer.
     #[must_use]
     pub fn switch(self) -> Option<Switched> {
-        let Self { response, lease, timeouts, started, guard, values, withdrawn, switched } = self;
+        let Self { response, lease, limits, started, guard, values, withdrawn, switched, reader: _ } = self;
+        let timeouts = limits.timeouts;
         let (mut head, guarded) = redact::head(response, guard).into_parts();
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -163,7 +167,8 @@ impl Forwarder {
         execution: &ExecutionId,
         record: &mut Record,
     ) -> Verdict<Received> {
-        let Parcel { request, pinned, timeouts, guard, values } = outbound.into_parcel();
+        let Parcel { request, pinned, limits, reader, guard, values } = outbound.into_parcel();
+        let timeouts = limits.timeouts;
         let started = request.body().began();
         let wanted = request.extensions().get::<Wanted>().cloned();
         let counts = record.counts();
@@ -188,7 +193,7 @@ impl Forwarder {
             record.rule("the answer has a coding that was not asked for");
         })?;
         let guard = guard.zip(undo);
-        Ok(Received { response, lease, timeouts, started, guard, values, withdrawn, switched })
+        Ok(Received { response, lease, limits, reader, started, guard, values, withdrawn, switched })
     }
 
     async fn send(

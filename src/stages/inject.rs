@@ -19,6 +19,7 @@ use super::inspect::Cleared;
 use super::pin::PinnedTarget;
 use super::redact::Guard;
 use super::standing::{self, Withdrawn};
+use super::trailers::Reader;
 use super::upload::RequestBody;
 use super::{fields, keys, query, websocket};
 use crate::leak::Matcher;
@@ -26,7 +27,8 @@ use crate::leak::coding::Coding;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Scheme;
 use crate::policy::credential::{Auth, Place};
-use crate::policy::rule::{Policy, Timeouts};
+use crate::policy::plan::Limits;
+use crate::policy::rule::Policy;
 
 /// Evidence that a request was cleared, and that it goes to the pin of the target it was judged for.
 ///
@@ -42,7 +44,8 @@ use crate::policy::rule::{Policy, Timeouts};
 pub struct Outbound {
     request: Request<RequestBody>,
     pinned: PinnedTarget,
-    timeouts: Timeouts,
+    limits: Limits,
+    reader: Reader,
     guard: Option<Guard>,
     values: Arc<Matcher>,
     standing: Standing,
@@ -52,7 +55,8 @@ pub struct Outbound {
 pub(super) struct Parcel {
     pub(super) request: Request<RequestBody>,
     pub(super) pinned: PinnedTarget,
-    pub(super) timeouts: Timeouts,
+    pub(super) limits: Limits,
+    pub(super) reader: Reader,
     /// What must not come back.
     pub(super) guard: Option<Guard>,
     /// What must not leave, also not later.
@@ -67,8 +71,8 @@ impl Outbound {
     }
 
     pub(super) fn into_parcel(self) -> Parcel {
-        let Self { request, pinned, timeouts, guard, values, standing: _ } = self;
-        Parcel { request, pinned, timeouts, guard, values }
+        let Self { request, pinned, limits, reader, guard, values, standing: _ } = self;
+        Parcel { request, pinned, limits, reader, guard, values }
     }
 }
 
@@ -82,12 +86,12 @@ pub fn credential(cleared: Cleared, pinned: PinnedTarget, via: bool) -> Verdict<
     if grant.admitted().target() != pinned.target() {
         return Err(Deny::AuthorityMismatch.into());
     }
-    let (timeouts, guard) = (grant.timeouts(), grant.guard());
+    let (limits, reader, guard) = (grant.limits(), grant.reader(), grant.guard());
     let (values, standing) = (grant.values().clone(), grant.standing());
     let request = outgoing(&grant, request, &pinned, via)?;
     let is_websocket = request.extensions().get::<websocket::Wanted>().is_some();
     let standing = if is_websocket { standing.looking_for(&values) } else { standing };
-    Ok(Outbound { request, pinned, timeouts, guard, values, standing })
+    Ok(Outbound { request, pinned, limits, reader, guard, values, standing })
 }
 
 fn outgoing(

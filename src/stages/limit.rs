@@ -1,4 +1,4 @@
-//! What comes back: redacted, counted, bounded in time, and what ends with it.
+//! What comes back: redacted, counted, bounded in size and time, and what ends with it.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,20 +6,24 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Response;
+use http::header::{CONTENT_LENGTH, HeaderValue};
+use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
+use super::cut::{self, Cut};
 use super::fields;
 use super::forward::Received;
 use super::pool::Lease;
 use super::redact::{self, Guarded};
 use super::standing::Withdrawn;
+use super::trailers::{self, EXEAT_TRUNCATED, Told};
 use super::upload::BodyError;
 use crate::audit::record::{Counts, Record};
 use crate::leak::coding::Undecodable;
-use crate::model::refusal::{Fail, Refusal};
+use crate::model::refusal::{Fail, Refusal, Verdict};
+use crate::policy::plan::{Oversize, Sizes, Timeouts};
 
 /// A response's body on its way to the client.
 ///
@@ -31,6 +35,52 @@ pub struct ResponseBody {
     watchdog: Option<AbortHandle>,
     hint: SizeHint,
     ended: bool,
+    /// What goes out once the exchange is over.
+    parting: Parting,
+}
+
+/// An answer whose head may go out.
+pub struct Bounded {
+    response: Response<Guarded>,
+    bounds: Bounds,
+    lease: Lease,
+    timeouts: Timeouts,
+    started: Instant,
+    withdrawn: Withdrawn,
+    is_length_known: bool,
+}
+
+/// What is to be heeded of a body.
+#[derive(Default)]
+struct Bounds {
+    /// How much of it may pass; none: all.
+    cut: Option<Cut>,
+    /// What is too large is broken off, and not cut.
+    refuses: bool,
+    /// Behind it there is room for what we have to say of it.
+    tells: bool,
+    /// The head has said that it is cut.
+    is_cut_announced: bool,
+}
+
+/// The last of a body.
+#[derive(Default)]
+struct Parting {
+    data: Bytes,
+    trailers: Option<HeaderMap>,
+}
+
+impl Parting {
+    fn next(&mut self) -> Option<Frame<Bytes>> {
+        if !self.data.is_empty() {
+            return Some(Frame::data(std::mem::take(&mut self.data)));
+        }
+        self.trailers.take().map(Frame::trailers)
+    }
+
+    fn is_over(&self) -> bool {
+        self.data.is_empty() && self.trailers.is_none()
+    }
 }
 
 /// What there is as long as the exchange goes on.
@@ -47,27 +97,97 @@ struct Exchange {
     counts: Arc<Counts>,
     /// What is left of a declared length.
     left: Option<u64>,
+    bounds: Bounds,
+    /// There was more than may pass.
+    was_cut: bool,
+}
+
+/// What becomes of a frame.
+enum Passed {
+    /// It goes out.
+    On(Frame<Bytes>),
+    /// Nothing of it goes out by now.
+    Held,
+    /// It goes out, and is the last.
+    Last(Bytes, Option<HeaderMap>),
+    /// The body is too large for anything to go out.
+    TooLarge,
+}
+
+/// Redacts what came back, and judges how large it says it is.
+///
+/// # Errors
+/// [`Fail::ResponseTooLarge`] if it is too large and is not to be cut.
+pub fn judge(received: Received, record: &mut Record) -> Verdict<Bounded> {
+    let Received { response, lease, limits, reader, started, guard, withdrawn, .. } = received;
+    record.status(response.status());
+    let mut response = redact::head(response, guard);
+    let declared = response.body().size_hint().exact();
+    let mut is_length_known = declared.is_some();
+    let is_empty = declared == Some(0) || response.body().is_end_stream();
+    let has_none = reader.wants_no_body || is_empty || is_bodiless(response.status());
+    if has_none {
+        let bounds = Bounds::default();
+        let timeouts = limits.timeouts;
+        return Ok(Bounded { response, bounds, lease, timeouts, started, withdrawn, is_length_known });
+    }
+    let Sizes { most, oversize } = limits.response;
+    let refuses = oversize == Oversize::Refuse;
+    let too_large = declared.filter(|declared| most.is_some_and(|most| *declared > most));
+    if refuses && too_large.is_some() {
+        note_found(response.body(), record);
+        return Err(Fail::ResponseTooLarge.into());
+    }
+    let textual = !refuses && cut::is_textual(response.headers());
+    let headers = response.headers_mut();
+    if let Some(length) = too_large {
+        // Where exactly it will be cut is not known yet.
+        is_length_known = false;
+        headers.remove(CONTENT_LENGTH);
+        headers.insert(EXEAT_TRUNCATED, HeaderValue::from(length));
+    }
+    let bounds = Bounds {
+        cut: most.map(|most| Cut::new(most, too_large.is_some(), textual)),
+        refuses,
+        tells: reader.make_room(headers, &mut is_length_known),
+        is_cut_announced: too_large.is_some(),
+    };
+    Ok(Bounded { response, bounds, lease, timeouts: limits.timeouts, started, withdrawn, is_length_known })
+}
+
+/// Without a body, whatever the head says of its length (RFC 9110 §6.4.1).
+fn is_bodiless(status: StatusCode) -> bool {
+    status.is_informational() || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED
 }
 
 /// Bounds what came back. The record goes with the body.
 #[must_use]
-pub fn response(received: Received, mut record: Record) -> Response<ResponseBody> {
-    let Received { response, lease, timeouts, started, guard, withdrawn, .. } = received;
-    record.status(response.status());
-    redact::head(response, guard).map(|inner| {
+pub fn response(bounded: Bounded, record: Record) -> Response<ResponseBody> {
+    let Bounded { response, bounds, lease, timeouts, started, withdrawn, is_length_known } = bounded;
+    response.map(|inner| {
         let until = timeouts.request.map(|request| started + request);
-        let (counts, hint, ended) = (record.counts(), inner.size_hint(), inner.is_end_stream());
+        let (counts, ended, left) = (record.counts(), inner.is_end_stream(), inner.size_hint().exact());
+        let hint = if is_length_known { inner.size_hint() } else { SizeHint::default() };
         counts.tick();
-        let exchange = Exchange { left: hint.exact(), inner, record, lease, counts: counts.clone() };
+        let left = left.filter(|_| is_length_known);
+        let exchange = Exchange { inner, record, lease, counts: counts.clone(), left, bounds, was_cut: false };
+        let parting = Parting::default();
         if ended {
             exchange.end(true);
             let live = Arc::new(Mutex::new(Live { exchange: None, waker: None }));
-            return ResponseBody { live, watchdog: None, hint, ended };
+            return ResponseBody { live, watchdog: None, hint, ended, parting };
         }
         let live = Arc::new(Mutex::new(Live { exchange: Some(exchange), waker: None }));
         let watchdog = tokio::spawn(watch(live.clone(), counts, (timeouts.idle, until), withdrawn));
-        ResponseBody { live, watchdog: Some(watchdog.abort_handle()), hint, ended }
+        ResponseBody { live, watchdog: Some(watchdog.abort_handle()), hint, ended, parting }
     })
+}
+
+/// Credentials that came back stand in the record, however the exchange ends.
+fn note_found(inner: &Guarded, record: &mut Record) {
+    if let Some((count, whose)) = inner.found() {
+        record.redacted(count, &whose);
+    }
 }
 
 /// Ends the exchange once nothing has moved for `idle`, at `until`, or when it is no longer allowed.
@@ -113,9 +233,7 @@ impl Exchange {
     fn end(self, whole: bool) {
         let Self { inner, mut record, lease, counts, .. } = self;
         counts.end();
-        if let Some((count, whose)) = inner.found() {
-            record.redacted(count, &whose);
-        }
+        note_found(&inner, &mut record);
         drop((inner, record));
         if whole && counts.is_request_done() {
             lease.give_back();
@@ -139,7 +257,7 @@ impl Body for ResponseBody {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         if this.ended {
-            return Poll::Ready(None);
+            return Poll::Ready(this.parting.next().map(Ok));
         }
         let live = this.live.clone();
         let mut live = lock(&live);
@@ -148,36 +266,49 @@ impl Body for ResponseBody {
             this.finish();
             return Poll::Ready(Some(Err(BodyError::Over)));
         };
-        let Poll::Ready(frame) = Pin::new(&mut exchange.inner).poll_frame(cx) else {
-            live.waker = Some(cx.waker().clone());
-            return Poll::Pending;
+        let (answer, whole) = loop {
+            let Poll::Ready(frame) = Pin::new(&mut exchange.inner).poll_frame(cx) else {
+                live.waker = Some(cx.waker().clone());
+                return Poll::Pending;
+            };
+            let passed = match frame {
+                Some(frame) => frame.map(|frame| exchange.passes(frame)),
+                None => Ok(exchange.ends(Bytes::new(), None)),
+            };
+            match passed {
+                Ok(Passed::On(frame)) => {
+                    if this.hint.exact().is_some() {
+                        this.hint = exchange.inner.size_hint();
+                    }
+                    return Poll::Ready(Some(Ok(frame)));
+                }
+                Ok(Passed::Held) => {}
+                Ok(Passed::Last(data, trailers)) => {
+                    this.parting = Parting { data, trailers };
+                    // One that was cut has not been read to its end.
+                    break (this.parting.next().map(Ok), !exchange.was_cut);
+                }
+                Ok(Passed::TooLarge) => {
+                    exchange.record.failed(Fail::ResponseTooLarge.into());
+                    break (Some(Err(BodyError::Over)), false);
+                }
+                Err(error) => {
+                    exchange.record.failed(blame(&error, &exchange.counts));
+                    break (Some(Err(error)), false);
+                }
+            }
         };
-        let (answer, whole) = match frame {
-            Some(Ok(mut frame)) => {
-                exchange.passes(&mut frame);
-                let done = exchange.inner.is_end_stream();
-                this.hint = exchange.inner.size_hint();
-                (Some(Ok(frame)), done.then_some(true))
-            }
-            Some(Err(error)) => {
-                exchange.record.failed(blame(&error, &exchange.counts));
-                (Some(Err(error)), Some(false))
-            }
-            None => (None, Some(true)),
-        };
-        if let Some(whole) = whole {
-            let exchange = live.exchange.take();
-            drop(live);
-            if let Some(exchange) = exchange {
-                exchange.end(whole);
-            }
-            this.finish();
+        let exchange = live.exchange.take();
+        drop(live);
+        if let Some(exchange) = exchange {
+            exchange.end(whole);
         }
+        this.finish();
         Poll::Ready(answer)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended
+        self.ended && self.parting.is_over()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -186,13 +317,54 @@ impl Body for ResponseBody {
 }
 
 impl Exchange {
-    fn passes(&mut self, frame: &mut Frame<Bytes>) {
-        let length = frame.data_ref().map_or(0, Bytes::len);
-        self.counts.received(length);
-        self.left = self.left.map(|left| left.saturating_sub(length as u64));
-        if let Some(trailers) = frame.trailers_mut() {
+    /// Counts a frame, and lets as much of it pass as may.
+    fn passes(&mut self, frame: Frame<Bytes>) -> Passed {
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(frame) => return self.ends(Bytes::new(), frame.into_trailers().ok()),
+        };
+        self.counts.received(data.len());
+        self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
+        let (data, over) = match &mut self.bounds.cut {
+            Some(cut) => cut.take(data),
+            None => (data, false),
+        };
+        if over && self.bounds.refuses {
+            return Passed::TooLarge;
+        }
+        if over {
+            self.was_cut = true;
+            self.record.truncated();
+            return Passed::Last(data, self.told(None));
+        }
+        if self.inner.is_end_stream() {
+            return self.ends(data, None);
+        }
+        if data.is_empty() { Passed::Held } else { Passed::On(Frame::data(data)) }
+    }
+
+    /// The body has ended within its bounds.
+    fn ends(&mut self, data: Bytes, trailers: Option<HeaderMap>) -> Passed {
+        let rest = self.bounds.cut.as_mut().map(Cut::rest).unwrap_or_default();
+        let data = if rest.is_empty() { data } else { [data, rest].concat().into() };
+        Passed::Last(data, self.told(trailers))
+    }
+
+    /// The origin's trailers, and ours among them.
+    fn told(&self, trailers: Option<HeaderMap>) -> Option<HeaderMap> {
+        let mut trailers = trailers;
+        if let Some(trailers) = &mut trailers {
             fields::remove_from_trailers(trailers);
         }
+        if self.bounds.tells {
+            let told = Told {
+                size: self.counts.received_so_far(),
+                redacted: self.inner.found().map_or(0, |(count, _)| count),
+                truncated: self.was_cut && !self.bounds.is_cut_announced,
+            };
+            trailers::tell(told, trailers.get_or_insert_default());
+        }
+        trailers
     }
 }
 

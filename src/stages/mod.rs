@@ -2,6 +2,7 @@
 
 pub mod authorize;
 mod choice;
+mod cut;
 mod dial;
 mod fields;
 mod forgiving;
@@ -21,5 +22,6 @@ mod redact;
 pub mod sni;
 pub mod standing;
 pub mod throttle;
+mod trailers;
 pub mod upload;
 pub mod websocket;

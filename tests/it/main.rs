@@ -38,6 +38,7 @@ mod reload;
 mod resolver;
 mod run;
 mod service;
+mod sizes;
 mod sni;
 mod soak;
 mod ssrf;

@@ -178,7 +178,9 @@ async fn messages_pass_on_every_way_in() {
         // An origin that would rather speak h2 is not asked to.
         let tls: Option<&[&str]> = if way.starts_with("plain") { None } else { Some(&["h2", "http/1.1"]) };
         let echo = Echo::start(&ground, tls).await;
-        let lab = ground.proxy(&allow(echo.port, "")).await;
+        // A limit of answers' bodies is none of messages.
+        let limited = allow(echo.port, "plan = \"p\"\n[plans.p.raw]\nmax_response_bytes = 1\n");
+        let lab = ground.proxy(&limited).await;
         let host = format!("api.test:{}", echo.port);
         let token = auth();
         let authorized = [("proxy-authorization", token.as_str())];

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -40,6 +40,24 @@ pub struct Origin {
     connections: Arc<AtomicUsize>,
     repositories: Arc<Mutex<PathBuf>>,
     files: Arc<Mutex<HashMap<String, (&'static str, Bytes)>>>,
+    streaming: Arc<AtomicUsize>,
+    broken_upload: Arc<AtomicBool>,
+}
+
+/// A body that is on its way.
+struct Streaming(Arc<AtomicUsize>);
+
+impl Streaming {
+    fn begin(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Origin {
@@ -78,6 +96,16 @@ impl Origin {
         self.connections.load(Ordering::SeqCst)
     }
 
+    /// How many bodies of `/big` and `/known` are on their way.
+    pub fn streaming(&self) -> usize {
+        self.streaming.load(Ordering::SeqCst)
+    }
+
+    /// Whether what was sent to `/early` broke off.
+    pub fn has_broken_upload(&self) -> bool {
+        self.broken_upload.load(Ordering::SeqCst)
+    }
+
     async fn listen(tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -87,6 +115,8 @@ impl Origin {
             connections: Arc::default(),
             repositories: Arc::default(),
             files: Arc::default(),
+            streaming: Arc::default(),
+            broken_upload: Arc::default(),
         };
         let running = origin.clone();
         tokio::spawn(async move {
@@ -153,6 +183,13 @@ impl Origin {
                 }
                 return Ok(Response::new(full(count.to_string())));
             }
+            // Answers before it has read, and goes on reading.
+            "/early" => {
+                note(Bytes::new(), HeaderMap::new());
+                let broken = self.broken_upload.clone();
+                tokio::spawn(async move { broken.store(body.collect().await.is_err(), Ordering::SeqCst) });
+                return Ok(by_path("/known", parts.uri.query(), &self.streaming));
+            }
             // Gives back what it got, in every part of the answer.
             "/tell" => {
                 note(Bytes::new(), HeaderMap::new());
@@ -179,7 +216,7 @@ impl Origin {
         if path.starts_with("/files/") {
             return Ok(self.file(&path));
         }
-        Ok(by_path(&path, parts.uri.query()))
+        Ok(by_path(&path, parts.uri.query(), &self.streaming))
     }
 }
 
@@ -257,10 +294,16 @@ fn told(parts: &http::request::Parts) -> Response<Body> {
     response.header("trailer", "x-echo").body(StreamBody::new(frames).boxed_unsync()).unwrap()
 }
 
-fn by_path(path: &str, query: Option<&str>) -> Response<Body> {
+fn by_path(path: &str, query: Option<&str>, streaming: &Arc<AtomicUsize>) -> Response<Body> {
     let number = query.and_then(|q| q.parse::<usize>().ok());
     match path {
-        "/big" => Response::new(zeros(number.unwrap_or_default())),
+        "/big" => Response::new(zeros(number.unwrap_or_default(), Streaming::begin(streaming))),
+        // As that, and it says how long it is.
+        "/known" => {
+            let length = number.unwrap_or_default();
+            let response = Response::builder().header("content-length", length);
+            response.body(zeros(length, Streaming::begin(streaming))).unwrap()
+        }
         "/trailers" => {
             let (mut send, body) = Channel::<Bytes, std::io::Error>::new(4);
             tokio::spawn(async move {
@@ -314,9 +357,10 @@ fn full(text: impl Into<Bytes>) -> Body {
     Full::new(text.into()).map_err(|never: Infallible| match never {}).boxed_unsync()
 }
 
-fn zeros(mut left: usize) -> Body {
+fn zeros(mut left: usize, streaming: Streaming) -> Body {
     static CHUNK: [u8; 64 * 1024] = [b'z'; 64 * 1024];
     let frames = std::iter::from_fn(move || {
+        let _ = &streaming;
         let n = left.min(CHUNK.len());
         left -= n;
         (n > 0).then(|| Ok(Frame::data(Bytes::from_static(&CHUNK[..n]))))
