@@ -5,7 +5,7 @@
 //! | step | evidence it leaves | question |
 //! |---|---|---|
 //! | [`stages::identify`] | `Caller` | who is asking |
-//! | [`stages::throttle`] | `Taken` | not too often |
+//! | [`stages::throttle`] | `Taken` | not too often, not stopped |
 //! | [`stages::parse`] | [`model::target::Target`] | where to, in one normal form |
 //! | [`stages::authorize`] | `Admitted`, `Grant` | may they go there; with this method, path and credential |
 //! | [`stages::inspect`] | `Cleared` | does nothing leave that must stay |

@@ -1,6 +1,7 @@
 //! What was decided, in lines that are chained so that a change or a cut shows.
 
 pub mod chain;
+pub mod finds;
 pub mod record;
 pub mod sink;
 pub mod verify;

@@ -14,6 +14,7 @@ use time::format_description::well_known::Rfc3339;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
+use super::finds::Finds;
 use super::sink::{Sink, SinkError};
 use crate::files;
 use crate::leak::{Found, Matcher, Whose};
@@ -93,6 +94,7 @@ enum Progress {
 /// that hangs up and a panic all leave their line.
 pub struct Record {
     sink: Arc<Sink>,
+    finds: Arc<Finds>,
     line: Line,
     started: Instant,
     progress: Progress,
@@ -103,6 +105,10 @@ pub struct Record {
     asked: Option<String>,
     /// The credential that a refusal is about.
     about: Option<CredentialName>,
+    /// Whose find it would be.
+    execution: Option<ExecutionId>,
+    /// A credential was found in what was to be sent.
+    found: bool,
 }
 
 /// What the bodies of an exchange have in common: how much has passed, when something last did, and how
@@ -245,10 +251,11 @@ impl Counts {
 impl Record {
     /// Begins the record of a request from `peer`. What is noted of it is cleaned of `values`.
     #[must_use]
-    pub fn begin(sink: &Arc<Sink>, values: &Arc<Matcher>, peer: &Peer) -> Self {
+    pub fn begin(sink: &Arc<Sink>, finds: &Arc<Finds>, values: &Arc<Matcher>, peer: &Peer) -> Self {
         let line = Line { id: Uuid::now_v7().to_string(), peer: Some(peer.to_string()), ..Line::default() };
         Self {
             sink: sink.clone(),
+            finds: finds.clone(),
             line,
             started: Instant::now(),
             progress: Progress::Undecided,
@@ -256,6 +263,8 @@ impl Record {
             values: values.clone(),
             asked: None,
             about: None,
+            execution: None,
+            found: false,
         }
     }
 
@@ -287,6 +296,7 @@ impl Record {
     pub fn caller(&mut self, task: &TaskName, execution: &ExecutionId) {
         self.line.task = Some(task.to_string());
         self.line.execution = Some(execution.to_string());
+        self.execution = Some(execution.clone());
     }
 
     /// Where to.
@@ -338,8 +348,12 @@ impl Record {
     /// A refusal because of a value that was found, and where it stood. Whose it is, is told to its own task
     /// only.
     pub fn leak(&mut self, found: &Found, place: &str) -> Refusal {
-        self.rule(format!("{}: its value stands in {place}", found.whose));
+        self.rule(match &found.whose {
+            Whose::Credential(name) => format!("{name}: its value stands in {place}"),
+            other => format!("{other} stands in {place}"),
+        });
         self.about = found.credential().filter(|_| found.is_own).cloned();
+        self.count_find(Deny::LeakDetected.into());
         Deny::LeakDetected.into()
     }
 
@@ -423,8 +437,9 @@ impl Record {
 
     /// Notes why the exchange failed, for the line that is written when the record goes.
     pub fn failed(&mut self, refusal: Refusal) {
-        if self.counts.has_client_failed() {
-            // Whatever came of it, the client had gone.
+        self.count_find(refusal);
+        if self.counts.has_client_failed() && refusal != Deny::LeakDetected.into() {
+            // Whatever else came of it, the client had gone.
             return self.abandoned();
         }
         let counts = self.counts.clone();
@@ -438,6 +453,17 @@ impl Record {
             Refusal::Deny(_) => "deny",
             Refusal::Fail(_) => "fail",
         };
+    }
+
+    /// The one place where finds are counted, once for each exchange, also if the client has gone meanwhile:
+    /// who guesses need not wait for the answer.
+    fn count_find(&mut self, refusal: Refusal) {
+        if refusal != Deny::LeakDetected.into() || std::mem::replace(&mut self.found, true) {
+            return;
+        }
+        if let Some(execution) = &self.execution {
+            self.finds.note(execution);
+        }
     }
 
     /// The client went away before the end.

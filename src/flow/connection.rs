@@ -160,7 +160,7 @@ async fn judged(client: &Arc<Client>, request: Request<Incoming>, record: &mut R
     let caller = identify::caller(&policy, request.headers(), &client.peer)?;
     record.caller(caller.task(), caller.execution());
     client.held.sit(&services.seats, caller.execution())?;
-    let taken = throttle::take(&caller)?;
+    let taken = throttle::take(&policy, &services.finds, &caller)?;
     let (mut head, body) = request.into_parts();
     let target = parse::target(&mut head)?;
     record.target(&target);

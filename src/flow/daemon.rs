@@ -15,6 +15,7 @@ use super::listen::{Door, Inherited, Listener};
 use super::reload::{self, ConfigFile, Reloaded};
 use super::seats::Seats;
 use super::{Services, accept, keep};
+use crate::audit::finds::Finds;
 use crate::audit::sink::{Place, Sink};
 use crate::files;
 use crate::model::secret::TokenHash;
@@ -249,6 +250,7 @@ fn services(settings: Settings, policy: Policy, own: OwnEndpoints) -> Result<Ser
         policies: PolicyStore::new(policy),
         authority,
         audit: Arc::new(audit),
+        finds: Arc::new(Finds::default()),
         drain: CancellationToken::new(),
         abort: CancellationToken::new(),
         tracker: TaskTracker::new(),

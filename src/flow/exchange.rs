@@ -43,6 +43,6 @@ pub(super) async fn run(
     };
     let outbound = inject::credential(cleared, pinned, services.settings.proxy.via)?;
     record.decided().await?;
-    let withdrawn = outbound.withdrawn(services.policies.changes());
+    let withdrawn = outbound.withdrawn(services.policies.changes(), services.finds.clone());
     services.forwarder.exchange(outbound, withdrawn, to.admitted.caller().execution(), record).await
 }

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::audit::finds::Finds;
 use crate::audit::record::Record;
 use crate::audit::sink::Sink;
 use crate::model::peer::Peer;
@@ -45,6 +46,8 @@ pub struct Services {
     pub authority: Authority,
     /// The audit log.
     pub audit: Arc<Sink>,
+    /// How often credentials were found in requests.
+    pub finds: Arc<Finds>,
     /// What turns an accepted connection into one that speaks HTTP.
     door: listen::Door,
     /// Connections of each caller.
@@ -60,6 +63,6 @@ pub struct Services {
 impl Services {
     /// Begins the record of a request, under the policy in force.
     fn record(&self, peer: &Peer) -> Record {
-        Record::begin(&self.audit, self.policies.snapshot().values(), peer)
+        Record::begin(&self.audit, &self.finds, self.policies.snapshot().values(), peer)
     }
 }

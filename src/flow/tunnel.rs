@@ -124,7 +124,7 @@ impl Tunnel {
         let idle =
             services.policies.snapshot().task(self.admitted.caller().task()).map_or(Duration::ZERO, |task| task.idle());
         // Subscribed before the generation is looked at, so that no change falls in between.
-        let mut changes = services.policies.changes();
+        let (mut changes, mut found) = (services.policies.changes(), services.finds.changes());
         let carried = splice(stream, origin, idle, |n| counts.sent(n), |n| counts.received(n));
         tokio::pin!(carried);
         let mut judged_under = self.admitted.generation();
@@ -136,6 +136,9 @@ impl Tunnel {
                 return record.failed(refusal);
             }
             judged_under = policy.generation();
+            if let Err(refusal) = services.finds.judge(self.admitted.caller().execution(), policy.leak().max_finds()) {
+                return record.failed(refusal);
+            }
             tokio::select! {
                 ended = &mut carried => {
                     match ended {
@@ -146,6 +149,9 @@ impl Tunnel {
                     return;
                 }
                 changed = changes.changed() => if changed.is_err() {
+                    return;
+                },
+                changed = found.changed() => if changed.is_err() {
                     return;
                 },
             }
@@ -348,10 +354,11 @@ impl Inner {
         let caller = to.admitted.caller();
         record.caller(caller.task(), caller.execution());
         record.target(to.admitted.target());
-        let taken = throttle::take(caller)?;
+        let services = &self.client.services;
+        let taken = throttle::take(&services.policies.snapshot(), &services.finds, caller)?;
         let (mut head, body) = request.into_parts();
         parse::inner(&mut head)?;
-        exchange::run(&self.client.services, to, taken, Request::from_parts(head, body), record).await
+        exchange::run(services, to, taken, Request::from_parts(head, body), record).await
     }
 }
 

@@ -78,18 +78,9 @@ async fn relay(client: Arc<Client>, doorway: Doorway, agreed: Relay, mut record:
         up: Up { inner: up, stop: None, clean: Cell::new(true) },
         down: Down { inner: down, stop: None, clean: Cell::new(true) },
     };
-    let ended = ends.carry(&client.services, (ours, theirs), (idle, until), withdrawn, &record).await;
+    ends.carry(&client.services, (ours, theirs), (idle, until), withdrawn, &mut record).await;
     if let Some((count, whose)) = ends.down.inner.found() {
         record.redacted(count, &whose);
-    }
-    match ended {
-        Ended::Whole => record.completed(),
-        Ended::Broken => record.abandoned(),
-        Ended::Refused(refusal) => record.failed(refusal),
-        Ended::Leak(found) => {
-            let refusal = record.leak(&found, "a message");
-            record.failed(refusal);
-        }
     }
 }
 
@@ -101,6 +92,20 @@ enum Ended {
     Broken,
     Refused(Refusal),
     Leak(websocket::Found),
+}
+
+impl Ended {
+    fn note(self, record: &mut Record) {
+        match self {
+            Self::Whole => record.completed(),
+            Self::Broken => record.abandoned(),
+            Self::Refused(refusal) => record.failed(refusal),
+            Self::Leak(found) => {
+                let refusal = record.leak(&found, "a message");
+                record.failed(refusal);
+            }
+        }
+    }
 }
 
 struct Ends {
@@ -129,8 +134,8 @@ impl Ends {
         (ours, theirs): (Upgraded, Upgraded),
         (idle, until): (Duration, Option<Instant>),
         withdrawn: impl Future<Output = Refusal>,
-        record: &Record,
-    ) -> Ended {
+        record: &mut Record,
+    ) {
         let counts = record.counts();
         let (client_read, mut client_write) = split(TokioIo::new(ours));
         let (origin_read, mut origin_write) = split(TokioIo::new(theirs));
@@ -172,6 +177,8 @@ impl Ends {
             (None, None) if self.up.inner.is_closed() && self.down.inner.is_closed() => (None, Ended::Whole),
             (None, None) => (code, ended),
         };
+        // Before a client that reads nothing can make us wait: a find counts at once.
+        ended.note(record);
         if let Some(code) = code {
             // In the middle of a frame nothing can be said.
             let words = if self.down.clean.get() { websocket::close_frame(code, false) } else { Vec::new() };
@@ -184,7 +191,6 @@ impl Ends {
                 timeout(FAREWELL, async { tokio::join!(close(client_write, words), close(origin_write, to_origin)) })
                     .await;
         }
-        ended
     }
 }
 

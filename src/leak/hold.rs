@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::families::Lookout;
 use super::layers::Hit;
 use super::matcher::{Found, Matcher};
 use super::queue::Queue;
@@ -31,6 +32,8 @@ pub struct Hold {
     queue: Queue,
     due: u64,
     hits: Vec<Hit>,
+    /// Looks for keys that are not ours. What is held back is longer than any of them.
+    lookout: Option<Lookout>,
 }
 
 impl Hold {
@@ -38,7 +41,8 @@ impl Hold {
     #[must_use]
     pub fn new(matcher: Arc<Matcher>) -> Self {
         let (text, queue) = (Scan::default(), Queue::default());
-        Self { matcher, text, sent: None, marks: None, queue, due: 0, hits: Vec::new() }
+        let lookout = (!matcher.families.is_empty()).then(|| Lookout::new(matcher.families.clone()));
+        Self { matcher, text, sent: None, marks: None, queue, due: 0, hits: Vec::new(), lookout }
     }
 
     /// For frames around a text.
@@ -80,6 +84,9 @@ impl Hold {
     /// As [`Self::feed`].
     pub fn read(&mut self, text: &[u8]) -> Result<(), Found> {
         self.text.feed(&self.matcher.index, &self.matcher.scope, text, &mut self.hits);
+        if let Some(family) = self.lookout.as_mut().and_then(|lookout| lookout.feed(text)) {
+            return Err(family.into());
+        }
         self.found()
     }
 
@@ -141,6 +148,9 @@ impl Hold {
     /// As [`Self::feed`].
     pub fn end(&mut self) -> Result<(), Found> {
         self.text.end(&self.matcher.index, &self.matcher.scope, &mut self.hits);
+        if let Some(family) = self.lookout.as_mut().and_then(Lookout::end) {
+            return Err(family.into());
+        }
         self.found()?;
         self.due = self.queue.end();
         Ok(())

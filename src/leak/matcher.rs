@@ -10,6 +10,7 @@ use zeroize::Zeroizing;
 
 use super::anchors::Anchors;
 use super::automaton::Automaton;
+use super::families::{Families, Family};
 use super::fold::fold;
 use super::forms::{self, MIN_FOREIGN, unsearchable};
 use super::layers::{Counts, Hit};
@@ -43,6 +44,8 @@ struct Owner {
 pub enum Whose {
     /// The value of this credential.
     Credential(CredentialName),
+    /// A key of this family, which need not be one of ours.
+    Family(Family),
     /// The token that somebody proves with who they are.
     Token,
 }
@@ -51,6 +54,7 @@ impl std::fmt::Display for Whose {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Credential(name) => name.fmt(f),
+            Self::Family(family) => write!(f, "a key of the family {}", family.as_str()),
             Self::Token => f.write_str("the token"),
         }
     }
@@ -79,6 +83,7 @@ pub(super) struct Scope {
 pub struct Matcher {
     pub(super) index: Arc<Index>,
     pub(super) scope: Scope,
+    pub(super) families: Arc<Families>,
 }
 
 /// A value that was found.
@@ -134,7 +139,7 @@ impl Matcher {
             foreign: Vec::new(),
         };
         let index = Index { automaton: Automaton::new(all), anchors, names: Automaton::new(names), owners, longest };
-        Self { index: Arc::new(index), scope }
+        Self { index: Arc::new(index), scope, families: Arc::default() }
     }
 
     /// Looks for these values of its own only, and for the long ones of others if `foreign`.
@@ -155,13 +160,19 @@ impl Matcher {
             let counts = |owner: &Owner| owner.is_long && owner.whose.iter().any(|whose| *whose != Whose::Token);
             scope.foreign = self.index.owners.iter().map(counts).collect();
         }
-        Self { index: self.index.clone(), scope }
+        Self { index: self.index.clone(), scope, families: Arc::default() }
+    }
+
+    /// Looks for keys of these families, too.
+    #[must_use]
+    pub fn with_families(self, families: &Arc<Families>) -> Self {
+        Self { families: families.clone(), ..self }
     }
 
     /// True if there is nothing to look for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        !self.scope.own.iter().chain(&self.scope.foreign).any(|counts| *counts)
+        self.families.is_empty() && !self.scope.own.iter().chain(&self.scope.foreign).any(|counts| *counts)
     }
 
     /// True if both look for the same values.
@@ -174,7 +185,7 @@ impl Matcher {
                 .map(|(_, owner)| owner.hash)
                 .collect()
         };
-        hashes(self) == hashes(other)
+        hashes(self) == hashes(other) && *self.families == *other.families
     }
 
     /// How many bytes of a stream are held back: enough for every value in the widest way to write it, or
@@ -199,6 +210,9 @@ impl Matcher {
         }
         let (mut scan, mut hits) = (Scan::default(), Vec::new());
         for text in texts {
+            if let Some(family) = self.families.find(text) {
+                return Some(family.into());
+            }
             scan.feed(&self.index, &self.scope, text, &mut hits);
             if let Some(hit) = hits.first() {
                 return Some(self.found(hit.owner));
@@ -276,13 +290,19 @@ impl Matcher {
     }
 }
 
+impl From<Family> for Found {
+    fn from(family: Family) -> Self {
+        Self { whose: Whose::Family(family), is_own: false }
+    }
+}
+
 impl Found {
     /// The credential, if it is one.
     #[must_use]
     pub fn credential(&self) -> Option<&CredentialName> {
         match &self.whose {
             Whose::Credential(name) => Some(name),
-            Whose::Token => None,
+            Whose::Family(_) | Whose::Token => None,
         }
     }
 }

@@ -14,6 +14,7 @@ use super::rule::{Integration, Mode, Network, Policy, Task};
 use super::secrets::{self, RawCredential};
 use super::settings::{Settings, Source, Vault};
 use super::webhook;
+use crate::leak::families::Families;
 use crate::leak::{Matcher, Whose};
 use crate::model::host::{Host, HostName};
 use crate::model::name::{CredentialName, TaskName, is_plain};
@@ -158,8 +159,9 @@ fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Sett
         file.tasks.into_iter().map(|(name, raw)| task(&name, raw, &mut known, around, findings)).collect();
     let all = values(known.compiled.values().flatten());
     let everything = Matcher::new(all.chain(tasks.iter().filter_map(|(_, token)| as_value(token.as_ref()))));
-    let tasks: Vec<Arc<Task>> =
-        tasks.into_iter().map(|(task, token)| Arc::new(watchful(task, token.as_ref(), &everything))).collect();
+    let families = Arc::new(Families::of(file.leak.families().iter().copied()));
+    let watchful = |(task, token): (Task, Option<Secret>)| watchful(task, token.as_ref(), &everything, &families);
+    let tasks: Vec<Arc<Task>> = tasks.into_iter().map(watchful).map(Arc::new).collect();
     let mut tokens = HashMap::new();
     for task in &tasks {
         if let Some(token) = task.token
@@ -415,10 +417,12 @@ fn as_value(token: Option<&Secret>) -> Option<(Whose, &[u8])> {
 }
 
 /// A task that knows what must not leave and what must not come back.
-fn watchful(task: Task, token: Option<&Secret>, everything: &Matcher) -> Task {
+fn watchful(task: Task, token: Option<&Secret>, everything: &Matcher, families: &Arc<Families>) -> Task {
     let leaving = values(task.credentials.iter()).chain(as_value(token));
-    let (leaving, own) =
-        (everything.narrowed(leaving, true), everything.narrowed(values(task.credentials.iter()), false));
+    let (leaving, own) = (
+        everything.narrowed(leaving, true).with_families(families),
+        everything.narrowed(values(task.credentials.iter()), false),
+    );
     Task { values: Arc::new(leaving), own: Arc::new(own), ..task }
 }
 
@@ -649,8 +653,8 @@ pub(super) mod tests {
             ("[plans.p.raw]\nmax_response_bytes = \"2MiB\"", "plans.p.raw.max_response_bytes", "2MB"),
             ("[plans.p]\non_oversize = \"cut\"", "plans.p.on_oversize", "\"truncate\" or \"refuse\""),
             ("[plans.p.raw]\non_oversize = true", "plans.p.raw.on_oversize", "\"truncate\" or \"refuse\""),
-            ("[leak]\nfamilies = [\"aws\", \"\"]", "leak.families[1]", "letters"),
-            ("[leak]\nfamilies = [\"a b\"]", "leak.families[0]", "letters"),
+            ("[leak]\nfamilies = [\"aws\", \"\"]", "leak.families[1]", "one of"),
+            ("[leak]\nfamilies = [\"a b\"]", "leak.families[0]", "github"),
             ("[leak]\nfamilies = \"aws\"", "leak.families", "["),
             ("[leak]\nmax_finds = 0", "leak.max_finds", "1 to 1000"),
             ("[leak]\nmax_finds = 1001", "leak.max_finds", "1 to 1000"),

@@ -19,7 +19,8 @@ use super::settings::{
     Admin, Audit, Dns, DnsServer, Durability, Interception, ListenAt, Proxy, ProxyTls, Roots, Settings, Source,
     Upstream, Vault,
 };
-use crate::model::name::{TaskName, is_plain};
+use crate::leak::families::Family;
+use crate::model::name::TaskName;
 use crate::model::tool::Tool;
 
 /// The whole file.
@@ -271,11 +272,7 @@ fn sizes(s: &mut Section<'_>, default: Sizes, findings: &Findings) -> Sizes {
 
 fn leak(mut s: Section<'_>, findings: &Findings) -> Leak {
     let default = Leak::default();
-    let families: Vec<String> = s.take("families").unwrap_or_default();
-    for (i, family) in families.iter().enumerate().filter(|(_, family)| !is_plain(family)) {
-        let path = format!("{}[{i}]", s.at("families"));
-        findings.problem(path, format!("{family:?} is no name"), "letters, digits, - and _, 64 at most");
-    }
+    let families = s.take::<Vec<Family>>("families").unwrap_or_default();
     let max_finds = s.take("max_finds").unwrap_or(default.max_finds);
     if !(1..=1_000).contains(&max_finds) {
         findings.problem(s.at("max_finds"), format!("{max_finds} finds"), "1 to 1000");
@@ -416,6 +413,18 @@ impl Readable for Tool {
             findings.problem(path, format!("{text:?} is no tool"), format!("one of {known}"));
         }
         tool
+    }
+}
+
+impl Readable for Family {
+    fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
+        let text = String::read(value, path, findings)?;
+        let family = Self::named(&text);
+        if family.is_none() {
+            let known = Self::ALL.map(Self::as_str).join(", ");
+            findings.problem(path, format!("{text:?} is no family of keys"), format!("one of {known}"));
+        }
+        family
     }
 }
 

@@ -1,18 +1,20 @@
 //! `[leak]`: how credentials are looked for, and how often one may be found.
 
+use crate::leak::families::Family;
+
 /// What `[leak]` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leak {
-    pub(super) families: Vec<String>,
+    pub(super) families: Vec<Family>,
     pub(super) max_finds: u32,
     pub(super) max_decoded: u64,
     pub(super) max_ratio: u64,
 }
 
 impl Leak {
-    /// Lists of generic patterns that are looked for beside the values themselves.
+    /// Families of keys that are looked for beside the values themselves.
     #[must_use]
-    pub fn families(&self) -> &[String] {
+    pub fn families(&self) -> &[Family] {
         &self.families
     }
 

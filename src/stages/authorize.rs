@@ -16,7 +16,7 @@ use super::trailers::Reader;
 use crate::audit::record::Record;
 use crate::leak::Matcher;
 use crate::leak::coding::Bounds;
-use crate::model::name::CredentialName;
+use crate::model::name::{CredentialName, ExecutionId};
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::Kind;
@@ -82,6 +82,11 @@ pub(super) struct Standing {
 }
 
 impl Standing {
+    /// Whose exchange it is.
+    pub(super) fn execution(&self) -> &ExecutionId {
+        self.admitted.caller.execution()
+    }
+
     /// Of an exchange that goes on with what it looks for: it ends if that changes.
     pub(super) fn looking_for(self, values: &Arc<Matcher>) -> Self {
         Self { values: Some(values.clone()), ..self }

@@ -22,6 +22,7 @@ use super::standing::{self, Withdrawn};
 use super::trailers::Reader;
 use super::upload::RequestBody;
 use super::{fields, keys, query, websocket};
+use crate::audit::finds::Finds;
 use crate::leak::Matcher;
 use crate::leak::coding::Coding;
 use crate::model::refusal::{Deny, Verdict};
@@ -64,10 +65,10 @@ pub(super) struct Parcel {
 }
 
 impl Outbound {
-    /// Ready once a later policy no longer allows it.
+    /// Ready once a later policy no longer allows it, or its execution has been stopped.
     #[must_use]
-    pub fn withdrawn(&self, changes: watch::Receiver<Arc<Policy>>) -> Withdrawn {
-        standing::withdrawn(self.standing.clone(), self.pinned.addresses().to_vec(), changes)
+    pub fn withdrawn(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Withdrawn {
+        standing::withdrawn(self.standing.clone(), self.pinned.addresses().to_vec(), changes, finds)
     }
 
     pub(super) fn into_parcel(self) -> Parcel {

@@ -1,5 +1,5 @@
-//! Whether an exchange that goes on may go on: asked of every new policy. Not a stage: what `inject` begins
-//! and whoever waits for an origin listens to.
+//! Whether an exchange that goes on may go on: asked of every new policy, and at every find. Not a stage: what
+//! `inject` begins and whoever waits for an origin listens to.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -8,25 +8,34 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::authorize::Standing;
+use crate::audit::finds::Finds;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::rule::Policy;
 
-/// Ready once a policy no longer allows the exchange, with its reason.
+/// Ready once the exchange is no longer allowed, with its reason.
 pub type Withdrawn = Pin<Box<dyn Future<Output = Refusal> + Send>>;
 
-/// Asks every policy from now on.
+/// Asks every policy from now on, and whether its execution has been stopped.
 pub(super) fn withdrawn(
     standing: Standing,
     addresses: Vec<SocketAddr>,
     mut changes: watch::Receiver<Arc<Policy>>,
+    finds: Arc<Finds>,
 ) -> Withdrawn {
+    let mut found = finds.changes();
     Box::pin(async move {
         loop {
+            found.mark_unchanged();
             let policy = changes.borrow_and_update().clone();
-            if let Err(refusal) = still(&policy, &standing, &addresses) {
+            let stopped = finds.judge(standing.execution(), policy.leak().max_finds());
+            if let Err(refusal) = stopped.and_then(|()| still(&policy, &standing, &addresses)) {
                 return refusal;
             }
-            if changes.changed().await.is_err() {
+            let over = tokio::select! {
+                changed = changes.changed() => changed.is_err(),
+                changed = found.changed() => changed.is_err(),
+            };
+            if over {
                 std::future::pending::<()>().await;
             }
         }

@@ -1,7 +1,10 @@
-//! Not too often: evidence that a call was counted. No limit is configurable yet.
+//! Not too often: evidence that a call was counted, and that its execution has not been stopped. No other
+//! limit is configurable yet.
 
 use super::identify::Caller;
+use crate::audit::finds::Finds;
 use crate::model::refusal::Verdict;
+use crate::policy::rule::Policy;
 
 /// Evidence that a call was taken from the caller's allowance.
 ///
@@ -18,7 +21,8 @@ pub struct Taken(());
 /// Takes one call.
 ///
 /// # Errors
-/// None so far: a task without limits has none to exceed.
-pub fn take(_caller: &Caller) -> Verdict<Taken> {
+/// [`crate::model::refusal::Deny::ExecutionStopped`] if credentials were found in its requests too often.
+pub fn take(policy: &Policy, finds: &Finds, caller: &Caller) -> Verdict<Taken> {
+    finds.judge(caller.execution(), policy.leak().max_finds())?;
     Ok(Taken(()))
 }

@@ -20,6 +20,7 @@ mod cli;
 mod clients;
 mod credentials;
 mod echoes;
+mod finds;
 mod forward;
 mod hostile;
 mod isolate;

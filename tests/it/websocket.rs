@@ -335,6 +335,23 @@ async fn a_key_in_a_message_closes_the_socket() {
     }
 }
 
+/// A find in a message stops the execution: its other sockets, what comes next in a tunnel, and new tunnels.
+#[tokio::test]
+async fn a_key_in_a_message_counts_as_a_find() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let lab = ground.proxy(&format!("[leak]\nmax_finds = 1\n{}", with_key(echo.port))).await;
+    let (mut talking, mut silent) = (lab.socket(echo.port, &[]).await, lab.socket(echo.port, &[]).await);
+    talking.send(Message::text(KEY)).await.unwrap();
+    assert_eq!(closed_with(&mut silent).await, Some(1008));
+    assert_eq!(closed_with(&mut talking).await, Some(1008));
+    let (head, _) = lab.try_connect(&format!("api.test:{}", echo.port)).await;
+    assert!(head.contains("exeat-refusal: execution_stopped"), "{head}");
+    let codes = [lab.ended(0).await, lab.ended(1).await, lab.ended(2).await].map(|line| line["code"].clone());
+    assert_eq!(codes.iter().filter(|code| *code == "leak_detected").count(), 1, "{codes:?}");
+    assert_eq!(codes.iter().filter(|code| *code == "execution_stopped").count(), 2, "{codes:?}");
+}
+
 #[tokio::test]
 async fn a_key_that_comes_back_is_overwritten() {
     let ground = Ground::new().await;

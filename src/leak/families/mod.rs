@@ -138,7 +138,14 @@ impl Family {
 /// The families that are looked for; none by default.
 #[derive(Default)]
 pub struct Families {
+    wanted: Vec<Family>,
     probes: Option<Probes>,
+}
+
+impl PartialEq for Families {
+    fn eq(&self, other: &Self) -> bool {
+        self.wanted == other.wanted
+    }
 }
 
 /// What is known about a text, or about a piece of one that goes on.
@@ -151,9 +158,11 @@ struct Sight {
 impl Families {
     /// Prepares to look for these.
     pub fn of(list: impl IntoIterator<Item = Family>) -> Self {
-        let wanted: Vec<Family> = list.into_iter().collect();
+        let mut wanted: Vec<Family> = list.into_iter().collect();
+        wanted.sort_unstable();
+        wanted.dedup();
         let shapes: Vec<&'static Shape> = SHAPES.iter().filter(|shape| wanted.contains(&shape.family)).collect();
-        Self { probes: (!shapes.is_empty()).then(|| Probes::new(&shapes)) }
+        Self { probes: (!shapes.is_empty()).then(|| Probes::new(&shapes)), wanted }
     }
 
     /// True if there is nothing to look for.

@@ -72,7 +72,7 @@ impl Ground {
     }
 
     /// The proxy. The text is added to what every lab has: free ports, our DNS, our roots, the loopback
-    /// opened. `[tasks.t]` has [`TOKEN`].
+    /// opened, more finds than most tests have. `[tasks.t]` has [`TOKEN`].
     pub async fn proxy(self, text: &str) -> Lab {
         let config = self.config(text);
         let compiled = compiled(&config, self.dir.path());
@@ -104,6 +104,7 @@ impl Ground {
             ("[upstream]", "extra_roots = [\"origin-ca.pem\"]".to_owned()),
             ("[dns]", format!("servers = [\"{}\"]", self.dns.address())),
             ("[network]", "allow_cidrs = [\"127.0.0.0/8\"]".to_owned()),
+            ("[leak]", "max_finds = 1000".to_owned()),
             ("[tasks.t]", "token = \"file:token\"".to_owned()),
         ];
         let mut whole = text.to_owned();

@@ -1,0 +1,225 @@
+//! An execution whose requests had too many credentials in them is stopped, on every way in, and no other is.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::Request;
+use http_body_util::BodyExt;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+use crate::lab::client::{Way, auth, empty, h1, read_to_end};
+use crate::lab::{self, Ground, KEY, Lab, Origin};
+
+/// A value that can stand in a host's name.
+const FOLDED: &str = "ghp0123456789abcdefghij";
+const OTHER: &str = "another-token-of-more-than-24-bytes";
+
+/// `t` has two credentials, and a neighbour; `open.test` passes unseen.
+fn config(origin: &Origin, leak: &str) -> String {
+    let port = origin.port();
+    let task = "integrations = [\"api\", \"open\"]\ncredentials = [\"KEY\", \"FOLDED\"]\n";
+    format!(
+        "{leak}\n[integrations.api]\nallowed_domains = [\"api.test\", \"*.names.test\"]\nports = [{port}]\n\
+         [integrations.open]\nallowed_domains = [\"open.test\"]\nports = [{port}]\nmode = \"opaque\"\n\
+         [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
+         [credentials.FOLDED]\nauth_type = \"bearer\"\nvalue = \"file:folded\"\ndomains = [\"api.test\"]\n\
+         [tasks.neighbour]\ntoken = \"file:other\"\n{task}[tasks.t]\n{task}"
+    )
+}
+
+async fn lab(leak: &str) -> (Lab, Origin) {
+    let ground = Ground::new().await;
+    std::fs::write(ground.dir.path().join("folded"), FOLDED).unwrap();
+    std::fs::write(ground.dir.path().join("other"), OTHER).unwrap();
+    let origin = ground.origin("api.test").await;
+    ground.dns.set("open.test", &["127.0.0.1"]);
+    let lab = ground.proxy(&config(&origin, leak)).await;
+    (lab, origin)
+}
+
+/// The lines that ended exchanges, by their codes.
+async fn codes(lab: &Lab) -> Vec<String> {
+    let lines = lab.audit().await.into_iter().filter(|line| line["event"] != "decided");
+    lines.map(|line| line["code"].as_str().unwrap_or("-").to_owned()).collect()
+}
+
+/// A request of the neighbour's.
+async fn neighbour(lab: &Lab, url: &str) -> u16 {
+    let token = format!("Basic {}", STANDARD.encode(format!("neighbour:{OTHER}")));
+    let host = url.parse::<http::Uri>().unwrap().authority().unwrap().to_string();
+    let request = Request::builder().uri(url).header("host", host).header("proxy-authorization", token);
+    lab.send(request.body(empty()).unwrap()).await.status.as_u16()
+}
+
+#[tokio::test]
+async fn three_finds_stop_an_execution_on_all_ways_in() {
+    for way in Way::ALL {
+        let (lab, origin) = lab("[leak]\nmax_finds = 3").await;
+        let to = format!("api.test:{}", origin.port());
+        let url = format!("https://{to}/");
+        let mut standing = lab.h2(&to).await;
+        let mut still = lab.tls(&to, &["http/1.1"]).await;
+        for n in 0..3 {
+            assert_eq!(lab.by(way, "GET", &url, &[], "").await.status, 200, "{way:?} before find {n}");
+            lab.by(way, "GET", &url, &[("x-note", KEY)], "").await.assert_refused(403, "leak_detected");
+        }
+        let asked = origin.seen().len();
+        lab.get(&url).await.assert_refused(403, "execution_stopped");
+        lab.get(&format!("http://{to}/")).await.assert_refused(403, "execution_stopped");
+        for host in [to.clone(), format!("open.test:{}", origin.port()), "elsewhere.test:443".to_owned()] {
+            let (head, mut stream) = lab.try_connect(&host).await;
+            assert!(head.starts_with("HTTP/1.1 403") && head.contains("exeat-refusal: execution_stopped"), "{head}");
+            read_to_end(&mut stream).await;
+        }
+        let request = Request::builder().uri(&url).body(empty()).unwrap();
+        let reply = timeout(lab::PATIENCE, standing.send_request(request)).await.unwrap().unwrap();
+        assert_eq!(reply.headers()["exeat-refusal"], "execution_stopped", "{way:?} in a tunnel that stood");
+        let text = format!("GET / HTTP/1.1\r\nhost: {to}\r\nconnection: close\r\n\r\n");
+        still.write_all(text.as_bytes()).await.unwrap();
+        assert!(read_to_end(&mut still).await.contains("exeat-refusal: execution_stopped\r\n"), "{way:?}");
+        assert_eq!(origin.seen().len(), asked, "nothing left");
+        assert_eq!(neighbour(&lab, &url).await, 200, "{way:?}");
+        let codes = codes(&lab).await;
+        let count = |code: &str| codes.iter().filter(|it| *it == code).count();
+        assert_eq!((count("leak_detected"), count("execution_stopped")), (3, 7), "{way:?} {codes:?}");
+        let line = lab.audit().await.into_iter().find(|line| line["code"] == "execution_stopped").unwrap();
+        let of = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+        assert_eq!(
+            [of("event"), of("stage"), of("verdict"), of("task"), of("execution")],
+            ["refused", "throttle", "deny", "t", "t"],
+            "{line}"
+        );
+    }
+}
+
+/// Wherever it was found, it counts once.
+#[tokio::test]
+async fn every_kind_of_find_counts() {
+    let handshake = "GET https://{to}/ HTTP/1.1\r\nhost: {to}\r\n{auth}connection: upgrade\r\nupgrade: websocket\r\n\
+                     sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nx-key: {key}\r\n\r\n";
+    for kind in ["header", "query", "body", "host", "connect", "handshake"] {
+        let (lab, origin) = lab("[leak]\nmax_finds = 2").await;
+        let to = format!("api.test:{}", origin.port());
+        let url = format!("https://{to}/");
+        let named = format!("{FOLDED}.names.test:{}", origin.port());
+        for n in 0..2 {
+            assert_eq!(lab.get(&url).await.status, 200, "{kind} {n}");
+            match kind {
+                "header" => drop(lab.by(Way::Absolute, "GET", &url, &[("x-key", KEY)], "").await),
+                "query" => drop(lab.get(&format!("{url}?k={FOLDED}")).await),
+                "body" => drop(lab.by(Way::TunnelH2, "POST", &url, &[], KEY).await),
+                "host" => drop(lab.get(&format!("https://{named}/")).await),
+                "connect" => drop(lab.try_connect(&named).await),
+                _ => {
+                    let token = format!("proxy-authorization: {}\r\n", auth());
+                    let text = handshake.replace("{to}", &to).replace("{auth}", &token).replace("{key}", FOLDED);
+                    let mut stream = lab.connect().await;
+                    stream.write_all(text.as_bytes()).await.unwrap();
+                    stream.shutdown().await.unwrap();
+                    assert!(read_to_end(&mut stream).await.contains("leak_detected"), "{kind}");
+                }
+            }
+        }
+        lab.get(&url).await.assert_refused(403, "execution_stopped");
+        let found = codes(&lab).await.into_iter().filter(|code| code == "leak_detected").count();
+        assert_eq!(found, 2, "{kind}");
+    }
+}
+
+/// What was on its way when an execution was stopped ends, and a waiting request is told.
+#[tokio::test]
+async fn what_is_under_way_ends_when_the_execution_is_stopped() {
+    let (lab, origin) = lab("[leak]\nmax_finds = 1").await;
+    let to = format!("api.test:{}", origin.port());
+    let stalled = lab.absolute("GET", &format!("https://{to}/stall-body")).body(empty()).unwrap();
+    let download = h1(lab.connect().await, stalled).await;
+    assert_eq!(download.status(), 200);
+    let mut opaque = lab.tunnel(&format!("open.test:{}", origin.port())).await;
+    // The first bytes of TLS, which no origin answers, open it.
+    opaque.write_all(&hello("open.test")).await.unwrap();
+    let mut waiting = lab.h2(&to).await;
+    let request = Request::builder().uri(format!("https://{to}/stall")).body(empty()).unwrap();
+    let waiting = tokio::spawn(async move { waiting.send_request(request).await.unwrap() });
+    until(|| origin.seen().iter().any(|seen| seen.uri.path() == "/stall")).await;
+    until_decided(&lab, 3).await;
+    lab.by(Way::Absolute, "GET", &format!("https://{to}/"), &[("x-key", KEY)], "")
+        .await
+        .assert_refused(403, "leak_detected");
+    let answer = timeout(lab::PATIENCE, waiting).await.unwrap().unwrap();
+    assert_eq!(
+        (answer.status().as_u16(), &answer.headers()["exeat-refusal"]),
+        (403, &"execution_stopped".parse().unwrap())
+    );
+    assert!(timeout(lab::PATIENCE, download.collect()).await.unwrap().is_err(), "the download breaks off");
+    let mut rest = Vec::new();
+    let _ = timeout(lab::PATIENCE, opaque.read_to_end(&mut rest)).await.expect("the tunnel ends");
+    let lines = ended(&lab, 4).await;
+    let stopped = lines.iter().filter(|line| line["code"] == "execution_stopped").count();
+    assert_eq!((stopped, lines.len()), (3, 4), "{lines:#?}");
+}
+
+/// A new policy forgets nothing; one that allows more finds lets the execution go on.
+#[tokio::test]
+async fn a_reload_forgets_no_find() {
+    let (lab, origin) = lab("[leak]\nmax_finds = 2").await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let find = || lab.by(Way::TunnelH2, "GET", &url, &[("x-key", KEY)], "");
+    find().await.assert_refused(403, "leak_detected");
+    lab.reload(&config(&origin, "[leak]\nmax_finds = 2"));
+    assert_eq!(lab.get(&url).await.status, 200);
+    find().await.assert_refused(403, "leak_detected");
+    lab.get(&url).await.assert_refused(403, "execution_stopped");
+    lab.reload(&config(&origin, "[leak]\nmax_finds = 2"));
+    lab.get(&url).await.assert_refused(403, "execution_stopped");
+    lab.reload(&config(&origin, "[leak]\nmax_finds = 3"));
+    assert_eq!(lab.get(&url).await.status, 200);
+    lab.reload(&config(&origin, "[leak]\nmax_finds = 1"));
+    lab.get(&url).await.assert_refused(403, "execution_stopped");
+    assert_eq!(neighbour(&lab, &url).await, 200);
+}
+
+/// Three, unless the configuration says otherwise.
+#[tokio::test]
+async fn three_are_the_default() {
+    let (lab, origin) = lab("").await;
+    let url = format!("https://api.test:{}/", origin.port());
+    lab.reload(&config(&origin, ""));
+    for _ in 0..3 {
+        lab.by(Way::Absolute, "POST", &url, &[], KEY).await.assert_refused(403, "leak_detected");
+    }
+    lab.by(Way::Absolute, "POST", &url, &[], KEY).await.assert_refused(403, "execution_stopped");
+}
+
+/// A `ClientHello` for a name.
+fn hello(name: &str) -> Vec<u8> {
+    let config = lab::client::client_config(rustls::RootCertStore::empty(), &[]);
+    let name = name.to_owned().try_into().unwrap();
+    let mut client = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut bytes = Vec::new();
+    client.write_tls(&mut bytes).unwrap();
+    bytes
+}
+
+async fn until(mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < lab::PATIENCE, "it does not come");
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn until_decided(lab: &Lab, count: usize) {
+    let start = Instant::now();
+    while lab.audit().await.iter().filter(|line| line["event"] == "decided").count() < count {
+        assert!(start.elapsed() < Duration::from_secs(20), "{:#?}", lab.audit().await);
+    }
+}
+
+async fn ended(lab: &Lab, count: usize) -> Vec<Value> {
+    lab.ended(count - 1).await;
+    lab.audit().await.into_iter().filter(|line| line["event"] != "decided").collect()
+}
