@@ -39,6 +39,7 @@ pub(super) struct Client {
 }
 
 /// What a request to the proxy came to.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 enum Passed {
     Answered(Received),
     Tunnelled(tunnel::Tunnel),

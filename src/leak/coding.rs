@@ -7,6 +7,7 @@
 //! at its coded bytes too.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use brotli_decompressor::{BrotliDecompressStream, BrotliResult, BrotliState, StandardAlloc};
 
@@ -261,21 +262,58 @@ impl Layer {
     }
 }
 
+/// Room for the windows of all streams of this process together, in bytes. Twenty bytes can ask for sixteen
+/// million, so this is what keeps many of them from taking all memory there is.
+const ALL_WINDOWS: u64 = 512 << 20;
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+/// Room that a window takes, until it is dropped.
+pub(super) struct Room(u64);
+
+impl Room {
+    /// Takes room for a window of so many bytes.
+    pub(super) fn take(window: u64) -> Result<Self, Undecodable> {
+        let fits = |taken: u64| taken.checked_add(window).filter(|taken| *taken <= ALL_WINDOWS);
+        let taken = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        taken.map(|_| Self(window)).map_err(|_| Undecodable::TooMuch)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        TAKEN.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// Bits of a brotli stream's window, from its first byte (RFC 7932 §9.1).
+fn brotli_window(first: u8) -> u32 {
+    match (first & 1, first >> 1 & 7, first >> 4 & 7) {
+        (0, ..) => 16,
+        (_, 0, 0 | 1) => 17,
+        (_, 0, more) => u32::from(more).saturating_add(8),
+        (_, more, _) => u32::from(more).saturating_add(17),
+    }
+}
+
 struct Brotli {
     state: BrotliState<StandardAlloc, StandardAlloc, StandardAlloc>,
     ended: bool,
+    room: Option<Room>,
 }
 
 impl Brotli {
     /// Strict: a window larger than RFC 7932 knows is refused.
     fn new() -> Self {
         let alloc = StandardAlloc::default;
-        Self { state: BrotliState::new_strict(alloc(), alloc(), alloc()), ended: false }
+        Self { state: BrotliState::new_strict(alloc(), alloc(), alloc()), ended: false, room: None }
     }
 
     fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, Undecodable> {
         if self.ended {
             return if coded.is_empty() { Ok(false) } else { Err(Undecodable::Malformed) };
+        }
+        if let (None, Some(first)) = (&self.room, coded.first()) {
+            self.room = Some(Room::take(1 << brotli_window(*first))?);
         }
         // It counts in 32 bits.
         let piece = coded.get(..STEP).unwrap_or(coded);
@@ -635,6 +673,26 @@ mod tests {
         let mut coded = encode(Coding::Deflate, b"text");
         *coded.last_mut().unwrap() ^= 1;
         assert_eq!(decode(&[Coding::Deflate], [&coded[..]]), Err(Undecodable::Malformed));
+    }
+
+    /// Few bytes ask for much room; there is only so much for all.
+    #[test]
+    fn windows_have_room_together() {
+        let window = |bits: i32| brotli_window(brotlied(b"text", bits, false)[0]);
+        // The encoder may take less than it is told to.
+        assert!(
+            (10..=24).all(|bits| window(bits) <= bits.max(16) as u32),
+            "{:?}",
+            (10..=24).map(window).collect::<Vec<_>>()
+        );
+        assert_eq!(
+            (brotli_window(0x0f), brotli_window(0x01), brotli_window(0x00), brotli_window(0x21)),
+            (24, 17, 16, 10)
+        );
+        let (a, b) = (Room::take(ALL_WINDOWS / 2), Room::take(ALL_WINDOWS));
+        assert!(a.is_ok() && b.is_err());
+        drop(a);
+        assert_eq!(decode(&[Coding::Brotli], [&brotlied(b"text", 24, false)[..]]).unwrap(), b"text");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::families::Lookout;
 use super::layers::Hit;
 use super::matcher::{Found, Matcher};
 use super::queue::Queue;
-use super::scan::Scan;
+use super::text::Text;
 
 /// Bytes between marks, at least: a bound for how many there are.
 const CLOSE: u64 = 256;
@@ -24,9 +24,9 @@ const CLOSE: u64 = 256;
 /// text is looked through, and what is sent waits until its text has been.
 pub struct Hold {
     matcher: Arc<Matcher>,
-    text: Scan,
+    text: Text,
     /// Looks through what is sent, if it says something else: coded bytes have room for other things.
-    sent: Option<Scan>,
+    sent: Option<Text>,
     /// Up to where what is sent says the text up to where; none if they are the same.
     marks: Option<VecDeque<(u64, u64)>>,
     queue: Queue,
@@ -40,7 +40,7 @@ impl Hold {
     /// For bytes that are sent as they are read.
     #[must_use]
     pub fn new(matcher: Arc<Matcher>) -> Self {
-        let (text, queue) = (Scan::default(), Queue::default());
+        let (text, queue) = (Text::default(), Queue::default());
         let lookout = (!matcher.families.is_empty()).then(|| Lookout::new(matcher.families.clone()));
         Self { matcher, text, sent: None, marks: None, queue, due: 0, hits: Vec::new(), lookout }
     }
@@ -54,7 +54,12 @@ impl Hold {
     /// For a text behind a coding.
     #[must_use]
     pub fn coded(matcher: Arc<Matcher>) -> Self {
-        Self { sent: Some(Scan::default()), ..Self::framed(matcher) }
+        Self { sent: Some(Text::default()), ..Self::framed(matcher) }
+    }
+
+    /// Takes lines for parts that may be base64 as a whole: so are those of multipart bodies.
+    pub fn in_lines(&mut self) {
+        self.text.in_lines();
     }
 
     /// Takes bytes that are sent as they are read.

@@ -15,7 +15,7 @@ use super::fold::fold;
 use super::forms::{self, MIN_FOREIGN, unsearchable};
 use super::layers::{Counts, Hit};
 use super::redact::mask;
-use super::scan::Scan;
+use super::text::Text;
 use crate::model::name::CredentialName;
 use crate::model::secret::TokenHash;
 
@@ -208,7 +208,7 @@ impl Matcher {
         if self.is_empty() {
             return None;
         }
-        let (mut scan, mut hits) = (Scan::default(), Vec::new());
+        let (mut scan, mut hits) = (Text::default(), Vec::new());
         for text in texts {
             if let Some(family) = self.families.find(text) {
                 return Some(family.into());
@@ -265,7 +265,7 @@ impl Matcher {
         if self.is_empty() {
             return Vec::new();
         }
-        let (mut scan, mut hits) = (Scan::default(), Vec::new());
+        let (mut scan, mut hits) = (Text::default(), Vec::new());
         scan.feed(&self.index, &self.scope, text, &mut hits);
         scan.end(&self.index, &self.scope, &mut hits);
         let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
@@ -359,6 +359,21 @@ mod tests {
         for text in found {
             let within = format!("before={text}&after");
             assert!(matcher().find(within.as_bytes()).is_some(), "{within}");
+            assert!(matcher().find(text.as_bytes()).is_some(), "{text}");
+        }
+        // Once more, around a whole part.
+        let engine = base64::engine::general_purpose::STANDARD;
+        let inner: String = VALUE.iter().map(|b| format!("%{b:02x}")).collect();
+        let part = engine.encode(format!("some text before {inner} and after"));
+        let lines: Vec<_> = part.as_bytes().chunks(76).map(|line| std::str::from_utf8(line).unwrap()).collect();
+        for text in [
+            format!(r#"{{"image": "{part}"}}"#),
+            format!(r#"{{"image": "{}"}}"#, part.replace('/', "\\/")),
+            format!(r#"{{"image": "{}\n"}}"#, lines.join("\\n")),
+            format!("<img src='data:image/png;base64,{part}'>"),
+            format!("a=1&data={}", part.replace('+', "%2B").replace('=', "%3D")),
+            format!("data={}", lines.join("\r\n")),
+        ] {
             assert!(matcher().find(text.as_bytes()).is_some(), "{text}");
         }
         for text in ["", "sk-live-51H/8xPq+Zz~0 ", "k-live-51H/8xPq+Zz~0 w", "%", "%2", "%zz", "++++", "\\", "&#"] {

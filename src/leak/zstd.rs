@@ -11,7 +11,7 @@ use std::io;
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use twox_hash::XxHash64;
 
-use super::coding::{STEP, Undecodable};
+use super::coding::{Room, STEP, Undecodable};
 
 /// What decoders of the web must be able to hold, and nobody may ask more (RFC 9659).
 const MAX_WINDOW: u64 = 8 * 1024 * 1024;
@@ -55,6 +55,7 @@ struct Frame {
     has_checksum: bool,
     given: u64,
     hash: XxHash64,
+    _room: Option<Room>,
 }
 
 /// What a block's head says.
@@ -178,6 +179,8 @@ impl Zstd {
                 self.at = if size == 0 { At::Head } else { At::Skipped(size) };
             }
             (At::Head, [_, _, _, _, descriptor, fields @ ..]) => {
+                // Its room first: the next may need as much.
+                self.frame = Frame::default();
                 self.frame = Frame::read(*descriptor, fields)?;
                 self.blocks.reset(&PLAIN_HEAD[..]).map_err(|_| Undecodable::Malformed)?;
                 self.at = At::Block;
@@ -293,7 +296,9 @@ impl Frame {
         if dictionary != 0 || window > MAX_WINDOW || reserved {
             return Err(Undecodable::Malformed);
         }
-        Ok(Self { window, size, has_checksum: descriptor & 4 != 0, ..Self::default() })
+        // Two windows are held at most, and one while the older is forgotten.
+        let _room = Some(Room::take(window.saturating_mul(3))?);
+        Ok(Self { _room, window, size, has_checksum: descriptor & 4 != 0, ..Self::default() })
     }
 
     fn largest_block(&self) -> usize {

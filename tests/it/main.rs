@@ -22,6 +22,7 @@ mod credentials;
 mod echoes;
 mod finds;
 mod forward;
+mod guesser;
 mod hostile;
 mod isolate;
 mod layering;

@@ -1,0 +1,276 @@
+//! Parts of a text that are base64 as a whole: strings of JSON, `data:` URLs (RFC 2397), fields of forms, parts
+//! of multipart bodies (RFC 2045 §6.8). What stands in them may be escaped or encoded once more, so it is
+//! looked through as a text of its own.
+//!
+//! A value that stands there as it is needs none of this: its base64 is one of its forms.
+
+use std::collections::VecDeque;
+
+use super::escape::{Placed, Unescape};
+use super::fold::begins_escape;
+use super::layers::Hit;
+use super::matcher::{Index, Scope};
+use super::scan::Scan;
+
+/// Runs of base64 are looked for in blocks of this size, in bytes: shorter ones hold too little.
+const BLOCK: usize = 16;
+/// Bytes that are decoded at once.
+const DECODED: usize = 3 * 1024;
+
+/// What parts of a stream say, as far as it has come.
+#[derive(Default)]
+pub(super) struct Parts {
+    state: State,
+    /// The byte before the next one.
+    before: u8,
+    /// Lines may be parts by themselves.
+    in_lines: bool,
+    at: u64,
+    /// The part under way; the next one takes its place.
+    part: Option<Box<Part>>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    /// Between runs, or in one that has just begun.
+    #[default]
+    Searching,
+    /// In a run that nobody says is a part.
+    Passing,
+    /// In a part.
+    Decoding,
+}
+
+/// A part under way.
+#[derive(Default)]
+struct Part {
+    scan: Scan,
+    /// Where in the stream bytes of the decoded text stand, from which byte on.
+    places: VecDeque<(u64, u64)>,
+    /// Where the next character is, if it follows the last one.
+    next: u64,
+    decoded: u64,
+    /// Characters that do not make up bytes yet.
+    bits: u32,
+    characters: u8,
+    unescape: Unescape,
+    hits: Vec<Hit>,
+}
+
+impl Parts {
+    /// Takes lines for parts, too: so are those of multipart bodies.
+    pub(super) fn in_lines(&mut self) {
+        self.in_lines = true;
+    }
+
+    /// Looks through the parts in the next bytes.
+    pub(super) fn feed(&mut self, index: &Index, scope: &Scope, text: &[u8], hits: &mut Vec<Hit>) {
+        let mut at = 0;
+        while at < text.len() {
+            let rest = text.get(at..).unwrap_or_default();
+            let place = self.at.saturating_add(at as u64);
+            let taken = match self.state {
+                State::Searching => self.search(rest),
+                State::Passing => self.pass(rest),
+                State::Decoding => self.decode(index, scope, rest, place, hits),
+            };
+            at = at.saturating_add(taken);
+        }
+        self.at = self.at.saturating_add(text.len() as u64);
+    }
+
+    /// Finds the beginning of the next long run, or of the one that the text ends in.
+    fn search(&mut self, text: &[u8]) -> usize {
+        let (blocks, _) = text.as_chunks::<BLOCK>();
+        let full = blocks.iter().position(is_base64);
+        let known = full.map_or(text.len(), |block| block.saturating_mul(BLOCK));
+        let before = text.get(..known).unwrap_or_default();
+        let start = before.iter().rposition(|byte| sextet(*byte).is_none()).map_or(0, |last| last.saturating_add(1));
+        let opener = start.checked_sub(1).and_then(|last| text.get(last)).copied().unwrap_or(self.before);
+        if start < known || full.is_some() {
+            self.state = if self.opens(opener) { State::Decoding } else { State::Passing };
+        }
+        self.before = opener;
+        if self.state == State::Decoding {
+            self.part = Some(Box::default());
+        }
+        start
+    }
+
+    /// True if a part may stand behind this byte.
+    fn opens(&self, before: u8) -> bool {
+        matches!(before, b'"' | b'\'' | b',' | b'=') || (self.in_lines && before == b'\n')
+    }
+
+    /// Passes over a run to its end.
+    fn pass(&mut self, text: &[u8]) -> usize {
+        let run = run(text);
+        if let Some(end) = text.get(run) {
+            self.before = *end;
+            self.state = State::Searching;
+            return run.saturating_add(1);
+        }
+        run
+    }
+
+    fn decode(&mut self, index: &Index, scope: &Scope, text: &[u8], place: u64, hits: &mut Vec<Hit>) -> usize {
+        let Some(part) = &mut self.part else { return text.len() };
+        if part.unescape.is_idle() {
+            let run = run(text);
+            if run > 0 {
+                part.read(index, scope, text.get(..run).unwrap_or_default(), place);
+                part.give(hits);
+                return run;
+            }
+        }
+        let Some(byte) = text.first().copied() else { return 0 };
+        let mut over = false;
+        if begins_escape(byte) || !part.unescape.is_idle() {
+            let (mut given, mut n) = ([Placed::default(); 16], 0_usize);
+            let placed = Placed { byte, from: place, to: place.saturating_add(1) };
+            part.unescape.push(placed, &mut |placed| {
+                if let Some(next) = given.get_mut(n) {
+                    *next = placed;
+                    n = n.saturating_add(1);
+                }
+            });
+            for Placed { byte, from, .. } in given.get(..n).unwrap_or_default() {
+                over |= !part.take(index, scope, *byte, *from);
+            }
+        } else {
+            over = !part.take(index, scope, byte, place);
+        }
+        part.give(hits);
+        if over {
+            self.finish(index, scope, hits);
+            self.before = byte;
+        }
+        1
+    }
+
+    fn finish(&mut self, index: &Index, scope: &Scope, hits: &mut Vec<Hit>) {
+        if let Some(mut part) = self.part.take() {
+            part.flush(index, scope);
+            let Part { scan, hits: found, .. } = &mut *part;
+            scan.end(index, scope, found);
+            part.give(hits);
+            self.state = State::Searching;
+        }
+    }
+
+    /// Nothing more comes.
+    pub(super) fn end(&mut self, index: &Index, scope: &Scope, hits: &mut Vec<Hit>) {
+        self.finish(index, scope, hits);
+    }
+
+    /// The longest half of a value at the end that begins before a place: where, and whose.
+    pub(super) fn half(&self, index: &Index, before: u64, scope: &Scope) -> Option<(u64, u32)> {
+        let part = self.part.as_ref()?;
+        let half = part.scan.half(index, u64::MAX, scope);
+        half.map(|(from, owner)| (part.place(from), owner)).filter(|(from, _)| *from < before)
+    }
+}
+
+impl Part {
+    /// Takes a character that does not stand in a run. False if the part ends with it.
+    fn take(&mut self, index: &Index, scope: &Scope, byte: u8, place: u64) -> bool {
+        match byte {
+            b'\r' | b'\n' => {
+                // Lines have whole groups; where one has not, the next begins anew.
+                self.flush(index, scope);
+                true
+            }
+            _ if sextet(byte).is_some() => {
+                self.read(index, scope, &[byte], place);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Decodes characters.
+    fn read(&mut self, index: &Index, scope: &Scope, run: &[u8], place: u64) {
+        if place != self.next || self.places.is_empty() {
+            let oldest = self.decoded.saturating_sub(index.automaton.longest() as u64);
+            while self.places.get(1).is_some_and(|(decoded, _)| *decoded <= oldest) {
+                self.places.pop_front();
+            }
+            self.places.push_back((self.decoded, place));
+        }
+        self.next = place.saturating_add(run.len() as u64);
+        let mut out = Vec::with_capacity(DECODED.min(run.len()));
+        for byte in run {
+            let Some(sextet) = sextet(*byte) else { continue };
+            self.bits = self.bits << 6 | u32::from(sextet);
+            self.characters = self.characters.saturating_add(1);
+            if self.characters == 4 {
+                let [_, a, b, c] = self.bits.to_be_bytes();
+                out.extend_from_slice(&[a, b, c]);
+                (self.bits, self.characters) = (0, 0);
+                if out.len() >= DECODED {
+                    self.look(index, scope, &out);
+                    out.clear();
+                }
+            }
+        }
+        self.look(index, scope, &out);
+    }
+
+    /// Decodes what is left of a group.
+    fn flush(&mut self, index: &Index, scope: &Scope) {
+        let [_, a, b, _] = (self.bits << (6 * u32::from(4_u8.saturating_sub(self.characters)))).to_be_bytes();
+        let bytes = [a, b];
+        let left = bytes.get(..usize::from(self.characters.saturating_sub(1))).unwrap_or_default();
+        self.look(index, scope, left);
+        (self.bits, self.characters) = (0, 0);
+    }
+
+    fn look(&mut self, index: &Index, scope: &Scope, decoded: &[u8]) {
+        self.scan.feed(index, scope, decoded, &mut self.hits);
+        self.decoded = self.decoded.saturating_add(decoded.len() as u64);
+    }
+
+    /// Gives on what was found, in places of the stream.
+    fn give(&mut self, hits: &mut Vec<Hit>) {
+        for Hit { owner, from, to } in std::mem::take(&mut self.hits) {
+            let last = self.place(to.saturating_sub(1));
+            hits.push(Hit { owner, from: self.place(from), to: last.saturating_add(2).min(self.next) });
+        }
+    }
+
+    /// Where the character is that a decoded byte begins in: three bytes are four characters.
+    fn place(&self, decoded: u64) -> u64 {
+        let behind = self.places.iter().rposition(|(from, _)| *from <= decoded);
+        let (from, place) = behind.and_then(|at| self.places.get(at)).copied().unwrap_or_default();
+        place.saturating_add(decoded.saturating_sub(from).saturating_mul(4) / 3)
+    }
+}
+
+/// How many characters of base64 a text begins with.
+fn run(text: &[u8]) -> usize {
+    let (blocks, _) = text.as_chunks::<BLOCK>();
+    let full = blocks.iter().take_while(|block| is_base64(block)).count().saturating_mul(BLOCK);
+    let rest = text.get(full..).unwrap_or_default();
+    full.saturating_add(rest.iter().take_while(|byte| sextet(**byte).is_some()).count())
+}
+
+/// True if all are characters of base64. Without branches, so that many are compared at once.
+fn is_base64(block: &[u8; BLOCK]) -> bool {
+    block.iter().fold(true, |all, byte| {
+        let letter = (byte | 0x20).wrapping_sub(b'a') < 26;
+        let digit = byte.wrapping_sub(b'0') < 10;
+        all & (letter | digit | (*byte == b'+') | (*byte == b'/') | (*byte == b'-') | (*byte == b'_'))
+    })
+}
+
+/// What a character of either alphabet of base64 stands for (RFC 4648 §4, §5).
+const fn sextet(byte: u8) -> Option<u8> {
+    match byte {
+        b'A'..=b'Z' => Some(byte.wrapping_sub(b'A')),
+        b'a'..=b'z' => Some(byte.wrapping_sub(b'a').wrapping_add(26)),
+        b'0'..=b'9' => Some(byte.wrapping_sub(b'0').wrapping_add(52)),
+        b'+' | b'-' => Some(62),
+        b'/' | b'_' => Some(63),
+        _ => None,
+    }
+}

@@ -1,0 +1,153 @@
+//! A sandbox that guesses: its own origin, its own bodies, and every clock it likes. What leaves, and when, must
+//! tell it nothing before its guess is a whole value, or half of one at the end of what it sent.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use exeat::leak::{Hold, Matcher, Whose};
+use proptest::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use crate::lab::client::auth;
+use crate::lab::{self, Ground, PATIENCE};
+
+const VALUE: &str = "ghp_0123456789abcdefghijklmnopqrstuvwxyz";
+
+fn matcher() -> Arc<Matcher> {
+    let whose = Whose::Credential(exeat::model::name::CredentialName::new("KEY"));
+    Arc::new(Matcher::new([(whose, VALUE.as_bytes())].into_iter()))
+}
+
+/// What a sender does.
+#[derive(Clone, Debug)]
+enum Step {
+    Junk(usize),
+    /// So much of the guess.
+    Guess(usize),
+    /// A guess, and junk behind it.
+    Missed(usize),
+    Pause,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let half = VALUE.len() / 2;
+    let step = prop_oneof![
+        (0_usize..9_000).prop_map(Step::Junk),
+        (0..half).prop_map(Step::Guess),
+        (0..VALUE.len()).prop_map(Step::Missed),
+        Just(Step::Pause),
+    ];
+    // A guess that goes on where another ended may grow to half of the value: junk stands between.
+    proptest::collection::vec(step, 1..12)
+        .prop_map(|steps| steps.into_iter().flat_map(|step| [step, Step::Junk(1)]).collect())
+}
+
+/// Where a body goes on after each step: how much has left.
+fn left(steps: &[Step], guess: &str) -> Vec<usize> {
+    let mut hold = Hold::new(matcher());
+    let mut sum = 0;
+    let feed = |hold: &mut Hold, text: &[u8]| hold.feed(Bytes::copy_from_slice(text)).unwrap();
+    let seen = steps.iter().map(|step| {
+        match step {
+            Step::Junk(n) => feed(&mut hold, &vec![b'#'; *n]),
+            Step::Guess(n) => feed(&mut hold, &guess.as_bytes()[..*n]),
+            Step::Missed(n) => {
+                feed(&mut hold, &guess.as_bytes()[..*n]);
+                feed(&mut hold, b"#");
+            }
+            Step::Pause => hold.pause().unwrap(),
+        }
+        hold.flow().unwrap();
+        while let Some(piece) = hold.take() {
+            sum += piece.len();
+        }
+        sum
+    });
+    seen.collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    /// Thousands of tries: right or wrong, the same leaves after each step.
+    #[test]
+    fn what_leaves_and_when_does_not_tell_how_far_a_guess_is_right(steps in steps()) {
+        let wrong: String = VALUE.chars().map(|c| if c == 'z' { 'a' } else { char::from(c as u8 ^ 1) }).collect();
+        prop_assert_eq!(left(&steps, VALUE), left(&steps, &wrong));
+    }
+}
+
+/// One try: what the origin had got when the sender paused, how long after it, and the answer.
+struct Seen {
+    at_pause: usize,
+    after: Duration,
+    answer: String,
+}
+
+async fn attempt(lab: &lab::Lab, listener: &TcpListener, guess: &str) -> Seen {
+    let port = listener.local_addr().unwrap().port();
+    let mut client = lab.connect().await;
+    let head = format!(
+        "POST http://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\nProxy-Authorization: {}\r\nTransfer-Encoding: chunked\r\n\r\n",
+        auth()
+    );
+    let body = format!("{}{guess}", "#".repeat(10_000));
+    client.write_all(format!("{head}{:x}\r\n{body}\r\n", body.len()).as_bytes()).await.unwrap();
+    let start = Instant::now();
+    let (mut origin, _) = listener.accept().await.unwrap();
+    // All of it comes, however far the guess is right: the sender pauses.
+    let mut got = Vec::new();
+    while got.iter().filter(|byte| **byte == b'#').count() < 10_000 || !String::from_utf8_lossy(&got).contains(guess) {
+        let n = tokio::time::timeout(PATIENCE, origin.read_buf(&mut got)).await.expect("it is let go").unwrap();
+        assert!(n > 0, "it goes on");
+    }
+    let (at_pause, after) = (got.len(), start.elapsed());
+    client.write_all(b"1\r\n#\r\n0\r\n\r\n").await.unwrap();
+    while !got.ends_with(b"0\r\n\r\n") {
+        assert!(origin.read_buf(&mut got).await.unwrap() > 0);
+    }
+    origin.write_all(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    while !answer.contains("\r\n\r\n") {
+        let mut buffer = [0; 1024];
+        let n = client.read(&mut buffer).await.unwrap();
+        answer.push_str(&String::from_utf8_lossy(&buffer[..n]));
+    }
+    let answer = answer.lines().next().unwrap_or_default().to_owned();
+    Seen { at_pause, after, answer }
+}
+
+/// The same over the wire, with a clock.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_origin_with_a_clock_learns_nothing_from_a_guess() {
+    let ground = Ground::new().await;
+    std::fs::write(ground.dir.path().join("value"), VALUE).unwrap();
+    ground.dns.set("api.test", &["127.0.0.1"]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let text = format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nplain_http = true\n[credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"file:value\"\ndomains = [\"api.test\"]\n[tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n"
+    );
+    let lab = ground.proxy(&text).await;
+    let wrong = "hhq_1032547698badcfehgjilknmporqtsvuxwzy";
+    let (mut right_times, mut wrong_times) = (Vec::new(), Vec::new());
+    for round in 0..3 {
+        for n in (0..VALUE.len() / 2).step_by(3) {
+            // In turn, so that a busy machine is busy for both.
+            let right = attempt(&lab, &listener, &VALUE[..n]).await;
+            let other = attempt(&lab, &listener, &wrong[..n]).await;
+            assert_eq!((right.at_pause, &right.answer), (other.at_pause, &other.answer), "{n}, round {round}");
+            assert!(right.answer.contains(" 204 "), "{}", right.answer);
+            right_times.push(right.after);
+            wrong_times.push(other.after);
+        }
+    }
+    let median = |times: &mut Vec<Duration>| {
+        times.sort_unstable();
+        times[times.len() / 2]
+    };
+    let (right, wrong) = (median(&mut right_times), median(&mut wrong_times));
+    println!("median until all had left: right guesses {right:?}, wrong ones {wrong:?}");
+    assert!(right.abs_diff(wrong) < Duration::from_millis(20), "{right:?} {wrong:?}");
+}
