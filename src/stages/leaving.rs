@@ -103,6 +103,10 @@ impl Leaving {
             }
             None => (Hold::new(values.clone()), Reading::Plain),
         };
+        let (mut hold, kind) = (hold, kind(&parts.headers));
+        if kind.starts_with(b"multipart/") || kind.starts_with(b"message/") {
+            hold.in_lines();
+        }
         Ok(Self { hold, reading, waiting: Bytes::new() })
     }
 
@@ -270,7 +274,7 @@ pub(super) fn codings(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<Codi
 
 /// For a body of messages: the coding of those that have one. The inner is none if it cannot be undone.
 fn message_coding(headers: &HeaderMap) -> Option<Option<Vec<Coding>>> {
-    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes)?.to_ascii_lowercase();
+    let kind = kind(headers);
     let is = |prefix: &[u8]| kind.starts_with(prefix);
     let name = if is(b"application/grpc-web-text") {
         return None;
@@ -282,4 +286,9 @@ fn message_coding(headers: &HeaderMap) -> Option<Option<Vec<Coding>>> {
         return None;
     };
     Some(codings(headers, &HeaderName::from_static(name)))
+}
+
+/// The media type, in lower case.
+fn kind(headers: &HeaderMap) -> Vec<u8> {
+    headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default().to_ascii_lowercase()
 }
