@@ -12,7 +12,7 @@ use super::anchors::Anchors;
 use super::automaton::Automaton;
 use super::families::{Families, Family};
 use super::fold::fold;
-use super::forms::{self, MIN_FOREIGN, unsearchable};
+use super::forms::{self, MIN_FOREIGN, MIN_VALUE, unsearchable};
 use super::layers::{Counts, Hit};
 use super::redact::mask;
 use super::text::Text;
@@ -69,6 +69,8 @@ pub(super) struct Scope {
     names: BTreeSet<Whose>,
     /// Long values of others count as well, by number.
     foreign: Vec<bool>,
+    /// Any of these.
+    any: bool,
 }
 
 /// A set of values, ready to be looked for.
@@ -137,6 +139,7 @@ impl Matcher {
             own: vec![true; owners.len()],
             names: owners.iter().flat_map(|owner| owner.whose.iter().cloned()).collect(),
             foreign: Vec::new(),
+            any: !owners.is_empty(),
         };
         let index = Index { automaton: Automaton::new(all), anchors, names: Automaton::new(names), owners, longest };
         Self { index: Arc::new(index), scope, families: Arc::default() }
@@ -160,6 +163,7 @@ impl Matcher {
             let counts = |owner: &Owner| owner.is_long && owner.whose.iter().any(|whose| *whose != Whose::Token);
             scope.foreign = self.index.owners.iter().map(counts).collect();
         }
+        scope.any = scope.own.iter().chain(&scope.foreign).any(|counts| *counts);
         Self { index: self.index.clone(), scope, families: Arc::default() }
     }
 
@@ -172,7 +176,7 @@ impl Matcher {
     /// True if there is nothing to look for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.families.is_empty() && !self.scope.own.iter().chain(&self.scope.foreign).any(|counts| *counts)
+        self.families.is_empty() && !self.scope.any
     }
 
     /// True if both look for the same values.
@@ -199,6 +203,9 @@ impl Matcher {
     /// The first value in a whole text, in whatever form. Texts are bounded by whoever asks.
     #[must_use]
     pub fn find(&self, text: &[u8]) -> Option<Found> {
+        if text.len() < MIN_VALUE {
+            return None;
+        }
         self.find_across(std::iter::once(text))
     }
 
@@ -231,7 +238,7 @@ impl Matcher {
 
     /// As [`Self::find_in_name`], by number.
     pub(super) fn owner_in_name(&self, name: &str) -> Option<u32> {
-        if self.is_empty() {
+        if !self.scope.any || name.len() < MIN_VALUE {
             return None;
         }
         let joined = Zeroizing::new(name.replace('.', ""));
@@ -243,7 +250,8 @@ impl Matcher {
             })
         });
         let in_text = |text: &[u8]| self.places(text).first().map(|(_, owner)| *owner);
-        folded.or_else(|| in_text(name.as_bytes())).or_else(|| in_text(joined.as_bytes()))
+        let in_labels = || (joined.len() < name.len()).then(|| in_text(joined.as_bytes())).flatten();
+        folded.or_else(|| in_text(name.as_bytes())).or_else(in_labels)
     }
 
     /// What is known of a value that was found.
@@ -262,7 +270,7 @@ impl Matcher {
 
     /// Where values stand in a whole text, in order.
     pub(super) fn places(&self, text: &[u8]) -> Vec<(Range<usize>, u32)> {
-        if self.is_empty() {
+        if !self.scope.any || text.len() < MIN_VALUE {
             return Vec::new();
         }
         let (mut scan, mut hits) = (Text::default(), Vec::new());

@@ -145,6 +145,52 @@ async fn an_answer_that_cannot_be_read_is_refused_where_a_credential_could_be_in
     assert!(lab.ended(0).await["rule"].as_str().unwrap().contains("coding"));
 }
 
+/// What is true of the coded answer alone is not said of the decoded one, to HEAD neither.
+#[tokio::test]
+async fn a_coded_answer_is_delivered_as_it_is_and_its_head_says_so() {
+    use std::io::Write;
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    gzip.write_all(format!("before {KEY} after").as_bytes()).unwrap();
+    let body = gzip.finish().unwrap();
+    let mut words = format!(
+        "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nETag: \"abc\"\r\nContent-Digest: sha-256=:x:\r\nVary: accept-encoding\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
+    words.extend(&body);
+    let words: &'static [u8] = words.leak();
+    for method in ["GET", "HEAD"] {
+        let ground = Ground::new().await;
+        let (port, _) = crate::lab::origin::raw_tls(&ground, "api.test", words).await;
+        let lab = ground.proxy(&config(port, "auth_type = \"bearer\"")).await;
+        let url = format!("https://api.test:{port}/");
+        let reply = lab.by(Way::TunnelH1, method, &url, &[("exeat-credential", "KEY")], "").await;
+        assert_eq!(reply.status, 200);
+        for gone in ["content-encoding", "content-digest", "content-length"] {
+            assert!(!reply.headers.contains_key(gone), "{method}: {gone}: {:?}", reply.headers);
+        }
+        assert_eq!(reply.headers["etag"], "W/\"abc\"");
+        let want = if method == "HEAD" { String::new() } else { format!("before {} after", "*".repeat(KEY.len())) };
+        assert_eq!(reply.text(), want);
+    }
+}
+
+/// Of what the client takes, only what can be undone is asked for; a part of something coded cannot.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_are_asked_for_in_codings_that_can_be_undone() {
+    let (lab, origin) = lab("auth_type = \"bearer\"", false).await;
+    let url = format!("https://api.test:{}/", origin.port());
+    for (fields, want) in [
+        (vec![("accept-encoding", "gzip;q=0.5, compress, br")], "gzip;q=0.5, br"),
+        (vec![("accept-encoding", "zstd"), ("accept-encoding", "identity;q=0")], "zstd, identity;q=0"),
+        (vec![("accept-encoding", "compress, *")], "identity"),
+        (vec![], "identity"),
+    ] {
+        assert_eq!(lab.by(Way::TunnelH2, "GET", &url, &fields, "").await.status, 200);
+        assert_eq!(origin.last().headers["accept-encoding"], want, "{fields:?}");
+    }
+}
+
 /// The reason behind the status is the origin's own text.
 #[tokio::test]
 async fn a_reason_phrase_tells_nothing() {
