@@ -73,8 +73,9 @@ pub(super) fn of(value: &[u8]) -> Vec<Form> {
     }
     for offset in 0..3 {
         let form = aligned(value, offset);
-        // Eleven characters hold eight bytes of the value.
-        let half = form.len().div_ceil(2).max(11);
+        let characters = |bytes: usize| bytes.saturating_mul(8).div_ceil(6);
+        let whole = characters(offset.saturating_add(raw_half(value.len())));
+        let half = whole.saturating_sub(characters(offset)).min(form.len());
         add(form, half);
     }
     let hex = hex(value);
