@@ -10,6 +10,8 @@ use zeroize::Zeroizing;
 
 use super::anchors::Anchors;
 use super::automaton::Automaton;
+
+use super::escape;
 use super::families::{Families, Family};
 use super::fold::fold;
 use super::forms::{self, MIN_FOREIGN, MIN_VALUE, unsearchable};
@@ -242,7 +244,10 @@ impl Matcher {
             return None;
         }
         let joined = Zeroizing::new(name.replace('.', ""));
-        let folded = [name.as_bytes(), joined.as_bytes()].into_iter().find_map(|text| {
+        // A field's name may be escaped, and has lost its case all the same.
+        let once = escape::undone(name.as_bytes());
+        let twice = escape::undone(&once);
+        let folded = [name.as_bytes(), joined.as_bytes(), &once, &twice].into_iter().find_map(|text| {
             let mut state = 0;
             text.iter().find_map(|byte| {
                 state = self.index.names.step(state, fold(byte.to_ascii_lowercase()));
@@ -415,6 +420,9 @@ mod tests {
             "4768705f3031323334353637.38396162636465664748494a.evil.example",
         ] {
             assert!(matcher.find_in_name(host).is_some(), "{host}");
+        }
+        for name in ["x-ghp%5f0123456789abcdefghij", "x-%67hp%255f012345678%39abcdefghij"] {
+            assert!(matcher.find_in_name(name).is_some(), "{name}");
         }
         assert!(matcher.find_in_name("ghq-0123456789abcdefghij.example").is_none());
     }
