@@ -6,7 +6,7 @@
 //! judged.
 
 use bytes::Bytes;
-use http::header::{HeaderName, HeaderValue, PROXY_AUTHORIZATION};
+use http::header::{COOKIE, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::request::Parts;
 use http::{HeaderMap, Request};
 use http_body::Body;
@@ -110,7 +110,12 @@ fn fields(values: &Matcher, headers: &HeaderMap) -> Option<Found> {
     let one = |(name, value): (&HeaderName, &HeaderValue)| {
         values.find_in_name(name.as_str()).or_else(|| values.find(value.as_bytes()))
     };
-    looked_at().find_map(one).or_else(|| values.find_across(looked_at().map(|(_, value)| value.as_bytes())))
+    let across = || values.find_across(looked_at().map(|(_, value)| value.as_bytes()));
+    // Cookies are fields of their own, in all but the way they are written.
+    let cookies = || headers.get_all(COOKIE).iter().flat_map(|field| field.as_bytes().split(|byte| *byte == b';'));
+    let unnamed = |cookie: &'_ [u8]| cookie.iter().position(|byte| *byte == b'=').map_or(0, |at| at.saturating_add(1));
+    let cookie_values = || cookies().map(|cookie| cookie.get(unnamed(cookie)..).unwrap_or_default());
+    looked_at().find_map(one).or_else(across).or_else(|| values.find_across(cookie_values()))
 }
 
 /// Looks through a body that is here.
