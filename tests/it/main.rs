@@ -26,6 +26,7 @@ mod guesser;
 mod hostile;
 mod isolate;
 mod layering;
+mod leaks;
 mod limits;
 mod listeners;
 mod malformed;

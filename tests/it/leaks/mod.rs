@@ -1,0 +1,89 @@
+//! No value of a credential leaves or comes back: every form, on every surface, by every way in.
+
+mod benign;
+mod forms;
+mod inbound;
+mod many;
+mod origin;
+mod outbound;
+mod page;
+mod road;
+mod splits;
+
+use crate::lab::{Ground, Lab};
+use forms::VALUES;
+use origin::Recorder;
+use road::Way;
+
+/// A proxy that holds [`VALUES`], and the origins that the ways lead to.
+pub struct Field {
+    pub lab: Lab,
+    pub origins: Origins,
+}
+
+pub struct Origins {
+    pub plain: Recorder,
+    pub h1: Recorder,
+    pub h2: Recorder,
+}
+
+impl Origins {
+    async fn start(ground: &Ground) -> Self {
+        ground.dns.set("api.test", &["127.0.0.1"]);
+        let plain = Recorder::start(None).await;
+        let h1 = Recorder::start(Some((ground, &["http/1.1"]))).await;
+        let h2 = Recorder::start(Some((ground, &["h2", "http/1.1"]))).await;
+        Self { plain, h1, h2 }
+    }
+
+    /// Where a way ends.
+    pub fn at(&self, way: Way) -> &Recorder {
+        match way {
+            Way::Http => &self.plain,
+            Way::TunnelH1 => &self.h1,
+            Way::Https | Way::TunnelH2 => &self.h2,
+        }
+    }
+}
+
+impl Field {
+    pub async fn new() -> Self {
+        Self::holding(&VALUES).await
+    }
+
+    /// A proxy that holds these values.
+    pub async fn holding(values: &[(&str, &str)]) -> Self {
+        let ground = Ground::new().await;
+        let origins = Origins::start(&ground).await;
+        let text = config(&ground, &[origins.plain.port, origins.h1.port, origins.h2.port], values);
+        Self { lab: ground.proxy(&text).await, origins }
+    }
+}
+
+/// For `api.test` at these ports.
+fn config(ground: &Ground, ports: &[u16], values: &[(&str, &str)]) -> String {
+    let names: Vec<_> = values.iter().map(|(name, _)| name).collect();
+    let mut text = format!(
+        "[leak]\nmax_finds = 1000\n[integrations.api]\nallowed_domains = [\"api.test\", \"*.api.test\"]\n\
+         ports = {ports:?}\nplain_http = true\n[tasks.t]\nintegrations = [\"api\"]\ncredentials = {names:?}\n"
+    );
+    for (name, value) in values {
+        std::fs::write(ground.dir.path().join(name), value).unwrap();
+        text.push_str(&format!(
+            "[credentials.{name}]\nauth_type = \"bearer\"\nvalue = \"file:{name}\"\ndomains = [\"api.test\"]\n"
+        ));
+    }
+    text
+}
+
+/// The origins once the proxy is gone and nothing is on its way any more.
+async fn quiet(field: Field) -> Origins {
+    let Field { lab, origins } = field;
+    let Lab { daemon, dir, .. } = lab;
+    assert!(daemon.shutdown().await);
+    for origin in [&origins.plain, &origins.h1, &origins.h2] {
+        origin.is_quiet().await;
+    }
+    drop(dir);
+    origins
+}
