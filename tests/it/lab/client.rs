@@ -113,7 +113,10 @@ impl Lab {
 
     #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox: it connects to the proxy")]
     pub async fn connect(&self) -> TcpStream {
-        TcpStream::connect(self.proxy).await.unwrap()
+        let stream = TcpStream::connect(self.proxy).await.unwrap();
+        // What is written in two goes does not wait for the first to be acknowledged.
+        stream.set_nodelay(true).unwrap();
+        stream
     }
 
     /// Sends bytes and reads until the proxy closes. `{auth}` stands for the right header.

@@ -94,6 +94,7 @@ fn around(place: Place) -> Around {
         Place::Trailer => (b"sum ".to_vec(), b";x".to_vec()),
         Place::Body { kind: "text/event-stream", .. } => (b"data: 1\n\ndata: ".to_vec(), b"\n\ndata: 3\n\n".to_vec()),
         Place::Body { kind: "application/json", .. } => (b"{\"k\":\"".to_vec(), b"\"}".to_vec()),
+        Place::Body { cut: 1..10, .. } => (junk(50), junk(50)),
         Place::Body { .. } => (junk(5000), junk(5000)),
         Place::Frames(8, _) => (vec![0x03, 0xe8], Vec::new()),
         Place::Frames(..) => (b"you said: ".to_vec(), b".".to_vec()),

@@ -59,8 +59,10 @@ impl Takes {
         let printable = |byte: &u8| (b' '..=b'~').contains(byte);
         let visible = |byte: &u8| (b'!'..=b'~').contains(byte);
         let in_path = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/%".contains(byte);
-        let bare = form.codings.is_empty();
-        bare && match self {
+        if !form.codings.is_empty() {
+            return self == Self::Body;
+        }
+        match self {
             Self::Label => {
                 text.len() <= 63 && !form.cased && text.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'-')
             }
@@ -73,8 +75,7 @@ impl Takes {
             Self::Quoted => text.iter().all(|byte| printable(byte) && *byte != b'"'),
             Self::Path => text.iter().all(in_path),
             Self::Query => text.iter().all(|byte| in_path(byte) || *byte == b'?'),
-            Self::All => true,
-            Self::Body => return true,
+            Self::All | Self::Body => true,
             Self::Few(most) => text.len() <= most && text.iter().all(|byte| visible(byte) || *byte == b' '),
         }
     }
