@@ -1,0 +1,463 @@
+//! How fast streams are looked through, whole: what is fed is queued, searched in every reading and given out.
+//!
+//! `cargo bench --bench leak` prints tables; a word behind `--` picks those of that name (`throughput`,
+//! `pieces`, `build`, `latency`). Every figure is the median of seven runs over the same bytes, with the
+//! lowest and the highest; the other engine and a plain copy are measured between those runs.
+
+#![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::panic)]
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use bytes::Bytes;
+use daachorse::DoubleArrayAhoCorasick;
+use exeat::leak::{Hold, Matcher, Redactor, Whose};
+use exeat::model::name::CredentialName;
+
+const SIZE: usize = 4 << 20;
+const RUNS: usize = 7;
+const PREFIXES: [&str; 8] = ["sk-ant-api03-", "sk-proj-", "ghp_", "github_pat_", "xoxb-", "AKIA", "glpat-", ""];
+const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let wants = |name: &str| wanted.is_empty() || wanted.iter().any(|want| want == name);
+    if wants("build") {
+        build();
+    }
+    for n in [10, 1000] {
+        let values = values(n);
+        let subject =
+            Subject { matcher: matcher(&values), other: DoubleArrayAhoCorasick::new(patterns(&values)).unwrap() };
+        if wants("throughput") {
+            subject.throughput(n, &values);
+        }
+        if wants("pieces") {
+            subject.pieces(n, &values);
+        }
+        if wants("latency") {
+            latency(n, &subject.matcher);
+        }
+    }
+}
+
+/// xorshift64*: the same bytes in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        usize::try_from((self.next() >> 33) % n as u64).unwrap()
+    }
+
+    fn pick<'t, T>(&mut self, from: &'t [T]) -> &'t T {
+        &from[self.below(from.len())]
+    }
+}
+
+/// Credentials as they are given out: a prefix of their kind, then 20 to 128 bytes in all.
+fn values(n: usize) -> Vec<Vec<u8>> {
+    let mut random = Random(42);
+    let mut one = |_| {
+        let mut value = random.pick(&PREFIXES).as_bytes().to_vec();
+        let length = 20 + random.below(109);
+        value.resize_with(length.max(value.len()), || *random.pick(LETTERS));
+        value
+    };
+    (0..n).map(&mut one).collect()
+}
+
+fn matcher(values: &[Vec<u8>]) -> Arc<Matcher> {
+    let whose = |at: usize| Whose::Credential(CredentialName::new(&format!("KEY_{at}")));
+    Arc::new(Matcher::new(values.iter().enumerate().map(|(at, value)| (whose(at), value.as_slice()))))
+}
+
+/// As the index has them: plain, in base64 at three alignments, in hex.
+fn patterns(values: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let mut all: Vec<Vec<u8>> = values.iter().flat_map(|value| forms(value)).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+fn forms(value: &[u8]) -> Vec<Vec<u8>> {
+    let aligned = |offset: usize| {
+        let shifted = [&vec![0; offset], value].concat();
+        let encoded = STANDARD_NO_PAD.encode(&shifted).into_bytes();
+        encoded[(offset * 8).div_ceil(6)..shifted.len() * 8 / 6].to_vec()
+    };
+    let hex = value.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect();
+    vec![value.to_vec(), aligned(0), aligned(1), aligned(2), hex]
+}
+
+/// All kinds of data, by name.
+fn kinds(values: &[Vec<u8>]) -> Vec<(&'static str, Bytes)> {
+    let mut random = Random(7);
+    let bytes: Vec<u8> = std::iter::repeat_with(|| random.next().to_le_bytes()[4]).take(SIZE).collect();
+    let base64 = STANDARD_NO_PAD.encode(&bytes).into_bytes();
+    let short: Vec<u8> = std::iter::repeat_with(|| {
+        let value = random.pick(values);
+        let forms = forms(value);
+        let form = random.pick(&forms);
+        // What follows must not complete it.
+        [&form[..form.len() - 1], b"~"].concat()
+    })
+    .take(SIZE / 40)
+    .flatten()
+    .collect();
+    let encoded =
+        |text: &[u8], each: &dyn Fn(u8) -> String| text.iter().take(SIZE).flat_map(|b| each(*b).into_bytes()).collect();
+    let percent: Vec<u8> = encoded(&short, &|b| format!("%{b:02X}"));
+    let twice: Vec<u8> = encoded(&short, &|b| format!("%25{b:02X}"));
+    let unicode: Vec<u8> = encoded(&short, &|b| format!("\\u{b:04x}"));
+    let wrapped: Vec<u8> = base64.chunks(76).flat_map(|line| [line, b"\r\n"].concat()).collect();
+    let rows = [
+        ("random bytes", bytes),
+        ("base64", base64),
+        ("base64, 76 columns", wrapped),
+        ("JSON of a chat", chat(&mut random)),
+        ("source, short lines", source(&mut random)),
+        ("JSON in JSON", serde_json::to_string(&String::from_utf8(pretty(&mut random)).unwrap()).unwrap().into_bytes()),
+        ("events", events(&mut random).concat()),
+        ("prefixes", short),
+        ("prefixes, %", percent),
+        ("prefixes, %25", twice),
+        ("prefixes, \\u", unicode),
+    ];
+    rows.into_iter().map(|(name, data)| (name, fit(data))).collect()
+}
+
+/// Exactly as much as is measured.
+fn fit(mut data: Vec<u8>) -> Bytes {
+    while data.len() < SIZE {
+        data.extend_from_within(..data.len().min(SIZE - data.len()));
+    }
+    data.truncate(SIZE);
+    data.into()
+}
+
+const WORDS: [&str; 40] = [
+    "the",
+    "of",
+    "and",
+    "request",
+    "answer",
+    "a",
+    "in",
+    "function",
+    "value",
+    "is",
+    "that",
+    "it",
+    "returns",
+    "when",
+    "stream",
+    "was",
+    "for",
+    "with",
+    "which",
+    "bytes",
+    "held",
+    "because",
+    "an",
+    "error",
+    "I",
+    "would",
+    "suggest",
+    "to",
+    "first",
+    "look",
+    "at",
+    "file",
+    "`config.toml`",
+    "and",
+    "then",
+    "run",
+    "tests",
+    "again",
+    "they",
+    "pass",
+];
+
+/// A sentence of what a model writes.
+fn sentence(random: &mut Random) -> String {
+    let words: Vec<&str> = (0..6 + random.below(14)).map(|_| *random.pick(&WORDS)).collect();
+    match random.below(12) {
+        0 => format!("\"{}\" is 100% R&D. ", words.join(" ")),
+        1 => format!("{}:\n\n", words.join(" ")),
+        2 => format!("{}.\n", words.join(" ")),
+        _ => format!("{}. ", words.join(" ")),
+    }
+}
+
+fn chat(random: &mut Random) -> Vec<u8> {
+    let mut out = Vec::new();
+    while out.len() < SIZE {
+        let content: String = (0..12).map(|_| sentence(random)).collect();
+        let id = format!("msg_{:016x}", random.next());
+        let message =
+            serde_json::json!({"id": id, "role": "assistant", "content": content, "stop": null, "tokens": 318});
+        out.extend_from_slice(message.to_string().as_bytes());
+    }
+    out
+}
+
+fn pretty(random: &mut Random) -> Vec<u8> {
+    let mut out = Vec::new();
+    while out.len() < SIZE {
+        let some = serde_json::json!({"name": *random.pick(&WORDS), "size": random.below(100_000), "of": [true, null],
+            "more": {"path": format!("src/{}/{}.rs", random.pick(&WORDS), random.pick(&WORDS)), "kind": "file"}});
+        out.extend_from_slice(serde_json::to_string_pretty(&some).unwrap().as_bytes());
+    }
+    out
+}
+
+fn source(random: &mut Random) -> Vec<u8> {
+    let mut out = Vec::new();
+    while out.len() < SIZE {
+        let indent = " ".repeat(4 * random.below(4));
+        let (one, two, three) = (random.pick(&WORDS), random.pick(&WORDS), random.below(1000));
+        let line = match random.below(6) {
+            0 => "}\n".to_owned(),
+            1 => format!("let {one} = {two}.get({three});\n"),
+            2 => format!("if {one} && !{two} {{\n"),
+            3 => format!("println!(\"{one}: {{}}\\n\", &{two});\n"),
+            4 => format!("// {}\n", sentence(random).trim()),
+            _ => format!("fn {one}({two}: &[u8]) -> Option<usize> {{\n"),
+        };
+        out.extend_from_slice(format!("{indent}{line}").as_bytes());
+    }
+    out
+}
+
+/// Server-sent events of about 120 bytes.
+fn events(random: &mut Random) -> Vec<Vec<u8>> {
+    let mut size = 0;
+    let mut out = Vec::new();
+    while size < SIZE {
+        let delta = format!(" {} {}{}", random.pick(&WORDS), random.pick(&WORDS), ["", "", "", "\n"][random.below(4)]);
+        let choices = serde_json::json!([{"index": 0, "delta": {"content": delta}}]);
+        let event = format!("data: {{\"id\":\"chatcmpl-{:020}\",\"choices\":{choices}}}\n\n", random.next());
+        size += event.len();
+        out.push(event.into_bytes());
+    }
+    out
+}
+
+/// What several runs gave, in MB/s.
+struct Rate(Vec<f64>);
+
+impl Rate {
+    fn median(&self) -> f64 {
+        self.0[self.0.len() / 2]
+    }
+}
+
+impl std::fmt::Display for Rate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = format!("{:.0} ({:.0}–{:.0})", self.median(), self.0[0], self.0[self.0.len() - 1]);
+        f.pad(&text)
+    }
+}
+
+/// Runs all in turn, so that what else the machine does meets all alike.
+fn race<const N: usize>(size: usize, runners: [&mut dyn FnMut(); N]) -> [Rate; N] {
+    let mut times: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
+    let mut runners = runners;
+    for run in 0..=RUNS {
+        for (runner, times) in runners.iter_mut().zip(&mut times) {
+            let start = Instant::now();
+            runner();
+            // The first run warms up.
+            if run > 0 {
+                times.push(size as f64 / start.elapsed().as_secs_f64() / 1e6);
+            }
+        }
+    }
+    times.map(|mut rates| {
+        rates.sort_unstable_by(f64::total_cmp);
+        Rate(rates)
+    })
+}
+
+fn cut(data: &Bytes, piece: usize) -> Vec<Bytes> {
+    (0..data.len()).step_by(piece).map(|at| data.slice(at..data.len().min(at + piece))).collect()
+}
+
+fn redact(matcher: &Arc<Matcher>, pieces: &[Bytes]) {
+    let mut redactor = Redactor::new(matcher.clone());
+    let mut size = 0;
+    let mut take = |redactor: &mut Redactor| {
+        while let Some(piece) = redactor.take() {
+            size += black_box(piece).len();
+        }
+    };
+    for piece in pieces {
+        redactor.feed(piece.clone());
+        take(&mut redactor);
+    }
+    redactor.end();
+    take(&mut redactor);
+    assert_eq!((size, redactor.count()), (pieces.iter().map(Bytes::len).sum(), 0));
+}
+
+fn hold(matcher: &Arc<Matcher>, pieces: &[Bytes]) {
+    let mut hold = Hold::new(matcher.clone());
+    let mut size = 0;
+    let mut take = |hold: &mut Hold| {
+        while let Some(piece) = hold.take() {
+            size += black_box(piece).len();
+        }
+    };
+    for piece in pieces {
+        assert!(hold.feed(piece.clone()).is_ok() && hold.flow().is_ok(), "nothing is there to be found");
+        take(&mut hold);
+    }
+    assert!(hold.end().is_ok());
+    take(&mut hold);
+    assert_eq!(size, pieces.iter().map(Bytes::len).sum::<usize>());
+}
+
+fn copy(pieces: &[Bytes]) {
+    let mut buffer = vec![0; pieces[0].len()];
+    for piece in pieces {
+        buffer[..piece.len()].copy_from_slice(piece);
+        black_box(&mut buffer);
+    }
+}
+
+struct Subject {
+    matcher: Arc<Matcher>,
+    other: DoubleArrayAhoCorasick<u32>,
+}
+
+impl Subject {
+    fn find(&self, pieces: &[Bytes]) {
+        for piece in pieces {
+            black_box(self.other.find_iter(piece).count());
+        }
+    }
+
+    /// By kind of data, in pieces of 16 KiB.
+    fn throughput(&self, n: usize, values: &[Vec<u8>]) {
+        println!("\n{n} credentials, {SIZE} bytes in pieces of 16 KiB; MB/s");
+        println!("{:22}{:>20}{:>20}{:>20}{:>20}{:>8}", "", "Redactor", "Hold", "daachorse", "copy", "ratio");
+        for (name, data) in kinds(values) {
+            let pieces = cut(&data, 16 << 10);
+            let [back, out, other, plain] = race(
+                data.len(),
+                [
+                    &mut || redact(&self.matcher, &pieces),
+                    &mut || hold(&self.matcher, &pieces),
+                    &mut || self.find(&pieces),
+                    &mut || copy(&pieces),
+                ],
+            );
+            let ratio = back.median() / other.median();
+            println!("{name:22}{back:>20}{out:>20}{other:>20}{plain:>20}{ratio:>8.2}");
+        }
+    }
+
+    /// By how the data are cut.
+    fn pieces(&self, n: usize, values: &[Vec<u8>]) {
+        println!("\n{n} credentials, by size of pieces; MB/s");
+        println!("{:30}{:>20}{:>20}{:>20}{:>20}", "", "Redactor", "Hold", "daachorse", "copy");
+        for (name, data) in kinds(values) {
+            for (piece, size) in [(1, 1 << 17), (120, 1 << 20), (1 << 10, SIZE), (64 << 10, SIZE)] {
+                let pieces = cut(&data.slice(..size), piece);
+                let [back, out, other, plain] = race(
+                    size,
+                    [
+                        &mut || redact(&self.matcher, &pieces),
+                        &mut || hold(&self.matcher, &pieces),
+                        &mut || self.find(&pieces),
+                        &mut || copy(&pieces),
+                    ],
+                );
+                println!("{name:22}{piece:>8}{back:>20}{out:>20}{other:>20}{plain:>20}");
+            }
+        }
+    }
+}
+
+/// How long an index takes to build, and what stays in memory.
+fn build() {
+    println!("\nbuild; median of seven");
+    for n in [10, 1000] {
+        let values = values(n);
+        let mut times: Vec<Duration> = Vec::new();
+        let mut kept = Vec::new();
+        let before = resident();
+        for _ in 0..RUNS {
+            let start = Instant::now();
+            kept.push(matcher(&values));
+            times.push(start.elapsed());
+        }
+        let each = resident().saturating_sub(before) / RUNS;
+        times.sort_unstable();
+        let mut others: Vec<Duration> = Vec::new();
+        for _ in 0..RUNS {
+            let start = Instant::now();
+            black_box(DoubleArrayAhoCorasick::<u32>::new(patterns(&values)).unwrap());
+            others.push(start.elapsed());
+        }
+        others.sort_unstable();
+        let heap = DoubleArrayAhoCorasick::<u32>::new(patterns(&values)).unwrap().heap_bytes();
+        println!(
+            "{n:5} credentials: {:?} ({:?}–{:?}), about {} KiB; daachorse {:?} and {} KiB",
+            times[RUNS / 2],
+            times[0],
+            times[RUNS - 1],
+            each / 1024,
+            others[RUNS / 2],
+            heap / 1024
+        );
+    }
+}
+
+/// Bytes of memory in use.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse().map_or(0, |kib: usize| kib * 1024)
+}
+
+/// What a sender of events waits for: from an event's arrival until all of it may go on.
+fn latency(n: usize, matcher: &Arc<Matcher>) {
+    println!("\n{n} credentials, one event of about 120 bytes at a time; nanoseconds until it may go on");
+    let events: Vec<Bytes> = events(&mut Random(9)).into_iter().map(Bytes::from).collect();
+    let mut redactor = Redactor::new(matcher.clone());
+    let mut with = Vec::new();
+    let mut queue = std::collections::VecDeque::new();
+    let mut without = Vec::new();
+    for event in events.iter().cycle().take(RUNS * events.len()) {
+        let start = Instant::now();
+        redactor.feed(event.clone());
+        redactor.pause();
+        while let Some(piece) = redactor.take() {
+            black_box(piece);
+        }
+        with.push(start.elapsed());
+        let start = Instant::now();
+        queue.push_back(event.clone());
+        while let Some(piece) = queue.pop_front() {
+            black_box(piece);
+        }
+        without.push(start.elapsed());
+    }
+    println!("{:18}{:>8}{:>8}{:>8}{:>8}{:>10}", "", "p50", "p90", "p99", "p99.9", "most");
+    for (name, mut times) in [("with a redactor", with), ("without", without)] {
+        times.sort_unstable();
+        let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_nanos();
+        println!("{name:18}{:>8}{:>8}{:>8}{:>8}{:>10}", at(0.5), at(0.9), at(0.99), at(0.999), at(1.0));
+    }
+}
