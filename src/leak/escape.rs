@@ -10,6 +10,8 @@ use super::fold::begins_escape;
 
 /// The longest escape that is undone, in bytes: two `\u` of a surrogate pair.
 pub(super) const LONGEST: usize = 12;
+/// Most digits between the braces of `\u{}`.
+const MAX_BRACED: usize = 8;
 
 /// A byte, and where in the stream it comes from.
 #[derive(Clone, Copy, Default, Zeroize)]
@@ -179,9 +181,12 @@ fn pair(high: u32, rest: &[u8]) -> Reading {
 }
 
 fn braced(rest: &[u8]) -> Reading {
-    let Some(end) = rest.iter().position(|byte| !byte.is_ascii_hexdigit()) else { return Reading::Begun };
+    let Some(end) = rest.iter().position(|byte| !byte.is_ascii_hexdigit()) else {
+        // Without a bound, what has begun would never end.
+        return if rest.len() > MAX_BRACED { Reading::Plain } else { Reading::Begun };
+    };
     match (digits(rest, end), rest.get(end)) {
-        (Ok(code), Some(b'}')) if (1..=8).contains(&end) => Reading::Char(char_of(code), end.saturating_add(4)),
+        (Ok(code), Some(b'}')) if (1..=MAX_BRACED).contains(&end) => Reading::Char(char_of(code), end.saturating_add(4)),
         _ => Reading::Plain,
     }
 }
@@ -307,6 +312,8 @@ mod tests {
             (r"\ud83d\ude00", "😀"),
             (r"\ud83dx", "\u{fffd}x"),
             (r"\u{41}\u{1f600}", "A😀"),
+            (r"\u{000000041}%41", r"\u{000000041}A"),
+            (r"\u{00000000000000%41", r"\u{00000000000000A"),
             (r"\x41\/\\u0041", r"A/\u0041"),
             (r#"\"\q\"#, r#""\q\"#),
             ("a\\nb", "a\nb"),
