@@ -186,7 +186,9 @@ fn braced(rest: &[u8]) -> Reading {
         return if rest.len() > MAX_BRACED { Reading::Plain } else { Reading::Begun };
     };
     match (digits(rest, end), rest.get(end)) {
-        (Ok(code), Some(b'}')) if (1..=MAX_BRACED).contains(&end) => Reading::Char(char_of(code), end.saturating_add(4)),
+        (Ok(code), Some(b'}')) if (1..=MAX_BRACED).contains(&end) => {
+            Reading::Char(char_of(code), end.saturating_add(4))
+        }
         _ => Reading::Plain,
     }
 }
