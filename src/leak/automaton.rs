@@ -197,15 +197,14 @@ impl Automaton {
         self.root.get(usize::from(byte)).copied().unwrap_or_default()
     }
 
-    /// How many bytes at the end are the beginning of a pattern.
-    pub(super) fn depth(&self, state: State) -> usize {
-        self.node(state).depth as usize
-    }
-
-    /// True if a pattern ends here.
-    pub(super) fn is_end(&self, state: State) -> bool {
-        let node = self.node(state);
-        node.ends > 0 || node.output > 0
+    /// How many bytes at the end are the beginning of a pattern, and whether a pattern ends here.
+    pub(super) fn look(&self, state: State) -> (usize, bool) {
+        if state == 0 {
+            return (0, false);
+        }
+        self.nodes.get(state as usize).map_or((0, false), |node| {
+            (node.depth as usize, node.ends > 0 || node.output > 0)
+        })
     }
 
     /// The patterns that end here, the longest first: their lengths, and whose they are.
@@ -284,7 +283,7 @@ mod tests {
                 want.dedup();
                 want.reverse();
                 prop_assert_eq!(automaton.ends(state).map(|(length, _)| length).collect::<Vec<_>>(), &*want);
-                prop_assert_eq!(automaton.is_end(state), !want.is_empty());
+                prop_assert_eq!(automaton.look(state).1, !want.is_empty());
                 for (length, owners) in automaton.ends(state) {
                     let whose = (0..).zip(&patterns).filter(|(_, p)| text[..end].ends_with(p) && p.len() == length);
                     prop_assert_eq!(owners, whose.map(|(owner, _)| owner).collect::<Vec<u32>>());

@@ -65,8 +65,7 @@ impl Unescape {
 
     fn settle(&mut self, is_end: bool, out: &mut impl FnMut(Placed)) {
         while self.len > 0 {
-            let held = self.held;
-            let held = held.get(..self.len).unwrap_or_default();
+            let held = self.held.get(..self.len).unwrap_or_default();
             let mut bytes = [0; LONGEST];
             bytes.iter_mut().zip(held).for_each(|(byte, placed)| *byte = placed.byte);
             let used = match read(bytes.get(..held.len()).unwrap_or_default(), is_end || held.len() == LONGEST) {
@@ -104,6 +103,46 @@ fn give(held: &[Placed], used: usize, bytes: &[u8], out: &mut impl FnMut(Placed)
     let from = held.first().map_or(0, |first| first.from);
     let to = held.get(used.saturating_sub(1)).map_or(from, |last| last.to);
     bytes.iter().for_each(|byte| out(Placed { byte: *byte, from, to }));
+}
+
+/// An escape, and how many bytes it has.
+pub(super) struct Escape {
+    pub(super) bytes: Stands,
+    pub(super) used: usize,
+}
+
+/// What an escape stands for.
+pub(super) struct Stands {
+    bytes: [u8; 4],
+    length: usize,
+}
+
+impl Stands {
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..self.length).unwrap_or_default()
+    }
+}
+
+impl From<char> for Stands {
+    fn from(char: char) -> Self {
+        let mut bytes = [0; 4];
+        let length = char.encode_utf8(&mut bytes).len();
+        Self { bytes, length }
+    }
+}
+
+/// The escape that stands at the front of so many bytes that it must be there as a whole.
+pub(super) fn whole(bytes: &[u8; LONGEST]) -> Option<Escape> {
+    match read(bytes, true) {
+        Reading::Begun | Reading::Plain => None,
+        Reading::Byte(byte, used) => Some(Escape { bytes: Stands { bytes: [byte, 0, 0, 0], length: 1 }, used }),
+        Reading::Char(char, used) => Some(Escape { bytes: char.into(), used }),
+    }
+}
+
+/// True if an escape stands at the front of this, or may, depending on what follows.
+pub(super) fn may_begin(bytes: &[u8]) -> bool {
+    !matches!(read(bytes, false), Reading::Plain)
 }
 
 fn read(bytes: &[u8], is_all: bool) -> Reading {

@@ -26,7 +26,7 @@ pub(super) const fn begins_escape(byte: u8) -> bool {
     matches!(byte, b'%' | b'\\' | b'&')
 }
 
-/// True for a byte that does not stand for itself alone.
-pub(super) const fn is_special(byte: u8) -> bool {
-    begins_escape(byte) || matches!(byte, b'\n' | b'\r')
+/// True for a byte that is skipped.
+pub(super) const fn is_break(byte: u8) -> bool {
+    matches!(byte, b'\n' | b'\r')
 }

@@ -21,6 +21,7 @@ mod layers;
 mod matcher;
 mod parts;
 mod queue;
+mod reading;
 mod redact;
 mod scan;
 mod text;
