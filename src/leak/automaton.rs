@@ -75,6 +75,7 @@ impl Automaton {
         };
         this.nodes.push(Node::default());
         this.grow(&patterns);
+        this.straighten();
         this.widen();
         this
     }
@@ -144,6 +145,34 @@ impl Automaton {
         })
     }
 
+    /// Puts the nodes of a pattern beside each other, as they are read. The children of a node stay together.
+    fn straighten(&mut self) {
+        let mut order = Vec::with_capacity(self.nodes.len());
+        let mut places = vec![0; self.nodes.len()];
+        let mut next = vec![0..1];
+        while let Some(children) = next.pop() {
+            for node in children.clone() {
+                if let Some(place) = places.get_mut(node as usize) {
+                    *place = narrow(order.len());
+                }
+                order.push(node);
+            }
+            next.extend(children.rev().filter_map(|node| {
+                let node = self.node(node);
+                (node.children > 0).then(|| node.first..node.first.saturating_add(u32::from(node.children)))
+            }));
+        }
+        let place = |node: u32| places.get(node as usize).copied().unwrap_or_default();
+        let mut nodes = Zeroizing::new(Vec::with_capacity(self.nodes.capacity()));
+        nodes.extend(order.iter().map(|node| {
+            let node = self.node(*node);
+            let first = if node.children > 0 { place(node.first) } else { 0 };
+            Node { fail: place(node.fail), output: place(node.output), first, ..node }
+        }));
+        self.nodes = nodes;
+        self.root.iter_mut().for_each(|child| *child = place(*child));
+    }
+
     /// Gives rows to the nodes with many children. Only now, because growing goes through the children.
     fn widen(&mut self) {
         let many = self.nodes.iter().filter(|node| node.children >= MANY).count();
@@ -202,9 +231,9 @@ impl Automaton {
         if state == 0 {
             return (0, false);
         }
-        self.nodes.get(state as usize).map_or((0, false), |node| {
-            (node.depth as usize, node.ends > 0 || node.output > 0)
-        })
+        self.nodes
+            .get(state as usize)
+            .map_or((0, false), |node| (node.depth as usize, node.ends > 0 || node.output > 0))
     }
 
     /// The patterns that end here, the longest first: their lengths, and whose they are.

@@ -105,10 +105,14 @@ fn give(held: &[Placed], used: usize, bytes: &[u8], out: &mut impl FnMut(Placed)
     bytes.iter().for_each(|byte| out(Placed { byte: *byte, from, to }));
 }
 
-/// An escape, and how many bytes it has.
-pub(super) struct Escape {
-    pub(super) bytes: Stands,
-    pub(super) used: usize,
+/// What stands at the front of a text.
+pub(super) enum Front {
+    /// What may become an escape when more comes.
+    Begun,
+    /// An escape: what it stands for, and how many bytes it has.
+    Escape(Stands, usize),
+    /// No escape.
+    Plain,
 }
 
 /// What an escape stands for.
@@ -131,12 +135,14 @@ impl From<char> for Stands {
     }
 }
 
-/// The escape that stands at the front of so many bytes that it must be there as a whole.
-pub(super) fn whole(bytes: &[u8; LONGEST]) -> Option<Escape> {
-    match read(bytes, true) {
-        Reading::Begun | Reading::Plain => None,
-        Reading::Byte(byte, used) => Some(Escape { bytes: Stands { bytes: [byte, 0, 0, 0], length: 1 }, used }),
-        Reading::Char(char, used) => Some(Escape { bytes: char.into(), used }),
+/// What stands at the front of this; of more than [`LONGEST`] bytes no more is asked for.
+pub(super) fn front(bytes: &[u8]) -> Front {
+    let is_all = bytes.len() >= LONGEST;
+    match read(bytes, is_all) {
+        Reading::Begun if !is_all => Front::Begun,
+        Reading::Begun | Reading::Plain => Front::Plain,
+        Reading::Byte(byte, used) => Front::Escape(Stands { bytes: [byte, 0, 0, 0], length: 1 }, used),
+        Reading::Char(char, used) => Front::Escape(char.into(), used),
     }
 }
 
@@ -257,15 +263,18 @@ fn named(rest: &[u8]) -> Reading {
     let end = rest.iter().position(|byte| !byte.is_ascii_alphabetic());
     let Some(name) = rest.get(..end.unwrap_or(rest.len())) else { return Reading::Plain };
     match end {
-        None if name.len() < LONGEST.saturating_sub(1) && NAMED.iter().any(|(known, _)| known.starts_with(name)) => {
-            Reading::Begun
-        }
+        None if name.len() < LONGEST.saturating_sub(1) && might_be_named(name) => Reading::Begun,
         Some(end) if rest.get(end) == Some(&b';') => NAMED
             .iter()
             .find(|(known, _)| *known == name)
             .map_or(Reading::Plain, |(_, byte)| Reading::Byte(*byte, end.saturating_add(2))),
         _ => Reading::Plain,
     }
+}
+
+/// True if a name begins like this.
+fn might_be_named(begin: &[u8]) -> bool {
+    NAMED.iter().any(|(known, _)| known.first() == begin.first() && known.starts_with(begin)) || begin.is_empty()
 }
 
 fn char_of(code: u32) -> char {

@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 
 use super::anchors::LOOK;
 use super::automaton::{Automaton, State};
-use super::escape::{self, Escape, LONGEST, Placed, Unescape};
+use super::escape::{self, Front, LONGEST, Placed, Unescape};
 use super::fold::{begins_escape, fold, is_break};
 use super::layers::{Counts, Hit};
 use super::matcher::Index;
@@ -27,6 +27,10 @@ pub(super) struct Reading {
     spans: VecDeque<Span>,
     /// How many of these are of before.
     known: usize,
+    /// A line break was left out behind the last of them.
+    is_broken: bool,
+    /// One was left out in what is being read.
+    has_breaks: bool,
 }
 
 /// Where some bytes stand; it goes on to the next span.
@@ -36,16 +40,32 @@ struct Span {
     at: u64,
     from: u64,
     kind: Kind,
+    /// A line break was left out before it.
+    is_broken: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
-    /// No byte: a line break was left out.
-    Break,
     /// All bytes stand in the same place, which is so long.
     Escape(u32),
     /// Bytes that stand one after the other.
     Run,
+}
+
+impl Span {
+    /// From where to where a byte of it stands.
+    fn place(&self, byte: u64) -> (u64, u64) {
+        let (from, width) = match self.kind {
+            Kind::Escape(width) => (self.from, u64::from(width)),
+            Kind::Run => (self.from.saturating_add(byte.saturating_sub(self.at)), 1),
+        };
+        (from, from.saturating_add(width))
+    }
+
+    /// True if a line break was left out before a byte of it.
+    fn breaks(&self, byte: u64) -> bool {
+        self.is_broken && self.at == byte
+    }
 }
 
 impl Reading {
@@ -56,6 +76,7 @@ impl Reading {
             self.spans.pop_front();
         }
         self.known = self.spans.len();
+        self.has_breaks = false;
         self.text.clear();
     }
 
@@ -77,16 +98,18 @@ impl Reading {
 
     /// Notes where the next bytes stand.
     fn stands(&mut self, length: usize, from: u64, kind: Kind, at: u64) {
-        if length == 0 && kind != Kind::Break {
+        if length == 0 {
             return;
         }
-        let goes_on = self.spans.back().is_some_and(|last| match last.kind {
-            Kind::Break => false,
-            Kind::Escape(_) => kind == last.kind && last.from == from,
-            Kind::Run => kind == Kind::Run && last.from.saturating_add(at.saturating_sub(last.at)) == from,
-        });
+        let goes_on = !self.is_broken
+            && self.spans.back().is_some_and(|last| match last.kind {
+                Kind::Escape(_) => kind == last.kind && last.from == from,
+                Kind::Run => kind == Kind::Run && last.from.saturating_add(at.saturating_sub(last.at)) == from,
+            });
         if !goes_on {
-            self.spans.push_back(Span { at, from, kind });
+            self.spans.push_back(Span { at, from, kind, is_broken: self.is_broken });
+            self.has_breaks |= self.is_broken;
+            self.is_broken = false;
         }
     }
 
@@ -95,10 +118,9 @@ impl Reading {
         while let Some(found) = memchr2(b'\n', b'\r', bytes) {
             let (line, rest) = bytes.split_at_checked(found).unwrap_or((bytes, &[]));
             self.line(line, from);
-            from = from.saturating_add(found as u64);
-            self.stands(0, from, Kind::Break, self.end());
+            self.is_broken = true;
             bytes = rest.get(1..).unwrap_or_default();
-            from = from.saturating_add(1);
+            from = from.saturating_add(found as u64).saturating_add(1);
         }
         self.line(bytes, from);
     }
@@ -112,7 +134,8 @@ impl Reading {
     /// Takes one byte.
     fn put(&mut self, Placed { byte, from, to }: Placed) {
         if is_break(byte) {
-            return self.stands(0, from, Kind::Break, self.end());
+            self.is_broken = true;
+            return;
         }
         let width = to.saturating_sub(from);
         let kind = if width == 1 { Kind::Run } else { Kind::Escape(u32::try_from(width).unwrap_or(u32::MAX)) };
@@ -120,46 +143,73 @@ impl Reading {
         self.text.push(byte);
     }
 
+    /// Takes what another has read: some bytes, the first of which it has in that span, or later.
+    fn copy(&mut self, other: &Self, bytes: &[u8], at: u64, span: &mut usize) {
+        if bytes.is_empty() {
+            return;
+        }
+        let end = at.saturating_add(bytes.len() as u64);
+        let ahead = self.end().wrapping_sub(at);
+        while let Some(one) = other.spans.get(*span).filter(|one| one.at < end) {
+            let next = other.spans.get(span.saturating_add(1)).map_or(u64::MAX, |next| next.at);
+            if next > at {
+                let start = one.at.max(at);
+                let from = if one.kind == Kind::Run {
+                    one.from.saturating_add(start.saturating_sub(one.at))
+                } else {
+                    one.from
+                };
+                self.is_broken |= one.is_broken && one.at == start;
+                self.stands(1, from, one.kind, start.wrapping_add(ahead));
+            }
+            if next > end {
+                break;
+            }
+            *span = span.saturating_add(1);
+        }
+        self.text.extend_from_slice(bytes);
+    }
+
+    /// What stands in the stream from a byte on, which is in that span, as far as an escape may reach.
+    fn window(&self, span: usize, byte: u64, text: &[u8]) -> ([u8; LONGEST], usize) {
+        let mut window = [b'\n'; LONGEST];
+        window.iter_mut().zip(text).for_each(|(place, byte)| *place = *byte);
+        let length = text.len().min(LONGEST);
+        let behind = self.spans.range(span.saturating_add(1).min(self.spans.len())..);
+        let near = behind.take_while(|next| next.at < byte.saturating_add(length as u64));
+        let broken = near.into_iter().find(|next| next.is_broken);
+        let unbroken = broken.and_then(|next| usize::try_from(next.at.saturating_sub(byte)).ok());
+        let Some(place) = unbroken.and_then(|at| window.get_mut(at)) else { return (window, length) };
+        // What is broken is no escape.
+        *place = b'\n';
+        (window, length)
+    }
+
+    /// The span of a byte, which is that one or a later one.
+    fn span(&self, span: &mut usize, byte: u64) -> Option<Span> {
+        while self.spans.get(span.saturating_add(1)).is_some_and(|next| next.at <= byte) {
+            *span = span.saturating_add(1);
+        }
+        self.spans.get(*span).copied()
+    }
+
     /// What is being read.
     pub(super) fn text(&self) -> &[u8] {
         &self.text
-    }
-
-    /// What is being read, in pieces that stand together.
-    fn pieces<'t>(&'t self, text: Option<&'t [u8]>) -> impl Iterator<Item = (Span, &'t [u8])> {
-        let (start, text) = (self.read, text.unwrap_or(&self.text));
-        let fresh = self.spans.range(self.known.min(self.spans.len())..);
-        let goes_on = self.known.checked_sub(1).and_then(|last| self.spans.get(last)).map(|last| Span {
-            at: start,
-            from: last.from.saturating_add(start.saturating_sub(last.at)),
-            kind: Kind::Run,
-        });
-        let goes_on = goes_on.filter(|_| fresh.clone().next().is_none_or(|first| first.at > start));
-        let mut spans = goes_on.into_iter().chain(fresh.copied()).peekable();
-        std::iter::from_fn(move || {
-            let span = spans.next()?;
-            let within = |at: u64| usize::try_from(at.saturating_sub(start)).unwrap_or(usize::MAX);
-            let end = spans.peek().map_or(text.len(), |next| within(next.at));
-            Some((span, text.get(within(span.at)..end).unwrap_or_default()))
-        })
     }
 
     /// Goes on from where another reading was before its last piece.
     fn follow(&mut self, other: &Self) {
         self.state = other.state;
         self.read = other.read;
+        // What is broken is noted in the spans of its last piece.
+        self.is_broken = false;
         self.spans.clear();
         self.spans.extend(other.spans.range(..other.known.min(other.spans.len())));
     }
 
     /// Looks through what is read, and tells what ends in it.
-    pub(super) fn search(
-        &mut self,
-        index: &Index,
-        scope: &impl Counts,
-        text: Option<&[u8]>,
-        hits: &mut Vec<Hit>,
-    ) {
+    pub(super) fn search(&mut self, index: &Index, scope: &impl Counts, text: Option<&[u8]>, hits: &mut Vec<Hit>) {
         let own = std::mem::take(&mut self.text);
         let text = text.unwrap_or(&own);
         let (automaton, anchors) = (&index.automaton, &index.anchors);
@@ -216,14 +266,7 @@ impl Reading {
     /// From where to where a byte stands.
     fn place(&self, byte: u64) -> (u64, u64) {
         let behind = self.spans.partition_point(|span| span.at <= byte);
-        let Some(span) = behind.checked_sub(1).and_then(|at| self.spans.get(at)) else { return (0, 0) };
-        match span.kind {
-            Kind::Escape(width) => (span.from, span.from.saturating_add(width.into())),
-            Kind::Break | Kind::Run => {
-                let from = span.from.saturating_add(byte.saturating_sub(span.at));
-                (from, from.saturating_add(1))
-            }
-        }
+        behind.checked_sub(1).and_then(|at| self.spans.get(at)).map_or((0, 0), |span| span.place(byte))
     }
 
     /// The longest half of a value at the end, if it begins before.
@@ -260,17 +303,61 @@ impl Undone {
     /// Undoes the escapes in what the other has read.
     pub(super) fn undo(&mut self, other: &Reading, text: Option<&[u8]>, longest: usize) {
         self.reading.turn(longest);
-        for (span, bytes) in other.pieces(text) {
-            match span.kind {
-                // What is broken is no escape.
-                Kind::Break => self.push(Placed { byte: b'\n', from: span.from, to: span.from.saturating_add(1) }),
-                Kind::Escape(width) => {
-                    let to = span.from.saturating_add(width.into());
-                    bytes.iter().for_each(|byte| self.push(Placed { byte: *byte, from: span.from, to }));
+        let text = text.unwrap_or(&other.text);
+        let place = |at: usize| other.read.saturating_add(at as u64);
+        let part = |from: usize, to: usize| text.get(from..to).unwrap_or_default();
+        let mut span = other.known.saturating_sub(1);
+        let mut ahead = span;
+        // What is before `kept` has been taken.
+        let (mut kept, mut at) = (0, 0);
+        while at < text.len() {
+            if self.unescape.is_idle() {
+                let rest = part(at, text.len());
+                at = memchr3(b'%', b'\\', b'&', rest).map_or(text.len(), |found| at.saturating_add(found));
+                let Some(found) = other.span(&mut ahead, place(at)).filter(|_| at < text.len()) else { break };
+                let front = if other.has_breaks {
+                    let (window, length) = other.window(ahead, place(at), part(at, text.len()));
+                    escape::front(window.get(..length).unwrap_or_default())
+                } else {
+                    escape::front(part(at, text.len().min(at.saturating_add(LONGEST))))
+                };
+                match front {
+                    Front::Plain => {
+                        at = at.saturating_add(1);
+                        continue;
+                    }
+                    Front::Escape(stands_for, used) => {
+                        self.reading.copy(other, part(kept, at), place(kept), &mut span);
+                        self.reading.is_broken |= found.breaks(place(at));
+                        let (from, _) = found.place(place(at));
+                        at = at.saturating_add(used);
+                        let last = place(at).saturating_sub(1);
+                        let (_, to) = other.span(&mut ahead, last).map_or((0, 0), |span| span.place(last));
+                        stands_for
+                            .as_bytes()
+                            .iter()
+                            .for_each(|byte| self.reading.put(Placed { byte: *byte, from, to }));
+                        self.last = self.reading.end();
+                        kept = at;
+                        continue;
+                    }
+                    Front::Begun => {
+                        self.reading.copy(other, part(kept, at), place(kept), &mut span);
+                    }
                 }
-                Kind::Run => self.undo_run(bytes, span.from),
             }
+            // Its end has not come yet: byte by byte.
+            if let (Some(span), Some(byte)) = (other.span(&mut ahead, place(at)), text.get(at)) {
+                let (from, to) = span.place(place(at));
+                if span.breaks(place(at)) {
+                    self.push(Placed { byte: b'\n', from, to });
+                }
+                self.push(Placed { byte: *byte, from, to });
+            }
+            at = at.saturating_add(1);
+            kept = at;
         }
+        self.reading.copy(other, part(kept, text.len()), place(kept), &mut span);
     }
 
     /// The other has come to its end.
@@ -294,41 +381,6 @@ impl Undone {
         }
         unescape.push(placed, &mut |placed| reading.put(placed));
         *last = reading.end();
-    }
-
-    /// Takes bytes that stand one after the other, without line breaks.
-    fn undo_run(&mut self, bytes: &[u8], from: u64) {
-        let place = |at: usize| from.saturating_add(at as u64);
-        let part = |from: usize, to: usize| bytes.get(from..to).unwrap_or_default();
-        // What stands before `kept` has been taken.
-        let (mut kept, mut at) = (0, 0);
-        while at < bytes.len() {
-            if self.unescape.is_idle() {
-                let rest = part(at, bytes.len());
-                at = memchr3(b'%', b'\\', b'&', rest).map_or(bytes.len(), |found| at.saturating_add(found));
-                if let Some(some) = part(at, bytes.len()).first_chunk::<LONGEST>() {
-                    let Some(Escape { bytes: stands_for, used }) = escape::whole(some) else {
-                        at = at.saturating_add(1);
-                        continue;
-                    };
-                    self.reading.line(part(kept, at), place(kept));
-                    let (from, to) = (place(at), place(at.saturating_add(used)));
-                    stands_for.as_bytes().iter().for_each(|byte| self.reading.put(Placed { byte: *byte, from, to }));
-                    self.last = self.reading.end();
-                    at = at.saturating_add(used);
-                    kept = at;
-                    continue;
-                }
-                self.reading.line(part(kept, at), place(kept));
-            }
-            // So near the end, or in the middle of an escape: byte by byte.
-            if let Some(byte) = bytes.get(at) {
-                self.push(Placed { byte: *byte, from: place(at), to: place(at.saturating_add(1)) });
-                at = at.saturating_add(1);
-            }
-            kept = at;
-        }
-        self.reading.line(part(kept, bytes.len()), place(kept));
     }
 
     /// Ends to differ, if whatever may be found from here on stands behind what was undone.
