@@ -314,6 +314,10 @@ impl Undone {
             if self.unescape.is_idle() {
                 let rest = part(at, text.len());
                 at = memchr3(b'%', b'\\', b'&', rest).map_or(text.len(), |found| at.saturating_add(found));
+                if !escape::is_likely(part(at, text.len())) {
+                    at = at.saturating_add(1);
+                    continue;
+                }
                 let Some(found) = other.span(&mut ahead, place(at)).filter(|_| at < text.len()) else { break };
                 let front = if other.has_breaks {
                     let (window, length) = other.window(ahead, place(at), part(at, text.len()));
@@ -396,7 +400,7 @@ pub(super) fn has_escape(text: &[u8]) -> bool {
     let mut rest = text;
     while let Some(found) = memchr3(b'%', b'\\', b'&', rest) {
         rest = rest.get(found..).unwrap_or_default();
-        if escape::may_begin(rest.get(..LONGEST).unwrap_or(rest)) {
+        if escape::is_likely(rest) && escape::may_begin(rest.get(..LONGEST).unwrap_or(rest)) {
             return true;
         }
         rest = rest.get(1..).unwrap_or_default();
