@@ -25,7 +25,8 @@ const CLOSE: u64 = 256;
 pub struct Hold {
     matcher: Arc<Matcher>,
     text: Text,
-    /// Looks through what is sent, if it says something else: coded bytes have room for other things.
+    /// Looks through what is sent, if it says something else: coded bytes and heads of frames have room for other
+    /// things, and nobody knows whether who gets them reads them as they should be read.
     sent: Option<Text>,
     /// Up to where what is sent says the text up to where; none if they are the same.
     marks: Option<VecDeque<(u64, u64)>>,
@@ -45,16 +46,10 @@ impl Hold {
         Self { matcher, text, sent: None, marks: None, queue, due: 0, hits: Vec::new(), lookout }
     }
 
-    /// For frames around a text.
-    #[must_use]
-    pub fn framed(matcher: Arc<Matcher>) -> Self {
-        Self { marks: Some(VecDeque::new()), ..Self::new(matcher) }
-    }
-
-    /// For a text behind a coding.
+    /// For a text behind a coding, or in frames.
     #[must_use]
     pub fn coded(matcher: Arc<Matcher>) -> Self {
-        Self { sent: Some(Text::default()), ..Self::framed(matcher) }
+        Self { sent: Some(Text::default()), marks: Some(VecDeque::new()), ..Self::new(matcher) }
     }
 
     /// Takes lines for parts that may be base64 as a whole: so are those of multipart bodies.

@@ -99,7 +99,7 @@ impl Leaving {
             }
             Some(coding) => {
                 let messages = Messages { coding, bounds, head: Vec::new(), message: None };
-                (Hold::framed(values.clone()), Reading::Messages(messages))
+                (Hold::coded(values.clone()), Reading::Messages(messages))
             }
             None => (Hold::new(values.clone()), Reading::Plain),
         };

@@ -148,7 +148,7 @@ impl Upward {
     /// For messages in which none of these values may stand.
     #[must_use]
     pub fn new(values: Arc<Matcher>) -> Self {
-        let hold = (!values.is_empty()).then(|| Hold::framed(values));
+        let hold = (!values.is_empty()).then(|| Hold::coded(values));
         Self { frames: Frames::of_client(), hold, size: 0, control: Control::default() }
     }
 

@@ -1,0 +1,72 @@
+//! What hostile sandboxes and origins tried with values in disguise, and got through with once.
+
+use std::sync::Arc;
+
+use exeat::leak::Matcher;
+use exeat::leak::Whose;
+use exeat::stages::websocket::{Stop, Upward};
+
+use crate::lab::client::Way;
+use crate::lab::{Ground, Lab, Origin};
+
+/// A value whose bytes can be the head of a message of gRPC: none that says that it is coded begins there.
+const VALUE: &str = "rhp_0123456789abcdefghijklmnopqrstuvwxyz";
+
+fn matcher() -> Arc<Matcher> {
+    let whose = Whose::Credential(exeat::model::name::CredentialName::new("KEY"));
+    Arc::new(Matcher::new([(whose, VALUE.as_bytes())].into_iter()))
+}
+
+async fn lab() -> (Lab, Origin) {
+    let ground = Ground::new().await;
+    std::fs::write(ground.dir.path().join("value"), VALUE).unwrap();
+    let origin = ground.origin("api.test").await;
+    let lab = ground.proxy(&config(origin.port())).await;
+    (lab, origin)
+}
+
+fn config(port: u16) -> String {
+    format!(
+        "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nplain_http = true\n\
+         [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"file:value\"\ndomains = [\"api.test\"]\n\
+         [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n"
+    )
+}
+
+/// A frame of a client's, with this mask.
+fn masked(opcode: u8, mask: [u8; 4], payload: &[u8]) -> Vec<u8> {
+    let payload = payload.iter().zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask);
+    let payload: Vec<u8> = payload.collect();
+    [&[0x80 | opcode, 0x80 | u8::try_from(payload.len()).unwrap()][..], &mask, &payload].concat()
+}
+
+/// Five bytes before each message can be five bytes of a value, for an origin that reads the body as it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_heads_of_messages_hide_nothing() {
+    let (lab, origin) = lab().await;
+    let url = format!("https://api.test:{}/x", origin.port());
+    let in_two = format!("\0\0\0\0\x08{VALUE}");
+    let streamed = format!("{VALUE}{}", "x".repeat(100_000));
+    let rows = [
+        ("application/grpc", VALUE),
+        ("application/grpc+proto", &in_two),
+        ("application/connect+json", &streamed),
+    ];
+    for (kind, body) in rows {
+        let reply = lab.by(Way::TunnelH2, "POST", &url, &[("content-type", kind)], body).await;
+        assert_eq!(reply.header("exeat-refusal"), Some("leak_detected"), "{kind}: {reply:?}");
+    }
+    assert!(origin.seen().is_empty(), "{:?}", origin.seen());
+    let kind = ("content-type", "application/grpc");
+    assert_eq!(lab.by(Way::TunnelH2, "POST", &url, &[kind], "\0\0\0\0\x08harmless").await.status, 200);
+}
+
+/// Nor does the mask of a WebSocket frame, for an origin that reads what is behind the handshake as it is.
+#[test]
+fn masks_hide_nothing() {
+    let mask = VALUE.as_bytes().first_chunk().unwrap();
+    let rest: Vec<u8> = VALUE.bytes().skip(4).zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask).collect();
+    let frame = masked(2, *mask, &rest);
+    assert!(frame.ends_with(VALUE.as_bytes()));
+    assert!(matches!(Upward::new(matcher()).pass(&frame), Err(Stop::Leak(_))));
+}
