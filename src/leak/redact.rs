@@ -53,6 +53,12 @@ impl Redactor {
         }
     }
 
+    /// One for another stream, in which the same values are overwritten.
+    #[must_use]
+    pub fn beside(&self) -> Self {
+        Self::new(self.matcher.clone())
+    }
+
     /// Takes bytes in.
     pub fn feed(&mut self, bytes: Bytes) {
         self.scan.feed(&self.matcher.index, &self.matcher.scope, &bytes, &mut self.hits);

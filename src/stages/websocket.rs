@@ -136,6 +136,8 @@ pub struct Upward {
     size: u64,
     /// Of the control frame under way.
     control: Control,
+    /// What control frames say, one after the other: what one begins another may end.
+    controls: Option<Hold>,
 }
 
 #[derive(Default)]
@@ -148,8 +150,9 @@ impl Upward {
     /// For messages in which none of these values may stand.
     #[must_use]
     pub fn new(values: Arc<Matcher>) -> Self {
+        let controls = (!values.is_empty()).then(|| Hold::new(values.clone()));
         let hold = (!values.is_empty()).then(|| Hold::coded(values));
-        Self { frames: Frames::of_client(), hold, size: 0, control: Control::default() }
+        Self { frames: Frames::of_client(), hold, size: 0, control: Control::default(), controls }
     }
 
     /// True if what was given out ends with a frame.
@@ -193,6 +196,12 @@ impl Upward {
                     head.unmask_onto(&mut self.control.payload, bytes, at);
                     if last {
                         hold.beside(&self.control.payload)?;
+                        if let Some(controls) = &mut self.controls {
+                            controls.feed(Bytes::copy_from_slice(&self.control.payload))?;
+                            // It goes as a whole. Of half a value this is the last that goes.
+                            controls.pause()?;
+                            while controls.take().is_some() {}
+                        }
                         let frame = std::mem::take(&mut self.control.frame);
                         if self.size > MAX_MESSAGE {
                             // A frame before it may have gone in part.
@@ -241,14 +250,18 @@ impl From<Found> for Stop {
 pub struct Downward {
     frames: Frames,
     redactor: Option<Redactor>,
+    /// Of the control frame under way.
     control: Vec<u8>,
+    /// For what control frames say, one after the other.
+    controls: Option<Redactor>,
 }
 
 impl Downward {
     /// Overwritten by what has looked at the head of the answer.
     #[must_use]
     pub fn new(redactor: Option<Redactor>) -> Self {
-        Self { frames: Frames::of_origin(), redactor, control: Vec::new() }
+        let controls = redactor.as_ref().map(Redactor::beside);
+        Self { frames: Frames::of_origin(), redactor, control: Vec::new(), controls }
     }
 
     /// Takes bytes and gives out what is certain by now.
@@ -263,9 +276,12 @@ impl Downward {
                 Piece::Head(head) => out.extend_from_slice(head.bytes()),
                 Piece::Payload { head, bytes, last, .. } if head.is_control() => {
                     self.control.extend_from_slice(bytes);
-                    if last {
-                        let payload = std::mem::take(&mut self.control);
-                        out.extend_from_slice(&redactor.whole(&payload).unwrap_or(payload));
+                    if last && let Some(controls) = &mut self.controls {
+                        controls.feed(std::mem::take(&mut self.control).into());
+                        controls.pause();
+                        while let Some(piece) = controls.take() {
+                            out.extend_from_slice(&piece);
+                        }
                     }
                 }
                 Piece::Payload { bytes, last, .. } => {
@@ -311,8 +327,9 @@ impl Downward {
     /// How many places were overwritten, and whose values they held; nothing if there were none.
     #[must_use]
     pub fn found(&self) -> Option<(u64, Vec<Vec<&Whose>>)> {
-        let redactor = self.redactor.as_ref()?;
-        (redactor.count() > 0).then(|| (redactor.count(), redactor.found().collect()))
+        let both = || self.redactor.iter().chain(&self.controls);
+        let count = both().map(Redactor::count).sum();
+        (count > 0).then(|| (count, both().flat_map(Redactor::found).collect()))
     }
 }
 

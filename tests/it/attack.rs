@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use exeat::leak::Matcher;
-use exeat::leak::Whose;
-use exeat::stages::websocket::{Stop, Upward};
+use exeat::leak::{Matcher, Redactor, Whose};
+use exeat::stages::websocket::{Downward, Stop, Upward};
 
 use crate::lab::client::Way;
 use crate::lab::{Ground, Lab, Origin};
@@ -47,11 +46,8 @@ async fn the_heads_of_messages_hide_nothing() {
     let url = format!("https://api.test:{}/x", origin.port());
     let in_two = format!("\0\0\0\0\x08{VALUE}");
     let streamed = format!("{VALUE}{}", "x".repeat(100_000));
-    let rows = [
-        ("application/grpc", VALUE),
-        ("application/grpc+proto", &in_two),
-        ("application/connect+json", &streamed),
-    ];
+    let rows =
+        [("application/grpc", VALUE), ("application/grpc+proto", &in_two), ("application/connect+json", &streamed)];
     for (kind, body) in rows {
         let reply = lab.by(Way::TunnelH2, "POST", &url, &[("content-type", kind)], body).await;
         assert_eq!(reply.header("exeat-refusal"), Some("leak_detected"), "{kind}: {reply:?}");
@@ -69,4 +65,26 @@ fn masks_hide_nothing() {
     let frame = masked(2, *mask, &rest);
     assert!(frame.ends_with(VALUE.as_bytes()));
     assert!(matches!(Upward::new(matcher()).pass(&frame), Err(Stop::Leak(_))));
+}
+
+/// What one control frame begins, another may end: neither the value passes, nor half of it.
+#[test]
+fn control_frames_do_not_carry_a_value_in_pieces() {
+    for size in [1, 9, 20, 39] {
+        let mut up = Upward::new(matcher());
+        let passed: Vec<_> =
+            VALUE.as_bytes().chunks(size).map(|piece| up.pass(&masked(9, [0; 4], piece)).map(drop)).collect();
+        let left = passed.iter().take_while(|passed| passed.is_ok()).count() * size;
+        assert!(left < VALUE.len() / 2, "{left} bytes left in pieces of {size}");
+        let mut down = Downward::new(Some(Redactor::new(matcher())));
+        let mut shown = Vec::new();
+        for piece in VALUE.as_bytes().chunks(size) {
+            let frame = [&[0x89, u8::try_from(piece.len()).unwrap()][..], piece].concat();
+            shown.extend_from_slice(&down.pass(&frame).unwrap()[2..]);
+        }
+        let shown = String::from_utf8(shown).unwrap();
+        let known = shown.bytes().zip(VALUE.bytes()).filter(|(a, b)| a == b).count();
+        assert!(shown.len() == VALUE.len() && known < VALUE.len() / 2, "{shown}");
+        assert!(down.found().is_some());
+    }
 }
