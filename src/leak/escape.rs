@@ -51,11 +51,24 @@ impl Unescape {
         if self.len == 0 && !begins_escape(placed.byte) {
             return out(placed);
         }
+        if placed.byte == b'0' && self.is_zero_reference() {
+            // However many there are, they say nothing, and what has begun like this is a reference.
+            if let Some(last) = self.len.checked_sub(1).and_then(|last| self.held.get_mut(last)) {
+                last.to = placed.to;
+            }
+            return;
+        }
         if let Some(place) = self.held.get_mut(self.len) {
             *place = placed;
             self.len = self.len.saturating_add(1);
         }
         self.settle(false, out);
+    }
+
+    /// True if a numeric reference has begun, and of its number nothing but a zero.
+    fn is_zero_reference(&self) -> bool {
+        let held = self.held.map(|placed| placed.byte);
+        matches!(held.get(..self.len), Some(b"&#0" | b"&#x0" | b"&#X0"))
     }
 
     /// Nothing more comes.

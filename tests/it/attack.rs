@@ -88,3 +88,17 @@ fn control_frames_do_not_carry_a_value_in_pieces() {
         assert!(down.found().is_some());
     }
 }
+
+/// A reference may begin with as many zeros as one likes.
+#[test]
+fn zeros_before_a_number_hide_nothing() {
+    let rows: [&dyn Fn(u8) -> String; 3] =
+        [&|b| format!("&#{b:010};"), &|b| format!("&#x{b:040x};"), &|b| format!("&#X{b:09x}")];
+    for row in rows {
+        let text: String = VALUE.bytes().map(row).collect();
+        assert!(matcher().find(format!("before {text} after").as_bytes()).is_some(), "{text}");
+        let mut redactor = Redactor::new(matcher());
+        let masked = redactor.whole(format!("before {text} after").as_bytes()).unwrap();
+        assert!(masked.starts_with(b"before ***") && masked.ends_with(b"* after"));
+    }
+}
