@@ -133,6 +133,16 @@ impl Decoder {
         self.inner.as_ref().map_or(self.outer.settled, |inner| inner.settled)
     }
 
+    /// As [`Self::settled`], once [`Self::decode`] has returned false and nothing is waiting: all that the bytes
+    /// determine has come out then, but for a block of zstd that is not whole. The last bits may begin a symbol,
+    /// which says nothing before its end.
+    #[must_use]
+    pub fn settled_at_pause(&self) -> u64 {
+        let inner = self.inner.as_ref();
+        let waits = self.outer.waits() || inner.is_some_and(|inner| !inner.waiting.is_empty() || inner.layer.waits());
+        if waits { self.settled() } else { self.outer.taken }
+    }
+
     /// The body has ended, and [`Self::decode`] has returned false. A body without a byte is fine in every
     /// coding: such are the answers to HEAD.
     pub fn end(&self) -> Result<(), Undecodable> {
@@ -248,6 +258,11 @@ impl Layer {
             _ => self.taken.saturating_sub(AHEAD),
         };
         self.settled = self.settled.max(settled);
+    }
+
+    /// True if bytes are held undecoded.
+    fn waits(&self) -> bool {
+        matches!(&self.format, Format::Zstd(zstd) if zstd.pending() > 0)
     }
 
     /// True if the stream may end here.

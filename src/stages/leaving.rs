@@ -154,10 +154,12 @@ impl Leaving {
 
     /// The sender pauses: what has been looked through goes. Messages go when they are whole.
     pub(super) fn pause(&mut self) -> Result<(), Stop> {
-        if !matches!(self.reading, Reading::Messages(_)) {
-            self.hold.pause()?;
+        match &self.reading {
+            Reading::Plain => {}
+            Reading::Coded { decoder, .. } => self.hold.settle(decoder.settled_at_pause()),
+            Reading::Messages(_) => return Ok(()),
         }
-        Ok(())
+        Ok(self.hold.pause()?)
     }
 
     /// Looks through what comes behind the body.

@@ -4,9 +4,13 @@ use std::sync::Arc;
 
 use exeat::leak::{Matcher, Redactor, Whose};
 use exeat::stages::websocket::{Downward, Stop, Upward};
+use flate2::Compression;
+use flate2::write::{GzEncoder, ZlibEncoder};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
 
-use crate::lab::client::Way;
-use crate::lab::{Ground, Lab, Origin};
+use crate::lab::client::{Way, auth, read_head};
+use crate::lab::{Ground, Lab, Origin, PATIENCE};
 
 /// A value whose bytes can be the head of a message of gRPC: none that says that it is coded begins there.
 const VALUE: &str = "rhp_0123456789abcdefghijklmnopqrstuvwxyz";
@@ -101,4 +105,62 @@ fn zeros_before_a_number_hide_nothing() {
         let masked = redactor.whole(format!("before {text} after").as_bytes()).unwrap();
         assert!(masked.starts_with(b"before ***") && masked.ends_with(b"* after"));
     }
+}
+
+/// Who flushes what is coded waits for it as long as others do, and not until something more comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_coded_stream_that_is_flushed_goes_on_at_a_pause() {
+    use std::io::Write;
+    let text = b"a message that is waited for";
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    gzip.write_all(text).unwrap();
+    gzip.flush().unwrap();
+    let mut twice = ZlibEncoder::new(Vec::new(), Compression::default());
+    twice.write_all(gzip.get_ref()).unwrap();
+    twice.flush().unwrap();
+    let mut brotli = brotli::CompressorWriter::new(Vec::new(), 4096, 5, 22);
+    brotli.write_all(text).unwrap();
+    brotli.flush().unwrap();
+    let rows = [
+        ("gzip", gzip.get_ref().clone()),
+        ("gzip, deflate", twice.get_ref().clone()),
+        ("br", brotli.get_ref().clone()),
+    ];
+    for (coding, coded) in rows {
+        let ground = Ground::new().await;
+        std::fs::write(ground.dir.path().join("value"), VALUE).unwrap();
+        ground.dns.set("api.test", &["127.0.0.1"]);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let lab = ground.proxy(&config(port)).await;
+        let head = format!(
+            "POST http://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\nProxy-Authorization: {}\r\n\
+             Content-Encoding: {coding}\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n",
+            auth(),
+            coded.len()
+        );
+        let mut client = lab.connect().await;
+        client.write_all(&[head.as_bytes(), &coded, b"\r\n"].concat()).await.unwrap();
+        let (mut origin, _) = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+        read_head(&mut origin).await;
+        let (mut got, mut data) = (Vec::new(), Vec::new());
+        while data.len() < coded.len() {
+            let n = timeout(PATIENCE, origin.read_buf(&mut got)).await.expect("it is let go").unwrap();
+            assert!(n > 0, "it goes on");
+            data = dechunked(&got);
+        }
+        assert_eq!(data, coded, "{coding}");
+    }
+}
+
+/// The data of the chunks that are whole.
+fn dechunked(mut bytes: &[u8]) -> Vec<u8> {
+    let mut data = Vec::new();
+    while let Some(end) = bytes.windows(2).position(|pair| pair == b"\r\n") {
+        let size = usize::from_str_radix(std::str::from_utf8(&bytes[..end]).unwrap(), 16).unwrap();
+        let Some(chunk) = bytes.get(end + 2..end + 2 + size) else { break };
+        data.extend_from_slice(chunk);
+        bytes = bytes.get(end + 4 + size..).unwrap_or_default();
+    }
+    data
 }
