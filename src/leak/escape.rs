@@ -150,6 +150,10 @@ impl From<char> for Stands {
 
 /// What stands at the front of this; of more than [`LONGEST`] bytes no more is asked for.
 pub(super) fn front(bytes: &[u8]) -> Front {
+    if let [b'&', b'#', b'0', ..] | [b'&', b'#', b'x' | b'X', b'0', ..] = bytes {
+        // Zeros may go on for longer than can be seen from here.
+        return Front::Begun;
+    }
     let is_all = bytes.len() >= LONGEST;
     match read(bytes, is_all) {
         Reading::Begun if !is_all => Front::Begun,

@@ -52,11 +52,6 @@ impl Hold {
         Self { sent: Some(Text::default()), marks: Some(VecDeque::new()), ..Self::new(matcher) }
     }
 
-    /// Takes lines for parts that may be base64 as a whole: so are those of multipart bodies.
-    pub fn in_lines(&mut self) {
-        self.text.in_lines();
-    }
-
     /// Takes bytes that are sent as they are read.
     ///
     /// # Errors

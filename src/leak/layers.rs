@@ -21,7 +21,7 @@ pub(super) trait Counts {
 }
 
 /// A stream as its readers may see it.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Layers {
     plain: Reading,
     /// With its escapes undone.
@@ -83,6 +83,11 @@ impl Layers {
         if !twice.is_parted() {
             once.join(&index.automaton);
         }
+    }
+
+    /// True if an escape has begun that has not ended.
+    pub(super) fn is_amid_escape(&self) -> bool {
+        self.once.is_amid_escape() || self.twice.is_amid_escape()
     }
 
     /// The longest half of a value at the end that begins before: where, and whose.

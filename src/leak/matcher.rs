@@ -367,6 +367,7 @@ mod tests {
             VALUE.iter().map(|b| format!("\\u{b:04x}")).collect(),
             VALUE.iter().map(|b| format!("&#{b};")).collect(),
             VALUE.iter().map(|b| format!("&#x{b:04X};")).collect(),
+            VALUE.iter().map(|b| format!("&#{b:020};")).collect(),
             "sk-live-51H\\/8xPq&plus;Zz~0 w".to_owned(),
         ];
         for text in found {
@@ -386,6 +387,7 @@ mod tests {
             format!("<img src='data:image/png;base64,{part}'>"),
             format!("a=1&data={}", part.replace('+', "%2B").replace('=', "%3D")),
             format!("data={}", lines.join("\r\n")),
+            format!("Content-Transfer-Encoding: base64\r\n\r\n{}", lines.join("\r\n")),
         ] {
             assert!(matcher().find(text.as_bytes()).is_some(), "{text}");
         }

@@ -12,19 +12,21 @@ use super::layers::Hit;
 use super::matcher::{Index, Scope};
 use super::scan::Scan;
 
-/// Runs of base64 are looked for in blocks of this size, in bytes: shorter ones hold too little.
-const BLOCK: usize = 16;
+/// Runs of base64 are looked for in blocks of this size, in bytes.
+const BLOCK: usize = 8;
+/// Shorter runs hold no value that is written in yet another way.
+const MIN_RUN: usize = 15;
 /// Bytes that are decoded at once.
 const DECODED: usize = 3 * 1024;
+/// How many bytes before a part say that it is one.
+const BEFORE: usize = 4;
 
 /// What parts of a stream say, as far as it has come.
 #[derive(Default)]
 pub(super) struct Parts {
     state: State,
-    /// The byte before the next one.
-    before: u8,
-    /// Lines may be parts by themselves.
-    in_lines: bool,
+    /// The bytes before the next one.
+    before: [u8; BEFORE],
     at: u64,
     /// The part under way; the next one takes its place.
     part: Option<Box<Part>>,
@@ -58,57 +60,58 @@ struct Part {
 }
 
 impl Parts {
-    /// Takes lines for parts, too: so are those of multipart bodies.
-    pub(super) fn in_lines(&mut self) {
-        self.in_lines = true;
-    }
-
     /// Looks through the parts in the next bytes.
     pub(super) fn feed(&mut self, index: &Index, scope: &Scope, text: &[u8], hits: &mut Vec<Hit>) {
         let mut at = 0;
         while at < text.len() {
-            let rest = text.get(at..).unwrap_or_default();
+            let (passed, rest) = text.split_at_checked(at).unwrap_or((text, &[]));
             let place = self.at.saturating_add(at as u64);
             let taken = match self.state {
-                State::Searching => self.search(rest),
+                State::Searching => self.search(passed, rest),
                 State::Passing => self.pass(rest),
                 State::Decoding => self.decode(index, scope, rest, place, hits),
             };
             at = at.saturating_add(taken);
         }
         self.at = self.at.saturating_add(text.len() as u64);
+        self.before = self.behind(text);
+    }
+
+    /// The last bytes before the end of what has come.
+    fn behind(&self, text: &[u8]) -> [u8; BEFORE] {
+        let mut last = [0; BEFORE];
+        let all = self.before.iter().chain(text).rev();
+        last.iter_mut().rev().zip(all).for_each(|(place, byte)| *place = *byte);
+        last
     }
 
     /// Finds the beginning of the next long run, or of the one that the text ends in.
-    fn search(&mut self, text: &[u8]) -> usize {
+    fn search(&mut self, passed: &[u8], text: &[u8]) -> usize {
         let (blocks, _) = text.as_chunks::<BLOCK>();
         let full = blocks.iter().position(is_base64);
         let known = full.map_or(text.len(), |block| block.saturating_mul(BLOCK));
         let before = text.get(..known).unwrap_or_default();
         let start = before.iter().rposition(|byte| sextet(*byte).is_none()).map_or(0, |last| last.saturating_add(1));
-        let opener = start.checked_sub(1).and_then(|last| text.get(last)).copied().unwrap_or(self.before);
         if start < known || full.is_some() {
-            self.state = if self.opens(opener) { State::Decoding } else { State::Passing };
+            let before = before.get(..start).unwrap_or_default();
+            let near = before.iter().rev().chain(passed.iter().rev()).chain(self.before.iter().rev());
+            let rest = text.get(start..).unwrap_or_default();
+            let run = run(rest);
+            // What ends with the text may go on.
+            let is_long = run >= MIN_RUN || run == rest.len();
+            self.state = if is_long && opens(near.copied()) { State::Decoding } else { State::Passing };
         }
-        self.before = opener;
         if self.state == State::Decoding {
             self.part = Some(Box::default());
         }
         start
     }
 
-    /// True if a part may stand behind this byte.
-    fn opens(&self, before: u8) -> bool {
-        matches!(before, b'"' | b'\'' | b',' | b'=') || (self.in_lines && before == b'\n')
-    }
-
     /// Passes over a run to its end.
     fn pass(&mut self, text: &[u8]) -> usize {
         let run = run(text);
-        if let Some(end) = text.get(run) {
-            self.before = *end;
+        if run < text.len() {
             self.state = State::Searching;
-            return run.saturating_add(1);
         }
         run
     }
@@ -143,7 +146,6 @@ impl Parts {
         part.give(hits);
         if over {
             self.finish(index, scope, hits);
-            self.before = byte;
         }
         1
     }
@@ -166,7 +168,7 @@ impl Parts {
     /// The longest half of a value at the end that begins before a place: where, and whose.
     pub(super) fn half(&self, index: &Index, before: u64, scope: &Scope) -> Option<(u64, u32)> {
         let part = self.part.as_ref()?;
-        let half = part.scan.half(index, u64::MAX, scope);
+        let half = part.half(index, scope);
         half.map(|(from, owner)| (part.place(from), owner)).filter(|(from, _)| *from < before)
     }
 }
@@ -216,13 +218,28 @@ impl Part {
         self.look(index, scope, &out);
     }
 
+    /// What is left of a group: bytes, and how many.
+    fn left(&self) -> ([u8; 2], usize) {
+        let [_, a, b, _] = (self.bits << (6 * u32::from(4_u8.saturating_sub(self.characters)))).to_be_bytes();
+        ([a, b], usize::from(self.characters.saturating_sub(1)).min(2))
+    }
+
     /// Decodes what is left of a group.
     fn flush(&mut self, index: &Index, scope: &Scope) {
-        let [_, a, b, _] = (self.bits << (6 * u32::from(4_u8.saturating_sub(self.characters)))).to_be_bytes();
-        let bytes = [a, b];
-        let left = bytes.get(..usize::from(self.characters.saturating_sub(1))).unwrap_or_default();
-        self.look(index, scope, left);
+        let (bytes, length) = self.left();
+        self.look(index, scope, bytes.get(..length).unwrap_or_default());
         (self.bits, self.characters) = (0, 0);
+    }
+
+    /// The longest half of a value at the end, with what is left of a group.
+    fn half(&self, index: &Index, scope: &Scope) -> Option<(u64, u32)> {
+        let (bytes, length) = self.left();
+        if length == 0 {
+            return self.scan.half(index, u64::MAX, scope);
+        }
+        let mut scan = self.scan.clone();
+        scan.feed(index, scope, bytes.get(..length).unwrap_or_default(), &mut Vec::new());
+        scan.half(index, u64::MAX, scope)
     }
 
     fn look(&mut self, index: &Index, scope: &Scope, decoded: &[u8]) {
@@ -243,6 +260,16 @@ impl Part {
         let behind = self.places.iter().rposition(|(from, _)| *from <= decoded);
         let (from, place) = behind.and_then(|at| self.places.get(at)).copied().unwrap_or_default();
         place.saturating_add(decoded.saturating_sub(from).saturating_mul(4) / 3)
+    }
+}
+
+/// True if a part may stand behind these bytes, the last first: in quotes, as a field, or behind a blank line, where
+/// the head of a part of a multipart body ends.
+fn opens(mut before: impl Iterator<Item = u8>) -> bool {
+    match before.next() {
+        Some(b'"' | b'\'' | b',' | b'=') => true,
+        Some(b'\n') => before.find(|byte| *byte != b'\r') == Some(b'\n'),
+        _ => false,
     }
 }
 

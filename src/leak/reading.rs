@@ -16,7 +16,7 @@ use super::matcher::Index;
 pub(super) const BLOCK: usize = 2048;
 
 /// One way to read a stream, as far as it was read.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Reading {
     state: State,
     /// Bytes read before `text`.
@@ -278,7 +278,7 @@ impl Reading {
 }
 
 /// A reading with the escapes of another one undone, as long as they differ.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Undone {
     pub(super) reading: Reading,
     unescape: Unescape,
@@ -288,6 +288,11 @@ pub(super) struct Undone {
 }
 
 impl Undone {
+    /// True if an escape has begun that has not ended.
+    pub(super) fn is_amid_escape(&self) -> bool {
+        self.is_parted && !self.unescape.is_idle()
+    }
+
     /// True while it differs from the other.
     pub(super) fn is_parted(&self) -> bool {
         self.is_parted

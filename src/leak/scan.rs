@@ -5,7 +5,7 @@ use super::matcher::{Index, Scope};
 use super::reading::BLOCK;
 
 /// One stream, as far as it has come.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Scan {
     layers: Layers,
     /// Bytes that came so far.
@@ -37,7 +37,14 @@ impl Scan {
 
     /// The longest half of a value at the end that begins before a place: where, and whose.
     pub(super) fn half(&self, index: &Index, before: u64, scope: &Scope) -> Option<(u64, u32)> {
-        self.layers.half(index, before, scope)
+        let half = self.layers.half(index, before, scope);
+        if half.is_some() || !self.layers.is_amid_escape() {
+            return half;
+        }
+        // An escape that has not ended may have said what it stands for.
+        let mut ended = self.layers.clone();
+        ended.end(index, scope, &mut Vec::new());
+        ended.half(index, before, scope)
     }
 }
 

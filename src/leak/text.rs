@@ -13,11 +13,6 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// Takes lines for parts, too.
-    pub(super) fn in_lines(&mut self) {
-        self.parts.in_lines();
-    }
-
     /// Bytes that came so far.
     pub(super) fn position(&self) -> u64 {
         self.scan.position()

@@ -274,8 +274,8 @@ fn leak(mut s: Section<'_>, findings: &Findings) -> Leak {
     let default = Leak::default();
     let families = s.take::<Vec<Family>>("families").unwrap_or_default();
     let max_finds = s.take("max_finds").unwrap_or(default.max_finds);
-    if !(1..=1_000).contains(&max_finds) {
-        findings.problem(s.at("max_finds"), format!("{max_finds} finds"), "1 to 1000");
+    if !(1..=1_000_000).contains(&max_finds) {
+        findings.problem(s.at("max_finds"), format!("{max_finds} finds"), "1 to 1000000");
     }
     let max_decoded = s.take::<Size>("max_decoded").map_or(default.max_decoded, |size| size.0);
     if !(64_000..=1_000_000_000).contains(&max_decoded) {

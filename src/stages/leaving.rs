@@ -103,10 +103,6 @@ impl Leaving {
             }
             None => (Hold::new(values.clone()), Reading::Plain),
         };
-        let (mut hold, kind) = (hold, kind(&parts.headers));
-        if kind.starts_with(b"multipart/") || kind.starts_with(b"message/") {
-            hold.in_lines();
-        }
         Ok(Self { hold, reading, waiting: Bytes::new() })
     }
 

@@ -104,7 +104,7 @@ impl Ground {
             ("[upstream]", "extra_roots = [\"origin-ca.pem\"]".to_owned()),
             ("[dns]", format!("servers = [\"{}\"]", self.dns.address())),
             ("[network]", "allow_cidrs = [\"127.0.0.0/8\"]".to_owned()),
-            ("[leak]", "max_finds = 1000".to_owned()),
+            ("[leak]", "max_finds = 1000000".to_owned()),
             ("[tasks.t]", "token = \"file:token\"".to_owned()),
         ];
         let mut whole = text.to_owned();

@@ -6,11 +6,7 @@ use flate2::Compression;
 use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
 
 /// Forms that are not found yet. A row of this list that is found fails the test: take it out then.
-pub const NOT_YET: &[&str] = &[
-    "base64 of JSON with `\\u`, in JSON",
-    "base64 of hex, in a `data:` URI in JSON",
-    "base64 of percent-encoding, in a part of multipart",
-];
+pub const NOT_YET: &[&str] = &[];
 
 /// What the values are, the one with the most special characters first; the last can stand in names.
 pub const VALUES: [(&str, &str); 3] =

@@ -64,7 +64,7 @@ impl Field {
 fn config(ground: &Ground, ports: &[u16], values: &[(&str, &str)]) -> String {
     let names: Vec<_> = values.iter().map(|(name, _)| name).collect();
     let mut text = format!(
-        "[leak]\nmax_finds = 1000\n[integrations.api]\nallowed_domains = [\"api.test\", \"*.api.test\"]\n\
+        "[leak]\nmax_finds = 1000000\n[integrations.api]\nallowed_domains = [\"api.test\", \"*.api.test\"]\n\
          ports = {ports:?}\nplain_http = true\n[tasks.t]\nintegrations = [\"api\"]\ncredentials = {names:?}\n"
     );
     for (name, value) in values {
