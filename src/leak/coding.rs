@@ -66,6 +66,8 @@ pub struct Bounds {
     pub total: u64,
     /// Decoded bytes for each coded byte of the body, beyond a first 64 KiB that are always fine.
     pub ratio: u64,
+    /// Whose room it takes while it lasts.
+    pub direction: Direction,
 }
 
 impl Bounds {
@@ -107,8 +109,8 @@ impl Decoder {
     pub fn new(codings: &[Coding], bounds: Bounds) -> Option<Self> {
         let (last, before) = codings.split_last().filter(|_| codings.len() <= MAX_CODINGS)?;
         Some(Self {
-            outer: Layer::new(*last),
-            inner: before.first().map(|coding| Inner::new(*coding)),
+            outer: Layer::new(*last, bounds.direction),
+            inner: before.first().map(|coding| Inner::new(*coding, bounds.direction)),
             bounds,
             scratch: vec![0; STEP].into_boxed_slice(),
             failed: None,
@@ -184,8 +186,8 @@ struct Inner {
 }
 
 impl Inner {
-    fn new(coding: Coding) -> Self {
-        Self { layer: Layer::new(coding), waiting: Vec::new(), marks: VecDeque::new(), settled: 0 }
+    fn new(coding: Coding, direction: Direction) -> Self {
+        Self { layer: Layer::new(coding, direction), waiting: Vec::new(), marks: VecDeque::new(), settled: 0 }
     }
 
     /// The outer coding has given so many bytes, which is all that its settled ones determine. If there are too
@@ -225,12 +227,12 @@ enum Format {
 }
 
 impl Layer {
-    fn new(coding: Coding) -> Self {
+    fn new(coding: Coding, direction: Direction) -> Self {
         let format = match coding {
-            Coding::Brotli => Format::Brotli(Box::new(Brotli::new())),
+            Coding::Brotli => Format::Brotli(Box::new(Brotli::new(direction))),
             Coding::Deflate => Format::Deflate(Box::default()),
             Coding::Gzip => Format::Gzip(Box::new(Gzip::new())),
-            Coding::Zstd => Format::Zstd(Box::new(Zstd::new())),
+            Coding::Zstd => Format::Zstd(Box::new(Zstd::new(direction))),
         };
         Self { format, taken: 0, given: 0, settled: 0 }
     }
@@ -277,26 +279,65 @@ impl Layer {
     }
 }
 
-/// Room for the windows of all streams of this process together, in bytes. Twenty bytes can ask for sixteen
-/// million, so this is what keeps many of them from taking all memory there is.
-const ALL_WINDOWS: u64 = 512 << 20;
-static TAKEN: AtomicU64 = AtomicU64::new(0);
+/// Room for the windows of all bodies of one direction together, in bytes. A short body can ask for sixteen million,
+/// so this is what keeps many of them from taking all memory there is. What one direction takes the other does not
+/// lack.
+const ALL_WINDOWS: u64 = 256 << 20;
+static SENT: AtomicU64 = AtomicU64::new(0);
+static RECEIVED: AtomicU64 = AtomicU64::new(0);
 
-/// Room that a window takes, until it is dropped.
-pub(super) struct Room(u64);
+/// True while there is so little room left for windows of answers that those codings are better not asked for
+/// which need much.
+#[must_use]
+pub fn is_room_short() -> bool {
+    RECEIVED.load(Ordering::Relaxed) > ALL_WINDOWS / 2
+}
+
+/// Where a body goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To the origin.
+    Sent,
+    /// To the client.
+    Received,
+}
+
+/// Room that a window takes, until it is dropped: as much as has been filled, in steps.
+pub(super) struct Room {
+    of: &'static AtomicU64,
+    most: u64,
+    taken: u64,
+}
 
 impl Room {
-    /// Takes room for a window of so many bytes.
-    pub(super) fn take(window: u64) -> Result<Self, Undecodable> {
-        let fits = |taken: u64| taken.checked_add(window).filter(|taken| *taken <= ALL_WINDOWS);
-        let taken = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        taken.map(|_| Self(window)).map_err(|_| Undecodable::TooMuch)
+    pub(super) fn new(direction: Direction) -> Self {
+        let of = match direction {
+            Direction::Sent => &SENT,
+            Direction::Received => &RECEIVED,
+        };
+        Self { of, most: 0, taken: 0 }
+    }
+
+    /// For a window that may take so many bytes from now on.
+    pub(super) fn begin(&mut self, most: u64) {
+        self.of.fetch_sub(self.taken, Ordering::Relaxed);
+        (self.most, self.taken) = (most, 0);
+    }
+
+    /// Takes room for as many bytes as came out, as far as a window keeps them.
+    pub(super) fn reach(&mut self, decoded: u64) -> Result<(), Undecodable> {
+        let wanted = decoded.next_multiple_of(1 << 20).min(self.most);
+        let Some(more) = wanted.checked_sub(self.taken).filter(|more| *more > 0) else { return Ok(()) };
+        let fits = |taken: u64| taken.checked_add(more).filter(|taken| *taken <= ALL_WINDOWS);
+        self.of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map_err(|_| Undecodable::TooMuch)?;
+        self.taken = wanted;
+        Ok(())
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        TAKEN.fetch_sub(self.0, Ordering::Relaxed);
+        self.of.fetch_sub(self.taken, Ordering::Relaxed);
     }
 }
 
@@ -313,22 +354,25 @@ fn brotli_window(first: u8) -> u32 {
 struct Brotli {
     state: BrotliState<StandardAlloc, StandardAlloc, StandardAlloc>,
     ended: bool,
-    room: Option<Room>,
+    room: Room,
+    begun: bool,
+    decoded: u64,
 }
 
 impl Brotli {
     /// Strict: a window larger than RFC 7932 knows is refused.
-    fn new() -> Self {
+    fn new(direction: Direction) -> Self {
         let alloc = StandardAlloc::default;
-        Self { state: BrotliState::new_strict(alloc(), alloc(), alloc()), ended: false, room: None }
+        Self { state: BrotliState::new_strict(alloc(), alloc(), alloc()), ended: false, room: Room::new(direction), begun: false, decoded: 0 }
     }
 
     fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, Undecodable> {
         if self.ended {
             return if coded.is_empty() { Ok(false) } else { Err(Undecodable::Malformed) };
         }
-        if let (None, Some(first)) = (&self.room, coded.first()) {
-            self.room = Some(Room::take(1 << brotli_window(*first))?);
+        if let Some(first) = coded.first().filter(|_| !self.begun) {
+            self.begun = true;
+            self.room.begin(1 << brotli_window(*first));
         }
         // It counts in 32 bits.
         let piece = coded.get(..STEP).unwrap_or(coded);
@@ -346,6 +390,8 @@ impl Brotli {
         );
         *coded = coded.get(taken..).unwrap_or_default();
         out.extend_from_slice(scratch.get(..given).unwrap_or_default());
+        self.decoded = self.decoded.saturating_add(given as u64);
+        self.room.reach(self.decoded)?;
         match result {
             // It says so too while it holds more than there was room for.
             BrotliResult::NeedsMoreInput => Ok(given == scratch.len() || !coded.is_empty()),
@@ -370,7 +416,7 @@ mod tests {
 
     use super::*;
 
-    const FREE: Bounds = Bounds { total: u64::MAX, ratio: u64::MAX };
+    const FREE: Bounds = Bounds { total: u64::MAX, ratio: u64::MAX, direction: Direction::Received };
     const ALL: [Coding; 4] = [Coding::Brotli, Coding::Deflate, Coding::Gzip, Coding::Zstd];
 
     fn encode(coding: Coding, text: &[u8]) -> Vec<u8> {
@@ -582,8 +628,8 @@ mod tests {
 
     #[test]
     fn bombs_are_too_much() {
-        let bounds = Bounds { total: 8 << 20, ratio: u64::MAX };
-        let thrifty = Bounds { total: u64::MAX, ratio: 20 };
+        let bounds = Bounds { total: 8 << 20, ratio: u64::MAX, ..FREE };
+        let thrifty = Bounds { total: u64::MAX, ratio: 20, ..FREE };
         // A frame of blocks that each repeat a byte: a gibibyte.
         let blocks = [0x02 | 1 << 1, 0, 0x10, 0].repeat(8192);
         let zstd = [&b"\x28\xb5\x2f\xfd\0\x68"[..], &blocks].concat();
@@ -611,7 +657,7 @@ mod tests {
         let mut run = Run::new(&[Coding::Zstd, Coding::Gzip], bounds);
         assert_eq!(run.feed(&encode(Coding::Gzip, &silent)), Err(Undecodable::TooMuch));
         // What is small may be dense.
-        let mut run = Run::new(&[Coding::Gzip], Bounds { total: 65536, ratio: 0 });
+        let mut run = Run::new(&[Coding::Gzip], Bounds { total: 65536, ratio: 0, ..FREE });
         assert_eq!(run.feed(&encode(Coding::Gzip, &zeros[..65536])), Ok(()));
         assert_eq!(run.end(), Ok(()));
     }
@@ -704,9 +750,16 @@ mod tests {
             (brotli_window(0x0f), brotli_window(0x01), brotli_window(0x00), brotli_window(0x21)),
             (24, 17, 16, 10)
         );
-        let (a, b) = (Room::take(ALL_WINDOWS / 2), Room::take(ALL_WINDOWS));
-        assert!(a.is_ok() && b.is_err());
-        drop(a);
+        let room = |most: u64, decoded: u64| {
+            let mut room = Room::new(Direction::Received);
+            room.begin(most);
+            room.reach(decoded).map(|()| room)
+        };
+        assert_eq!(room(16 << 20, 1).map(|room| room.taken), Ok(1 << 20), "as much as has been filled");
+        let half = room(ALL_WINDOWS, ALL_WINDOWS * 3 / 4);
+        assert!(half.is_ok() && is_room_short() && room(ALL_WINDOWS, ALL_WINDOWS / 2).is_err());
+        drop(half);
+        assert!(room(ALL_WINDOWS, ALL_WINDOWS / 2).is_ok());
         assert_eq!(decode(&[Coding::Brotli], [&brotlied(b"text", 24, false)[..]]).unwrap(), b"text");
     }
 
@@ -867,7 +920,7 @@ mod tests {
                 let place = at as usize % coded.len();
                 coded[place] ^= mask;
             }
-            let mut run = Run::new(&codings, Bounds { total: 1 << 20, ratio: 1000 });
+            let mut run = Run::new(&codings, Bounds { total: 1 << 20, ratio: 1000, ..FREE });
             let done = coded.chunks(size).try_for_each(|piece| run.feed(piece)).and_then(|()| run.end());
             prop_assert!(run.out.len() <= (1 << 20) + STEP);
             let checked = [Coding::Deflate, Coding::Gzip].contains(codings.last().unwrap());
@@ -885,7 +938,7 @@ mod tests {
             if begun {
                 bytes.splice(..0, begin.iter().copied());
             }
-            let mut run = Run::new(&[coding], Bounds { total: 1 << 20, ratio: 1000 });
+            let mut run = Run::new(&[coding], Bounds { total: 1 << 20, ratio: 1000, ..FREE });
             let _ = run.feed(&bytes);
             prop_assert!(run.out.len() <= (1 << 20) + STEP);
         }

@@ -27,6 +27,8 @@ pub(super) struct Parts {
     state: State,
     /// The bytes before the next one.
     before: [u8; BEFORE],
+    /// What the last of these stands for, if it ends an escape.
+    meant: Option<u8>,
     at: u64,
     /// The part under way; the next one takes its place.
     part: Option<Box<Part>>,
@@ -67,7 +69,7 @@ impl Parts {
             let (passed, rest) = text.split_at_checked(at).unwrap_or((text, &[]));
             let place = self.at.saturating_add(at as u64);
             let taken = match self.state {
-                State::Searching => self.search(passed, rest),
+                State::Searching => self.search(passed, rest, place),
                 State::Passing => self.pass(rest),
                 State::Decoding => self.decode(index, scope, rest, place, hits),
             };
@@ -86,7 +88,8 @@ impl Parts {
     }
 
     /// Finds the beginning of the next long run, or of the one that the text ends in.
-    fn search(&mut self, passed: &[u8], text: &[u8]) -> usize {
+    fn search(&mut self, passed: &[u8], text: &[u8], place: u64) -> usize {
+        let meant = self.meant.take();
         let (blocks, _) = text.as_chunks::<BLOCK>();
         let full = blocks.iter().position(is_base64);
         let known = full.map_or(text.len(), |block| block.saturating_mul(BLOCK));
@@ -94,15 +97,23 @@ impl Parts {
         let start = before.iter().rposition(|byte| sextet(*byte).is_none()).map_or(0, |last| last.saturating_add(1));
         if start < known || full.is_some() {
             let before = before.get(..start).unwrap_or_default();
-            let near = before.iter().rev().chain(passed.iter().rev()).chain(self.before.iter().rev());
+            let near = before.iter().rev().chain(passed.iter().rev()).chain(self.before.iter().rev()).copied();
+            let opener = meant.filter(|_| start == 0).or_else(|| near.clone().next());
+            let near = opener.into_iter().chain(near.skip(1));
             let rest = text.get(start..).unwrap_or_default();
             let run = run(rest);
             // What ends with the text may go on.
             let is_long = run >= MIN_RUN || run == rest.len();
-            self.state = if is_long && opens(near.copied()) { State::Decoding } else { State::Passing };
-        }
-        if self.state == State::Decoding {
-            self.part = Some(Box::default());
+            self.state = if is_long && opens(near) { State::Decoding } else { State::Passing };
+            if self.state == State::Decoding {
+                let mut part = Box::<Part>::default();
+                if let Some(byte) = opener.filter(|opener| is_escape(*opener)) {
+                    // What opens the part, or stands at its beginning, is written in the run's first characters.
+                    let to = place.saturating_add(start as u64);
+                    part.unescape.push(Placed { byte, from: to.saturating_sub(1), to }, &mut |_| {});
+                }
+                self.part = Some(part);
+            }
         }
         start
     }
@@ -127,7 +138,8 @@ impl Parts {
             }
         }
         let Some(byte) = text.first().copied() else { return 0 };
-        let mut over = false;
+        // What ends the part.
+        let mut end = None;
         if begins_escape(byte) || !part.unescape.is_idle() {
             let (mut given, mut n) = ([Placed::default(); 16], 0_usize);
             let placed = Placed { byte, from: place, to: place.saturating_add(1) };
@@ -138,14 +150,19 @@ impl Parts {
                 }
             });
             for Placed { byte, from, .. } in given.get(..n).unwrap_or_default() {
-                over |= !part.take(index, scope, *byte, *from);
+                if !part.take(index, scope, *byte, *from) {
+                    end = Some(*byte);
+                }
             }
-        } else {
-            over = !part.take(index, scope, byte, place);
+            // Of what is no escape, the last byte counts: it is the one before the next.
+            end = end.map(|end| if is_escape(end) { byte } else { end });
+        } else if !part.take(index, scope, byte, place) {
+            end = Some(byte);
         }
         part.give(hits);
-        if over {
+        if end.is_some() {
             self.finish(index, scope, hits);
+            self.meant = end;
         }
         1
     }
@@ -177,11 +194,7 @@ impl Part {
     /// Takes a character that does not stand in a run. False if the part ends with it.
     fn take(&mut self, index: &Index, scope: &Scope, byte: u8, place: u64) -> bool {
         match byte {
-            b'\r' | b'\n' => {
-                // Lines have whole groups; where one has not, the next begins anew.
-                self.flush(index, scope);
-                true
-            }
+            b'\r' | b'\n' => true,
             _ if sextet(byte).is_some() => {
                 self.read(index, scope, &[byte], place);
                 true
@@ -263,11 +276,17 @@ impl Part {
     }
 }
 
-/// True if a part may stand behind these bytes, the last first: in quotes, as a field, or behind a blank line, where
+/// True for a byte that begins an escape of characters which may stand in a run.
+fn is_escape(byte: u8) -> bool {
+    matches!(byte, b'%' | b'\\')
+}
+
+/// True if a part may stand behind these bytes, the last first: in quotes, as a field or element, or behind a blank line, where
 /// the head of a part of a multipart body ends.
 fn opens(mut before: impl Iterator<Item = u8>) -> bool {
     match before.next() {
-        Some(b'"' | b'\'' | b',' | b'=') => true,
+        Some(b'"' | b'\'' | b',' | b'=' | b'>') => true,
+        Some(byte) if is_escape(byte) => true,
         Some(b'\n') => before.find(|byte| *byte != b'\r') == Some(b'\n'),
         _ => false,
     }

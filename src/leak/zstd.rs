@@ -11,7 +11,7 @@ use std::io;
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use twox_hash::XxHash64;
 
-use super::coding::{Room, STEP, Undecodable};
+use super::coding::{Direction, Room, STEP, Undecodable};
 
 /// What decoders of the web must be able to hold, and nobody may ask more (RFC 9659).
 const MAX_WINDOW: u64 = 8 * 1024 * 1024;
@@ -30,6 +30,7 @@ pub(super) struct Zstd {
     /// Bytes of a part that is not whole yet.
     held: Vec<u8>,
     frame: Frame,
+    room: Room,
     blocks: FrameDecoder,
     /// What has been decoded and not given out, behind some that has.
     fresh: Vec<u8>,
@@ -55,7 +56,6 @@ struct Frame {
     has_checksum: bool,
     given: u64,
     hash: XxHash64,
-    _room: Option<Room>,
 }
 
 /// What a block's head says.
@@ -66,11 +66,12 @@ struct BlockHead {
 }
 
 impl Zstd {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(direction: Direction) -> Self {
         Self {
             at: At::Head,
             held: Vec::new(),
             frame: Frame::default(),
+            room: Room::new(direction),
             blocks: FrameDecoder::new(),
             fresh: Vec::new(),
             gone: 0,
@@ -179,9 +180,9 @@ impl Zstd {
                 self.at = if size == 0 { At::Head } else { At::Skipped(size) };
             }
             (At::Head, [_, _, _, _, descriptor, fields @ ..]) => {
-                // Its room first: the next may need as much.
-                self.frame = Frame::default();
                 self.frame = Frame::read(*descriptor, fields)?;
+                // Two windows are held at most, and one while the older is forgotten.
+                self.room.begin(self.frame.window.saturating_mul(3));
                 self.blocks.reset(&PLAIN_HEAD[..]).map_err(|_| Undecodable::Malformed)?;
                 self.at = At::Block;
             }
@@ -230,7 +231,8 @@ impl Zstd {
         if self.fresh.len() != size {
             return Err(Undecodable::Malformed);
         }
-        self.frame.count(&self.fresh)
+        self.frame.count(&self.fresh)?;
+        self.room.reach(self.frame.given)
     }
 
     /// Once two windows are held, all but the last is forgotten. That is taken out and put in again as raw blocks,
@@ -296,9 +298,7 @@ impl Frame {
         if dictionary != 0 || window > MAX_WINDOW || reserved {
             return Err(Undecodable::Malformed);
         }
-        // Two windows are held at most, and one while the older is forgotten.
-        let _room = Some(Room::take(window.saturating_mul(3))?);
-        Ok(Self { _room, window, size, has_checksum: descriptor & 4 != 0, ..Self::default() })
+        Ok(Self { window, size, has_checksum: descriptor & 4 != 0, ..Self::default() })
     }
 
     fn largest_block(&self) -> usize {

@@ -15,7 +15,7 @@ use super::throttle::Taken;
 use super::trailers::Reader;
 use crate::audit::record::Record;
 use crate::leak::Matcher;
-use crate::leak::coding::Bounds;
+use crate::leak::coding::{Bounds, Direction};
 use crate::model::name::{CredentialName, ExecutionId};
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
@@ -113,7 +113,7 @@ impl Standing {
                 return Err(Deny::CredentialNotBound.into());
             }
         }
-        if self.values.as_ref().is_some_and(|values| !values.looks_for_the_same_as(task.values())) {
+        if self.values.as_ref().is_some_and(|values| !values.looks_for_the_same_as(task.own())) {
             // It may come again, and is looked through for the new ones then.
             return Err(Fail::Draining.into());
         }
@@ -211,6 +211,11 @@ impl Grant {
         &self.values
     }
 
+    /// The values of the task's own credentials.
+    pub(super) fn own(&self) -> &Arc<Matcher> {
+        &self.own
+    }
+
     /// Whether the body has to be read before it goes.
     pub(super) fn wants_body(&self) -> bool {
         !self.values.is_empty() || self.marks != Marks::Usual
@@ -250,7 +255,7 @@ impl Grant {
 
     /// What must not come back in the answer.
     pub(super) fn guard(&self) -> Option<Guard> {
-        (!self.own.is_empty()).then(|| Guard { values: self.own.clone(), bounds: self.bounds })
+        (!self.own.is_empty()).then(|| Guard { values: self.own.clone(), bounds: Bounds { direction: Direction::Received, ..self.bounds } })
     }
 }
 
@@ -355,7 +360,11 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
         reader: Reader::of(parts, kind),
         values: task.values().clone(),
         own: task.own().clone(),
-        bounds: Bounds { total: policy.leak().max_decoded(), ratio: policy.leak().max_ratio() },
+        bounds: Bounds {
+            total: policy.leak().max_decoded(),
+            ratio: policy.leak().max_ratio(),
+            direction: Direction::Sent,
+        },
         marks,
         chosen,
         known_there: task.credentials().iter().any(|credential| credential.could_come_from(to.0.host())),

@@ -24,7 +24,7 @@ use super::upload::RequestBody;
 use super::{fields, keys, query, websocket};
 use crate::audit::finds::Finds;
 use crate::leak::Matcher;
-use crate::leak::coding::Coding;
+use crate::leak::coding::{self, Coding};
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Scheme;
 use crate::policy::credential::{Auth, Place};
@@ -91,7 +91,7 @@ pub fn credential(cleared: Cleared, pinned: PinnedTarget, via: bool) -> Verdict<
     let (values, standing) = (grant.values().clone(), grant.standing());
     let request = outgoing(&grant, request, &pinned, via)?;
     let is_websocket = request.extensions().get::<websocket::Wanted>().is_some();
-    let standing = if is_websocket { standing.looking_for(&values) } else { standing };
+    let standing = if is_websocket { standing.looking_for(grant.own()) } else { standing };
     Ok(Outbound { request, pinned, limits, reader, guard, values, standing })
 }
 
@@ -182,7 +182,8 @@ fn ask_readably(headers: &mut HeaderMap, is_known_there: bool) {
 fn readable(headers: &HeaderMap) -> Option<HeaderValue> {
     let known = |asked: &&str| {
         let name = asked.split(';').next().unwrap_or_default().trim();
-        name.eq_ignore_ascii_case("identity") || Coding::named(name).is_some()
+        let fits = |coding| !(coding::is_room_short() && matches!(coding, Coding::Brotli | Coding::Zstd));
+        name.eq_ignore_ascii_case("identity") || Coding::named(name).is_some_and(fits)
     };
     let fields = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let kept: Vec<&str> = fields.flat_map(|value| value.split(',')).map(str::trim).filter(known).collect();

@@ -259,13 +259,15 @@ impl Message {
     }
 }
 
-/// The codings that a field names, in their order; none if there is one that cannot be undone. What Amazon's
-/// clients call `aws-chunked` is no coding: the bytes stand there as they are.
+/// What stands in the field and changes nothing: the bytes are as they are. Amazon's clients have two of their own.
+const NO_CODING: [&str; 6] = ["", "amz-1.0", "aws-chunked", "identity", "none", "utf-8"];
+
+/// The codings that a field names, in their order; none if there is one that cannot be undone.
 pub(super) fn codings(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<Coding>> {
     let tokens = headers.get_all(name).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     let tokens = tokens.map(|token| String::from_utf8_lossy(token.trim_ascii()).to_ascii_lowercase());
     tokens
-        .filter(|token| !matches!(&**token, "" | "identity" | "aws-chunked"))
+        .filter(|token| !NO_CODING.contains(&&**token))
         .map(|token| Coding::named(&token))
         .collect()
 }
