@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use exeat::leak::{Matcher, Redactor, Whose};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use exeat::leak::{Hold, Matcher, Redactor, Whose};
 use exeat::stages::websocket::{Downward, Stop, Upward};
 use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
@@ -104,6 +106,53 @@ fn zeros_before_a_number_hide_nothing() {
         let mut redactor = Redactor::new(matcher());
         let masked = redactor.whole(format!("before {text} after").as_bytes()).unwrap();
         assert!(masked.starts_with(b"before ***") && masked.ends_with(b"* after"));
+    }
+}
+
+/// The last byte of a value may be an escape that needs no end, and half of a short value is all of it.
+#[test]
+fn an_escape_without_an_end_hides_no_last_byte() {
+    for value in ["p4ssw0rd", VALUE] {
+        let whose = Whose::Credential(exeat::model::name::CredentialName::new("KEY"));
+        let matcher = Arc::new(Matcher::new([(whose, value.as_bytes())].into_iter()));
+        let (begin, last) = value.split_at(value.len() - 1);
+        for text in [
+            format!("{begin}&#{}", last.as_bytes()[0]),
+            format!("{begin}&#x{:x}", last.as_bytes()[0]),
+            format!("{begin}%26%23{}", last.as_bytes()[0]),
+        ] {
+            let mut hold = Hold::new(matcher.clone());
+            hold.feed(text.clone().into()).unwrap();
+            assert!(hold.pause().is_err(), "{text}");
+            let mut redactor = Redactor::new(matcher.clone());
+            redactor.feed(text.clone().into());
+            redactor.pause();
+            assert_eq!(redactor.take().unwrap(), "*".repeat(text.len()));
+        }
+    }
+}
+
+/// What opens a part may be written as an escape, as in the data URL of a form.
+#[test]
+fn parts_behind_an_escaped_opener_are_looked_through() {
+    let percent: String = VALUE.bytes().map(|b| format!("%{b:02x}")).collect();
+    let part = STANDARD.encode(format!("a text, {percent}, and more of it"));
+    let rows = [
+        format!("n=1&img=data%3Aimage%2Fpng%3Bbase64%2C{}&m=2", part.replace('+', "%2B").replace('=', "%3D")),
+        format!("json=%7B%22image%22%3a%22{}%22%7D", part.replace('=', "%3D")),
+        format!("{{\"image\": \"\\n{part}\\n\"}}"),
+        format!("<image>{part}</image>"),
+    ];
+    for text in rows {
+        for size in [1, 2, 3, 7, 64, text.len()] {
+            let mut redactor = Redactor::new(matcher());
+            for piece in text.as_bytes().chunks(size) {
+                redactor.feed(bytes::Bytes::copy_from_slice(piece));
+            }
+            redactor.end();
+            assert_eq!(redactor.count(), 1, "{text} in pieces of {size}");
+            assert_eq!(redactor.found().count(), 1);
+        }
     }
 }
 

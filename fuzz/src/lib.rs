@@ -1,0 +1,229 @@
+//! What is fed with whatever somebody likes to send. The first bytes of each input choose how it is cut.
+
+use std::sync::{Arc, LazyLock};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use bytes::Bytes;
+use exeat::leak::coding::{Bounds, Coding, Decoder, STEP};
+use exeat::leak::{Hold, Matcher, Redactor, Whose};
+use exeat::stages::websocket::{Downward, Upward};
+use exeat::tls::hello::{self, Progress};
+
+/// What is looked for: one of each kind of character, and one that is half of another.
+pub const VALUES: [&[u8]; 3] = [b"ghp_0123456789abcdefghij", b"s3cr3t/+? value", b"s3cr3t/+? value of another"];
+
+static MATCHER: LazyLock<Arc<Matcher>> =
+    LazyLock::new(|| Arc::new(Matcher::new(VALUES.into_iter().map(|value| (Whose::Token, value)))));
+
+/// A target, and inputs to begin with.
+pub type Target = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
+
+/// All targets.
+pub const TARGETS: [Target; 4] =
+    [("coding", coding, codings), ("hello", hello, hellos), ("scan", scan, texts), ("websocket", websocket, frames)];
+
+/// Cuts what is left of an input by what its first bytes say.
+fn cut(data: &[u8]) -> (Vec<&[u8]>, &[u8]) {
+    let (head, text) = data.split_at(data.len().min(4));
+    let mut pieces = Vec::new();
+    let mut rest = text;
+    for at in 0.. {
+        if rest.is_empty() || head.is_empty() {
+            break;
+        }
+        let size = usize::from(head[at % head.len()] ^ (at / head.len()) as u8).max(1);
+        let (piece, more) = rest.split_at(size.min(rest.len()));
+        pieces.push(piece);
+        rest = more;
+    }
+    (pieces, text)
+}
+
+fn redacted(pieces: &[&[u8]], pausing: bool) -> (Vec<u8>, bool) {
+    let mut redactor = Redactor::new(MATCHER.clone());
+    let mut out = Vec::new();
+    for piece in pieces {
+        redactor.feed(Bytes::copy_from_slice(piece));
+        if pausing {
+            redactor.pause();
+        }
+        out.extend(std::iter::from_fn(|| redactor.take()).flatten());
+    }
+    redactor.end();
+    out.extend(std::iter::from_fn(|| redactor.take()).flatten());
+    assert_eq!(redactor.held(), 0);
+    (out, redactor.count() > 0)
+}
+
+fn sent(pieces: &[&[u8]]) -> Option<Vec<u8>> {
+    let mut hold = Hold::new(MATCHER.clone());
+    let mut out = Vec::new();
+    for piece in pieces {
+        hold.feed(Bytes::copy_from_slice(piece)).ok()?;
+        hold.flow().ok()?;
+        out.extend(std::iter::from_fn(|| hold.take()).flatten());
+    }
+    hold.end().ok()?;
+    out.extend(std::iter::from_fn(|| hold.take()).flatten());
+    Some(out)
+}
+
+/// True if a value stands in a text as it is, or in base64 or hex.
+fn holds_a_value(text: &[u8]) -> bool {
+    let joined: Vec<u8> = text.iter().copied().filter(|byte| !matches!(byte, b'\r' | b'\n')).collect();
+    VALUES.iter().any(|value| {
+        let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+        let within = |part: &[u8]| joined.windows(part.len()).any(|some| some == part);
+        within(value)
+            || within(hex.as_bytes())
+            || within(&STANDARD_NO_PAD.encode(value).as_bytes()[..value.len() * 8 / 6])
+    })
+}
+
+/// Streams are looked through alike wherever they are cut, keep their length and lose their values.
+pub fn scan(data: &[u8]) {
+    let (pieces, text) = cut(data);
+    let (whole, found) = redacted(&[text], false);
+    assert_eq!(whole.len(), text.len());
+    assert_eq!(redacted(&pieces, false), (whole.clone(), found));
+    let (paused, _) = redacted(&pieces, true);
+    assert_eq!(paused.len(), text.len());
+    assert!(!holds_a_value(&whole) && !holds_a_value(&paused));
+    let has = MATCHER.find(text).is_some();
+    assert!(has || !holds_a_value(text));
+    for sent in [sent(&[text]), sent(&pieces)] {
+        assert_eq!(sent.as_deref(), (!has).then_some(text));
+    }
+}
+
+/// Decoders keep to their bounds, and give out the same wherever what is coded is cut.
+pub fn coding(data: &[u8]) {
+    let Some((kinds, data)) = data.split_first() else { return };
+    let kind = |bits: u8| [Coding::Brotli, Coding::Deflate, Coding::Gzip, Coding::Zstd][usize::from(bits & 3)];
+    let codings = if kinds & 0x80 == 0 { vec![kind(*kinds)] } else { vec![kind(*kinds), kind(kinds >> 2)] };
+    let bounds = Bounds { total: 1 << 20, ratio: 100 };
+    let decode = |pieces: &[&[u8]]| {
+        let mut decoder = Decoder::new(&codings, bounds).expect("no more codings than may be");
+        let mut all = Vec::new();
+        for piece in pieces {
+            let mut rest = *piece;
+            let mut idle = 0;
+            loop {
+                let (before, mut out) = (rest.len(), Vec::new());
+                let goes_on = decoder.decode(&mut rest, &mut out).ok()?;
+                assert!(out.len() <= STEP && rest.len() <= before);
+                all.extend_from_slice(&out);
+                assert!(all.len() as u64 <= bounds.total);
+                if !goes_on {
+                    break;
+                }
+// One coding may have to hand on nothing to the other, but not again and again.
+                idle = if out.is_empty() && rest.len() == before { idle + 1 } else { 0 };
+                assert!(idle < 16, "it goes on without an end");
+            }
+        }
+        decoder.end().ok().map(|()| all)
+    };
+    let (pieces, text) = cut(data);
+    let (whole, parts) = (decode(&[text]), decode(&pieces));
+    assert_eq!(whole, parts);
+}
+
+/// Frames pass or are refused, and what is let up says no value.
+pub fn websocket(data: &[u8]) {
+    let (pieces, text) = cut(data);
+    for matcher in [MATCHER.clone(), Arc::new(Matcher::default())] {
+        let mut up = Upward::new(matcher.clone());
+        let mut size = 0;
+        for piece in &pieces {
+            let Ok(out) = up.pass(piece) else { break };
+            size += out.len();
+        }
+        assert!(size <= text.len());
+        let redactor = (!matcher.is_empty()).then(|| Redactor::new(matcher.clone()));
+        let mut down = Downward::new(redactor);
+        let mut out = Vec::new();
+        for piece in &pieces {
+            let Ok(passed) = down.pass(piece) else { break };
+            out.extend_from_slice(&passed);
+        }
+        out.extend(down.pause());
+        assert!(out.len() <= text.len());
+    }
+}
+
+/// What has been read of a hello stays true when more comes.
+pub fn hello(data: &[u8]) {
+    let whole = hello::read(data);
+    for end in 0..data.len().min(300) {
+        match hello::read(&data[..end]) {
+            Ok(Progress::Partial) => {}
+            Ok(done) => assert_eq!(Ok(done), whole),
+            Err(_) => assert!(whole.is_err()),
+        }
+    }
+}
+
+fn texts() -> Vec<Vec<u8>> {
+    let mut all: Vec<Vec<u8>> = vec![
+        br#"1234{"a":"\u0067hp_\/\\u{41}%25\"&amp;&#65;&#x41 %u0041\ud83d\ude00"}"#.to_vec(),
+        b"\x01\x01\x01\x01100% of &nothing; and \\u{000000000\r\n".to_vec(),
+    ];
+    for value in VALUES {
+        let each = |form: &dyn Fn(u8) -> String| value.iter().map(|byte| form(*byte)).collect::<String>().into_bytes();
+        let forms = [
+            value.to_vec(),
+            STANDARD_NO_PAD.encode(value).into_bytes(),
+            STANDARD_NO_PAD.encode([b"x", value].concat()).into_bytes(),
+            each(&|byte| format!("{byte:02x}")),
+            each(&|byte| format!("%{byte:02X}")),
+            each(&|byte| format!("%25{byte:02x}")),
+            each(&|byte| format!("\\u{byte:04x}")),
+            each(&|byte| format!("&#{byte};")),
+            each(&|byte| format!("\\u00{byte:02x}\n")),
+            value.chunks(5).collect::<Vec<_>>().join(&b"\r\n"[..]),
+        ];
+        all.extend(forms.into_iter().map(|form| [b"\x07\x03\xff\x10before ", &form[..], b" after"].concat()));
+    }
+    all
+}
+
+fn codings() -> Vec<Vec<u8>> {
+    // `hello hello hello` in each, and an empty gzip.
+    let some: [&[u8]; 5] = [
+        &[
+            0, 9, 9, 9, 9, 0x0b, 0x08, 0x80, b'h', b'e', b'l', b'l', b'o', b' ', b'h', b'e', b'l', b'l', b'o', b' ',
+            b'h', b'e', b'l', b'l', b'o', 3,
+        ],
+        &[1, 9, 9, 9, 9, 0x78, 0x9c, 0xcb, 0x48, 0xcd, 0xc9, 0xc9, 0x57, 0xc8, 0x40, 0x27, 0, 0x3a, 0xc1, 6, 0x5c],
+        &[2, 9, 9, 9, 9, 0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        &[3, 9, 9, 9, 9, 0x28, 0xb5, 0x2f, 0xfd, 0x20, 5, 0x29, 0, 0, b'h', b'e', b'l', b'l', b'o'],
+        &[0x8b, 9, 9, 9, 9, 0x28, 0xb5, 0x2f, 0xfd, 0x20, 5, 0x29, 0, 0, b'h', b'e', b'l', b'l', b'o'],
+    ];
+    some.map(<[u8]>::to_vec).to_vec()
+}
+
+fn frames() -> Vec<Vec<u8>> {
+    let masked = |head: u8, payload: &[u8]| {
+        let mut frame = vec![4, 4, 4, 4, head, 0x80 | payload.len() as u8, 1, 2, 3, 4];
+        frame.extend(payload.iter().zip([1, 2, 3, 4].iter().cycle()).map(|(byte, mask)| byte ^ mask));
+        frame
+    };
+    let plain = |head: u8, payload: &[u8]| [&[5, 5, 5, 5, head, payload.len() as u8][..], payload].concat();
+    let mut all = vec![plain(0x88, &[3, 0xe8]), masked(0x88, &[3, 0xe8]), masked(0x89, b"ping"), plain(0x01, b"frag")];
+    for value in VALUES {
+        all.extend([masked(0x81, value), plain(0x82, value), masked(0x01, value), plain(0x8a, value)]);
+    }
+    all
+}
+
+fn hellos() -> Vec<Vec<u8>> {
+    let name = [0, 0, 0, 16, 0, 14, 0, 0, 11, b'a', b'.', b'e', b'x', b'a', b'm', b'p', b'l', b'e', b'.', b'x'];
+    let extensions = [&name[..], &[0xfe, 0x0d, 0, 1, 0]].concat();
+    let rest = [&[0, 0, 2, 0x13, 1, 1, 0, 0, extensions.len() as u8][..], &extensions].concat();
+    let body = [&[3, 3][..], &[7; 32], &rest].concat();
+    let message = [&[1, 0, 0, body.len() as u8][..], &body].concat();
+    let record = |part: &[u8]| [&[22, 3, 1, 0, part.len() as u8][..], part].concat();
+    vec![record(&message), message.chunks(9).flat_map(record).collect()]
+}
