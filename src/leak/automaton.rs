@@ -149,7 +149,7 @@ impl Automaton {
     fn straighten(&mut self) {
         let mut order = Vec::with_capacity(self.nodes.len());
         let mut places = vec![0; self.nodes.len()];
-        let mut next = Vec::from([0..1]);
+        let mut next: Vec<_> = std::iter::once(0..1).collect();
         while let Some(children) = next.pop() {
             for node in children.clone() {
                 if let Some(place) = places.get_mut(node as usize) {
