@@ -363,7 +363,13 @@ impl Brotli {
     /// Strict: a window larger than RFC 7932 knows is refused.
     fn new(direction: Direction) -> Self {
         let alloc = StandardAlloc::default;
-        Self { state: BrotliState::new_strict(alloc(), alloc(), alloc()), ended: false, room: Room::new(direction), begun: false, decoded: 0 }
+        Self {
+            state: BrotliState::new_strict(alloc(), alloc(), alloc()),
+            ended: false,
+            room: Room::new(direction),
+            begun: false,
+            decoded: 0,
+        }
     }
 
     fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, Undecodable> {

@@ -388,7 +388,14 @@ mod tests {
             format!("a=1&data={}", part.replace('+', "%2B").replace('=', "%3D")),
             format!("data={}", lines.join("\r\n")),
             format!("Content-Transfer-Encoding: base64\r\n\r\n{}", lines.join("\r\n")),
-            format!("Content-Transfer-Encoding: base64\n\n{}", part.as_bytes().chunks(75).map(|line| std::str::from_utf8(line).unwrap()).collect::<Vec<_>>().join("\n")),
+            format!(
+                "Content-Transfer-Encoding: base64\n\n{}",
+                part.as_bytes()
+                    .chunks(75)
+                    .map(|line| std::str::from_utf8(line).unwrap())
+                    .collect::<Vec<_>>()
+                    .join("\n")
+            ),
             format!("url=data%3Aimage%2Fpng%3Bbase64%2C{}", part.replace('+', "%2B").replace('/', "%2F")),
             format!("%7B%22k%22%3A%22{}%22%7D", part.replace('+', "%2B").replace('/', "%2F")),
             format!("a=\\n{part}"),

@@ -255,7 +255,10 @@ impl Grant {
 
     /// What must not come back in the answer.
     pub(super) fn guard(&self) -> Option<Guard> {
-        (!self.own.is_empty()).then(|| Guard { values: self.own.clone(), bounds: Bounds { direction: Direction::Received, ..self.bounds } })
+        (!self.own.is_empty()).then(|| Guard {
+            values: self.own.clone(),
+            bounds: Bounds { direction: Direction::Received, ..self.bounds },
+        })
     }
 }
 

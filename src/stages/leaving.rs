@@ -266,10 +266,7 @@ const NO_CODING: [&str; 6] = ["", "amz-1.0", "aws-chunked", "identity", "none", 
 pub(super) fn codings(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<Coding>> {
     let tokens = headers.get_all(name).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     let tokens = tokens.map(|token| String::from_utf8_lossy(token.trim_ascii()).to_ascii_lowercase());
-    tokens
-        .filter(|token| !NO_CODING.contains(&&**token))
-        .map(|token| Coding::named(&token))
-        .collect()
+    tokens.filter(|token| !NO_CODING.contains(&&**token)).map(|token| Coding::named(&token)).collect()
 }
 
 /// For a body of messages: the coding of those that have one. The inner is none if it cannot be undone.
