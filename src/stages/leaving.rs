@@ -8,7 +8,7 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, request::Parts};
 
 use crate::leak::coding::{Bounds, Coding, Decoder, Undecodable};
-use crate::leak::{Found, Hold, Matcher};
+use crate::leak::{Found, Hold, Matcher, is_crowded};
 use crate::model::refusal::{Deny, Refusal, Verdict};
 
 /// Bytes that are looked through before somebody else may have the thread.
@@ -241,7 +241,7 @@ impl Message {
     fn read(&mut self, mut piece: &[u8], hold: &mut Hold) -> Result<(), Stop> {
         let Some(decoder) = &mut self.decoder else {
             hold.read(piece)?;
-            if self.size > MAX_WHOLE {
+            if self.size > MAX_WHOLE || is_crowded() {
                 hold.settle(hold.sent());
                 hold.flow()?;
             }

@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 
 use super::frames::{Frames, Piece};
 pub use crate::leak::Found;
-use crate::leak::{Hold, Matcher, Redactor, Whose};
+use crate::leak::{Hold, Matcher, Redactor, Whose, is_crowded};
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::tool::EXEAT_TOOL;
 
@@ -134,6 +134,8 @@ pub struct Upward {
     hold: Option<Hold>,
     /// Bytes of the message under way.
     size: u64,
+    /// It goes behind a lag.
+    flows: bool,
     /// Of the control frame under way.
     control: Control,
     /// What control frames say, one after the other: what one begins another may end.
@@ -152,7 +154,7 @@ impl Upward {
     pub fn new(values: Arc<Matcher>) -> Self {
         let controls = (!values.is_empty()).then(|| Hold::new(values.clone()));
         let hold = (!values.is_empty()).then(|| Hold::coded(values));
-        Self { frames: Frames::of_client(), hold, size: 0, control: Control::default(), controls }
+        Self { frames: Frames::of_client(), hold, size: 0, flows: false, control: Control::default(), controls }
     }
 
     /// True if what was given out ends with a frame.
@@ -160,7 +162,7 @@ impl Upward {
     pub fn is_between_frames(&self) -> bool {
         match &self.hold {
             None => self.frames.is_between(),
-            Some(_) => self.size <= MAX_MESSAGE,
+            Some(_) => !self.flows,
         }
     }
 
@@ -203,7 +205,7 @@ impl Upward {
                             while controls.take().is_some() {}
                         }
                         let frame = std::mem::take(&mut self.control.frame);
-                        if self.size > MAX_MESSAGE {
+                        if self.flows {
                             // A frame before it may have gone in part.
                             hold.send(frame.into())?;
                         } else {
@@ -217,14 +219,15 @@ impl Upward {
                     hold.send(Bytes::copy_from_slice(bytes))?;
                     hold.read(&text)?;
                     self.size = self.size.saturating_add(bytes.len() as u64);
+                    self.flows |= self.size > MAX_MESSAGE || is_crowded();
                     let ends = last && head.is_final();
-                    if ends || self.size > MAX_MESSAGE {
+                    if ends || self.flows {
                         hold.settle(hold.sent());
                     }
                     if ends {
                         hold.pause()?;
-                        self.size = 0;
-                    } else if self.size > MAX_MESSAGE {
+                        (self.size, self.flows) = (0, false);
+                    } else if self.flows {
                         hold.flow()?;
                     }
                     while let Some(piece) = hold.take() {
