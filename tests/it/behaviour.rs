@@ -1,15 +1,14 @@
 //! What each malformed or rare input gets. The tables of `docs/http-behaviour.md` are these rows, and each is
 //! tried; `EXEAT_UPDATE_DOCS=1` writes the page.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::lab::client::read_to_end;
 use crate::lab::origin::{Seen, raw_tls};
+use crate::lab::page::Page;
 use crate::lab::{self, Ground, allow_api};
+
+const PAGE: Page = Page { path: "docs/http-behaviour.md", by: "tests/it/behaviour.rs" };
 
 /// A request on a connection of its own, and what comes of it.
 struct Asked {
@@ -214,7 +213,7 @@ async fn requests_get_what_the_page_says() {
         }
         table.push_str(&format!("| {} | {} |\n", row.what, row.gets));
     }
-    hold("requests", &table);
+    PAGE.hold("requests", &table);
 }
 
 /// An answer as an origin sends it, and what the client gets.
@@ -292,7 +291,7 @@ async fn answers_get_what_the_page_says() {
         assert_eq!((&line["event"], &line["code"]), (&"closed".into(), &code), "{}: {line}", row.what);
         table.push_str(&format!("| {} | {} |\n", row.what, row.gets));
     }
-    hold("answers", &table);
+    PAGE.hold("answers", &table);
 }
 
 /// Streams that are opened only to be reset: after some the client is told to go (CVE-2023-44487).
@@ -330,20 +329,4 @@ async fn a_client_that_resets_its_streams_is_sent_away() {
     let mut other = lab.tls(&to, &["http/1.1"]).await;
     other.write_all(format!("GET / HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
     assert!(read_to_end(&mut other).await.starts_with("HTTP/1.1 200"), "others are served");
-}
-
-/// Holds a table of the page to what was seen, or writes it.
-fn hold(name: &str, table: &str) {
-    static PAGE: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
-    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/http-behaviour.md");
-    let (begin, end) = (format!("<!-- {name}: tests/it/behaviour.rs writes from here -->\n"), "<!-- to here -->\n");
-    let text = fs::read_to_string(&path).unwrap();
-    let (before, rest) = text.split_once(&begin).expect("the table's begin is marked");
-    let (held, after) = rest.split_once(end).expect("the table's end is marked");
-    if std::env::var_os("EXEAT_UPDATE_DOCS").is_some_and(|value| value == "1") {
-        fs::write(path, format!("{before}{begin}{table}{end}{after}")).unwrap();
-    } else {
-        assert_eq!(held, table, "docs/http-behaviour.md is stale: EXEAT_UPDATE_DOCS=1 writes it");
-    }
 }

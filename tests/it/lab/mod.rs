@@ -2,6 +2,7 @@
 
 pub mod client;
 pub mod origin;
+pub mod page;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

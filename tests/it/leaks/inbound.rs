@@ -307,7 +307,7 @@ async fn every_form_of_a_value_that_comes_back_is_overwritten() {
         .filter(|form| form.codings.is_empty())
         .map(|form| (form.name, (0..SURFACES.len()).map(|at| cell(form, at)).collect()))
         .collect();
-    page::hold("inbound", &page::table("form", &SURFACES.map(|surface| surface.name), &rows));
+    page::PAGE.hold("inbound", &page::table("form", &SURFACES.map(|surface| surface.name), &rows));
 }
 
 /// What holds no value comes as it was, to the last byte.

@@ -447,8 +447,8 @@ async fn no_form_of_a_value_leaves_on_any_surface_by_any_way() {
     let cell = |form: &Form, surface| caught.get(&(form.name, surface)).copied().unwrap_or(Cell::Cannot);
     let rows: Vec<_> =
         FORMS.iter().map(|form| (form.name, (0..SURFACES.len()).map(|at| cell(form, at)).collect())).collect();
-    page::hold("outbound", &page::table("form", &SURFACES.map(|surface| surface.name), &rows));
-    page::hold("ways", &ways(&cells));
+    page::PAGE.hold("outbound", &page::table("form", &SURFACES.map(|surface| surface.name), &rows));
+    page::PAGE.hold("ways", &ways(&cells));
 }
 
 /// What stands behind a chunk's size is nobody's business, and goes no further.
