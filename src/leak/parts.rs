@@ -100,11 +100,11 @@ impl Parts {
             let near = before.iter().rev().chain(passed.iter().rev()).chain(self.before.iter().rev()).copied();
             let opener = meant.filter(|_| start == 0).or_else(|| near.clone().next());
             let near = opener.into_iter().chain(near.skip(1));
-            let rest = text.get(start..).unwrap_or_default();
-            let run = run(rest);
-            // What ends with the text may go on.
-            let is_long = run >= MIN_RUN || run == rest.len();
-            self.state = if is_long && opens(near) { State::Decoding } else { State::Passing };
+            self.state = if opens(near) && is_long(text.get(start..).unwrap_or_default()) {
+                State::Decoding
+            } else {
+                State::Passing
+            };
             if self.state == State::Decoding {
                 let mut part = Box::<Part>::default();
                 if let Some(byte) = opener.filter(|opener| is_escape(*opener)) {
@@ -292,6 +292,12 @@ fn opens(mut before: impl Iterator<Item = u8>) -> bool {
     }
 }
 
+/// True if a text begins with a run that is worth a look; what ends with the text may go on.
+fn is_long(text: &[u8]) -> bool {
+    let near = text.get(..MIN_RUN).unwrap_or(text);
+    near.iter().all(|byte| sextet(*byte).is_some())
+}
+
 /// How many characters of base64 a text begins with.
 fn run(text: &[u8]) -> usize {
     let (blocks, _) = text.as_chunks::<BLOCK>();
@@ -300,14 +306,22 @@ fn run(text: &[u8]) -> usize {
     full.saturating_add(rest.iter().take_while(|byte| sextet(**byte).is_some()).count())
 }
 
-/// True if all are characters of base64. Without branches, so that many are compared at once.
+/// True if all are characters of base64. Without branches: most blocks are not, and where they stop is no pattern.
 fn is_base64(block: &[u8; BLOCK]) -> bool {
-    block.iter().fold(true, |all, byte| {
-        let letter = (byte | 0x20).wrapping_sub(b'a') < 26;
-        let digit = byte.wrapping_sub(b'0') < 10;
-        all & (letter | digit | (*byte == b'+') | (*byte == b'/') | (*byte == b'-') | (*byte == b'_'))
-    })
+    block.iter().fold(true, |all, byte| all & IS_BASE64.get(usize::from(*byte)).copied().unwrap_or_default())
 }
+
+/// Which bytes are characters of base64.
+#[expect(clippy::indexing_slicing, reason = "a byte is less than 256, and this is done while compiling")]
+const IS_BASE64: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0_u8;
+    while byte < u8::MAX {
+        table[byte as usize] = sextet(byte).is_some();
+        byte = byte.wrapping_add(1);
+    }
+    table
+};
 
 /// What a character of either alphabet of base64 stands for (RFC 4648 §4, §5).
 const fn sextet(byte: u8) -> Option<u8> {
