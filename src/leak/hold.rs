@@ -134,6 +134,9 @@ impl Hold {
     /// # Errors
     /// As [`Self::feed`]; half of a value at the end is a find.
     pub fn pause(&mut self) -> Result<(), Found> {
+        if let Some(family) = self.lookout.as_ref().and_then(Lookout::pause) {
+            return Err(family.into());
+        }
         self.release(self.text.position(), self.queue.end())
     }
 
@@ -186,5 +189,36 @@ impl Hold {
 
     fn found(&mut self) -> Result<(), Found> {
         self.hits.first().map_or(Ok(()), |hit| Err(self.matcher.found(hit.owner)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::leak::families::{Families, Family};
+
+    /// What a pause lets go is gone, so a key at its end cannot wait for what stands behind it.
+    #[test]
+    fn a_key_of_a_family_does_not_leave_at_a_pause() {
+        let families = Arc::new(Families::of([Family::DigitalOcean]));
+        let matcher = Arc::new(Matcher::default().with_families(&families));
+        let key = format!("dop_v1_{}", "0f1e2d3c4b5a6978".repeat(4));
+        for cut in 0..=key.len() {
+            let mut hold = Hold::new(matcher.clone());
+            let (first, second) = key.split_at(cut);
+            let mut fed = || {
+                for part in [first, second] {
+                    hold.feed(Bytes::copy_from_slice(part.as_bytes()))?;
+                    hold.pause()?;
+                }
+                Ok(())
+            };
+            assert_eq!(fed(), Err(Found::from(Family::DigitalOcean)), "cut at {cut}");
+        }
+        // One character less is no key, and goes.
+        let mut hold = Hold::new(matcher);
+        hold.feed(Bytes::copy_from_slice(key.get(1..).unwrap_or_default().as_bytes())).unwrap();
+        hold.pause().unwrap();
+        assert_eq!(hold.take().map(|piece| piece.len()), Some(key.len() - 1));
     }
 }

@@ -58,12 +58,20 @@ impl Lookout {
         self.found
     }
 
+    /// The stream pauses, and what has come may leave: a key that it ends with counts, as nobody knows what follows.
+    /// What follows is looked at as if it had not paused.
+    #[must_use]
+    pub fn pause(&self) -> Option<Family> {
+        let last = || self.families.look(&self.tail, self.open..self.tail.len(), true).found.map(|(family, _)| family);
+        self.found.or_else(last)
+    }
+
     /// The stream is over: decides about what it ended with, and is at the beginning of another.
     pub fn end(&mut self) -> Option<Family> {
-        let last = self.families.look(&self.tail, self.open..self.tail.len(), true).found.map(|(family, _)| family);
+        let last = self.pause();
         self.tail.clear();
-        self.open = 0;
-        self.found.take().or(last)
+        (self.open, self.found) = (0, None);
+        last
     }
 
     /// How much memory it has.
