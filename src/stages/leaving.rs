@@ -229,7 +229,8 @@ impl Messages {
             if size > MAX_WHOLE {
                 return Err(Undecodable::TooMuch.into());
             }
-            Decoder::new(coding, self.bounds).map(Box::new)
+            // What is flagged and has no coding cannot be read.
+            Some(Box::new(Decoder::new(coding, self.bounds).ok_or(Undecodable::Malformed)?))
         } else {
             None
         };
@@ -288,4 +289,31 @@ fn message_coding(headers: &HeaderMap) -> Option<Option<Vec<Coding>>> {
 /// The media type, in lower case.
 fn kind(headers: &HeaderMap) -> Vec<u8> {
     headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default().to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::leak::Whose;
+    use crate::leak::coding::Direction;
+
+    const BOUNDS: Bounds = Bounds { total: 1 << 20, ratio: 100, direction: Direction::Sent };
+
+    /// A message that says that it is compressed, and not how, could hold anything.
+    #[test]
+    fn a_compressed_message_is_read_or_refused() {
+        let values = Arc::new(Matcher::new([(Whose::Token, &b"a-value-to-look-for"[..])].into_iter()));
+        for (flag, coding, passes) in
+            [(0, None, true), (1, None, false), (1, Some("identity"), false), (1, Some("x"), false)]
+        {
+            let mut request = http::Request::post("/").header(CONTENT_TYPE, "application/grpc+proto");
+            if let Some(coding) = coding {
+                request = request.header("grpc-encoding", coding);
+            }
+            let parts = request.body(()).unwrap().into_parts().0;
+            let mut leaving = Leaving::of(&parts, &values, BOUNDS).unwrap();
+            assert!(leaving.push(Bytes::copy_from_slice(&[&[flag, 0, 0, 0, 4][..], b"text"].concat())).is_ok());
+            assert_eq!(leaving.work().is_ok(), passes, "{flag} {coding:?}");
+        }
+    }
 }
