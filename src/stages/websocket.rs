@@ -131,19 +131,19 @@ pub enum Stop {
 /// through; a very long one goes behind a lag.
 pub struct Upward {
     frames: Frames,
-    hold: Option<Hold>,
+    held: Option<Held>,
+}
+
+/// What is looked through before it goes.
+struct Held {
+    messages: Hold,
     /// Bytes of the message under way.
     size: u64,
     /// It goes behind a lag.
     flows: bool,
-    /// Of the control frame under way.
-    control: Control,
     /// What control frames say, one after the other: what one begins another may end.
-    controls: Option<Hold>,
-}
-
-#[derive(Default)]
-struct Control {
+    controls: Hold,
+    /// Of the control frame under way: as it was sent, and what it says.
     frame: Vec<u8>,
     payload: Zeroizing<Vec<u8>>,
 }
@@ -152,17 +152,15 @@ impl Upward {
     /// For messages in which none of these values may stand.
     #[must_use]
     pub fn new(values: Arc<Matcher>) -> Self {
-        let controls = (!values.is_empty()).then(|| Hold::new(values.clone()));
-        let hold = (!values.is_empty()).then(|| Hold::coded(values));
-        Self { frames: Frames::of_client(), hold, size: 0, flows: false, control: Control::default(), controls }
+        Self { frames: Frames::of_client(), held: (!values.is_empty()).then(|| Held::new(values)) }
     }
 
     /// True if what was given out ends with a frame.
     #[must_use]
     pub fn is_between_frames(&self) -> bool {
-        match &self.hold {
+        match &self.held {
             None => self.frames.is_between(),
-            Some(_) => !self.flows,
+            Some(held) => !held.flows,
         }
     }
 
@@ -177,69 +175,86 @@ impl Upward {
     /// # Errors
     /// [`Stop`]; nothing more may pass then.
     pub fn pass<'b>(&mut self, bytes: &'b [u8]) -> Result<Cow<'b, [u8]>, Stop> {
-        let Some(hold) = &mut self.hold else {
-            let mut rest = bytes;
-            while self.frames.next(&mut rest).map_err(|_| Stop::Broken)?.is_some() {}
-            return Ok(Cow::Borrowed(bytes));
-        };
         let (mut rest, mut out) = (bytes, Vec::new());
         while let Some(piece) = self.frames.next(&mut rest).map_err(|_| Stop::Broken)? {
-            match piece {
-                Piece::Head(head) if head.is_control() => {
-                    self.control = Control { frame: head.bytes().to_vec(), payload: Zeroizing::default() };
-                }
-                Piece::Head(head) => {
-                    hold.send(Bytes::copy_from_slice(head.bytes()))?;
-                    // Heads of empty fragments count too, or they would be kept without end.
-                    self.size = self.size.saturating_add(head.bytes().len() as u64);
-                }
-                Piece::Payload { head, bytes, at, last } if head.is_control() => {
-                    self.control.frame.extend_from_slice(bytes);
-                    head.unmask_onto(&mut self.control.payload, bytes, at);
-                    if last {
-                        hold.beside(&self.control.payload)?;
-                        if let Some(controls) = &mut self.controls {
-                            controls.feed(Bytes::copy_from_slice(&self.control.payload))?;
-                            // It goes as a whole. Of half a value this is the last that goes.
-                            controls.pause()?;
-                            while controls.take().is_some() {}
-                        }
-                        let frame = std::mem::take(&mut self.control.frame);
-                        if self.flows {
-                            // A frame before it may have gone in part.
-                            hold.send(frame.into())?;
-                        } else {
-                            out.extend(frame);
-                        }
-                    }
-                }
-                Piece::Payload { head, bytes, at, last } => {
-                    let mut text = Zeroizing::new(Vec::with_capacity(bytes.len()));
-                    head.unmask_onto(&mut text, bytes, at);
-                    hold.send(Bytes::copy_from_slice(bytes))?;
-                    hold.read(&text)?;
-                    self.size = self.size.saturating_add(bytes.len() as u64);
-                    self.flows |= self.size > MAX_MESSAGE || is_crowded();
-                    let ends = last && head.is_final();
-                    if ends || self.flows {
-                        hold.settle(hold.sent());
-                    }
-                    if ends {
-                        hold.pause()?;
-                        (self.size, self.flows) = (0, false);
-                    } else if self.flows {
-                        hold.flow()?;
-                    }
-                    while let Some(piece) = hold.take() {
-                        out.extend_from_slice(&piece);
-                    }
-                    if hold.held() as u64 > MAX_MESSAGE.saturating_mul(2) {
-                        return Err(Stop::TooBig);
-                    }
-                }
+            if let Some(held) = &mut self.held {
+                held.take(piece, &mut out)?;
             }
         }
-        Ok(Cow::Owned(out))
+        Ok(if self.held.is_some() { Cow::Owned(out) } else { Cow::Borrowed(bytes) })
+    }
+}
+
+impl Held {
+    fn new(values: Arc<Matcher>) -> Self {
+        let (messages, controls) = (Hold::coded(values.clone()), Hold::coded(values));
+        Self { messages, size: 0, flows: false, controls, frame: Vec::new(), payload: Zeroizing::default() }
+    }
+
+    fn take(&mut self, piece: Piece<'_>, out: &mut Vec<u8>) -> Result<(), Stop> {
+        match piece {
+            Piece::Head(head) if head.is_control() => {
+                self.frame = head.bytes().to_vec();
+                self.payload = Zeroizing::default();
+            }
+            Piece::Head(head) => {
+                self.messages.send(Bytes::copy_from_slice(head.bytes()))?;
+                // Heads of empty fragments count too, or they would be kept without end.
+                self.size = self.size.saturating_add(head.bytes().len() as u64);
+            }
+            Piece::Payload { head, bytes, at, last } if head.is_control() => {
+                self.frame.extend_from_slice(bytes);
+                head.unmask_onto(&mut self.payload, bytes, at);
+                if last {
+                    self.control(out)?;
+                }
+            }
+            Piece::Payload { head, bytes, at, last } => {
+                let mut text = Zeroizing::new(Vec::with_capacity(bytes.len()));
+                head.unmask_onto(&mut text, bytes, at);
+                self.data(bytes, &text, last && head.is_final(), out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A control frame goes as a whole.
+    fn control(&mut self, out: &mut Vec<u8>) -> Result<(), Stop> {
+        self.controls.send(std::mem::take(&mut self.frame).into())?;
+        self.controls.read(&self.payload)?;
+        self.controls.settle(self.controls.sent());
+        self.controls.pause()?;
+        while let Some(piece) = self.controls.take() {
+            if self.flows {
+                // A frame before it may have gone in part.
+                self.messages.send(piece)?;
+            } else {
+                out.extend_from_slice(&piece);
+            }
+        }
+        Ok(())
+    }
+
+    /// Part of a message, and what it says.
+    fn data(&mut self, bytes: &[u8], text: &[u8], ends: bool, out: &mut Vec<u8>) -> Result<(), Stop> {
+        let messages = &mut self.messages;
+        messages.send(Bytes::copy_from_slice(bytes))?;
+        messages.read(text)?;
+        self.size = self.size.saturating_add(bytes.len() as u64);
+        self.flows |= self.size > MAX_MESSAGE || is_crowded();
+        if ends || self.flows {
+            messages.settle(messages.sent());
+        }
+        if ends {
+            messages.pause()?;
+            (self.size, self.flows) = (0, false);
+        } else if self.flows {
+            messages.flow()?;
+        }
+        while let Some(piece) = messages.take() {
+            out.extend_from_slice(&piece);
+        }
+        if messages.held() as u64 > MAX_MESSAGE.saturating_mul(2) { Err(Stop::TooBig) } else { Ok(()) }
     }
 }
 
@@ -342,4 +357,24 @@ impl Downward {
 pub fn close_frame(code: u16, as_client: bool) -> Vec<u8> {
     let [high, low] = code.to_be_bytes();
     if as_client { vec![0x88, 0x82, 0, 0, 0, 0, high, low] } else { vec![0x88, 0x02, high, low] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VALUE: &[u8] = b"a-value-to-look-for";
+
+    /// A mask that makes the frame itself the value, for an origin that reads it so.
+    #[test]
+    fn no_frame_is_a_value_as_it_is_sent() {
+        let values = Arc::new(Matcher::new([(Whose::Token, VALUE)].into_iter()));
+        for first in [0x81, 0x82, 0x88, 0x89, 0x8a] {
+            let frame = [&[first, 0x80 | (VALUE.len() - 4) as u8][..], VALUE].concat();
+            let passed = Upward::new(values.clone()).pass(&frame).map(Cow::into_owned);
+            assert!(matches!(passed, Err(Stop::Leak(_))), "{first:x}: {passed:?}");
+            let harmless = [&[first, 0x84][..], b"mask", b"text"].concat();
+            assert_eq!(Upward::new(values.clone()).pass(&harmless).map(Cow::into_owned), Ok(harmless));
+        }
+    }
 }
