@@ -15,7 +15,7 @@ use super::listen::{Accepted, Listener};
 use super::respond;
 use super::seats::Held;
 use crate::model::refusal::{Deny, Fail};
-use crate::policy::rule::Timeouts;
+use crate::policy::plan::Timeouts;
 
 /// Connections over the limit that are told so at a time; the others are just closed.
 const TOLD_AT_ONCE: usize = 64;

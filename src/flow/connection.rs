@@ -24,7 +24,7 @@ use super::{Services, tunnel};
 use crate::audit::record::Record;
 use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Fail, Verdict};
-use crate::policy::rule::Timeouts;
+use crate::policy::plan::Timeouts;
 use crate::stages::forward::Received;
 use crate::stages::{authorize, identify, parse, throttle};
 

@@ -13,7 +13,7 @@ use super::automaton::Automaton;
 
 use super::escape;
 use super::families::{Families, Family};
-use super::fold::fold;
+use super::fold::{begins_escape, fold};
 use super::forms::{self, MIN_FOREIGN, MIN_VALUE, unsearchable};
 use super::layers::{Counts, Hit};
 use super::redact::mask;
@@ -245,9 +245,10 @@ impl Matcher {
         }
         let joined = Zeroizing::new(name.replace('.', ""));
         // A field's name may be escaped, and has lost its case all the same.
-        let once = escape::undone(name.as_bytes());
-        let twice = escape::undone(&once);
-        let folded = [name.as_bytes(), joined.as_bytes(), &once, &twice].into_iter().find_map(|text| {
+        let once = name.bytes().any(begins_escape).then(|| escape::undone(name.as_bytes()));
+        let twice = once.as_ref().map(|once| escape::undone(once));
+        let undone = [&once, &twice].into_iter().flatten().map(|text| text.as_slice());
+        let folded = [name.as_bytes(), joined.as_bytes()].into_iter().chain(undone).find_map(|text| {
             let mut state = 0;
             text.iter().find_map(|byte| {
                 state = self.index.names.step(state, fold(byte.to_ascii_lowercase()));

@@ -281,8 +281,8 @@ fn is_escape(byte: u8) -> bool {
     matches!(byte, b'%' | b'\\')
 }
 
-/// True if a part may stand behind these bytes, the last first: in quotes, as a field or element, or behind a blank line, where
-/// the head of a part of a multipart body ends.
+/// True if a part may stand behind these bytes, the last first: in quotes, as a field or element, or behind a blank
+/// line, where the head of a part of a multipart body ends.
 fn opens(mut before: impl Iterator<Item = u8>) -> bool {
     match before.next() {
         Some(b'"' | b'\'' | b',' | b'=' | b'>') => true,

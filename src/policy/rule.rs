@@ -14,7 +14,6 @@ use super::credential::Credential;
 use super::leak::Leak;
 use super::path;
 use super::pattern::{HostPattern, PathPattern};
-pub use super::plan::Timeouts;
 use super::plan::{Limits, Plan};
 use crate::leak::Matcher;
 use crate::model::host::{Host, HostName};
