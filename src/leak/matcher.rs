@@ -14,7 +14,7 @@ use super::automaton::Automaton;
 use super::escape;
 use super::families::{Families, Family};
 use super::fold::{begins_escape, fold};
-use super::forms::{self, MIN_FOREIGN, MIN_VALUE, unsearchable};
+use super::forms::{self, Form, MIN_FOREIGN, MIN_VALUE, unsearchable};
 use super::layers::{Counts, Hit};
 use super::redact::mask;
 use super::text::Text;
@@ -30,6 +30,8 @@ pub(super) struct Index {
     owners: Vec<Owner>,
     /// Bytes of the longest value.
     longest: usize,
+    /// Bytes of the shortest form of a value.
+    pub(super) shortest: usize,
 }
 
 /// Who has a value.
@@ -135,6 +137,7 @@ impl Matcher {
             all.extend(forms::of(value).into_iter().map(|form| (form, owner)));
             names.push((forms::in_name(value), owner));
         }
+        let shortest = all.iter().map(|(form, _): &(Form, u32)| form.bytes.len()).min().unwrap_or(MIN_VALUE);
         let anchors = Anchors::new(all.iter().map(|(form, _)| form.bytes.as_slice()));
         let longest = distinct.iter().map(|value| value.len()).max().unwrap_or_default();
         let scope = Scope {
@@ -143,7 +146,8 @@ impl Matcher {
             foreign: Vec::new(),
             any: !owners.is_empty(),
         };
-        let index = Index { automaton: Automaton::new(all), anchors, names: Automaton::new(names), owners, longest };
+        let index =
+            Index { automaton: Automaton::new(all), anchors, names: Automaton::new(names), owners, longest, shortest };
         Self { index: Arc::new(index), scope, families: Arc::default() }
     }
 

@@ -7,228 +7,231 @@
 use std::collections::VecDeque;
 
 use super::escape::{Placed, Unescape};
-use super::fold::begins_escape;
+use super::fold::{begins_escape, is_break};
 use super::layers::Hit;
 use super::matcher::{Index, Scope};
 use super::scan::Scan;
 
-/// Runs of base64 are looked for in blocks of this size, in bytes.
+/// Characters are looked at in blocks of this size, in bytes.
 const BLOCK: usize = 8;
-/// Shorter runs hold no value that is written in yet another way.
-const MIN_RUN: usize = 15;
 /// Bytes that are decoded at once.
 const DECODED: usize = 3 * 1024;
-/// How many bytes before a part say that it is one.
-const BEFORE: usize = 4;
 
 /// What parts of a stream say, as far as it has come.
 #[derive(Default)]
 pub(super) struct Parts {
-    state: State,
-    /// The bytes before the next one.
-    before: [u8; BEFORE],
-    /// What the last of these stands for, if it ends an escape.
-    meant: Option<u8>,
+    /// The byte before the next one.
+    before: u8,
     at: u64,
-    /// The part under way; the next one takes its place.
-    part: Option<Box<Part>>,
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum State {
-    /// Between runs, or in one that has just begun.
-    #[default]
-    Searching,
-    /// In a run that nobody says is a part.
-    Passing,
-    /// In a part.
-    Decoding,
+    /// In a stretch of bytes that parts are made of; what is between such stretches is passed over.
+    is_walking: bool,
+    unescape: Unescape,
+    /// What begins here is a part.
+    is_declared: bool,
+    /// Line breaks without a character between them.
+    breaks: u8,
+    is_decoding: bool,
+    /// The part under way, or the last one: the next takes its room.
+    part: Box<Part>,
 }
 
 /// A part under way.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Part {
     scan: Scan,
-    /// Where in the stream bytes of the decoded text stand, from which byte on.
-    places: VecDeque<(u64, u64)>,
-    /// Where the next character is, if it follows the last one.
-    next: u64,
+    /// Where characters stand, for as many as a value may have.
+    places: VecDeque<Place>,
+    /// Characters that came so far, and bytes that they stand for.
+    read: u64,
     decoded: u64,
     /// Characters that do not make up bytes yet.
     bits: u32,
     characters: u8,
-    unescape: Unescape,
+    out: Vec<u8>,
     hits: Vec<Hit>,
+}
+
+/// Where characters stand, from one on.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    character: u64,
+    from: u64,
+    /// Where the next would stand if it followed, and was not escaped.
+    next: u64,
+    /// Of each.
+    width: u64,
 }
 
 impl Parts {
     /// Looks through the parts in the next bytes.
     pub(super) fn feed(&mut self, index: &Index, scope: &Scope, text: &[u8], hits: &mut Vec<Hit>) {
-        let mut at = 0;
-        while at < text.len() {
-            let (passed, rest) = text.split_at_checked(at).unwrap_or((text, &[]));
-            let place = self.at.saturating_add(at as u64);
-            let taken = match self.state {
-                State::Searching => self.search(passed, rest, place),
-                State::Passing => self.pass(rest),
-                State::Decoding => self.decode(index, scope, rest, place, hits),
+        let mut at = 0_usize;
+        while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
+            let taken = if self.is_walking {
+                self.walk(index, scope, rest, self.at.saturating_add(at as u64), hits)
+            } else {
+                let start = stretch(rest, index.shortest.saturating_mul(4).div_ceil(3));
+                let before = at.saturating_add(start).checked_sub(1).and_then(|last| text.get(last));
+                self.is_declared = opens(before.copied().unwrap_or(self.before));
+                (self.is_walking, self.breaks) = (start < rest.len(), 0);
+                start
             };
             at = at.saturating_add(taken);
         }
         self.at = self.at.saturating_add(text.len() as u64);
-        self.before = self.behind(text);
+        self.before = text.last().copied().unwrap_or(self.before);
     }
 
-    /// The last bytes before the end of what has come.
-    fn behind(&self, text: &[u8]) -> [u8; BEFORE] {
-        let mut last = [0; BEFORE];
-        let all = self.before.iter().chain(text).rev();
-        last.iter_mut().rev().zip(all).for_each(|(place, byte)| *place = *byte);
-        last
-    }
-
-    /// Finds the beginning of the next long run, or of the one that the text ends in.
-    fn search(&mut self, passed: &[u8], text: &[u8], place: u64) -> usize {
-        let meant = self.meant.take();
-        let (blocks, _) = text.as_chunks::<BLOCK>();
-        let full = blocks.iter().position(is_base64);
-        let known = full.map_or(text.len(), |block| block.saturating_mul(BLOCK));
-        let before = text.get(..known).unwrap_or_default();
-        let start = before.iter().rposition(|byte| sextet(*byte).is_none()).map_or(0, |last| last.saturating_add(1));
-        if start < known || full.is_some() {
-            let before = before.get(..start).unwrap_or_default();
-            let near = before.iter().rev().chain(passed.iter().rev()).chain(self.before.iter().rev()).copied();
-            let opener = meant.filter(|_| start == 0).or_else(|| near.clone().next());
-            let near = opener.into_iter().chain(near.skip(1));
-            self.state = if opens(near) && is_long(text.get(start..).unwrap_or_default()) {
-                State::Decoding
-            } else {
-                State::Passing
-            };
-            if self.state == State::Decoding {
-                let mut part = Box::<Part>::default();
-                if let Some(byte) = opener.filter(|opener| is_escape(*opener)) {
-                    // What opens the part, or stands at its beginning, is written in the run's first characters.
-                    let to = place.saturating_add(start as u64);
-                    part.unescape.push(Placed { byte, from: to.saturating_sub(1), to }, &mut |_| {});
-                }
-                self.part = Some(part);
-            }
-        }
-        start
-    }
-
-    /// Passes over a run to its end.
-    fn pass(&mut self, text: &[u8]) -> usize {
-        let run = run(text);
-        if run < text.len() {
-            self.state = State::Searching;
-        }
-        run
-    }
-
-    fn decode(&mut self, index: &Index, scope: &Scope, text: &[u8], place: u64, hits: &mut Vec<Hit>) -> usize {
-        let Some(part) = &mut self.part else { return text.len() };
-        if part.unescape.is_idle() {
+    /// Goes on in a stretch: by a run of characters, or by a byte.
+    fn walk(&mut self, index: &Index, scope: &Scope, text: &[u8], place: u64, hits: &mut Vec<Hit>) -> usize {
+        if self.unescape.is_idle() {
             let run = run(text);
             if run > 0 {
-                part.read(index, scope, text.get(..run).unwrap_or_default(), place);
-                part.give(hits);
+                let end = place.saturating_add(run as u64);
+                self.characters(index, scope, text.get(..run).unwrap_or_default(), (place, end), hits);
                 return run;
             }
         }
-        let Some(byte) = text.first().copied() else { return 0 };
-        // What ends the part.
-        let mut end = None;
-        if begins_escape(byte) || !part.unescape.is_idle() {
-            let (mut given, mut n) = ([Placed::default(); 16], 0_usize);
-            let placed = Placed { byte, from: place, to: place.saturating_add(1) };
-            part.unescape.push(placed, &mut |placed| {
-                if let Some(next) = given.get_mut(n) {
-                    *next = placed;
-                    n = n.saturating_add(1);
-                }
-            });
-            for Placed { byte, from, .. } in given.get(..n).unwrap_or_default() {
-                if !part.take(index, scope, *byte, *from) {
-                    end = Some(*byte);
-                }
+        let byte = text.first().copied().unwrap_or_default();
+        let (mut given, mut n) = ([Placed::default(); 16], 0_usize);
+        let placed = Placed { byte, from: place, to: place.saturating_add(1) };
+        self.unescape.push(placed, &mut |placed| {
+            if let Some(next) = given.get_mut(n) {
+                *next = placed;
+                n = n.saturating_add(1);
             }
-            // Of what is no escape, the last byte counts: it is the one before the next.
-            end = end.map(|end| if is_escape(end) { byte } else { end });
-        } else if !part.take(index, scope, byte, place) {
-            end = Some(byte);
-        }
-        part.give(hits);
-        if end.is_some() {
+        });
+        given.get(..n).unwrap_or_default().iter().for_each(|placed| self.take(index, scope, *placed, hits));
+        if !is(byte, STRETCH) {
             self.finish(index, scope, hits);
-            self.meant = end;
+            self.is_walking = false;
         }
         1
     }
 
+    /// Takes what does not stand in a run.
+    fn take(&mut self, index: &Index, scope: &Scope, Placed { byte, from, to }: Placed, hits: &mut Vec<Hit>) {
+        match byte {
+            b'\r' => {}
+            b'\n' => {
+                self.breaks = self.breaks.saturating_add(1);
+                if self.breaks == 2 {
+                    // The head of a part of a multipart body ends in a blank line.
+                    self.finish(index, scope, hits);
+                    self.is_declared = true;
+                }
+            }
+            _ if is(byte, BASE64) => self.characters(index, scope, &[byte], (from, to), hits),
+            _ => {
+                self.finish(index, scope, hits);
+                (self.is_declared, self.breaks) = (opens(byte), 0);
+            }
+        }
+    }
+
+    fn characters(&mut self, index: &Index, scope: &Scope, run: &[u8], (from, to): (u64, u64), hits: &mut Vec<Hit>) {
+        self.breaks = 0;
+        if std::mem::take(&mut self.is_declared) {
+            self.is_decoding = true;
+            self.part.clear();
+        }
+        if self.is_decoding {
+            self.part.read(index, scope, run, (from, to));
+            self.part.give(hits);
+        }
+    }
+
+    /// The part under way ends here.
     fn finish(&mut self, index: &Index, scope: &Scope, hits: &mut Vec<Hit>) {
-        if let Some(mut part) = self.part.take() {
-            part.flush(index, scope);
-            let Part { scan, hits: found, .. } = &mut *part;
+        if std::mem::take(&mut self.is_decoding) {
+            self.part.flush(index, scope);
+            let Part { scan, hits: found, .. } = &mut *self.part;
             scan.end(index, scope, found);
-            part.give(hits);
-            self.state = State::Searching;
+            self.part.give(hits);
         }
     }
 
     /// Nothing more comes.
     pub(super) fn end(&mut self, index: &Index, scope: &Scope, hits: &mut Vec<Hit>) {
+        let mut given = Vec::new();
+        self.unescape.end(&mut |placed| given.push(placed));
+        given.into_iter().for_each(|placed| self.take(index, scope, placed, hits));
         self.finish(index, scope, hits);
     }
 
     /// The longest half of a value at the end that begins before a place: where, and whose.
     pub(super) fn half(&self, index: &Index, before: u64, scope: &Scope) -> Option<(u64, u32)> {
-        let part = self.part.as_ref()?;
+        if !self.is_decoding {
+            return None;
+        }
+        let mut ended = None;
+        if !self.unescape.is_idle() {
+            // An escape that has not ended may have said what it stands for.
+            let mut last = Vec::new();
+            self.unescape.clone().end(&mut |placed| last.push(placed));
+            let part: &mut Part = ended.insert((*self.part).clone());
+            for Placed { byte, from, to } in last.into_iter().take_while(|placed| is(placed.byte, BASE64)) {
+                part.read(index, scope, &[byte], (from, to));
+            }
+        }
+        let part = ended.as_ref().unwrap_or(&self.part);
         let half = part.half(index, scope);
         half.map(|(from, owner)| (part.place(from), owner)).filter(|(from, _)| *from < before)
     }
 }
 
 impl Part {
-    /// Takes a character that does not stand in a run. False if the part ends with it.
-    fn take(&mut self, index: &Index, scope: &Scope, byte: u8, place: u64) -> bool {
-        match byte {
-            b'\r' | b'\n' => true,
-            _ if sextet(byte).is_some() => {
-                self.read(index, scope, &[byte], place);
-                true
+    /// Begins anew, and keeps the room it has.
+    fn clear(&mut self) {
+        let Self { places, out, hits, .. } = std::mem::take(self);
+        *self = Self { places, out, hits, ..Self::default() };
+        self.places.clear();
+    }
+
+    /// Decodes characters that stand one after the other, or one that is escaped.
+    fn read(&mut self, index: &Index, scope: &Scope, run: &[u8], (from, to): (u64, u64)) {
+        let length = run.len() as u64;
+        let is_escaped = to.saturating_sub(from) != length;
+        if let Some(last) = self.places.back_mut().filter(|last| last.next == from && last.width == 1 && !is_escaped) {
+            last.next = to;
+        } else {
+            let oldest = character(self.decoded.saturating_sub(index.automaton.longest() as u64));
+            while self.places.get(1).is_some_and(|place| place.character <= oldest) {
+                self.places.pop_front();
             }
-            _ => false,
+            let width = if is_escaped { to.saturating_sub(from) } else { 1 };
+            self.places.push_back(Place { character: self.read, from, next: to, width });
+        }
+        self.read = self.read.saturating_add(length);
+        for run in run.chunks(DECODED) {
+            self.decode(run);
+            let out = std::mem::take(&mut self.out);
+            self.look(index, scope, &out);
+            self.out = out;
         }
     }
 
-    /// Decodes characters.
-    fn read(&mut self, index: &Index, scope: &Scope, run: &[u8], place: u64) {
-        if place != self.next || self.places.is_empty() {
-            let oldest = self.decoded.saturating_sub(index.automaton.longest() as u64);
-            while self.places.get(1).is_some_and(|(decoded, _)| *decoded <= oldest) {
-                self.places.pop_front();
+    fn decode(&mut self, mut run: &[u8]) {
+        self.out.clear();
+        while let Some((byte, rest)) = run.split_first() {
+            if self.characters == 0
+                && let Some((group, rest)) = run.split_first_chunk()
+            {
+                let [a, b, c, d] = group.map(|byte| u32::from(sextet(byte)));
+                let [_, bytes @ ..] = (a << 18 | b << 12 | c << 6 | d).to_be_bytes();
+                self.out.extend_from_slice(&bytes);
+                run = rest;
+                continue;
             }
-            self.places.push_back((self.decoded, place));
-        }
-        self.next = place.saturating_add(run.len() as u64);
-        let mut out = Vec::with_capacity(DECODED.min(run.len()));
-        for byte in run {
-            let Some(sextet) = sextet(*byte) else { continue };
-            self.bits = self.bits << 6 | u32::from(sextet);
+            self.bits = self.bits << 6 | u32::from(sextet(*byte));
             self.characters = self.characters.saturating_add(1);
             if self.characters == 4 {
-                let [_, a, b, c] = self.bits.to_be_bytes();
-                out.extend_from_slice(&[a, b, c]);
+                let [_, bytes @ ..] = self.bits.to_be_bytes();
+                self.out.extend_from_slice(&bytes);
                 (self.bits, self.characters) = (0, 0);
-                if out.len() >= DECODED {
-                    self.look(index, scope, &out);
-                    out.clear();
-                }
             }
+            run = rest;
         }
-        self.look(index, scope, &out);
     }
 
     /// What is left of a group: bytes, and how many.
@@ -262,69 +265,100 @@ impl Part {
 
     /// Gives on what was found, in places of the stream.
     fn give(&mut self, hits: &mut Vec<Hit>) {
-        for Hit { owner, from, to } in std::mem::take(&mut self.hits) {
-            let last = self.place(to.saturating_sub(1));
-            hits.push(Hit { owner, from: self.place(from), to: last.saturating_add(2).min(self.next) });
+        let Self { places, hits: found, .. } = self;
+        for Hit { owner, from, to } in found.drain(..) {
+            let (from, _) = place(places, character(from));
+            let (_, to) = place(places, last_character(to.saturating_sub(1)));
+            hits.push(Hit { owner, from, to });
         }
     }
 
-    /// Where the character is that a decoded byte begins in: three bytes are four characters.
+    /// Where a decoded byte begins.
     fn place(&self, decoded: u64) -> u64 {
-        let behind = self.places.iter().rposition(|(from, _)| *from <= decoded);
-        let (from, place) = behind.and_then(|at| self.places.get(at)).copied().unwrap_or_default();
-        place.saturating_add(decoded.saturating_sub(from).saturating_mul(4) / 3)
+        place(&self.places, character(decoded)).0
     }
 }
 
-/// True for a byte that begins an escape of characters which may stand in a run.
-fn is_escape(byte: u8) -> bool {
-    matches!(byte, b'%' | b'\\')
+/// The character that a decoded byte begins in: three bytes are four characters.
+const fn character(decoded: u64) -> u64 {
+    decoded.saturating_mul(8) / 6
 }
 
-/// True if a part may stand behind these bytes, the last first: in quotes, as a field or element, or behind a blank
-/// line, where the head of a part of a multipart body ends.
-fn opens(mut before: impl Iterator<Item = u8>) -> bool {
-    match before.next() {
-        Some(b'"' | b'\'' | b',' | b'=' | b'>') => true,
-        Some(byte) if is_escape(byte) => true,
-        Some(b'\n') => before.find(|byte| *byte != b'\r') == Some(b'\n'),
-        _ => false,
+/// The character that a decoded byte ends in.
+const fn last_character(decoded: u64) -> u64 {
+    decoded.saturating_mul(8).saturating_add(7) / 6
+}
+
+/// From where to where a character stands.
+fn place(places: &VecDeque<Place>, character: u64) -> (u64, u64) {
+    let behind = places.iter().rfind(|place| place.character <= character).copied().unwrap_or_default();
+    let from = behind.from.saturating_add(character.saturating_sub(behind.character));
+    (from, from.saturating_add(behind.width))
+}
+
+/// True if a part may stand behind this byte: in quotes, as a field or an element.
+const fn opens(before: u8) -> bool {
+    matches!(before, b'"' | b'\'' | b',' | b'=' | b'>')
+}
+
+/// Where the next stretch begins that has so many bytes, or that the text ends in; what it is made of, is
+/// [`STRETCH`]. In shorter ones there is no value but those that stand there as they are.
+fn stretch(text: &[u8], least: usize) -> usize {
+    let mut start = 0_usize;
+    loop {
+        let rest = text.get(start..).unwrap_or_default();
+        let near = rest.get(..least).unwrap_or(rest);
+        // From behind: most stretches are short, and then most bytes need no look.
+        let Some(other) = near.iter().rposition(|byte| !is(*byte, STRETCH)) else { return start };
+        start = start.saturating_add(other).saturating_add(1);
     }
-}
-
-/// True if a text begins with a run that is worth a look; what ends with the text may go on.
-fn is_long(text: &[u8]) -> bool {
-    let near = text.get(..MIN_RUN).unwrap_or(text);
-    near.iter().all(|byte| sextet(*byte).is_some())
 }
 
 /// How many characters of base64 a text begins with.
 fn run(text: &[u8]) -> usize {
+    let all = |block: &[u8; BLOCK]| block.iter().fold(BASE64, |all, byte| all & kinds(*byte)) == BASE64;
     let (blocks, _) = text.as_chunks::<BLOCK>();
-    let full = blocks.iter().take_while(|block| is_base64(block)).count().saturating_mul(BLOCK);
+    let full = blocks.iter().take_while(|block| all(block)).count().saturating_mul(BLOCK);
     let rest = text.get(full..).unwrap_or_default();
-    full.saturating_add(rest.iter().take_while(|byte| sextet(**byte).is_some()).count())
+    full.saturating_add(rest.iter().take_while(|byte| is(**byte, BASE64)).count())
 }
 
-/// True if all are characters of base64. Without branches: most blocks are not, and where they stop is no pattern.
-fn is_base64(block: &[u8; BLOCK]) -> bool {
-    block.iter().fold(true, |all, byte| all & IS_BASE64.get(usize::from(*byte)).copied().unwrap_or_default())
+/// A character of base64.
+const BASE64: u8 = 0x40;
+/// What parts are made of: such characters, escapes of them, and line breaks.
+const STRETCH: u8 = 0x80;
+
+fn is(byte: u8, kind: u8) -> bool {
+    kinds(byte) & kind != 0
 }
 
-/// Which bytes are characters of base64.
+fn kinds(byte: u8) -> u8 {
+    KINDS.get(usize::from(byte)).copied().unwrap_or_default()
+}
+
+/// What a character of base64 stands for.
+fn sextet(byte: u8) -> u8 {
+    kinds(byte) & 0x3f
+}
+
+/// What each byte is, and what it stands for.
 #[expect(clippy::indexing_slicing, reason = "a byte is less than 256, and this is done while compiling")]
-const IS_BASE64: [bool; 256] = {
-    let mut table = [false; 256];
+const KINDS: [u8; 256] = {
+    let mut table = [0; 256];
     let mut byte = 0_u8;
     while byte < u8::MAX {
-        table[byte as usize] = sextet(byte).is_some();
+        table[byte as usize] = match value(byte) {
+            Some(sextet) => BASE64 | STRETCH | sextet,
+            None if begins_escape(byte) || is_break(byte) || matches!(byte, b'#' | b';' | b'{' | b'}') => STRETCH,
+            None => 0,
+        };
         byte = byte.wrapping_add(1);
     }
     table
 };
 
 /// What a character of either alphabet of base64 stands for (RFC 4648 §4, §5).
-const fn sextet(byte: u8) -> Option<u8> {
+const fn value(byte: u8) -> Option<u8> {
     match byte {
         b'A'..=b'Z' => Some(byte.wrapping_sub(b'A')),
         b'a'..=b'z' => Some(byte.wrapping_sub(b'a').wrapping_add(26)),
@@ -332,5 +366,135 @@ const fn sextet(byte: u8) -> Option<u8> {
         b'+' | b'-' => Some(62),
         b'/' | b'_' => Some(63),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    use proptest::prelude::*;
+
+    use super::super::matcher::{Matcher, Whose};
+    use super::*;
+
+    const VALUE: &[u8] = b"s3cr3t/+?value";
+
+    /// What is found, and the half at the end.
+    type Told = (Vec<Hit>, Option<(u64, u32)>);
+
+    fn told(matcher: &Matcher, pieces: &[&[u8]]) -> Told {
+        let (mut parts, mut hits) = (Parts::default(), Vec::new());
+        for piece in pieces {
+            parts.feed(&matcher.index, &matcher.scope, piece, &mut hits);
+        }
+        let half = parts.half(&matcher.index, u64::MAX, &matcher.scope);
+        parts.end(&matcher.index, &matcher.scope, &mut hits);
+        hits.sort_unstable();
+        // Both of two readings may have it.
+        hits.dedup();
+        (hits, half)
+    }
+
+    fn matcher() -> Matcher {
+        Matcher::new([(Whose::Token, VALUE)].into_iter())
+    }
+
+    fn percent(text: &str) -> String {
+        text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+    }
+
+    #[test]
+    fn a_part_is_found_behind_what_opens_it_however_it_is_written() {
+        let part = STANDARD.encode(VALUE.iter().map(|byte| format!("\\u{byte:04x}")).collect::<String>());
+        let (first, rest) = part.split_at(3);
+        let lines = part.as_bytes().chunks(20).map(|line| String::from_utf8_lossy(line) + "\r\n").collect::<String>();
+        let slashes = STANDARD.encode(format!("\u{ffff}{}", percent("s3cr3t/+?value")));
+        assert!(slashes[..12].contains('/'), "{slashes}");
+        let rows = [
+            (format!(r#"{{"a":"{part}"}}"#), true),
+            (format!("a={part}&b=1"), true),
+            (format!("a='{part}'"), true),
+            (format!("data:text/plain;base64,{part}"), true),
+            (format!("<a>{part}</a>"), true),
+            (format!("encoding: base64\r\n\r\n{lines}--"), true),
+            // What is before the blank line is no part of the part.
+            (format!("boundary=abcde\r\n\r\n{part}"), true),
+            (format!(r#"{{"a":"--x\r\n\r\n{part}\r\n"}}"#), true),
+            (format!(r#""{}""#, slashes.replace('/', r"\/")), true),
+            (format!(r#""{}{rest}""#, percent(first)), true),
+            (format!("{}{}{}", percent("{\"a\":\""), percent(&part), percent("\"}")), true),
+            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa%22{part}%22"), true),
+            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa&quot;{part}&quot;"), true),
+            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\\u0022{part}\\u0022"), true),
+            // Nothing says that these are base64 as a whole.
+            (format!(" {part} "), false),
+            (format!(" {}{rest} ", percent(first)), false),
+            (format!("\"abc.{part}\""), false),
+        ];
+        let matcher = matcher();
+        for (text, want) in rows {
+            let (hits, _) = told(&matcher, &[text.as_bytes()]);
+            assert_eq!(!hits.is_empty(), want, "{text}");
+            for cut in 1..text.len() {
+                let (a, b) = text.as_bytes().split_at(cut);
+                assert_eq!(told(&matcher, &[a, b]).0, hits, "{text} at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_found_is_covered_to_the_last_byte_of_its_last_escape() {
+        let hex: String = VALUE.iter().map(|byte| format!("{byte:02x}")).collect();
+        // 28 digits: the last two characters are the last byte's.
+        let coded = STANDARD.encode(hex);
+        let plain = coded.trim_end_matches('=');
+        for (from, text) in [(1, format!("\"{plain}\"")), (1, format!("\"{}\"", percent(plain)))] {
+            let (hits, _) = told(&matcher(), &[text.as_bytes()]);
+            let to = text.len() as u64 - 1;
+            assert_eq!(hits.iter().map(|hit| (hit.from, hit.to)).collect::<Vec<_>>(), [(from, to)], "{text}");
+        }
+    }
+
+    fn piece() -> impl Strategy<Value = String> {
+        let hex = || STANDARD.encode(VALUE.iter().map(|byte| format!("{byte:02X}")).collect::<String>());
+        let escaped = move |how: Vec<u8>, text: String| -> String {
+            let each = |(byte, how): (u8, &u8)| match how {
+                0 => format!("%{byte:02x}"),
+                1 => format!("\\u{byte:04X}"),
+                2 => format!("&#{byte};"),
+                3 => format!("\r\n{}", char::from(byte)),
+                4 if byte == b'/' => "\\/".to_owned(),
+                _ => char::from(byte).to_string(),
+            };
+            text.bytes().zip(how.iter().cycle()).map(each).collect()
+        };
+        prop_oneof![
+            proptest::collection::vec(0_u8..12, 1..40).prop_map(move |how| escaped(how, hex())),
+            Just(hex()),
+            any::<prop::sample::Index>().prop_map(move |at| {
+                let hex = hex();
+                hex[..at.index(hex.len())].to_owned()
+            }),
+            "[\"',=> .:\n\r&%\\\\;#{}]{1,3}",
+            "[A-Za-z0-9+/_-]{0,40}",
+            Just("%22".to_owned()),
+            Just("\\n\\n".to_owned()),
+            Just("&quot".to_owned()),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_same_is_found_wherever_it_is_cut(
+            pieces in proptest::collection::vec(piece(), 0..12),
+            cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..12),
+        ) {
+            let (text, matcher) = (pieces.concat(), matcher());
+            let mut at: Vec<_> = cuts.iter().map(|cut| cut.index(text.len() + 1)).chain([0, text.len()]).collect();
+            at.sort_unstable();
+            let pieces: Vec<_> = at.windows(2).map(|w| &text.as_bytes()[w[0]..w[1]]).collect();
+            prop_assert_eq!(told(&matcher, &pieces), told(&matcher, &[text.as_bytes()]));
+        }
     }
 }
