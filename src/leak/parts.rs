@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use super::escape::{Placed, Unescape};
+use super::escape::{Front, LONGEST, Placed, Unescape, front};
 use super::fold::{begins_escape, is_break};
 use super::layers::Hit;
 use super::matcher::{Index, Scope};
@@ -91,6 +91,9 @@ impl Parts {
                 self.characters(index, scope, text.get(..run).unwrap_or_default(), (place, end), hits);
                 return run;
             }
+            if let Some(taken) = self.escape(index, scope, text, place, hits) {
+                return taken;
+            }
         }
         let byte = text.first().copied().unwrap_or_default();
         let (mut given, mut n) = ([Placed::default(); 16], 0_usize);
@@ -107,6 +110,21 @@ impl Parts {
             self.is_walking = false;
         }
         1
+    }
+
+    /// Takes what is not a character at once, if all of it is there.
+    fn escape(&mut self, index: &Index, scope: &Scope, text: &[u8], place: u64, hits: &mut Vec<Hit>) -> Option<usize> {
+        let byte = *text.first().filter(|byte| is(**byte, STRETCH))?;
+        let escape = if begins_escape(byte) { front(text.get(..LONGEST).unwrap_or(text)) } else { Front::Plain };
+        let used = match &escape {
+            Front::Escape(_, used) => *used,
+            Front::Plain => 1,
+            Front::Begun => return None,
+        };
+        let to = place.saturating_add(used as u64);
+        let bytes = if let Front::Escape(stands_for, _) = &escape { stands_for.as_bytes() } else { &[byte] };
+        bytes.iter().for_each(|byte| self.take(index, scope, Placed { byte: *byte, from: place, to }, hits));
+        Some(used)
     }
 
     /// Takes what does not stand in a run.
