@@ -17,13 +17,14 @@
 //! Each type has private fields and one constructor, in its own file; the next step takes it by value.
 //! So a step that is left out does not compile. Read `flow/exchange.rs` first.
 //!
-//! Imports point down: `model` < `leak` < `policy`, `vault`, `tls`, `audit` < `stages` < `flow` < `cli`.
+//! Imports point down: `model` < `leak` < `policy`, `vault`, `tls`, `audit`, `ledger` < `stages` < `flow` < `cli`.
 
 pub mod audit;
 pub mod cli;
 pub mod files;
 pub mod flow;
 pub mod leak;
+pub mod ledger;
 pub mod model;
 pub mod policy;
 pub mod stages;

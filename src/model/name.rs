@@ -53,6 +53,12 @@ impl CredentialName {
 }
 
 impl ExecutionId {
+    /// Wraps an id that the ledger gave, or that somebody claims to have.
+    #[must_use]
+    pub fn new(id: &str) -> Self {
+        Self(id.into())
+    }
+
     /// The one execution that a task's static token stands for.
     #[must_use]
     pub fn of_static(task: &TaskName) -> Self {

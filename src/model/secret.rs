@@ -51,6 +51,18 @@ impl TokenHash {
     pub fn of(token: &[u8]) -> Self {
         Self(Sha256::digest(token).into())
     }
+
+    /// A hash that was kept.
+    #[must_use]
+    pub const fn from_bytes(hash: [u8; 32]) -> Self {
+        Self(hash)
+    }
+
+    /// The hash, to be kept.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
 }
 
 impl std::hash::Hash for TokenHash {

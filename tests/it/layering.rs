@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Module, and what it may import of the crate.
-const LAYERS: [(&str, &[&str]); 10] = [
+const LAYERS: [(&str, &[&str]); 11] = [
     ("files", &[]),
     ("model", &[]),
     ("leak", &["model"]),
@@ -12,6 +12,7 @@ const LAYERS: [(&str, &[&str]); 10] = [
     ("vault", &["model", "files"]),
     ("tls", &["model", "files"]),
     ("audit", &["model", "leak", "files"]),
+    ("ledger", &["model", "files"]),
     ("stages", &["model", "leak", "policy", "tls", "audit"]),
     ("flow", &["model", "policy", "vault", "tls", "audit", "stages", "files"]),
     ("cli", &["model", "leak", "policy", "vault", "tls", "audit", "stages", "flow", "files"]),

@@ -1,0 +1,246 @@
+//! What a person has to allow: asked once, decided once, used once.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::execution::Millis;
+use super::{LedgerError, Result, call};
+use crate::files;
+use crate::model::name::{ExecutionId, TaskName};
+
+/// Approvals of one execution that may wait or be unused at a time.
+pub const MOST_OPEN: usize = 100;
+/// Ended ones of an execution that are kept to be shown.
+const MOST_ENDED: usize = 100;
+/// How long after it has expired an approval is kept to be shown.
+pub(super) const SHOWN_FOR: Duration = Duration::from_secs(3600);
+
+/// A request that has to be allowed, and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "Stored", try_from = "Stored")]
+pub struct Approval {
+    /// Its id, which whoever asks makes up.
+    pub id: String,
+    /// Whose request it is.
+    pub execution: ExecutionId,
+    /// Its task.
+    pub task: TaskName,
+    /// The tool's name, if it is a tool call.
+    pub tool: Option<String>,
+    /// The HTTP method.
+    pub method: String,
+    /// Where to, as far as it may be written down.
+    pub url: String,
+    /// What is bound: a hash of all that makes the request.
+    pub digest: [u8; 32],
+    /// When it was asked for.
+    pub created_at: Millis,
+    /// Until when it can be decided, and used.
+    pub expires_at: Millis,
+    /// What became of it.
+    pub state: State,
+}
+
+/// Where an approval stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// The request may be repeated, once.
+    Approved,
+    /// It may not.
+    Denied,
+    /// Nobody decided, or nobody used it, in time.
+    Expired,
+    /// Nobody has decided.
+    Pending,
+    /// The request was let through.
+    Used,
+}
+
+/// What a person decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Let it through, once.
+    Approve,
+    /// Do not.
+    Deny,
+}
+
+/// What is known about a request that has to be allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The approval of this id was used by this very question: let the request through.
+    Approved(String),
+    /// The approval of this id was denied.
+    Denied(String),
+    /// Too many of this execution wait; nothing was noted.
+    Full,
+    /// The approval of this id has to be decided first.
+    Pending(String),
+}
+
+/// What became of a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decided {
+    /// It was decided before, and stands so.
+    AlreadyDecided(State),
+    /// It holds.
+    Done,
+    /// It came too late.
+    Expired,
+    /// There is no such approval.
+    Unknown,
+}
+
+impl Approval {
+    /// What is stored says until when; whether that has come, only a clock says.
+    #[must_use]
+    pub fn state_at(&self, now: Millis) -> State {
+        match self.state {
+            State::Approved | State::Pending if self.expires_at <= now => State::Expired,
+            state => state,
+        }
+    }
+
+    /// With texts of a length that can be kept.
+    pub(super) fn bounded(mut self) -> Self {
+        call::cut(&mut self.url, call::MAX_URL);
+        for text in [&mut self.id, &mut self.method].into_iter().chain(&mut self.tool) {
+            call::cut(text, call::MAX_TEXT);
+        }
+        self
+    }
+
+    pub(super) fn shown_at(mut self, now: Millis) -> Self {
+        self.state = self.state_at(now);
+        self
+    }
+
+    fn is_open(&self, now: Millis) -> bool {
+        matches!(self.state_at(now), State::Approved | State::Pending)
+    }
+}
+
+impl Decision {
+    pub(super) fn state(self) -> State {
+        match self {
+            Self::Approve => State::Approved,
+            Self::Deny => State::Denied,
+        }
+    }
+}
+
+/// Answers a question of an execution that has these approvals. With the answer comes the one that has changed.
+///
+/// # Errors
+/// [`LedgerError::Exists`] if the id that was made up is another's.
+pub(super) fn ask(all: &mut Vec<Approval>, asked: &Approval, now: Millis) -> Result<(Answer, Option<Approval>)> {
+    forget(all, now);
+    // A used one answers nothing, nor does one that has expired: the same request is asked for anew.
+    let known = all
+        .iter_mut()
+        .rev()
+        .find(|known| known.digest == asked.digest && known.expires_at > now && known.state != State::Used);
+    if let Some(known) = known {
+        let id = known.id.clone();
+        return Ok(match known.state {
+            State::Approved => {
+                known.state = State::Used;
+                (Answer::Approved(id), Some(known.clone()))
+            }
+            State::Denied => (Answer::Denied(id), None),
+            State::Expired | State::Pending | State::Used => (Answer::Pending(id), None),
+        });
+    }
+    if all.iter().filter(|known| known.is_open(now)).count() >= MOST_OPEN {
+        return Ok((Answer::Full, None));
+    }
+    if all.iter().any(|known| known.id == asked.id) {
+        return Err(LedgerError::Exists);
+    }
+    let new = Approval { state: State::Pending, ..asked.clone() };
+    all.push(new.clone());
+    Ok((Answer::Pending(new.id.clone()), Some(new)))
+}
+
+/// Decides one of them.
+pub(super) fn decide(known: &mut Approval, decision: Decision, now: Millis) -> Decided {
+    match known.state_at(now) {
+        State::Pending => {
+            known.state = decision.state();
+            Decided::Done
+        }
+        State::Expired => Decided::Expired,
+        state @ (State::Approved | State::Denied | State::Used) => Decided::AlreadyDecided(state),
+    }
+}
+
+/// Drops what has ended long ago, and the oldest that have ended if they are too many.
+fn forget(all: &mut Vec<Approval>, now: Millis) {
+    all.retain(|known| known.expires_at.plus(SHOWN_FOR) > now);
+    let mut surplus = all.iter().filter(|known| !known.is_open(now)).count().saturating_sub(MOST_ENDED);
+    all.retain(|known| {
+        let goes = surplus > 0 && !known.is_open(now);
+        surplus = surplus.saturating_sub(goes.into());
+        !goes
+    });
+}
+
+/// An approval as stores write it.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    id: String,
+    execution: String,
+    task: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tool: Option<String>,
+    method: String,
+    url: String,
+    digest: String,
+    created: Millis,
+    expires: Millis,
+    state: State,
+}
+
+impl From<Approval> for Stored {
+    fn from(approval: Approval) -> Self {
+        Self {
+            id: approval.id,
+            execution: approval.execution.to_string(),
+            task: approval.task.to_string(),
+            tool: approval.tool,
+            method: approval.method,
+            url: approval.url,
+            digest: files::hex(&approval.digest),
+            created: approval.created_at,
+            expires: approval.expires_at,
+            state: approval.state,
+        }
+    }
+}
+
+/// A stored approval that is none.
+#[derive(Debug, thiserror::Error)]
+#[error("a request's digest cannot be read")]
+struct Unreadable;
+
+impl TryFrom<Stored> for Approval {
+    type Error = Unreadable;
+
+    fn try_from(stored: Stored) -> std::result::Result<Self, Unreadable> {
+        let digest = files::unhex(&stored.digest).and_then(|bytes| bytes.try_into().ok()).ok_or(Unreadable)?;
+        Ok(Self {
+            id: stored.id,
+            execution: ExecutionId::new(&stored.execution),
+            task: TaskName::new(&stored.task),
+            tool: stored.tool,
+            method: stored.method,
+            url: stored.url,
+            digest,
+            created_at: stored.created,
+            expires_at: stored.expires,
+            state: stored.state,
+        })
+    }
+}

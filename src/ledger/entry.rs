@@ -1,0 +1,146 @@
+//! All that is kept of one execution, and how it changes.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+use super::approval::Approval;
+use super::call::{Calls, Kept};
+use super::execution::{self, Caps, Counter, Cursor, Execution, Millis, Standing, Stop, Stopped, Take};
+use crate::model::tool::Kind;
+
+/// An execution in memory, and as a compacted journal holds it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Entry {
+    pub(super) execution: Execution,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) stopped: Option<Stopped>,
+    #[serde(default)]
+    pub(super) tool: Counter,
+    #[serde(default)]
+    pub(super) raw: Counter,
+    #[serde(default)]
+    pub(super) finds: u32,
+    #[serde(default)]
+    pub(super) half_credits: u64,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) approvals: Vec<Approval>,
+    /// Boxed, for many have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) calls: Option<Box<Calls>>,
+}
+
+/// A change as the journal holds it. Each says what is now, not what was added, so that it may be met twice.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Change<'a> {
+    /// An approval of an execution is this one.
+    Approval(Cow<'a, Approval>),
+    /// Bills, and how far they have been made.
+    Billed {
+        cursor: Cow<'a, Cursor>,
+        #[serde(borrow)]
+        totals: Vec<(Cow<'a, str>, u64)>,
+    },
+    /// A call was counted.
+    Counted {
+        #[serde(borrow)]
+        id: Cow<'a, str>,
+        raw: bool,
+        counter: Counter,
+    },
+    /// Credentials were found, which may have stopped the execution.
+    Found {
+        #[serde(borrow)]
+        id: Cow<'a, str>,
+        finds: u32,
+        stopped: Option<Stopped>,
+    },
+    /// A tool call is part of the record.
+    Recorded {
+        #[serde(borrow)]
+        id: Cow<'a, str>,
+        reported: bool,
+        kept: Cow<'a, Kept>,
+    },
+    /// The execution is stopped.
+    Stopped {
+        #[serde(borrow)]
+        id: Cow<'a, str>,
+        stopped: Stopped,
+    },
+    /// The execution is this one, whatever it was before.
+    Whole(Cow<'a, Entry>),
+}
+
+impl Entry {
+    /// One that begins.
+    pub(super) fn new(execution: Execution) -> Self {
+        Self {
+            execution,
+            stopped: None,
+            tool: Counter::default(),
+            raw: Counter::default(),
+            finds: 0,
+            half_credits: 0,
+            approvals: Vec::new(),
+            calls: None,
+        }
+    }
+
+    pub(super) fn take(&mut self, kind: Kind, caps: Caps, now: Millis) -> Take {
+        if self.stopped.is_some() {
+            return Take::Stopped;
+        }
+        if self.execution.expires_at.is_some_and(|end| end <= now) {
+            return Take::Expired;
+        }
+        self.counter(kind).take(caps, now)
+    }
+
+    pub(super) fn counter(&mut self, kind: Kind) -> &mut Counter {
+        match kind {
+            Kind::Raw => &mut self.raw,
+            Kind::Tool(_) => &mut self.tool,
+        }
+    }
+
+    /// The first reason stands.
+    pub(super) fn stop(&mut self, why: Stop, now: Millis) -> Stopped {
+        *self.stopped.get_or_insert(Stopped { why, at: now })
+    }
+
+    pub(super) fn note_find(&mut self, most: u32, now: Millis) {
+        self.finds = self.finds.saturating_add(1);
+        if self.finds >= most {
+            self.stop(Stop::Finds, now);
+        }
+    }
+
+    pub(super) fn add_call(&mut self, kept: Kept, reported: bool) {
+        self.calls.get_or_insert_default().add(kept, reported);
+    }
+
+    pub(super) fn ended_at(&self, now: Millis) -> Option<Millis> {
+        execution::ended_at(&self.execution, self.stopped, now)
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        Standing {
+            execution: self.execution.clone(),
+            stopped: self.stopped,
+            tool: self.tool,
+            raw: self.raw,
+            finds: self.finds,
+            half_credits: self.half_credits,
+        }
+    }
+
+    /// Takes in an approval as it is now.
+    pub(super) fn put_approval(&mut self, approval: Approval) {
+        match self.approvals.iter_mut().find(|known| known.id == approval.id) {
+            Some(known) => *known = approval,
+            None => self.approvals.push(approval),
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The ledger of one process: a change is made in memory, handed to the journal under the same lock, so that both
+//! have the same order, and answered when it has been written.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use serde_json::value::RawValue;
+
+use super::approval::{self, Answer, Approval, Decided, Decision};
+use super::book::Book;
+use super::call::{Kept, ToolCall};
+use super::entry::{Change, Entry};
+use super::execution::{Caps, Cursor, Execution, Millis, Standing, Stop, Take};
+use super::journal::{Journal, Receipt};
+use super::{LedgerError, Result};
+use crate::model::name::ExecutionId;
+use crate::model::tool::Kind;
+
+/// Memory, with a journal or without.
+pub(super) struct Local {
+    book: Arc<Book>,
+    journal: Option<Journal>,
+}
+
+impl Local {
+    pub(super) fn new(book: Arc<Book>, journal: Option<Journal>) -> Self {
+        Self { book, journal }
+    }
+
+    /// Asked before anything is changed: while the journal cannot be written, nothing is.
+    pub(super) fn ready(&self) -> Result<()> {
+        self.journal.as_ref().map_or(Ok(()), Journal::ready)
+    }
+
+    /// Handed over under the lock of what it changes.
+    fn write(&self, change: &Change<'_>) -> Result<Receipt> {
+        self.journal.as_ref().map_or(Ok(Receipt::none()), |journal| journal.write(change))
+    }
+
+    pub(super) async fn start(&self, new: Execution, now: Millis) -> Result<()> {
+        self.ready()?;
+        self.book.make_room(now)?;
+        let receipt = {
+            let mut shard = self.book.shard(&new.id);
+            let entry = Entry::new(new);
+            let change = Change::Whole(Cow::Borrowed(&entry));
+            if shard.contains_key(&entry.execution.id) {
+                return Err(LedgerError::Exists);
+            }
+            let receipt = self.write(&change)?;
+            self.book.put(&mut shard, entry);
+            receipt
+        };
+        receipt.written().await
+    }
+
+    pub(super) fn find(&self, id: &ExecutionId) -> Option<Execution> {
+        self.book.shard(id).get(id).map(|entry| entry.execution.clone())
+    }
+
+    pub(super) fn standing(&self, id: &ExecutionId) -> Option<Standing> {
+        self.book.shard(id).get(id).map(Entry::standing)
+    }
+
+    pub(super) fn list(&self) -> Vec<Standing> {
+        self.book.each().flat_map(|shard| shard.values().map(Entry::standing).collect::<Vec<_>>()).collect()
+    }
+
+    pub(super) async fn stop(&self, id: &ExecutionId, why: Stop, now: Millis) -> Result<bool> {
+        self.ready()?;
+        let receipt = {
+            let mut shard = self.book.shard(id);
+            let Some(entry) = shard.get_mut(id) else { return Ok(false) };
+            let stopped = entry.stop(why, now);
+            self.write(&Change::Stopped { id: id.as_str().into(), stopped })?
+        };
+        receipt.written().await.map(|()| true)
+    }
+
+    pub(super) async fn restart(&self, execution: Execution) -> Result<()> {
+        self.ready()?;
+        let receipt = {
+            let mut shard = self.book.shard(&execution.id);
+            let entry = Entry::new(execution);
+            let receipt = self.write(&Change::Whole(Cow::Borrowed(&entry)))?;
+            self.book.put(&mut shard, entry);
+            receipt
+        };
+        receipt.written().await
+    }
+
+    pub(super) async fn take(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<Take> {
+        self.ready()?;
+        let (take, receipt) = {
+            let mut shard = self.book.shard(&who.id);
+            let Some(entry) = shard.get_mut(&who.id) else {
+                drop(shard);
+                return self.take_first(who, kind, caps, now).await;
+            };
+            let take = entry.take(kind, caps, now);
+            let Take::Counted { .. } = take else { return Ok(take) };
+            let (id, raw) = (who.id.as_str().into(), kind == Kind::Raw);
+            (take, self.write(&Change::Counted { id, raw, counter: *entry.counter(kind) })?)
+        };
+        receipt.written().await.map(|()| take)
+    }
+
+    /// The first call of a static execution, which brings it into being.
+    async fn take_first(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<Take> {
+        if !who.is_static {
+            return Ok(Take::Unknown);
+        }
+        let (take, receipt) = {
+            let mut shard = self.book.shard(&who.id);
+            if !shard.contains_key(&who.id) {
+                self.book.put(&mut shard, Entry::new(who.clone()));
+            }
+            let Some(entry) = shard.get_mut(&who.id) else { return Err(LedgerError::Unavailable) };
+            let take = entry.take(kind, caps, now);
+            (take, self.write(&Change::Whole(Cow::Borrowed(entry)))?)
+        };
+        receipt.written().await.map(|()| take)
+    }
+
+    pub(super) async fn find_noted(&self, id: &ExecutionId, most: u32, now: Millis) -> Result<bool> {
+        self.ready()?;
+        let (is_stopped, receipt) = {
+            let mut shard = self.book.shard(id);
+            // What cannot be counted must not go on.
+            let Some(entry) = shard.get_mut(id) else { return Ok(true) };
+            entry.note_find(most, now);
+            let (finds, stopped) = (entry.finds, entry.stopped);
+            (stopped.is_some(), self.write(&Change::Found { id: id.as_str().into(), finds, stopped })?)
+        };
+        receipt.written().await.map(|()| is_stopped)
+    }
+
+    pub(super) async fn bill(&self, batch: &[(ExecutionId, u32)], cursor: Cursor) -> Result<()> {
+        self.ready()?;
+        let receipt = {
+            let mut billed = self.book.cursor();
+            if billed.as_ref() == Some(&cursor) {
+                // It has been applied before. Whether it has been written is for the journal to say.
+                self.write(&Change::Billed { cursor: Cow::Borrowed(&cursor), totals: Vec::new() })?
+            } else {
+                let mut shards = self.book.shards(batch.iter().map(|(id, _)| id));
+                let mut totals = Vec::with_capacity(batch.len());
+                for (id, half_credits) in batch {
+                    let shard = shards.get_mut(&self.book.place(id));
+                    // One that has been forgotten has nobody left to ask for its bill.
+                    let Some(entry) = shard.and_then(|shard| shard.get_mut(id)) else { continue };
+                    entry.half_credits = entry.half_credits.saturating_add(u64::from(*half_credits));
+                    totals.push((id.as_str().into(), entry.half_credits));
+                }
+                let receipt = self.write(&Change::Billed { cursor: Cow::Borrowed(&cursor), totals })?;
+                *billed = Some(cursor);
+                receipt
+            }
+        };
+        receipt.written().await
+    }
+
+    pub(super) fn cursor(&self) -> Option<Cursor> {
+        self.book.cursor().clone()
+    }
+
+    pub(super) async fn record(&self, id: &ExecutionId, call: ToolCall) -> Result<()> {
+        self.ready()?;
+        let reported = call.reported;
+        let call = serde_json::value::to_raw_value(&call.bounded()).map_err(|_| LedgerError::Unavailable)?;
+        let receipt = {
+            let mut shard = self.book.shard(id);
+            let entry = shard.get_mut(id).ok_or(LedgerError::Unknown)?;
+            let last = entry.calls.as_ref().map_or(0, |calls| calls.last);
+            let kept = Kept { number: last.saturating_add(1), call };
+            let receipt =
+                self.write(&Change::Recorded { id: id.as_str().into(), reported, kept: Cow::Borrowed(&kept) })?;
+            entry.add_call(kept, reported);
+            receipt
+        };
+        receipt.written().await
+    }
+
+    pub(super) fn tool_calls(&self, id: &ExecutionId) -> Result<Vec<ToolCall>> {
+        let kept = {
+            let shard = self.book.shard(id);
+            shard.get(id).and_then(|entry| entry.calls.as_ref()).map(|calls| calls.all()).unwrap_or_default()
+        };
+        kept.iter().map(|kept| read(&kept.call)).collect()
+    }
+
+    pub(super) async fn ask(&self, asked: Approval, now: Millis) -> Result<Answer> {
+        self.ready()?;
+        let asked = asked.bounded();
+        let (answer, receipt) = {
+            let mut shard = self.book.shard(&asked.execution);
+            let entry = shard.get_mut(&asked.execution).ok_or(LedgerError::Unknown)?;
+            let (answer, changed) = approval::ask(&mut entry.approvals, &asked, now)?;
+            let receipt = match changed {
+                Some(changed) => self.write(&Change::Approval(Cow::Owned(changed)))?,
+                None => Receipt::none(),
+            };
+            (answer, receipt)
+        };
+        receipt.written().await.map(|()| answer)
+    }
+
+    pub(super) async fn decide(&self, id: &str, decision: Decision, now: Millis) -> Result<Decided> {
+        self.ready()?;
+        let mut found = None;
+        // Where it lies, nobody keeps: people decide, and seldom.
+        for mut shard in self.book.each() {
+            let known = shard.values_mut().flat_map(|entry| &mut entry.approvals).find(|known| known.id == id);
+            let Some(known) = known else { continue };
+            let decided = approval::decide(known, decision, now);
+            let receipt = match decided {
+                Decided::Done => self.write(&Change::Approval(Cow::Borrowed(known)))?,
+                _ => Receipt::none(),
+            };
+            found = Some((decided, receipt));
+            break;
+        }
+        let Some((decided, receipt)) = found else { return Ok(Decided::Unknown) };
+        receipt.written().await.map(|()| decided)
+    }
+
+    pub(super) fn approval(&self, id: &str, now: Millis) -> Option<Approval> {
+        let find = |entry: &Entry| entry.approvals.iter().find(|known| known.id == id).cloned();
+        self.book.each().find_map(|shard| shard.values().find_map(find)).map(|known| known.shown_at(now))
+    }
+
+    pub(super) fn approvals(&self, now: Millis) -> Vec<Approval> {
+        let mut all = Vec::new();
+        for shard in self.book.each() {
+            let known = shard.values().flat_map(|entry| entry.approvals.iter().cloned());
+            all.extend(known.map(|known| known.shown_at(now)));
+        }
+        all.sort_unstable_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+        all
+    }
+}
+
+fn read(call: &RawValue) -> Result<ToolCall> {
+    serde_json::from_str(call.get()).map_err(|_| LedgerError::Unavailable)
+}

@@ -1,0 +1,246 @@
+//! Executions, what they have used up, and what they may: one interface, three stores.
+//!
+//! | store | survives | shared by |
+//! |---|---|---|
+//! | [`Ledger::memory`] | nothing | one process |
+//! | [`Ledger::embedded`] | `kill -9` | one process, which holds the file |
+//! | [`Ledger::shared`] | what its server survives | all processes that use the server |
+//!
+//! Whatever is changed is in the store when the call returns. A store that cannot take it is an error, and whoever
+//! gets one lets nothing through; what was counted then stays counted. The stores of one process are told what time it
+//! is. Of the shared one, the server's own clock holds for windows and for what ends, because proxies' clocks differ.
+
+mod approval;
+mod book;
+mod call;
+mod entry;
+mod execution;
+mod journal;
+mod local;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use approval::{Answer, Approval, Decided, Decision, MOST_OPEN, State};
+pub use call::{MOST_CALLS, ToolCall};
+pub use execution::{Caps, Counter, Cursor, Execution, Millis, Standing, Stop, Stopped, Take, Window};
+
+use crate::model::name::ExecutionId;
+use crate::model::tool::Kind;
+use local::Local;
+
+/// Executions that are held; static ones, of which each task has one, are not counted.
+pub const MOST_EXECUTIONS: usize = 100_000;
+/// How long an execution is known after it has ended.
+pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
+
+/// Why the ledger did not do what it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LedgerError {
+    /// The id is in use.
+    #[error("the id is in use")]
+    Exists,
+    /// [`MOST_EXECUTIONS`] are live.
+    #[error("there are too many executions")]
+    Full,
+    /// The store does not answer, cannot be written, or answers nonsense.
+    #[error("the ledger cannot be used")]
+    Unavailable,
+    /// There is no such execution, or none any more.
+    #[error("there is no such execution")]
+    Unknown,
+}
+
+type Result<T> = std::result::Result<T, LedgerError>;
+
+/// The handle that everything that counts holds, in an [`Arc`].
+pub struct Ledger(Store);
+
+enum Store {
+    Local(Local),
+}
+
+impl Ledger {
+    /// One that ends with the process.
+    #[must_use]
+    pub fn memory() -> Self {
+        Self(Store::Local(Local::new(Arc::default(), None)))
+    }
+
+    /// Whether the store takes changes now.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn check(&self) -> Result<()> {
+        match &self.0 {
+            Store::Local(local) => local.ready(),
+        }
+    }
+
+    /// Notes an execution that begins.
+    ///
+    /// # Errors
+    /// [`LedgerError::Exists`], [`LedgerError::Full`], or [`LedgerError::Unavailable`].
+    pub async fn start(&self, new: Execution, now: Millis) -> Result<()> {
+        match &self.0 {
+            Store::Local(local) => local.start(new, now).await,
+        }
+    }
+
+    /// What never changes of an execution, for a question at every request.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn find(&self, id: &ExecutionId) -> Result<Option<Execution>> {
+        match &self.0 {
+            Store::Local(local) => Ok(local.find(id)),
+        }
+    }
+
+    /// Everything there is to show of an execution.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn standing(&self, id: &ExecutionId) -> Result<Option<Standing>> {
+        match &self.0 {
+            Store::Local(local) => Ok(local.standing(id)),
+        }
+    }
+
+    /// All executions that are known, in no order.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn list(&self) -> Result<Vec<Standing>> {
+        match &self.0 {
+            Store::Local(local) => Ok(local.list()),
+        }
+    }
+
+    /// Stops an execution, for good. True if there is one, also if it was stopped before; then the first reason
+    /// stands.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn stop(&self, id: &ExecutionId, why: Stop, now: Millis) -> Result<bool> {
+        match &self.0 {
+            Store::Local(local) => local.stop(id, why, now).await,
+        }
+    }
+
+    /// Begins a static execution anew: nothing counted, found, billed, recorded or asked for, and not stopped.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn restart(&self, execution: Execution) -> Result<()> {
+        match &self.0 {
+            Store::Local(local) => local.restart(execution).await,
+        }
+    }
+
+    /// Lets a call through and counts it, in one step. Tool calls and raw requests are counted apart, also without
+    /// caps. A static execution comes into being as it is given.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn take(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<Take> {
+        match &self.0 {
+            Store::Local(local) => local.take(who, kind, caps, now).await,
+        }
+    }
+
+    /// Notes that a credential was found in what an execution wanted to send; the find that makes `most` of them
+    /// stops it. True if it is stopped now, or not known.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn find_noted(&self, id: &ExecutionId, most: u32, now: Millis) -> Result<bool> {
+        match &self.0 {
+            Store::Local(local) => local.find_noted(id, most, now).await,
+        }
+    }
+
+    /// Adds half-credits to bills, and moves the cursor, both or neither. A batch whose cursor is where the ledger's
+    /// already stands has been applied, and is not again: so it may be repeated after an error, as it was.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`]. Then it may have been applied or not; the next call, or [`Self::cursor`], tells.
+    pub async fn bill(&self, batch: &[(ExecutionId, u32)], cursor: Cursor) -> Result<()> {
+        match &self.0 {
+            Store::Local(local) => local.bill(batch, cursor).await,
+        }
+    }
+
+    /// How far has been billed.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn cursor(&self) -> Result<Option<Cursor>> {
+        match &self.0 {
+            Store::Local(local) => Ok(local.cursor()),
+        }
+    }
+
+    /// Adds a tool call to its execution's record, of which the last [`MOST_CALLS`] are kept. One that was only
+    /// reported never makes another go that was not.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unknown`] or [`LedgerError::Unavailable`].
+    pub async fn record(&self, id: &ExecutionId, call: ToolCall) -> Result<()> {
+        match &self.0 {
+            Store::Local(local) => local.record(id, call).await,
+        }
+    }
+
+    /// The tool calls of an execution's record, oldest first; none of one that is not known.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn tool_calls(&self, id: &ExecutionId) -> Result<Vec<ToolCall>> {
+        match &self.0 {
+            Store::Local(local) => local.tool_calls(id),
+        }
+    }
+
+    /// Asks whether a request may go on that a person has to allow, and notes it if it is new. The same request is
+    /// one of the same execution with the same digest. The state that `asked` has is of no account.
+    ///
+    /// # Errors
+    /// [`LedgerError::Exists`] if the id that was made up is in use, [`LedgerError::Unknown`] or
+    /// [`LedgerError::Unavailable`].
+    pub async fn ask(&self, asked: Approval, now: Millis) -> Result<Answer> {
+        match &self.0 {
+            Store::Local(local) => local.ask(asked, now).await,
+        }
+    }
+
+    /// Decides on a request that waits.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn decide(&self, id: &str, decision: Decision, now: Millis) -> Result<Decided> {
+        match &self.0 {
+            Store::Local(local) => local.decide(id, decision, now).await,
+        }
+    }
+
+    /// One approval.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn approval(&self, id: &str, now: Millis) -> Result<Option<Approval>> {
+        match &self.0 {
+            Store::Local(local) => Ok(local.approval(id, now)),
+        }
+    }
+
+    /// All approvals that are known, oldest first.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn approvals(&self, now: Millis) -> Result<Vec<Approval>> {
+        match &self.0 {
+            Store::Local(local) => Ok(local.approvals(now)),
+        }
+    }
+}
