@@ -110,11 +110,19 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 }
 
 fn staged(path: &Path, content: &[u8], mode: u32) -> io::Result<tempfile::NamedTempFile> {
-    let mut file = tempfile::Builder::new().prefix(&temporary(path)).suffix(TEMPORARY).tempfile_in(folder(path))?;
+    let mut file = beside(path)?;
     file.write_all(content)?;
     file.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
     file.as_file().sync_all()?;
     Ok(file)
+}
+
+/// An empty temporary file beside another, for its owner alone. [`sweep`] knows it.
+///
+/// # Errors
+/// As the file system says.
+pub fn beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+    tempfile::Builder::new().prefix(&temporary(path)).suffix(TEMPORARY).tempfile_in(folder(path))
 }
 
 /// Removes what a killed process left of its way to replace a file. Nobody else may be writing it.

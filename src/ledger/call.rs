@@ -98,10 +98,6 @@ impl Calls {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.last == 0
-    }
-
     /// All that are kept, in the order in which they came.
     pub(super) fn all(&self) -> Vec<Kept> {
         let mut all: Vec<Kept> = self.judged.iter().chain(&self.reported).cloned().collect();

@@ -1,21 +1,267 @@
-//! What survives `kill -9`.
-use super::Result;
+//! What survives `kill -9`: a file of changes, each handed to the kernel before its call returns.
+//!
+//! One thread writes what waits in groups. It does not wait for the disk: after a power cut, the last changes may be
+//! missing. What could not be written is owed, and written first; until then nothing else is let in. A file that has
+//! grown too long is replaced by one that says the same in fewer lines (see `compact`).
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::book::Book;
+use super::compact::{self, Compacted};
 use super::entry::Change;
-pub(super) struct Journal(());
-pub(super) struct Receipt(());
+use super::line;
+use super::{LedgerError, Result};
+use crate::files;
+
+/// Bytes that may wait when a call asks to be counted; with more, it is refused.
+const MAX_WAITING: usize = 16 * 1024 * 1024;
+/// Lines of one group.
+const MAX_GROUP: usize = 1_024;
+/// A file that takes longer than this is broken.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often it is tried to write what is owed.
+const RETRY: Duration = Duration::from_millis(200);
+/// A file of this size is worth compacting, if it is twice as long as after the last time.
+pub(super) const COMPACT_AT: u64 = 8 * 1024 * 1024;
+
+/// The handle that calls hold.
+pub(super) struct Journal {
+    inbox: mpsc::Sender<Message>,
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What calls know of the thread.
+struct State {
+    healthy: AtomicBool,
+    /// Bytes that have been handed over and not been written.
+    waiting: AtomicUsize,
+}
+
+/// Resolves when a change has been written.
+pub(super) struct Receipt(Option<oneshot::Receiver<Result<()>>>);
+
+/// What the thread is told.
+pub(super) enum Message {
+    Compacted(io::Result<Compacted>),
+    End,
+    Line { line: Vec<u8>, written: oneshot::Sender<Result<()>> },
+}
+
 impl Journal {
-    pub(super) fn ready(&self) -> Result<()> {
-        Ok(self.0)
+    /// Opens or makes the file, brings the book to where it ends, and starts the thread.
+    ///
+    /// # Errors
+    /// If the file cannot be opened, another process has it, or it is damaged anywhere but at its end.
+    pub(super) fn open(path: &Path, book: Arc<Book>, compact_at: u64) -> io::Result<Self> {
+        files::private_dir(files::folder(path))?;
+        let file = locked(path)?;
+        files::sweep(path)?;
+        let size = line::replay(&file, path, &mut |change| book.apply(change))?;
+        // What a killed process was in the midst of writing.
+        file.set_len(size)?;
+        let state = Arc::new(State { healthy: AtomicBool::new(true), waiting: AtomicUsize::new(0) });
+        let (inbox, messages) = mpsc::channel();
+        let mut writer = Writer {
+            path: path.to_owned(),
+            file,
+            size,
+            owed: Vec::new(),
+            book,
+            compact_at,
+            compact_when: compact_at,
+            is_compacting: false,
+            inbox: inbox.clone(),
+            state: state.clone(),
+        };
+        if size == 0 {
+            line::HEADER.clone_into(&mut writer.owed);
+            writer.pay()?;
+        }
+        let thread = thread::Builder::new().name("ledger".to_owned()).spawn(move || writer.run(&messages))?;
+        Ok(Self { inbox, state, thread: Some(thread) })
     }
-    pub(super) fn write(&self, _change: &Change<'_>) -> Result<Receipt> {
-        Ok(Receipt(self.0))
+
+    /// Whether a change can be written, as far as is known.
+    pub(super) fn ready(&self) -> Result<()> {
+        let has_room = self.state.waiting.load(Ordering::Relaxed) < MAX_WAITING;
+        let is_healthy = self.state.healthy.load(Ordering::Relaxed);
+        if has_room && is_healthy { Ok(()) } else { Err(LedgerError::Unavailable) }
+    }
+
+    /// Hands a change over without waiting. Changes of one execution have to be handed over in their order.
+    pub(super) fn write(&self, change: &Change<'_>) -> Result<Receipt> {
+        let line = line::seal(change).ok_or(LedgerError::Unavailable)?;
+        let (written, done) = oneshot::channel();
+        let bytes = line.len();
+        self.state.waiting.fetch_add(bytes, Ordering::Relaxed);
+        if self.inbox.send(Message::Line { line, written }).is_err() {
+            // The thread is gone, and with it every hope.
+            self.state.healthy.store(false, Ordering::Relaxed);
+            return Err(LedgerError::Unavailable);
+        }
+        Ok(Receipt(Some(done)))
     }
 }
+
+/// Waits until all that was handed over has been written or has failed: the file is free then.
+impl Drop for Journal {
+    fn drop(&mut self) {
+        let _ = self.inbox.send(Message::End);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
 impl Receipt {
-    pub(super) fn none() -> Self {
-        Self(())
+    /// Of something that need not be written.
+    pub(super) const fn none() -> Self {
+        Self(None)
     }
+
     pub(super) async fn written(self) -> Result<()> {
-        Ok(self.0)
+        let Some(done) = self.0 else { return Ok(()) };
+        match tokio::time::timeout(PATIENCE, done).await {
+            Ok(Ok(result)) => result,
+            _ => Err(LedgerError::Unavailable),
+        }
     }
+}
+
+/// What the thread owns.
+struct Writer {
+    path: PathBuf,
+    file: File,
+    /// How much of the file holds. What lies behind it is overwritten.
+    size: u64,
+    /// What has been handed over and could not be written yet. Calls are refused while there is any, so it ends
+    /// where the queue ended.
+    owed: Vec<u8>,
+    book: Arc<Book>,
+    compact_at: u64,
+    /// The size at which the file is compacted next.
+    compact_when: u64,
+    is_compacting: bool,
+    inbox: mpsc::Sender<Message>,
+    state: Arc<State>,
+}
+
+impl Writer {
+    fn run(&mut self, messages: &mpsc::Receiver<Message>) {
+        loop {
+            let first = if self.owed.is_empty() {
+                messages.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
+            } else {
+                messages.recv_timeout(RETRY)
+            };
+            let mut waiting = Vec::new();
+            let mut is_over = false;
+            match first {
+                Ok(first) => {
+                    for message in std::iter::once(first).chain(messages.try_iter().take(MAX_GROUP)) {
+                        match message {
+                            Message::Compacted(compacted) => self.take_up(compacted),
+                            Message::End => is_over = true,
+                            Message::Line { line, written } => {
+                                self.owed.extend_from_slice(&line);
+                                waiting.push((line.len(), written));
+                            }
+                        }
+                    }
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => is_over = true,
+            }
+            self.write_group(waiting);
+            if is_over {
+                return;
+            }
+        }
+    }
+
+    fn write_group(&mut self, waiting: Vec<(usize, oneshot::Sender<Result<()>>)>) {
+        let paid = self.pay();
+        if let Err(error) = &paid
+            && self.state.healthy.swap(false, Ordering::Relaxed)
+        {
+            tracing::error!(%error, "the ledger cannot be written; requests are refused");
+        }
+        if paid.is_ok() && !self.state.healthy.swap(true, Ordering::Relaxed) {
+            tracing::info!("the ledger can be written again");
+        }
+        let taken = waiting.iter().map(|(bytes, _)| bytes).sum();
+        self.state.waiting.fetch_sub(taken, Ordering::Relaxed);
+        for (_, written) in waiting {
+            // Whoever asked may have gone; the line stands.
+            let _ = written.send(paid.as_ref().map(|()| ()).map_err(|_| LedgerError::Unavailable));
+        }
+        self.compact_if_due();
+    }
+
+    /// Writes what is owed. What got out of a write that failed is a prefix of it, and is overwritten the next time.
+    fn pay(&mut self) -> io::Result<()> {
+        if self.owed.is_empty() {
+            return Ok(());
+        }
+        self.file.write_all_at(&self.owed, self.size)?;
+        self.size = self.size.saturating_add(self.owed.len() as u64);
+        self.owed.clear();
+        self.owed.shrink_to(MAX_GROUP.saturating_mul(256));
+        Ok(())
+    }
+
+    fn compact_if_due(&mut self) {
+        if self.is_compacting || self.size < self.compact_when {
+            return;
+        }
+        let (path, book, from, inbox) = (self.path.clone(), self.book.clone(), self.size, self.inbox.clone());
+        // Calls go on meanwhile.
+        let begun = thread::Builder::new().name("ledger-compact".to_owned()).spawn(move || {
+            let _ = inbox.send(Message::Compacted(compact::write(&path, &book, from)));
+        });
+        match begun {
+            Ok(_) => self.is_compacting = true,
+            Err(error) => self.put_off(&error),
+        }
+    }
+
+    fn take_up(&mut self, compacted: io::Result<Compacted>) {
+        self.is_compacting = false;
+        match compacted.and_then(|compacted| compacted.take_over(&self.path, &self.file, self.size)) {
+            Ok((file, size)) => {
+                self.compact_when = self.compact_at.max(size.saturating_mul(2));
+                (self.file, self.size) = (file, size);
+            }
+            Err(error) => self.put_off(&error),
+        }
+    }
+
+    fn put_off(&mut self, error: &io::Error) {
+        tracing::warn!(%error, "the ledger cannot be compacted; it goes on in the old file");
+        self.compact_when = self.size.saturating_add(self.compact_at);
+    }
+}
+
+/// Opens a file that nobody else may have open.
+fn locked(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    let in_use = || io::Error::new(io::ErrorKind::ResourceBusy, "another process uses this ledger");
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(fs::TryLockError::Error(error)) => return Err(error),
+        Err(fs::TryLockError::WouldBlock) => return Err(in_use()),
+    }
+    // Between the two, another process may have compacted it, and have put another file in its place.
+    let (ours, there) = (file.metadata()?, fs::metadata(path)?);
+    if (ours.dev(), ours.ino()) == (there.dev(), there.ino()) { Ok(file) } else { Err(in_use()) }
 }

@@ -91,35 +91,27 @@ impl Local {
 
     pub(super) async fn take(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<Take> {
         self.ready()?;
-        let (take, receipt) = {
-            let mut shard = self.book.shard(&who.id);
-            let Some(entry) = shard.get_mut(&who.id) else {
-                drop(shard);
-                return self.take_first(who, kind, caps, now).await;
-            };
-            let take = entry.take(kind, caps, now);
-            let Take::Counted { .. } = take else { return Ok(take) };
-            let (id, raw) = (who.id.as_str().into(), kind == Kind::Raw);
-            (take, self.write(&Change::Counted { id, raw, counter: *entry.counter(kind) })?)
-        };
+        let (take, receipt) = self.take_unwritten(who, kind, caps, now)?;
         receipt.written().await.map(|()| take)
     }
 
-    /// The first call of a static execution, which brings it into being.
-    async fn take_first(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<Take> {
-        if !who.is_static {
-            return Ok(Take::Unknown);
-        }
-        let (take, receipt) = {
-            let mut shard = self.book.shard(&who.id);
-            if !shard.contains_key(&who.id) {
-                self.book.put(&mut shard, Entry::new(who.clone()));
+    fn take_unwritten(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<(Take, Receipt)> {
+        let mut shard = self.book.shard(&who.id);
+        let Some(entry) = shard.get_mut(&who.id) else {
+            if !who.is_static {
+                return Ok((Take::Unknown, Receipt::none()));
             }
-            let Some(entry) = shard.get_mut(&who.id) else { return Err(LedgerError::Unavailable) };
+            let mut entry = Entry::new(who.clone());
             let take = entry.take(kind, caps, now);
-            (take, self.write(&Change::Whole(Cow::Borrowed(entry)))?)
+            let receipt = self.write(&Change::Whole(Cow::Borrowed(&entry)))?;
+            self.book.put(&mut shard, entry);
+            return Ok((take, receipt));
         };
-        receipt.written().await.map(|()| take)
+        let take = entry.take(kind, caps, now);
+        let Take::Counted { .. } = take else { return Ok((take, Receipt::none())) };
+        let (id, raw) = (who.id.as_str().into(), kind == Kind::Raw);
+        let receipt = self.write(&Change::Counted { id, raw, counter: *entry.counter(kind) })?;
+        Ok((take, receipt))
     }
 
     pub(super) async fn find_noted(&self, id: &ExecutionId, most: u32, now: Millis) -> Result<bool> {

@@ -13,11 +13,17 @@
 mod approval;
 mod book;
 mod call;
+mod compact;
 mod entry;
 mod execution;
 mod journal;
+mod line;
 mod local;
+#[cfg(test)]
+mod tests;
 
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +33,8 @@ pub use execution::{Caps, Counter, Cursor, Execution, Millis, Standing, Stop, St
 
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
+use book::Book;
+use journal::Journal;
 use local::Local;
 
 /// Executions that are held; static ones, of which each task has one, are not counted.
@@ -65,6 +73,21 @@ impl Ledger {
     #[must_use]
     pub fn memory() -> Self {
         Self(Store::Local(Local::new(Arc::default(), None)))
+    }
+
+    /// One in a file, which is made if there is none. A process that is killed loses nothing; after a power cut, the
+    /// last changes may be missing.
+    ///
+    /// # Errors
+    /// If the file cannot be opened, another process has it, or it is damaged; the text says what to do.
+    pub fn embedded(path: &Path) -> io::Result<Self> {
+        Self::embedded_and_compacted_at(path, journal::COMPACT_AT)
+    }
+
+    fn embedded_and_compacted_at(path: &Path, size: u64) -> io::Result<Self> {
+        let book = Arc::<Book>::default();
+        let journal = Journal::open(path, book.clone(), size)?;
+        Ok(Self(Store::Local(Local::new(book, Some(journal)))))
     }
 
     /// Whether the store takes changes now.

@@ -1,0 +1,76 @@
+//! A journal that has grown too long is written anew: first how everything stands, as of some moment during the
+//! writing, then all lines that came since it began. Lines say what is, so those that the first part knows of change
+//! nothing. Until the new file takes the old one's name the old one is whole, and from then on the new one is.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use tempfile::NamedTempFile;
+
+use super::book::Book;
+use super::entry::Change;
+use super::line;
+use crate::files;
+
+/// A new file that holds how everything stood.
+pub(super) struct Compacted {
+    file: NamedTempFile,
+    size: u64,
+    /// How long the old file was when it was begun.
+    from: u64,
+}
+
+/// Writes how everything stands into a file beside the journal, and waits for the disk. All that is in the journal
+/// up to `from` has to be in the book.
+///
+/// # Errors
+/// As the file system says.
+pub(super) fn write(path: &Path, book: &Book, from: u64) -> io::Result<Compacted> {
+    let file = files::beside(path)?;
+    let mut out = BufWriter::new(file.as_file());
+    out.write_all(line::HEADER)?;
+    let cursor = book.cursor().clone();
+    if let Some(cursor) = cursor {
+        out.write_all(&sealed(&Change::Billed { cursor: Cow::Owned(cursor), totals: Vec::new() })?)?;
+    }
+    for shard in book.each() {
+        // So that no disk is waited for while calls wait for this lock.
+        let lines = shard.values().map(|entry| sealed(&Change::Whole(Cow::Borrowed(entry))));
+        let lines = lines.collect::<io::Result<Vec<_>>>()?;
+        drop(shard);
+        lines.iter().try_for_each(|line| out.write_all(line))?;
+    }
+    out.flush()?;
+    drop(out);
+    file.as_file().sync_all()?;
+    let size = file.as_file().metadata()?.len();
+    Ok(Compacted { file, size, from })
+}
+
+impl Compacted {
+    /// Adds what came since, and takes the journal's place. Returns the file, and how long it is.
+    ///
+    /// # Errors
+    /// As the file system says; then the old file is still the journal.
+    pub(super) fn take_over(self, path: &Path, mut old: &File, old_size: u64) -> io::Result<(File, u64)> {
+        let Self { file, size, from } = self;
+        file.as_file().try_lock()?;
+        let since = old_size.saturating_sub(from);
+        old.seek(SeekFrom::Start(from))?;
+        let copied = io::copy(&mut old.take(since), &mut file.as_file())?;
+        if copied != since {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        file.as_file().sync_data()?;
+        let file = file.persist(path).map_err(|error| error.error)?;
+        // Only a power cut could undo the new name now; the old file would be found, which is no loss to speak of.
+        let _ = File::open(files::folder(path)).and_then(|dir| dir.sync_all());
+        Ok((file, size.saturating_add(since)))
+    }
+}
+
+fn sealed(change: &Change<'_>) -> io::Result<Vec<u8>> {
+    line::seal(change).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}

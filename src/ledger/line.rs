@@ -1,0 +1,89 @@
+//! A line of the journal: a checksum, and a change as JSON.
+
+use std::fs::File;
+use std::hash::Hasher;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
+
+use twox_hash::XxHash64;
+
+use super::entry::Change;
+
+/// What a journal begins with.
+pub(super) const HEADER: &[u8] = b"exeat ledger 1\n";
+
+/// Hex digits of a checksum.
+const SUM: usize = 16;
+
+/// A change as a line. None if it cannot be put into words, which only its type could be the reason for.
+pub(super) fn seal(change: &Change<'_>) -> Option<Vec<u8>> {
+    let mut line = Vec::with_capacity(160);
+    line.extend_from_slice(&[b'0'; SUM]);
+    line.push(b' ');
+    serde_json::to_writer(&mut line, change).ok()?;
+    let (mut sum, text) = line.split_at_mut_checked(SUM)?;
+    write!(sum, "{:016x}", checksum(text.get(1..)?)).ok()?;
+    line.push(b'\n');
+    Some(line)
+}
+
+/// Hands out the changes of a journal, in order. Returns how long the part is that holds.
+///
+/// A process that is killed leaves a beginning of what it wrote, so a last line that is not whole is no line. Any
+/// other that is not whole is damage.
+///
+/// # Errors
+/// As the file system says; `InvalidData`, with what to do, if the file is damaged or none of ours.
+pub(super) fn replay(file: &File, path: &Path, each: &mut dyn FnMut(Change<'_>)) -> io::Result<u64> {
+    let mut reader = BufReader::with_capacity(256 * 1024, file);
+    let (mut good, mut number) = (0_u64, 0_u64);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let length = reader.read_until(b'\n', &mut line)? as u64;
+        if length == 0 {
+            return Ok(good);
+        }
+        number = number.saturating_add(1);
+        let is_last = reader.fill_buf()?.is_empty();
+        let read = if number == 1 { is_header(&line) } else { open(&line).map(&mut *each) };
+        if read.is_none() {
+            let was_cut = is_last && (number > 1 || HEADER.starts_with(&line));
+            if !was_cut {
+                return Err(damaged(path, number));
+            }
+            tracing::warn!(path = %path.display(), bytes = length, "the ledger's last line is not whole; it was dropped");
+            return Ok(good);
+        }
+        good = good.saturating_add(length);
+    }
+}
+
+fn is_header(line: &[u8]) -> Option<()> {
+    (line == HEADER).then_some(())
+}
+
+/// The change that a line is, if it is whole.
+fn open(line: &[u8]) -> Option<Change<'_>> {
+    let (sum, text) = line.strip_suffix(b"\n")?.split_at_checked(SUM)?;
+    let text = text.strip_prefix(b" ")?;
+    let sum = u64::from_str_radix(std::str::from_utf8(sum).ok()?, 16).ok()?;
+    if sum == checksum(text) { serde_json::from_slice(text).ok() } else { None }
+}
+
+fn damaged(path: &Path, line: u64) -> io::Error {
+    let path = path.display();
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!(
+            "{path} is damaged at line {line}, or no ledger of this version: put a copy in its place, or move it away to \
+             begin with an empty one (executions, counts, bills and approvals are gone then)"
+        ),
+    )
+}
+
+fn checksum(text: &[u8]) -> u64 {
+    let mut hasher = XxHash64::with_seed(0);
+    hasher.write(text);
+    hasher.finish()
+}
