@@ -1,8 +1,11 @@
 //! How often credentials were found in what an execution wanted to send.
 
 use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
 
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Verdict};
@@ -11,26 +14,91 @@ use crate::model::refusal::{Deny, Verdict};
 /// counted must not go on.
 const MOST: usize = 100_000;
 
-/// The finds of all executions, from the start of the process to its end. A new policy changes nothing.
-pub struct Finds(watch::Sender<Found>);
+/// Finds that may wait to be written down.
+const MOST_NOTES: usize = 10_000;
+/// How long anyone waits until theirs has been.
+const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Who was found with what, so often.
+/// The finds of all executions, and which of them have been stopped. Whoever has the other end of [`Self::notes`]
+/// writes them down for after the process's end.
+pub struct Finds {
+    found: watch::Sender<Found>,
+    notes: mpsc::Sender<Note>,
+    inbox: Mutex<Option<mpsc::Receiver<Note>>>,
+}
+
+/// Who was found with what, so often. Of one that was stopped, as often as can be.
 pub type Found = HashMap<ExecutionId, u32>;
+
+/// What is to be written down.
+pub enum Note {
+    /// A find.
+    Find(ExecutionId),
+    /// Somebody waits until those before have been.
+    Settled(oneshot::Sender<()>),
+}
 
 impl Default for Finds {
     fn default() -> Self {
-        Self(watch::Sender::new(HashMap::new()))
+        let (notes, inbox) = mpsc::channel(MOST_NOTES);
+        Self { found: watch::Sender::new(HashMap::new()), notes, inbox: Mutex::new(Some(inbox)) }
     }
 }
 
 impl Finds {
+    /// What is to be written down; none the second time.
+    #[must_use]
+    pub fn notes(&self) -> Option<mpsc::Receiver<Note>> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// Notes one more.
     pub(super) fn note(&self, execution: &ExecutionId) {
-        self.0.send_if_modified(|found| {
+        self.change(execution, |count| count.saturating_add(1));
+        if self.notes.try_send(Note::Find(execution.clone())).is_err() {
+            // What cannot be written down must not be forgotten by a restart: nothing more comes of it.
+            self.stop(execution);
+        }
+    }
+
+    /// An execution goes on no longer: what of it is under way ends.
+    pub fn stop(&self, execution: &ExecutionId) {
+        self.change(execution, |_| u32::MAX);
+    }
+
+    /// Takes up what was written down.
+    pub fn recall(&self, execution: &ExecutionId, count: u32) {
+        self.change(execution, |known| known.max(count));
+    }
+
+    /// Forgets an execution, which has begun anew or is no more.
+    pub fn forget(&self, execution: &ExecutionId) {
+        self.found.send_if_modified(|found| found.remove(execution).is_some());
+    }
+
+    /// The executions that are remembered.
+    #[must_use]
+    pub fn known(&self) -> Vec<ExecutionId> {
+        self.found.borrow().keys().cloned().collect()
+    }
+
+    /// Returns once all finds so far have been written down, or nobody does so for a while.
+    pub async fn settled(&self) {
+        let (asked, settled) = oneshot::channel();
+        let settled = async {
+            if self.notes.send(Note::Settled(asked)).await.is_ok() {
+                let _ = settled.await;
+            }
+        };
+        let _ = timeout(PATIENCE, settled).await;
+    }
+
+    fn change(&self, execution: &ExecutionId, to: impl Fn(u32) -> u32) {
+        self.found.send_if_modified(|found| {
             let has_room = found.len() < MOST;
             match found.get_mut(execution) {
-                Some(count) => *count = count.saturating_add(1),
-                None if has_room => drop(found.insert(execution.clone(), 1)),
+                Some(count) => *count = to(*count),
+                None if has_room => drop(found.insert(execution.clone(), to(0))),
                 // It counts as stopped from now on, with all that are not remembered.
                 None => return false,
             }
@@ -43,16 +111,16 @@ impl Finds {
     /// # Errors
     /// [`Deny::ExecutionStopped`].
     pub fn judge(&self, execution: &ExecutionId, most: u32) -> Verdict<()> {
-        let found = self.0.borrow();
+        let found = self.found.borrow();
         let count = found.get(execution).copied();
         let count = count.unwrap_or(if found.len() < MOST { 0 } else { u32::MAX });
         if count >= most { Err(Deny::ExecutionStopped.into()) } else { Ok(()) }
     }
 
-    /// Wakes whoever holds it at every find.
+    /// Wakes whoever holds it at every find, and when an execution is stopped.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<Found> {
-        self.0.subscribe()
+        self.found.subscribe()
     }
 }
 
@@ -83,10 +151,10 @@ mod tests {
         finds.note(&execution("known"));
         assert!(finds.judge(&execution("new"), 1).is_ok());
         for n in 1..MOST {
-            finds.note(&execution(&n.to_string()));
+            finds.recall(&execution(&n.to_string()), 1);
         }
         finds.note(&execution("one more"));
-        assert_eq!(finds.0.borrow().len(), MOST);
+        assert_eq!(finds.known().len(), MOST);
         for name in ["one more", "new"] {
             assert_eq!(finds.judge(&execution(name), 1000), Err(Deny::ExecutionStopped.into()), "{name}");
         }

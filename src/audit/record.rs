@@ -18,6 +18,7 @@ use super::finds::Finds;
 use super::sink::{Sink, SinkError};
 use crate::files;
 use crate::leak::{Found, Matcher, Whose};
+use crate::model::limited::Limited;
 use crate::model::name::{CredentialName, ExecutionId, TaskName};
 use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
@@ -109,6 +110,10 @@ pub struct Record {
     execution: Option<ExecutionId>,
     /// A credential was found in what was to be sent.
     found: bool,
+    /// The limit that was reached.
+    limited: Option<Limited>,
+    /// What it takes for as long as it is under way.
+    held: Vec<Box<dyn Send + Sync>>,
 }
 
 /// What the bodies of an exchange have in common: how much has passed, when something last did, and how
@@ -265,6 +270,8 @@ impl Record {
             about: None,
             execution: None,
             found: false,
+            limited: None,
+            held: Vec::new(),
         }
     }
 
@@ -355,6 +362,24 @@ impl Record {
         self.about = found.credential().filter(|_| found.is_own).cloned();
         self.count_find(Deny::LeakDetected.into());
         Deny::LeakDetected.into()
+    }
+
+    /// A refusal because of a limit of the plan.
+    pub fn limited(&mut self, deny: Deny, limited: Limited) -> Refusal {
+        self.rule(format!("{}: {}", limited.name, limited.limit));
+        self.limited = Some(limited);
+        deny.into()
+    }
+
+    /// The limit that was reached, if that is the reason.
+    #[must_use]
+    pub fn limit(&self) -> Option<&Limited> {
+        self.limited.as_ref()
+    }
+
+    /// Holds on to something until the exchange is over.
+    pub fn hold(&mut self, place: impl Send + Sync + 'static) {
+        self.held.push(Box::new(place));
     }
 
     /// The credential that the refusal is about: the task's own, so its name may be told.

@@ -24,9 +24,10 @@ use super::{Services, tunnel};
 use crate::audit::record::Record;
 use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::tool::Kind;
 use crate::policy::plan::Timeouts;
 use crate::stages::forward::Received;
-use crate::stages::{authorize, identify, parse, throttle};
+use crate::stages::{authorize, identify, parse};
 
 /// A client connection and what its tunnels inherit.
 pub(super) struct Client {
@@ -137,7 +138,9 @@ async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<In
     record.request(&request);
     let connect = request.method() == Method::CONNECT;
     let doorway = Doorway::of(&mut request, passage);
-    match judged(client, request, &mut record).await {
+    let judged = judged(client, request, &mut record).await;
+    services.settle(judged.as_ref().err().copied(), &mut record).await;
+    match judged {
         Ok(Passed::Answered(received)) => websocket::answer(client, doorway, received, record),
         Ok(Passed::Tunnelled(tunnel)) => {
             passage.switches();
@@ -158,18 +161,18 @@ async fn judged(client: &Arc<Client>, request: Request<Incoming>, record: &mut R
         return Err(Fail::Draining.into());
     }
     let policy = services.policies.snapshot();
-    let caller = identify::caller(&policy, request.headers(), &client.peer)?;
+    let caller = identify::caller(&policy, &services.ledger, request.headers(), &client.peer).await?;
     record.caller(caller.task(), caller.execution());
     client.held.sit(&services.seats, caller.execution())?;
-    let taken = throttle::take(&policy, &services.finds, &caller)?;
+    if request.method() == Method::CONNECT {
+        let tunnel = tunnel::judged(services, &policy, &caller, request, record).await;
+        return tunnel.map(Passed::Tunnelled);
+    }
+    let taken = services.throttle.take(&policy, &caller, Kind::said_by(request.headers()), record).await?;
     let (mut head, body) = request.into_parts();
     let target = parse::target(&mut head)?;
     record.target(&target);
     let admitted = authorize::destination(&policy, &caller, &taken, (target, &head), record)?;
-    let request = Request::from_parts(head, body);
-    if request.method() == Method::CONNECT {
-        return tunnel::open(services, &policy, admitted, request, record).await.map(Passed::Tunnelled);
-    }
     let to = Destination { admitted, pin: None };
-    exchange::run(services, &to, taken, request, record).await.map(Passed::Answered)
+    exchange::run(services, &to, taken, Request::from_parts(head, body), record).await.map(Passed::Answered)
 }

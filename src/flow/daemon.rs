@@ -14,17 +14,19 @@ use super::admin::Admin;
 use super::listen::{Door, Inherited, Listener};
 use super::reload::{self, ConfigFile, Reloaded};
 use super::seats::Seats;
-use super::{Services, accept, keep};
+use super::{Services, accept, keep, remember};
 use crate::audit::finds::Finds;
 use crate::audit::sink::{Place, Sink};
 use crate::files;
+use crate::ledger::Ledger;
 use crate::model::secret::TokenHash;
 use crate::policy::compile;
 use crate::policy::rule::Policy;
-use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
+use crate::policy::settings::{Durability, LedgerAt, ListenAt, Roots, Settings};
 use crate::policy::store::PolicyStore;
 use crate::stages::forward::Forwarder;
 use crate::stages::pin::{OwnEndpoints, Resolver};
+use crate::stages::throttle::Throttle;
 use crate::tls::authority::Authority;
 use crate::tls::upstream::UpstreamTls;
 
@@ -48,6 +50,9 @@ pub enum StartError {
     /// The interception CA cannot be used.
     #[error(transparent)]
     Authority(#[from] crate::tls::authority::AuthorityError),
+    /// The ledger cannot be opened.
+    #[error("the ledger cannot be opened: {0}")]
+    Ledger(#[source] io::Error),
     /// An address is taken or not ours.
     #[error("cannot listen on {address}: {source}")]
     Listen {
@@ -108,6 +113,10 @@ impl Daemon {
             None => None,
         };
         let services = Arc::new(services(settings, policy, own)?);
+        remember::recall(&services).await;
+        if let Some(notes) = services.finds.notes() {
+            tokio::spawn(remember::run(services.clone(), notes));
+        }
         let connections = Arc::new(Semaphore::new(services.settings.proxy.max_connections));
         for listener in listeners {
             tokio::spawn(accept::run(listener, services.clone(), connections.clone()));
@@ -240,6 +249,11 @@ fn services(settings: Settings, policy: Policy, own: OwnEndpoints) -> Result<Ser
     if !begun {
         keep::note_chain(&settings).map_err(unusable)?;
     }
+    let ledger = Arc::new(match &settings.ledger {
+        LedgerAt::Embedded(path) => Ledger::embedded(path).map_err(StartError::Ledger)?,
+        LedgerAt::Memory => Ledger::memory(),
+    });
+    let finds = Arc::new(Finds::default());
     let door = Door::new(&settings.proxy)?;
     let seats = Arc::new(Seats::new(settings.proxy.max_connections_per_caller));
     Ok(Services {
@@ -250,7 +264,9 @@ fn services(settings: Settings, policy: Policy, own: OwnEndpoints) -> Result<Ser
         policies: PolicyStore::new(policy),
         authority,
         audit: Arc::new(audit),
-        finds: Arc::new(Finds::default()),
+        throttle: Throttle::new(ledger.clone(), finds.clone()),
+        finds,
+        ledger,
         drain: CancellationToken::new(),
         abort: CancellationToken::new(),
         tracker: TaskTracker::new(),

@@ -11,6 +11,7 @@ mod io;
 pub mod keep;
 pub mod listen;
 pub mod reload;
+mod remember;
 pub mod respond;
 mod seats;
 mod secrets;
@@ -25,11 +26,14 @@ use tokio_util::task::TaskTracker;
 use crate::audit::finds::Finds;
 use crate::audit::record::Record;
 use crate::audit::sink::Sink;
+use crate::ledger::Ledger;
 use crate::model::peer::Peer;
+use crate::model::refusal::{Deny, Refusal};
 use crate::policy::settings::Settings;
 use crate::policy::store::PolicyStore;
 use crate::stages::forward::Forwarder;
 use crate::stages::pin::Resolver;
+use crate::stages::throttle::Throttle;
 use crate::tls::authority::Authority;
 
 /// What every request needs, made once.
@@ -46,8 +50,12 @@ pub struct Services {
     pub authority: Authority,
     /// The audit log.
     pub audit: Arc<Sink>,
-    /// How often credentials were found in requests.
+    /// How often credentials were found in requests, and who was stopped.
     pub finds: Arc<Finds>,
+    /// Executions and what they have used up.
+    pub ledger: Arc<Ledger>,
+    /// What calls are taken from.
+    pub throttle: Throttle,
     /// What turns an accepted connection into one that speaks HTTP.
     door: listen::Door,
     /// Connections of each caller.
@@ -64,5 +72,13 @@ impl Services {
     /// Begins the record of a request, under the policy in force.
     fn record(&self, peer: &Peer) -> Record {
         Record::begin(&self.audit, &self.finds, self.policies.snapshot().values(), peer)
+    }
+
+    /// Waits, on a find, until it has been written down: who sent it must not get away with it by a restart.
+    async fn settle(&self, refused: Option<Refusal>, record: &mut Record) {
+        if let Some(refusal) = refused.filter(|refusal| *refusal == Deny::LeakDetected.into()) {
+            record.failed(refusal);
+            self.finds.settled().await;
+        }
     }
 }

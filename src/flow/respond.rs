@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE, VIA};
+use http::header::{
+    CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE, RETRY_AFTER, VIA,
+};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
@@ -14,6 +16,7 @@ use serde::Serialize;
 
 use super::Services;
 use crate::audit::record::Record;
+use crate::model::limited::Limited;
 use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::{Deny, Refusal};
 use crate::stages::forward::Received;
@@ -27,6 +30,8 @@ pub const EXEAT_REQUEST_ID: HeaderName = HeaderName::from_static("exeat-request-
 /// The credential that went along.
 pub const EXEAT_CREDENTIAL_USED: HeaderName = HeaderName::from_static("exeat-credential-used");
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
 /// The body of an answer.
 pub struct Answer {
@@ -71,6 +76,17 @@ struct Problem<'a> {
     approved: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     credential: Option<&'a str>,
+    /// Which limit has been reached, and what it allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<Limit>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after_s: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Limit {
+    name: &'static str,
+    allowed: u64,
 }
 
 /// What a refusal is about, as far as its caller may know.
@@ -79,6 +95,7 @@ struct About<'a> {
     host: Option<&'a str>,
     approved: Option<Vec<String>>,
     credential: Option<&'a str>,
+    limited: Option<&'a Limited>,
 }
 
 /// Passes an origin's answer on. The record goes with its body.
@@ -144,11 +161,11 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
     let approved = task.filter(|_| refusal == Deny::HostNotAllowed.into()).map(|task| task.approved());
     let host = task.and_then(|task| record.host_without(task.own()));
     let credential = record.about().map(CredentialName::as_str);
-    render(refusal, record.id(), About { host, approved, credential })
+    render(refusal, record.id(), About { host, approved, credential, limited: record.limit() })
 }
 
 fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
-    let About { host, approved, credential } = about;
+    let About { host, approved, credential, limited } = about;
     let notice = refusal.notice();
     let problem = Problem {
         r#type: format!("urn:exeat:{}", notice.code),
@@ -163,6 +180,8 @@ fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
         host,
         approved,
         credential,
+        limit: limited.map(|limited| Limit { name: limited.name, allowed: limited.limit }),
+        retry_after_s: limited.and_then(Limited::retry_after_s),
     };
     let body = serde_json::to_vec_pretty(&problem).map(|mut text| {
         text.push(b'\n');
@@ -181,6 +200,19 @@ fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
     }
     if let Ok(id) = HeaderValue::from_str(id) {
         headers.insert(EXEAT_REQUEST_ID, id);
+    }
+    if let Some(limited) = limited {
+        let retry_after = limited.retry_after_s().map(|seconds| seconds.to_string());
+        let fields = [
+            (RETRY_AFTER, retry_after),
+            (RATE_LIMIT, Some(limited.field())),
+            (RATE_LIMIT_POLICY, Some(limited.policy_field())),
+        ];
+        for (name, value) in fields {
+            if let Some(Ok(value)) = value.map(HeaderValue::try_from) {
+                headers.insert(name, value);
+            }
+        }
     }
     if notice.status == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
         headers.insert(PROXY_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"exeat\""));

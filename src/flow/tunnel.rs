@@ -28,10 +28,13 @@ use super::respond::{self, Answer};
 use super::websocket::{self, Doorway};
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::tool::Kind;
 use crate::policy::rule::{Mode, Policy};
 use crate::stages::authorize::{self, Admitted};
+use crate::stages::identify::Caller;
 use crate::stages::pin::PinnedTarget;
-use crate::stages::{parse, sni, throttle};
+use crate::stages::throttle::Taken;
+use crate::stages::{parse, sni, standing};
 use crate::tls::hello::{self, Hello, MAX_HELLO, Progress};
 
 /// A tunnel that may be opened: admitted, pinned, and dialled if it is opaque.
@@ -52,8 +55,45 @@ enum First {
     Tls(Hello),
 }
 
+/// How often, where to, may they. A tunnel that is inspected costs no call: the requests in it do.
+pub(super) async fn judged(
+    services: &Services,
+    policy: &Policy,
+    caller: &Caller,
+    request: Request<Incoming>,
+    record: &mut Record,
+) -> Verdict<Tunnel> {
+    let taken = services.throttle.knock(policy, caller, record).await?;
+    let judged = destination(policy, (caller, taken), request, record);
+    let mode = judged.as_ref().ok().map(|(admitted, _)| admitted.mode());
+    if mode == Some(Mode::Opaque) {
+        services.throttle.count(policy, caller, Kind::Raw, record).await?;
+    }
+    let opened = match judged {
+        Ok((admitted, request)) => open(services, policy, admitted, request, record).await,
+        Err(refusal) => Err(refusal),
+    };
+    if opened.is_err() && mode != Some(Mode::Opaque) {
+        services.throttle.count(policy, caller, Kind::Raw, record).await?;
+    }
+    opened
+}
+
+fn destination(
+    policy: &Policy,
+    (caller, taken): (&Caller, Taken),
+    request: Request<Incoming>,
+    record: &mut Record,
+) -> Verdict<(Admitted, Request<Incoming>)> {
+    let (mut head, body) = request.into_parts();
+    let target = parse::target(&mut head)?;
+    record.target(&target);
+    let admitted = authorize::destination(policy, caller, &taken, (target, &head), record)?;
+    Ok((admitted, Request::from_parts(head, body)))
+}
+
 /// Resolves and judges; dials if the tunnel is opaque, so that a dead origin is an HTTP answer.
-pub(super) async fn open(
+async fn open(
     services: &Services,
     policy: &Policy,
     admitted: Admitted,
@@ -125,6 +165,8 @@ impl Tunnel {
             services.policies.snapshot().task(self.admitted.caller().task()).map_or(Duration::ZERO, |task| task.idle());
         // Subscribed before the generation is looked at, so that no change falls in between.
         let (mut changes, mut found) = (services.policies.changes(), services.finds.changes());
+        let expired = standing::expired(self.admitted.caller().facts().expires_at);
+        tokio::pin!(expired);
         let carried = splice(stream, origin, idle, |n| counts.sent(n), |n| counts.received(n));
         tokio::pin!(carried);
         let mut judged_under = self.admitted.generation();
@@ -154,6 +196,7 @@ impl Tunnel {
                 changed = found.changed() => if changed.is_err() {
                     return;
                 },
+                refusal = &mut expired => return record.failed(refusal),
             }
         }
     }
@@ -339,7 +382,9 @@ impl Inner {
         let services = &self.client.services;
         let mut record = services.record(&self.client.peer);
         record.request(&request);
-        match self.judged(request, &mut record).await {
+        let judged = self.judged(request, &mut record).await;
+        services.settle(judged.as_ref().err().copied(), &mut record).await;
+        match judged {
             Ok(received) => websocket::answer(&self.client, doorway, received, record),
             Err(refusal) => respond::refusal(services, refusal, record),
         }
@@ -355,7 +400,8 @@ impl Inner {
         record.caller(caller.task(), caller.execution());
         record.target(to.admitted.target());
         let services = &self.client.services;
-        let taken = throttle::take(&services.policies.snapshot(), &services.finds, caller)?;
+        let (policy, kind) = (services.policies.snapshot(), Kind::said_by(request.headers()));
+        let taken = services.throttle.take(&policy, caller, kind, record).await?;
         let (mut head, body) = request.into_parts();
         parse::inner(&mut head)?;
         exchange::run(services, to, taken, Request::from_parts(head, body), record).await

@@ -89,13 +89,20 @@ impl Entry {
     }
 
     pub(super) fn take(&mut self, kind: Kind, caps: Caps, now: Millis) -> Take {
+        self.over(now).unwrap_or_else(|| self.counter(kind).take(caps, now))
+    }
+
+    /// What [`Self::take`] would answer.
+    pub(super) fn peek(&self, kind: Kind, caps: Caps, now: Millis) -> Take {
+        let mut counter = if kind == Kind::Raw { self.raw } else { self.tool };
+        self.over(now).unwrap_or_else(|| counter.take(caps, now))
+    }
+
+    fn over(&self, now: Millis) -> Option<Take> {
         if self.stopped.is_some() {
-            return Take::Stopped;
+            return Some(Take::Stopped);
         }
-        if self.execution.expires_at.is_some_and(|end| end <= now) {
-            return Take::Expired;
-        }
-        self.counter(kind).take(caps, now)
+        self.execution.expires_at.is_some_and(|end| end <= now).then_some(Take::Expired)
     }
 
     pub(super) fn counter(&mut self, kind: Kind) -> &mut Counter {

@@ -167,6 +167,15 @@ impl Millis {
     }
 }
 
+impl Execution {
+    /// The one that a task's static token stands for.
+    #[must_use]
+    pub fn of_static(task: &TaskName, now: Millis) -> Self {
+        let (id, task) = (ExecutionId::of_static(task), task.clone());
+        Self { id, task, created_at: now, expires_at: None, token: None, peers: None, is_static: true }
+    }
+}
+
 impl Counter {
     /// The calls of the minute that has not passed yet, and when it began.
     #[must_use]

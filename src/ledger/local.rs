@@ -10,7 +10,7 @@ use super::approval::{self, Answer, Approval, Decided, Decision};
 use super::book::Book;
 use super::call::{Kept, ToolCall};
 use super::entry::{Change, Entry};
-use super::execution::{Caps, Cursor, Execution, Millis, Standing, Stop, Take};
+use super::execution::{Caps, Counter, Cursor, Execution, Millis, Standing, Stop, Take};
 use super::journal::{Journal, Receipt};
 use super::{LedgerError, Result};
 use crate::model::name::ExecutionId;
@@ -93,6 +93,13 @@ impl Local {
         self.ready()?;
         let (take, receipt) = self.take_unwritten(who, kind, caps, now)?;
         receipt.written().await.map(|()| take)
+    }
+
+    pub(super) fn peek(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<Take> {
+        self.ready()?;
+        let entry = self.book.shard(&who.id).get(&who.id).map(|entry| entry.peek(kind, caps, now));
+        let unknown = if who.is_static { Counter::default().take(caps, now) } else { Take::Unknown };
+        Ok(entry.unwrap_or(unknown))
     }
 
     fn take_unwritten(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<(Take, Receipt)> {

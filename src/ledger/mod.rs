@@ -172,6 +172,16 @@ impl Ledger {
         }
     }
 
+    /// What [`Self::take`] would answer. Nothing is counted.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn peek(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<Take> {
+        match &self.0 {
+            Store::Local(local) => local.peek(who, kind, caps, now),
+        }
+    }
+
     /// Notes that a credential was found in what an execution wanted to send; the find that makes `most` of them
     /// stops it. True if it is stopped now, or not known.
     ///

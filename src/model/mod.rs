@@ -1,9 +1,11 @@
 //! The nouns: hosts, targets, names, peers, tools, secrets, refusals. No I/O and no policy.
 
 pub mod host;
+pub mod limited;
 pub mod name;
 pub mod peer;
 pub mod refusal;
 pub mod secret;
 pub mod target;
+pub mod token;
 pub mod tool;

@@ -1,7 +1,7 @@
 //! Where a connection comes from, and what its listener knows of it before the first byte of HTTP.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::name::TaskName;
@@ -37,6 +37,15 @@ impl Peer {
     #[must_use]
     pub fn unix(uid: u32, task: Option<TaskName>) -> Self {
         Self { from: From::Unix(uid), tasks: task.map(|task| [task].into()) }
+    }
+
+    /// Its address; none of a process on this machine that comes over a Unix socket.
+    #[must_use]
+    pub fn address(&self) -> Option<IpAddr> {
+        match &self.from {
+            From::Tcp(address) => Some(address.ip().to_canonical()),
+            From::Unix(_) => None,
+        }
     }
 
     /// The tasks that it may be; none if the listener does not vouch for it, and a token has to.

@@ -23,19 +23,27 @@ pub enum Refusal {
 pub enum Deny {
     /// An address of the host is special, private, ours, or denied.
     AddressNotAllowed,
+    /// The operator has said no to this request.
+    ApprovalDenied,
+    /// The operator has to allow this request first.
+    ApprovalPending,
     /// `Host` or `:authority` differs from the tunnel's target.
     AuthorityMismatch,
     /// No or wrong token.
     CallerUnknown,
     /// A body that has to be looked through is behind a coding that the proxy does not read.
     ContentCodingUnsupported,
+    /// The execution has as many requests under way as the plan allows.
+    ConcurrencyLimited,
     /// The credential is bound to other destinations, or may not be used this way.
     CredentialNotBound,
     /// The destination wants a credential that the request does not choose.
     CredentialRequired,
     /// The task has no such credential, or it has no value.
     CredentialUnknown,
-    /// The execution has ended, or was stopped after too many finds.
+    /// The execution has made as many calls as the plan allows.
+    ExecutionLimit,
+    /// The execution has ended, has expired, or was stopped.
     ExecutionStopped,
     /// The request's head is larger than `max_head_bytes`.
     HeadTooLarge,
@@ -57,11 +65,13 @@ pub enum Deny {
     PathNotAllowed,
     /// The integrations that allow the host do not allow the port.
     PortNotAllowed,
+    /// The calls follow one another faster than the plan allows.
+    RateLimited,
     /// The task may make tool calls only.
     RawNotAllowed,
     /// Framing or head that two parsers could read in two ways.
     RequestMalformed,
-    /// A message is too long to be looked through.
+    /// The body is larger than the plan allows, or a message too long to be looked through.
     RequestTooLarge,
     /// To look a body through would take too much.
     ScanLimit,
@@ -94,6 +104,8 @@ pub enum Fail {
     ConnectTimedOut,
     /// The proxy is shutting down.
     Draining,
+    /// The ledger cannot be asked or written.
+    LedgerUnavailable,
     /// Too many connections.
     Overloaded,
     /// The origin or the client took too long.
@@ -115,6 +127,8 @@ pub enum Retry {
     Never,
     /// The cause may pass.
     Later,
+    /// The cause will pass, in a time that is told.
+    After,
 }
 
 /// The step that refused.
@@ -122,6 +136,7 @@ pub enum Retry {
 #[allow(missing_docs, reason = "named after the files in `stages/` and `flow/`")]
 pub enum Stage {
     Accept,
+    Approve,
     Audit,
     Authorize,
     Dial,
@@ -173,6 +188,7 @@ impl Retry {
         match self {
             Self::Never => "never",
             Self::Later => "later",
+            Self::After => "after",
         }
     }
 }
@@ -183,6 +199,7 @@ impl Stage {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Accept => "accept",
+            Self::Approve => "approve",
             Self::Audit => "audit",
             Self::Authorize => "authorize",
             Self::Dial => "dial",
@@ -200,14 +217,18 @@ impl Stage {
 
 impl Refusal {
     /// Every refusal there is, for tables and tests.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 46] = [
         Self::Deny(Deny::AddressNotAllowed),
+        Self::Deny(Deny::ApprovalDenied),
+        Self::Deny(Deny::ApprovalPending),
         Self::Deny(Deny::AuthorityMismatch),
         Self::Deny(Deny::CallerUnknown),
         Self::Deny(Deny::ContentCodingUnsupported),
+        Self::Deny(Deny::ConcurrencyLimited),
         Self::Deny(Deny::CredentialNotBound),
         Self::Deny(Deny::CredentialRequired),
         Self::Deny(Deny::CredentialUnknown),
+        Self::Deny(Deny::ExecutionLimit),
         Self::Deny(Deny::ExecutionStopped),
         Self::Deny(Deny::HeadTooLarge),
         Self::Deny(Deny::HeaderTimeout),
@@ -219,6 +240,7 @@ impl Refusal {
         Self::Deny(Deny::NotTls),
         Self::Deny(Deny::PathNotAllowed),
         Self::Deny(Deny::PortNotAllowed),
+        Self::Deny(Deny::RateLimited),
         Self::Deny(Deny::RawNotAllowed),
         Self::Deny(Deny::RequestMalformed),
         Self::Deny(Deny::RequestTooLarge),
@@ -235,6 +257,7 @@ impl Refusal {
         Self::Fail(Fail::ConnectFailed),
         Self::Fail(Fail::ConnectTimedOut),
         Self::Fail(Fail::Draining),
+        Self::Fail(Fail::LedgerUnavailable),
         Self::Fail(Fail::Overloaded),
         Self::Fail(Fail::RequestTimedOut),
         Self::Fail(Fail::ResolveFailed),
@@ -281,12 +304,23 @@ const fn later(
     Notice { retry: Retry::Later, ..never(code, status, stage, proxy_status, title, hint) }
 }
 
+const fn after(
+    code: &'static str,
+    status: StatusCode,
+    stage: Stage,
+    proxy_status: &'static str,
+    title: &'static str,
+    hint: &'static str,
+) -> Notice {
+    Notice { retry: Retry::After, ..never(code, status, stage, proxy_status, title, hint) }
+}
+
 const DENIED: &str = "http_request_denied";
 const BAD: &str = "http_request_error";
 
 impl Deny {
     const fn notice(self) -> Notice {
-        use Stage::{Accept, Authorize, Identify, Inspect, Parse, Pin, Sni, Throttle};
+        use Stage::{Accept, Approve, Authorize, Identify, Inspect, Parse, Pin, Sni, Throttle};
         match self {
             Self::AddressNotAllowed => never(
                 "address_not_allowed",
@@ -295,6 +329,22 @@ impl Deny {
                 "destination_ip_prohibited",
                 "The host's address is not a public one, or is denied",
                 "Do not retry. The host leads into a private or special network; only the operator can open that, with allow_cidrs.",
+            ),
+            Self::ApprovalDenied => never(
+                "approval_denied",
+                StatusCode::FORBIDDEN,
+                Approve,
+                DENIED,
+                "The operator has denied this request",
+                "Do not retry. Tell the user that the operator said no, or do without.",
+            ),
+            Self::ApprovalPending => later(
+                "approval_pending",
+                StatusCode::FORBIDDEN,
+                Approve,
+                DENIED,
+                "The operator has to approve this request first",
+                "Wait for the operator's decision, then send exactly the same request again. GET /v1/self/approvals/ID tells how it stands.",
             ),
             Self::AuthorityMismatch => never(
                 "authority_mismatch",
@@ -320,6 +370,14 @@ impl Deny {
                 "The body's content coding is one that the proxy cannot look through",
                 "Send the body as it is, without Content-Encoding, or with gzip, deflate, br or zstd.",
             ),
+            Self::ConcurrencyLimited => later(
+                "concurrency_limited",
+                StatusCode::TOO_MANY_REQUESTS,
+                Throttle,
+                DENIED,
+                "This execution has as many requests under way as its plan allows",
+                "Wait until an earlier request has ended, then retry.",
+            ),
             Self::CredentialNotBound => never(
                 "credential_not_bound",
                 StatusCode::FORBIDDEN,
@@ -344,13 +402,21 @@ impl Deny {
                 "This task has no such credential, or it has no value",
                 "Do not retry. Check the name in the task's credential configuration; the operator may have to set the value.",
             ),
+            Self::ExecutionLimit => never(
+                "execution_limit",
+                StatusCode::TOO_MANY_REQUESTS,
+                Throttle,
+                DENIED,
+                "This execution has made as many calls as its plan allows",
+                "Do not retry. No further call of this kind is possible in this execution; finish with what there is.",
+            ),
             Self::ExecutionStopped => never(
                 "execution_stopped",
                 StatusCode::FORBIDDEN,
                 Throttle,
                 DENIED,
-                "This execution has been stopped",
-                "Do not retry, nothing will pass any more. End the task and tell the operator; credentials in outgoing requests are the usual cause.",
+                "This execution has ended or was stopped",
+                "Do not retry, nothing will pass any more. If nobody stopped it, credentials in outgoing requests are the usual cause; tell the operator.",
             ),
             Self::HeadTooLarge => never(
                 "head_too_large",
@@ -432,6 +498,14 @@ impl Deny {
                 "The port is not approved for this host",
                 "Do not retry with this port. Use the host's usual port, or ask the operator to allow this one.",
             ),
+            Self::RateLimited => after(
+                "rate_limited",
+                StatusCode::TOO_MANY_REQUESTS,
+                Throttle,
+                DENIED,
+                "This execution calls faster than its plan allows",
+                "Wait as long as Retry-After says, then retry.",
+            ),
             Self::RawNotAllowed => never(
                 "raw_not_allowed",
                 StatusCode::FORBIDDEN,
@@ -453,8 +527,8 @@ impl Deny {
                 StatusCode::PAYLOAD_TOO_LARGE,
                 Inspect,
                 BAD,
-                "The message is too long to be looked through",
-                "Send it in smaller messages.",
+                "The request's body or message is larger than may be sent",
+                "Do not retry it as it is. Send less, or in smaller messages.",
             ),
             Self::ScanLimit => never(
                 "scan_limit",
@@ -567,6 +641,14 @@ impl Fail {
                 "proxy_internal_error",
                 "The proxy is shutting down",
                 "Open a new connection in a few seconds.",
+            ),
+            Self::LedgerUnavailable => later(
+                "ledger_unavailable",
+                StatusCode::SERVICE_UNAVAILABLE,
+                Stage::Throttle,
+                "proxy_internal_error",
+                "The proxy cannot count calls, so it forwards nothing",
+                "Retry later; tell the operator that the ledger is unavailable.",
             ),
             Self::Overloaded => later(
                 "overloaded",

@@ -1,11 +1,18 @@
 //! What kind of request it is: a tool call, which says so, or a raw one.
 
+use std::time::Duration;
+
 use http::{HeaderMap, HeaderName, Method};
 
 use super::refusal::{Deny, Verdict};
 
 /// Names the tool that a request is a call of. Read and removed.
 pub const EXEAT_TOOL: HeaderName = HeaderName::from_static("exeat-tool");
+
+/// How long a call of `http_request` may take, in whole seconds. Read and removed.
+pub const EXEAT_TIMEOUT: HeaderName = HeaderName::from_static("exeat-timeout");
+/// The longest that it may ask for.
+pub const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The tools that requests can be calls of. Composed tools are calls of `http_request`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,6 +88,12 @@ impl Kind {
         }
     }
 
+    /// As what a request is counted: what is no sound call of a tool is counted as one.
+    #[must_use]
+    pub fn said_by(headers: &HeaderMap) -> Self {
+        Self::of(headers).unwrap_or(Self::Tool(Tool::HttpRequest))
+    }
+
     /// The tool, if it is a call of one.
     #[must_use]
     pub fn tool(self) -> Option<Tool> {
@@ -88,6 +101,19 @@ impl Kind {
             Self::Raw => None,
             Self::Tool(tool) => Some(tool),
         }
+    }
+
+    /// How long a call of `http_request` asks to take.
+    ///
+    /// # Errors
+    /// [`Deny::RequestMalformed`] for what is not one number from 1 to 60.
+    pub fn timeout(self, headers: &HeaderMap) -> Verdict<Option<Duration>> {
+        let mut fields = headers.get_all(EXEAT_TIMEOUT).iter();
+        let Some(field) = fields.next().filter(|_| self == Self::Tool(Tool::HttpRequest)) else { return Ok(None) };
+        let seconds = field.to_str().ok().filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
+        let timeout = seconds.and_then(|text| text.parse().ok()).map(Duration::from_secs);
+        let sound = timeout.filter(|timeout| !timeout.is_zero() && *timeout <= MAX_TIMEOUT && fields.next().is_none());
+        sound.map(Some).ok_or(Deny::RequestMalformed.into())
     }
 
     /// Whether plain HTTP can be meant. The four tools are https only.
@@ -113,6 +139,29 @@ impl Kind {
 mod tests {
     use super::*;
     use crate::model::refusal::Refusal;
+
+    #[test]
+    fn only_http_request_says_how_long_it_may_take() {
+        let malformed = || Err(Deny::RequestMalformed.into());
+        let rows: [(Kind, &[&str], Verdict<Option<u64>>); 9] = [
+            (Kind::Tool(Tool::HttpRequest), &[], Ok(None)),
+            (Kind::Tool(Tool::HttpRequest), &["1"], Ok(Some(1))),
+            (Kind::Tool(Tool::HttpRequest), &["60"], Ok(Some(60))),
+            (Kind::Tool(Tool::HttpRequest), &["61"], malformed()),
+            (Kind::Tool(Tool::HttpRequest), &["0"], malformed()),
+            (Kind::Tool(Tool::HttpRequest), &["+5"], malformed()),
+            (Kind::Tool(Tool::HttpRequest), &["5", "5"], malformed()),
+            (Kind::Tool(Tool::ApiCall), &["5"], Ok(None)),
+            (Kind::Raw, &["x"], Ok(None)),
+        ];
+        for (kind, fields, want) in rows {
+            let mut headers = HeaderMap::new();
+            for field in fields {
+                headers.append(EXEAT_TIMEOUT, field.parse().unwrap());
+            }
+            assert_eq!(kind.timeout(&headers), want.map(|n| n.map(Duration::from_secs)), "{kind:?} {fields:?}");
+        }
+    }
 
     #[test]
     fn a_request_is_raw_or_a_call_of_one_known_tool() {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,13 +12,13 @@ use toml::{Table, Value};
 
 use super::leak::Leak;
 use super::pattern::{HostPattern, PathPattern};
-use super::plan::{Limits, Oversize, Plan, Sizes, Timeouts};
+use super::plan::{Calls, Limits, Oversize, Plan, Rate, Sizes, Timeouts};
 use super::reader::{Findings, Readable, Section, Size, choice};
 use super::rule::{Ech, Mode};
 use super::secrets::{self, RawCredential};
 use super::settings::{
-    Admin, Audit, Dns, DnsServer, Durability, Interception, ListenAt, Proxy, ProxyTls, Roots, Settings, Source,
-    Upstream, Vault,
+    Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, Proxy, ProxyTls, Roots, Settings,
+    Source, Upstream, Vault,
 };
 use crate::leak::families::Family;
 use crate::model::name::TaskName;
@@ -84,6 +85,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let (allow_cidrs, deny_cidrs) = (network.take("allow_cidrs"), network.take("deny_cidrs"));
     let vault = vault(root.section("vault"), &dir);
     let audit = audit(root.section("audit"), &dir);
+    let ledger = ledger(root.section("ledger"), &dir, findings);
     let leak = leak(root.section("leak"), findings);
     let integrations =
         root.named("integrations").into_iter().map(|(name, section)| (name, integration(section))).collect();
@@ -92,7 +94,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
         root.named("credentials").into_iter().map(|(name, section)| (name, secrets::read(section, base))).collect();
     let tasks = root.named("tasks").into_iter().map(|(name, section)| (name, task(section, base))).collect();
     Some(File {
-        settings: Settings { state_dir: dir, proxy, admin, interception, upstream, dns, vault, audit },
+        settings: Settings { state_dir: dir, proxy, admin, interception, upstream, dns, vault, audit, ledger },
         allow_cidrs: allow_cidrs.unwrap_or_default(),
         deny_cidrs: deny_cidrs.unwrap_or_default(),
         hosts,
@@ -204,6 +206,18 @@ fn audit(mut s: Section<'_>, dir: &Path) -> Audit {
     }
 }
 
+fn ledger(mut s: Section<'_>, dir: &Path, findings: &Findings) -> LedgerAt {
+    let path = s.take::<PathBuf>("path");
+    let store = s.take::<String>("store").unwrap_or_else(|| "embedded".to_owned());
+    match store.as_str() {
+        "embedded" => {}
+        "memory" if path.is_none() => return LedgerAt::Memory,
+        "memory" => findings.problem(s.at("path"), "the store is \"memory\", which has none", "no path"),
+        _ => findings.problem(s.at("store"), format!("{store:?} is no choice"), "\"embedded\" or \"memory\""),
+    }
+    LedgerAt::Embedded(dir.join(path.unwrap_or_else(|| "ledger.exeat".into())))
+}
+
 fn integration(mut s: Section<'_>) -> RawIntegration {
     RawIntegration {
         allowed_domains: s.take("allowed_domains").unwrap_or_default(),
@@ -242,19 +256,52 @@ fn task(mut s: Section<'_>, base: &Path) -> RawTask {
 fn plan(mut s: Section<'_>, findings: &Findings) -> Plan {
     let default = Plan::default();
     let mut raw = s.section("raw");
-    let timeouts = timeouts(&mut raw, default.raw.timeouts);
-    Plan {
-        // Tool calls have no timeouts of their own yet; what may take long for a raw request may for them.
-        tools: Limits { timeouts, response: sizes(&mut s, default.tools.response, findings) },
-        raw: Limits { timeouts, response: sizes(&mut raw, default.raw.response, findings) },
+    Plan { tools: limits(&mut s, default.tools, findings), raw: limits(&mut raw, default.raw, findings) }
+}
+
+fn limits(s: &mut Section<'_>, default: Limits, findings: &Findings) -> Limits {
+    Limits {
+        calls: Calls {
+            per_execution: count(s, "calls_per_execution", findings),
+            per_minute: count(s, "calls_per_minute", findings),
+        },
+        rate: rate(s, findings),
+        concurrent: count(s, "concurrent", findings).and_then(|n| u32::try_from(n).ok()),
+        timeouts: timeouts(s, default.timeouts),
+        request: s.take::<Size>("max_request_bytes").map(|size| size.0).or(default.request),
+        response: sizes(s, default.response, findings),
     }
+}
+
+/// A number of calls: at least one.
+fn count(s: &mut Section<'_>, key: &'static str, findings: &Findings) -> Option<u64> {
+    let n = s.take::<u64>(key)?;
+    if !(1..=MOST_CALLS).contains(&n) {
+        findings.problem(s.at(key), format!("{n} calls"), format!("1 to {MOST_CALLS}"));
+    }
+    Some(n)
+}
+
+/// The most that may be said of how many calls.
+const MOST_CALLS: u64 = 1_000_000_000;
+
+fn rate(s: &mut Section<'_>, findings: &Findings) -> Option<Rate> {
+    let says_burst = s.has("burst");
+    let per_second = count(s, "requests_per_second", findings);
+    let burst = count(s, "burst", findings);
+    if says_burst && per_second.is_none() {
+        findings.problem(s.at("burst"), "no requests_per_second, of which it would be one", "requests_per_second = 50");
+    }
+    let number = |n: u64| NonZeroU32::new(u32::try_from(n).ok()?);
+    let per_second = number(per_second?)?;
+    Some(Rate { per_second, burst: burst.and_then(number).unwrap_or(per_second) })
 }
 
 fn timeouts(s: &mut Section<'_>, default: Timeouts) -> Timeouts {
     Timeouts {
         response_header: s.take("response_header_timeout").unwrap_or(default.response_header),
         idle: s.take("idle_timeout").unwrap_or(default.idle),
-        request: s.take("request_timeout"),
+        request: s.take("request_timeout").or(default.request),
     }
 }
 

@@ -1,11 +1,17 @@
 //! `[plans]`: how much a task's requests may take, tool calls and raw requests apart.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::model::tool::{Kind, Tool};
 
-/// What one plan allows. A task without a plan has the default: no limits, and patience as long as a day's
-/// work needs.
+/// How long a tool call may take.
+const TOOL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bytes of the body that a tool call may send.
+const TOOL_REQUEST: u64 = 1_000_000;
+
+/// What one plan allows. A task without a plan has the default: as many calls as it likes, and for raw requests
+/// patience as long as a day's work needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// `[plans.NAME]`: of tool calls.
@@ -17,10 +23,36 @@ pub struct Plan {
 /// What one kind of request may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
+    /// How many.
+    pub calls: Calls,
+    /// How fast.
+    pub rate: Option<Rate>,
+    /// How many at a time.
+    pub concurrent: Option<u32>,
     /// How long.
     pub timeouts: Timeouts,
+    /// Bytes of the body that may be sent. None: as many as there are.
+    pub request: Option<u64>,
     /// How much may come back.
     pub response: Sizes,
+}
+
+/// How many calls an execution may make. None: as many as it likes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// From its beginning to its end.
+    pub per_execution: Option<u64>,
+    /// In a minute that begins with its first call.
+    pub per_minute: Option<u64>,
+}
+
+/// How fast calls may follow one another (the generic cell rate algorithm, ITU-T I.371).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// In the long run, in a second.
+    pub per_second: NonZeroU32,
+    /// At once, after a rest.
+    pub burst: NonZeroU32,
 }
 
 /// How long an exchange may take.
@@ -69,8 +101,24 @@ impl Plan {
 
 impl Default for Plan {
     fn default() -> Self {
-        let limits = |oversize| Limits { timeouts: Timeouts::default(), response: Sizes { most: None, oversize } };
-        Self { tools: limits(Oversize::Truncate), raw: limits(Oversize::Refuse) }
+        let limits = |oversize| Limits {
+            calls: Calls::default(),
+            rate: None,
+            concurrent: None,
+            timeouts: Timeouts::default(),
+            request: None,
+            response: Sizes { most: None, oversize },
+        };
+        let (tools, raw) = (limits(Oversize::Truncate), limits(Oversize::Refuse));
+        let timeouts = Timeouts { request: Some(TOOL_TIMEOUT), ..tools.timeouts };
+        Self { tools: Limits { timeouts, request: Some(TOOL_REQUEST), ..tools }, raw }
+    }
+}
+
+impl Default for Limits {
+    /// Those of raw requests without a plan.
+    fn default() -> Self {
+        Plan::default().raw
     }
 }
 
@@ -91,29 +139,64 @@ mod tests {
         let policy = policy(
             r#"
             [plans.p]
+            calls_per_execution = 20
+            calls_per_minute = 10
+            concurrent = 2
+            max_request_bytes = "2MB"
             max_response_bytes = "500KB"
             on_oversize = "refuse"
+            request_timeout = "20s"
             [plans.p.raw]
+            requests_per_second = 50
+            burst = 200
+            max_request_bytes = 7
             max_response_bytes = 12
             idle_timeout = "7s"
+            [plans.q.raw]
+            requests_per_second = 5
             [tasks.t]
             token = "env:T"
             plan = "p"
             [tasks.free]
             token = "env:F"
+            [tasks.q]
+            token = "env:Q"
+            plan = "q"
             "#,
         );
-        let rows = [
-            ("t", Kind::Raw, Some(12), Oversize::Refuse, 7),
-            ("t", Kind::Tool(Tool::HttpRequest), Some(500_000), Oversize::Refuse, 7),
-            ("t", Kind::Tool(Tool::HttpGet), Some(500_000), Oversize::Truncate, 7),
-            ("free", Kind::Raw, None, Oversize::Refuse, 300),
-            ("free", Kind::Tool(Tool::HttpRequest), None, Oversize::Truncate, 300),
-        ];
-        for (task, kind, most, oversize, idle) in rows {
-            let limits = policy.task(&TaskName::new(task)).unwrap().limits(kind);
-            assert_eq!(limits.response, Sizes { most, oversize }, "{task} {kind:?}");
-            assert_eq!(limits.timeouts.idle.as_secs(), idle, "{task} {kind:?}");
-        }
+        let limits = |task: &str, kind| policy.task(&TaskName::new(task)).unwrap().limits(kind);
+        let number = |n| NonZeroU32::new(n).unwrap();
+        let seconds = Duration::from_secs;
+        let (request, tool) = (Kind::Tool(Tool::HttpRequest), Kind::Tool(Tool::HttpGet));
+        let none = Limits::default();
+        let tools = Limits {
+            calls: Calls { per_execution: Some(20), per_minute: Some(10) },
+            concurrent: Some(2),
+            timeouts: Timeouts { request: Some(seconds(20)), ..none.timeouts },
+            request: Some(2_000_000),
+            response: Sizes { most: Some(500_000), oversize: Oversize::Refuse },
+            ..none
+        };
+        let raw = Limits {
+            rate: Some(Rate { per_second: number(50), burst: number(200) }),
+            timeouts: Timeouts { idle: seconds(7), ..none.timeouts },
+            request: Some(7),
+            response: Sizes { most: Some(12), oversize: Oversize::Refuse },
+            ..none
+        };
+        assert_eq!(limits("t", Kind::Raw), raw);
+        assert_eq!(limits("t", request), tools);
+        let truncated = Sizes { oversize: Oversize::Truncate, ..tools.response };
+        assert_eq!(limits("t", tool), Limits { response: truncated, ..tools });
+        assert_eq!(limits("free", Kind::Raw), none);
+        let free = Limits {
+            timeouts: Timeouts { request: Some(seconds(30)), ..none.timeouts },
+            request: Some(1_000_000),
+            response: Sizes { most: None, oversize: Oversize::Truncate },
+            ..none
+        };
+        assert_eq!(limits("free", request), free);
+        assert_eq!(limits("q", request), free, "neither inherits from the other");
+        assert_eq!(limits("q", Kind::Raw).rate, Some(Rate { per_second: number(5), burst: number(5) }));
     }
 }

@@ -211,6 +211,7 @@ readable!(String, "a text in quotes", |v| v.as_str().map(str::to_owned));
 readable!(PathBuf, "a path in quotes", |v| v.as_str().filter(|s| !s.is_empty()).map(Into::into));
 readable!(bool, "true or false", |v| v.as_bool());
 readable!(usize, "a whole number from 1", |v| v.as_integer().and_then(|n| n.try_into().ok()).filter(|n| *n > 0));
+readable!(u64, "a whole number", |v| v.as_integer().and_then(|n| n.try_into().ok()));
 readable!(u32, "a number", |v| v.as_integer().and_then(|n| n.try_into().ok()));
 readable!(u16, "a port from 1 to 65535", |v| v.as_integer().and_then(|n| n.try_into().ok()).filter(|n| *n > 0));
 readable!(Duration, "a time such as \"30s\", \"5m\" or \"250ms\"", |v| v.as_str().and_then(duration));

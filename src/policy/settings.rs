@@ -27,6 +27,8 @@ pub struct Settings {
     pub vault: Vault,
     /// `[audit]`.
     pub audit: Audit,
+    /// `[ledger]`.
+    pub ledger: LedgerAt,
 }
 
 /// `[proxy]`: the listeners for sandboxes.
@@ -179,6 +181,15 @@ pub struct Vault {
     pub path: PathBuf,
     /// The master key, or a passphrase; a file is made at the first use.
     pub key: Source,
+}
+
+/// `[ledger]`: where executions and what they have used up are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LedgerAt {
+    /// In a file.
+    Embedded(PathBuf),
+    /// Nowhere: with the process it is gone.
+    Memory,
 }
 
 /// `[audit]`.

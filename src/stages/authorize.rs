@@ -16,6 +16,7 @@ use super::trailers::Reader;
 use crate::audit::record::Record;
 use crate::leak::Matcher;
 use crate::leak::coding::{Bounds, Direction};
+use crate::ledger::Millis;
 use crate::model::name::{CredentialName, ExecutionId};
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
@@ -85,6 +86,11 @@ impl Standing {
     /// Whose exchange it is.
     pub(super) fn execution(&self) -> &ExecutionId {
         self.admitted.caller.execution()
+    }
+
+    /// When its execution ends by itself.
+    pub(super) fn expires_at(&self) -> Option<Millis> {
+        self.admitted.caller.facts().expires_at
     }
 
     /// Of an exchange that goes on with what it looks for: it ends if that changes.
@@ -359,7 +365,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     Ok(Grant {
         method: parts.method.clone(),
         path,
-        limits: task.limits(kind),
+        limits: limits(task, kind, parts)?,
         reader: Reader::of(parts, kind),
         values: task.values().clone(),
         own: task.own().clone(),
@@ -376,6 +382,13 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     })
 }
 
+/// What the plan says, and how long the call itself asks to take.
+fn limits(task: &Task, kind: Kind, parts: &Parts) -> Verdict<Limits> {
+    let mut limits = task.limits(kind);
+    limits.timeouts.request = kind.timeout(&parts.headers)?.or(limits.timeouts.request);
+    Ok(limits)
+}
+
 fn admit(policy: &Policy, caller: &Caller, target: Target, asked: Asked) -> Verdict<Admitted> {
     let allowed = task(policy, caller)?.destination(&target, asked)?;
     Ok(Admitted { caller: caller.clone(), target, asked, allowed, generation: policy.generation() })
@@ -385,7 +398,7 @@ fn admit(policy: &Policy, caller: &Caller, target: Target, asked: Asked) -> Verd
 fn task<'p>(policy: &'p Policy, caller: &Caller) -> Verdict<&'p Task> {
     let task = policy.task(caller.task()).filter(|task| match caller.proof() {
         Proof::Token(token) => task.has_token(token),
-        Proof::Listener => true,
+        Proof::Execution | Proof::Listener => true,
     });
     task.map(AsRef::as_ref).ok_or(Deny::CallerUnknown.into())
 }

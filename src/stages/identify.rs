@@ -1,42 +1,48 @@
 //! Who is asking: the token says which task, and which execution of it; or the listener does, which has
 //! seen a certificate or a user id.
 
+use std::sync::Arc;
+
 use base64::Engine;
 use http::HeaderMap;
 use http::header::PROXY_AUTHORIZATION;
+use ipnet::IpNet;
 
+use crate::ledger::{Execution, Ledger, Millis};
 use crate::model::name::{ExecutionId, TaskName};
 use crate::model::peer::Peer;
-use crate::model::refusal::{Deny, Verdict};
+use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::secret::TokenHash;
+use crate::model::token;
 use crate::policy::rule::{Policy, Task};
 
 /// Evidence that a request came from an execution of a task.
 ///
 /// ```compile_fail
-/// use exeat::{model::name::{ExecutionId, TaskName}, stages::identify::{Caller, Proof}};
-/// let task = TaskName::new("research");
-/// // Nobody becomes a caller without proof.
-/// let caller = Caller { execution: ExecutionId::of_static(&task), task, proof: Proof::Listener };
+/// use exeat::{model::name::TaskName, stages::identify::{Caller, Proof}};
+/// fn of(known: Caller) -> Caller {
+///     // Nobody becomes a caller without proof.
+///     Caller { proof: Proof::Listener, ..known }
+/// }
 /// ```
 /// ```
-/// use exeat::{model::{name::{ExecutionId, TaskName}, peer::Peer}, policy::rule::Policy, stages::identify};
-/// let peer = Peer::tcp("127.0.0.1:1".parse().unwrap());
-/// assert!(identify::caller(&Policy::default(), &http::HeaderMap::new(), &peer).is_err());
+/// use exeat::{model::name::TaskName, stages::identify::Caller};
+/// fn of(known: &Caller) -> &TaskName { known.task() }
 /// ```
 #[derive(Clone)]
 pub struct Caller {
-    task: TaskName,
-    execution: ExecutionId,
+    execution: Arc<Execution>,
     proof: Proof,
 }
 
 /// What proved who a caller is.
 #[derive(Clone, Copy)]
 pub enum Proof {
+    /// The token of an execution that was started: the ledger says whether it still counts.
+    Execution,
     /// Its listener: a client certificate, or a user id of this machine.
     Listener,
-    /// A token, hashed: a later policy may no longer take it.
+    /// A task's static token, hashed: a later policy may no longer take it.
     Token(TokenHash),
 }
 
@@ -44,12 +50,18 @@ impl Caller {
     /// The task.
     #[must_use]
     pub fn task(&self) -> &TaskName {
-        &self.task
+        &self.execution.task
     }
 
     /// The execution.
     #[must_use]
     pub fn execution(&self) -> &ExecutionId {
+        &self.execution.id
+    }
+
+    /// What the ledger knows of the execution.
+    #[must_use]
+    pub fn facts(&self) -> &Execution {
         &self.execution
     }
 
@@ -61,25 +73,46 @@ impl Caller {
 }
 
 /// Reads `Proxy-Authorization`: `Basic base64(id:token)` or `Bearer token`. Where the listener vouches for
-/// a single task nothing needs to be sent; what is sent has to name a task that it vouches for.
+/// a single task nothing needs to be sent; what is sent has to name a task that it vouches for. An execution that
+/// was started may be tied to a network; then it is unknown from anywhere else.
 ///
 /// # Errors
 /// [`Deny::CallerUnknown`] if nothing says who it is, the field stands there twice, the token is nobody's,
-/// or listener and token do not agree.
-pub fn caller(policy: &Policy, headers: &HeaderMap, peer: &Peer) -> Verdict<Caller> {
+/// or listener and token do not agree; [`Fail::LedgerUnavailable`].
+pub async fn caller(policy: &Policy, ledger: &Ledger, headers: &HeaderMap, peer: &Peer) -> Verdict<Caller> {
     let mut fields = headers.get_all(PROXY_AUTHORIZATION).iter();
-    let (task, proof) = match (fields.next(), fields.next()) {
+    let caller = match (fields.next(), fields.next()) {
         (Some(field), None) => {
-            let (task, token) = task_of(policy, field.as_bytes()).ok_or(Deny::CallerUnknown)?;
-            (task, Proof::Token(token))
+            let said = Said::read(field.as_bytes()).ok_or(Deny::CallerUnknown)?;
+            match said.task(policy) {
+                Some(task) => of_task(task, Proof::Token(said.token)),
+                None => started(ledger, &said, peer).await?,
+            }
         }
-        (None, _) => (vouched(policy, peer).ok_or(Deny::CallerUnknown)?, Proof::Listener),
+        (None, _) => of_task(vouched(policy, peer).ok_or(Deny::CallerUnknown)?, Proof::Listener),
         (Some(_), Some(_)) => return Err(Deny::CallerUnknown.into()),
     };
-    if peer.tasks().is_some_and(|tasks| !tasks.contains(task.name())) {
+    if peer.tasks().is_some_and(|tasks| !tasks.contains(caller.task())) {
         return Err(Deny::CallerUnknown.into());
     }
-    Ok(Caller { task: task.name().clone(), execution: ExecutionId::of_static(task.name()), proof })
+    Ok(caller)
+}
+
+/// The one execution of a task that needs none to be started.
+fn of_task(task: &Task, proof: Proof) -> Caller {
+    Caller { execution: Arc::new(Execution::of_static(task.name(), Millis::now())), proof }
+}
+
+/// The execution that was started with this token.
+async fn started(ledger: &Ledger, said: &Said, peer: &Peer) -> Verdict<Caller> {
+    let id = said.id.as_ref().filter(|id| token::is_id(id.as_str())).ok_or(Deny::CallerUnknown)?;
+    let known = ledger.find(id).await.map_err(|_| Fail::LedgerUnavailable)?;
+    let is_here = |network: IpNet| peer.address().is_some_and(|address| network.contains(&address));
+    let known = known
+        .filter(|execution| execution.token == Some(said.token))
+        .filter(|execution| execution.peers.is_none_or(is_here));
+    let execution = Arc::new(known.ok_or(Deny::CallerUnknown)?);
+    Ok(Caller { execution, proof: Proof::Execution })
 }
 
 /// The one task that the listener vouches for. A certificate may bear names that mean nothing here.
@@ -89,23 +122,42 @@ fn vouched<'p>(policy: &'p Policy, peer: &Peer) -> Option<&'p Task> {
     known.next().is_none().then_some(task)
 }
 
-fn task_of<'p>(policy: &'p Policy, field: &[u8]) -> Option<(&'p Task, TokenHash)> {
-    let field = std::str::from_utf8(field).ok()?;
-    let (scheme, credentials) = field.split_once(' ')?;
-    let credentials = credentials.trim_matches(' ');
-    if scheme.eq_ignore_ascii_case("bearer") {
-        let hash = TokenHash::of(credentials.as_bytes());
-        return policy.task_by_token(hash).map(|task| (task.as_ref(), hash));
+/// What the field says.
+struct Said {
+    /// Whose token it is: a task's name or an execution's id. A task's own token says it in no other way than being
+    /// the task's.
+    id: Option<ExecutionId>,
+    is_bearer: bool,
+    token: TokenHash,
+}
+
+impl Said {
+    fn read(field: &[u8]) -> Option<Self> {
+        let field = std::str::from_utf8(field).ok()?;
+        let (scheme, credentials) = field.split_once(' ')?;
+        let credentials = credentials.trim_matches(' ');
+        if scheme.eq_ignore_ascii_case("bearer") {
+            let token = TokenHash::of(credentials.as_bytes());
+            return Some(Self { id: token::id_of(credentials), is_bearer: true, token });
+        }
+        if !scheme.eq_ignore_ascii_case("basic") {
+            return None;
+        }
+        let decoded = zeroize::Zeroizing::new(base64::engine::general_purpose::STANDARD.decode(credentials).ok()?);
+        let colon = decoded.iter().position(|b| *b == b':')?;
+        let (id, token) = (decoded.get(..colon)?, decoded.get(colon.saturating_add(1)..)?);
+        let id = Some(ExecutionId::new(std::str::from_utf8(id).ok()?));
+        Some(Self { id, is_bearer: false, token: TokenHash::of(token) })
     }
-    if !scheme.eq_ignore_ascii_case("basic") {
-        return None;
+
+    /// The task whose static token it is.
+    fn task<'p>(&self, policy: &'p Policy) -> Option<&'p Task> {
+        if self.is_bearer {
+            return policy.task_by_token(self.token).map(AsRef::as_ref);
+        }
+        let task = policy.task(&TaskName::new(self.id.as_ref()?.as_str()))?;
+        task.has_token(self.token).then_some(task)
     }
-    let decoded = zeroize::Zeroizing::new(base64::engine::general_purpose::STANDARD.decode(credentials).ok()?);
-    let colon = decoded.iter().position(|b| *b == b':')?;
-    let (id, token) = (decoded.get(..colon)?, decoded.get(colon.saturating_add(1)..)?);
-    let hash = TokenHash::of(token);
-    let task = policy.task(&TaskName::new(std::str::from_utf8(id).ok()?))?;
-    task.has_token(hash).then_some((task, hash))
 }
 
 #[cfg(test)]
@@ -129,9 +181,9 @@ mod tests {
         compile::compile(text, &around).unwrap_or_else(|problems| panic!("{problems:?}")).policy
     }
 
-    #[test]
-    fn listener_and_token_have_to_agree() {
-        let policy = policy();
+    #[tokio::test]
+    async fn listener_and_token_have_to_agree() {
+        let (policy, ledger) = (policy(), Ledger::memory());
         let address = "192.0.2.1:1".parse().unwrap();
         let names = |names: &[&str]| Peer::certified(address, names.iter().map(|name| TaskName::new(name)).collect());
         let tcp = Peer::tcp(address);
@@ -164,8 +216,61 @@ mod tests {
             for field in fields {
                 headers.append(PROXY_AUTHORIZATION, field.parse().unwrap());
             }
-            let got = caller(&policy, &headers, peer).ok().map(|caller| caller.task().to_string());
+            let got = caller(&policy, &ledger, &headers, peer).await.ok().map(|caller| caller.task().to_string());
             assert_eq!(got.as_deref(), want, "{peer:?} {fields:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_started_execution_is_known_by_id_and_token_from_its_network() {
+        let (policy, ledger) = (policy(), Ledger::memory());
+        let start = |digit: &str, network: Option<&str>| {
+            let id = ExecutionId::new(&digit.repeat(32));
+            let token = token::write(&id, &[7; token::RANDOM]);
+            let execution = Execution {
+                task: TaskName::new("a"),
+                created_at: Millis(1),
+                expires_at: None,
+                token: Some(TokenHash::of(token.as_bytes())),
+                peers: network.map(|network| network.parse().unwrap()),
+                is_static: false,
+                id,
+            };
+            (execution, token)
+        };
+        let ((one, first), (two, second)) = (start("1", None), start("2", Some("192.0.2.0/24")));
+        for execution in [&one, &two] {
+            ledger.start(execution.clone(), Millis(1)).await.unwrap();
+        }
+        let basic = |id: &str, token: &str| {
+            let text = format!("{id}:{token}");
+            format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(text))
+        };
+        let (near, far) = (Peer::tcp("192.0.2.1:1".parse().unwrap()), Peer::tcp("198.51.100.1:1".parse().unwrap()));
+        let mapped = Peer::tcp("[::ffff:192.0.2.9]:1".parse().unwrap());
+        let unix = Peer::unix(1000, None);
+        let vouched = |task: &str| Peer::unix(1000, Some(TaskName::new(task)));
+        let (id, other) = (one.id.as_str(), two.id.as_str());
+        let rows = [
+            (&near, basic(id, &first), Some(id)),
+            (&near, format!("Bearer {}", &*first), Some(id)),
+            (&unix, basic(id, &first), Some(id)),
+            (&vouched("a"), basic(id, &first), Some(id)),
+            (&vouched("b"), basic(id, &first), None),
+            (&near, basic(id, &second), None),
+            (&near, basic(other, &first), None),
+            (&near, basic("a", &first), None),
+            (&near, basic(id, ""), None),
+            (&near, basic(&"3".repeat(32), &first), None),
+            (&near, basic(other, &second), Some(other)),
+            (&mapped, basic(other, &second), Some(other)),
+            (&far, basic(other, &second), None),
+            (&unix, basic(other, &second), None),
+        ];
+        for (peer, field, want) in rows {
+            let headers = HeaderMap::from_iter([(PROXY_AUTHORIZATION, field.parse().unwrap())]);
+            let got = caller(&policy, &ledger, &headers, peer).await.ok().map(|caller| caller.execution().to_string());
+            assert_eq!(got.as_deref(), want, "{peer:?} {field}");
         }
     }
 }

@@ -55,8 +55,10 @@ impl Cleared {
 /// and no longer than the exchange.
 ///
 /// # Errors
-/// What comes of a client that does not send its body.
+/// [`Deny::RequestTooLarge`] for one that announces more than the plan allows; what comes of a client that does not
+/// send its body.
 pub async fn gather(grant: &Grant, body: RequestBody) -> Verdict<RequestBody> {
+    body.judge_size()?;
     if !grant.wants_body() || !body.is_known_to_be_within(SMALL) {
         return Ok(body);
     }

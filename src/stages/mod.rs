@@ -8,6 +8,7 @@ mod fields;
 mod forgiving;
 pub mod forward;
 mod frames;
+mod gate;
 pub mod identify;
 pub mod inject;
 pub mod inspect;

@@ -4,11 +4,13 @@
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
 use super::authorize::Standing;
 use crate::audit::finds::Finds;
+use crate::ledger::Millis;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::rule::Policy;
 
@@ -23,7 +25,10 @@ pub(super) fn withdrawn(
     finds: Arc<Finds>,
 ) -> Withdrawn {
     let mut found = finds.changes();
+    let end = standing.expires_at();
     Box::pin(async move {
+        let expired = expired(end);
+        tokio::pin!(expired);
         loop {
             found.mark_unchanged();
             let policy = changes.borrow_and_update().clone();
@@ -34,6 +39,7 @@ pub(super) fn withdrawn(
             let over = tokio::select! {
                 changed = changes.changed() => changed.is_err(),
                 changed = found.changed() => changed.is_err(),
+                refusal = &mut expired => return refusal,
             };
             if over {
                 std::future::pending::<()>().await;
@@ -41,6 +47,19 @@ pub(super) fn withdrawn(
         }
     })
 }
+
+/// Ready once an execution has expired that does so then.
+pub async fn expired(end: Option<Millis>) -> Refusal {
+    match end {
+        // Longer than any timer takes is longer than any exchange.
+        Some(end) => tokio::time::sleep(end.since(Millis::now()).min(FAR)).await,
+        None => std::future::pending().await,
+    }
+    Deny::ExecutionStopped.into()
+}
+
+/// A year.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 fn still(policy: &Policy, standing: &Standing, addresses: &[SocketAddr]) -> Verdict<()> {
     let Some(allowed) = standing.renewed(policy)? else { return Ok(()) };

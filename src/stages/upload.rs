@@ -17,6 +17,7 @@ use crate::audit::record::Counts;
 use crate::leak::coding::Undecodable;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::policy::credential::Place;
+use crate::policy::plan::Limits;
 
 /// Why a body ended early.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +44,8 @@ pub struct RequestBody {
     source: Source,
     idle: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
+    /// Bytes that the client may still send. None: as many as it likes.
+    left: Option<u64>,
     counts: Arc<Counts>,
     began: Instant,
     /// Fields that no trailer may have.
@@ -88,18 +91,19 @@ enum Source {
 }
 
 impl RequestBody {
-    /// Wraps what the client sends. A wait for the client ends once nothing has moved in either direction
-    /// for `idle`.
+    /// Wraps what the client sends, which may be so much. A wait for the client ends once nothing has moved in
+    /// either direction for the idle time.
     #[must_use]
-    pub fn new(inner: Incoming, idle: Duration, counts: Arc<Counts>) -> Self {
+    pub fn new(inner: Incoming, limits: &Limits, counts: Arc<Counts>) -> Self {
         if inner.is_end_stream() {
             counts.request_done();
         }
         counts.tick();
         Self {
             source: Source::Client(inner),
-            idle,
+            idle: limits.timeouts.idle,
             waiting: None,
+            left: limits.request,
             counts,
             began: Instant::now(),
             places: Vec::new(),
@@ -126,6 +130,15 @@ impl RequestBody {
     /// Keeps further fields out of its trailers: those that credentials go in.
     pub(super) fn keep_out(&mut self, places: impl Iterator<Item = Place>) {
         self.places.extend(places);
+    }
+
+    /// Whether what it announces may be sent.
+    ///
+    /// # Errors
+    /// [`Deny::RequestTooLarge`].
+    pub(super) fn judge_size(&self) -> Verdict<()> {
+        let most = self.left.unwrap_or(u64::MAX);
+        if self.size_hint().lower() > most { Err(Deny::RequestTooLarge.into()) } else { Ok(()) }
     }
 
     /// When its exchange began.
@@ -259,6 +272,14 @@ impl RequestBody {
         self.counts.tick();
         if let Some(Err(_)) = frame {
             self.counts.client_failed();
+        }
+        let length = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len) as u64;
+        if let Some(left) = &mut self.left {
+            let Some(rest) = left.checked_sub(length) else {
+                self.counts.stop(Deny::RequestTooLarge.into(), None);
+                return Poll::Ready(Some(Err(BodyError::Stopped)));
+            };
+            *left = rest;
         }
         Poll::Ready(frame.map(|frame| frame.map_err(BodyError::Peer)))
     }

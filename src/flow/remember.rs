@@ -1,0 +1,72 @@
+//! What must outlive the process: finds, in the order they came.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::Services;
+use crate::audit::finds::Note;
+use crate::ledger::Millis;
+use crate::model::name::ExecutionId;
+
+/// How long a ledger that takes nothing is left alone.
+const PAUSE: Duration = Duration::from_millis(250);
+/// How often executions are looked for that the ledger has forgotten.
+const TIDY_EVERY: Duration = Duration::from_secs(60);
+
+/// Takes up what the ledger knows from before. Where it cannot be asked, nothing passes anyway.
+pub(super) async fn recall(services: &Services) {
+    match services.ledger.list().await {
+        Ok(known) => {
+            for standing in known.into_iter().filter(|standing| standing.finds > 0) {
+                services.finds.recall(&standing.execution.id, standing.finds);
+            }
+        }
+        Err(error) => tracing::error!(%error, "requests are refused until the ledger answers"),
+    }
+}
+
+/// Writes finds into the ledger as they come, until the process ends.
+pub(super) async fn run(services: Arc<Services>, mut notes: mpsc::Receiver<Note>) {
+    let mut tidy = interval(TIDY_EVERY);
+    tidy.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let note = tokio::select! {
+            note = notes.recv() => note,
+            _ = tidy.tick() => {
+                forget(&services).await;
+                continue;
+            }
+        };
+        match note {
+            Some(Note::Find(execution)) => find(&services, &execution).await,
+            // Whoever asked may have gone.
+            Some(Note::Settled(asked)) => drop(asked.send(())),
+            None => return,
+        }
+    }
+}
+
+async fn find(services: &Services, execution: &ExecutionId) {
+    loop {
+        let most = services.policies.snapshot().leak().max_finds();
+        match services.ledger.find_noted(execution, most, Millis::now()).await {
+            Ok(true) => return services.finds.stop(execution),
+            Ok(false) => return,
+            Err(error) => {
+                tracing::error!(%error, %execution, "a find cannot be written down; it is tried again");
+                sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn forget(services: &Services) {
+    for execution in services.finds.known() {
+        if matches!(services.ledger.find(&execution).await, Ok(None)) {
+            services.finds.forget(&execution);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Which limit of a plan a call has reached, as its caller is told.
+
+use std::time::Duration;
+
+/// A limit that has been reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limited {
+    /// The plan's key.
+    pub name: &'static str,
+    /// What it allows.
+    pub limit: u64,
+    /// For how long.
+    pub within: Within,
+    /// When there will be room again, as far as that is known.
+    pub retry_after: Option<Duration>,
+}
+
+/// What a limit counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Within {
+    /// All calls of an execution.
+    Execution,
+    /// Calls in a time.
+    Time(Duration),
+    /// Requests under way.
+    Concurrent,
+}
+
+impl Limited {
+    /// Whole seconds until there will be room: rounded up, or the first try would come too early.
+    #[must_use]
+    pub fn retry_after_s(&self) -> Option<u64> {
+        let wait = self.retry_after?;
+        Some(wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1))
+    }
+
+    /// The value of `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers-10 §3).
+    #[must_use]
+    pub fn policy_field(&self) -> String {
+        let Self { name, limit, within, .. } = self;
+        match within {
+            Within::Execution => format!("\"{name}\";q={limit}"),
+            Within::Time(time) => format!("\"{name}\";q={limit};w={}", time.as_secs()),
+            Within::Concurrent => format!("\"{name}\";q={limit};qu=\"concurrent-requests\""),
+        }
+    }
+
+    /// The value of `RateLimit` (the same draft, §4): nothing is left.
+    #[must_use]
+    pub fn field(&self) -> String {
+        let until = self.retry_after_s().map(|seconds| format!(";t={seconds}")).unwrap_or_default();
+        format!("\"{}\";r=0{until}", self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_say_what_the_limit_is_and_when_it_ends() {
+        let limited = |within, millis: Option<u64>| Limited {
+            name: "key",
+            limit: 10,
+            within,
+            retry_after: millis.map(Duration::from_millis),
+        };
+        let minute = Within::Time(Duration::from_secs(60));
+        let rows = [
+            (limited(minute, Some(33_001)), "\"key\";q=10;w=60", "\"key\";r=0;t=34"),
+            (limited(minute, Some(20)), "\"key\";q=10;w=60", "\"key\";r=0;t=1"),
+            (limited(minute, Some(2_000)), "\"key\";q=10;w=60", "\"key\";r=0;t=2"),
+            (limited(Within::Execution, None), "\"key\";q=10", "\"key\";r=0"),
+            (limited(Within::Concurrent, None), "\"key\";q=10;qu=\"concurrent-requests\"", "\"key\";r=0"),
+        ];
+        for (limited, policy, field) in rows {
+            assert_eq!((&*limited.policy_field(), &*limited.field()), (policy, field));
+        }
+    }
+}

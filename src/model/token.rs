@@ -1,0 +1,53 @@
+//! Tokens of executions: they say whose they are, so that a `Bearer` field needs no list of all of them.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use zeroize::Zeroizing;
+
+use super::name::ExecutionId;
+
+/// What every token begins with: people and scanners of repositories know it by that.
+pub const PREFIX: &str = "exeat_";
+/// Random bytes of a token.
+pub const RANDOM: usize = 32;
+
+/// Writes the token of an execution.
+#[must_use]
+pub fn write(id: &ExecutionId, random: &[u8; RANDOM]) -> Zeroizing<String> {
+    let mut token =
+        Zeroizing::new(String::with_capacity(PREFIX.len().saturating_add(id.as_str().len()).saturating_add(44)));
+    token.push_str(PREFIX);
+    token.push_str(id.as_str());
+    token.push('_');
+    URL_SAFE_NO_PAD.encode_string(random, &mut token);
+    token
+}
+
+/// Whose token it claims to be.
+#[must_use]
+pub fn id_of(token: &str) -> Option<ExecutionId> {
+    let (id, _) = token.strip_prefix(PREFIX)?.split_once('_')?;
+    is_id(id).then(|| ExecutionId::new(id))
+}
+
+/// True for what may be the id of an execution that was started: a UUID in its 32 digits.
+#[must_use]
+pub fn is_id(id: &str) -> bool {
+    id.len() == 32 && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_says_whose_it_is() {
+        let id = ExecutionId::new("019f00c4e9a37d00a1b2c3d4e5f60718");
+        let token = write(&id, &[0xfb; RANDOM]);
+        assert_eq!(*token, format!("exeat_{id}_{}", "-_v7".repeat(10) + "-_s"));
+        assert_eq!(id_of(&token), Some(id));
+        for other in ["", "exeat_", "exeat_x_y", "exeat_019F00c4e9a37d00a1b2c3d4e5f60718_x", "token"] {
+            assert_eq!(id_of(other), None, "{other}");
+        }
+    }
+}
