@@ -1,4 +1,4 @@
-//! The operator's listener: health, tasks, secrets, reload. Its token is never the sandboxes'.
+//! The operator's listener: health, tasks, executions, secrets, reload. Its token is never the sandboxes'.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use super::Services;
 use super::listen::{Accepted, Listener};
 use super::reload::{self, ConfigFile, Reloaded};
-use super::secrets;
+use super::{executions, secrets};
 use crate::model::host::Host;
 use crate::model::secret::TokenHash;
 
@@ -95,12 +95,16 @@ impl Admin {
         let path = request.uri().path();
         match (request.method(), path) {
             (&Method::GET, "/healthz") => return words(StatusCode::OK, "ok\n"),
-            (&Method::GET, "/readyz") => return self.ready(),
+            (&Method::GET, "/readyz") => return self.ready().await,
             _ if !known && !self.is_authorized(request.headers()) => return unauthorized(),
             _ => {}
         }
         if secrets::owns(path) {
             let (status, value) = secrets::answer(&self.services, self.file.as_ref(), request).await;
+            return document(status, &value);
+        }
+        if executions::owns(path) {
+            let (status, value) = executions::answer(&self.services, request).await;
             return document(status, &value);
         }
         match (request.method(), path) {
@@ -113,12 +117,15 @@ impl Admin {
         }
     }
 
-    fn ready(&self) -> Response<Full<Bytes>> {
+    async fn ready(&self) -> Response<Full<Bytes>> {
         if self.services.drain.is_cancelled() {
             return words(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
         }
         if !self.services.audit.is_healthy() {
             return words(StatusCode::SERVICE_UNAVAILABLE, "the audit log cannot be written\n");
+        }
+        if self.services.ledger.check().await.is_err() {
+            return words(StatusCode::SERVICE_UNAVAILABLE, "the ledger cannot be used\n");
         }
         words(StatusCode::OK, "ready\n")
     }

@@ -112,7 +112,7 @@ impl Daemon {
             Some(_) => Some(admin_token(&settings)?),
             None => None,
         };
-        let services = Arc::new(services(settings, policy, own)?);
+        let services = Arc::new(services(settings, policy, proxy.clone(), own)?);
         remember::recall(&services).await;
         if let Some(notes) = services.finds.notes() {
             tokio::spawn(remember::run(services.clone(), notes));
@@ -239,7 +239,12 @@ async fn bind(at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
     Listener::bind(at, mode).await.map_err(|source| StartError::Listen { address: at.clone(), source })
 }
 
-fn services(settings: Settings, policy: Policy, own: OwnEndpoints) -> Result<Services, StartError> {
+fn services(
+    settings: Settings,
+    policy: Policy,
+    listeners: Vec<ListenAt>,
+    own: OwnEndpoints,
+) -> Result<Services, StartError> {
     let authority = Authority::load_or_create(&settings.interception.ca_cert, &settings.interception.ca_key)?;
     let system = settings.upstream.roots == Roots::System;
     let tls = UpstreamTls::new(system, &settings.upstream.extra_roots)?;
@@ -257,6 +262,7 @@ fn services(settings: Settings, policy: Policy, own: OwnEndpoints) -> Result<Ser
     let door = Door::new(&settings.proxy)?;
     let seats = Arc::new(Seats::new(settings.proxy.max_connections_per_caller));
     Ok(Services {
+        listeners,
         door,
         seats,
         resolver: Resolver::new(&settings.dns, &tls, own).map_err(StartError::Resolver)?,

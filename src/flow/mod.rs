@@ -6,6 +6,7 @@ mod chunks;
 mod connection;
 pub mod daemon;
 mod exchange;
+mod executions;
 mod heads;
 mod io;
 pub mod keep;
@@ -29,7 +30,7 @@ use crate::audit::sink::Sink;
 use crate::ledger::Ledger;
 use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Refusal};
-use crate::policy::settings::Settings;
+use crate::policy::settings::{ListenAt, Settings};
 use crate::policy::store::PolicyStore;
 use crate::stages::forward::Forwarder;
 use crate::stages::pin::Resolver;
@@ -56,6 +57,8 @@ pub struct Services {
     pub ledger: Arc<Ledger>,
     /// What calls are taken from.
     pub throttle: Throttle,
+    /// Where it listens for sandboxes.
+    listeners: Vec<ListenAt>,
     /// What turns an accepted connection into one that speaks HTTP.
     door: listen::Door,
     /// Connections of each caller.
