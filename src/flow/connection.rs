@@ -141,7 +141,7 @@ async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<In
     let judged = judged(client, request, &mut record).await;
     services.settle(judged.as_ref().err().copied(), &mut record).await;
     match judged {
-        Ok(Passed::Answered(received)) => websocket::answer(client, doorway, received, record),
+        Ok(Passed::Answered(received)) => websocket::answer(client, doorway, received, record).await,
         Ok(Passed::Tunnelled(tunnel)) => {
             passage.switches();
             let established = respond::established(&record);

@@ -99,9 +99,9 @@ struct About<'a> {
 }
 
 /// Passes an origin's answer on. The record goes with its body.
-pub(super) fn origin(services: &Services, received: Received, mut record: Record) -> Response<Answer> {
+pub(super) async fn origin(services: &Services, received: Received, mut record: Record) -> Response<Answer> {
     let labels = Labels::of(services, &record);
-    let bounded = match limit::judge(received, &mut record) {
+    let bounded = match limit::judge(received, &mut record).await {
         Ok(bounded) => bounded,
         Err(refusal) => return self::refusal(services, refusal, record),
     };

@@ -385,7 +385,7 @@ impl Inner {
         let judged = self.judged(request, &mut record).await;
         services.settle(judged.as_ref().err().copied(), &mut record).await;
         match judged {
-            Ok(received) => websocket::answer(&self.client, doorway, received, record),
+            Ok(received) => websocket::answer(&self.client, doorway, received, record).await,
             Err(refusal) => respond::refusal(services, refusal, record),
         }
     }

@@ -40,7 +40,7 @@ impl Doorway {
 }
 
 /// Answers with what the origin said: its answer, or the switch with the relay behind it.
-pub(super) fn answer(
+pub(super) async fn answer(
     client: &Arc<Client>,
     doorway: Option<Doorway>,
     received: Received,
@@ -48,7 +48,7 @@ pub(super) fn answer(
 ) -> Response<Answer> {
     let services = &client.services;
     if !received.is_switched() {
-        return respond::origin(services, received, record);
+        return respond::origin(services, received, record).await;
     }
     let (Some(doorway), Some(switched)) = (doorway, received.switch()) else {
         return respond::refusal(services, Fail::UpstreamProtocol.into(), record);

@@ -149,7 +149,9 @@ impl Gzip {
                 self.flags = *flags;
                 self.next_from(HAS_EXTRA)
             }
-            (Part::Fixed, head) if head.len() >= FIXED_HEAD => return Err(Undecodable::Malformed),
+            (Part::Fixed, head) if head.len() >= FIXED_HEAD || !begins_member(head) => {
+                return Err(Undecodable::Malformed);
+            }
             (Part::ExtraSize, [low, high]) => match u16::from_le_bytes([*low, *high]) {
                 0 => self.next_from(HAS_NAME),
                 size => Part::Extra(size),
@@ -191,6 +193,11 @@ impl Gzip {
         self.part = Part::Fixed;
         Ok(())
     }
+}
+
+/// True if the head of a member may begin so: what is none shows at its first byte.
+fn begins_member(head: &[u8]) -> bool {
+    head.iter().zip([0x1f, 0x8b, 8]).all(|(byte, want)| *byte == want)
 }
 
 /// A zlib stream, or a raw one as some send it.

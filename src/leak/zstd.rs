@@ -150,7 +150,8 @@ impl Zstd {
                 (MAGIC, [descriptor, ..]) => Ok(head_sizes(*descriptor).into_iter().sum::<usize>().saturating_add(5)),
                 _ => Err(Undecodable::Malformed),
             },
-            (At::Head, _) => Ok(4),
+            (At::Head, begun) if begins_frame(begun) => Ok(4),
+            (At::Head, _) => Err(Undecodable::Malformed),
             (At::Block, [a, b, c, ..]) => Ok(self.block([*a, *b, *c])?.size.saturating_add(BLOCK_HEAD)),
             (At::Block, _) => Ok(BLOCK_HEAD),
             (At::Checksum, _) => Ok(CHECKSUM),
@@ -260,6 +261,15 @@ impl Zstd {
 fn decode_one(blocks: &mut FrameDecoder, source: &mut impl io::Read) -> Result<(), Undecodable> {
     let finished = blocks.decode_blocks(source, BlockDecodingStrategy::UptoBlocks(1));
     finished.ok().filter(|finished| *finished).map(|_| ()).ok_or(Undecodable::Malformed)
+}
+
+/// True if a frame may begin so: what is none shows at its first byte.
+fn begins_frame(begun: &[u8]) -> bool {
+    let begins = |magic: u32, most: u8| {
+        let first = |(at, byte): (usize, &u8)| if at == 0 { *byte & !most } else { *byte };
+        begun.iter().enumerate().map(first).eq(magic.to_le_bytes().into_iter().take(begun.len()))
+    };
+    begins(MAGIC, 0) || begins(SKIPPABLE, 0xf)
 }
 
 /// The sizes of window, dictionary and content size in a frame's head.

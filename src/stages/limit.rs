@@ -10,7 +10,7 @@ use http::header::{CONTENT_LENGTH, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::cut::{self, Cut};
 use super::fields;
@@ -47,7 +47,10 @@ pub struct Bounded {
     timeouts: Timeouts,
     started: Instant,
     withdrawn: Withdrawn,
-    is_length_known: bool,
+    /// How long it is; nothing where the head does not say.
+    hint: SizeHint,
+    /// There is nothing behind the head.
+    ended: bool,
 }
 
 /// What is to be heeded of a body.
@@ -114,23 +117,32 @@ enum Passed {
     TooLarge,
 }
 
-/// Redacts what came back, and judges how large it says it is.
+/// Redacts what came back, judges how large it says it is, and whether it can be read at all.
 ///
 /// # Errors
-/// [`Fail::ResponseTooLarge`] if it is too large and is not to be cut.
-pub fn judge(received: Received, record: &mut Record) -> Verdict<Bounded> {
-    let Received { response, lease, limits, reader, started, guard, withdrawn, .. } = received;
-    record.status(response.status());
+/// [`Fail::ResponseTooLarge`] if it is too large and is not to be cut, [`Fail::UpstreamProtocol`] if it cannot be decoded
+/// from its first bytes, and why the exchange may not go on.
+pub async fn judge(received: Received, record: &mut Record) -> Verdict<Bounded> {
+    let Received { response, lease, limits, reader, started, guard, mut withdrawn, .. } = received;
+    let (status, timeouts) = (response.status(), limits.timeouts);
     let mut response = redact::head(response, guard);
-    let declared = response.body().size_hint().exact();
+    // The framing follows from the head alone, not from how much of the body is here by now.
+    let (hint, ended) = (response.body().size_hint(), response.body().is_end_stream());
+    let declared = hint.exact();
     let mut is_length_known = declared.is_some();
-    let is_empty = declared == Some(0) || response.body().is_end_stream();
-    let has_none = reader.wants_no_body || is_empty || is_bodiless(response.status());
+    let has_none = reader.wants_no_body || declared == Some(0) || ended || is_bodiless(status);
     if has_none {
+        record.status(status);
         let bounds = Bounds::default();
-        let timeouts = limits.timeouts;
-        return Ok(Bounded { response, bounds, lease, timeouts, started, withdrawn, is_length_known });
+        let hint = if is_length_known { hint } else { SizeHint::default() };
+        return Ok(Bounded { response, bounds, lease, timeouts, started, withdrawn, hint, ended });
     }
+    let begun = begin(response.body_mut(), (timeouts, started), &mut withdrawn, record).await;
+    record.status(status);
+    if begun.is_err() {
+        note_found(response.body(), record);
+    }
+    begun?;
     let Sizes { most, oversize } = limits.response;
     let refuses = oversize == Oversize::Refuse;
     let too_large = declared.filter(|declared| most.is_some_and(|most| *declared > most));
@@ -152,7 +164,41 @@ pub fn judge(received: Received, record: &mut Record) -> Verdict<Bounded> {
         tells: reader.make_room(headers, &mut is_length_known),
         is_cut_announced: too_large.is_some(),
     };
-    Ok(Bounded { response, bounds, lease, timeouts: limits.timeouts, started, withdrawn, is_length_known })
+    let hint = if is_length_known { hint } else { SizeHint::default() };
+    Ok(Bounded { response, bounds, lease, timeouts, started, withdrawn, hint, ended })
+}
+
+/// Waits for the beginning of a coded body, as long as the exchange may go on.
+async fn begin(
+    body: &mut Guarded,
+    (timeouts, started): (Timeouts, Instant),
+    withdrawn: &mut Withdrawn,
+    record: &mut Record,
+) -> Verdict<()> {
+    if !body.is_coded() {
+        return Ok(());
+    }
+    let counts = record.counts();
+    // Who is silent for too long is broken off later, like everybody who is.
+    let begun = async { timeout(timeouts.idle, body.begin()).await.unwrap_or(Ok(())) };
+    let begun = async {
+        match timeouts.request {
+            None => Ok(begun.await),
+            Some(total) => timeout_at(started + total, begun).await.map_err(|_| Fail::RequestTimedOut),
+        }
+    };
+    let begun = tokio::select! {
+        biased;
+        refusal = withdrawn => return Err(refusal),
+        refusal = counts.until_stopped() => return Err(refusal),
+        begun = begun => begun?,
+    };
+    begun.map_err(|error| {
+        if let BodyError::Unread(why) = &error {
+            record.rule(why.to_string());
+        }
+        blame(&error, &counts)
+    })
 }
 
 /// Without a body, whatever the head says of its length (RFC 9110 §6.4.1).
@@ -163,13 +209,11 @@ fn is_bodiless(status: StatusCode) -> bool {
 /// Bounds what came back. The record goes with the body.
 #[must_use]
 pub fn response(bounded: Bounded, record: Record) -> Response<ResponseBody> {
-    let Bounded { response, bounds, lease, timeouts, started, withdrawn, is_length_known } = bounded;
+    let Bounded { response, bounds, lease, timeouts, started, withdrawn, hint, ended } = bounded;
     response.map(|inner| {
         let until = timeouts.request.map(|request| started + request);
-        let (counts, ended, left) = (record.counts(), inner.is_end_stream(), inner.size_hint().exact());
-        let hint = if is_length_known { inner.size_hint() } else { SizeHint::default() };
+        let (counts, left) = (record.counts(), hint.exact());
         counts.tick();
-        let left = left.filter(|_| is_length_known);
         let exchange = Exchange { inner, record, lease, counts: counts.clone(), left, bounds, was_cut: false };
         let parting = Parting::default();
         if ended {

@@ -1,21 +1,31 @@
 //! Credentials that come back: overwritten in heads, bodies and trailers, byte for byte, also behind content
 //! codings, which are undone for that. Not a stage: what `limit` puts between the origin and the client.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, ETAG, HeaderName, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::time::timeout;
 
 use super::leaving::codings;
 use super::upload::{BodyError, with_held};
 use crate::leak::coding::{Bounds, Decoder};
 use crate::leak::{Matcher, Redactor, Whose};
 use crate::model::refusal::{Fail, Verdict};
+
+/// How long a head waits for the first bytes of a coded body. A stream may have a head long before it has more.
+const FIRST_BYTES: Duration = Duration::from_millis(500);
+/// How long it waits for more of them while nothing has come out of those that came.
+const PAUSE: Duration = Duration::from_millis(50);
+/// So many coded bytes out of which nothing comes are no reason to wait for more.
+const ENOUGH: u64 = 64 * 1024;
 
 /// What is to be kept from coming back.
 #[derive(Clone)]
@@ -68,6 +78,8 @@ struct Guarding {
     decoder: Option<Box<Decoder>>,
     /// Came, and has not been decoded.
     coded: Bytes,
+    /// How many coded bytes came so far.
+    came: u64,
     /// There is more to come out of what has been taken.
     more: bool,
     ended: bool,
@@ -90,7 +102,7 @@ pub(super) fn head(response: Response<Incoming>, guard: Option<(Guard, Undo)>) -
     fields(&mut parts.headers, &mut redactor);
     // HTTP/2 has none, and nobody needs it.
     parts.extensions.remove::<hyper::ext::ReasonPhrase>();
-    let guarding = Guarding { redactor, decoder, coded: Bytes::new(), more: false, ended: false, last: None };
+    let guarding = Guarding { redactor, decoder, coded: Bytes::new(), came: 0, more: false, ended: false, last: None };
     Response::from_parts(parts, Guarded { inner, guard: Some(Box::new(guarding)) })
 }
 
@@ -123,6 +135,51 @@ fn fields(headers: &mut HeaderMap, redactor: &mut Redactor) {
 }
 
 impl Guarded {
+    /// Reads a coded body until something has come out of it, so that one which is not what its coding says is known
+    /// before its head goes out. Whoever sends nothing, or bytes that say nothing yet, is not waited for.
+    ///
+    /// # Errors
+    /// Why nothing ever will come out of it.
+    pub(super) async fn begin(&mut self) -> Result<(), BodyError> {
+        let first = poll_fn(|cx| match self.poll_begun(cx) {
+            Poll::Pending if self.has_come() => Poll::Ready(None),
+            begun => begun.map(Some),
+        });
+        match timeout(FIRST_BYTES, first).await {
+            Err(_) => Ok(()),
+            Ok(Some(begun)) => begun,
+            Ok(None) => timeout(PAUSE, poll_fn(|cx| self.poll_begun(cx))).await.unwrap_or(Ok(())),
+        }
+    }
+
+    /// True if it has to be decoded.
+    pub(super) fn is_coded(&self) -> bool {
+        self.guard.as_ref().is_some_and(|guard| guard.decoder.is_some())
+    }
+
+    fn has_come(&self) -> bool {
+        self.guard.as_ref().is_some_and(|guard| guard.came > 0)
+    }
+
+    /// Ready once something has come out, or nothing will.
+    fn poll_begun(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
+        let Some(guard) = &mut self.guard else { return Poll::Ready(Ok(())) };
+        loop {
+            if guard.ended {
+                let broken = guard.last.take_if(|last| last.is_err());
+                return Poll::Ready(broken.map_or(Ok(()), |broken| broken.map(drop)));
+            }
+            let enough = guard.redactor.held() > 0 || (guard.came >= ENOUGH && !guard.has_work());
+            if guard.decoder.is_none() || enough {
+                return Poll::Ready(Ok(()));
+            }
+            match guard.step(&mut self.inner, cx) {
+                Poll::Ready(()) => {}
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
     /// What has looked at the head and goes on with what follows it.
     pub(super) fn into_redactor(self) -> Option<Redactor> {
         self.guard.map(|guard| guard.redactor)
@@ -138,6 +195,7 @@ impl Guarded {
 impl Guarding {
     fn take(&mut self, data: Bytes) {
         if self.decoder.is_some() {
+            self.came = self.came.saturating_add(data.len() as u64);
             self.coded = data;
         } else {
             self.redactor.feed(data);
@@ -146,6 +204,31 @@ impl Guarding {
 
     fn has_work(&self) -> bool {
         self.more || !self.coded.is_empty()
+    }
+
+    /// Decodes a portion, or asks for the next.
+    fn step(&mut self, inner: &mut Incoming, cx: &mut Context<'_>) -> Poll<()> {
+        if self.has_work() {
+            self.work();
+        } else {
+            match ready!(Pin::new(&mut *inner).poll_frame(cx)).map(|frame| frame.map(Frame::into_data)) {
+                Some(Ok(Ok(data))) => self.take(data),
+                Some(Ok(Err(frame))) => {
+                    let trailers = frame.into_trailers().ok().map(|mut trailers| {
+                        fields(&mut trailers, &mut self.redactor);
+                        Ok(Frame::trailers(trailers))
+                    });
+                    self.finish(trailers);
+                }
+                Some(Err(error)) => self.finish(Some(Err(BodyError::Peer(error)))),
+                None => self.finish(None),
+            }
+        }
+        // Who sends the last byte of a known length may not be asked for more.
+        if !self.ended && !self.has_work() && inner.is_end_stream() {
+            self.finish(None);
+        }
+        Poll::Ready(())
     }
 
     /// Decodes a portion.
@@ -192,29 +275,10 @@ impl Body for Guarded {
             if guard.ended {
                 return Poll::Ready(guard.last.take());
             }
-            if guard.has_work() {
-                guard.work();
-            } else if let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) {
-                match frame.map(|frame| frame.map(Frame::into_data)) {
-                    Some(Ok(Ok(data))) => guard.take(data),
-                    Some(Ok(Err(frame))) => {
-                        let trailers = frame.into_trailers().ok().map(|mut trailers| {
-                            fields(&mut trailers, &mut guard.redactor);
-                            Ok(Frame::trailers(trailers))
-                        });
-                        guard.finish(trailers);
-                    }
-                    Some(Err(error)) => guard.finish(Some(Err(BodyError::Peer(error)))),
-                    None => guard.finish(None),
-                }
-            } else {
+            if guard.step(&mut this.inner, cx).is_pending() {
                 guard.redactor.pause();
                 let Some(data) = guard.redactor.take() else { return Poll::Pending };
                 return Poll::Ready(Some(Ok(Frame::data(data))));
-            }
-            // Who sends the last byte of a known length may not be asked for more.
-            if !guard.ended && !guard.has_work() && this.inner.is_end_stream() {
-                guard.finish(None);
             }
         }
     }

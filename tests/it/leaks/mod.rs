@@ -9,6 +9,7 @@ mod outbound;
 mod page;
 mod road;
 mod splits;
+mod undecodable;
 
 use crate::lab::{Ground, Lab};
 use forms::VALUES;

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
+use futures_util::StreamExt;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -17,6 +18,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpListener;
+use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
 
 use crate::lab::{Ground, PATIENCE};
@@ -39,6 +41,10 @@ pub struct Words {
     /// Whether `Content-Length` is said.
     pub known: bool,
     pub trailers: Vec<(String, Vec<u8>)>,
+    /// Nothing comes behind the pieces, and no end.
+    pub silent: bool,
+    /// What comes behind the pieces once it may.
+    pub later: Option<(Arc<Notify>, Vec<u8>)>,
 }
 
 #[derive(Clone)]
@@ -210,7 +216,18 @@ fn said(words: Words) -> Response<UnsyncBoxBody<Bytes, io::Error>> {
         }
         frames.push(Ok(Frame::trailers(trailers)));
     }
-    response.body(StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync()).unwrap()
+    let frames = futures_util::stream::iter(frames);
+    if let Some((may, piece)) = words.later {
+        let later = futures_util::stream::once(async move {
+            may.notified().await;
+            Ok(Frame::data(Bytes::from(piece)))
+        });
+        return response.body(StreamBody::new(frames.chain(later)).boxed_unsync()).unwrap();
+    }
+    if words.silent {
+        return response.body(StreamBody::new(frames.chain(futures_util::stream::pending())).boxed_unsync()).unwrap();
+    }
+    response.body(StreamBody::new(frames).boxed_unsync()).unwrap()
 }
 
 /// Keeps what is read.
