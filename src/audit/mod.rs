@@ -2,6 +2,7 @@
 
 pub mod chain;
 pub mod finds;
+mod flood;
 pub mod record;
 pub mod sink;
 pub mod verify;

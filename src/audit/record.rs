@@ -15,12 +15,13 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::finds::Finds;
+use super::flood::Source;
 use super::sink::{Sink, SinkError};
 use crate::files;
 use crate::leak::{Found, Matcher, Whose};
 use crate::model::limited::Limited;
 use crate::model::name::{CredentialName, ExecutionId, TaskName};
-use crate::model::peer::Peer;
+use crate::model::peer::{Peer, Whence};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::{EXEAT_TOOL, Kind, Tool};
@@ -106,8 +107,10 @@ pub struct Record {
     asked: Option<String>,
     /// The credential that a refusal is about.
     about: Option<CredentialName>,
-    /// Whose find it would be.
-    execution: Option<ExecutionId>,
+    /// Whose find it would be, and whose refusal.
+    caller: Option<(TaskName, ExecutionId)>,
+    /// From where, if that is all that is known.
+    whence: Whence,
     /// A credential was found in what was to be sent.
     found: bool,
     /// The limit that was reached.
@@ -268,7 +271,8 @@ impl Record {
             values: values.clone(),
             asked: None,
             about: None,
-            execution: None,
+            caller: None,
+            whence: peer.whence(),
             found: false,
             limited: None,
             held: Vec::new(),
@@ -303,7 +307,7 @@ impl Record {
     pub fn caller(&mut self, task: &TaskName, execution: &ExecutionId) {
         self.line.task = Some(task.to_string());
         self.line.execution = Some(execution.to_string());
-        self.execution = Some(execution.clone());
+        self.caller = Some((task.clone(), execution.clone()));
     }
 
     /// Where to.
@@ -486,7 +490,7 @@ impl Record {
         if refusal != Deny::LeakDetected.into() || std::mem::replace(&mut self.found, true) {
             return;
         }
-        if let Some(execution) = &self.execution {
+        if let Some((_, execution)) = &self.caller {
             self.finds.note(execution);
         }
     }
@@ -512,6 +516,14 @@ impl Record {
         self.progress = Progress::Done;
     }
 
+    /// Whose refusal it would be.
+    fn source(&self) -> Source {
+        match &self.caller {
+            Some((task, execution)) => Source::Execution(task.clone(), execution.clone()),
+            None => Source::Unknown(self.whence),
+        }
+    }
+
     fn stamped(&self, event: &'static str) -> Line {
         Line { ts: now(), event, ..self.line.clone() }
     }
@@ -524,6 +536,12 @@ impl Drop for Record {
             Progress::Undecided => false,
             Progress::Deciding | Progress::Decided => true,
         };
+        if self.line.verdict.is_empty() {
+            self.line.verdict = if self.line.response_status.is_some() { "allow" } else { "abandoned" };
+        }
+        if !decided && !self.sink.admits(self.source(), self.line.code.unwrap_or(self.line.verdict)) {
+            return;
+        }
         let mut line = self.stamped(if decided { "closed" } else { "refused" });
         if !decided {
             // It was chosen, and has not been used.
@@ -532,9 +550,6 @@ impl Drop for Record {
         if decided {
             line.request_bytes = Some(self.counts.request.load(Ordering::Relaxed));
             line.response_size_bytes = Some(self.counts.response.load(Ordering::Relaxed));
-        }
-        if line.verdict.is_empty() {
-            line.verdict = if line.response_status.is_some() { "allow" } else { "abandoned" };
         }
         let elapsed = self.started.elapsed().as_secs_f64() * 1000.0;
         line.latency_ms = Some((elapsed * 1000.0).round() / 1000.0);

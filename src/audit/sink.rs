@@ -4,15 +4,17 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
 use super::chain::{self, ChainKey, GENESIS, Head};
+use super::flood::{Counted, Flood, Source};
 use super::record;
 use crate::files;
 
@@ -36,6 +38,7 @@ pub struct Sink {
     lines: mpsc::Sender<Entry>,
     waiting: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
+    flood: Arc<Flood>,
     healthy: Arc<AtomicBool>,
     /// Exchanges that have been decided and not closed.
     open: AtomicUsize,
@@ -51,9 +54,12 @@ pub struct Place {
     pub synced: bool,
     /// A file of this size is put aside.
     pub rotate_bytes: u64,
+    /// Refusals of one execution within a second that have a line each.
+    pub refusals_per_second: u32,
 }
 
 struct Entry {
+    /// Empty: it is asked that everything be written.
     json: String,
     written: Option<oneshot::Sender<Result<(), SinkError>>>,
 }
@@ -73,41 +79,27 @@ impl Sink {
     /// # Errors
     /// If a file cannot be opened, or another process holds the log.
     pub fn open(place: Place, key: ChainKey, key_is_new: bool) -> io::Result<Self> {
-        let mut writer = Writer::open(place, key, !key_is_new)?;
+        let flood = Arc::new(Flood::new(place.refusals_per_second));
+        let writer = Writer::open(place, key, !key_is_new)?;
         let (lines, inbox) = mpsc::channel::<Entry>();
         let waiting = Arc::new(AtomicUsize::new(0));
         let healthy = Arc::new(AtomicBool::new(true));
         let lost = Arc::new(AtomicUsize::new(0));
-        let (left, health, missing) = (waiting.clone(), healthy.clone(), lost.clone());
-        std::thread::Builder::new().name("audit".to_owned()).spawn(move || {
-            while let Ok(first) = inbox.recv() {
-                let mut group = vec![first];
-                group.extend(inbox.try_iter().take(MAX_GROUP.saturating_sub(1)));
-                let taken = group.len();
-                let untold = group.iter().filter(|entry| entry.written.is_none()).count();
-                let unwritten = missing.swap(0, Ordering::Relaxed);
-                if unwritten > 0 {
-                    group.push(Entry { json: note_lost(unwritten), written: None });
-                }
-                let done = writer.write_group(&group);
-                if done.is_err() {
-                    // Whoever waits is told; the others are counted.
-                    missing.fetch_add(unwritten.saturating_add(untold), Ordering::Relaxed);
-                }
-                health.store(done.is_ok(), Ordering::Relaxed);
-                if let Err(error) = &done {
-                    tracing::error!(%error, lines = group.len(), "the audit log cannot be written; requests are refused");
-                }
-                left.fetch_sub(taken, Ordering::Relaxed);
-                for entry in group {
-                    if let Some(written) = entry.written {
-                        // Whoever asked may have gone; the line stands.
-                        let _ = written.send(done.as_ref().map(|_| ()).map_err(|_| SinkError));
-                    }
-                }
-            }
-        })?;
-        Ok(Self { lines, waiting, lost, healthy, open: AtomicUsize::new(0) })
+        let scribe = Scribe {
+            writer,
+            inbox,
+            waiting: waiting.clone(),
+            lost: lost.clone(),
+            flood: flood.clone(),
+            healthy: healthy.clone(),
+        };
+        std::thread::Builder::new().name("audit".to_owned()).spawn(move || scribe.run())?;
+        Ok(Self { lines, waiting, lost, flood, healthy, open: AtomicUsize::new(0) })
+    }
+
+    /// True if the line of this refusal is to be written; else it has been counted, and will be told with others.
+    pub(super) fn admits(&self, source: Source, what: &'static str) -> bool {
+        self.flood.admits(source, what, Instant::now())
     }
 
     /// True if the last group was written.
@@ -173,7 +165,75 @@ impl Sink {
     }
 }
 
-/// What the thread owns.
+/// The thread that writes.
+struct Scribe {
+    writer: Writer,
+    inbox: mpsc::Receiver<Entry>,
+    waiting: Arc<AtomicUsize>,
+    lost: Arc<AtomicUsize>,
+    flood: Arc<Flood>,
+    healthy: Arc<AtomicBool>,
+}
+
+impl Scribe {
+    fn run(mut self) {
+        loop {
+            // Whoever was counted has had lines before, which came here: so there is no need to be woken for it.
+            let first = match self.flood.next_end() {
+                None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(end) => self.inbox.recv_timeout(end.saturating_duration_since(Instant::now())),
+            };
+            match first {
+                Ok(first) => self.write(Some(first)),
+                Err(RecvTimeoutError::Timeout) => self.write(None),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        let _ = self.write_all(Vec::new(), self.flood.counted());
+    }
+
+    /// Writes what is waiting, and what was counted in the seconds that are over.
+    fn write(&mut self, first: Option<Entry>) {
+        let mut group: Vec<Entry> = first.into_iter().collect();
+        group.extend(self.inbox.try_iter().take(MAX_GROUP.saturating_sub(group.len())));
+        let (taken, asks) = (group.len(), group.iter().any(|entry| entry.json.is_empty()));
+        let mut counted = self.flood.ended(Instant::now());
+        if asks {
+            counted.extend(self.flood.counted());
+        }
+        if group.is_empty() && counted.is_empty() {
+            return;
+        }
+        let (group, done) = self.write_all(group, counted);
+        self.waiting.fetch_sub(taken, Ordering::Relaxed);
+        for entry in group {
+            if let Some(written) = entry.written {
+                // Whoever asked may have gone; the line stands.
+                let _ = written.send(done);
+            }
+        }
+    }
+
+    /// Writes a group, and what else is to be told.
+    fn write_all(&mut self, mut group: Vec<Entry>, counted: Vec<Counted>) -> (Vec<Entry>, Result<(), SinkError>) {
+        let untold = group.iter().filter(|entry| entry.written.is_none()).count();
+        let unwritten = self.lost.swap(0, Ordering::Relaxed);
+        let lost = (unwritten > 0).then(|| note_lost(unwritten));
+        let ours = counted.iter().map(Counted::json).chain(lost);
+        group.extend(ours.map(|json| Entry { json, written: None }));
+        let done = self.writer.write_group(&group);
+        self.healthy.store(done.is_ok(), Ordering::Relaxed);
+        if let Err(error) = &done {
+            tracing::error!(%error, lines = group.len(), "the audit log cannot be written; requests are refused");
+            // Whoever waits is told; the others are counted.
+            self.lost.fetch_add(unwritten.saturating_add(untold), Ordering::Relaxed);
+            self.flood.put_back(counted, Instant::now());
+        }
+        (group, done.map_err(|_| SinkError))
+    }
+}
+
+/// What the thread writes with.
 struct Writer {
     place: Place,
     key: ChainKey,
@@ -450,6 +510,7 @@ mod tests {
             lines,
             waiting: Arc::default(),
             lost: Arc::default(),
+            flood: Arc::new(Flood::new(50)),
             healthy: Arc::new(true.into()),
             open: AtomicUsize::new(0),
         };
@@ -459,5 +520,59 @@ mod tests {
         assert_eq!(sink.lost.load(Ordering::Relaxed), 10);
         assert_eq!(inbox.try_iter().count(), MAX_QUEUED);
         assert_eq!(sink.write_and_wait(&"line").await, Err(SinkError), "no request goes on");
+    }
+
+    fn parts(dir: &Path) -> (Place, ChainKey) {
+        let place = Place {
+            path: Some(dir.join("audit.jsonl")),
+            state_dir: dir.to_owned(),
+            synced: false,
+            rotate_bytes: 1_000_000,
+            refusals_per_second: 50,
+        };
+        (place, ChainKey::new(crate::model::secret::Secret::new(b"the key of these tests".to_vec())))
+    }
+
+    const SOURCE: Source = Source::Unknown(crate::model::peer::Whence::Unix);
+
+    #[test]
+    fn what_was_counted_is_written_when_everybody_has_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, key) = parts(dir.path());
+        let sink = Sink::open(place, key, true).unwrap();
+        assert_eq!((0..60).filter(|_| sink.admits(SOURCE, "x")).count(), 50);
+        drop(sink);
+        let begun = Instant::now();
+        while !fs::read_to_string(dir.path().join("audit.jsonl")).unwrap().contains("\"count\":10,") {
+            assert!(begun.elapsed() < PATIENCE, "it is lost");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn what_was_counted_and_cannot_be_written_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, key) = parts(dir.path());
+        let path = place.path.clone().unwrap();
+        let mut writer = Writer::open(place, key, false).unwrap();
+        // Whatever is written to it fails.
+        writer.log = Some(File::open(path).unwrap());
+        let flood = Arc::new(Flood::new(50));
+        let mut scribe = Scribe {
+            writer,
+            inbox: mpsc::channel().1,
+            waiting: Arc::default(),
+            lost: Arc::default(),
+            flood: flood.clone(),
+            healthy: Arc::default(),
+        };
+        let now = Instant::now();
+        assert_eq!((0..60).filter(|_| flood.admits(SOURCE, "x", now)).count(), 50);
+        for _ in 0..3 {
+            let (_, done) = scribe.write_all(Vec::new(), flood.counted());
+            assert_eq!(done, Err(SinkError));
+        }
+        assert!(flood.counted()[0].json().contains("\"count\":10,"));
+        assert_eq!(scribe.lost.load(Ordering::Relaxed), 0);
     }
 }

@@ -175,7 +175,13 @@ mod tests {
     use super::*;
 
     fn place(dir: &Path) -> Place {
-        Place { path: Some(dir.join("audit.jsonl")), state_dir: dir.to_owned(), synced: false, rotate_bytes: 1_000_000 }
+        Place {
+            path: Some(dir.join("audit.jsonl")),
+            state_dir: dir.to_owned(),
+            synced: false,
+            rotate_bytes: 1_000_000,
+            refusals_per_second: 50,
+        }
     }
 
     async fn write(place: Place, lines: std::ops::Range<usize>) {
@@ -329,6 +335,7 @@ mod tests {
             state_dir: tempfile::tempdir().unwrap().keep(),
             synced: false,
             rotate_bytes: 1 << 40,
+            refusals_per_second: 50,
         });
         // `/dev/full` fails every write, so already the opening line cannot be written.
         assert!(sink.is_err());

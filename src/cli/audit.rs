@@ -91,8 +91,8 @@ fn tail(path: &Path, denied: bool, most: usize, json: bool) -> Exit {
         Err(error) => return fail(&format!("{} cannot be read: {error}", path.display())),
     };
     let read = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok().map(|value| (line, value)));
-    let wanted: Vec<_> =
-        read.filter(|(_, value)| !denied || value["verdict"] == "deny" || value["verdict"] == "fail").collect();
+    let is_denied = |value: &Value| ["deny", "fail", "counted"].iter().any(|verdict| value["verdict"] == *verdict);
+    let wanted: Vec<_> = read.filter(|(_, value)| !denied || is_denied(value)).collect();
     for (line, value) in wanted.iter().skip(wanted.len().saturating_sub(most)) {
         if json {
             print(format_args!("{}\n", escaped(line)));
@@ -118,6 +118,9 @@ fn for_people(line: &Value) -> String {
     }
     words.push(line["response_status"].as_u64().map(|s| s.to_string()).unwrap_or_default());
     words.push(text("code"));
+    let codes = line["codes"].as_object().into_iter().flatten();
+    words.extend(codes.map(|(code, count)| format!("{count} × {}", clean(code))));
+    words.push(text("callers"));
     let rule = text("rule");
     if !rule.is_empty() {
         words.push(format!("({rule})"));

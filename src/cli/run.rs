@@ -405,6 +405,10 @@ fn summarize(log: &str, learned: bool) {
             entry.0 = entry.0.saturating_add(1);
         }
     }
+    for (code, more) in lines.iter().filter_map(|line| line["codes"].as_object()).flatten() {
+        let entry = refused.entry(("(too many for a line each)".to_owned(), code.clone())).or_default();
+        entry.0 = entry.0.saturating_add(more.as_u64().and_then(|more| usize::try_from(more).ok()).unwrap_or_default());
+    }
     let count: usize = refused.values().map(|(count, _)| count).sum();
     say(format_args!("exeat: {passed} let through, {count} refused or failed"));
     let mut used: BTreeMap<(&str, &str), usize> = BTreeMap::new();

@@ -288,6 +288,7 @@ pub fn audit_place(settings: &Settings) -> Place {
         state_dir: settings.state_dir.clone(),
         synced: settings.audit.durability == Durability::Synced,
         rotate_bytes: settings.audit.rotate_bytes,
+        refusals_per_second: settings.audit.refusals_per_second,
     }
 }
 

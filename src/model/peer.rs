@@ -20,6 +20,32 @@ enum From {
     Unix(u32),
 }
 
+/// Where a peer is, as far as its address tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Whence {
+    /// This machine, over TCP.
+    Loopback,
+    /// The same network, or one that is nobody's in particular.
+    Private,
+    /// Anywhere.
+    Public,
+    /// This machine, over a Unix socket.
+    Unix,
+}
+
+impl Whence {
+    /// As the audit log has it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Loopback => "loopback",
+            Self::Private => "private",
+            Self::Public => "public",
+            Self::Unix => "unix",
+        }
+    }
+}
+
 impl Peer {
     /// A peer of whom nothing but the address is known.
     #[must_use]
@@ -48,6 +74,18 @@ impl Peer {
         }
     }
 
+    /// Where it is.
+    #[must_use]
+    pub fn whence(&self) -> Whence {
+        let From::Tcp(address) = &self.from else { return Whence::Unix };
+        let is_near = match address.ip().to_canonical() {
+            address if address.is_loopback() => return Whence::Loopback,
+            IpAddr::V4(address) => address.is_private() || address.is_link_local(),
+            IpAddr::V6(address) => address.is_unique_local() || address.is_unicast_link_local(),
+        };
+        if is_near { Whence::Private } else { Whence::Public }
+    }
+
     /// The tasks that it may be; none if the listener does not vouch for it, and a token has to.
     #[must_use]
     pub fn tasks(&self) -> Option<&[TaskName]> {
@@ -61,5 +99,30 @@ impl fmt::Display for Peer {
             From::Tcp(address) => address.fmt(f),
             From::Unix(uid) => write!(f, "unix:{uid}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_tells_where_a_peer_is() {
+        let rows = [
+            ("127.0.0.1:1", Whence::Loopback),
+            ("[::1]:1", Whence::Loopback),
+            ("[::ffff:127.0.0.1]:1", Whence::Loopback),
+            ("10.1.2.3:1", Whence::Private),
+            ("[::ffff:192.168.0.1]:1", Whence::Private),
+            ("169.254.1.1:1", Whence::Private),
+            ("[fd00::1]:1", Whence::Private),
+            ("[fe80::1]:1", Whence::Private),
+            ("192.0.2.1:1", Whence::Public),
+            ("[2001:db8::1]:1", Whence::Public),
+        ];
+        for (address, want) in rows {
+            assert_eq!(Peer::tcp(address.parse().unwrap()).whence(), want, "{address}");
+        }
+        assert_eq!(Peer::unix(0, None).whence(), Whence::Unix);
     }
 }

@@ -584,6 +584,7 @@ pub(super) mod tests {
             ("[network]\nallow_cidrs = [\"10.0.0.1/8\"]", "network.allow_cidrs[0]", "bits behind"),
             ("[upstream]\nroots = \"mozilla\"", "upstream.roots", "\"webpki\" or \"system\""),
             ("[audit]\ndurability = \"none\"", "audit.durability", "written"),
+            ("[audit]\nrefusals_per_second = 1000001", "audit.refusals_per_second", "1 to 1000000"),
             ("[integrations.a]\nallowed_domains = [\"*.com\"]", "integrations.a.allowed_domains[0]", "*.example.com"),
             ("[integrations.a]\nallowed_domains = [\"A.example\"]", "integrations.a.allowed_domains[0]", "a.example"),
             ("[integrations.a]\nallowed_domains = \"a.example\"", "integrations.a.allowed_domains", "["),

@@ -84,7 +84,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let mut network = root.section("network");
     let (allow_cidrs, deny_cidrs) = (network.take("allow_cidrs"), network.take("deny_cidrs"));
     let vault = vault(root.section("vault"), &dir);
-    let audit = audit(root.section("audit"), &dir);
+    let audit = audit(root.section("audit"), &dir, findings);
     let ledger = ledger(root.section("ledger"), &dir, findings);
     let leak = leak(root.section("leak"), findings);
     let integrations =
@@ -197,12 +197,17 @@ fn vault(mut s: Section<'_>, dir: &Path) -> Vault {
     Vault { path: dir.join(path), key: key.relative_to(dir) }
 }
 
-fn audit(mut s: Section<'_>, dir: &Path) -> Audit {
+fn audit(mut s: Section<'_>, dir: &Path, findings: &Findings) -> Audit {
+    let refusals_per_second = s.take("refusals_per_second").unwrap_or(50);
+    if !(1..=1_000_000).contains(&refusals_per_second) {
+        findings.problem(s.at("refusals_per_second"), format!("{refusals_per_second} lines"), "1 to 1000000");
+    }
     let path = s.take::<PathBuf>("path").unwrap_or_else(|| "audit.jsonl".into());
     Audit {
         path: (path != Path::new("-")).then(|| dir.join(path)),
         durability: s.take("durability").unwrap_or(Durability::Written),
         rotate_bytes: s.take::<Size>("rotate_bytes").map_or(100_000_000, |size| size.0),
+        refusals_per_second,
     }
 }
 

@@ -201,6 +201,8 @@ pub struct Audit {
     pub durability: Durability,
     /// A file of this size is put aside and a new one begun.
     pub rotate_bytes: u64,
+    /// Refusals of one execution within a second that have a line each; the others are counted.
+    pub refusals_per_second: u32,
 }
 
 /// How sure an audit line must be before its request goes on.

@@ -73,7 +73,7 @@ impl Ground {
     }
 
     /// The proxy. The text is added to what every lab has: free ports, our DNS, our roots, the loopback
-    /// opened, more finds than most tests have. `[tasks.t]` has [`TOKEN`].
+    /// opened, more finds and lines than most tests have. `[tasks.t]` has [`TOKEN`].
     pub async fn proxy(self, text: &str) -> Lab {
         let config = self.config(text);
         let compiled = compiled(&config, self.dir.path());
@@ -106,6 +106,7 @@ impl Ground {
             ("[dns]", format!("servers = [\"{}\"]", self.dns.address())),
             ("[network]", "allow_cidrs = [\"127.0.0.0/8\"]".to_owned()),
             ("[leak]", "max_finds = 1000000".to_owned()),
+            ("[audit]", "refusals_per_second = 1000000".to_owned()),
             ("[tasks.t]", "token = \"file:token\"".to_owned()),
         ];
         let mut whole = text.to_owned();

@@ -1,0 +1,269 @@
+//! Refusals beyond so many a second are counted, by whose they are: a flood of them must not drown the log.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::record;
+use crate::model::name::{ExecutionId, TaskName};
+use crate::model::peer::Whence;
+
+/// From the first refusal on that has a line of its own.
+const WINDOW: Duration = Duration::from_secs(1);
+/// Executions with a refusal within the last second that are told apart. The others share their lines and their number.
+const MOST: usize = 1_024;
+
+/// Whose refusals have lines together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    /// An execution of a task.
+    Execution(TaskName, ExecutionId),
+    /// Executions beyond those that are told apart.
+    Others,
+    /// Callers that nobody knows, by where they come from: an address each would let whoever has many of them flood
+    /// the log and our memory, and all together would let one loud sandbox hide who tries the door from elsewhere.
+    Unknown(Whence),
+}
+
+/// What had no line of its own.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Counted {
+    source: Source,
+    /// When the first of them was refused.
+    since: String,
+    codes: BTreeMap<&'static str, u64>,
+}
+
+/// A line about many refusals, less its mac.
+#[derive(Serialize)]
+struct Line<'c> {
+    ts: String,
+    event: &'static str,
+    since: &'c str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    task: Option<&'c str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    execution: Option<&'c str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    callers: Option<&'static str>,
+    verdict: &'static str,
+    count: u64,
+    codes: &'c BTreeMap<&'static str, u64>,
+}
+
+impl Counted {
+    /// The line, as JSON.
+    pub(super) fn json(&self) -> String {
+        let (task, execution, callers) = match &self.source {
+            Source::Execution(task, execution) => (Some(task.as_str()), Some(execution.as_str()), None),
+            Source::Others => (None, None, Some("other executions")),
+            Source::Unknown(whence) => (None, None, Some(whence.as_str())),
+        };
+        let count = self.codes.values().fold(0, |sum: u64, n| sum.saturating_add(*n));
+        let (ts, since, codes) = (record::now(), self.since.as_str(), &self.codes);
+        let line = Line { ts, event: "refused", since, task, execution, callers, verdict: "counted", count, codes };
+        serde_json::to_string(&line).unwrap_or_default()
+    }
+}
+
+/// Whose refusals have had how many lines in the second that they began. Only what is refused asks it.
+pub(super) struct Flood {
+    per_second: u32,
+    windows: Mutex<Windows>,
+}
+
+#[derive(Default)]
+struct Windows {
+    open: HashMap<Source, Window>,
+    /// All are equally long, so the first to begin is the first to end.
+    ends: VecDeque<(Instant, Source)>,
+}
+
+#[derive(Default)]
+struct Window {
+    lines: u32,
+    since: Option<String>,
+    codes: BTreeMap<&'static str, u64>,
+}
+
+impl Flood {
+    pub(super) fn new(per_second: u32) -> Self {
+        Self { per_second, windows: Mutex::default() }
+    }
+
+    /// True if the refusal is to have a line of its own; else it has been counted. `what` is one of few words.
+    pub(super) fn admits(&self, source: Source, what: &'static str, now: Instant) -> bool {
+        let mut windows = self.lock();
+        let window = windows.of(source, now);
+        if window.lines < self.per_second {
+            window.lines = window.lines.saturating_add(1);
+            return true;
+        }
+        window.since.get_or_insert_with(record::now);
+        let count = window.codes.entry(what).or_default();
+        *count = count.saturating_add(1);
+        false
+    }
+
+    /// When [`Self::ended`] has something to do next.
+    pub(super) fn next_end(&self) -> Option<Instant> {
+        self.lock().ends.front().map(|(end, _)| *end)
+    }
+
+    /// What was counted in the windows that have ended by now.
+    pub(super) fn ended(&self, now: Instant) -> Vec<Counted> {
+        let mut windows = self.lock();
+        let mut counted = Vec::new();
+        while let Some((_, source)) = windows.ends.pop_front_if(|(end, _)| *end <= now) {
+            let window = windows.open.remove(&source);
+            counted.extend(window.and_then(|mut window| window.take(&source)));
+        }
+        counted
+    }
+
+    /// What has been counted by now. Who has had all of its lines gets no more of them for that.
+    pub(super) fn counted(&self) -> Vec<Counted> {
+        self.lock().open.iter_mut().filter_map(|(source, window)| window.take(source)).collect()
+    }
+
+    /// Takes back what could not be written, so that it is told later.
+    pub(super) fn put_back(&self, counted: Vec<Counted>, now: Instant) {
+        let mut windows = self.lock();
+        for Counted { source, since, codes } in counted {
+            let window = windows.of(source, now);
+            // What was counted meanwhile came later.
+            window.since = Some(since);
+            for (what, more) in codes {
+                let count = window.codes.entry(what).or_default();
+                *count = count.saturating_add(more);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Windows> {
+        // Nothing within can panic but for want of memory; numbers are sound at every step.
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Windows {
+    fn of(&mut self, source: Source, now: Instant) -> &mut Window {
+        let is_full = self.open.len() >= MOST && !self.open.contains_key(&source);
+        let source = match source {
+            Source::Execution(..) if is_full => Source::Others,
+            source => source,
+        };
+        let Self { open, ends } = self;
+        open.entry(source).or_insert_with_key(|source| {
+            ends.push_back((now + WINDOW, source.clone()));
+            Window::default()
+        })
+    }
+}
+
+impl Window {
+    fn take(&mut self, source: &Source) -> Option<Counted> {
+        let codes = std::mem::take(&mut self.codes);
+        Some(Counted { source: source.clone(), since: self.since.take()?, codes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn execution(name: &str) -> Source {
+        let task = TaskName::new(name);
+        let execution = ExecutionId::of_static(&task);
+        Source::Execution(task, execution)
+    }
+
+    /// How many of these refusals have lines.
+    fn lines(flood: &Flood, source: &Source, what: &'static str, times: usize, now: Instant) -> usize {
+        (0..times).filter(|_| flood.admits(source.clone(), what, now)).count()
+    }
+
+    fn told(counted: &[Counted]) -> Vec<serde_json::Value> {
+        counted.iter().map(|counted| serde_json::from_str(&counted.json()).unwrap()).collect()
+    }
+
+    #[test]
+    fn what_goes_beyond_so_many_a_second_is_counted_by_its_code() {
+        let (flood, begin) = (Flood::new(50), Instant::now());
+        let one = execution("one");
+        assert_eq!(flood.next_end(), None);
+        assert_eq!(lines(&flood, &one, "host_not_allowed", 40, begin), 40);
+        assert_eq!(lines(&flood, &one, "path_not_allowed", 40, begin), 10);
+        assert_eq!(lines(&flood, &one, "host_not_allowed", 1_000, begin + WINDOW / 2), 0);
+        assert_eq!(flood.next_end(), Some(begin + WINDOW));
+        assert!(flood.ended(begin + WINDOW / 2).is_empty());
+        let told = told(&flood.ended(begin + WINDOW));
+        let [line] = told.as_slice() else { panic!("{told:?}") };
+        assert_eq!((&line["task"], &line["execution"]), (&"one".into(), &"one".into()), "{line}");
+        assert_eq!((&line["event"], &line["count"]), (&"refused".into(), &1_030.into()), "{line}");
+        assert_eq!(line["codes"], serde_json::json!({ "host_not_allowed": 1_000, "path_not_allowed": 30 }));
+        // The next second begins with its next refusal.
+        assert_eq!(flood.next_end(), None);
+        assert_eq!(lines(&flood, &one, "host_not_allowed", 60, begin + WINDOW * 3), 50);
+        assert_eq!(flood.next_end(), Some(begin + WINDOW * 4));
+    }
+
+    #[test]
+    fn who_keeps_within_the_number_leaves_nothing_behind() {
+        let (flood, begin) = (Flood::new(50), Instant::now());
+        for second in 0..5 {
+            let now = begin + WINDOW * second;
+            assert!(flood.ended(now).is_empty());
+            assert_eq!(lines(&flood, &execution("one"), "host_not_allowed", 50, now), 50);
+        }
+        assert!(flood.ended(begin + WINDOW * 5).is_empty());
+        let windows = flood.lock();
+        assert!(windows.open.is_empty() && windows.ends.is_empty());
+    }
+
+    #[test]
+    fn one_flood_takes_no_lines_from_others() {
+        let (flood, now) = (Flood::new(50), Instant::now());
+        let sources = [execution("one"), execution("two"), Source::Unknown(Whence::Loopback)];
+        for source in sources.iter().chain([&Source::Unknown(Whence::Public)]) {
+            assert_eq!(lines(&flood, source, "caller_unknown", 70, now), 50, "{source:?}");
+        }
+        let told = told(&flood.ended(now + WINDOW));
+        assert_eq!(told.len(), 4);
+        assert_eq!((&told[3]["callers"], &told[3]["count"]), (&"public".into(), &20.into()), "{}", told[3]);
+        assert!(told[3].get("execution").is_none());
+    }
+
+    #[test]
+    fn memory_is_bounded_and_the_number_stays_exact() {
+        let (flood, now) = (Flood::new(50), Instant::now());
+        let lines: usize = (0..MOST * 2).map(|n| lines(&flood, &execution(&n.to_string()), "x", 60, now)).sum();
+        assert_eq!(flood.lock().open.len(), MOST + 1);
+        assert_eq!(flood.lock().ends.len(), MOST + 1);
+        assert_eq!(lines, (MOST + 1) * 50);
+        let told = told(&flood.ended(now + WINDOW));
+        let counted: u64 = told.iter().filter_map(|line| line["count"].as_u64()).sum();
+        assert_eq!(lines as u64 + counted, MOST as u64 * 2 * 60);
+        assert_eq!(told.iter().filter(|line| line["callers"] == "other executions").count(), 1);
+    }
+
+    #[test]
+    fn what_is_told_early_or_could_not_be_written_is_told_once() {
+        let (flood, now) = (Flood::new(50), Instant::now());
+        let one = execution("one");
+        assert_eq!(lines(&flood, &one, "x", 60, now), 50);
+        let early = flood.counted();
+        assert_eq!(early.len(), 1);
+        assert!(flood.counted().is_empty());
+        assert_eq!(lines(&flood, &one, "x", 5, now), 0, "that gives it no more lines");
+        flood.put_back(early, now);
+        assert_eq!(told(&flood.ended(now + WINDOW))[0]["count"], 15);
+        // Its window may have ended meanwhile.
+        assert_eq!(lines(&flood, &one, "x", 52, now + WINDOW), 50);
+        let late = flood.ended(now + WINDOW * 2);
+        flood.put_back(late, now + WINDOW * 2);
+        assert_eq!(told(&flood.ended(now + WINDOW * 3))[0]["count"], 2);
+    }
+}
