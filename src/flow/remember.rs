@@ -28,13 +28,16 @@ pub(super) async fn recall(services: &Services) {
     }
 }
 
-/// Writes finds into the ledger as they come, until the process ends.
+/// Writes finds into the ledger as they come, until all exchanges have ended.
 pub(super) async fn run(services: Arc<Services>, mut notes: mpsc::Receiver<Note>) {
     let mut tidy = interval(TIDY_EVERY);
     tidy.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let note = tokio::select! {
+            // Those that came before the end are written down first.
+            biased;
             note = notes.recv() => note,
+            () = services.abort.cancelled() => return,
             _ = tidy.tick() => {
                 forget(&services).await;
                 continue;
@@ -57,7 +60,9 @@ async fn find(services: &Services, execution: &ExecutionId) {
             Ok(false) => return,
             Err(error) => {
                 tracing::error!(%error, %execution, "a find cannot be written down; it is tried again");
-                sleep(PAUSE).await;
+                if services.abort.run_until_cancelled(sleep(PAUSE)).await.is_none() {
+                    return;
+                }
             }
         }
     }

@@ -162,7 +162,7 @@ async fn what_is_under_way_ends_when_the_execution_is_stopped() {
     assert_eq!((stopped, lines.len()), (3, 4), "{lines:#?}");
 }
 
-/// A new policy forgets nothing; one that allows more finds lets the execution go on.
+/// A new policy forgets nothing, and one that allows more finds does not undo that the execution was stopped.
 #[tokio::test]
 async fn a_reload_forgets_no_find() {
     let (lab, origin) = lab("[leak]\nmax_finds = 2").await;
@@ -176,8 +176,6 @@ async fn a_reload_forgets_no_find() {
     lab.reload(&config(&origin, "[leak]\nmax_finds = 2"));
     lab.get(&url).await.assert_refused(403, "execution_stopped");
     lab.reload(&config(&origin, "[leak]\nmax_finds = 3"));
-    assert_eq!(lab.get(&url).await.status, 200);
-    lab.reload(&config(&origin, "[leak]\nmax_finds = 1"));
     lab.get(&url).await.assert_refused(403, "execution_stopped");
     assert_eq!(neighbour(&lab, &url).await, 200);
 }

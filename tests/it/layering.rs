@@ -13,8 +13,8 @@ const LAYERS: [(&str, &[&str]); 11] = [
     ("tls", &["model", "files"]),
     ("audit", &["model", "leak", "files"]),
     ("ledger", &["model", "files"]),
-    ("stages", &["model", "leak", "policy", "tls", "audit"]),
-    ("flow", &["model", "policy", "vault", "tls", "audit", "stages", "files"]),
+    ("stages", &["model", "leak", "policy", "tls", "audit", "ledger"]),
+    ("flow", &["model", "policy", "vault", "tls", "audit", "ledger", "stages", "files"]),
     ("cli", &["model", "leak", "policy", "vault", "tls", "audit", "stages", "flow", "files"]),
 ];
 

@@ -36,6 +36,7 @@ mod misuse;
 mod nowhere;
 mod packaging;
 mod pages;
+mod plans;
 mod policy;
 mod quirks;
 mod reload;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use exeat::cli::demo::dns::ScriptedDns;
-use exeat::flow::daemon::Daemon;
+use exeat::flow::daemon::{Daemon, StartError};
 use exeat::flow::keep;
 use exeat::flow::reload::ConfigFile;
 use exeat::model::host::Host;
@@ -36,6 +36,7 @@ pub struct Lab {
     pub proxy: SocketAddr,
     pub dir: TempDir,
     pub settings: Settings,
+    text: String,
 }
 
 /// What can be started before the proxy, because the configuration names its ports.
@@ -83,7 +84,7 @@ impl Ground {
         }
         let daemon = Daemon::start(settings.clone(), compiled.policy, None).await.unwrap();
         let proxy = daemon.proxy_addresses()[0];
-        Lab { daemon, dns: self.dns, proxy, dir: self.dir, settings }
+        Lab { daemon, dns: self.dns, proxy, dir: self.dir, settings, text: config }
     }
 
     /// The proxy, from a file in the lab's folder that it can read again.
@@ -94,7 +95,7 @@ impl Ground {
         settings.admin.listen = None;
         let daemon = Daemon::start(settings.clone(), config.policy, Some(file)).await.unwrap();
         let proxy = daemon.proxy_addresses()[0];
-        Lab { daemon, dns: self.dns, proxy, dir: self.dir, settings }
+        Lab { daemon, dns: self.dns, proxy, dir: self.dir, settings, text: String::new() }
     }
 
     /// The whole text of a configuration.
@@ -176,6 +177,25 @@ impl Lab {
         assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("refused"), Some(code)), "{line}");
         let lines = self.audit().await;
         assert_eq!(lines.len(), 1, "{lines:#?}");
+    }
+
+    /// Stops the proxy and starts it again on the same files, as it was configured at first.
+    pub async fn restarted(self) -> Self {
+        let Self { daemon, dns, dir, settings, text, .. } = self;
+        assert!(daemon.shutdown().await);
+        let start = Instant::now();
+        let daemon = loop {
+            match Daemon::start(settings.clone(), compiled(&text, dir.path()).policy, None).await {
+                Ok(daemon) => break daemon,
+                // The old one's threads let go of their files a moment after it.
+                Err(StartError::Audit(_) | StartError::Ledger(_)) if start.elapsed() < PATIENCE => {
+                    tokio::task::yield_now().await;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        };
+        let proxy = daemon.proxy_addresses()[0];
+        Self { daemon, dns, proxy, dir, settings, text }
     }
 
     /// Puts a policy in force; `text` as for [`Ground::proxy`].

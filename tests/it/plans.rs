@@ -1,0 +1,372 @@
+//! What a plan allows: so many calls, so fast, so many at a time, so much, for so long. Every key of `[plans]`.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use tokio::io::AsyncWriteExt;
+use tokio::time::timeout;
+
+use crate::lab::client::{Way, auth, empty, h1, read_head, read_to_end};
+use crate::lab::{self, Ground, Lab, Origin, Reply};
+
+const TOOL: (&str, &str) = ("exeat-tool", "http_request");
+
+/// `t` has this plan, all tools, one inspected host and one that passes unseen.
+fn config(origin: &Origin, plan: &str) -> String {
+    let port = origin.port();
+    format!(
+        "{plan}\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
+         [integrations.open]\nallowed_domains = [\"open.test\"]\nports = [{port}]\nmode = \"opaque\"\n\
+         [tasks.t]\nintegrations = [\"api\", \"open\"]\ntools = [\"http_request\", \"http_get\"]\nraw = true\n\
+         plan = \"p\"\n"
+    )
+}
+
+async fn lab(plan: &str) -> (Lab, Origin, String) {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    ground.dns.set("open.test", &["127.0.0.1"]);
+    let lab = ground.proxy(&config(&origin, plan)).await;
+    let url = format!("https://api.test:{}/", origin.port());
+    (lab, origin, url)
+}
+
+async fn tool(lab: &Lab, url: &str) -> Reply {
+    lab.by(Way::Absolute, "GET", url, &[TOOL], "").await
+}
+
+async fn lines(lab: &Lab, code: &str) -> Vec<serde_json::Value> {
+    lab.audit().await.into_iter().filter(|line| line["code"] == code).collect()
+}
+
+async fn lines_of(lab: &Lab, event: &str) -> usize {
+    lab.audit().await.iter().filter(|line| line["event"] == event).count()
+}
+
+fn seconds(reply: &Reply, name: &str) -> u64 {
+    reply.header(name).unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_hundred_calls_at_once_ten_in_the_minute_reach_the_origin() {
+    let (lab, origin, url) = lab("[plans.p]\ncalls_per_minute = 10").await;
+    let replies = join_all((0..100).map(|n| {
+        let (lab, url) = (&lab, &url);
+        async move { lab.by(Way::ALL[n % Way::ALL.len()], "GET", url, &[TOOL], "").await }
+    }))
+    .await;
+    let (passed, refused): (Vec<_>, Vec<_>) = replies.iter().partition(|reply| reply.status == 200);
+    assert_eq!((passed.len(), refused.len(), origin.seen().len()), (10, 90, 10));
+    for reply in &refused {
+        reply.assert_refused(429, "rate_limited");
+        let wait = seconds(reply, "retry-after");
+        assert!((1..=60).contains(&wait), "{wait}");
+        assert_eq!(reply.header("ratelimit-policy"), Some("\"calls_per_minute\";q=10;w=60"));
+        assert_eq!(reply.header("ratelimit"), Some(&*format!("\"calls_per_minute\";r=0;t={wait}")));
+        let problem = reply.problem();
+        assert_eq!(problem["limit"]["name"], "calls_per_minute", "{problem}");
+        assert_eq!(problem["limit"]["allowed"], 10, "{problem}");
+        assert_eq!(problem["retry_after_s"], wait, "{problem}");
+        assert_eq!(problem["retry"], "after", "{problem}");
+    }
+    let lines = lines(&lab, "rate_limited").await;
+    assert_eq!(lines.len(), 90);
+    let expected = |line: &serde_json::Value| {
+        line["stage"] == "throttle" && line["verdict"] == "deny" && line["rule"] == "calls_per_minute: 10"
+    };
+    assert!(lines.iter().all(expected), "{lines:#?}");
+    assert_eq!(lab.get(&url).await.status, 200, "raw requests are counted apart");
+}
+
+#[tokio::test]
+async fn an_execution_has_so_many_calls_and_raw_requests_apart() {
+    let plan = "[plans.p]\ncalls_per_execution = 2\n[plans.p.raw]\ncalls_per_execution = 3";
+    let (lab, origin, url) = lab(plan).await;
+    let of_tool: Vec<_> = join_all((0..4).map(|_| tool(&lab, &url))).await;
+    let raw: Vec<_> = join_all((0..5).map(|_| lab.get(&url))).await;
+    for (replies, allowed) in [(of_tool, 2), (raw, 3)] {
+        let refused: Vec<_> = replies.iter().filter(|reply| reply.status != 200).collect();
+        assert_eq!(refused.len(), 2, "{replies:?}");
+        for reply in refused {
+            reply.assert_refused(429, "execution_limit");
+            assert_eq!(reply.header("retry-after"), None, "time does not help");
+            assert_eq!(reply.header("ratelimit-policy"), Some(&*format!("\"calls_per_execution\";q={allowed}")));
+            assert_eq!(reply.problem()["retry"], "never");
+        }
+    }
+    assert_eq!(origin.seen().len(), 5);
+    assert_eq!(lines(&lab, "execution_limit").await.len(), 4);
+}
+
+/// A call that is refused for what it asks counts; one that is refused for its number does not.
+#[tokio::test]
+async fn a_call_that_the_limiter_lets_pass_counts_whatever_becomes_of_it() {
+    let (lab, origin, url) = lab("[plans.p]\ncalls_per_minute = 2").await;
+    let elsewhere = lab.by(Way::Absolute, "GET", "https://elsewhere.test/", &[TOOL], "").await;
+    elsewhere.assert_refused(403, "host_not_allowed");
+    let unknown = lab.by(Way::Absolute, "GET", &url, &[("exeat-tool", "shell")], "").await;
+    unknown.assert_refused(403, "tool_not_enabled");
+    tool(&lab, &url).await.assert_refused(429, "rate_limited");
+    assert_eq!(origin.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn a_tunnel_that_is_looked_into_is_no_call_and_every_other_connect_is() {
+    let (lab, origin, url) = lab("[plans.p.raw]\ncalls_per_execution = 3").await;
+    let to = format!("api.test:{}", origin.port());
+    for _ in 0..5 {
+        drop(lab.tunnel(&to).await);
+    }
+    // One request in it, one tunnel unseen, one that is refused.
+    assert_eq!(lab.by(Way::TunnelH1, "GET", &url, &[], "").await.status, 200);
+    drop(lab.tunnel(&format!("open.test:{}", origin.port())).await);
+    let (head, _) = lab.try_connect("elsewhere.test:443").await;
+    assert!(head.contains("exeat-refusal: host_not_allowed"), "{head}");
+    for host in [to, format!("open.test:{}", origin.port()), "elsewhere.test:443".to_owned()] {
+        let (head, mut stream) = lab.try_connect(&host).await;
+        assert!(head.starts_with("HTTP/1.1 429") && head.contains("exeat-refusal: execution_limit"), "{head}");
+        read_to_end(&mut stream).await;
+    }
+    assert_eq!(lines(&lab, "execution_limit").await.len(), 3);
+}
+
+#[tokio::test]
+async fn requests_follow_one_another_no_faster_than_the_plan_says() {
+    let (lab, origin, url) = lab("[plans.p.raw]\nrequests_per_second = 1\nburst = 4").await;
+    let start = Instant::now();
+    let replies = join_all((0..40).map(|_| lab.get(&url))).await;
+    let passed = replies.iter().filter(|reply| reply.status == 200).count();
+    let most = 5 + usize::try_from(start.elapsed().as_secs()).unwrap();
+    assert!((4..=most).contains(&passed), "{passed} of at most {most}");
+    assert_eq!(origin.seen().len(), passed);
+    let refused = replies.iter().find(|reply| reply.status != 200).unwrap();
+    refused.assert_refused(429, "rate_limited");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert_eq!(refused.header("ratelimit-policy"), Some("\"requests_per_second\";q=1;w=1"));
+    assert_eq!(tool(&lab, &url).await.status, 200, "the plan's tools have no such limit");
+    // A CONNECT takes from it too.
+    let mut refused = false;
+    for _ in 0..20 {
+        let (head, _) = lab.try_connect(&format!("api.test:{}", origin.port())).await;
+        refused |= head.contains("exeat-refusal: rate_limited");
+    }
+    assert!(refused);
+}
+
+#[tokio::test]
+async fn without_a_burst_it_is_what_passes_in_a_second() {
+    let (lab, origin, url) = lab("[plans.p.raw]\nrequests_per_second = 3").await;
+    let start = Instant::now();
+    join_all((0..30).map(|_| lab.get(&url))).await;
+    let most = 4 + 3 * usize::try_from(start.elapsed().as_secs()).unwrap();
+    assert!((3..=most).contains(&origin.seen().len()), "{} of at most {most}", origin.seen().len());
+}
+
+#[tokio::test]
+async fn so_many_requests_are_under_way_at_a_time() {
+    let (lab, origin, url) = lab("[plans.p.raw]\nconcurrent = 2").await;
+    let mut uploads = Vec::new();
+    for _ in 0..2 {
+        let (mut sender, body) = http_body_util::channel::Channel::<Bytes>::new(1);
+        let request = lab.absolute("POST", &format!("{url}sink")).body(body).unwrap();
+        let stream = lab.connect().await;
+        let answer = tokio::spawn(async move { h1(stream, request).await.status() });
+        sender.send_data(Bytes::from_static(b"x")).await.unwrap();
+        uploads.push((sender, answer));
+    }
+    let start = Instant::now();
+    while lines_of(&lab, "decided").await < 2 {
+        assert!(start.elapsed() < lab::PATIENCE);
+    }
+    let refused = lab.get(&url).await;
+    refused.assert_refused(429, "concurrency_limited");
+    assert_eq!(refused.header("ratelimit-policy"), Some("\"concurrent\";q=2;qu=\"concurrent-requests\""));
+    assert_eq!(refused.problem()["retry"], "later");
+    let (head, _) = lab.try_connect(&format!("api.test:{}", origin.port())).await;
+    assert!(head.contains("exeat-refusal: concurrency_limited"), "{head}");
+    assert_eq!(tool(&lab, &url).await.status, 200, "tool calls are counted apart");
+    let (sender, answer) = uploads.pop().unwrap();
+    drop(sender);
+    assert_eq!(answer.await.unwrap(), 200);
+    // It has its line, and with it goes its place.
+    let start = Instant::now();
+    while lab.get(&url).await.status != 200 {
+        assert!(start.elapsed() < lab::PATIENCE);
+    }
+    assert!(!lines(&lab, "concurrency_limited").await.is_empty());
+}
+
+#[tokio::test]
+async fn a_request_body_may_be_so_large() {
+    let plan = "[plans.p]\nmax_request_bytes = 100\n[plans.p.raw]\nmax_request_bytes = \"200KB\"";
+    let (lab, origin, url) = lab(plan).await;
+    let url = format!("{url}sink");
+    for (fields, most) in [(&[TOOL][..], 100), (&[], 200_000)] {
+        for way in Way::ALL {
+            let exact = "x".repeat(most);
+            assert_eq!(lab.by(way, "POST", &url, fields, &exact).await.status, 200, "{way:?} {most}");
+            let before = origin.seen().len();
+            let more = "x".repeat(most + 1);
+            lab.by(way, "POST", &url, fields, &more).await.assert_refused(413, "request_too_large");
+            assert_eq!(origin.seen().len(), before, "{way:?} {most}: nothing has left");
+        }
+    }
+    // Of unknown length it is found out on the way.
+    let line = format!("{:x}\r\n{}\r\n", 100_000, "x".repeat(100_000));
+    let authority = format!("api.test:{}", origin.port());
+    let text = format!(
+        "POST {url} HTTP/1.1\r\nhost: {authority}\r\nproxy-authorization: {}\r\ntransfer-encoding: chunked\r\n\r\n\
+         {line}{line}",
+        auth()
+    );
+    let mut stream = lab.connect().await;
+    stream.write_all(text.as_bytes()).await.unwrap();
+    stream.write_all(b"1\r\nx\r\n").await.unwrap();
+    let head = timeout(lab::PATIENCE, read_head(&mut stream)).await.unwrap();
+    assert!(head.starts_with("HTTP/1.1 413") && head.contains("exeat-refusal: request_too_large"), "{head}");
+    let ended = lines(&lab, "request_too_large").await;
+    assert_eq!(ended.len(), 2 * Way::ALL.len() + 1);
+    let last = ended.last().unwrap();
+    assert!(last["event"] == "closed" && last["request_bytes"].as_u64().unwrap() <= 200_000, "{last}");
+}
+
+/// One that ends exactly at the limit passes, and is no different in its pieces.
+#[tokio::test]
+async fn a_body_of_unknown_length_may_be_just_as_large() {
+    let (lab, origin, url) = lab("[plans.p.raw]\nmax_request_bytes = 10").await;
+    for (pieces, passes) in [(&["12345", "67890"][..], true), (&["12345", "67890", "1"], false)] {
+        let chunks: String = pieces.iter().map(|piece| format!("{:x}\r\n{piece}\r\n", piece.len())).collect();
+        let text = format!(
+            "POST {url}echo HTTP/1.1\r\nhost: api.test:{}\r\nproxy-authorization: {}\r\nconnection: close\r\n\
+             transfer-encoding: chunked\r\n\r\n{chunks}0\r\n\r\n",
+            origin.port(),
+            auth()
+        );
+        let mut stream = lab.connect().await;
+        stream.write_all(text.as_bytes()).await.unwrap();
+        let answer = timeout(lab::PATIENCE, read_to_end(&mut stream)).await.unwrap();
+        assert_eq!(answer.starts_with("HTTP/1.1 200"), passes, "{answer}");
+        assert_eq!(answer.contains("request_too_large"), !passes, "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_tool_call_has_a_megabyte_without_a_plan_that_says_so() {
+    let (lab, _, url) = lab("[plans.p]").await;
+    let url = format!("{url}sink");
+    let post = |fields: &'static [(&str, &str)], length: usize| {
+        let (lab, url) = (&lab, &url);
+        async move { lab.by(Way::Absolute, "POST", url, fields, &"x".repeat(length)).await }
+    };
+    assert_eq!(post(&[TOOL], 1_000_000).await.status, 200);
+    post(&[TOOL], 1_000_001).await.assert_refused(413, "request_too_large");
+    assert_eq!(post(&[], 1_000_001).await.status, 200);
+}
+
+#[tokio::test]
+async fn each_kind_of_request_has_timeouts_of_its_own() {
+    let rows = [
+        ("[plans.p]\nrequest_timeout = \"200ms\"", "stall", &[TOOL][..], true),
+        ("[plans.p.raw]\nrequest_timeout = \"200ms\"", "stall", &[], true),
+        ("[plans.p]\nresponse_header_timeout = \"200ms\"", "stall", &[TOOL], true),
+        ("[plans.p.raw]\nresponse_header_timeout = \"200ms\"", "stall", &[], true),
+        ("[plans.p]\nidle_timeout = \"200ms\"", "stall-body", &[TOOL], false),
+        ("[plans.p.raw]\nidle_timeout = \"200ms\"", "stall-body", &[], false),
+        // Without any, the call says how long.
+        ("[plans.p]", "stall", &[TOOL, ("exeat-timeout", "1")], true),
+    ];
+    for (plan, path, fields, is_answered) in rows {
+        let (lab, _, url) = lab(plan).await;
+        let mut request = lab.absolute("GET", &format!("{url}{path}"));
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        let response = h1(lab.connect().await, request.body(empty()).unwrap()).await;
+        if is_answered {
+            Reply::read(response).await.assert_refused(504, "request_timed_out");
+        } else {
+            assert_eq!(response.status(), 200);
+            assert!(timeout(lab::PATIENCE, response.collect()).await.unwrap().is_err(), "{plan}: it breaks off");
+        }
+        let line = lab.ended(0).await;
+        assert_eq!((&line["event"], &line["code"]), (&"closed".into(), &"request_timed_out".into()), "{plan}");
+    }
+}
+
+/// A drip that never stops is no silence; the whole exchange has its end all the same.
+#[tokio::test]
+async fn a_slow_drip_ends_with_the_exchange() {
+    let ground = Ground::new().await;
+    let plain = Origin::http().await;
+    ground.dns.set("plain.test", &["127.0.0.1"]);
+    let text = format!(
+        "[plans.p.raw]\nrequest_timeout = \"400ms\"\nidle_timeout = \"10s\"\n[integrations.plain]\n\
+         allowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n[tasks.t]\n\
+         integrations = [\"plain\"]\nplan = \"p\"\n",
+        plain.port()
+    );
+    let lab = ground.proxy(&text).await;
+    let (sender, body) = http_body_util::channel::Channel::<Bytes>::new(1);
+    let request = lab.absolute("POST", &format!("http://plain.test:{}/sink", plain.port())).body(body).unwrap();
+    let drip = tokio::spawn(async move {
+        let mut sender = sender;
+        while sender.send_data(Bytes::from_static(b"x")).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    });
+    let answer = timeout(lab::PATIENCE, async { Reply::read(h1(lab.connect().await, request).await).await });
+    answer.await.unwrap().assert_refused(504, "request_timed_out");
+    drip.abort();
+    assert_eq!(lab.ended(0).await["code"], "request_timed_out");
+}
+
+#[tokio::test]
+async fn what_says_how_long_it_may_take_says_it_soundly() {
+    let (lab, origin, url) = lab("[plans.p]\nrequest_timeout = \"200ms\"").await;
+    for wrong in ["0", "61", "-1", "1.5", "x"] {
+        let fields = [TOOL, ("exeat-timeout", wrong)];
+        lab.by(Way::Absolute, "GET", &url, &fields, "").await.assert_refused(400, "request_malformed");
+    }
+    assert_eq!(origin.seen().len(), 0);
+    let reply = lab.by(Way::Absolute, "GET", &url, &[TOOL, ("exeat-timeout", "60")], "").await;
+    assert_eq!(reply.status, 200);
+    assert!(!origin.last().headers.contains_key("exeat-timeout"));
+    // Other calls do not say it, and it is removed.
+    let reply = lab.by(Way::Absolute, "GET", &url, &[("exeat-timeout", "0")], "").await;
+    assert_eq!((reply.status.as_u16(), origin.last().headers.contains_key("exeat-timeout")), (200, false));
+}
+
+#[tokio::test]
+async fn what_was_counted_is_still_counted_after_a_restart_and_a_reload() {
+    let (lab, origin, url) = lab("[plans.p]\ncalls_per_execution = 3").await;
+    assert_eq!(tool(&lab, &url).await.status, 200);
+    lab.reload(&config(&origin, "[plans.p]\ncalls_per_execution = 3"));
+    assert_eq!(tool(&lab, &url).await.status, 200);
+    let lab = lab.restarted().await;
+    assert_eq!(tool(&lab, &url).await.status, 200);
+    tool(&lab, &url).await.assert_refused(429, "execution_limit");
+    lab.reload(&config(&origin, "[plans.p]\ncalls_per_execution = 4"));
+    assert_eq!(tool(&lab, &url).await.status, 200);
+    tool(&lab, &url).await.assert_refused(429, "execution_limit");
+}
+
+/// Without a name for what it asks, and in whatever way: who has had their calls gets no further.
+#[tokio::test]
+async fn the_same_code_by_every_way() {
+    let (lab, origin, url) = lab("[plans.p.raw]\ncalls_per_execution = 1").await;
+    let to = format!("api.test:{}", origin.port());
+    let mut standing = lab.h2::<Full<Bytes>>(&to).await;
+    assert_eq!(lab.get(&url).await.status, 200);
+    let request = Request::builder().uri(&url).body(empty()).unwrap();
+    let reply = timeout(lab::PATIENCE, standing.send_request(request)).await.unwrap().unwrap();
+    assert_eq!(
+        (reply.status().as_u16(), &*reply.headers()["exeat-refusal"].to_str().unwrap()),
+        (429, "execution_limit")
+    );
+    lab.get(&url).await.assert_refused(429, "execution_limit");
+    lab.get(&format!("http://{to}/")).await.assert_refused(429, "execution_limit");
+    assert_eq!(origin.seen().len(), 1);
+}
