@@ -4,6 +4,7 @@
 //! All kinds at once, because who escapes chooses freely what to escape and how; what is no escape
 //! passes as it is.
 
+use memchr::memchr3_iter;
 use zeroize::{Zeroize, Zeroizing};
 
 use super::fold::begins_escape;
@@ -164,7 +165,7 @@ pub(super) fn front(bytes: &[u8]) -> Front {
 }
 
 /// False if the first two bytes of this begin no escape: told faster than what it is.
-pub(super) fn is_likely(bytes: &[u8]) -> bool {
+fn is_likely(bytes: &[u8]) -> bool {
     match bytes {
         [b'%', next, ..] => next.is_ascii_hexdigit() || matches!(next, b'u' | b'U'),
         [b'\\', next, ..] => {
@@ -173,6 +174,11 @@ pub(super) fn is_likely(bytes: &[u8]) -> bool {
         [b'&', next, ..] => next.is_ascii_alphabetic() || *next == b'#',
         _ => true,
     }
+}
+
+/// Where an escape may begin: the next place that looks like it.
+pub(super) fn find(text: &[u8]) -> Option<usize> {
+    memchr3_iter(b'%', b'\\', b'&', text).find(|at| is_likely(text.get(*at..).unwrap_or_default()))
 }
 
 /// True if an escape stands at the front of this, or may, depending on what follows.

@@ -3,8 +3,9 @@
 //! As long as nothing is escaped these are the same, and only the first is followed; the others part from
 //! it at an escape, and are dropped once they can find nothing else.
 
+use super::escape::{self, LONGEST};
 use super::matcher::Index;
-use super::reading::{Reading, Undone, has_escape};
+use super::reading::{Reading, Source, Span, Undone};
 
 /// A value that was found: whose it is, and where in the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,59 +31,61 @@ pub(super) struct Layers {
     twice: Undone,
 }
 
+/// So many bytes without an escape are worth a look whether the readings are one again.
+const NEAR: usize = 48;
+
 impl Layers {
     /// Takes a piece of the stream, and tells what ends in it.
     pub(super) fn take(&mut self, index: &Index, scope: &impl Counts, piece: &[u8], from: u64, hits: &mut Vec<Hit>) {
-        let Self { plain, once, twice } = self;
-        let longest = index.automaton.longest();
-        let text = plain.take(piece, from, longest).then_some(piece);
-        if !once.is_parted() && has_escape(piece) {
-            once.part(plain);
-        }
-        if once.is_parted() {
-            once.undo(plain, text, longest);
-            if !twice.is_parted() && has_escape(once.reading.text()) {
-                twice.part(&once.reading);
+        let whole = [Span::whole(from)];
+        let source = Source { bytes: piece, spans: &whole };
+        // What has been searched plainly, and what has been undone.
+        let (mut read, mut at) = (0, 0);
+        while at < piece.len() {
+            if !self.once.is_parted() {
+                let Some(found) = next_escape(piece, at) else { break };
+                let before = Source { bytes: piece.get(..found).unwrap_or_default(), ..source };
+                read = self.plain.search(index, scope, before, (read, true), hits);
+                self.once.part(&self.plain);
+                self.once.copy(source, read, found, &mut 0);
+                at = found;
             }
-            if twice.is_parted() {
-                twice.undo(&once.reading, None, longest);
-            }
+            at = self.once.undo(source, at, NEAR);
+            self.search(index, scope, hits);
         }
-        plain.search(index, scope, text, hits);
-        self.search(index, scope, hits);
+        self.plain.search(index, scope, source, (read, false), hits);
     }
 
     /// Nothing more comes: an escape may end where nothing follows it.
     pub(super) fn end(&mut self, index: &Index, scope: &impl Counts, hits: &mut Vec<Hit>) {
-        let Self { once, twice, .. } = self;
-        let longest = index.automaton.longest();
-        if once.is_parted() {
-            once.end(longest);
-            if !twice.is_parted() && has_escape(once.reading.text()) {
-                twice.part(&once.reading);
-            }
-            if twice.is_parted() {
-                twice.undo(&once.reading, None, longest);
-                twice.finish();
-            }
+        if self.once.is_parted() {
+            self.once.finish();
+            self.search(index, scope, hits);
         }
-        self.search(index, scope, hits);
+        if self.twice.is_parted() {
+            self.twice.finish();
+            self.twice.search(index, scope, false, hits);
+            self.twice.turn(false);
+        }
     }
 
     /// Looks through what was undone.
     fn search(&mut self, index: &Index, scope: &impl Counts, hits: &mut Vec<Hit>) {
         let Self { once, twice, .. } = self;
-        if !once.is_parted() {
-            return;
+        if !twice.is_parted() && next_escape(once.source().bytes, 0).is_some() {
+            twice.part_undone(once);
         }
-        once.reading.search(index, scope, None, hits);
         if twice.is_parted() {
-            twice.reading.search(index, scope, None, hits);
-            twice.join(&index.automaton);
+            twice.undo(once.source(), 0, usize::MAX);
+            twice.search(index, scope, false, hits);
+            twice.turn(twice.is_alike(&index.automaton));
         }
-        if !twice.is_parted() {
-            once.join(&index.automaton);
+        once.search(index, scope, true, hits);
+        let is_joined = !twice.is_parted() && once.is_alike(&index.automaton);
+        if !is_joined {
+            once.search(index, scope, false, hits);
         }
+        once.turn(is_joined);
     }
 
     /// True if an escape has begun that has not ended.
@@ -92,9 +95,21 @@ impl Layers {
 
     /// The longest half of a value at the end that begins before: where, and whose.
     pub(super) fn half(&self, index: &Index, before: u64, scope: &impl Counts) -> Option<(u64, u32)> {
-        let once = self.once.is_parted().then_some(&self.once.reading);
-        let twice = self.twice.is_parted().then_some(&self.twice.reading);
-        let readings = [Some(&self.plain), once, twice].into_iter().flatten();
+        let readings = [Some(&self.plain), self.once.parted(), self.twice.parted()].into_iter().flatten();
         readings.filter_map(|reading| reading.half(&index.automaton, before, scope)).min()
+    }
+}
+
+/// The next escape from a place on, or what could become one.
+fn next_escape(text: &[u8], mut at: usize) -> Option<usize> {
+    loop {
+        let rest = text.get(at..)?;
+        let found = escape::find(rest)?;
+        let rest = rest.get(found..)?;
+        at = at.saturating_add(found);
+        if escape::may_begin(rest.get(..LONGEST).unwrap_or(rest)) {
+            return Some(at);
+        }
+        at = at.saturating_add(1);
     }
 }

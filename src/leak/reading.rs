@@ -1,217 +1,159 @@
-//! One way to read a stream: bytes without line breaks, and where each of them stands.
+//! One way to read a stream: its bytes as they come or with escapes undone, and where each of them stands. Line
+//! breaks are left out of what is searched.
 
-use std::collections::VecDeque;
-
-use memchr::{memchr2, memchr3};
+use memchr::memchr2;
 use zeroize::Zeroizing;
 
 use super::anchors::LOOK;
 use super::automaton::{Automaton, State};
 use super::escape::{self, Front, LONGEST, Placed, Unescape};
-use super::fold::{begins_escape, fold, is_break};
+use super::fold::{begins_escape, fold};
 use super::layers::{Counts, Hit};
 use super::matcher::Index;
 
 /// Bytes that are read at a time.
 pub(super) const BLOCK: usize = 2048;
 
-/// One way to read a stream, as far as it was read.
-#[derive(Clone, Default)]
-pub(super) struct Reading {
-    state: State,
-    /// Bytes read before `text`.
-    read: u64,
-    /// What is being read, if it does not stand in the stream like that.
-    text: Zeroizing<Vec<u8>>,
-    /// Where the bytes stand, for as many as a pattern may have.
-    spans: VecDeque<Span>,
-    /// How many of these are of before.
-    known: usize,
-    /// A line break was left out behind the last of them.
-    is_broken: bool,
-    /// One was left out in what is being read.
-    has_breaks: bool,
-}
-
 /// Where some bytes stand; it goes on to the next span.
 #[derive(Clone, Copy)]
-struct Span {
-    /// Bytes read before it.
+pub(super) struct Span {
+    /// Bytes before it.
     at: u64,
     from: u64,
-    kind: Kind,
-    /// A line break was left out before it.
-    is_broken: bool,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    /// All bytes stand in the same place, which is so long.
-    Escape(u32),
-    /// Bytes that stand one after the other.
-    Run,
+    /// How much room a byte has: one, and they stand one after the other; or an escape, and all stand there.
+    width: u64,
 }
 
 impl Span {
-    /// From where to where a byte of it stands.
-    fn place(&self, byte: u64) -> (u64, u64) {
-        let (from, width) = match self.kind {
-            Kind::Escape(width) => (self.from, u64::from(width)),
-            Kind::Run => (self.from.saturating_add(byte.saturating_sub(self.at)), 1),
-        };
-        (from, from.saturating_add(width))
+    /// Bytes that stand one after the other, all of them.
+    pub(super) fn whole(from: u64) -> Self {
+        Self { at: 0, from, width: 1 }
     }
 
-    /// True if a line break was left out before a byte of it.
-    fn breaks(&self, byte: u64) -> bool {
-        self.is_broken && self.at == byte
+    /// From where to where a byte of it stands.
+    fn place(&self, byte: u64) -> (u64, u64) {
+        let ahead = if self.width == 1 { byte.saturating_sub(self.at) } else { 0 };
+        let from = self.from.saturating_add(ahead);
+        (from, from.saturating_add(self.width))
+    }
+
+    /// True if it goes on like this.
+    fn goes_on(&self, next: &Self) -> bool {
+        self.width == next.width && self.place(next.at).0 == next.from
     }
 }
 
+/// The span of a byte, and where the next one begins.
+fn span(spans: &[Span], byte: u64) -> Option<(&Span, u64)> {
+    let behind = spans.partition_point(|span| span.at <= byte);
+    let next = spans.get(behind).map_or(u64::MAX, |next| next.at);
+    Some((spans.get(behind.checked_sub(1)?)?, next))
+}
+
+fn note(spans: &mut Vec<Span>, next: Span) {
+    if !spans.last().is_some_and(|last| last.goes_on(&next)) {
+        spans.push(next);
+    }
+}
+
+/// Bytes, and where they stand.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'t> {
+    pub(super) bytes: &'t [u8],
+    pub(super) spans: &'t [Span],
+}
+
+/// A line of what is searched: bytes before it, there and with the line breaks.
+#[derive(Clone, Copy)]
+struct Line {
+    at: usize,
+    stands: usize,
+}
+
+/// One way to read a stream, as far as it was searched.
+#[derive(Clone, Default)]
+pub(super) struct Reading {
+    state: State,
+    /// Bytes searched, line breaks not counted, and how many of these before the last text.
+    read: u64,
+    before: u64,
+    /// Where those stand that the state has seen.
+    seen: Vec<Span>,
+    /// The last text without its line breaks, if it had any, and its lines.
+    joined: Zeroizing<Vec<u8>>,
+    lines: Vec<Line>,
+}
+
 impl Reading {
-    /// Begins with another piece of the stream, and forgets where those bytes stood that no pattern reaches.
-    fn turn(&mut self, longest: usize) {
-        let oldest = self.read.saturating_sub(longest as u64);
-        while self.spans.get(1).is_some_and(|span| span.at <= oldest) {
-            self.spans.pop_front();
-        }
-        self.known = self.spans.len();
-        self.has_breaks = false;
-        self.text.clear();
-    }
-
-    /// Takes what is read as it stands in the stream. True if it is, but for line breaks.
-    pub(super) fn take(&mut self, piece: &[u8], from: u64, longest: usize) -> bool {
-        self.turn(longest);
-        if memchr2(b'\n', b'\r', piece).is_none() {
-            self.stands(piece.len(), from, Kind::Run, self.read);
-            return true;
-        }
-        self.run(piece, from);
-        false
-    }
-
-    /// Where the next byte is read.
-    fn end(&self) -> u64 {
-        self.read.saturating_add(self.text.len() as u64)
-    }
-
-    /// Notes where the next bytes stand.
-    fn stands(&mut self, length: usize, from: u64, kind: Kind, at: u64) {
-        if length == 0 {
-            return;
-        }
-        let goes_on = !self.is_broken
-            && self.spans.back().is_some_and(|last| match last.kind {
-                Kind::Escape(_) => kind == last.kind && last.from == from,
-                Kind::Run => kind == Kind::Run && last.from.saturating_add(at.saturating_sub(last.at)) == from,
-            });
-        if !goes_on {
-            self.spans.push_back(Span { at, from, kind, is_broken: self.is_broken });
-            self.has_breaks |= self.is_broken;
-            self.is_broken = false;
-        }
-    }
-
-    /// Takes bytes that stand one after the other.
-    fn run(&mut self, mut bytes: &[u8], mut from: u64) {
-        while let Some(found) = memchr2(b'\n', b'\r', bytes) {
-            let (line, rest) = bytes.split_at_checked(found).unwrap_or((bytes, &[]));
-            self.line(line, from);
-            self.is_broken = true;
-            bytes = rest.get(1..).unwrap_or_default();
-            from = from.saturating_add(found as u64).saturating_add(1);
-        }
-        self.line(bytes, from);
-    }
-
-    /// Takes bytes that stand one after the other, without line breaks.
-    fn line(&mut self, bytes: &[u8], from: u64) {
-        self.stands(bytes.len(), from, Kind::Run, self.end());
-        self.text.extend_from_slice(bytes);
-    }
-
-    /// Takes one byte.
-    fn put(&mut self, Placed { byte, from, to }: Placed) {
-        if is_break(byte) {
-            self.is_broken = true;
-            return;
-        }
-        let width = to.saturating_sub(from);
-        let kind = if width == 1 { Kind::Run } else { Kind::Escape(u32::try_from(width).unwrap_or(u32::MAX)) };
-        self.stands(1, from, kind, self.end());
-        self.text.push(byte);
-    }
-
-    /// Takes what another has read: some bytes, the first of which it has in that span, or later.
-    fn copy(&mut self, other: &Self, bytes: &[u8], at: u64, span: &mut usize) {
-        if bytes.is_empty() {
-            return;
-        }
-        let end = at.saturating_add(bytes.len() as u64);
-        let ahead = self.end().wrapping_sub(at);
-        while let Some(one) = other.spans.get(*span).filter(|one| one.at < end) {
-            let next = other.spans.get(span.saturating_add(1)).map_or(u64::MAX, |next| next.at);
-            if next > at {
-                let start = one.at.max(at);
-                let from = if one.kind == Kind::Run {
-                    one.from.saturating_add(start.saturating_sub(one.at))
-                } else {
-                    one.from
-                };
-                self.is_broken |= one.is_broken && one.at == start;
-                self.stands(1, from, one.kind, start.wrapping_add(ahead));
-            }
-            if next > end {
-                break;
-            }
-            *span = span.saturating_add(1);
-        }
-        self.text.extend_from_slice(bytes);
-    }
-
-    /// What stands in the stream from a byte on, which is in that span, as far as an escape may reach.
-    fn window(&self, span: usize, byte: u64, text: &[u8]) -> ([u8; LONGEST], usize) {
-        let mut window = [b'\n'; LONGEST];
-        window.iter_mut().zip(text).for_each(|(place, byte)| *place = *byte);
-        let length = text.len().min(LONGEST);
-        let behind = self.spans.range(span.saturating_add(1).min(self.spans.len())..);
-        let near = behind.take_while(|next| next.at < byte.saturating_add(length as u64));
-        let broken = near.into_iter().find(|next| next.is_broken);
-        let unbroken = broken.and_then(|next| usize::try_from(next.at.saturating_sub(byte)).ok());
-        let Some(place) = unbroken.and_then(|at| window.get_mut(at)) else { return (window, length) };
-        // What is broken is no escape.
-        *place = b'\n';
-        (window, length)
-    }
-
-    /// The span of a byte, which is that one or a later one.
-    fn span(&self, span: &mut usize, byte: u64) -> Option<Span> {
-        while self.spans.get(span.saturating_add(1)).is_some_and(|next| next.at <= byte) {
-            *span = span.saturating_add(1);
-        }
-        self.spans.get(*span).copied()
-    }
-
-    /// What is being read.
-    pub(super) fn text(&self) -> &[u8] {
-        &self.text
-    }
-
-    /// Goes on from where another reading was before its last piece.
+    /// Goes on from where another one is.
     fn follow(&mut self, other: &Self) {
-        self.state = other.state;
-        self.read = other.read;
-        // What is broken is noted in the spans of its last piece.
-        self.is_broken = false;
-        self.spans.clear();
-        self.spans.extend(other.spans.range(..other.known.min(other.spans.len())));
+        (self.state, self.read, self.before) = (other.state, other.read, other.read);
+        self.seen.clone_from(&other.seen);
     }
 
-    /// Looks through what is read, and tells what ends in it.
-    pub(super) fn search(&mut self, index: &Index, scope: &impl Counts, text: Option<&[u8]>, hits: &mut Vec<Hit>) {
-        let own = std::mem::take(&mut self.text);
-        let text = text.unwrap_or(&own);
+    /// Notes the lines of a text from a place on. True if the text is in one.
+    fn split(&mut self, text: &[u8], start: usize) -> bool {
+        self.lines.clear();
+        let mut line = Line { at: 0, stands: start };
+        let mut rest = text.get(start..).unwrap_or_default();
+        let Some(mut found) = memchr2(b'\n', b'\r', rest) else {
+            self.lines.push(line);
+            return true;
+        };
+        self.joined.clear();
+        loop {
+            let (bytes, behind) = rest.split_at_checked(found).unwrap_or((rest, &[]));
+            if !bytes.is_empty() {
+                self.lines.push(line);
+                self.joined.extend_from_slice(bytes);
+            }
+            let Some((_, behind)) = behind.split_first() else { return false };
+            let stands = line.stands.saturating_add(found).saturating_add(1);
+            line = Line { at: self.joined.len(), stands };
+            rest = behind;
+            found = memchr2(b'\n', b'\r', rest).unwrap_or(rest.len());
+        }
+    }
+
+    /// Where in the last text a byte stands, and how many follow it in its line.
+    fn stands(&self, at: usize) -> (usize, usize) {
+        let behind = self.lines.partition_point(|line| line.at <= at);
+        let next = self.lines.get(behind).map_or(usize::MAX, |next| next.at);
+        let line = behind.checked_sub(1).and_then(|line| self.lines.get(line));
+        let stands = line.map_or(at, |line| line.stands.saturating_add(at.saturating_sub(line.at)));
+        (stands, next.saturating_sub(at))
+    }
+
+    /// Looks through a text from a place on, and tells what ends in it. Loosely: as far as the filter can tell
+    /// that nothing has begun. Returns up to where.
+    pub(super) fn search(
+        &mut self,
+        index: &Index,
+        scope: &impl Counts,
+        source: Source<'_>,
+        (start, is_loose): (usize, bool),
+        hits: &mut Vec<Hit>,
+    ) -> usize {
+        let is_one = self.split(source.bytes, start);
+        let joined = std::mem::take(&mut self.joined);
+        let text = if is_one { source.bytes.get(start..).unwrap_or_default() } else { &joined };
+        self.before = self.read;
+        let read = self.walk(index, scope, source.spans, (text, is_loose), hits);
+        self.read = self.before.saturating_add(read as u64);
+        self.see(&index.automaton, source.spans, read);
+        let end = if read < text.len() { self.stands(read).0 } else { source.bytes.len() };
+        self.joined = joined;
+        end
+    }
+
+    fn walk(
+        &mut self,
+        index: &Index,
+        scope: &impl Counts,
+        spans: &[Span],
+        (text, is_loose): (&[u8], bool),
+        hits: &mut Vec<Hit>,
+    ) -> usize {
         let (automaton, anchors) = (&index.automaton, &index.anchors);
         let mut state = self.state;
         // Every byte is looked at up to here at least.
@@ -220,7 +162,8 @@ impl Reading {
         while at < text.len() {
             if !wary {
                 let rest = text.get(at..).unwrap_or_default();
-                let skipped = match anchors.find(rest) {
+                let found = anchors.find(rest);
+                let skipped = match found {
                     Some(look) => {
                         until = at.saturating_add(look).saturating_add(LOOK);
                         look.saturating_sub(anchors.before())
@@ -231,6 +174,9 @@ impl Reading {
                     }
                 };
                 at = at.saturating_add(skipped);
+                if found.is_none() && is_loose {
+                    break;
+                }
                 wary = true;
             }
             for byte in text.get(at..).unwrap_or_default() {
@@ -238,7 +184,7 @@ impl Reading {
                 at = at.saturating_add(1);
                 let (depth, ends) = automaton.look(state);
                 if ends {
-                    self.hit(automaton, state, self.read.saturating_add(at as u64), scope, hits);
+                    self.hit((automaton, state), at, scope, spans, hits);
                 }
                 if depth < LOOK && at.checked_sub(depth).is_some_and(|start| start >= until) {
                     // So few bytes are better left to the filter.
@@ -249,40 +195,83 @@ impl Reading {
             }
         }
         self.state = state;
-        self.read = self.read.saturating_add(text.len() as u64);
-        self.text = own;
-        self.text.clear();
+        at
     }
 
-    fn hit(&self, automaton: &Automaton, state: State, end: u64, scope: &impl Counts, hits: &mut Vec<Hit>) {
+    /// Tells what ends behind so many bytes of the last text.
+    fn hit(
+        &self,
+        (automaton, state): (&Automaton, State),
+        at: usize,
+        scope: &impl Counts,
+        spans: &[Span],
+        hits: &mut Vec<Hit>,
+    ) {
         let found = automaton.ends(state).find_map(|(n, owners)| Some((n, scope.first(owners)?)));
         if let Some((length, owner)) = found {
-            let (from, _) = self.place(end.saturating_sub(length as u64));
-            let (_, to) = self.place(end.saturating_sub(1));
-            hits.push(Hit { owner, from, to });
+            let place = |at: usize| span_place(spans, self.stands(at).0 as u64);
+            let from = match at.checked_sub(length) {
+                Some(start) => place(start).0,
+                None => self.begin(self.before.saturating_add(at as u64).saturating_sub(length as u64)),
+            };
+            hits.push(Hit { owner, from, to: place(at.saturating_sub(1)).1 });
         }
     }
 
-    /// From where to where a byte stands.
-    fn place(&self, byte: u64) -> (u64, u64) {
-        let behind = self.spans.partition_point(|span| span.at <= byte);
-        behind.checked_sub(1).and_then(|at| self.spans.get(at)).map_or((0, 0), |span| span.place(byte))
+    /// Where a byte begins that the state has seen.
+    fn begin(&self, byte: u64) -> u64 {
+        span_place(&self.seen, byte).0
+    }
+
+    /// Notes where those bytes stand that the state has seen, of so many of the last text.
+    fn see(&mut self, automaton: &Automaton, spans: &[Span], read: usize) {
+        let (depth, _) = automaton.look(self.state);
+        if depth == 0 {
+            return self.seen.clear();
+        }
+        let oldest = self.read.saturating_sub(depth as u64);
+        let old = self.seen.partition_point(|span| span.at <= oldest).saturating_sub(1);
+        // Now and then: what is left moves.
+        if old > self.seen.len() / 2 {
+            self.seen.drain(..old);
+        }
+        let mut at = read.saturating_sub(depth);
+        while at < read {
+            let (stands, line) = self.stands(at);
+            let Some((one, next)) = span(spans, stands as u64) else { return };
+            let (from, _) = one.place(stands as u64);
+            note(&mut self.seen, Span { at: self.before.saturating_add(at as u64), from, width: one.width });
+            let run = usize::try_from(next.saturating_sub(stands as u64)).unwrap_or(usize::MAX);
+            at = at.saturating_add(run.min(line).max(1));
+        }
     }
 
     /// The longest half of a value at the end, if it begins before.
     pub(super) fn half(&self, automaton: &Automaton, before: u64, scope: &impl Counts) -> Option<(u64, u32)> {
         let halves = automaton.halves(self.state).filter_map(|(n, owners)| Some((n, scope.first(owners)?)));
-        let start = |n: usize| self.place(self.read.saturating_sub(n as u64)).0;
+        let start = |n: usize| self.begin(self.read.saturating_sub(n as u64));
         halves.map(|(n, owner)| (start(n), owner)).find(|(from, _)| *from < before)
     }
+}
+
+/// From where to where a byte stands.
+fn span_place(spans: &[Span], byte: u64) -> (u64, u64) {
+    span(spans, byte).map_or((0, 0), |(span, _)| span.place(byte))
 }
 
 /// A reading with the escapes of another one undone, as long as they differ.
 #[derive(Clone, Default)]
 pub(super) struct Undone {
-    pub(super) reading: Reading,
+    reading: Reading,
     unescape: Unescape,
-    /// Bytes read when something was undone for the last time.
+    /// What is to be searched, with line breaks, and where it stands.
+    text: Zeroizing<Vec<u8>>,
+    spans: Vec<Span>,
+    /// So much of it is searched.
+    searched: usize,
+    /// So much of it is behind nothing that was undone.
+    undone: usize,
+    /// Bytes read when something was undone before.
     last: u64,
     is_parted: bool,
 }
@@ -293,122 +282,166 @@ impl Undone {
         self.is_parted && !self.unescape.is_idle()
     }
 
+    /// What has been read, while it differs from the other.
+    pub(super) fn parted(&self) -> Option<&Reading> {
+        self.is_parted.then_some(&self.reading)
+    }
+
     /// True while it differs from the other.
     pub(super) fn is_parted(&self) -> bool {
         self.is_parted
     }
 
-    /// Begins to differ from the other in its last piece.
+    /// Begins to differ from the other, which has searched all before.
     pub(super) fn part(&mut self, other: &Reading) {
         self.is_parted = true;
         self.last = other.read;
         self.reading.follow(other);
     }
 
-    /// Undoes the escapes in what the other has read.
-    pub(super) fn undo(&mut self, other: &Reading, text: Option<&[u8]>, longest: usize) {
-        self.reading.turn(longest);
-        let text = text.unwrap_or(&other.text);
-        let place = |at: usize| other.read.saturating_add(at as u64);
-        let part = |from: usize, to: usize| text.get(from..to).unwrap_or_default();
-        let mut span = other.known.saturating_sub(1);
-        let mut ahead = span;
+    /// As [`Self::part`].
+    pub(super) fn part_undone(&mut self, other: &Self) {
+        self.part(&other.reading);
+    }
+
+    /// Undoes the escapes in what the other reads from a place on: until none has come for so many bytes.
+    /// Returns up to where.
+    pub(super) fn undo(&mut self, other: Source<'_>, start: usize, near: usize) -> usize {
+        let Source { bytes, spans } = other;
+        let reach = |at: usize| at.saturating_add(near).min(bytes.len());
+        let part = |from: usize, to: usize| bytes.get(from..to).unwrap_or_default();
         // What is before `kept` has been taken.
-        let (mut kept, mut at) = (0, 0);
-        while at < text.len() {
+        let (mut kept, mut at, mut until) = (start, start, reach(start));
+        let mut ahead = 0;
+        while at < until {
             if self.unescape.is_idle() {
-                let rest = part(at, text.len());
-                at = memchr3(b'%', b'\\', b'&', rest).map_or(text.len(), |found| at.saturating_add(found));
-                if !escape::is_likely(part(at, text.len())) {
-                    at = at.saturating_add(1);
-                    continue;
+                let rest = part(at, until);
+                // Escapes often stand side by side.
+                if !rest.first().is_some_and(|byte| begins_escape(*byte)) {
+                    let Some(found) = escape::find(rest) else { break };
+                    at = at.saturating_add(found);
                 }
-                let Some(found) = other.span(&mut ahead, place(at)).filter(|_| at < text.len()) else { break };
-                let front = if other.has_breaks {
-                    let (window, length) = other.window(ahead, place(at), part(at, text.len()));
-                    escape::front(window.get(..length).unwrap_or_default())
-                } else {
-                    escape::front(part(at, text.len().min(at.saturating_add(LONGEST))))
-                };
-                match front {
+                match escape::front(part(at, bytes.len().min(at.saturating_add(LONGEST)))) {
                     Front::Plain => {
                         at = at.saturating_add(1);
                         continue;
                     }
                     Front::Escape(stands_for, used) => {
-                        self.reading.copy(other, part(kept, at), place(kept), &mut span);
-                        self.reading.is_broken |= found.breaks(place(at));
-                        let (from, _) = found.place(place(at));
+                        self.copy(other, kept, at, &mut ahead);
+                        let (from, _) = place(spans, at, &mut ahead);
                         at = at.saturating_add(used);
-                        let last = place(at).saturating_sub(1);
-                        let (_, to) = other.span(&mut ahead, last).map_or((0, 0), |span| span.place(last));
-                        stands_for
-                            .as_bytes()
-                            .iter()
-                            .for_each(|byte| self.reading.put(Placed { byte: *byte, from, to }));
-                        self.last = self.reading.end();
-                        kept = at;
+                        let (_, to) = place(spans, at.saturating_sub(1), &mut ahead);
+                        stands_for.as_bytes().iter().for_each(|byte| self.put(Placed { byte: *byte, from, to }));
+                        self.undone = self.text.len();
+                        (kept, until) = (at, reach(at));
                         continue;
                     }
-                    Front::Begun => {
-                        self.reading.copy(other, part(kept, at), place(kept), &mut span);
-                    }
+                    Front::Begun => self.copy(other, kept, at, &mut ahead),
                 }
             }
             // Its end has not come yet: byte by byte.
-            if let (Some(span), Some(byte)) = (other.span(&mut ahead, place(at)), text.get(at)) {
-                let (from, to) = span.place(place(at));
-                if span.breaks(place(at)) {
-                    self.push(Placed { byte: b'\n', from, to });
-                }
+            if let Some(byte) = bytes.get(at) {
+                let (from, to) = place(spans, at, &mut ahead);
                 self.push(Placed { byte: *byte, from, to });
             }
             at = at.saturating_add(1);
-            kept = at;
+            (kept, until) = (at, reach(at));
         }
-        self.reading.copy(other, part(kept, text.len()), place(kept), &mut span);
+        self.copy(other, kept, until, &mut ahead);
+        until
+    }
+
+    /// Takes one byte that may be of an escape.
+    fn push(&mut self, placed: Placed) {
+        let Self { unescape, text, spans, .. } = self;
+        unescape.push(placed, &mut |placed| put(text, spans, placed));
+        self.undone = self.text.len();
     }
 
     /// The other has come to its end.
-    pub(super) fn end(&mut self, longest: usize) {
-        self.reading.turn(longest);
-        self.finish();
-    }
-
-    /// As [`Self::end`], behind what was undone just now.
     pub(super) fn finish(&mut self) {
-        let Self { reading, unescape, last, .. } = self;
-        unescape.end(&mut |placed| reading.put(placed));
-        *last = reading.end();
+        let Self { unescape, text, spans, .. } = self;
+        unescape.end(&mut |placed| put(text, spans, placed));
+        self.undone = self.text.len();
     }
 
     /// Takes one byte.
-    fn push(&mut self, placed: Placed) {
-        let Self { reading, unescape, last, .. } = self;
-        if unescape.is_idle() && !begins_escape(placed.byte) {
-            return reading.put(placed);
-        }
-        unescape.push(placed, &mut |placed| reading.put(placed));
-        *last = reading.end();
+    fn put(&mut self, placed: Placed) {
+        put(&mut self.text, &mut self.spans, placed);
     }
 
-    /// Ends to differ, if whatever may be found from here on stands behind what was undone.
-    pub(super) fn join(&mut self, automaton: &Automaton) {
-        let (depth, _) = automaton.look(self.reading.state);
-        let begins = self.reading.read.saturating_sub(depth as u64);
-        self.is_parted = !(self.unescape.is_idle() && begins >= self.last);
+    /// Takes bytes as the other has them, the first of which stands in that span, or a later one.
+    pub(super) fn copy(&mut self, other: Source<'_>, from: usize, to: usize, ahead: &mut usize) {
+        let bytes = other.bytes.get(from..to).unwrap_or_default();
+        if bytes.is_empty() {
+            return;
+        }
+        let mut start = from as u64;
+        let end = to as u64;
+        let first = self.text.len() as u64;
+        while start < end {
+            let Some((one, next)) = span_from(other.spans, start, ahead) else { break };
+            let at = first.saturating_add(start.saturating_sub(from as u64));
+            note(&mut self.spans, Span { at, from: one.place(start).0, width: one.width });
+            start = next;
+        }
+        self.text.extend_from_slice(bytes);
+    }
+
+    /// What is to be searched.
+    pub(super) fn source(&self) -> Source<'_> {
+        Source { bytes: &self.text, spans: &self.spans }
+    }
+
+    /// Looks through what was undone. Loosely: see [`Reading::search`].
+    pub(super) fn search(&mut self, index: &Index, scope: &impl Counts, is_loose: bool, hits: &mut Vec<Hit>) {
+        let source = Source { bytes: &self.text, spans: &self.spans };
+        self.searched = self.reading.search(index, scope, source, (self.searched, is_loose), hits);
+    }
+
+    /// True if whatever may be found from here on stands behind what was undone.
+    pub(super) fn is_alike(&self, automaton: &Automaton) -> bool {
+        let Reading { state, read, before, .. } = self.reading;
+        let (depth, _) = automaton.look(state);
+        let begins = read.saturating_sub(depth as u64);
+        let is_behind = match begins.checked_sub(before).and_then(|at| usize::try_from(at).ok()) {
+            Some(at) if begins < read => self.reading.stands(at).0 >= self.undone,
+            Some(_) => self.searched >= self.undone,
+            None => self.undone == 0,
+        };
+        self.unescape.is_idle() && is_behind && begins >= self.last
+    }
+
+    /// What was undone has been searched: goes on, or ends to differ.
+    pub(super) fn turn(&mut self, is_joined: bool) {
+        self.is_parted = !is_joined;
+        if self.undone > 0 {
+            self.last = self.reading.read;
+        }
+        self.text.clear();
+        self.spans.clear();
+        (self.searched, self.undone) = (0, 0);
     }
 }
 
-/// True if an escape stands in this, or could begin in it.
-pub(super) fn has_escape(text: &[u8]) -> bool {
-    let mut rest = text;
-    while let Some(found) = memchr3(b'%', b'\\', b'&', rest) {
-        rest = rest.get(found..).unwrap_or_default();
-        if escape::is_likely(rest) && escape::may_begin(rest.get(..LONGEST).unwrap_or(rest)) {
-            return true;
+/// Adds a byte.
+fn put(text: &mut Vec<u8>, spans: &mut Vec<Span>, Placed { byte, from, to }: Placed) {
+    note(spans, Span { at: text.len() as u64, from, width: to.saturating_sub(from) });
+    text.push(byte);
+}
+
+/// The span of a byte, which is that one or a later one, and where the next one begins.
+fn span_from<'s>(spans: &'s [Span], byte: u64, ahead: &mut usize) -> Option<(&'s Span, u64)> {
+    loop {
+        let next = spans.get(ahead.saturating_add(1)).map_or(u64::MAX, |next| next.at);
+        if next > byte {
+            return Some((spans.get(*ahead)?, next));
         }
-        rest = rest.get(1..).unwrap_or_default();
+        *ahead = ahead.saturating_add(1);
     }
-    false
+}
+
+/// From where to where a byte stands, which is in that span, or a later one.
+fn place(spans: &[Span], at: usize, ahead: &mut usize) -> (u64, u64) {
+    span_from(spans, at as u64, ahead).map_or((0, 0), |(span, _)| span.place(at as u64))
 }

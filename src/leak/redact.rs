@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::fold::is_break;
 use super::layers::Hit;
 use super::matcher::{Matcher, Whose};
 use super::queue::Queue;
@@ -16,7 +17,7 @@ const MASK: u8 = b'*';
 
 /// Overwrites bytes. Line breaks within stay: they may be what holds the text together.
 pub(super) fn mask(bytes: &mut [u8]) {
-    bytes.iter_mut().filter(|byte| !matches!(byte, b'\n' | b'\r')).for_each(|byte| *byte = MASK);
+    bytes.iter_mut().filter(|byte| !is_break(**byte)).for_each(|byte| *byte = MASK);
 }
 
 /// A stream on its way back, with values overwritten.
