@@ -2,7 +2,7 @@
 //!
 //! Every pattern's first bytes are kept as groups of four, at each offset up to the stride, in a table of
 //! bits. Whatever stride the search goes in, one of its looks then falls wholly on the beginning of a
-//! pattern that stands there.
+//! pattern that stands there; and one of the groups beside that look is in the table as well.
 
 use zeroize::Zeroizing;
 
@@ -74,12 +74,20 @@ impl Anchors {
     pub(super) fn find(&self, text: &[u8]) -> Option<usize> {
         if self.stride == MAX_STRIDE {
             let (pieces, _) = text.as_chunks::<MAX_STRIDE>();
-            let hit = pieces.iter().position(|[a, b, c, d, ..]| self.has([*a, *b, *c, *d]));
-            return hit.map(|piece| piece.saturating_mul(MAX_STRIDE)).or_else(|| {
-                let last = pieces.len().saturating_mul(MAX_STRIDE);
-                let group = text.get(last..).and_then(|rest| rest.first_chunk::<GROUP>());
-                group.is_some_and(|group| self.has(*group)).then_some(last)
-            });
+            let mut known = 0_usize;
+            let mut rest = pieces;
+            while let Some(more) = rest.iter().position(|[a, b, c, d, ..]| self.has([*a, *b, *c, *d])) {
+                known = known.saturating_add(more);
+                let look = known.saturating_mul(MAX_STRIDE);
+                if self.is_confirmed(text, look) {
+                    return Some(look);
+                }
+                known = known.saturating_add(1);
+                rest = pieces.get(known..).unwrap_or_default();
+            }
+            let last = pieces.len().saturating_mul(MAX_STRIDE);
+            let group = text.get(last..).and_then(|rest| rest.first_chunk::<GROUP>());
+            return group.is_some_and(|group| self.has(*group) && self.is_confirmed(text, last)).then_some(last);
         }
         let mut at = 0_usize;
         while let Some(group) = text.get(at..).and_then(|rest| rest.first_chunk::<GROUP>()) {
@@ -89,6 +97,14 @@ impl Anchors {
             at = at.saturating_add(self.stride);
         }
         None
+    }
+
+    /// False if neither the group before a look is of a pattern nor the one behind: with the longest stride one of them
+    /// is, wherever in a pattern's beginning the look fell. What the text does not have may be.
+    fn is_confirmed(&self, text: &[u8], look: usize) -> bool {
+        let group = |at: usize| text.get(at..).and_then(|rest| rest.first_chunk::<GROUP>());
+        let before = look.checked_sub(GROUP).and_then(group).is_some_and(|group| self.has(*group));
+        before || group(look.saturating_add(GROUP)).is_none_or(|group| self.has(*group))
     }
 
     /// How far before a look a pattern may begin that it finds.
