@@ -236,6 +236,14 @@ impl Automaton {
             .map_or((0, false), |node| (node.depth as usize, node.ends > 0 || node.output > 0))
     }
 
+    /// The longest state of these that holds: this one, and what it ends with.
+    pub(super) fn shortened(&self, mut state: State, holds: impl Fn(usize) -> bool) -> State {
+        while state != 0 && !holds(self.look(state).0) {
+            state = self.node(state).fail;
+        }
+        state
+    }
+
     /// The patterns that end here, the longest first: their lengths, and whose they are.
     pub(super) fn ends(&self, mut state: State) -> impl Iterator<Item = (usize, &[u32])> {
         std::iter::from_fn(move || {

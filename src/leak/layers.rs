@@ -44,10 +44,14 @@ impl Layers {
         while at < piece.len() {
             if !self.once.is_parted() {
                 let Some(found) = next_escape(piece, at) else { break };
-                let before = Source { bytes: piece.get(..found).unwrap_or_default(), ..source };
-                read = self.plain.search(index, scope, before, (read, true), hits);
-                self.once.part(&self.plain);
-                self.once.copy(source, read, found, &mut 0);
+                // What stands right before may be an escape with what this one stands for.
+                let near = found.saturating_sub(LONGEST.saturating_sub(1));
+                let before = Source { bytes: piece.get(..near).unwrap_or_default(), ..source };
+                read = self.plain.search(index, scope, before, (read.min(near), true), hits);
+                self.once.part(&self.plain, &index.automaton);
+                let undone = self.once.undone_to().saturating_sub(from);
+                let start = usize::try_from(undone).unwrap_or(usize::MAX).clamp(read, found);
+                self.once.copy(source, start, found, &mut 0);
                 at = found;
             }
             at = self.once.undo(source, at, NEAR);
@@ -73,7 +77,7 @@ impl Layers {
     fn search(&mut self, index: &Index, scope: &impl Counts, hits: &mut Vec<Hit>) {
         let Self { once, twice, .. } = self;
         if !twice.is_parted() && next_escape(once.source().bytes, 0).is_some() {
-            twice.part_undone(once);
+            twice.part_undone(once, &index.automaton);
         }
         if twice.is_parted() {
             twice.undo(once.source(), 0, usize::MAX);

@@ -12,7 +12,7 @@ use super::layers::{Counts, Hit};
 use super::matcher::Index;
 
 /// Bytes that are read at a time.
-pub(super) const BLOCK: usize = 2048;
+pub(super) const BLOCK: usize = 4096;
 
 /// Where some bytes stand; it goes on to the next span.
 #[derive(Clone, Copy)]
@@ -85,9 +85,11 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Goes on from where another one is.
-    fn follow(&mut self, other: &Self) {
-        (self.state, self.read, self.before) = (other.state, other.read, other.read);
+    /// Goes on from where another one is, with what began there at a place or behind it.
+    fn follow(&mut self, other: &Self, automaton: &Automaton, place: u64) {
+        let begin = |depth: usize| other.begin(other.read.saturating_sub(depth as u64));
+        self.state = automaton.shortened(other.state, |depth| begin(depth) >= place);
+        (self.read, self.before) = (other.read, other.read);
         self.seen.clone_from(&other.seen);
     }
 
@@ -273,6 +275,8 @@ pub(super) struct Undone {
     undone: usize,
     /// Bytes read when something was undone before.
     last: u64,
+    /// Where in the stream that ended: what the other has found to begin before it, this one has not.
+    undone_to: u64,
     is_parted: bool,
 }
 
@@ -293,15 +297,15 @@ impl Undone {
     }
 
     /// Begins to differ from the other, which has searched all before.
-    pub(super) fn part(&mut self, other: &Reading) {
+    pub(super) fn part(&mut self, other: &Reading, automaton: &Automaton) {
         self.is_parted = true;
         self.last = other.read;
-        self.reading.follow(other);
+        self.reading.follow(other, automaton, self.undone_to);
     }
 
     /// As [`Self::part`].
-    pub(super) fn part_undone(&mut self, other: &Self) {
-        self.part(&other.reading);
+    pub(super) fn part_undone(&mut self, other: &Self, automaton: &Automaton) {
+        self.part(&other.reading, automaton);
     }
 
     /// Undoes the escapes in what the other reads from a place on: until none has come for so many bytes.
@@ -332,7 +336,7 @@ impl Undone {
                         at = at.saturating_add(used);
                         let (_, to) = place(spans, at.saturating_sub(1), &mut ahead);
                         stands_for.as_bytes().iter().for_each(|byte| self.put(Placed { byte: *byte, from, to }));
-                        self.undone = self.text.len();
+                        (self.undone, self.undone_to) = (self.text.len(), to);
                         (kept, until) = (at, reach(at));
                         continue;
                     }
@@ -355,7 +359,7 @@ impl Undone {
     fn push(&mut self, placed: Placed) {
         let Self { unescape, text, spans, .. } = self;
         unescape.push(placed, &mut |placed| put(text, spans, placed));
-        self.undone = self.text.len();
+        (self.undone, self.undone_to) = (self.text.len(), placed.to);
     }
 
     /// The other has come to its end.
@@ -368,6 +372,11 @@ impl Undone {
     /// Takes one byte.
     fn put(&mut self, placed: Placed) {
         put(&mut self.text, &mut self.spans, placed);
+    }
+
+    /// Where in the stream something was undone for the last time.
+    pub(super) fn undone_to(&self) -> u64 {
+        self.undone_to
     }
 
     /// Takes bytes as the other has them, the first of which stands in that span, or a later one.

@@ -104,6 +104,17 @@ mod tests {
         hits.iter().map(|hit| (hit.to, hit.from)).collect()
     }
 
+    /// `%0c` is one byte: what it ended with is no beginning any more, for all that follows.
+    #[test]
+    fn what_an_escape_has_used_up_begins_nothing() {
+        let matcher = Matcher::new(VALUES.into_iter().map(|value| (Whose::Token, value)));
+        let text = b"a%0%63%7a%254ej%63%6a%254e0%4c%79%2573/%49%48%255ah%62%48%2556l";
+        for cut in 0..=text.len() {
+            let (one, two) = text.split_at(cut);
+            assert_eq!(found(&matcher, &[one, two]), wanted(text), "cut at {cut}");
+        }
+    }
+
     fn part() -> impl Strategy<Value = Vec<u8>> {
         let all: Vec<Vec<u8>> =
             VALUES.iter().flat_map(|value| forms::of(value)).map(|form| form.bytes.to_vec()).collect();
