@@ -4,5 +4,6 @@ pub mod chain;
 pub mod finds;
 mod flood;
 pub mod record;
+pub mod replay;
 pub mod sink;
 pub mod verify;

@@ -77,7 +77,12 @@ struct Line {
     alarm: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     latency_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    credits: Option<f64>,
 }
+
+/// What a request costs that carried a credential and was not blocked.
+const FEE: f64 = 0.5;
 
 /// How far an exchange has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -553,7 +558,11 @@ impl Drop for Record {
         }
         let elapsed = self.started.elapsed().as_secs_f64() * 1000.0;
         line.latency_ms = Some((elapsed * 1000.0).round() / 1000.0);
-        self.sink.write(&line);
+        // Whether it came to its end is of no account: the origin may have done what it was asked for.
+        let is_blocked = line.code.and_then(Refusal::with_code).is_some_and(Refusal::is_blocked);
+        line.credits = line.credential_used.as_ref().filter(|_| decided && !is_blocked).map(|_| FEE);
+        let is_told = line.credits.is_some() || line.tool.is_some() && line.execution.is_some();
+        self.sink.write(&line, is_told);
         if decided {
             self.sink.closed();
         }

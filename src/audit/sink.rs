@@ -58,9 +58,18 @@ pub struct Place {
     pub refusals_per_second: u32,
 }
 
+/// Lines that have been written, of those that are to be told of.
+pub struct Written {
+    /// Each without its mac.
+    pub lines: Vec<String>,
+    /// That of the last line that was written.
+    pub mac: String,
+}
+
 struct Entry {
     /// Empty: it is asked that everything be written.
     json: String,
+    is_told: bool,
     written: Option<oneshot::Sender<Result<(), SinkError>>>,
 }
 
@@ -74,19 +83,27 @@ impl Place {
 
 impl Sink {
     /// Opens the log, mends what a crash left, and starts the thread. With a key that has just been made,
-    /// there can be no chain yet.
+    /// there can be no chain yet. Also told is the mac of the last line there is. Whoever is told and does not listen
+    /// holds the log up, and with it all requests: what is not kept must not go on.
     ///
     /// # Errors
     /// If a file cannot be opened, or another process holds the log.
-    pub fn open(place: Place, key: ChainKey, key_is_new: bool) -> io::Result<Self> {
+    pub fn open(
+        place: Place,
+        key: ChainKey,
+        key_is_new: bool,
+        told: tokio::sync::mpsc::Sender<Written>,
+    ) -> io::Result<(Self, String)> {
         let flood = Arc::new(Flood::new(place.refusals_per_second));
         let writer = Writer::open(place, key, !key_is_new)?;
         let (lines, inbox) = mpsc::channel::<Entry>();
         let waiting = Arc::new(AtomicUsize::new(0));
         let healthy = Arc::new(AtomicBool::new(true));
         let lost = Arc::new(AtomicUsize::new(0));
+        let last = writer.head.mac.clone();
         let scribe = Scribe {
             writer,
+            told,
             inbox,
             waiting: waiting.clone(),
             lost: lost.clone(),
@@ -94,7 +111,7 @@ impl Sink {
             healthy: healthy.clone(),
         };
         std::thread::Builder::new().name("audit".to_owned()).spawn(move || scribe.run())?;
-        Ok(Self { lines, waiting, lost, flood, healthy, open: AtomicUsize::new(0) })
+        Ok((Self { lines, waiting, lost, flood, healthy, open: AtomicUsize::new(0) }, last))
     }
 
     /// True if the line of this refusal is to be written; else it has been counted, and will be told with others.
@@ -122,11 +139,12 @@ impl Sink {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Hands a line over without waiting.
-    pub(super) fn write(&self, line: &impl Serialize) {
+    /// Hands a line over without waiting. Some are told of when they have been written.
+    pub(super) fn write(&self, line: &impl Serialize, is_told: bool) {
         let queued = self.waiting.fetch_add(1, Ordering::Relaxed);
         let handed_over = queued < MAX_QUEUED
-            && serde_json::to_string(line).is_ok_and(|json| self.lines.send(Entry { json, written: None }).is_ok());
+            && serde_json::to_string(line)
+                .is_ok_and(|json| self.lines.send(Entry { json, is_told, written: None }).is_ok());
         if !handed_over {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -153,7 +171,7 @@ impl Sink {
             return Err(SinkError);
         }
         let (written, done) = oneshot::channel();
-        if self.lines.send(Entry { json, written: Some(written) }).is_err() {
+        if self.lines.send(Entry { json, is_told: false, written: Some(written) }).is_err() {
             // The thread is gone, and with it every hope.
             self.healthy.store(false, Ordering::Relaxed);
             return Err(SinkError);
@@ -168,6 +186,7 @@ impl Sink {
 /// The thread that writes.
 struct Scribe {
     writer: Writer,
+    told: tokio::sync::mpsc::Sender<Written>,
     inbox: mpsc::Receiver<Entry>,
     waiting: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
@@ -206,11 +225,19 @@ impl Scribe {
         }
         let (group, done) = self.write_all(group, counted);
         self.waiting.fetch_sub(taken, Ordering::Relaxed);
+        let mut lines = Vec::new();
         for entry in group {
             if let Some(written) = entry.written {
                 // Whoever asked may have gone; the line stands.
                 let _ = written.send(done);
             }
+            if entry.is_told {
+                lines.push(entry.json);
+            }
+        }
+        if done.is_ok() && !lines.is_empty() {
+            // Nobody listens any more at the end; then it is read from the log at the next start.
+            let _ = self.told.blocking_send(Written { lines, mac: self.writer.head.mac.clone() });
         }
     }
 
@@ -220,7 +247,7 @@ impl Scribe {
         let unwritten = self.lost.swap(0, Ordering::Relaxed);
         let lost = (unwritten > 0).then(|| note_lost(unwritten));
         let ours = counted.iter().map(Counted::json).chain(lost);
-        group.extend(ours.map(|json| Entry { json, written: None }));
+        group.extend(ours.map(|json| Entry { json, is_told: false, written: None }));
         let done = self.writer.write_group(&group);
         self.healthy.store(done.is_ok(), Ordering::Relaxed);
         if let Err(error) = &done {
@@ -515,7 +542,7 @@ mod tests {
             open: AtomicUsize::new(0),
         };
         for _ in 0..MAX_QUEUED + 10 {
-            sink.write(&"line");
+            sink.write(&"line", false);
         }
         assert_eq!(sink.lost.load(Ordering::Relaxed), 10);
         assert_eq!(inbox.try_iter().count(), MAX_QUEUED);
@@ -539,7 +566,8 @@ mod tests {
     fn what_was_counted_is_written_when_everybody_has_gone() {
         let dir = tempfile::tempdir().unwrap();
         let (place, key) = parts(dir.path());
-        let sink = Sink::open(place, key, true).unwrap();
+        let (told, _) = tokio::sync::mpsc::channel(1);
+        let (sink, _) = Sink::open(place, key, true, told).unwrap();
         assert_eq!((0..60).filter(|_| sink.admits(SOURCE, "x")).count(), 50);
         drop(sink);
         let begun = Instant::now();
@@ -559,6 +587,7 @@ mod tests {
         writer.log = Some(File::open(path).unwrap());
         let flood = Arc::new(Flood::new(50));
         let mut scribe = Scribe {
+            told: tokio::sync::mpsc::channel(1).0,
             writer,
             inbox: mpsc::channel().1,
             waiting: Arc::default(),

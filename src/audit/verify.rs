@@ -223,7 +223,8 @@ mod tests {
     /// The key is new to a state directory once.
     fn open(place: Place) -> io::Result<Sink> {
         let is_new = fs::File::create_new(place.state_dir.join("key-made")).is_ok();
-        Sink::open(place, key(), is_new)
+        let (told, _) = tokio::sync::mpsc::channel(1);
+        Sink::open(place, key(), is_new, told).map(|(sink, _)| sink)
     }
 
     #[tokio::test]

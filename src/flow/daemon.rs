@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use zeroize::Zeroizing;
@@ -14,9 +14,9 @@ use super::admin::Admin;
 use super::listen::{Door, Inherited, Listener};
 use super::reload::{self, ConfigFile, Reloaded};
 use super::seats::Seats;
-use super::{Services, accept, keep, remember};
+use super::{Services, accept, billing, keep, remember};
 use crate::audit::finds::Finds;
-use crate::audit::sink::{Place, Sink};
+use crate::audit::sink::{Place, Sink, Written};
 use crate::files;
 use crate::ledger::Ledger;
 use crate::model::secret::TokenHash;
@@ -112,7 +112,11 @@ impl Daemon {
             Some(_) => Some(admin_token(&settings)?),
             None => None,
         };
-        let services = Arc::new(services(settings, policy, proxy.clone(), own)?);
+        let (written, told) = mpsc::channel(billing::MOST_WAITING);
+        let (services, last) = services(settings, policy, proxy.clone(), own, written)?;
+        let services = Arc::new(services);
+        billing::catch_up(&services, &last).await.map_err(StartError::Audit)?;
+        tokio::spawn(billing::run(services.clone(), told));
         remember::recall(&services).await;
         if let Some(notes) = services.finds.notes() {
             tokio::spawn(remember::run(services.clone(), notes));
@@ -244,13 +248,14 @@ fn services(
     policy: Policy,
     listeners: Vec<ListenAt>,
     own: OwnEndpoints,
-) -> Result<Services, StartError> {
+    told: mpsc::Sender<Written>,
+) -> Result<(Services, String), StartError> {
     let authority = Authority::load_or_create(&settings.interception.ca_cert, &settings.interception.ca_key)?;
     let system = settings.upstream.roots == Roots::System;
     let tls = UpstreamTls::new(system, &settings.upstream.extra_roots)?;
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);
     let (audit_key, begun) = keep::audit_key(&settings).map_err(unusable)?;
-    let audit = Sink::open(audit_place(&settings), audit_key, !begun).map_err(StartError::Audit)?;
+    let (audit, last) = Sink::open(audit_place(&settings), audit_key, !begun, told).map_err(StartError::Audit)?;
     if !begun {
         keep::note_chain(&settings).map_err(unusable)?;
     }
@@ -261,7 +266,7 @@ fn services(
     let finds = Arc::new(Finds::default());
     let door = Door::new(&settings.proxy)?;
     let seats = Arc::new(Seats::new(settings.proxy.max_connections_per_caller));
-    Ok(Services {
+    let services = Services {
         listeners,
         door,
         seats,
@@ -277,7 +282,8 @@ fn services(
         abort: CancellationToken::new(),
         tracker: TaskTracker::new(),
         settings,
-    })
+    };
+    Ok((services, last))
 }
 
 /// Where these settings keep the audit log.

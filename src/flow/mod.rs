@@ -2,6 +2,7 @@
 
 pub mod accept;
 pub mod admin;
+mod billing;
 mod chunks;
 mod connection;
 pub mod daemon;

@@ -280,6 +280,33 @@ impl Refusal {
     pub const fn code(self) -> &'static str {
         self.notice().code
     }
+
+    /// The refusal with this code.
+    #[must_use]
+    pub fn with_code(code: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|refusal| refusal.code() == code)
+    }
+
+    /// Whether a tool call counts as blocked: a security layer said no, or could not make sure.
+    #[must_use]
+    pub const fn is_blocked(self) -> bool {
+        matches!(self, Self::Deny(_) | Self::Fail(Fail::ResolveFailed))
+    }
+
+    /// What a tool call's result says the reason is; where it has no word of its own, the code.
+    #[must_use]
+    pub const fn block_reason(self) -> &'static str {
+        match self {
+            Self::Deny(Deny::HostNotAllowed | Deny::PortNotAllowed | Deny::MethodNotAllowed | Deny::PathNotAllowed) => {
+                "url_blocked"
+            }
+            Self::Deny(Deny::AddressNotAllowed) | Self::Fail(Fail::ResolveFailed) => "dns_validation_failed",
+            Self::Deny(Deny::LeakDetected) => "credential_leak",
+            Self::Deny(Deny::ConcurrencyLimited | Deny::ExecutionLimit | Deny::RateLimited) => "rate_limited",
+            Self::Fail(Fail::ConnectTimedOut | Fail::RequestTimedOut) => "timeout",
+            other => other.code(),
+        }
+    }
 }
 
 const fn never(

@@ -1,0 +1,92 @@
+//! Reads a log again from a line on: for whoever keeps a sum of what it says, and died before it was kept.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use super::{chain, sink};
+
+/// Reads the lines behind the one with this mac, the oldest first, and gives each with its own. False if there is no
+/// such line, or not any more.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn behind(path: &Path, mac: &str, mut each: impl FnMut(&str, &str)) -> io::Result<bool> {
+    let mut files: Vec<PathBuf> = sink::rotated(path)?.into_iter().map(|(_, file)| file).collect();
+    files.push(path.to_owned());
+    for (at, file) in files.iter().enumerate().rev() {
+        let Some(place) = place_behind(file, mac)? else { continue };
+        for (file, from) in
+            std::iter::once((file, place)).chain(files.iter().skip(at.saturating_add(1)).map(|it| (it, 0)))
+        {
+            let mut file = File::open(file)?;
+            file.seek(SeekFrom::Start(from))?;
+            lines(file, |line, _| {
+                if let Some(mac) = chain::mac_of(line) {
+                    each(line, mac);
+                }
+                true
+            })?;
+        }
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+/// Where the line begins that stands behind the one with this mac.
+fn place_behind(file: &Path, mac: &str) -> io::Result<Option<u64>> {
+    let mut found = None;
+    lines(File::open(file)?, |line, end| {
+        if chain::mac_of(line) == Some(mac) {
+            found = Some(end);
+        }
+        found.is_none()
+    })?;
+    Ok(found)
+}
+
+/// Gives each whole line and where it ends, as long as that is wanted.
+fn lines(file: File, mut each: impl FnMut(&str, u64) -> bool) -> io::Result<()> {
+    let mut reader = BufReader::with_capacity(256 * 1024, file);
+    let start = reader.stream_position()?;
+    let (mut line, mut end) = (Vec::new(), start);
+    loop {
+        line.clear();
+        let read = reader.read_until(b'\n', &mut line)?;
+        end = end.saturating_add(read as u64);
+        // What has no end was not written whole, and nothing went on because of it.
+        let Some(whole) = line.strip_suffix(b"\n") else { return Ok(()) };
+        // A fragment that a crash left may be anything.
+        if let Ok(line) = std::str::from_utf8(whole)
+            && !each(line, end)
+        {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(text: &str, mac: char) -> String {
+        format!("{{\"event\":\"{text}\",\"mac\":\"{}\"}}\n", mac.to_string().repeat(64))
+    }
+
+    #[test]
+    fn lines_behind_one_are_read_over_all_files_and_past_fragments() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.jsonl");
+        std::fs::write(dir.path().join("audit.jsonl.1"), line("a", '1') + &line("b", '2')).unwrap();
+        std::fs::write(dir.path().join("audit.jsonl.2"), line("c", '3') + "{\"torn\n" + &line("d", '4')).unwrap();
+        std::fs::write(&path, line("e", '5') + "{\"event\":\"half").unwrap();
+        for (mac, want) in
+            [('1', Some("bcde")), ('2', Some("cde")), ('3', Some("de")), ('4', Some("e")), ('5', Some("")), ('6', None)]
+        {
+            let mut read = String::new();
+            let found =
+                behind(&path, &mac.to_string().repeat(64), |line, _| read.extend(line.chars().nth(10))).unwrap();
+            assert_eq!(found.then_some(&*read), want, "{mac}");
+        }
+    }
+}
