@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tempfile::NamedTempFile;
 
@@ -26,8 +27,8 @@ pub(super) struct Compacted {
 /// up to `from` has to be in the book.
 ///
 /// # Errors
-/// As the file system says.
-pub(super) fn write(path: &Path, book: &Book, from: u64) -> io::Result<Compacted> {
+/// As the file system says; `Interrupted` if it is over before it is done.
+pub(super) fn write(path: &Path, book: &Book, from: u64, is_over: &AtomicBool) -> io::Result<Compacted> {
     let file = files::beside(path)?;
     let mut out = BufWriter::new(file.as_file());
     out.write_all(line::HEADER)?;
@@ -41,6 +42,9 @@ pub(super) fn write(path: &Path, book: &Book, from: u64) -> io::Result<Compacted
         let lines = lines.collect::<io::Result<Vec<_>>>()?;
         drop(shard);
         lines.iter().try_for_each(|line| out.write_all(line))?;
+        if is_over.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
     }
     out.flush()?;
     drop(out);

@@ -45,6 +45,8 @@ struct State {
     healthy: AtomicBool,
     /// Bytes that have been handed over and not been written.
     waiting: AtomicUsize,
+    /// Whoever compacts the file may stop.
+    is_over: AtomicBool,
 }
 
 /// Resolves when a change has been written.
@@ -69,7 +71,11 @@ impl Journal {
         let size = line::replay(&file, path, &mut |change| book.apply(change))?;
         // What a killed process was in the midst of writing.
         file.set_len(size)?;
-        let state = Arc::new(State { healthy: AtomicBool::new(true), waiting: AtomicUsize::new(0) });
+        let state = Arc::new(State {
+            healthy: AtomicBool::new(true),
+            waiting: AtomicUsize::new(0),
+            is_over: AtomicBool::new(false),
+        });
         let (inbox, messages) = mpsc::channel();
         let mut writer = Writer {
             path: path.to_owned(),
@@ -184,9 +190,18 @@ impl Writer {
             }
             self.write_group(waiting);
             if is_over {
-                return;
+                return self.end(messages);
             }
+            self.compact_if_due();
         }
+    }
+
+    /// Leaves the file to whoever opens it next.
+    fn end(&self, messages: &mpsc::Receiver<Message>) {
+        self.state.is_over.store(true, Ordering::Relaxed);
+        while self.is_compacting && !matches!(messages.recv(), Ok(Message::Compacted(_)) | Err(_)) {}
+        // Closing it would not do, if a process that is just being started has it open, too.
+        let _ = self.file.unlock();
     }
 
     fn write_group(&mut self, waiting: Vec<(usize, oneshot::Sender<Result<()>>)>) {
@@ -205,7 +220,6 @@ impl Writer {
             // Whoever asked may have gone; the line stands.
             let _ = written.send(paid.as_ref().map(|()| ()).map_err(|_| LedgerError::Unavailable));
         }
-        self.compact_if_due();
     }
 
     /// Writes what is owed. What got out of a write that failed is a prefix of it, and is overwritten the next time.
@@ -225,9 +239,10 @@ impl Writer {
             return;
         }
         let (path, book, from, inbox) = (self.path.clone(), self.book.clone(), self.size, self.inbox.clone());
+        let state = self.state.clone();
         // Calls go on meanwhile.
         let begun = thread::Builder::new().name("ledger-compact".to_owned()).spawn(move || {
-            let _ = inbox.send(Message::Compacted(compact::write(&path, &book, from)));
+            let _ = inbox.send(Message::Compacted(compact::write(&path, &book, from, &state.is_over)));
         });
         match begun {
             Ok(_) => self.is_compacting = true,

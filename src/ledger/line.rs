@@ -29,8 +29,8 @@ pub(super) fn seal(change: &Change<'_>) -> Option<Vec<u8>> {
 
 /// Hands out the changes of a journal, in order. Returns how long the part is that holds.
 ///
-/// A process that is killed leaves a beginning of what it wrote, so a last line that is not whole is no line. Any
-/// other that is not whole is damage.
+/// A process that is killed leaves a beginning of what it wrote, so what follows the last newline is no line. Whatever
+/// else is not whole is damage.
 ///
 /// # Errors
 /// As the file system says; `InvalidData`, with what to do, if the file is damaged or none of ours.
@@ -45,11 +45,10 @@ pub(super) fn replay(file: &File, path: &Path, each: &mut dyn FnMut(Change<'_>))
             return Ok(good);
         }
         number = number.saturating_add(1);
-        let is_last = reader.fill_buf()?.is_empty();
+        let is_cut = !line.ends_with(b"\n");
         let read = if number == 1 { is_header(&line) } else { open(&line).map(&mut *each) };
         if read.is_none() {
-            let was_cut = is_last && (number > 1 || HEADER.starts_with(&line));
-            if !was_cut {
+            if !is_cut || (number == 1 && !HEADER.starts_with(&line)) {
                 return Err(damaged(path, number));
             }
             tracing::warn!(path = %path.display(), bytes = length, "the ledger's last line is not whole; it was dropped");
