@@ -12,7 +12,7 @@ use crate::model::name::{ExecutionId, TaskName};
 /// Approvals of one execution that may wait or be unused at a time.
 pub const MOST_OPEN: usize = 100;
 /// Ended ones of an execution that are kept to be shown.
-const MOST_ENDED: usize = 100;
+pub(super) const MOST_ENDED: usize = 100;
 /// How long after it has expired an approval is kept to be shown.
 pub(super) const SHOWN_FOR: Duration = Duration::from_secs(3600);
 

@@ -218,7 +218,7 @@ impl Writer {
         self.state.waiting.fetch_sub(taken, Ordering::Relaxed);
         for (_, written) in waiting {
             // Whoever asked may have gone; the line stands.
-            let _ = written.send(paid.as_ref().map(|()| ()).map_err(|_| LedgerError::Unavailable));
+            let _ = written.send(paid.as_ref().copied().map_err(|_| LedgerError::Unavailable));
         }
     }
 

@@ -19,6 +19,7 @@ mod execution;
 mod journal;
 mod line;
 mod local;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -30,12 +31,14 @@ use std::time::Duration;
 pub use approval::{Answer, Approval, Decided, Decision, MOST_OPEN, State};
 pub use call::{MOST_CALLS, ToolCall};
 pub use execution::{Caps, Counter, Cursor, Execution, Millis, Standing, Stop, Stopped, Take, Window};
+pub use shared::{Connect, Connecting, Server, ServerError, Stream};
 
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
 use book::Book;
 use journal::Journal;
 use local::Local;
+use shared::Shared;
 
 /// Executions that are held; static ones, of which each task has one, are not counted.
 pub const MOST_EXECUTIONS: usize = 100_000;
@@ -66,6 +69,7 @@ pub struct Ledger(Store);
 
 enum Store {
     Local(Local),
+    Shared(Box<Shared>),
 }
 
 impl Ledger {
@@ -90,6 +94,13 @@ impl Ledger {
         Ok(Self(Store::Local(Local::new(book, Some(journal)))))
     }
 
+    /// One on a server that other processes use, too. `proxy` names this process and stays the same when it is started
+    /// again: how far has been billed is kept for each. It begins to connect at once, and needs a runtime to do so.
+    #[must_use]
+    pub fn shared(server: Server, proxy: &str, connect: Connect) -> Self {
+        Self(Store::Shared(Box::new(Shared::new(server, proxy, connect))))
+    }
+
     /// Whether the store takes changes now.
     ///
     /// # Errors
@@ -97,6 +108,7 @@ impl Ledger {
     pub async fn check(&self) -> Result<()> {
         match &self.0 {
             Store::Local(local) => local.ready(),
+            Store::Shared(shared) => shared.check().await,
         }
     }
 
@@ -107,6 +119,7 @@ impl Ledger {
     pub async fn start(&self, new: Execution, now: Millis) -> Result<()> {
         match &self.0 {
             Store::Local(local) => local.start(new, now).await,
+            Store::Shared(shared) => shared.start(new).await,
         }
     }
 
@@ -117,6 +130,7 @@ impl Ledger {
     pub async fn find(&self, id: &ExecutionId) -> Result<Option<Execution>> {
         match &self.0 {
             Store::Local(local) => Ok(local.find(id)),
+            Store::Shared(shared) => shared.find(id).await,
         }
     }
 
@@ -127,6 +141,7 @@ impl Ledger {
     pub async fn standing(&self, id: &ExecutionId) -> Result<Option<Standing>> {
         match &self.0 {
             Store::Local(local) => Ok(local.standing(id)),
+            Store::Shared(shared) => shared.standing(id).await,
         }
     }
 
@@ -137,6 +152,7 @@ impl Ledger {
     pub async fn list(&self) -> Result<Vec<Standing>> {
         match &self.0 {
             Store::Local(local) => Ok(local.list()),
+            Store::Shared(shared) => shared.list().await,
         }
     }
 
@@ -148,6 +164,7 @@ impl Ledger {
     pub async fn stop(&self, id: &ExecutionId, why: Stop, now: Millis) -> Result<bool> {
         match &self.0 {
             Store::Local(local) => local.stop(id, why, now).await,
+            Store::Shared(shared) => shared.stop(id, why).await,
         }
     }
 
@@ -158,6 +175,7 @@ impl Ledger {
     pub async fn restart(&self, execution: Execution) -> Result<()> {
         match &self.0 {
             Store::Local(local) => local.restart(execution).await,
+            Store::Shared(shared) => shared.restart(execution).await,
         }
     }
 
@@ -169,6 +187,7 @@ impl Ledger {
     pub async fn take(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<Take> {
         match &self.0 {
             Store::Local(local) => local.take(who, kind, caps, now).await,
+            Store::Shared(shared) => shared.take(who, kind, caps).await,
         }
     }
 
@@ -190,6 +209,7 @@ impl Ledger {
     pub async fn find_noted(&self, id: &ExecutionId, most: u32, now: Millis) -> Result<bool> {
         match &self.0 {
             Store::Local(local) => local.find_noted(id, most, now).await,
+            Store::Shared(shared) => shared.find_noted(id, most).await,
         }
     }
 
@@ -201,6 +221,7 @@ impl Ledger {
     pub async fn bill(&self, batch: &[(ExecutionId, u32)], cursor: Cursor) -> Result<()> {
         match &self.0 {
             Store::Local(local) => local.bill(batch, cursor).await,
+            Store::Shared(shared) => shared.bill(batch, &cursor).await,
         }
     }
 
@@ -211,6 +232,7 @@ impl Ledger {
     pub async fn cursor(&self) -> Result<Option<Cursor>> {
         match &self.0 {
             Store::Local(local) => Ok(local.cursor()),
+            Store::Shared(shared) => shared.cursor().await,
         }
     }
 
@@ -222,6 +244,7 @@ impl Ledger {
     pub async fn record(&self, id: &ExecutionId, call: ToolCall) -> Result<()> {
         match &self.0 {
             Store::Local(local) => local.record(id, call).await,
+            Store::Shared(shared) => shared.record(id, call).await,
         }
     }
 
@@ -232,6 +255,7 @@ impl Ledger {
     pub async fn tool_calls(&self, id: &ExecutionId) -> Result<Vec<ToolCall>> {
         match &self.0 {
             Store::Local(local) => local.tool_calls(id),
+            Store::Shared(shared) => shared.tool_calls(id).await,
         }
     }
 
@@ -244,6 +268,7 @@ impl Ledger {
     pub async fn ask(&self, asked: Approval, now: Millis) -> Result<Answer> {
         match &self.0 {
             Store::Local(local) => local.ask(asked, now).await,
+            Store::Shared(shared) => shared.ask(asked).await,
         }
     }
 
@@ -254,6 +279,7 @@ impl Ledger {
     pub async fn decide(&self, id: &str, decision: Decision, now: Millis) -> Result<Decided> {
         match &self.0 {
             Store::Local(local) => local.decide(id, decision, now).await,
+            Store::Shared(shared) => shared.decide(id, decision).await,
         }
     }
 
@@ -264,6 +290,7 @@ impl Ledger {
     pub async fn approval(&self, id: &str, now: Millis) -> Result<Option<Approval>> {
         match &self.0 {
             Store::Local(local) => Ok(local.approval(id, now)),
+            Store::Shared(shared) => shared.approval(id).await,
         }
     }
 
@@ -274,6 +301,7 @@ impl Ledger {
     pub async fn approvals(&self, now: Millis) -> Result<Vec<Approval>> {
         match &self.0 {
             Store::Local(local) => Ok(local.approvals(now)),
+            Store::Shared(shared) => shared.approvals().await,
         }
     }
 }

@@ -327,7 +327,7 @@ async fn is_killed_while_it_takes() {
         let finds = ledger.standing(&e0).await.unwrap().unwrap().finds;
         say(format!("found e0 {finds}"));
         let id = format!("n{number}");
-        if number % 16 != 0 || ledger.start(execution(&id), NOW).await.is_err() {
+        if !number.is_multiple_of(16) || ledger.start(execution(&id), NOW).await.is_err() {
             continue;
         }
         say(format!("started {id} 0"));

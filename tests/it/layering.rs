@@ -81,6 +81,7 @@ fn some_things_have_one_home() {
                 "src/vault/master.rs",
                 "src/vault/mod.rs",
                 "src/audit/chain.rs",
+                "src/ledger/shared/link.rs",
                 "src/flow/daemon.rs",
                 "src/flow/keep.rs",
                 "src/stages/inject.rs",

@@ -28,6 +28,7 @@ mod hostile;
 mod isolate;
 mod layering;
 mod leaks;
+mod ledger;
 mod limits;
 mod listeners;
 mod malformed;

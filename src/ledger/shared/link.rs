@@ -1,0 +1,192 @@
+//! The one connection to the server, made anew whenever it breaks. No call waits for longer than a response may take.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, RedisConnectionInfo, RedisResult, ScriptInvocation};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use super::super::{LedgerError, Result};
+use super::server::Server;
+
+/// How long a call may take, with all that it waits for.
+const RESPONSE: Duration = Duration::from_millis(500);
+/// How long it may take to connect and to be let in.
+const CONNECTING: Duration = Duration::from_secs(2);
+/// How long is waited before connecting again, at first and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// What bytes flow over: TCP, or TLS over it.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// Connects to the server. Who resolves its name, and how TLS is spoken, is not the ledger's affair.
+pub type Connect = Arc<dyn Fn() -> Connecting + Send + Sync>;
+
+/// A stream that is being made.
+pub type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
+
+/// The handle that calls hold.
+pub(super) struct Link {
+    current: watch::Receiver<Option<Live>>,
+    /// The number of the latest connection that did not answer in time.
+    silent: Arc<watch::Sender<u64>>,
+    /// Whether the latest call was answered, so that each change is said once.
+    answered: AtomicBool,
+    task: JoinHandle<()>,
+}
+
+#[derive(Clone)]
+struct Live {
+    number: u64,
+    connection: MultiplexedConnection,
+}
+
+impl Link {
+    /// Begins to connect.
+    pub(super) fn new(server: Server, connect: Connect) -> Self {
+        let (publish, current) = watch::channel(None);
+        let silent = Arc::new(watch::Sender::new(0));
+        let task = tokio::spawn(keep_up(server, connect, publish, silent.subscribe()));
+        Self { current, silent, answered: AtomicBool::new(true), task }
+    }
+
+    pub(super) async fn invoke<T: FromRedisValue>(&self, call: &ScriptInvocation<'_>) -> Result<T> {
+        self.run(|mut connection| async move { call.invoke_async(&mut connection).await }).await
+    }
+
+    pub(super) async fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
+        self.run(|mut connection| async move { command.query_async(&mut connection).await }).await
+    }
+
+    pub(super) async fn query_all<T: FromRedisValue>(&self, commands: &Pipeline) -> Result<T> {
+        self.run(|mut connection| async move { commands.query_async(&mut connection).await }).await
+    }
+
+    async fn run<T, F>(&self, work: impl FnOnce(MultiplexedConnection) -> F) -> Result<T>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let mut number = None;
+        let done = timeout(RESPONSE, async {
+            let live = self.live().await?;
+            number = Some(live.number);
+            Some(work(live.connection).await)
+        });
+        let error = match done.await {
+            Ok(Some(Ok(value))) => {
+                if !self.answered.swap(true, Ordering::Relaxed) {
+                    tracing::info!("the ledger's server answers again");
+                }
+                return Ok(value);
+            }
+            // Of an error, nothing is told that the server could have put in.
+            Ok(Some(Err(error))) => format!("{:?}", error.kind()),
+            Ok(None) => "no connection".to_owned(),
+            Err(_) => {
+                if let Some(number) = number {
+                    self.silent.send_if_modified(|latest| {
+                        let is_news = *latest < number;
+                        *latest = number.max(*latest);
+                        is_news
+                    });
+                }
+                "no answer in time".to_owned()
+            }
+        };
+        if self.answered.swap(false, Ordering::Relaxed) {
+            tracing::error!(error, "the ledger's server cannot be used; requests are refused");
+        }
+        Err(LedgerError::Unavailable)
+    }
+
+    /// The connection, as soon as there is one.
+    async fn live(&self) -> Option<Live> {
+        let mut current = self.current.clone();
+        current.wait_for(Option::is_some).await.ok()?.clone()
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Connects, for as long as there is somebody who wants it.
+async fn keep_up(
+    server: Server,
+    connect: Connect,
+    publish: watch::Sender<Option<Live>>,
+    mut silent: watch::Receiver<u64>,
+) {
+    // Who is to be let in, and to which database, is not in here: this is kept, and not wiped.
+    let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
+    let (mut number, mut pause) = (0_u64, PAUSE.0);
+    let mut told = String::new();
+    loop {
+        number = number.saturating_add(1);
+        let is_silent = silent.wait_for(|latest| *latest >= number);
+        let mut was_live = false;
+        let why = match timeout(CONNECTING, open(&settings, &connect)).await {
+            Ok(Ok((connection, driver))) => {
+                let live = async {
+                    enter(&server, &mut connection.clone()).await?;
+                    was_live = true;
+                    publish.send_replace(Some(Live { number, connection }));
+                    let _ = is_silent.await;
+                    Ok::<_, redis::RedisError>("it is silent".to_owned())
+                };
+                let why = tokio::select! {
+                    () = driver => "it hung up".to_owned(),
+                    why = live => why.unwrap_or_else(|error| format!("{:?}", error.kind())),
+                };
+                publish.send_replace(None);
+                why
+            }
+            Ok(Err(why)) => why,
+            Err(_) => "it cannot be reached in time".to_owned(),
+        };
+        if was_live {
+            (pause, told) = (PAUSE.0, String::new());
+        }
+        if told != why {
+            tracing::warn!(why, "there is no connection to the ledger's server; trying again");
+            told = why;
+        }
+        sleep(pause).await;
+        pause = pause.saturating_mul(2).min(PAUSE.1);
+    }
+}
+
+async fn open<'a>(
+    settings: &'a RedisConnectionInfo,
+    connect: &Connect,
+) -> std::result::Result<(MultiplexedConnection, impl Future<Output = ()> + use<'a>), String> {
+    let stream = connect().await.map_err(|error| error.kind().to_string())?;
+    // How long is waited for an answer, `run` says.
+    let how = AsyncConnectionConfig::new().set_response_timeout(None);
+    let opened = MultiplexedConnection::new_with_config(settings, stream, how).await;
+    opened.map_err(|error| format!("{:?}", error.kind()))
+}
+
+/// Says who we are, and sees whether the server is there for us.
+async fn enter(server: &Server, connection: &mut MultiplexedConnection) -> RedisResult<()> {
+    let mut steps = Pipeline::new();
+    if let Some(password) = &server.password {
+        steps.cmd("AUTH").arg(server.user.as_deref()).arg(password.expose()).ignore();
+    }
+    steps.cmd("SELECT").arg(server.database).ignore().cmd("PING").ignore();
+    match timeout(CONNECTING, steps.query_async(connection)).await {
+        Ok(done) => done,
+        Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+    }
+}

@@ -1,0 +1,237 @@
+//! The ledger of several processes: in Redis (6 or newer) or Valkey, one server with or without replicas, no cluster.
+//! What has to be one step is one script, and so one round trip. Time is the server's.
+//!
+//! What an execution has lies under `exeat:{ID}:`; it goes an hour after the execution has ended. The server must not
+//! throw keys away when its memory is full (`maxmemory-policy noeviction`), and keeps what it is set up to keep.
+
+mod link;
+mod read;
+mod scripts;
+mod server;
+
+use std::time::Duration;
+
+use moka::sync::Cache;
+use redis::{Cmd, Pipeline, ScriptInvocation};
+
+pub use link::{Connect, Connecting, Stream};
+pub use server::{Server, ServerError};
+
+use super::approval::{self, Answer, Approval, Decided, Decision, MOST_OPEN};
+use super::call::{MOST_CALLS, ToolCall};
+use super::execution::{Caps, Cursor, Execution, Standing, Stop, Take};
+use super::{LedgerError, MOST_EXECUTIONS, Result};
+use crate::files;
+use crate::model::name::ExecutionId;
+use crate::model::tool::Kind;
+use link::Link;
+use scripts::{Scripts, key};
+
+/// Executions whose facts are remembered, so that not every request asks for them.
+const REMEMBERED: u64 = 10_000;
+/// For how long. Only a static one's can change, when it begins anew.
+const REMEMBERED_FOR: Duration = Duration::from_secs(60);
+/// Commands that are sent at once when all executions are read.
+const AT_ONCE: usize = 250;
+/// No id of ours is longer. What a client claims is not looked for if it is.
+const MAX_ID: usize = 128;
+
+/// A server that several processes use.
+pub(super) struct Shared {
+    link: Link,
+    scripts: Scripts,
+    facts: Cache<ExecutionId, Execution>,
+    /// Where this process's cursor lies: each bills from its own record.
+    cursor: String,
+}
+
+impl Shared {
+    pub(super) fn new(server: Server, proxy: &str, connect: Connect) -> Self {
+        Self {
+            link: Link::new(server, connect),
+            scripts: Scripts::new(),
+            facts: Cache::builder().max_capacity(REMEMBERED).time_to_live(REMEMBERED_FOR).build(),
+            cursor: format!("exeat:cursor:{proxy}"),
+        }
+    }
+
+    pub(super) async fn check(&self) -> Result<()> {
+        let answer: String = self.link.query(&redis::cmd("PING")).await?;
+        if answer == "PONG" { Ok(()) } else { Err(LedgerError::Unavailable) }
+    }
+
+    pub(super) async fn start(&self, new: Execution) -> Result<()> {
+        let mut call = self.scripts.start.of(&new.id);
+        call.arg(new.id.as_str()).arg(read::written(&new)?).arg(read::end(&new)).arg(MOST_EXECUTIONS);
+        match self.text(&call).await?.as_str() {
+            "started" => {
+                self.facts.insert(new.id.clone(), new);
+                Ok(())
+            }
+            "exists" => Err(LedgerError::Exists),
+            "full" => Err(LedgerError::Full),
+            _ => Err(LedgerError::Unavailable),
+        }
+    }
+
+    pub(super) async fn find(&self, id: &ExecutionId) -> Result<Option<Execution>> {
+        if id.as_str().len() > MAX_ID {
+            return Ok(None);
+        }
+        if let Some(known) = self.facts.get(id) {
+            return Ok(Some(known));
+        }
+        let facts: Option<String> = self.link.query(Cmd::new().arg("HGET").arg(key(id, "x")).arg("facts")).await?;
+        let Some(execution) = facts.map(|facts| read::execution(&facts)).transpose()? else { return Ok(None) };
+        self.facts.insert(id.clone(), execution.clone());
+        Ok(Some(execution))
+    }
+
+    pub(super) async fn standing(&self, id: &ExecutionId) -> Result<Option<Standing>> {
+        let fields = self.link.query(Cmd::new().arg("HGETALL").arg(key(id, "x"))).await?;
+        read::standing(&fields)
+    }
+
+    pub(super) async fn list(&self) -> Result<Vec<Standing>> {
+        let all = self.of_all("x").await?;
+        all.iter().filter_map(|fields| read::standing(fields).transpose()).collect()
+    }
+
+    pub(super) async fn stop(&self, id: &ExecutionId, why: Stop) -> Result<bool> {
+        let mut call = self.scripts.stop.of(id);
+        call.arg(id.as_str()).arg(read::stop_text(why));
+        let is_known: u8 = self.link.invoke(&call).await?;
+        Ok(is_known == 1)
+    }
+
+    pub(super) async fn restart(&self, execution: Execution) -> Result<()> {
+        self.facts.invalidate(&execution.id);
+        let mut call = self.scripts.restart.of(&execution.id);
+        call.arg(execution.id.as_str()).arg(read::written(&execution)?).arg(read::end(&execution));
+        self.text(&call).await.map(drop)
+    }
+
+    pub(super) async fn take(&self, who: &Execution, kind: Kind, caps: Caps) -> Result<Take> {
+        let facts = if who.is_static { read::written(who)? } else { String::new() };
+        let cap = |cap: Option<u64>| cap.map(|cap| cap.to_string()).unwrap_or_default();
+        let kind = if kind == Kind::Raw { "r" } else { "t" };
+        let mut call = self.scripts.take.of(&who.id);
+        call.arg(who.id.as_str()).arg(kind).arg(cap(caps.per_execution)).arg(cap(caps.per_minute)).arg(facts);
+        let (taken, number): (String, u64) = self.link.invoke(&call).await?;
+        read::take(&taken, number, caps)
+    }
+
+    pub(super) async fn find_noted(&self, id: &ExecutionId, most: u32) -> Result<bool> {
+        let mut call = self.scripts.found.of(id);
+        call.arg(id.as_str()).arg(most);
+        let is_stopped: u8 = self.link.invoke(&call).await?;
+        Ok(is_stopped == 1)
+    }
+
+    pub(super) async fn bill(&self, batch: &[(ExecutionId, u32)], cursor: &Cursor) -> Result<()> {
+        let mut call = self.scripts.bill.prepare();
+        call.key(&self.cursor).arg(cursor.as_str());
+        for (id, half_credits) in batch {
+            call.arg(id.as_str()).arg(*half_credits);
+        }
+        self.link.invoke::<u8>(&call).await.map(drop)
+    }
+
+    pub(super) async fn cursor(&self) -> Result<Option<Cursor>> {
+        let text: Option<String> = self.link.query(Cmd::new().arg("GET").arg(&self.cursor)).await?;
+        text.map(|text| Cursor::new(&text).ok_or(LedgerError::Unavailable)).transpose()
+    }
+
+    pub(super) async fn record(&self, id: &ExecutionId, call: ToolCall) -> Result<()> {
+        let reported = u8::from(call.reported);
+        let text = read::written(&call.bounded())?;
+        let mut call = self.scripts.record.of(id);
+        call.arg(reported).arg(text).arg(MOST_CALLS);
+        let is_known: u8 = self.link.invoke(&call).await?;
+        if is_known == 1 { Ok(()) } else { Err(LedgerError::Unknown) }
+    }
+
+    pub(super) async fn tool_calls(&self, id: &ExecutionId) -> Result<Vec<ToolCall>> {
+        let mut lists = Pipeline::new();
+        lists.atomic();
+        for part in ["judged", "reported"] {
+            lists.cmd("LRANGE").arg(key(id, part)).arg(0).arg(-1);
+        }
+        let (judged, reported): (Vec<String>, Vec<String>) = self.link.query_all(&lists).await?;
+        let all = judged.iter().chain(&reported).map(|text| read::numbered(text));
+        let mut all: Vec<(u64, ToolCall)> = all.collect::<Result<_>>()?;
+        all.sort_by_key(|(number, _)| *number);
+        Ok(all.into_iter().map(|(_, call)| call).collect())
+    }
+
+    pub(super) async fn ask(&self, asked: Approval) -> Result<Answer> {
+        let asked = asked.bounded();
+        let lifetime = asked.expires_at.since(asked.created_at).as_millis();
+        let mut call = self.scripts.ask.of(&asked.execution);
+        call.key(place(&asked.id)).arg(&asked.id).arg(files::hex(&asked.digest)).arg(lifetime.to_string());
+        call.arg(read::written(&asked)?).arg(MOST_OPEN).arg(approval::MOST_ENDED);
+        call.arg(approval::SHOWN_FOR.as_millis().to_string()).arg(asked.execution.as_str());
+        let (answer, id): (String, String) = self.link.invoke(&call).await?;
+        read::answer(&answer, id)
+    }
+
+    pub(super) async fn decide(&self, id: &str, decision: Decision) -> Result<Decided> {
+        let Some(execution) = self.asked_by(id).await? else { return Ok(Decided::Unknown) };
+        let mut call = self.scripts.decide.of(&execution);
+        call.arg(id).arg(read::state_text(decision.state()));
+        read::decided(&self.text(&call).await?)
+    }
+
+    pub(super) async fn approval(&self, id: &str) -> Result<Option<Approval>> {
+        let Some(execution) = self.asked_by(id).await? else { return Ok(None) };
+        let mut both = Pipeline::new();
+        both.cmd("HGET").arg(key(&execution, "approvals")).arg(id).cmd("TIME");
+        let (text, time): (Option<String>, (u64, u64)) = self.link.query_all(&both).await?;
+        text.map(|text| Ok(read::approval(&text)?.shown_at(read::time(time)))).transpose()
+    }
+
+    pub(super) async fn approvals(&self) -> Result<Vec<Approval>> {
+        let now = read::time(self.link.query(&redis::cmd("TIME")).await?);
+        let all = self.of_all("approvals").await?;
+        let texts = all.iter().flat_map(|fields| fields.values());
+        let all = texts.map(|text| Ok(read::approval(text)?.shown_at(now)));
+        let mut all: Vec<Approval> = all.collect::<Result<_>>()?;
+        all.sort_unstable_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+        Ok(all)
+    }
+
+    /// The execution that an approval was asked by.
+    async fn asked_by(&self, id: &str) -> Result<Option<ExecutionId>> {
+        if id.len() > MAX_ID {
+            return Ok(None);
+        }
+        let execution: Option<String> = self.link.query(Cmd::new().arg("GET").arg(place(id))).await?;
+        Ok(execution.map(|id| ExecutionId::new(&id)))
+    }
+
+    /// One hash of each execution.
+    async fn of_all(&self, part: &str) -> Result<Vec<read::Fields>> {
+        let mut both = Pipeline::new();
+        both.cmd("ZRANGE").arg(scripts::INDEX).arg(0).arg(-1).cmd("SMEMBERS").arg(scripts::STATIC);
+        let (ending, fixed): (Vec<String>, Vec<String>) = self.link.query_all(&both).await?;
+        let ids: Vec<String> = ending.into_iter().chain(fixed).collect();
+        let mut all = Vec::with_capacity(ids.len());
+        for some in ids.chunks(AT_ONCE) {
+            let mut hashes = Pipeline::new();
+            for id in some {
+                hashes.cmd("HGETALL").arg(key(&ExecutionId::new(id), part));
+            }
+            all.extend(self.link.query_all::<Vec<read::Fields>>(&hashes).await?);
+        }
+        Ok(all)
+    }
+
+    async fn text(&self, call: &ScriptInvocation<'_>) -> Result<String> {
+        self.link.invoke(call).await
+    }
+}
+
+/// Where an approval's execution is found.
+fn place(id: &str) -> String {
+    format!("exeat:approval:{id}")
+}

@@ -1,0 +1,62 @@
+//! What runs within the server.
+
+use redis::{Script, ScriptInvocation};
+
+use crate::model::name::ExecutionId;
+
+/// Executions that end, by when they may be forgotten.
+pub(super) const INDEX: &str = "exeat:executions";
+/// Static executions.
+pub(super) const STATIC: &str = "exeat:static";
+
+/// All scripts. The server is given one when it does not know it.
+pub(super) struct Scripts {
+    pub(super) ask: Step,
+    pub(super) bill: Step,
+    pub(super) decide: Step,
+    pub(super) found: Step,
+    pub(super) record: Step,
+    pub(super) restart: Step,
+    pub(super) start: Step,
+    pub(super) stop: Step,
+    pub(super) take: Step,
+}
+
+/// One script.
+pub(super) struct Step(Script);
+
+impl Scripts {
+    pub(super) fn new() -> Self {
+        let step = |text: &str| Step(Script::new(&[include_str!("scripts/prelude.lua"), text].concat()));
+        Self {
+            ask: step(include_str!("scripts/ask.lua")),
+            bill: step(include_str!("scripts/bill.lua")),
+            decide: step(include_str!("scripts/decide.lua")),
+            found: step(include_str!("scripts/found.lua")),
+            record: step(include_str!("scripts/record.lua")),
+            restart: step(include_str!("scripts/restart.lua")),
+            start: step(include_str!("scripts/start.lua")),
+            stop: step(include_str!("scripts/stop.lua")),
+            take: step(include_str!("scripts/take.lua")),
+        }
+    }
+}
+
+impl Step {
+    /// For an execution: with the keys that `prelude.lua` numbers.
+    pub(super) fn of(&self, id: &ExecutionId) -> ScriptInvocation<'_> {
+        let mut call = self.0.prepare_invoke();
+        call.key(key(id, "x")).key(INDEX).key(key(id, "judged")).key(key(id, "reported")).key(key(id, "approvals"));
+        call.key(STATIC);
+        call
+    }
+
+    pub(super) fn prepare(&self) -> ScriptInvocation<'_> {
+        self.0.prepare_invoke()
+    }
+}
+
+/// Where a part of an execution lies. The braces keep all parts of one together.
+pub(super) fn key(id: &ExecutionId, part: &str) -> String {
+    format!("exeat:{{{id}}}:{part}")
+}

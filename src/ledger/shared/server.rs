@@ -1,0 +1,115 @@
+//! Which server, and how to get in.
+
+use percent_encoding::percent_decode_str;
+
+use crate::model::host::Host;
+use crate::model::secret::Secret;
+
+/// A Redis or Valkey server, as a URL names it.
+pub struct Server {
+    /// Where it is. Whoever connects resolves it.
+    pub host: Host,
+    /// The port, 6379 if none is named.
+    pub port: u16,
+    /// `rediss:`: whoever connects speaks TLS, and has the server prove its name.
+    pub is_tls: bool,
+    pub(super) user: Option<String>,
+    pub(super) password: Option<Secret>,
+    pub(super) database: u32,
+}
+
+/// Why a text names no server. It has no part of the text, which may hold a password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ServerError {
+    /// Neither `redis:` nor `rediss:`.
+    #[error("expected redis://host:port or rediss://host:port")]
+    Scheme,
+    /// A host or port that is none.
+    #[error("the host or port of the URL cannot be read")]
+    Authority,
+    /// A name without a password, or what is no UTF-8 when it is decoded.
+    #[error("expected redis://:PASSWORD@host or redis://USER:PASSWORD@host, with %XX for special characters")]
+    UserInfo,
+    /// Something else than a number behind the host.
+    #[error("expected the number of a database, or nothing, behind the host")]
+    Database,
+}
+
+impl Server {
+    /// Reads `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub fn parse(text: &str) -> Result<Self, ServerError> {
+        let (is_tls, rest) = match (text.strip_prefix("redis://"), text.strip_prefix("rediss://")) {
+            (Some(rest), _) => (false, rest),
+            (_, Some(rest)) => (true, rest),
+            _ => return Err(ServerError::Scheme),
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (info, place) = authority.rsplit_once('@').map_or((None, authority), |(info, place)| (Some(info), place));
+        let (user, password) = info.map(user_info).transpose()?.unwrap_or_default();
+        let (host, port) = host_and_port(place).ok_or(ServerError::Authority)?;
+        let database = if path.is_empty() { 0 } else { path.parse().map_err(|_| ServerError::Database)? };
+        Ok(Self { host, port, is_tls, user, password, database })
+    }
+}
+
+fn user_info(text: &str) -> Result<(Option<String>, Option<Secret>), ServerError> {
+    let (user, password) = text.split_once(':').ok_or(ServerError::UserInfo)?;
+    let user = percent_decode_str(user).decode_utf8().map_err(|_| ServerError::UserInfo)?.into_owned();
+    let password: Vec<u8> = percent_decode_str(password).collect();
+    if password.is_empty() || std::str::from_utf8(&password).is_err() {
+        return Err(ServerError::UserInfo);
+    }
+    Ok(((!user.is_empty()).then_some(user), Some(Secret::new(password))))
+}
+
+fn host_and_port(text: &str) -> Option<(Host, u16)> {
+    let has_port = text.rfind(':').is_some_and(|at| text.get(at..).is_some_and(|end| !end.contains(']')));
+    if !has_port {
+        return Some((Host::parse(text).ok()?, 6379));
+    }
+    let (host, port) = text.rsplit_once(':')?;
+    let port = port.parse().ok().filter(|port| *port != 0)?;
+    Some((Host::parse(host).ok()?, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_names_a_server_or_says_what_is_wrong_without_its_password() {
+        type Row = (&'static str, &'static str, u16, bool, Option<&'static str>, Option<&'static [u8]>, u32);
+        let rows: [Row; 5] = [
+            ("redis://Cache.test", "cache.test", 6379, false, None, None, 0),
+            ("redis://cache.test:7000/3", "cache.test", 7000, false, None, None, 3),
+            ("rediss://:p%40ss:w%2Frd@10.0.0.1:1/", "10.0.0.1", 1, true, None, Some(b"p@ss:w/rd"), 0),
+            ("redis://us%3Aer:pw@[::1]", "::1", 6379, false, Some("us:er"), Some(b"pw"), 0),
+            ("redis://u:p@[::1]:7000", "::1", 7000, false, Some("u"), Some(b"p"), 0),
+        ];
+        for (text, host, port, is_tls, user, password, database) in rows {
+            let server = Server::parse(text).ok().unwrap();
+            assert_eq!(server.host, Host::parse(host).unwrap_or_else(|_| Host::Ip(host.parse().unwrap())), "{text}");
+            assert_eq!((server.port, server.is_tls, server.database), (port, is_tls, database), "{text}");
+            assert_eq!(server.user.as_deref(), user, "{text}");
+            assert_eq!(server.password.as_ref().map(Secret::expose), password, "{text}");
+        }
+        let wrong = [
+            ("http://cache.test", ServerError::Scheme),
+            ("redis://", ServerError::Authority),
+            ("redis://cache.test:0", ServerError::Authority),
+            ("redis://cache.test:x", ServerError::Authority),
+            ("redis://a b", ServerError::Authority),
+            ("redis://user@cache.test", ServerError::UserInfo),
+            ("redis://user:@cache.test", ServerError::UserInfo),
+            ("redis://user:%ff@cache.test", ServerError::UserInfo),
+            ("redis://cache.test/x", ServerError::Database),
+            ("redis://cache.test/0?x", ServerError::Database),
+        ];
+        for (text, want) in wrong {
+            assert_eq!(Server::parse(text).err(), Some(want), "{text}");
+        }
+    }
+}

@@ -1,0 +1,711 @@
+//! All stores of the ledger do the same. What only the embedded one survives is tested beside it.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use exeat::ledger::{
+    Answer, Approval, Caps, Connect, Cursor, Decided, Decision, Execution, Ledger, LedgerError, MOST_OPEN, Millis,
+    Server, State, Stop, Stream, Take, ToolCall,
+};
+use exeat::model::name::{ExecutionId, TaskName};
+use exeat::model::secret::TokenHash;
+use exeat::model::tool::{Kind, Tool};
+
+const TOOL: Kind = Kind::Tool(Tool::ApiCall);
+const FREE: Caps = Caps { per_execution: None, per_minute: None };
+
+fn execution(id: &str) -> Execution {
+    let now = Millis::now();
+    Execution {
+        id: ExecutionId::new(id),
+        task: TaskName::new("research"),
+        created_at: now,
+        expires_at: Some(now.plus(Duration::from_secs(3600))),
+        token: Some(TokenHash::of(b"a token")),
+        peers: Some("10.0.0.0/8".parse().unwrap()),
+        is_static: false,
+    }
+}
+
+fn fixed(task: &str) -> Execution {
+    let id = ExecutionId::of_static(&TaskName::new(task));
+    Execution { id, expires_at: None, token: None, peers: None, is_static: true, ..execution("") }
+}
+
+fn id(id: &str) -> ExecutionId {
+    ExecutionId::new(id)
+}
+
+/// A ledger, and who moves what it has written into the past: of the shared store, the server's clock holds.
+struct Subject {
+    ledger: Arc<Ledger>,
+    redis: Option<Redis>,
+    ahead: Duration,
+}
+
+impl Subject {
+    fn local(ledger: Ledger) -> Self {
+        Self { ledger: Arc::new(ledger), redis: None, ahead: Duration::ZERO }
+    }
+
+    fn now(&self) -> Millis {
+        Millis::now().plus(self.ahead)
+    }
+
+    /// Lets time pass.
+    fn pass(&mut self, time: Duration) {
+        match &self.redis {
+            None => self.ahead += time,
+            Some(redis) => redis.pass(time),
+        }
+    }
+
+    async fn take(&self, who: &Execution, kind: Kind, caps: Caps) -> Take {
+        self.ledger.take(who, kind, caps, self.now()).await.unwrap()
+    }
+
+    async fn start(&self, new: &Execution) {
+        self.ledger.start(new.clone(), self.now()).await.unwrap();
+    }
+
+    async fn ask(&self, asked: &Approval) -> Result<Answer, LedgerError> {
+        self.ledger.ask(asked.clone(), self.now()).await
+    }
+
+    fn asked(&self, approval: &str, execution: &str, digest: u8) -> Approval {
+        Approval {
+            id: approval.to_owned(),
+            execution: id(execution),
+            task: TaskName::new("research"),
+            tool: Some("api_call".to_owned()),
+            method: "POST".to_owned(),
+            url: "https://api.test/a \"b\"".to_owned(),
+            digest: [digest; 32],
+            created_at: self.now(),
+            expires_at: self.now().plus(Duration::from_secs(600)),
+            state: State::Pending,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_memory() {
+    behaves(Subject::local(Ledger::memory())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn embedded() {
+    let dir = tempfile::tempdir().unwrap();
+    behaves(Subject::local(Ledger::embedded(&dir.path().join("ledger")).unwrap())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs redis-server"]
+async fn shared() {
+    let redis = Redis::start("");
+    let ledger = Arc::new(redis.ledger("one"));
+    behaves(Subject { ledger, redis: Some(redis), ahead: Duration::ZERO }).await;
+}
+
+async fn behaves(mut subject: Subject) {
+    executions_are_what_was_started(&subject).await;
+    calls_are_counted_exactly(&subject).await;
+    kinds_are_counted_apart(&subject).await;
+    a_minute_begins_with_its_first_call(&mut subject).await;
+    what_is_stopped_or_expired_takes_no_call(&mut subject).await;
+    static_ones_begin_with_a_call_and_anew(&subject).await;
+    finds_stop(&subject).await;
+    bills_and_their_cursor_move_together(&subject).await;
+    judged_calls_outlast_reported_ones(&subject).await;
+    approvals_are_asked_once_decided_once_and_used_once(&mut subject).await;
+    approvals_are_bounded(&mut subject).await;
+    ended_ones_are_forgotten(&mut subject).await;
+}
+
+async fn executions_are_what_was_started(subject: &Subject) {
+    let ledger = &subject.ledger;
+    let a = execution("a");
+    assert_eq!(ledger.find(&a.id).await, Ok(None));
+    assert_eq!(ledger.standing(&a.id).await, Ok(None));
+    assert!(ledger.list().await.unwrap().is_empty());
+    subject.start(&a).await;
+    let found = ledger.find(&a.id).await.unwrap().unwrap();
+    assert!(found == a, "with its token, which is not shown: {found:?}");
+    assert_eq!(ledger.start(a.clone(), subject.now()).await, Err(LedgerError::Exists));
+    let standing = ledger.standing(&a.id).await.unwrap().unwrap();
+    assert_eq!((standing.tool.calls, standing.finds, standing.half_credits, standing.stopped), (0, 0, 0, None));
+    assert_eq!(ledger.list().await.unwrap(), [standing]);
+    ledger.check().await.unwrap();
+    let odd = ExecutionId::new(&"x}:{\r\n\"".repeat(10_000));
+    assert_eq!(ledger.find(&odd).await, Ok(None), "whatever a client claims to be");
+}
+
+async fn calls_are_counted_exactly(subject: &Subject) {
+    let who = execution("exact");
+    subject.start(&who).await;
+    for (caps, most) in [
+        (Caps { per_execution: None, per_minute: Some(10) }, 10),
+        (Caps { per_execution: Some(25), per_minute: None }, 25),
+    ] {
+        let calls: Vec<_> = (0..100)
+            .map(|_| {
+                let (ledger, who, now) = (subject.ledger.clone(), who.clone(), subject.now());
+                tokio::spawn(async move { ledger.take(&who, TOOL, caps, now).await.unwrap() })
+            })
+            .collect();
+        let mut counted = Vec::new();
+        for call in calls {
+            match call.await.unwrap() {
+                Take::Counted { call } => counted.push(call),
+                Take::RateLimited { limit: 10, retry_after } => {
+                    assert!(retry_after <= Duration::from_secs(60) && !retry_after.is_zero(), "{retry_after:?}");
+                }
+                Take::ExecutionLimit { limit: 25 } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        counted.sort_unstable();
+        let already = most - counted.len() as u64;
+        assert_eq!(counted, (already + 1..=most).collect::<Vec<_>>());
+    }
+}
+
+async fn kinds_are_counted_apart(subject: &Subject) {
+    let who = execution("kinds");
+    subject.start(&who).await;
+    let once = Caps { per_execution: Some(1), per_minute: Some(1) };
+    assert_eq!(subject.take(&who, TOOL, once).await, Take::Counted { call: 1 });
+    assert_eq!(subject.take(&who, Kind::Raw, once).await, Take::Counted { call: 1 });
+    assert_eq!(subject.take(&who, TOOL, once).await, Take::ExecutionLimit { limit: 1 });
+    for call in 2..5 {
+        assert_eq!(subject.take(&who, Kind::Raw, FREE).await, Take::Counted { call }, "counted without caps, too");
+    }
+    let standing = subject.ledger.standing(&who.id).await.unwrap().unwrap();
+    let now = subject.now();
+    let shown = |counter: exeat::ledger::Counter| (counter.calls, counter.window_at(now).unwrap().calls);
+    assert_eq!((shown(standing.tool), shown(standing.raw)), ((1, 1), (4, 4)));
+}
+
+async fn a_minute_begins_with_its_first_call(subject: &mut Subject) {
+    let who = execution("minute");
+    subject.start(&who).await;
+    let caps = Caps { per_execution: Some(4), per_minute: Some(2) };
+    let limited = |take: Take, most: u64| match take {
+        Take::RateLimited { limit: 2, retry_after } => {
+            assert!(retry_after <= Duration::from_secs(most), "{retry_after:?}");
+            assert!(retry_after > Duration::from_secs(most - 10), "{retry_after:?}");
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(subject.take(&who, TOOL, caps).await, Take::Counted { call: 1 });
+    subject.pass(Duration::from_secs(40));
+    assert_eq!(subject.take(&who, TOOL, caps).await, Take::Counted { call: 2 });
+    limited(subject.take(&who, TOOL, caps).await, 20);
+    subject.pass(Duration::from_secs(20));
+    assert_eq!(subject.take(&who, TOOL, caps).await, Take::Counted { call: 3 }, "a refused call extends nothing");
+    assert_eq!(subject.take(&who, TOOL, caps).await, Take::Counted { call: 4 });
+    let before = subject.ledger.standing(&who.id).await.unwrap().unwrap();
+    assert_eq!(subject.take(&who, TOOL, caps).await, Take::ExecutionLimit { limit: 4 });
+    assert_eq!(subject.ledger.standing(&who.id).await.unwrap().unwrap(), before, "nothing was touched");
+    limited(subject.take(&who, TOOL, Caps { per_execution: None, ..caps }).await, 60);
+}
+
+async fn what_is_stopped_or_expired_takes_no_call(subject: &mut Subject) {
+    let ledger = subject.ledger.clone();
+    let (stopped, mut short) = (execution("stopped"), execution("short"));
+    short.expires_at = Some(subject.now().plus(Duration::from_secs(100)));
+    subject.start(&stopped).await;
+    subject.start(&short).await;
+    assert_eq!(ledger.stop(&stopped.id, Stop::Asked, subject.now()).await, Ok(true));
+    assert_eq!(ledger.stop(&stopped.id, Stop::Finds, subject.now()).await, Ok(true), "as often as one likes");
+    assert_eq!(ledger.stop(&id("nobody"), Stop::Asked, subject.now()).await, Ok(false));
+    assert_eq!(subject.take(&stopped, TOOL, FREE).await, Take::Stopped);
+    let standing = ledger.standing(&stopped.id).await.unwrap().unwrap();
+    assert_eq!(standing.stopped.unwrap().why, Stop::Asked, "the first reason stands");
+    assert_eq!(subject.take(&short, TOOL, FREE).await, Take::Counted { call: 1 });
+    subject.pass(Duration::from_secs(101));
+    assert_eq!(subject.take(&short, TOOL, FREE).await, Take::Expired);
+    assert_eq!(subject.take(&execution("nobody"), TOOL, FREE).await, Take::Unknown);
+    assert_eq!(ledger.find(&id("nobody")).await, Ok(None));
+}
+
+async fn static_ones_begin_with_a_call_and_anew(subject: &Subject) {
+    let (ledger, who) = (&subject.ledger, fixed("research"));
+    let once = Caps { per_execution: Some(1), per_minute: Some(1) };
+    assert_eq!(ledger.find(&who.id).await, Ok(None));
+    assert_eq!(subject.take(&who, TOOL, once).await, Take::Counted { call: 1 });
+    assert_eq!(subject.take(&who, TOOL, once).await, Take::ExecutionLimit { limit: 1 });
+    assert!(ledger.find(&who.id).await.unwrap().unwrap() == who);
+    ledger.find_noted(&who.id, 1, subject.now()).await.unwrap();
+    ledger.bill(&[(who.id.clone(), 1)], Cursor::new("static").unwrap()).await.unwrap();
+    ledger.record(&who.id, ToolCall::default()).await.unwrap();
+    let asked = subject.asked("s", who.id.as_str(), 1);
+    assert_eq!(subject.ask(&asked).await, Ok(Answer::Pending("s".into())));
+    assert_eq!(subject.take(&who, Kind::Raw, once).await, Take::Stopped);
+    let anew = Execution { created_at: subject.now(), ..who.clone() };
+    ledger.restart(anew.clone()).await.unwrap();
+    let standing = ledger.standing(&who.id).await.unwrap().unwrap();
+    assert!(standing.execution == anew && ledger.find(&who.id).await.unwrap() == Some(anew));
+    assert_eq!((standing.tool.calls, standing.finds, standing.half_credits, standing.stopped), (0, 0, 0, None));
+    assert_eq!(ledger.tool_calls(&who.id).await, Ok(vec![]));
+    assert_eq!(ledger.approvals(subject.now()).await, Ok(vec![]));
+    assert_eq!(subject.take(&who, TOOL, once).await, Take::Counted { call: 1 });
+    assert_eq!(ledger.list().await.unwrap().iter().filter(|one| one.execution.is_static).count(), 1);
+}
+
+async fn finds_stop(subject: &Subject) {
+    let (ledger, who) = (&subject.ledger, execution("finds"));
+    subject.start(&who).await;
+    for stops in [false, false, true, true] {
+        assert_eq!(ledger.find_noted(&who.id, 3, subject.now()).await, Ok(stops));
+    }
+    assert_eq!(subject.take(&who, TOOL, FREE).await, Take::Stopped);
+    let standing = ledger.standing(&who.id).await.unwrap().unwrap();
+    assert_eq!((standing.finds, standing.stopped.unwrap().why), (4, Stop::Finds));
+    assert_eq!(ledger.find_noted(&id("nobody"), 3, subject.now()).await, Ok(true), "what cannot be counted");
+}
+
+async fn bills_and_their_cursor_move_together(subject: &Subject) {
+    let ledger = &subject.ledger;
+    for name in ["bill1", "bill2"] {
+        subject.start(&execution(name)).await;
+    }
+    let batch = [(id("bill1"), 1), (id("bill2"), 5), (id("bill1"), 2), (id("nobody"), 7)];
+    let cursor = Cursor::new("line 7 \"ü\"").unwrap();
+    for _ in 0..3 {
+        ledger.bill(&batch, cursor.clone()).await.unwrap();
+        assert_eq!(ledger.cursor().await, Ok(Some(cursor.clone())));
+    }
+    let credits = async |name: &str| ledger.standing(&id(name)).await.unwrap().unwrap().half_credits;
+    assert_eq!((credits("bill1").await, credits("bill2").await), (3, 5), "applied once");
+    ledger.bill(&batch, Cursor::new("line 8").unwrap()).await.unwrap();
+    assert_eq!((credits("bill1").await, credits("bill2").await), (6, 10));
+    ledger.bill(&[], Cursor::new("line 9").unwrap()).await.unwrap();
+    assert_eq!(ledger.cursor().await.unwrap(), Cursor::new("line 9"));
+}
+
+async fn judged_calls_outlast_reported_ones(subject: &Subject) {
+    let (ledger, who) = (&subject.ledger, execution("calls"));
+    subject.start(&who).await;
+    let call = |n: u32, reported| ToolCall {
+        id: n.to_string(),
+        tool: "api_call".to_owned(),
+        url: "https://api.test/\"ü\" x".to_owned(),
+        method: "GET".to_owned(),
+        credential_used: Some("KEY".to_owned()),
+        response_status: (n % 2 == 0).then_some(200),
+        response_size_bytes: u64::from(n),
+        latency_ms: 1.5,
+        blocked: n % 2 == 1,
+        block_reason: (n % 2 == 1).then(|| "leak_detected".to_owned()),
+        truncated: false,
+        called_at: subject.now(),
+        reported,
+    };
+    assert_eq!(ledger.tool_calls(&who.id).await, Ok(vec![]));
+    let kept = async || {
+        let calls = ledger.tool_calls(&who.id).await.unwrap();
+        calls.iter().map(|call| call.id.parse::<u32>().unwrap()).collect::<Vec<_>>()
+    };
+    let first = call(1, true);
+    ledger.record(&who.id, first.clone()).await.unwrap();
+    assert_eq!(ledger.tool_calls(&who.id).await, Ok(vec![first]));
+    for n in 2..=60 {
+        ledger.record(&who.id, call(n, true)).await.unwrap();
+    }
+    assert_eq!(kept().await, (11..=60).collect::<Vec<_>>());
+    for n in 61..=100 {
+        ledger.record(&who.id, call(n, false)).await.unwrap();
+    }
+    assert_eq!(kept().await, (51..=100).collect::<Vec<_>>());
+    ledger.record(&who.id, call(101, true)).await.unwrap();
+    assert_eq!(kept().await, (52..=101).collect::<Vec<_>>(), "a reported one takes a reported one's place");
+    for n in 102..=111 {
+        ledger.record(&who.id, call(n, false)).await.unwrap();
+    }
+    let judged: Vec<u32> = (61..=100).chain(102..=111).collect();
+    assert_eq!(kept().await, judged);
+    ledger.record(&who.id, call(112, true)).await.unwrap();
+    assert_eq!(kept().await, judged, "nor do they make a judged one go");
+    ledger.record(&who.id, call(113, false)).await.unwrap();
+    assert_eq!(kept().await, judged.into_iter().skip(1).chain([113]).collect::<Vec<_>>());
+    assert_eq!(ledger.record(&id("nobody"), call(1, false)).await, Err(LedgerError::Unknown));
+}
+
+async fn approvals_are_asked_once_decided_once_and_used_once(subject: &mut Subject) {
+    let ledger = subject.ledger.clone();
+    for name in ["asks", "asks too"] {
+        subject.start(&execution(name)).await;
+    }
+    let pending = |id: &str| Ok(Answer::Pending(id.to_owned()));
+    let decide =
+        async |subject: &Subject, id: &str, decision| ledger.decide(id, decision, subject.now()).await.unwrap();
+    let first = subject.asked("p1", "asks", 1);
+    assert_eq!(subject.ask(&first).await, pending("p1"));
+    assert_eq!(subject.ask(&subject.asked("p2", "asks", 1)).await, pending("p1"), "it is the same request");
+    assert_eq!(subject.ask(&subject.asked("p2", "asks", 2)).await, pending("p2"));
+    assert_eq!(subject.ask(&subject.asked("p3", "asks too", 1)).await, pending("p3"), "each has its own");
+    assert_eq!(subject.ask(&subject.asked("p1", "asks", 3)).await, Err(LedgerError::Exists));
+    assert_eq!(subject.ask(&subject.asked("p4", "nobody", 1)).await, Err(LedgerError::Unknown));
+    let shown = ledger.approval("p1", subject.now()).await.unwrap().unwrap();
+    let apart = |a: Millis, b: Millis| a.since(b).max(b.since(a));
+    assert!(apart(shown.created_at, first.created_at) < Duration::from_secs(5), "{shown:?}");
+    assert_eq!(shown.expires_at.since(shown.created_at), Duration::from_secs(600));
+    assert_eq!(Approval { created_at: first.created_at, expires_at: first.expires_at, ..shown }, first);
+
+    assert_eq!(decide(subject, "p1", Decision::Approve).await, Decided::Done);
+    assert_eq!(decide(subject, "p1", Decision::Deny).await, Decided::AlreadyDecided(State::Approved));
+    assert_eq!(decide(subject, "p2", Decision::Deny).await, Decided::Done);
+    assert_eq!(decide(subject, "nothing", Decision::Deny).await, Decided::Unknown);
+    let states = async |subject: &Subject| {
+        let all = ledger.approvals(subject.now()).await.unwrap();
+        let mut all: Vec<_> = all.into_iter().map(|one| (one.id, one.state)).collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    };
+    let row = |id: &str, state| (id.to_owned(), state);
+    let want = [row("p1", State::Approved), row("p2", State::Denied), row("p3", State::Pending)];
+    assert_eq!(states(subject).await, want);
+
+    let again: Vec<_> = (0..20)
+        .map(|n| {
+            let (ledger, asked, now) = (ledger.clone(), subject.asked(&format!("again{n}"), "asks", 1), subject.now());
+            tokio::spawn(async move { ledger.ask(asked, now).await.unwrap() })
+        })
+        .collect();
+    let mut let_through = 0;
+    for answer in again {
+        let_through += u32::from(answer.await.unwrap() == Answer::Approved("p1".to_owned()));
+    }
+    assert_eq!(let_through, 1, "an approval is used once");
+    assert_eq!(ledger.approval("p1", subject.now()).await.unwrap().unwrap().state, State::Used);
+    assert_eq!(decide(subject, "p1", Decision::Deny).await, Decided::AlreadyDecided(State::Used));
+    assert_eq!(subject.ask(&subject.asked("p5", "asks", 2)).await, Ok(Answer::Denied("p2".to_owned())));
+
+    let late = subject.asked("late", "asks too", 9);
+    assert_eq!(subject.ask(&late).await, pending("late"));
+    assert_eq!(decide(subject, "late", Decision::Approve).await, Decided::Done);
+    subject.pass(Duration::from_secs(601));
+    assert_eq!(decide(subject, "p3", Decision::Approve).await, Decided::Expired);
+    for expired in ["p3", "late"] {
+        assert_eq!(ledger.approval(expired, subject.now()).await.unwrap().unwrap().state, State::Expired);
+    }
+    assert_eq!(subject.ask(&subject.asked("later", "asks too", 9)).await, pending("later"), "too late to be used");
+    assert_eq!(subject.ask(&subject.asked("p6", "asks", 2)).await, pending("p6"), "a denial ends, too");
+}
+
+async fn approvals_are_bounded(subject: &mut Subject) {
+    let ledger = subject.ledger.clone();
+    subject.start(&Execution { expires_at: None, ..execution("many") }).await;
+    let asked = |subject: &Subject, n: usize| {
+        let mut asked = subject.asked(&format!("m{n}"), "many", 0);
+        asked.digest[..8].copy_from_slice(&n.to_le_bytes());
+        asked.url = "https://api.test/".repeat(10_000);
+        asked
+    };
+    for n in 0..MOST_OPEN {
+        assert!(matches!(subject.ask(&asked(subject, n)).await, Ok(Answer::Pending(_))), "{n}");
+    }
+    assert_eq!(subject.ask(&asked(subject, MOST_OPEN)).await, Ok(Answer::Full));
+    assert!(matches!(subject.ask(&asked(subject, 0)).await, Ok(Answer::Pending(_))), "what is known is told");
+    // Those that have ended make room, and do not grow without end either.
+    for n in MOST_OPEN..4 * MOST_OPEN {
+        let oldest = format!("m{}", n - MOST_OPEN);
+        assert_eq!(ledger.decide(&oldest, Decision::Deny, subject.now()).await, Ok(Decided::Done));
+        assert!(matches!(subject.ask(&asked(subject, n)).await, Ok(Answer::Pending(_))), "{n}");
+    }
+    let count = async |subject: &Subject| {
+        let all = ledger.approvals(subject.now()).await.unwrap();
+        assert!(all.iter().all(|one| one.url.len() < 4000));
+        all.iter().filter(|one| one.execution.as_str() == "many").count()
+    };
+    let kept = count(subject).await;
+    assert!((2 * MOST_OPEN..=2 * MOST_OPEN + 1).contains(&kept), "{kept}");
+    subject.pass(Duration::from_secs(601 + 3600));
+    assert!(matches!(subject.ask(&asked(subject, 5000)).await, Ok(Answer::Pending(_))));
+    assert_eq!(count(subject).await, 1, "what ended long ago is dropped");
+}
+
+async fn ended_ones_are_forgotten(subject: &mut Subject) {
+    let ledger = subject.ledger.clone();
+    subject.start(&Execution { expires_at: None, ..execution("live") }).await;
+    let late = Execution { expires_at: None, ..execution("over") };
+    subject.start(&late).await;
+    ledger.record(&late.id, ToolCall::default()).await.unwrap();
+    assert!(matches!(subject.ask(&subject.asked("o", "over", 1)).await, Ok(Answer::Pending(_))));
+    assert_eq!(ledger.stop(&late.id, Stop::Asked, subject.now()).await, Ok(true));
+    subject.pass(Duration::from_secs(3500));
+    subject.start(&execution("one")).await;
+    assert!(ledger.standing(&late.id).await.unwrap().is_some());
+    subject.pass(Duration::from_secs(101));
+    subject.start(&execution("another")).await;
+    assert_eq!(ledger.standing(&late.id).await, Ok(None));
+    assert_eq!(ledger.tool_calls(&late.id).await, Ok(vec![]));
+    assert_eq!(ledger.approval("o", subject.now()).await, Ok(None));
+    assert_eq!(subject.take(&late, TOOL, FREE).await, Take::Unknown);
+    let left = ledger.list().await.unwrap();
+    assert!(left.iter().any(|one| one.execution.id.as_str() == "live"), "a live one never");
+    assert!(left.iter().any(|one| one.execution.is_static), "nor a static one");
+    assert!(!left.iter().any(|one| one.execution.id.as_str() == "over"));
+}
+
+/// A server of our own on a Unix socket. Its clock cannot be moved, but all times that it holds can.
+struct Redis {
+    process: Child,
+    dir: tempfile::TempDir,
+    password: &'static str,
+}
+
+impl Redis {
+    fn start(password: &'static str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let process = Self::spawn(dir.path(), password);
+        let redis = Self { process, dir, password };
+        redis.wait();
+        redis
+    }
+
+    fn spawn(dir: &Path, password: &str) -> Child {
+        let mut command = Command::new("redis-server");
+        command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(dir.join("sock")).current_dir(dir);
+        if !password.is_empty() {
+            command.args(["--requirepass", password]);
+        }
+        command.stdout(Stdio::null()).spawn().expect("redis-server is installed")
+    }
+
+    fn wait(&self) {
+        let since = Instant::now();
+        while std::os::unix::net::UnixStream::connect(self.socket()).is_err() {
+            assert!(since.elapsed() < Duration::from_secs(20), "redis-server comes up");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        std::fs::remove_file(self.socket()).unwrap();
+    }
+
+    fn again(&mut self) {
+        self.process = Self::spawn(self.dir.path(), self.password);
+        self.wait();
+    }
+
+    fn signal(&self, name: &str) {
+        let done = Command::new("kill").args([name, &self.process.id().to_string()]).status().unwrap();
+        assert!(done.success());
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("sock")
+    }
+
+    fn connect(&self) -> Connect {
+        let socket = self.socket();
+        Arc::new(move || {
+            let socket = socket.clone();
+            Box::pin(async move { Ok(Box::new(tokio::net::UnixStream::connect(socket).await?) as Box<dyn Stream>) })
+        })
+    }
+
+    fn ledger(&self, proxy: &str) -> Ledger {
+        Ledger::shared(Server::parse("redis://unused.test/5").unwrap(), proxy, self.connect())
+    }
+
+    fn raw(&self) -> redis::Connection {
+        let client = redis::Client::open(format!("redis+unix://{}?db=5", self.socket().display())).unwrap();
+        client.get_connection().unwrap()
+    }
+
+    /// Moves all times that are held into the past.
+    fn pass(&self, time: Duration) {
+        const SCRIPT: &str = r"
+            local by = tonumber(ARGV[1])
+            local function earlier(n) return string.format('%.0f', tonumber(n) - by) end
+            for _, key in ipairs(redis.call('KEYS', 'exeat:*')) do
+              if string.match(key, ':x$') then
+                for _, field in ipairs({ 'expires', 'ta', 'ra', 'stopped_at' }) do
+                  local at = redis.call('HGET', key, field)
+                  if at then redis.call('HSET', key, field, earlier(at)) end
+                end
+              elseif string.match(key, ':approvals$') then
+                local all = redis.call('HGETALL', key)
+                for i = 1, #all, 2 do
+                  local head, created, expires, rest = string.match(all[i + 1], '^(%a+ %x+ )(%d+) (%d+)(.*)$')
+                  redis.call('HSET', key, all[i], head .. earlier(created) .. ' ' .. earlier(expires) .. rest)
+                end
+              elseif key == 'exeat:executions' then
+                for _, id in ipairs(redis.call('ZRANGE', key, 0, -1)) do
+                  redis.call('ZINCRBY', key, -by, id)
+                end
+              end
+              local left = redis.call('PTTL', key)
+              if left > 0 then redis.call('PEXPIRE', key, left - by) end
+            end";
+        let millis = u64::try_from(time.as_millis()).unwrap();
+        redis::Script::new(SCRIPT).arg(millis).invoke::<()>(&mut self.raw()).unwrap();
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs redis-server"]
+async fn two_proxies_on_one_server_let_as_many_through_as_one() {
+    let redis = Redis::start("");
+    let proxies = [Arc::new(redis.ledger("one")), Arc::new(redis.ledger("two"))];
+    let who = execution("fleet");
+    proxies[0].start(who.clone(), Millis::now()).await.unwrap();
+    assert!(proxies[1].find(&who.id).await.unwrap().unwrap() == who);
+    let caps = Caps { per_execution: None, per_minute: Some(10) };
+    let calls: Vec<_> = (0..100)
+        .map(|n: usize| {
+            let (ledger, who) = (proxies[n % 2].clone(), who.clone());
+            // Their clocks differ by an hour.
+            let now = Millis::now().plus(Duration::from_secs(3600) * u32::try_from(n % 2).unwrap());
+            tokio::spawn(async move { ledger.take(&who, TOOL, caps, now).await.unwrap() })
+        })
+        .collect();
+    let mut counted = 0;
+    for call in calls {
+        counted += u32::from(matches!(call.await.unwrap(), Take::Counted { .. }));
+    }
+    assert_eq!(counted, 10);
+    // Each bills from its own record, onto one bill.
+    for proxy in &proxies {
+        proxy.bill(&[(who.id.clone(), 1)], Cursor::new("7").unwrap()).await.unwrap();
+    }
+    assert_eq!(proxies[0].standing(&who.id).await.unwrap().unwrap().half_credits, 2);
+    assert_eq!(proxies[1].stop(&who.id, Stop::Asked, Millis::now()).await, Ok(true));
+    assert_eq!(proxies[0].take(&who, TOOL, FREE, Millis::now()).await, Ok(Take::Stopped));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs redis-server"]
+async fn without_its_server_nothing_passes_and_nobody_waits_for_long() {
+    let mut redis = Redis::start("");
+    let ledger = redis.ledger("one");
+    let who = execution("a");
+    ledger.start(who.clone(), Millis::now()).await.unwrap();
+    let refused = async || {
+        for _ in 0..3 {
+            let since = Instant::now();
+            let taken = ledger.take(&who, TOOL, FREE, Millis::now()).await;
+            assert_eq!(taken, Err(LedgerError::Unavailable));
+            assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+        }
+    };
+    let recovers = async || {
+        let since = Instant::now();
+        loop {
+            match ledger.take(&who, TOOL, FREE, Millis::now()).await {
+                Err(LedgerError::Unavailable) => assert!(since.elapsed() < Duration::from_secs(20), "it recovers"),
+                other => return other.unwrap(),
+            }
+        }
+    };
+    // It hangs.
+    redis.signal("-STOP");
+    refused().await;
+    redis.signal("-CONT");
+    assert!(matches!(recovers().await, Take::Counted { .. }));
+    // It dies, and another one comes that knows nothing.
+    redis.kill();
+    refused().await;
+    redis.again();
+    assert_eq!(recovers().await, Take::Unknown);
+    assert!(ledger.find(&who.id).await.unwrap().is_some(), "facts are remembered");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs redis-server"]
+async fn who_has_the_password_is_let_in_and_nonsense_is_an_error() {
+    let redis = Redis::start("p@ss");
+    let ledger = |url: &str| Ledger::shared(Server::parse(url).unwrap(), "one", redis.connect());
+    assert_eq!(ledger("redis://unused.test").check().await, Err(LedgerError::Unavailable));
+    assert_eq!(ledger("redis://:wrong@unused.test").check().await, Err(LedgerError::Unavailable));
+    assert_eq!(ledger("redis://default:p%40ss@unused.test").check().await, Ok(()));
+    let ledger = ledger("redis://:p%40ss@unused.test/5");
+    let who = execution("a");
+    ledger.start(who.clone(), Millis::now()).await.unwrap();
+
+    let client = redis::Client::open(format!("redis+unix://{}?db=5&pass=p%40ss", redis.socket().display())).unwrap();
+    let mut raw = client.get_connection().unwrap();
+    let mut set = |field: &str, value: &str| {
+        redis::cmd("HSET").arg("exeat:{a}:x").arg(field).arg(value).query::<()>(&mut raw).unwrap();
+    };
+    let caps = Caps { per_execution: Some(5), per_minute: Some(5) };
+    for field in ["tn", "ta", "tw", "expires"] {
+        set(field, "nonsense");
+        let taken = ledger.take(&who, TOOL, caps, Millis::now()).await;
+        assert_eq!(taken, Err(LedgerError::Unavailable), "{field}");
+        let now = Millis::now().0.to_string();
+        set(
+            field,
+            [("expires", "9999999999999"), ("ta", &now)]
+                .into_iter()
+                .find(|(name, _)| *name == field)
+                .map_or("1", |(_, value)| value),
+        );
+    }
+    assert_eq!(ledger.take(&who, TOOL, caps, Millis::now()).await, Ok(Take::Counted { call: 2 }));
+    for (field, value) in [("facts", "{}"), ("stopped", "why"), ("credits", "-1")] {
+        set(field, value);
+        assert_eq!(ledger.standing(&who.id).await, Err(LedgerError::Unavailable), "{field}");
+    }
+}
+
+/// What a call costs, and what an execution takes up.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "measures; needs redis-server and a release build"]
+async fn figures() {
+    const EXECUTIONS: usize = 10_000;
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap().to_owned();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let redis = Redis::start("");
+    let stores = [
+        ("memory", Ledger::memory()),
+        ("embedded", Ledger::embedded(&dir.path().join("ledger")).unwrap()),
+        ("shared", redis.ledger("one")),
+    ];
+    for (name, ledger) in stores {
+        let ledger = Arc::new(ledger);
+        let before = resident();
+        for n in 0..EXECUTIONS {
+            ledger.start(execution(&format!("0198f1c2-0000-7000-8000-{n:012}")), Millis::now()).await.unwrap();
+        }
+        let each = (resident().saturating_sub(before)) / EXECUTIONS as u64;
+        let who = Arc::new(execution(&format!("0198f1c2-0000-7000-8000-{:012}", 77)));
+        for tasks in [1_u32, 64] {
+            let calls = if name == "memory" { 200_000 } else { 20_000 } / tasks;
+            let since = Instant::now();
+            let mut all = tokio::task::JoinSet::new();
+            for _ in 0..tasks {
+                let (ledger, who) = (ledger.clone(), who.clone());
+                all.spawn(async move {
+                    for _ in 0..calls {
+                        ledger.take(&who, TOOL, FREE, Millis::now()).await.unwrap();
+                    }
+                });
+            }
+            all.join_all().await;
+            let per_call = since.elapsed() / (calls * tasks);
+            writeln!(std::io::stdout(), "{name}: {tasks} at a time: {per_call:?} a call; {each} bytes an execution")
+                .unwrap();
+        }
+    }
+}
