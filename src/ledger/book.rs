@@ -177,3 +177,57 @@ impl Book {
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::execution::{Execution, Stop, Stopped};
+    use super::*;
+    use crate::model::name::TaskName;
+
+    fn put(book: &Book, id: &str, is_static: bool, stopped_at: Option<u64>) {
+        let execution = Execution {
+            id: ExecutionId::new(id),
+            task: TaskName::new("t"),
+            created_at: Millis(0),
+            expires_at: None,
+            token: None,
+            peers: None,
+            is_static,
+        };
+        let mut entry = Entry::new(execution);
+        entry.stopped = stopped_at.map(|at| Stopped { why: Stop::Asked, at: Millis(at) });
+        book.put(&mut book.shard(&entry.execution.id.clone()), entry);
+    }
+
+    fn ids(book: &Book) -> Vec<String> {
+        let mut ids: Vec<String> =
+            book.each().flat_map(|shard| shard.keys().map(ToString::to_string).collect::<Vec<_>>()).collect();
+        ids.sort();
+        ids
+    }
+
+    #[test]
+    fn what_ended_first_makes_room_and_what_is_live_never_does() {
+        let book = Book::holding(5);
+        for id in ["live1", "live2", "live3"] {
+            put(&book, id, false, None);
+        }
+        put(&book, "static", true, None);
+        put(&book, "static stopped", true, Some(1));
+        put(&book, "over", false, Some(2000));
+        let now = Millis(5000);
+        book.make_room(now).unwrap();
+        put(&book, "over before", false, Some(1000));
+        book.make_room(now).unwrap();
+        assert_eq!(ids(&book), ["live1", "live2", "live3", "over", "static", "static stopped"]);
+        put(&book, "live4", false, None);
+        book.make_room(now).unwrap();
+        put(&book, "live5", false, None);
+        assert_eq!(book.make_room(now), Err(LedgerError::Full));
+        assert_eq!(ids(&book), ["live1", "live2", "live3", "live4", "live5", "static", "static stopped"]);
+        // An hour after it has ended, one is forgotten in any case.
+        put(&book, "live5", false, Some(5000));
+        book.make_room(Millis(5000).plus(FORGOTTEN_AFTER)).unwrap();
+        assert_eq!(ids(&book).len(), 6);
+    }
+}

@@ -296,7 +296,7 @@ async fn judged_calls_outlast_reported_ones(subject: &Subject) {
         url: "https://api.test/\"ü\" x".to_owned(),
         method: "GET".to_owned(),
         credential_used: Some("KEY".to_owned()),
-        response_status: (n % 2 == 0).then_some(200),
+        response_status: n.is_multiple_of(2).then_some(200),
         response_size_bytes: u64::from(n),
         latency_ms: 1.5,
         blocked: n % 2 == 1,
