@@ -14,7 +14,7 @@ use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule}
 
 use super::seccomp::{self, Rules, put};
 use crate::files;
-use crate::policy::settings::{ListenAt, Settings, Source};
+use crate::policy::settings::{LedgerAt, ListenAt, Settings, Source};
 
 /// What the machine keeps where its own configuration, its roots and its random numbers are.
 const SYSTEM: [&str; 7] = ["/etc", "/usr", "/proc", "/sys/fs/cgroup", "/dev/null", "/dev/urandom", "/dev/random"];
@@ -161,8 +161,12 @@ fn kept(settings: &Settings) -> impl Iterator<Item = &PathBuf> {
         Source::File(key) => Some(key),
         Source::Env(_) | Source::Secret(_) => None,
     };
+    let ledger = match &settings.ledger {
+        LedgerAt::Embedded(path) => Some(path),
+        LedgerAt::Memory | LedgerAt::Shared { .. } => None,
+    };
     let files = [&settings.vault.path, &settings.interception.ca_cert, &settings.interception.ca_key];
-    files.into_iter().chain(key).chain(&settings.audit.path)
+    files.into_iter().chain(key).chain(ledger).chain(&settings.audit.path)
 }
 
 fn restrict(own: &[PathBuf], read: &[PathBuf]) -> Result<RulesetStatus, RulesetError> {

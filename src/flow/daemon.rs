@@ -14,15 +14,14 @@ use super::admin::Admin;
 use super::listen::{Door, Inherited, Listener};
 use super::reload::{self, ConfigFile, Reloaded};
 use super::seats::Seats;
-use super::{Services, accept, billing, keep, remember};
+use super::{Services, accept, billing, keep, ledger, remember};
 use crate::audit::finds::Finds;
 use crate::audit::sink::{Place, Sink, Written};
 use crate::files;
-use crate::ledger::Ledger;
 use crate::model::secret::TokenHash;
 use crate::policy::compile;
 use crate::policy::rule::Policy;
-use crate::policy::settings::{Durability, LedgerAt, ListenAt, Roots, Settings};
+use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
 use crate::policy::store::PolicyStore;
 use crate::stages::forward::Forwarder;
 use crate::stages::pin::{OwnEndpoints, Resolver};
@@ -259,10 +258,9 @@ fn services(
     if !begun {
         keep::note_chain(&settings).map_err(unusable)?;
     }
-    let ledger = Arc::new(match &settings.ledger {
-        LedgerAt::Embedded(path) => Ledger::embedded(path).map_err(StartError::Ledger)?,
-        LedgerAt::Memory => Ledger::memory(),
-    });
+    let resolver = Arc::new(Resolver::new(&settings.dns, &tls, own).map_err(StartError::Resolver)?);
+    let policies = Arc::new(PolicyStore::new(policy));
+    let ledger = Arc::new(ledger::open(&settings, &policies, &resolver, &tls).map_err(StartError::Ledger)?);
     let finds = Arc::new(Finds::default());
     let door = Door::new(&settings.proxy)?;
     let seats = Arc::new(Seats::new(settings.proxy.max_connections_per_caller));
@@ -270,9 +268,9 @@ fn services(
         listeners,
         door,
         seats,
-        resolver: Resolver::new(&settings.dns, &tls, own).map_err(StartError::Resolver)?,
+        resolver,
         forwarder: Forwarder::new(tls, settings.upstream.connect_timeout, settings.proxy.handshake_timeout),
-        policies: PolicyStore::new(policy),
+        policies,
         authority,
         audit: Arc::new(audit),
         throttle: Throttle::new(ledger.clone(), finds.clone()),

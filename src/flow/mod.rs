@@ -11,6 +11,7 @@ mod executions;
 mod heads;
 mod io;
 pub mod keep;
+mod ledger;
 pub mod listen;
 pub mod reload;
 mod remember;
@@ -43,9 +44,9 @@ pub struct Services {
     /// What was read at start.
     pub settings: Settings,
     /// The policy in force.
-    pub policies: PolicyStore,
+    pub policies: Arc<PolicyStore>,
     /// The one that resolves and judges.
-    pub resolver: Resolver,
+    pub resolver: Arc<Resolver>,
     /// The one that dials.
     pub forwarder: Forwarder,
     /// The interception CA.

@@ -198,6 +198,7 @@ impl Ledger {
     pub async fn peek(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<Take> {
         match &self.0 {
             Store::Local(local) => local.peek(who, kind, caps, now),
+            Store::Shared(shared) => shared.peek(who, kind, caps).await,
         }
     }
 

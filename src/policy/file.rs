@@ -85,7 +85,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let (allow_cidrs, deny_cidrs) = (network.take("allow_cidrs"), network.take("deny_cidrs"));
     let vault = vault(root.section("vault"), &dir);
     let audit = audit(root.section("audit"), &dir, findings);
-    let ledger = ledger(root.section("ledger"), &dir, findings);
+    let ledger = ledger(root.section("ledger"), &dir, base, findings);
     let leak = leak(root.section("leak"), findings);
     let integrations =
         root.named("integrations").into_iter().map(|(name, section)| (name, integration(section))).collect();
@@ -211,14 +211,39 @@ fn audit(mut s: Section<'_>, dir: &Path, findings: &Findings) -> Audit {
     }
 }
 
-fn ledger(mut s: Section<'_>, dir: &Path, findings: &Findings) -> LedgerAt {
-    let path = s.take::<PathBuf>("path");
+fn ledger(mut s: Section<'_>, dir: &Path, base: &Path, findings: &Findings) -> LedgerAt {
     let store = s.take::<String>("store").unwrap_or_else(|| "embedded".to_owned());
+    let path = s.take::<PathBuf>("path");
+    let user = s.take::<String>("user");
+    let password = s.take::<Source>("password").map(|source| source.relative_to(base));
+    let is_shared = store.starts_with("redis:") || store.starts_with("rediss:");
+    let given = [
+        ("path", path.is_some(), store == "embedded"),
+        ("user", user.is_some(), is_shared),
+        ("password", password.is_some(), is_shared),
+    ];
+    for (key, _, _) in given.into_iter().filter(|(_, is_given, belongs)| *is_given && !belongs) {
+        findings.problem(s.at(key), format!("the store is {store:?}, which has none"), format!("no {key}"));
+    }
+    if user.is_some() && password.is_none() {
+        findings.problem(s.at("user"), "without a password", "password = \"env:NAME\"");
+    }
     match store.as_str() {
         "embedded" => {}
-        "memory" if path.is_none() => return LedgerAt::Memory,
-        "memory" => findings.problem(s.at("path"), "the store is \"memory\", which has none", "no path"),
-        _ => findings.problem(s.at("store"), format!("{store:?} is no choice"), "\"embedded\" or \"memory\""),
+        "memory" => return LedgerAt::Memory,
+        _ if is_shared && store.contains('@') => {
+            findings.problem(
+                s.at("store"),
+                "it has a user or password in it",
+                "user = \"NAME\" and password = \"env:NAME\"",
+            );
+        }
+        _ if is_shared => return LedgerAt::Shared { url: store, user, password },
+        _ => findings.problem(
+            s.at("store"),
+            format!("{store:?} is no choice"),
+            "\"embedded\", \"memory\" or \"redis://HOST:PORT\"",
+        ),
     }
     LedgerAt::Embedded(dir.join(path.unwrap_or_else(|| "ledger.exeat".into())))
 }

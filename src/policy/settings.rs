@@ -190,6 +190,15 @@ pub enum LedgerAt {
     Embedded(PathBuf),
     /// Nowhere: with the process it is gone.
     Memory,
+    /// On a Redis or Valkey server, which several proxies may share.
+    Shared {
+        /// `redis://HOST:PORT` or `rediss://HOST:PORT`.
+        url: String,
+        /// Who to log in as.
+        user: Option<String>,
+        /// With what.
+        password: Option<Source>,
+    },
 }
 
 /// `[audit]`.

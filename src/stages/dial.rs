@@ -1,5 +1,6 @@
-//! The one place that opens a socket to an origin, and only to addresses of a pin.
+//! The one place that opens a socket to an origin, and only to addresses of a pin; and to servers of our own.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -30,6 +31,17 @@ pub(super) async fn connect(pinned: &PinnedTarget, within: Duration) -> Verdict<
         Ok(None) => Err(Fail::ConnectFailed.into()),
         Err(_) => Err(Fail::ConnectTimedOut.into()),
     }
+}
+
+/// Connects to a server of the proxy's own, whose addresses no sandbox has named.
+///
+/// # Errors
+/// If none of the addresses answers in time.
+pub async fn own(addresses: &[SocketAddr], within: Duration) -> io::Result<TcpStream> {
+    let raced = timeout(within, race(interleaved(addresses).into_iter().take(MOST_DIALLED))).await;
+    let (stream, _) = raced.map_err(|_| io::ErrorKind::TimedOut)?.ok_or(io::ErrorKind::ConnectionRefused)?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }
 
 async fn race(mut waiting: impl ExactSizeIterator<Item = SocketAddr>) -> Option<(TcpStream, SocketAddr)> {

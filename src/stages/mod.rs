@@ -3,7 +3,7 @@
 pub mod authorize;
 mod choice;
 mod cut;
-mod dial;
+pub mod dial;
 mod fields;
 mod forgiving;
 pub mod forward;

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig};
@@ -93,6 +93,8 @@ pub struct Resolver {
     servers: Vec<SocketAddr>,
     timeout: Duration,
     own: OwnEndpoints,
+    /// Where the ledger's server was found.
+    ledger: RwLock<Vec<SocketAddr>>,
     answers: Cache<HostName, Arc<Slot>>,
 }
 
@@ -136,7 +138,7 @@ impl Resolver {
         options.try_tcp_on_error = true;
         let dns = builder.build().map_err(io::Error::other)?;
         let answers = Cache::builder().max_capacity(CACHED_NAMES).time_to_live(MAX_TTL).build();
-        Ok(Self { dns, servers, timeout: settings.timeout, own, answers })
+        Ok(Self { dns, servers, timeout: settings.timeout, own, ledger: RwLock::default(), answers })
     }
 
     /// Resolves an admitted destination and judges every address. Literals come through here too.
@@ -179,8 +181,24 @@ impl Resolver {
         judged.map_err(|_| Deny::AddressNotAllowed.into())
     }
 
+    /// Where the ledger's server is. From then on no sandbox gets there, whatever its rules open.
+    ///
+    /// # Errors
+    /// [`Fail::ResolveFailed`].
+    pub async fn ledger(&self, policy: &Policy, host: &Host, port: u16) -> Verdict<Vec<SocketAddr>> {
+        let addresses = self.addresses_of(policy, host).await?;
+        let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
+        let mut known = self.ledger.write().unwrap_or_else(PoisonError::into_inner);
+        addresses.clone_into(&mut known);
+        Ok(addresses)
+    }
+
     async fn addresses(&self, policy: &Policy, target: &Target) -> Verdict<Vec<IpAddr>> {
-        match target.host() {
+        self.addresses_of(policy, target.host()).await
+    }
+
+    async fn addresses_of(&self, policy: &Policy, host: &Host) -> Verdict<Vec<IpAddr>> {
+        match host {
             Host::Ip(ip) => Ok(vec![*ip]),
             Host::Name(name) => match policy.hosts_override(name) {
                 Some(addresses) => Ok(addresses.to_vec()),
@@ -212,6 +230,10 @@ impl Resolver {
                 refused("address: the proxy's own DNS server");
                 return Err(Deny::AddressNotAllowed.into());
             }
+            if self.is_ledger(*address) {
+                refused("address: the proxy's own ledger");
+                return Err(Deny::AddressNotAllowed.into());
+            }
             if let Err(denied) = policy.judge(address.ip(), admitted.allowed()) {
                 refused(&format!("address: {}", denied.block()));
                 return Err(Deny::AddressNotAllowed.into());
@@ -225,6 +247,16 @@ impl Resolver {
         let address = canonical(address);
         let here = |server: &SocketAddr| server.ip().is_loopback() && address.ip().is_unspecified();
         self.servers.iter().any(|server| *server == address || (server.port() == address.port() && here(server)))
+    }
+
+    fn is_ledger(&self, address: SocketAddr) -> bool {
+        let address = canonical(address);
+        let known = self.ledger.read().unwrap_or_else(PoisonError::into_inner);
+        known.iter().any(|server| {
+            let server = canonical(*server);
+            let here = is_local(server.ip()) && (address.ip().is_unspecified() || is_local(address.ip()));
+            server == address || (server.port() == address.port() && here)
+        })
     }
 
     async fn resolve(&self, name: &HostName) -> Verdict<Vec<IpAddr>> {

@@ -112,11 +112,19 @@ impl Shared {
     }
 
     pub(super) async fn take(&self, who: &Execution, kind: Kind, caps: Caps) -> Result<Take> {
+        self.take_or(who, kind, caps, "take").await
+    }
+
+    pub(super) async fn peek(&self, who: &Execution, kind: Kind, caps: Caps) -> Result<Take> {
+        self.take_or(who, kind, caps, "peek").await
+    }
+
+    async fn take_or(&self, who: &Execution, kind: Kind, caps: Caps, how: &str) -> Result<Take> {
         let facts = if who.is_static { read::written(who)? } else { String::new() };
         let cap = |cap: Option<u64>| cap.map(|cap| cap.to_string()).unwrap_or_default();
         let kind = if kind == Kind::Raw { "r" } else { "t" };
         let mut call = self.scripts.take.of(&who.id);
-        call.arg(who.id.as_str()).arg(kind).arg(cap(caps.per_execution)).arg(cap(caps.per_minute)).arg(facts);
+        call.arg(who.id.as_str()).arg(kind).arg(cap(caps.per_execution)).arg(cap(caps.per_minute)).arg(facts).arg(how);
         let (taken, number): (String, u64) = self.link.invoke(&call).await?;
         read::take(&taken, number, caps)
     }

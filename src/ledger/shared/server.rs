@@ -55,6 +55,20 @@ impl Server {
     }
 }
 
+impl Server {
+    /// The same, with what it takes to get in.
+    #[must_use]
+    pub fn with_password(self, user: Option<String>, password: Option<Secret>) -> Self {
+        Self { user, password, ..self }
+    }
+
+    /// Whether the URL itself had a password.
+    #[must_use]
+    pub fn has_password(&self) -> bool {
+        self.password.is_some()
+    }
+}
+
 fn user_info(text: &str) -> Result<(Option<String>, Option<Secret>), ServerError> {
     let (user, password) = text.split_once(':').ok_or(ServerError::UserInfo)?;
     let user = percent_decode_str(user).decode_utf8().map_err(|_| ServerError::UserInfo)?.into_owned();

@@ -1,9 +1,10 @@
--- ARGV: id, 't' or 'r', the most from beginning to end or '', the most in a minute or '', facts of a static one or ''.
+-- ARGV: id, 't' or 'r', the most from beginning to end or '', the most in a minute or '', facts of a static one or '',
+-- 'take', or 'peek' if nothing is to be counted.
 local kind, at = ARGV[2], now()
 local kept = redis.call('HMGET', KEYS[1], 'facts', 'stopped', 'expires', kind .. 'n', kind .. 'a', kind .. 'w')
 if not kept[1] then
   if ARGV[5] == '' then return { 'unknown', 0 } end
-  create(ARGV[1], ARGV[5], 'static')
+  if ARGV[6] == 'take' then create(ARGV[1], ARGV[5], 'static') end
 end
 if kept[2] then return { 'stopped', 0 } end
 if kept[3] and tonumber(kept[3]) <= at then return { 'expired', 0 } end
@@ -19,5 +20,6 @@ if ARGV[4] ~= '' and used >= tonumber(ARGV[4]) then
   if kept[5] then redis.call('HSET', KEYS[1], kind .. 'a', whole(anchor)) end
   return { 'minute', anchor + 60000 - at }
 end
+if ARGV[6] == 'peek' then return { 'counted', calls + 1 } end
 redis.call('HSET', KEYS[1], kind .. 'n', whole(calls + 1), kind .. 'a', whole(anchor), kind .. 'w', whole(used + 1))
 return { 'counted', calls + 1 }
