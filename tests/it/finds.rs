@@ -193,7 +193,7 @@ async fn three_are_the_default() {
 }
 
 /// A `ClientHello` for a name.
-fn hello(name: &str) -> Vec<u8> {
+pub fn hello(name: &str) -> Vec<u8> {
     let config = lab::client::client_config(rustls::RootCertStore::empty(), &[]);
     let name = name.to_owned().try_into().unwrap();
     let mut client = rustls::ClientConnection::new(Arc::new(config), name).unwrap();

@@ -21,6 +21,7 @@ mod cli;
 mod clients;
 mod credentials;
 mod echoes;
+mod executions;
 mod finds;
 mod forward;
 mod guesser;

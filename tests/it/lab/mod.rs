@@ -145,6 +145,10 @@ pub fn allow_api(port: u16) -> String {
     )
 }
 
+fn is_free(file: &Path) -> bool {
+    std::fs::File::open(file).is_ok_and(|file| file.try_lock().is_ok())
+}
+
 impl Lab {
     pub fn audit_file(&self) -> PathBuf {
         self.dir.path().join("audit.jsonl")
@@ -181,8 +185,20 @@ impl Lab {
 
     /// Stops the proxy and starts it again on the same files, as it was configured at first.
     pub async fn restarted(self) -> Self {
+        self.restarted_after(|| ()).await
+    }
+
+    /// As [`Self::restarted`], and something happens to the files meanwhile.
+    pub async fn restarted_after(self, between: impl FnOnce()) -> Self {
         let Self { daemon, dns, dir, settings, text, .. } = self;
         assert!(daemon.shutdown().await);
+        let since = Instant::now();
+        // The old one's threads let go of their files a moment after it.
+        while !is_free(&dir.path().join("ledger.exeat")) {
+            assert!(since.elapsed() < PATIENCE);
+            tokio::task::yield_now().await;
+        }
+        between();
         let start = Instant::now();
         let daemon = loop {
             match Daemon::start(settings.clone(), compiled(&text, dir.path()).policy, None).await {
