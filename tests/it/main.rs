@@ -19,6 +19,7 @@ mod behaviour;
 mod caller;
 mod cli;
 mod clients;
+mod crash;
 mod credentials;
 mod echoes;
 mod executions;
