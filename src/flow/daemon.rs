@@ -120,6 +120,9 @@ impl Daemon {
         if let Some(notes) = services.finds.notes() {
             tokio::spawn(remember::run(services.clone(), notes));
         }
+        if services.ledger.is_shared() {
+            tokio::spawn(remember::watch(services.clone()));
+        }
         let connections = Arc::new(Semaphore::new(services.settings.proxy.max_connections));
         for listener in listeners {
             tokio::spawn(accept::run(listener, services.clone(), connections.clone()));

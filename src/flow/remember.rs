@@ -13,6 +13,8 @@ use crate::model::name::ExecutionId;
 
 /// How long a ledger that takes nothing is left alone.
 const PAUSE: Duration = Duration::from_millis(250);
+/// How often it is looked whether another proxy has stopped an execution that is connected here.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often executions are looked for that the ledger has forgotten.
 const TIDY_EVERY: Duration = Duration::from_secs(60);
 
@@ -48,6 +50,18 @@ pub(super) async fn run(services: Arc<Services>, mut notes: mpsc::Receiver<Note>
             // Whoever asked may have gone.
             Some(Note::Settled(asked)) => drop(asked.send(())),
             None => return,
+        }
+    }
+}
+
+/// Ends what is under way of executions that another proxy has stopped. A call of theirs is refused at once.
+pub(super) async fn watch(services: Arc<Services>) {
+    while services.abort.run_until_cancelled(sleep(LOOK_EVERY)).await.is_some() {
+        for execution in services.seats.callers() {
+            let standing = services.ledger.standing(&execution).await;
+            if standing.is_ok_and(|standing| standing.is_some_and(|standing| standing.stopped.is_some())) {
+                services.finds.stop(&execution);
+            }
         }
     }
 }

@@ -27,6 +27,11 @@ impl Seats {
     pub(super) fn new(most: usize) -> Self {
         Self { most, taken: Mutex::default() }
     }
+
+    /// Callers that hold one.
+    pub(super) fn callers(&self) -> Vec<ExecutionId> {
+        lock(&self.taken).keys().cloned().collect()
+    }
 }
 
 impl Held {

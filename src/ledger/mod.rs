@@ -101,6 +101,12 @@ impl Ledger {
         Self(Store::Shared(Box::new(Shared::new(server, proxy, connect))))
     }
 
+    /// Whether other processes may change what is in the store.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        matches!(self.0, Store::Shared(_))
+    }
+
     /// Whether the store takes changes now.
     ///
     /// # Errors

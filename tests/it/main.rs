@@ -24,6 +24,7 @@ mod credentials;
 mod echoes;
 mod executions;
 mod finds;
+mod fleet;
 mod forward;
 mod guesser;
 mod hostile;

@@ -14,7 +14,7 @@ use exeat::flow::keep;
 use exeat::flow::reload::ConfigFile;
 use exeat::model::host::Host;
 use exeat::policy::compile::{self, Config, Surroundings};
-use exeat::policy::settings::Settings;
+use exeat::policy::settings::{LedgerAt, Settings};
 use exeat::tls::authority::Authority;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -194,7 +194,8 @@ impl Lab {
         assert!(daemon.shutdown().await);
         let since = Instant::now();
         // The old one's threads let go of their files a moment after it.
-        while !is_free(&dir.path().join("ledger.exeat")) {
+        let is_held = || matches!(&settings.ledger, LedgerAt::Embedded(path) if !is_free(path));
+        while is_held() {
             assert!(since.elapsed() < PATIENCE);
             tokio::task::yield_now().await;
         }

@@ -1,0 +1,192 @@
+//! Two proxies and one server for what they count.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::lab::client::{empty, h1};
+use crate::lab::{self, Ground, Lab, Origin, Reply};
+
+/// A server that everybody on this machine may reach, with a password.
+struct Server {
+    child: Child,
+    dir: TempDir,
+    port: u16,
+}
+
+const PASSWORD: &str = "of-the-server";
+
+impl Server {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let server = Self { child: Self::spawn(&dir, port), dir, port };
+        server.is_up();
+        server
+    }
+
+    fn spawn(dir: &TempDir, port: u16) -> Child {
+        let mut command = Command::new("redis-server");
+        command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--requirepass", PASSWORD]);
+        command.args([
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "always",
+            "--save",
+            "",
+            "--maxmemory-policy",
+            "noeviction",
+        ]);
+        command.current_dir(dir.path()).stdout(Stdio::null()).spawn().expect("redis-server is installed")
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "the test looks whether its own server is there")]
+    fn is_up(&self) {
+        let since = Instant::now();
+        while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            assert!(since.elapsed() < lab::PATIENCE, "redis-server comes up");
+            std::thread::yield_now();
+        }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn again(&mut self) {
+        self.child = Self::spawn(&self.dir, self.port);
+        self.is_up();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Two proxies of one configuration, with an origin that both reach.
+async fn fleet(server: &Server) -> (Lab, Lab, Origin, String) {
+    let (first, second) = (Ground::new().await, Ground::new().await);
+    let origin = first.origin("api.test").await;
+    for ground in [&first, &second] {
+        for name in ["api.test", "cache.test", "mine.test"] {
+            ground.dns.set(name, &["127.0.0.1"]);
+        }
+        std::fs::write(ground.dir.path().join("password"), PASSWORD).unwrap();
+    }
+    let text = format!(
+        "[admin]\nlisten = \"127.0.0.1:0\"\n[ledger]\nstore = \"redis://cache.test:{}/3\"\npassword = \"file:password\"\n\
+         [plans.p]\ncalls_per_minute = 10\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
+         [integrations.mine]\nallowed_domains = [\"mine.test\"]\nports = [{}]\nplain_http = true\n\
+         [tasks.t]\nintegrations = [\"api\", \"mine\"]\ntools = [\"http_request\"]\nraw = true\nplan = \"p\"\n",
+        server.port,
+        origin.port(),
+        server.port,
+    );
+    let ca = |ground: &Ground| ground.dir.path().join("origin-ca.pem");
+    std::fs::copy(ca(&first), ca(&second)).unwrap();
+    let (first, second) = (first.proxy(&text).await, second.proxy(&text).await);
+    let url = format!("https://api.test:{}/", origin.port());
+    (first, second, origin, url)
+}
+
+async fn ask(lab: &Lab, method: &str, path: &str, body: &Value) -> (u16, Value) {
+    let address = lab.daemon.admin_address().unwrap();
+    let token = std::fs::read_to_string(lab.dir.path().join("admin.token")).unwrap();
+    #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = Request::builder().method(method).uri(path).header("host", address.to_string());
+    let request = request.header("authorization", format!("Bearer {token}"));
+    let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
+    let reply = Reply::read(h1(stream, request.body(Full::new(body)).unwrap()).await).await;
+    (reply.status.as_u16(), serde_json::from_str(reply.text()).unwrap_or_default())
+}
+
+fn request(url: &str, field: &str, is_tool: bool) -> Request<Full<Bytes>> {
+    let host = url.parse::<http::Uri>().unwrap().authority().unwrap().to_string();
+    let mut request = Request::builder().uri(url).header("host", host).header("proxy-authorization", field);
+    if is_tool {
+        request = request.header("exeat-tool", "http_request");
+    }
+    request.body(empty()).unwrap()
+}
+
+/// Until the ledger answers: it is connected to in the background.
+async fn ready(lab: &Lab) {
+    let since = Instant::now();
+    while ask(lab, "GET", "/readyz", &Value::Null).await.0 != 200 {
+        assert!(since.elapsed() < lab::PATIENCE);
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs redis-server"]
+async fn two_proxies_count_as_one() {
+    let mut server = Server::start();
+    let (one, two, origin, url) = fleet(&server).await;
+    ready(&one).await;
+    ready(&two).await;
+    let (status, document) = ask(&one, "POST", "/v1/executions", &json!({"task": "t"})).await;
+    assert_eq!(status, 201, "{document}");
+    let (id, token) = (document["id"].as_str().unwrap(), document["token"].as_str().unwrap());
+    let field = format!("Basic {}", STANDARD.encode(format!("{id}:{token}")));
+    let replies =
+        join_all((0..100).map(|n| (if n % 2 == 0 { &one } else { &two }).send(request(&url, &field, true)))).await;
+    let passed = replies.iter().filter(|reply| reply.status == 200).count();
+    assert_eq!((passed, origin.seen().len()), (10, 10));
+    replies.iter().filter(|reply| reply.status != 200).for_each(|reply| reply.assert_refused(429, "rate_limited"));
+    for lab in [&one, &two] {
+        let (_, shown) = ask(lab, "GET", &format!("/v1/executions/{id}"), &Value::Null).await;
+        assert_eq!(shown["calls"], 10, "{shown}");
+    }
+
+    // The server is no target, whatever a rule opens.
+    let there = format!("http://mine.test:{}/", server.port);
+    one.send(request(&there, &field, false)).await.assert_refused(403, "address_not_allowed");
+
+    // What is under way at one proxy ends when the other stops the execution.
+    let stalled = request(&format!("{url}stall-body"), &field, false);
+    let download = h1(two.connect().await, stalled).await;
+    assert_eq!(download.status(), 200);
+    assert_eq!(ask(&one, "DELETE", &format!("/v1/executions/{id}"), &Value::Null).await.0, 200);
+    two.send(request(&url, &field, false)).await.assert_refused(403, "execution_stopped");
+    assert!(timeout(lab::PATIENCE, download.collect()).await.unwrap().is_err());
+
+    // Without the server nothing passes, and with it everything is as it was.
+    let own = lab::client::auth();
+    assert_eq!(one.send(request(&url, &own, true)).await.status, 200);
+    server.kill();
+    let seen = origin.seen().len();
+    let since = Instant::now();
+    for lab in [&one, &two] {
+        lab.send(request(&url, &own, true)).await.assert_refused(503, "ledger_unavailable");
+        let line = lab.audit().await.into_iter().rfind(|line| line["code"] == "ledger_unavailable").unwrap();
+        assert_eq!((&line["event"], &line["stage"]), (&json!("refused"), &json!("throttle")));
+    }
+    assert!(since.elapsed() < lab::PATIENCE);
+    assert_eq!(origin.seen().len(), seen);
+    server.again();
+    ready(&one).await;
+    let (_, shown) = ask(&one, "GET", "/v1/executions/t", &Value::Null).await;
+    assert_eq!(shown["calls"], 1, "{shown}");
+    assert_eq!(one.send(request(&url, &own, true)).await.status, 200);
+    let lab = one.restarted().await;
+    ready(&lab).await;
+    let (_, shown) = ask(&lab, "GET", "/v1/executions/t", &Value::Null).await;
+    assert_eq!(shown["calls"], 2, "{shown}");
+}
