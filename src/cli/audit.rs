@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::terminal::{clean, print, say};
+use super::terminal::{clean, escaped, print, say};
 use super::{AuditAction, Exit, VerifyArgs, sources};
 use crate::audit::chain::GENESIS;
 use crate::audit::sink::Place;
@@ -101,12 +101,6 @@ fn tail(path: &Path, denied: bool, most: usize, json: bool) -> Exit {
         }
     }
     Exit::Done
-}
-
-/// The same JSON, without characters that a terminal or a reader's eye could be misled by.
-fn escaped(line: &str) -> String {
-    let misleading = |c: char| matches!(c, '\u{7f}'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    line.chars().map(|c| if misleading(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() }).collect()
 }
 
 /// `2026-11-21T10:00:00Z refused research GET https://example.org/ host_not_allowed`

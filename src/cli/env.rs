@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::terminal::{print, say};
+use super::terminal::{print, quoted, say};
 use super::{Exit, Shell, ca, sources};
 use crate::files;
 use crate::policy::settings::ListenAt;
@@ -129,7 +129,6 @@ fn percent(text: &str) -> String {
 }
 
 fn written_out(variables: &[(&'static str, String)], shell: Shell) -> String {
-    let quoted = |value: &str| format!("'{}'", value.replace('\'', "'\\''"));
     match shell {
         Shell::Sh => {
             let sets = variables.iter().map(|(name, value)| format!("export {name}={}\n", quoted(value)));

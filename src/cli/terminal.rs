@@ -31,6 +31,17 @@ pub(super) fn clean(text: &str) -> String {
         .collect()
 }
 
+/// The same JSON, without characters that a terminal or a reader's eye could be misled by.
+pub(super) fn escaped(line: &str) -> String {
+    let misleading = |c: char| matches!(c, '\u{7f}'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    line.chars().map(|c| if misleading(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() }).collect()
+}
+
+/// One word for a POSIX shell, whatever stands in it.
+pub(super) fn quoted(value: &str) -> String {
+    format!("'{}'", value.replace('\'', "'\\''"))
+}
+
 /// A colour for a verdict, if somebody looks.
 pub(super) struct Paint(bool);
 
