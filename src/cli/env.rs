@@ -12,7 +12,7 @@ use crate::tls::authority::Authority;
 
 /// Variables that name the proxy. Both spellings: curl reads only the small `http_proxy`, others only
 /// the capitals. gRPC prefers one of its own.
-const PROXY: [&str; 7] =
+pub(super) const PROXY: [&str; 7] =
     ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "grpc_proxy"];
 /// Variables that would let a client pass the proxy by.
 pub(super) const NO_PROXY: [&str; 3] = ["NO_PROXY", "no_proxy", "no_grpc_proxy"];

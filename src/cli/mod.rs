@@ -5,10 +5,12 @@ mod ca;
 mod check;
 pub mod demo;
 mod env;
+mod execution;
 mod explain;
 mod harden;
 mod isolate;
 mod lend;
+mod operator;
 mod pages;
 mod run;
 mod seccomp;
@@ -30,6 +32,9 @@ struct Cli {
     /// The configuration file [default: built in; it denies everything]
     #[arg(short = 'c', long = "config", value_name = "FILE", env = "EXEAT_CONFIG", global = true)]
     config: Option<PathBuf>,
+    /// Where the admin listener is, for what asks it: http://ADDRESS:PORT or unix:PATH [default: as configured]
+    #[arg(long, value_name = "URL", env = "EXEAT_ADMIN", hide_env_values = true, global = true)]
+    admin: Option<String>,
     #[command(subcommand)]
     command: Command,
 }
@@ -71,6 +76,12 @@ enum Command {
     },
     /// Secrets of the vault, which credentials take their values from
     Secret(secret::SecretArgs),
+    /// Executions: runs of tasks with a token of their own, begun, shown and stopped by the running daemon
+    ///
+    /// It asks the daemon over its admin listener. Its token is taken from
+    /// EXEAT_ADMIN_TOKEN, else as the configuration says, else from the state directory; on a Unix socket the daemon's
+    /// own user needs none.
+    Execution(execution::ExecutionArgs),
     /// Read and verify the audit log
     Audit {
         #[command(subcommand)]
@@ -155,6 +166,7 @@ pub fn main() -> ExitCode {
         terminal::undumpable();
     }
     let config = cli.config.as_deref();
+    let admin = cli.admin.as_deref();
     match cli.command {
         Command::Serve(args) => serve::run(config, &args).into(),
         Command::Run(args) => run::run(config, args),
@@ -165,6 +177,7 @@ pub fn main() -> ExitCode {
         Command::Env { task, shell } => env::run(config, &task, shell).into(),
         Command::Ca { action } => ca::run(config, &action).into(),
         Command::Secret(args) => secret::run(config, &args).into(),
+        Command::Execution(args) => execution::run(config, admin, &args).into(),
         Command::Audit { action } => audit::run(config, action).into(),
         Command::Completions { shell } => pages::completions(Cli::command(), shell).into(),
         Command::Man(args) => pages::man(Cli::command(), &args).into(),

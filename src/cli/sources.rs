@@ -6,7 +6,7 @@ use super::Exit;
 use super::terminal::say;
 use crate::flow::keep;
 use crate::flow::reload::ConfigFile;
-use crate::policy::compile::{self, Config, Problem, Surroundings};
+use crate::policy::compile::{self, AdminPlace, Config, Problem, Surroundings};
 use crate::policy::settings::Vault;
 
 /// The state directory where the file names none: systemd's, the user's, or the service's.
@@ -46,17 +46,24 @@ pub(super) fn load(config: Option<&Path>) -> Result<Config, Vec<Problem>> {
 /// Where the vault is. The rest of the configuration may be wrong, such as for want of the secret that is
 /// about to be set.
 pub(super) fn vault_place(config: Option<&Path>) -> Result<Vault, Vec<Problem>> {
-    let (text, base) = match config {
-        None => (String::new(), Path::new("")),
-        Some(path) => {
-            let unreadable = |error: std::io::Error| {
-                let problem = format!("cannot be read: {error}");
-                vec![Problem { path: path.display().to_string(), problem, suggestion: String::new() }]
-            };
-            (std::fs::read_to_string(path).map_err(unreadable)?, path.parent().unwrap_or(Path::new("")))
-        }
-    };
+    let (text, base) = text(config)?;
     compile::vault_place(&text, base, &state_dir())
+}
+
+/// Where the daemon listens for its operator. What else it needs, such as the tokens of its tasks, need not be here.
+pub(super) fn admin_place(config: Option<&Path>) -> Result<AdminPlace, Vec<Problem>> {
+    let (text, base) = text(config)?;
+    compile::admin_place(&text, base, &state_dir())
+}
+
+/// The named file as it is, and the folder that its paths start from.
+fn text(config: Option<&Path>) -> Result<(String, &Path), Vec<Problem>> {
+    let Some(path) = config else { return Ok((String::new(), Path::new(""))) };
+    let unreadable = |error: std::io::Error| {
+        let problem = format!("cannot be read: {error}");
+        vec![Problem { path: path.display().to_string(), problem, suggestion: String::new() }]
+    };
+    Ok((std::fs::read_to_string(path).map_err(unreadable)?, path.parent().unwrap_or(Path::new(""))))
 }
 
 /// As [`load`]; says what is wrong.

@@ -42,6 +42,19 @@ pub(super) fn quoted(value: &str) -> String {
     format!("'{}'", value.replace('\'', "'\\''"))
 }
 
+/// Rows under their headings, in columns. The last one is not filled up: it may be long.
+pub(super) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let head = head.iter().map(|&heading| heading.to_owned()).collect();
+    let rows: Vec<Vec<String>> = [head].into_iter().chain(rows).collect();
+    let wide = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let line = |row: &Vec<String>| {
+        let cells =
+            row.iter().enumerate().map(|(column, cell)| format!("{cell:<0$}", wide(column).unwrap_or_default()));
+        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
 /// A colour for a verdict, if somebody looks.
 pub(super) struct Paint(bool);
 

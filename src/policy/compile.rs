@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::credential::{Credential, values};
@@ -12,7 +12,7 @@ pub use super::reader::Problem;
 use super::reader::{Findings, UNKNOWN_KEY};
 use super::rule::{Integration, Mode, Network, Policy, Task};
 use super::secrets::{self, RawCredential};
-use super::settings::{Settings, Source, Vault};
+use super::settings::{ListenAt, Settings, Source, Vault};
 use super::webhook;
 use crate::leak::families::Families;
 use crate::leak::{Matcher, Whose};
@@ -85,6 +85,30 @@ pub fn compile(text: &str, around: &Surroundings<'_>) -> Result<Config, Vec<Prob
 /// # Errors
 /// What is wrong with `state_dir` or `[vault]`, or a text that is no TOML.
 pub fn vault_place(text: &str, base: &Path, state_dir: &Path) -> Result<Vault, Vec<Problem>> {
+    settings_of("vault", text, base, state_dir).map(|settings| settings.vault)
+}
+
+/// Where operators find a daemon, and the token that it knows them by.
+pub struct AdminPlace {
+    /// None: there is no admin listener.
+    pub listen: Option<ListenAt>,
+    /// None: it is in the state directory.
+    pub token: Option<Source>,
+    /// Where the token is that the daemon has made.
+    pub state_dir: PathBuf,
+}
+
+/// Where the admin listener of a configuration is, whatever else is wrong with it.
+///
+/// # Errors
+/// What is wrong with `state_dir` or `[admin]`, or a text that is no TOML.
+pub fn admin_place(text: &str, base: &Path, state_dir: &Path) -> Result<AdminPlace, Vec<Problem>> {
+    let Settings { state_dir, admin, .. } = settings_of("admin", text, base, state_dir)?;
+    Ok(AdminPlace { listen: admin.listen, token: admin.token, state_dir })
+}
+
+/// Settings of which one section, and where the state is, can be relied on.
+fn settings_of(section: &str, text: &str, base: &Path, state_dir: &Path) -> Result<Settings, Vec<Problem>> {
     let findings = Findings::default();
     let file = file::read(text, base, state_dir, &findings);
     let mut problems = findings.problems.into_inner();
@@ -93,9 +117,9 @@ pub fn vault_place(text: &str, base: &Path, state_dir: &Path) -> Result<Vault, V
         Some(file) => {
             // A key that nobody knows may be one of these, misspelt.
             let misspelt = |problem: &Problem| !problem.path.contains('.') && problem.problem == UNKNOWN_KEY;
-            let ours = |problem: &Problem| problem.path == "state_dir" || problem.path.starts_with("vault");
+            let ours = |problem: &Problem| problem.path == "state_dir" || problem.path.starts_with(section);
             problems.retain(|problem| ours(problem) || misspelt(problem));
-            if problems.is_empty() { Ok(file.settings.vault) } else { Err(problems) }
+            if problems.is_empty() { Ok(file.settings) } else { Err(problems) }
         }
     }
 }

@@ -38,6 +38,7 @@ mod malformed;
 mod memory;
 mod misuse;
 mod nowhere;
+mod operator;
 mod packaging;
 mod pages;
 mod plans;

@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 
 use crate::cli::{exeat, text};
 
-const COMMANDS: [&str; 11] =
-    ["serve", "run", "demo", "check", "explain", "env", "ca", "secret", "audit", "completions", "man"];
+const COMMANDS: [&str; 12] =
+    ["serve", "run", "demo", "check", "explain", "env", "ca", "secret", "execution", "audit", "completions", "man"];
 
 fn said(args: &[&str]) -> String {
     let dir = tempfile::tempdir().unwrap();

@@ -1,0 +1,404 @@
+//! `exeat execution`: runs of tasks, begun, shown and stopped by the daemon.
+
+use std::path::Path;
+
+use clap::{Args, Subcommand};
+use ipnet::IpNet;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::operator::{self, Question};
+use super::terminal::{clean, print, quoted, say, table};
+use super::{Exit, env};
+use crate::model::name::is_plain;
+
+/// The longest that an execution may last, in seconds.
+const YEAR: u64 = 365 * 24 * 3600;
+
+/// Flags of `exeat execution`.
+#[derive(Args)]
+pub(super) struct ExecutionArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Begin one, and print what a sandbox needs to use the proxy as it
+    ///
+    /// What is printed is for `eval` in a shell, or for pasting: EXEAT_EXECUTION, the id, and HTTPS_PROXY (with the
+    /// other names that clients know it by), the proxy's URL with the token in it. The token is shown this once.
+    Start(StartArgs),
+    /// Show one: what it has used up, and what it may
+    Show {
+        /// Its id; that of a static token is its task's name
+        id: String,
+        /// Print it as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Stop one: what it has under way ends, and what it asks is refused (execution_stopped)
+    Stop {
+        /// Its id; that of a static token is its task's name
+        id: String,
+    },
+    /// List them, the oldest first; what has ended is known for another hour
+    List {
+        /// Only those of this task
+        #[arg(long, value_name = "TASK")]
+        task: Option<String>,
+        /// Print the list as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the latest tool calls of one
+    Calls {
+        /// Its id; that of a static token is its task's name
+        id: String,
+        /// Print the list as JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Args)]
+struct StartArgs {
+    /// Of which task
+    task: String,
+    /// How long it lasts, such as 30m, 2h or 7d; a year at most [default: 1d]
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    expires: Option<u64>,
+    /// From where its token may be used, such as 10.0.0.0/8 [default: anywhere]
+    #[arg(long, value_name = "CIDR", value_parser = network)]
+    peers: Option<IpNet>,
+    /// Begin the execution of the task's static token anew: nothing counted, and not stopped
+    #[arg(long = "static", conflicts_with_all = ["expires", "peers"])]
+    is_static: bool,
+    /// Print the daemon's answer as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(config: Option<&Path>, admin: Option<&str>, args: &ExecutionArgs) -> Exit {
+    let id = match &args.action {
+        Action::Start(args) => Some(&args.task),
+        Action::Show { id, .. } | Action::Stop { id } | Action::Calls { id, .. } => Some(id),
+        Action::List { task, .. } => task.as_ref(),
+    };
+    if let Err(exit) = id.map_or(Ok(()), |id| is_id(id)) {
+        return exit;
+    }
+    match &args.action {
+        Action::Start(args) => start(config, admin, args),
+        Action::Show { id, json } => {
+            let path = format!("/v1/executions/{id}");
+            operator::ask(config, admin, &Question::get(&path), |answer| shown(answer, *json))
+        }
+        Action::Stop { id } => {
+            let path = format!("/v1/executions/{id}");
+            operator::ask(config, admin, &Question::delete(&path), |answer| {
+                let at = text(answer, "stopped_at").unwrap_or_default();
+                say(format_args!("{id} is stopped: {}, {at}", text(answer, "stopped")?));
+                Some(())
+            })
+        }
+        Action::List { task, json } => {
+            let query = task.as_ref().map(|task| format!("?task={task}")).unwrap_or_default();
+            let path = format!("/v1/executions{query}");
+            operator::ask(config, admin, &Question::get(&path), |answer| listed(answer, *json))
+        }
+        Action::Calls { id, json } => {
+            let path = format!("/v1/executions/{id}/tool_calls");
+            operator::ask(config, admin, &Question::get(&path), |answer| called(answer, id, *json))
+        }
+    }
+}
+
+/// What is no id needs no daemon to say so, and must not become another path.
+pub(super) fn is_id(id: &str) -> Result<(), Exit> {
+    if is_plain(id) {
+        return Ok(());
+    }
+    say(format_args!("exeat: {:?} is no name and no id; letters, digits, - and _, 64 at most", clean(id)));
+    Err(Exit::Usage)
+}
+
+fn start(config: Option<&Path>, admin: Option<&str>, args: &StartArgs) -> Exit {
+    let mut wanted = json!({ "task": args.task });
+    if let Some(object) = wanted.as_object_mut() {
+        object.extend(args.expires.map(|expires| ("expires_in_s".to_owned(), expires.into())));
+        object.extend(args.peers.map(|peers| ("peers".to_owned(), peers.to_string().into())));
+        object.extend(args.is_static.then(|| ("static".to_owned(), true.into())));
+    }
+    operator::ask(config, admin, &Question::post("/v1/executions", wanted), |answer| {
+        if args.json {
+            operator::print_json(answer);
+            return Some(());
+        }
+        if args.is_static {
+            say(format_args!("the execution of the static token of {} begins anew", args.task));
+            return shown(answer, false);
+        }
+        print(for_eval(answer)?);
+        if answer.get("proxy_url").is_some_and(Value::is_null) {
+            say("the proxy listens on no TCP address; on its Unix socket, the id and the token are user and password");
+        }
+        Some(())
+    })
+}
+
+/// Lines that a shell can run whatever the daemon wrote into them.
+fn for_eval(started: &Value) -> Option<String> {
+    let (id, task, token) = (text(started, "id")?, text(started, "task")?, text(started, "token")?);
+    let until = text(started, "expires_at").map(|end| format!(", until {end}")).unwrap_or_default();
+    let means = match text(started, "proxy_url") {
+        Some(url) => {
+            // The others as well, or one that `exeat env` has set would win with the token of somebody else.
+            let others = env::PROXY.iter().filter(|name| **name != "HTTPS_PROXY");
+            let others: String = others.map(|name| format!(" {name}=\"$HTTPS_PROXY\"")).collect();
+            format!("export HTTPS_PROXY={}\nexport{others}\nunset {}", quoted(&url), env::NO_PROXY.join(" "))
+        }
+        None => format!("EXEAT_TOKEN={}", quoted(&token)),
+    };
+    Some(format!("# an execution of {task}{until}\nEXEAT_EXECUTION={}\n{means}\n", quoted(&id)))
+}
+
+fn shown(execution: &Value, json: bool) -> Option<()> {
+    if json {
+        operator::print_json(execution);
+        return Some(());
+    }
+    let or = |key: &str, else_: &str| text(execution, key).unwrap_or_else(|| else_.to_owned());
+    let stopped = match (text(execution, "stopped"), text(execution, "stopped_at")) {
+        (None, _) => "no".to_owned(),
+        (Some(why), None) => why,
+        (Some(why), Some(at)) => format!("{why}, {at}"),
+    };
+    let rows = [
+        ("id", text(execution, "id")?),
+        ("task", text(execution, "task")?),
+        ("created", or("created_at", "-")),
+        ("expires", or("expires_at", "never")),
+        ("stopped", stopped),
+        ("peers", or("peers", "any")),
+        ("calls", used(execution)),
+        ("raw", execution.get("raw").map(used).unwrap_or_default()),
+        ("finds", number(execution, "finds").to_string()),
+        ("credits", credits(execution)),
+    ];
+    print(rows.iter().map(|(key, value)| format!("{key:<8} {value}\n")).collect::<String>());
+    Some(())
+}
+
+fn listed(answer: &Value, json: bool) -> Option<()> {
+    if json {
+        operator::print_json(answer);
+        return Some(());
+    }
+    let executions = answer.as_array()?;
+    if executions.is_empty() {
+        say("there are no such executions");
+        return Some(());
+    }
+    let row = |execution: &Value| {
+        let or = |key: &str, else_: &str| text(execution, key).unwrap_or_else(|| else_.to_owned());
+        let expires = match execution.get("expires_at") {
+            None | Some(Value::Null) => "never".to_owned(),
+            at => short(at),
+        };
+        let raw = execution.get("raw").map(in_all).unwrap_or_default();
+        let (calls, minute) = (in_all(execution), in_minute(execution).unwrap_or_else(|| "-".to_owned()));
+        let (state, begun) = (or("stopped", "running"), short(execution.get("created_at")));
+        vec![or("id", "-"), or("task", "-"), state, begun, expires, calls, minute, raw, credits(execution)]
+    };
+    let head = ["ID", "TASK", "STATE", "BEGUN (UTC)", "EXPIRES (UTC)", "CALLS", "IN MINUTE", "RAW", "CREDITS"];
+    print(table(&head, executions.iter().map(row)));
+    Some(())
+}
+
+fn called(answer: &Value, id: &str, json: bool) -> Option<()> {
+    if json {
+        operator::print_json(answer);
+        return Some(());
+    }
+    let calls = answer.as_array()?;
+    if calls.is_empty() {
+        say(format_args!("{id} has made no tool calls"));
+        return Some(());
+    }
+    let row = |call: &Value| {
+        let or = |key: &str| text(call, key).unwrap_or_else(|| "-".to_owned());
+        let status = call.get("response_status").and_then(Value::as_u64).map(|status| status.to_string());
+        let answer = text(call, "block_reason").or(status).unwrap_or_else(|| "-".to_owned());
+        let is_reported = call.get("reported").and_then(Value::as_bool) == Some(true);
+        let answer = if is_reported { answer + " (reported)" } else { answer };
+        let took =
+            call.get("latency_ms").and_then(Value::as_f64).map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0}"));
+        let size = number(call, "response_size_bytes").to_string();
+        vec![
+            short(call.get("called_at")),
+            or("tool"),
+            or("method"),
+            answer,
+            size,
+            took,
+            or("credential_used"),
+            or("url"),
+        ]
+    };
+    print(table(&["AT (UTC)", "TOOL", "METHOD", "ANSWER", "BYTES", "MS", "CREDENTIAL", "URL"], calls.iter().map(row)));
+    Some(())
+}
+
+/// Calls of one kind against what is allowed: `3/20, 1/10 in this minute`.
+fn used(counter: &Value) -> String {
+    let minute = in_minute(counter).map(|minute| format!(", {minute} in this minute"));
+    in_all(counter) + &minute.unwrap_or_default()
+}
+
+fn in_all(counter: &Value) -> String {
+    of(number(counter, "calls"), limit(counter, "calls_per_execution"))
+}
+
+/// None where nothing is counted by the minute, and nothing was.
+fn in_minute(counter: &Value) -> Option<String> {
+    let (used, most) = (number(counter, "calls_in_window"), limit(counter, "calls_per_minute"));
+    (used > 0 || most.is_some()).then(|| of(used, most))
+}
+
+fn of(used: u64, most: Option<u64>) -> String {
+    most.map_or_else(|| used.to_string(), |most| format!("{used}/{most}"))
+}
+
+fn limit(counter: &Value, key: &str) -> Option<u64> {
+    counter.get("limits")?.get(key)?.as_u64()
+}
+
+fn number(value: &Value, key: &str) -> u64 {
+    value.get(key).and_then(Value::as_u64).unwrap_or_default()
+}
+
+fn credits(execution: &Value) -> String {
+    execution.get("credits").and_then(Value::as_f64).unwrap_or_default().to_string()
+}
+
+/// A field's text, harmless for a terminal.
+pub(super) fn text(value: &Value, key: &str) -> Option<String> {
+    value.get(key)?.as_str().map(clean)
+}
+
+/// A time to the minute, as tables show it: of a text as RFC 3339 has it, or of milliseconds since 1970.
+pub(super) fn short(time: Option<&Value>) -> String {
+    let written = match time {
+        Some(Value::String(text)) => Some(clean(text)),
+        Some(Value::Number(millis)) => millis.as_u64().and_then(written),
+        _ => None,
+    };
+    let minute = written.as_deref().and_then(|text| text.get(..16));
+    minute.map_or_else(|| "-".to_owned(), |minute| minute.replacen('T', " ", 1))
+}
+
+fn written(millis: u64) -> Option<String> {
+    let seconds = i64::try_from(millis / 1000).ok()?;
+    OffsetDateTime::from_unix_timestamp(seconds).ok()?.format(&Rfc3339).ok()
+}
+
+/// `30s`, `30m`, `2h`, `7d`.
+fn seconds(text: &str) -> Result<u64, String> {
+    let read = || {
+        let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+        let factor = match unit {
+            "s" => 1,
+            "m" => 60,
+            "h" => 3600,
+            "d" => 24 * 3600,
+            _ => return None,
+        };
+        let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| digits.parse::<u64>().ok()?.checked_mul(factor)).flatten()
+    };
+    read()
+        .filter(|seconds| (1..=YEAR).contains(seconds))
+        .ok_or_else(|| "a time such as 30m, 2h or 7d, a year at most".into())
+}
+
+fn network(text: &str) -> Result<IpNet, String> {
+    let network = text.parse::<IpNet>().ok().filter(|network| network.trunc() == *network);
+    network.ok_or_else(|| "a network such as 10.0.0.0/8 or 192.0.2.1/32, with all bits behind the prefix zero".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_in_few_forms() {
+        let rows = [
+            ("1s", Some(1)),
+            ("30m", Some(1800)),
+            ("2h", Some(7200)),
+            ("7d", Some(604_800)),
+            ("365d", Some(YEAR)),
+            ("366d", None),
+            ("0h", None),
+            ("", None),
+            ("h", None),
+            ("2", None),
+            ("+2h", None),
+            ("2 h", None),
+            ("2ü", None),
+            ("99999999999999999999d", None),
+            ("9999999999999999999d", None),
+        ];
+        for (text, want) in rows {
+            assert_eq!(seconds(text).ok(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_used_stands_before_what_is_allowed() {
+        let limits = |all: Option<u64>| json!({ "calls_per_execution": all, "calls_per_minute": 10 });
+        let counted = |window, all| json!({ "calls": 3, "calls_in_window": window, "limits": limits(all) });
+        let rows = [
+            (counted(1, Some(20)), "3/20, 1/10 in this minute"),
+            (counted(0, None), "3, 0/10 in this minute"),
+            (json!({ "calls": 3, "calls_in_window": 2, "limits": {} }), "3, 2 in this minute"),
+            (json!({ "calls": 3 }), "3"),
+            (json!("nonsense"), "0"),
+        ];
+        for (counter, want) in rows {
+            assert_eq!(used(&counter), want, "{counter}");
+        }
+    }
+
+    #[test]
+    fn times_in_tables_are_short_and_of_one_length() {
+        let rows = [
+            (json!("2026-11-21T10:02:03.456Z"), "2026-11-21 10:02"),
+            (json!("2026-11-21T10:02:03Z"), "2026-11-21 10:02"),
+            (json!(1_795_255_323_456_u64), "2026-11-21 10:02"),
+            (json!(u64::MAX), "-"),
+            (json!("soon"), "-"),
+            (json!(null), "-"),
+        ];
+        for (time, want) in rows {
+            assert_eq!(short(Some(&time)), want, "{time}");
+        }
+        assert_eq!(short(None), "-");
+    }
+
+    #[test]
+    fn what_is_printed_for_a_shell_runs_nothing_else() {
+        let nasty = "'; echo gone; '$(echo gone)\necho gone\n";
+        let started = json!({ "id": nasty, "task": nasty, "token": "k", "proxy_url": nasty, "expires_at": nasty });
+        let script = for_eval(&started).unwrap() + "printf '%s' \"$HTTPS_PROXY$EXEAT_EXECUTION\"";
+        let out = std::process::Command::new("sh").arg("-c").arg(&script).output().unwrap();
+        let out = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert_eq!(out, clean(nasty).repeat(2), "{script}");
+        let on_unix = json!({ "id": "i", "task": "t", "token": "k", "proxy_url": null, "expires_at": "then" });
+        let want = "# an execution of t, until then\nEXEAT_EXECUTION='i'\nEXEAT_TOKEN='k'\n";
+        assert_eq!(for_eval(&on_unix).as_deref(), Some(want));
+        assert_eq!(for_eval(&json!({ "id": "i", "task": "t" })), None, "without a token it is no answer");
+    }
+}
