@@ -1,5 +1,6 @@
 //! What users type: flags in, exit code out. Data goes to stdout, words to stderr.
 
+mod approval;
 mod audit;
 mod ca;
 mod check;
@@ -78,10 +79,26 @@ enum Command {
     Secret(secret::SecretArgs),
     /// Executions: runs of tasks with a token of their own, begun, shown and stopped by the running daemon
     ///
-    /// It asks the daemon over its admin listener. Its token is taken from
+    /// This and `approvals`, `approve` and `deny` ask the daemon over its admin listener. Its token is taken from
     /// EXEAT_ADMIN_TOKEN, else as the configuration says, else from the state directory; on a Unix socket the daemon's
     /// own user needs none.
     Execution(execution::ExecutionArgs),
+    /// List the requests that wait for an approval
+    Approvals {
+        /// Print the list as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Let a request that waits for an approval through, once
+    Approve {
+        /// The approval's id
+        id: String,
+    },
+    /// Refuse a request that waits for an approval
+    Deny {
+        /// The approval's id
+        id: String,
+    },
     /// Read and verify the audit log
     Audit {
         #[command(subcommand)]
@@ -178,6 +195,9 @@ pub fn main() -> ExitCode {
         Command::Ca { action } => ca::run(config, &action).into(),
         Command::Secret(args) => secret::run(config, &args).into(),
         Command::Execution(args) => execution::run(config, admin, &args).into(),
+        Command::Approvals { json } => approval::list(config, admin, json).into(),
+        Command::Approve { id } => approval::decide(config, admin, &id, "approve").into(),
+        Command::Deny { id } => approval::decide(config, admin, &id, "deny").into(),
         Command::Audit { action } => audit::run(config, action).into(),
         Command::Completions { shell } => pages::completions(Cli::command(), shell).into(),
         Command::Man(args) => pages::man(Cli::command(), &args).into(),

@@ -404,7 +404,9 @@ fn listener(config: Option<&Path>) -> String {
 /// What the daemon says is wrong.
 fn words(status: &StatusCode, document: &Value) -> String {
     let why = document.get("error").and_then(Value::as_str).map(clean).unwrap_or_default();
-    if why.is_empty() { format!("the daemon answered {status}") } else { why }
+    let state = document.get("state").and_then(Value::as_str).map(|state| format!(" ({})", clean(state)));
+    let why = if why.is_empty() { format!("the daemon answered {status}") } else { why };
+    why + &state.unwrap_or_default()
 }
 
 #[cfg(test)]

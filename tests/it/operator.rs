@@ -1,5 +1,5 @@
-//! What operators type to begin, show and stop executions: the real binary, which asks the daemon over its admin
-//! listener.
+//! What operators type to begin, show and stop executions, and to decide what waits: the real binary, which asks the
+//! daemon over its admin listener.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -304,13 +304,13 @@ async fn without_a_daemon_it_says_where_it_looked() {
     let said = failed(run(&["-c", "e.toml", "execution", "list"]), 1).await;
     assert!(said.contains(&format!("at http://{at} (from [admin].listen of e.toml)")), "{said}");
     assert!(said.contains("is `exeat serve` running?"), "{said}");
-    let said = failed(run(&["--admin", "unix:nothing.sock", "execution", "list"]), 1).await;
+    let said = failed(run(&["--admin", "unix:nothing.sock", "approve", "a1"]), 1).await;
     assert!(said.contains("at unix:nothing.sock (from --admin or EXEAT_ADMIN)"), "{said}");
     fs::write(dir.path().join("any.toml"), "[admin]\nlisten = \"127.0.0.1:0\"\n").unwrap();
-    let said = failed(run(&["-c", "any.toml", "execution", "list"]), 2).await;
+    let said = failed(run(&["-c", "any.toml", "approvals"]), 2).await;
     assert!(said.contains("no fixed port"), "{said}");
     fs::write(dir.path().join("bad.toml"), "[admin]\nlisten = \"here\"\n[proxy]\nnonsense = 1\n").unwrap();
-    let said = failed(run(&["-c", "bad.toml", "execution", "list"]), 2).await;
+    let said = failed(run(&["-c", "bad.toml", "approvals"]), 2).await;
     assert!(said.contains("error: admin.listen: ") && said.contains("1 problem"), "{said}");
 }
 
@@ -371,12 +371,60 @@ fn asking(dir: &Path, scripted: &Scripted, args: &[&str]) -> Command {
     command
 }
 
+fn approval(state: &str) -> Value {
+    json!({
+        "id": "a1", "execution": "019f00c4e9a37d00a1b2c3d4e5f60718", "task": "research", "tool": "api_call",
+        "method": "POST", "url": "https://api.test/v1/\u{202e}x\u{1b}[31m", "created_at": "2026-11-21T10:00:00Z",
+        "expires_at": "2026-11-21T10:10:00.5Z", "state": state,
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_is_listed_and_decided() {
+    let (server, dir) = scripted("200 OK", &json!([approval("pending")]).to_string()).await;
+    let listed = output(asking(dir.path(), &server, &["approvals"])).await;
+    let out = text(&listed.stdout);
+    assert!(listed.status.success(), "{}", text(&listed.stderr));
+    assert!(server.asked().starts_with("GET /v1/approvals HTTP/1.1\r\n"), "{}", server.asked());
+    for words in
+        ["a1  pending  2026-11-21 10:00  2026-11-21 10:10  research  019f00c4", "api_call", "POST https://api.test/v1/"]
+    {
+        assert!(out.contains(words), "{words} is missing in\n{out}");
+    }
+    let json = text(&output(asking(dir.path(), &server, &["approvals", "--json"])).await.stdout);
+    assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), json!([approval("pending")]));
+    for shown in [&out, &json] {
+        assert!(!shown.contains(['\u{202e}', '\u{1b}']), "what misleads a terminal is not shown: {shown}");
+    }
+
+    for (verb, state) in [("approve", "approved"), ("deny", "denied")] {
+        let (server, dir) = scripted("200 OK", &approval(state).to_string()).await;
+        let done = output(asking(dir.path(), &server, &[verb, "a1"])).await;
+        let said = text(&done.stderr);
+        assert!(done.status.success(), "{said}");
+        assert!(said.starts_with(&format!("a1 is {state}: POST https://api.test/v1/")), "{said}");
+        let asked = server.asked();
+        assert!(asked.starts_with("POST /v1/approvals/a1 HTTP/1.1\r\n"), "{asked}");
+        assert!(asked.contains(&format!("\r\nauthorization: Bearer {OPERATOR}\r\n")), "{asked}");
+        assert!(asked.ends_with(&format!("\r\n\r\n{{\"decision\":\"{verb}\"}}")), "{asked}");
+    }
+    let (server, dir) = scripted("200 OK", "[]").await;
+    let none = output(asking(dir.path(), &server, &["approvals"])).await;
+    assert_eq!((none.status.code(), text(&none.stdout)), (Some(0), String::new()));
+    assert!(text(&none.stderr).contains("nothing waits"));
+    assert!(failed(asking(dir.path(), &server, &["approve", "a/1"]), 2).await.contains("no id"));
+}
+
 /// Each answer that is not the one that was wanted, in words; none prints data.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_other_answer_is_a_failure_in_plain_words() {
     let with = |status: &str, body: &str| format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     let rows = [
-        (with("404 Not Found", r#"{"error":"there is no such execution"}"#), "exeat: there is no such execution\n"),
+        (with("404 Not Found", r#"{"error":"there is no such approval"}"#), "exeat: there is no such approval\n"),
+        (
+            with("409 Conflict", r#"{"error":"it has been decided","state":"denied"}"#),
+            "exeat: it has been decided (denied)\n",
+        ),
         (with("409 Conflict", "{\"error\":\"no \\u001b[31mred\"}"), "exeat: no \u{fffd}[31mred\n"),
         (with("503 Service Unavailable", r#"{"error":""}"#), "the daemon answered 503"),
         (with("404 Not Found", "no such page\n"), "it is older than this exeat"),
@@ -392,7 +440,7 @@ async fn every_other_answer_is_a_failure_in_plain_words() {
     ];
     for (answer, words) in rows {
         let (server, dir) = scripted_raw(answer.clone()).await;
-        let said = failed(asking(dir.path(), &server, &["execution", "stop", "a1"]), 1).await;
+        let said = failed(asking(dir.path(), &server, &["approve", "a1"]), 1).await;
         assert!(said.contains(words), "{answer:?}: {said}");
         assert!(!said.contains(OPERATOR) && !said.contains('\u{1b}'), "{said}");
     }

@@ -5,8 +5,23 @@ use std::process::{Command, Stdio};
 
 use crate::cli::{exeat, text};
 
-const COMMANDS: [&str; 12] =
-    ["serve", "run", "demo", "check", "explain", "env", "ca", "secret", "execution", "audit", "completions", "man"];
+const COMMANDS: [&str; 15] = [
+    "serve",
+    "run",
+    "demo",
+    "check",
+    "explain",
+    "env",
+    "ca",
+    "secret",
+    "execution",
+    "approvals",
+    "approve",
+    "deny",
+    "audit",
+    "completions",
+    "man",
+];
 
 fn said(args: &[&str]) -> String {
     let dir = tempfile::tempdir().unwrap();
