@@ -143,7 +143,8 @@ mod tests {
     #[test]
     fn only_http_request_says_how_long_it_may_take() {
         let malformed = || Err(Deny::RequestMalformed.into());
-        let rows: [(Kind, &[&str], Verdict<Option<u64>>); 9] = [
+        type Row = (Kind, &'static [&'static str], Verdict<Option<u64>>);
+        let rows: [Row; 9] = [
             (Kind::Tool(Tool::HttpRequest), &[], Ok(None)),
             (Kind::Tool(Tool::HttpRequest), &["1"], Ok(Some(1))),
             (Kind::Tool(Tool::HttpRequest), &["60"], Ok(Some(60))),

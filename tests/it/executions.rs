@@ -279,7 +279,8 @@ async fn what_carried_a_credential_costs_half_a_credit() {
     let with_key = [("exeat-tool", "api_call"), ("exeat-credential", "KEY")];
     let raw = [("exeat-credential", "KEY")];
     // Path, fields; the status, and whether it costs.
-    let rows: [(&str, &[(&str, &str)], u16, bool); 7] = [
+    type Row<'r> = (&'r str, &'r [(&'r str, &'r str)], u16, bool);
+    let rows: [Row<'_>; 7] = [
         ("", &with_key, 200, true),
         ("", &raw, 200, true),
         ("status?500", &with_key, 500, true),
