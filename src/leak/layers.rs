@@ -35,6 +35,13 @@ pub(super) struct Layers {
 const NEAR: usize = 48;
 
 impl Layers {
+    /// Begins another stream, in the room that this one has.
+    pub(super) fn clear(&mut self) {
+        self.plain.clear();
+        self.once.clear();
+        self.twice.clear();
+    }
+
     /// Takes a piece of the stream, and tells what ends in it.
     pub(super) fn take(&mut self, index: &Index, scope: &impl Counts, piece: &[u8], from: u64, hits: &mut Vec<Hit>) {
         let whole = [Span::whole(from)];

@@ -201,9 +201,9 @@ impl Parts {
 impl Part {
     /// Begins anew, and keeps the room it has.
     fn clear(&mut self) {
-        let Self { places, out, hits, .. } = std::mem::take(self);
-        *self = Self { places, out, hits, ..Self::default() };
+        self.scan.clear();
         self.places.clear();
+        (self.read, self.decoded, self.bits, self.characters) = (0, 0, 0, 0);
     }
 
     /// Decodes characters that stand one after the other, or one that is escaped.

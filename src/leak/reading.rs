@@ -85,6 +85,13 @@ pub(super) struct Reading {
 }
 
 impl Reading {
+    /// Begins another stream, in the room that this one has.
+    pub(super) fn clear(&mut self) {
+        let Self { mut seen, mut joined, mut lines, .. } = std::mem::take(self);
+        (seen.clear(), joined.clear(), lines.clear());
+        *self = Self { seen, joined, lines, ..Self::default() };
+    }
+
     /// Goes on from where another one is, with what began there at a place or behind it.
     fn follow(&mut self, other: &Self, automaton: &Automaton, place: u64) {
         let begin = |depth: usize| other.begin(other.read.saturating_sub(depth as u64));
@@ -281,6 +288,13 @@ pub(super) struct Undone {
 }
 
 impl Undone {
+    /// Begins another stream, in the room that this one has.
+    pub(super) fn clear(&mut self) {
+        let Self { mut reading, mut text, mut spans, .. } = std::mem::take(self);
+        (reading.clear(), text.clear(), spans.clear());
+        *self = Self { reading, text, spans, ..Self::default() };
+    }
+
     /// True if an escape has begun that has not ended.
     pub(super) fn is_amid_escape(&self) -> bool {
         self.is_parted && !self.unescape.is_idle()

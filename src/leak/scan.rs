@@ -13,6 +13,12 @@ pub(super) struct Scan {
 }
 
 impl Scan {
+    /// Begins another stream, in the room that this one has.
+    pub(super) fn clear(&mut self) {
+        self.layers.clear();
+        self.at = 0;
+    }
+
     /// Bytes that came so far.
     pub(super) fn position(&self) -> u64 {
         self.at
