@@ -89,6 +89,8 @@ const FEE: f64 = 0.5;
 enum Progress {
     /// Nothing has left; there is no line yet.
     Undecided,
+    /// We have answered by ourselves, and nothing leaves; `closed` alone is owed.
+    Answered,
     /// `decided` has been handed over; it may or may not have been written.
     Deciding,
     /// `decided` has been written; `closed` is owed.
@@ -308,6 +310,13 @@ impl Record {
         self.line.path = (*head.method() != http::Method::CONNECT).then_some(path);
     }
 
+    /// What of the proxy's own is asked for, where that is a call: it stands in the place of a tool, and the path of
+    /// the question is none of the destination's.
+    pub fn asks(&mut self, verb: &'static str) {
+        self.line.tool = Some(verb);
+        self.line.path = None;
+    }
+
     /// Who asks.
     pub fn caller(&mut self, task: &TaskName, execution: &ExecutionId) {
         self.line.task = Some(task.to_string());
@@ -505,7 +514,13 @@ impl Record {
         self.line.verdict = "abandoned";
     }
 
-    /// A tunnel ended as both sides wanted.
+    /// The proxy has answered by itself: one line says all there is to say.
+    pub fn answered(&mut self) {
+        self.progress = Progress::Answered;
+        self.line.verdict = "allow";
+    }
+
+    /// A tunnel ended as both sides wanted, or a question has its answer.
     pub fn completed(&mut self) {
         self.line.verdict = "allow";
     }
@@ -538,16 +553,17 @@ impl Drop for Record {
     fn drop(&mut self) {
         let decided = match self.progress {
             Progress::Done => return,
-            Progress::Undecided => false,
+            Progress::Undecided | Progress::Answered => false,
             Progress::Deciding | Progress::Decided => true,
         };
         if self.line.verdict.is_empty() {
             self.line.verdict = if self.line.response_status.is_some() { "allow" } else { "abandoned" };
         }
-        if !decided && !self.sink.admits(self.source(), self.line.code.unwrap_or(self.line.verdict)) {
+        let refused = self.progress == Progress::Undecided;
+        if refused && !self.sink.admits(self.source(), self.line.code.unwrap_or(self.line.verdict)) {
             return;
         }
-        let mut line = self.stamped(if decided { "closed" } else { "refused" });
+        let mut line = self.stamped(if refused { "refused" } else { "closed" });
         if !decided {
             // It was chosen, and has not been used.
             line.credential_used = None;

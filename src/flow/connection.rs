@@ -17,6 +17,7 @@ use super::exchange::{self, Destination};
 use super::heads::{Heads, Limits, Passage};
 use super::io::Impatient;
 use super::listen::Stream;
+use super::own;
 use super::respond::{self, Answer};
 use super::seats::Held;
 use super::websocket::{self, Doorway};
@@ -43,6 +44,7 @@ pub(super) struct Client {
 #[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 enum Passed {
     Answered(Received),
+    Own(own::Said),
     Tunnelled(tunnel::Tunnel),
 }
 
@@ -135,13 +137,15 @@ const MAX_BUFFER: usize = 1_100_000;
 async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<Incoming>) -> Response<Answer> {
     let services = &client.services;
     let mut record = services.record(&client.peer);
+    let page = own::page(&mut request);
     record.request(&request);
     let connect = request.method() == Method::CONNECT;
     let doorway = Doorway::of(&mut request, passage);
-    let judged = judged(client, request, &mut record).await;
+    let judged = judged(client, page, request, &mut record).await;
     services.settle(judged.as_ref().err().copied(), &mut record).await;
     match judged {
         Ok(Passed::Answered(received)) => websocket::answer(client, doorway, received, record).await,
+        Ok(Passed::Own(said)) => respond::own(said, &record),
         Ok(Passed::Tunnelled(tunnel)) => {
             passage.switches();
             let established = respond::established(&record);
@@ -155,7 +159,12 @@ async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<In
 }
 
 /// Who, how often, where to, may they: once per destination.
-async fn judged(client: &Arc<Client>, request: Request<Incoming>, record: &mut Record) -> Verdict<Passed> {
+async fn judged(
+    client: &Arc<Client>,
+    page: Option<own::Page>,
+    request: Request<Incoming>,
+    record: &mut Record,
+) -> Verdict<Passed> {
     let services = &client.services;
     if services.drain.is_cancelled() {
         return Err(Fail::Draining.into());
@@ -164,6 +173,9 @@ async fn judged(client: &Arc<Client>, request: Request<Incoming>, record: &mut R
     let caller = identify::caller(&policy, &services.ledger, request.headers(), &client.peer).await?;
     record.caller(caller.task(), caller.execution());
     client.held.sit(&services.seats, caller.execution())?;
+    if let Some(page) = page {
+        return own::answer(services, &policy, &caller, (page, request), record).await.map(Passed::Own);
+    }
     if request.method() == Method::CONNECT {
         let tunnel = tunnel::judged(services, &policy, &caller, request, record).await;
         return tunnel.map(Passed::Tunnelled);

@@ -236,7 +236,7 @@ fn credits(half_credits: u64) -> Value {
 }
 
 /// RFC 3339, UTC.
-fn written(at: Millis) -> String {
+pub(super) fn written(at: Millis) -> String {
     let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(at.0));
     time.and_then(|time| OffsetDateTime::from(time).format(&Rfc3339).ok()).unwrap_or_default()
 }

@@ -13,6 +13,7 @@ mod io;
 pub mod keep;
 mod ledger;
 pub mod listen;
+mod own;
 pub mod reload;
 mod remember;
 pub mod respond;

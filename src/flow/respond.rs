@@ -7,14 +7,16 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::{
-    CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE, RETRY_AFTER, VIA,
+    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE, RETRY_AFTER, VIA,
 };
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use serde::Serialize;
+use serde_json::json;
 
 use super::Services;
+use super::own::Said;
 use crate::audit::record::Record;
 use crate::model::limited::Limited;
 use crate::model::name::{CredentialName, TaskName};
@@ -29,6 +31,7 @@ pub const EXEAT_REFUSAL: HeaderName = HeaderName::from_static("exeat-refusal");
 pub const EXEAT_REQUEST_ID: HeaderName = HeaderName::from_static("exeat-request-id");
 /// The credential that went along.
 pub const EXEAT_CREDENTIAL_USED: HeaderName = HeaderName::from_static("exeat-credential-used");
+const PROBLEM: &str = "application/problem+json";
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -151,6 +154,42 @@ pub(super) fn established(record: &Record) -> Response<Answer> {
     response
 }
 
+/// The answer of one of the proxy's own paths.
+pub(super) fn own(said: Said, record: &Record) -> Response<Answer> {
+    let (status, kind, body, allow) = match said {
+        Said::Document(value) => (StatusCode::OK, "application/json", format!("{value:#}\n"), None),
+        Said::Authority(pem) => (StatusCode::OK, "application/x-pem-file", pem, None),
+        Said::AnotherMethod(allow) => {
+            let status = StatusCode::METHOD_NOT_ALLOWED;
+            (status, PROBLEM, plain(status, "The path is there, and takes another method", record), Some(allow))
+        }
+        Said::Unknown(what) => (StatusCode::NOT_FOUND, PROBLEM, plain(StatusCode::NOT_FOUND, what, record), None),
+    };
+    let mut response = Response::new(Answer::ours(body));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let named =
+        [(EXEAT_REQUEST_ID, HeaderValue::from_str(record.id()).ok()), (ALLOW, allow.map(HeaderValue::from_static))];
+    for (name, value) in named.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+        headers.insert(name, value);
+    }
+    response
+}
+
+/// A problem that is no refusal: its status says it all (RFC 9457 §4.2.1).
+fn plain(status: StatusCode, detail: &str, record: &Record) -> String {
+    let problem = json!({
+        "type": "about:blank",
+        "title": status.canonical_reason(),
+        "status": status.as_u16(),
+        "detail": detail,
+        "instance": record.id(),
+    });
+    format!("{problem:#}\n")
+}
+
 /// Answers a refusal, and leaves it in the record.
 pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record) -> Response<Answer> {
     record.failed(refusal);
@@ -190,7 +229,7 @@ fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
     let mut response = Response::new(Answer::ours(body.unwrap_or_default()));
     *response.status_mut() = notice.status;
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(EXEAT_REFUSAL, HeaderValue::from_static(notice.code));
     if let Ok(status) =

@@ -123,6 +123,14 @@ impl Credential {
         self.value.as_ref()
     }
 
+    /// Where it may be put, as the configuration writes it: `host` or `host:port`.
+    pub fn domains(&self) -> impl Iterator<Item = String> {
+        self.bound.iter().map(|Bound { host, port }| match port {
+            Some(port) => format!("{host}:{port}"),
+            None => host.to_string(),
+        })
+    }
+
     /// Whether it may be sent to a destination that `allowed` lets through: https, a host and port that it
     /// is bound to, and not as part of the public internet.
     #[must_use]

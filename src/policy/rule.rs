@@ -72,6 +72,8 @@ pub struct Task {
 pub enum Asked {
     /// A tunnel, whose requests are judged when they come.
     Connect,
+    /// What is known of it: its addresses, its certificate, whether it answers. No request goes there.
+    Look,
     /// One request.
     Request(Kind),
 }
@@ -208,6 +210,18 @@ impl Task {
         self.plan.limits(Kind::Raw).timeouts.idle
     }
 
+    /// The tools that it may call.
+    #[must_use]
+    pub fn tools(&self) -> &[Tool] {
+        &self.tools
+    }
+
+    /// Whether it may make raw requests.
+    #[must_use]
+    pub fn takes_raw(&self) -> bool {
+        self.raw
+    }
+
     /// What the task may reach, for a refused client to read.
     #[must_use]
     pub fn approved(&self) -> Vec<String> {
@@ -261,7 +275,7 @@ impl Task {
     /// together with those before it.
     pub fn destination(&self, target: &Target, asked: Asked) -> Result<Allowed, Deny> {
         let allowed = match asked {
-            Asked::Connect => self.by_integration(target)?,
+            Asked::Connect | Asked::Look => self.by_integration(target)?,
             Asked::Request(kind) => {
                 self.admits(kind)?;
                 if target.scheme() == Scheme::Http && !kind.admits_plain_http() {

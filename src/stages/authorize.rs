@@ -285,7 +285,28 @@ pub fn destination(
     let asked =
         if parts.method == Method::CONNECT { Asked::Connect } else { Asked::Request(Kind::of(&parts.headers)?) };
     let admitted = admit(policy, caller, target, asked)?;
-    let values = task(policy, caller)?.values();
+    unleaked(policy, admitted, record)
+}
+
+/// Judges a destination of which somebody wants to know more, and where no request goes: host and port, whatever tools
+/// the task has.
+///
+/// # Errors
+/// [`Deny::HostNotAllowed`], [`Deny::PortNotAllowed`], [`Deny::LeakDetected`] or [`Deny::CallerUnknown`].
+pub fn look(
+    policy: &Policy,
+    caller: &Caller,
+    _taken: &Taken,
+    target: Target,
+    record: &mut Record,
+) -> Verdict<Admitted> {
+    let admitted = admit(policy, caller, target, Asked::Look)?;
+    unleaked(policy, admitted, record)
+}
+
+/// The name is the first thing that leaves, as a query to DNS.
+fn unleaked(policy: &Policy, admitted: Admitted, record: &mut Record) -> Verdict<Admitted> {
+    let values = task(policy, &admitted.caller)?.values();
     if let Some(found) = values.find_in_name(&admitted.target.host().to_string()) {
         return Err(record.leak(&found, "the host"));
     }

@@ -36,6 +36,7 @@ use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Scheme;
 use crate::policy::plan::{Limits, Timeouts};
 use crate::policy::rule::Mode;
+use crate::tls::look::Shown;
 use crate::tls::upstream::{self, UpstreamTls};
 
 /// Heads of answers, in bytes. Origins are not trusted either.
@@ -152,6 +153,26 @@ impl Forwarder {
         dial::connect(pinned, self.connect_timeout).await
     }
 
+    /// Dials, and hangs up: which address answered.
+    ///
+    /// # Errors
+    /// [`Fail::ConnectFailed`] or [`Fail::ConnectTimedOut`].
+    pub async fn knock(&self, pinned: &PinnedTarget) -> Verdict<SocketAddr> {
+        dial::connect(pinned, self.connect_timeout).await.map(|(_, address)| address)
+    }
+
+    /// Dials, and brings back what the origin shows of itself in a TLS handshake, be it believed or not. Nothing else
+    /// is sent.
+    ///
+    /// # Errors
+    /// As [`Self::knock`]; [`Fail::TlsFailed`] where there is no TLS.
+    pub async fn look(&self, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Shown> {
+        let (tcp, address) = dial::connect(pinned, self.connect_timeout).await?;
+        record.address(address.ip());
+        let looked = timeout(self.handshake_timeout, self.tls.look(pinned.target().host(), tcp)).await;
+        looked.map_err(|_| Fail::ConnectTimedOut)?.map_err(|error| handshake_failed(&error, record))
+    }
+
     /// Sends a request and returns the head of the answer with the connection it came on.
     ///
     /// A request goes out a second time only if hyper still holds it whole, which means that the reused
@@ -250,15 +271,17 @@ impl Forwarder {
         let name = upstream::server_name(pinned.target().host()).ok_or(Fail::TlsFailed)?;
         let config = if upgrades { self.tls.config_h1() } else { self.tls.config() };
         let handshake = TlsConnector::from(config).connect(name, tcp);
-        let tls = handshake.await.map_err(|error| {
-            // The names in a certificate are an outside text.
-            let error = record.clean(&error.to_string()).into_owned();
-            record.rule(format!("origin handshake: {error}"));
-            tracing::info!(error, host = record.host(), "TLS with the origin failed");
-            Fail::TlsFailed
-        })?;
+        let tls = handshake.await.map_err(|error| handshake_failed(&error, record))?;
         if tls.get_ref().1.alpn_protocol() == Some(b"h2") { h2(tls).await } else { h1(tls).await }
     }
+}
+
+fn handshake_failed(error: &std::io::Error, record: &mut Record) -> Refusal {
+    // The names in a certificate are an outside text.
+    let error = record.clean(&error.to_string()).into_owned();
+    record.rule(format!("origin handshake: {error}"));
+    tracing::info!(error, host = record.host(), "TLS with the origin failed");
+    Fail::TlsFailed.into()
 }
 
 async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {

@@ -75,6 +75,11 @@ impl PinnedTarget {
         self.generation
     }
 
+    /// The addresses as text, for who asked for them to read.
+    pub fn written(&self) -> impl Iterator<Item = String> {
+        self.addresses.iter().map(|address| address.ip().to_string())
+    }
+
     pub(super) fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }

@@ -69,6 +69,19 @@ impl Throttle {
         judge(asked, record)
     }
 
+    /// Takes a question about the caller's own, which is no call: it has to come no faster than tool calls may, and
+    /// from an execution that goes on.
+    ///
+    /// # Errors
+    /// [`Deny::ExecutionStopped`]; [`Deny::RateLimited`] or [`Deny::ConcurrencyLimited`]; [`Deny::CallerUnknown`];
+    /// [`Fail::LedgerUnavailable`].
+    pub async fn look(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<()> {
+        let limits = limits(policy, caller, kind);
+        self.enter(policy, caller, (kind, &limits), record)?;
+        let asked = self.ledger.peek(caller.facts(), kind, Caps::default(), Millis::now()).await;
+        judge(asked, record).map(drop)
+    }
+
     /// Counts one call.
     ///
     /// # Errors

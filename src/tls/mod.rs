@@ -1,8 +1,10 @@
-//! TLS on both sides: certificates for clients, the proxy's own listener, the first bytes of a tunnel, trust in origins.
+//! TLS on both sides: certificates for clients, the proxy's own listener, the first bytes of a tunnel, trust in origins, and what they
+//! show of themselves.
 
 pub mod authority;
 pub mod front;
 pub mod hello;
+pub mod look;
 pub mod upstream;
 
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use rustls::client::WebPkiServerVerifier;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -14,6 +15,8 @@ use crate::model::host::Host;
 pub struct UpstreamTls {
     config: Arc<ClientConfig>,
     config_h1: Arc<ClientConfig>,
+    /// Who is believed, for questions about it.
+    pub(super) verifier: Arc<WebPkiServerVerifier>,
 }
 
 /// No roots could be loaded.
@@ -54,6 +57,9 @@ impl UpstreamTls {
                 return Err(unusable());
             }
         }
+        let roots = Arc::new(roots);
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider()).build();
+        let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
         let mut config = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots)
@@ -61,7 +67,7 @@ impl UpstreamTls {
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let mut config_h1 = config.clone();
         config_h1.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { config: Arc::new(config), config_h1: Arc::new(config_h1) })
+        Ok(Self { config: Arc::new(config), config_h1: Arc::new(config_h1), verifier })
     }
 
     /// The configuration for origins that may speak h2 or http/1.1.

@@ -39,6 +39,7 @@ mod memory;
 mod misuse;
 mod nowhere;
 mod operator;
+mod own;
 mod packaging;
 mod pages;
 mod plans;

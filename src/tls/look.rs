@@ -1,0 +1,175 @@
+//! What an origin shows of itself in a TLS handshake, believed or not. Nothing is ever sent to one that is not.
+
+use std::io;
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, ProtocolVersion, SignatureScheme};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsConnector;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::GeneralName;
+
+use super::provider;
+use super::upstream::{UpstreamTls, server_name};
+use crate::files;
+use crate::model::host::Host;
+
+/// Certificates of a chain that are shown.
+const MOST_CERTIFICATES: usize = 10;
+/// Names of a certificate that are shown.
+const MOST_NAMES: usize = 100;
+
+/// What came of a handshake. Its texts are the origin's.
+#[derive(Debug)]
+pub struct Shown {
+    /// `TLSv1.3` or `TLSv1.2`.
+    pub protocol: &'static str,
+    /// What would be spoken: `h2` or `http/1.1`.
+    pub alpn: Option<String>,
+    /// The origin's own certificate, then what it sent along.
+    pub chain: Vec<Certificate>,
+    /// Why a request would not be sent there.
+    pub doubt: Option<String>,
+}
+
+/// One certificate. What cannot be read of it is left out.
+#[derive(Debug, Default, Serialize)]
+pub struct Certificate {
+    /// Whose it is.
+    pub subject: Option<String>,
+    /// Who signed it.
+    pub issuer: Option<String>,
+    /// The names and addresses that it is good for.
+    pub sans: Vec<String>,
+    /// From when on, RFC 3339.
+    pub not_before: Option<String>,
+    /// Until when, RFC 3339.
+    pub not_after: Option<String>,
+    /// Its number, in hex.
+    pub serial: Option<String>,
+    /// The hash of all of it, in hex.
+    pub sha256: String,
+}
+
+impl UpstreamTls {
+    /// Shakes hands over a connection, looks, and hangs up.
+    ///
+    /// # Errors
+    /// If the other side speaks no TLS, or does not hold the key of its certificate.
+    pub async fn look(&self, host: &Host, io: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<Shown> {
+        let name = server_name(host).ok_or(io::ErrorKind::InvalidInput)?;
+        let config = curious(&self.verifier).map_err(io::Error::other)?;
+        let tls = TlsConnector::from(Arc::new(config)).connect(name.clone(), io).await?;
+        let connection = tls.get_ref().1;
+        let sent = connection.peer_certificates().unwrap_or_default();
+        let doubt = sent.split_first().and_then(|(own, others)| {
+            self.verifier.verify_server_cert(own, others, &name, &[], UnixTime::now()).err().map(|why| why.to_string())
+        });
+        Ok(Shown {
+            protocol: match connection.protocol_version() {
+                Some(ProtocolVersion::TLSv1_2) => "TLSv1.2",
+                _ => "TLSv1.3",
+            },
+            alpn: connection.alpn_protocol().map(|alpn| String::from_utf8_lossy(alpn).into_owned()),
+            chain: sent.iter().take(MOST_CERTIFICATES).map(Certificate::read).collect(),
+            doubt,
+        })
+    }
+}
+
+/// A client that asks for the certificate every time, and takes any.
+fn curious(verifier: &Arc<WebPkiServerVerifier>) -> Result<ClientConfig, rustls::Error> {
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Any(verifier.clone())))
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+/// Takes any certificate whose key signs the handshake. What it is worth is asked afterwards.
+#[derive(Debug)]
+struct Any(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for Any {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, cert, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+impl Certificate {
+    fn read(der: &CertificateDer<'_>) -> Self {
+        let sha256 = files::hex(&Sha256::digest(der));
+        let Ok((_, parsed)) = x509_parser::parse_x509_certificate(der) else {
+            return Self { sha256, ..Self::default() };
+        };
+        let validity = parsed.validity();
+        Self {
+            subject: Some(parsed.subject().to_string()),
+            issuer: Some(parsed.issuer().to_string()),
+            sans: names(&parsed),
+            not_before: written(validity.not_before.to_datetime()),
+            not_after: written(validity.not_after.to_datetime()),
+            serial: Some(files::hex(parsed.raw_serial())),
+            sha256,
+        }
+    }
+}
+
+fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
+    let Ok(Some(names)) = certificate.subject_alternative_name() else { return Vec::new() };
+    let shown = names.value.general_names.iter().filter_map(|name| match name {
+        GeneralName::DNSName(text) | GeneralName::RFC822Name(text) | GeneralName::URI(text) => Some((*text).to_owned()),
+        GeneralName::IPAddress(bytes) => address(bytes),
+        _ => None,
+    });
+    shown.take(MOST_NAMES).collect()
+}
+
+fn address(bytes: &[u8]) -> Option<String> {
+    let v4 = || <[u8; 4]>::try_from(bytes).ok().map(|bytes| std::net::Ipv4Addr::from(bytes).to_string());
+    let v6 = || <[u8; 16]>::try_from(bytes).ok().map(|bytes| std::net::Ipv6Addr::from(bytes).to_string());
+    v4().or_else(v6)
+}
+
+fn written(at: OffsetDateTime) -> Option<String> {
+    at.format(&Rfc3339).ok()
+}

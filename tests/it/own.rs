@@ -1,0 +1,516 @@
+//! The proxy's own paths: what a sandbox may ask the proxy itself, and what that costs.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use bytes::Bytes;
+use exeat::ledger::{Approval, Execution, Ledger, Millis, State, Stop};
+use exeat::model::host::Host;
+use exeat::model::name::{ExecutionId, TaskName};
+use exeat::model::secret::TokenHash;
+use exeat::model::token;
+use exeat::tls::authority::Authority;
+use http::Request;
+use http_body_util::Full;
+use serde_json::{Value, json};
+
+use crate::lab::client::{auth, empty, h1};
+use crate::lab::{Ground, KEY, Lab, Origin, Reply, origin};
+
+/// A proxy whose task `t` lists one tool, and so makes no raw requests; and what can be reached from it.
+struct Here {
+    lab: Lab,
+    /// Believed.
+    api: Origin,
+    /// Signed by nobody that is known.
+    other: Origin,
+    /// Nobody listens there.
+    closed: u16,
+    /// The token of an execution that was started, and of one that was stopped.
+    token: String,
+    stopped: String,
+}
+
+const APPROVAL: &str = "0190aaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
+async fn here(plan: &str) -> Here {
+    let ground = Ground::new().await;
+    let api = ground.origin("api.test").await;
+    let stranger =
+        Authority::load_or_create(&ground.dir.path().join("s.pem"), &ground.dir.path().join("s-key.pem")).unwrap();
+    let other = Origin::https(stranger.server_config(&Host::parse("other.test").unwrap()).unwrap()).await;
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    for name in ["other.test", "open.test"] {
+        ground.dns.set(name, &["127.0.0.1"]);
+    }
+    ground.dns.set("inside.test", &["127.0.0.1", "10.0.0.7"]);
+    let (token, stopped) = begun(&ground).await;
+    let ports = format!("ports = [{}, {}, {closed}]", api.port(), other.port());
+    let text = format!(
+        "[admin]\nlisten = \"127.0.0.1:0\"\n{plan}\n\
+         [integrations.api]\nallowed_domains = [\"api.test\", \"other.test\", \"inside.test\", \"*.leak.test\"]\n\
+         {ports}\nmethods = [\"POST\"]\npaths = [\"/only/here\"]\n\
+         [integrations.open]\nallowed_domains = [\"open.test\"]\n{ports}\nmode = \"opaque\"\n\
+         [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\", \"other.test:8443\"]\n\
+         [tasks.t]\nintegrations = [\"api\", \"open\"]\ncredentials = [\"KEY\"]\ntools = [\"http_get\"]\n{}\n\
+         [tasks.free]\n",
+        if plan.is_empty() { "" } else { "plan = \"p\"" },
+    );
+    Here { lab: ground.proxy(&text).await, api, other, closed, token, stopped }
+}
+
+/// Begins two executions of `t` before the proxy runs: one goes on and has asked for an approval, one is stopped.
+async fn begun(ground: &Ground) -> (String, String) {
+    let ledger = Ledger::embedded(&ground.dir.path().join("ledger.exeat")).unwrap();
+    let now = Millis::now();
+    let mut tokens = Vec::new();
+    for digit in ["1", "2"] {
+        let id = ExecutionId::new(&digit.repeat(32));
+        let token = token::write(&id, &[7; token::RANDOM]);
+        let execution = Execution {
+            id: id.clone(),
+            task: TaskName::new("t"),
+            created_at: now,
+            expires_at: None,
+            token: Some(TokenHash::of(token.as_bytes())),
+            peers: None,
+            is_static: false,
+        };
+        ledger.start(execution, now).await.unwrap();
+        tokens.push(token.to_string());
+    }
+    let asked = Approval {
+        id: APPROVAL.to_owned(),
+        execution: ExecutionId::new(&"1".repeat(32)),
+        task: TaskName::new("t"),
+        tool: Some("http_post".to_owned()),
+        method: "POST".to_owned(),
+        url: "https://api.test/x".to_owned(),
+        digest: [1; 32],
+        created_at: now,
+        expires_at: now.plus(Duration::from_secs(600)),
+        state: State::Pending,
+    };
+    ledger.ask(asked, now).await.unwrap();
+    ledger.stop(&ExecutionId::new(&"2".repeat(32)), Stop::Asked, now).await.unwrap();
+    (tokens[0].clone(), tokens[1].clone())
+}
+
+impl Here {
+    async fn ask(&self, who: &str, method: &str, path: &str, fields: &[(&str, &str)], body: &[u8]) -> Reply {
+        let mut request = Request::builder().method(method).uri(path).header("host", self.lab.proxy.to_string());
+        for (name, value) in [("proxy-authorization", who)].iter().filter(|(_, who)| !who.is_empty()).chain(fields) {
+            request = request.header(*name, *value);
+        }
+        let reply = self.lab.send(request.body(Full::new(Bytes::copy_from_slice(body))).unwrap()).await;
+        assert_eq!(reply.header("cache-control"), Some("no-store"), "{path}");
+        assert!(reply.header("exeat-request-id").is_some(), "{path}");
+        reply
+    }
+
+    async fn get(&self, path: &str) -> Reply {
+        self.ask(&auth(), "GET", path, &[], b"").await
+    }
+
+    /// What a path tells, as a document.
+    async fn told(&self, path: &str) -> Value {
+        let reply = self.get(path).await;
+        assert_eq!((reply.status.as_u16(), reply.header("content-type")), (200, Some("application/json")), "{reply:?}");
+        reply.problem()
+    }
+
+    async fn report(&self, call: &Value) -> Reply {
+        self.ask(&auth(), "POST", "/v1/self/tool_calls", &[], call.to_string().as_bytes()).await
+    }
+
+    fn bearer(&self) -> String {
+        format!("Bearer {}", self.token)
+    }
+
+    /// The record of an execution's tool calls, as its operator sees it, once there are so many.
+    async fn tool_calls(&self, execution: &str, most: usize) -> Vec<Value> {
+        let token = std::fs::read_to_string(self.lab.dir.path().join("admin.token")).unwrap();
+        let address = self.lab.daemon.admin_address().unwrap();
+        let start = std::time::Instant::now();
+        loop {
+            #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
+            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let request = Request::builder()
+                .uri(format!("/v1/executions/{execution}/tool_calls"))
+                .header("host", address.to_string())
+                .header("authorization", format!("Bearer {token}"));
+            let reply = Reply::read(h1(stream, request.body(empty()).unwrap()).await).await;
+            if let Some(calls) = reply.problem().as_array().filter(|calls| calls.len() >= most) {
+                return calls.clone();
+            }
+            assert!(start.elapsed() < crate::lab::PATIENCE, "{reply:?}");
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everyone_is_told_who_they_are_and_what_is_left() {
+    let plan = "[plans.p]\ncalls_per_execution = 20\ncalls_per_minute = 10\nrequests_per_second = 100\nburst = 100\n\
+                concurrent = 5\nmax_response_bytes = 500_000\nrequest_timeout = \"9s\"";
+    let here = here(plan).await;
+    assert_eq!(here.report(&json!({ "tool": "http_get", "block_reason": "url_blocked" })).await.status, 200);
+    let told = here.told("/v1/self").await;
+    assert_eq!((&told["task"], &told["execution"]["id"]), (&json!("t"), &json!("t")), "{told:#}");
+    assert_eq!((&told["tools"], &told["raw"]), (&json!(["http_get"]), &json!(false)), "{told:#}");
+    assert_eq!(told["approved"], json!(["*.leak.test", "api.test", "inside.test", "open.test", "other.test"]));
+    assert_eq!(told["credentials"], json!([{ "name": "KEY", "domains": ["api.test", "other.test:8443"] }]));
+    let tools = &told["limits"]["tools"];
+    for (key, want) in [
+        ("calls_per_execution", json!(20)),
+        ("calls_left", json!(19)),
+        ("calls_per_minute", json!(10)),
+        ("calls_left_in_window", json!(9)),
+        ("requests_per_second", json!(100)),
+        ("burst", json!(100)),
+        ("concurrent", json!(5)),
+        ("max_response_bytes", json!(500_000)),
+        ("request_timeout_s", json!(9.0)),
+    ] {
+        assert_eq!(tools[key], want, "{key}: {told:#}");
+    }
+    assert_eq!(told["limits"]["raw"]["calls_left"], Value::Null);
+    assert!(!told.to_string().contains(KEY));
+    // One line, and no host; a question is not a tool call, whatever it says.
+    let line = here.lab.ended(1).await;
+    let said = [&line["event"], &line["verdict"], &line["path"], &line["task"], &line["execution"]];
+    assert_eq!(said, ["closed", "allow", "/v1/self", "t", "t"], "{line}");
+    assert!(line["host"].is_null() && line["tool"].is_null(), "{line}");
+    // An execution that was started asks with its token, and is told of itself alone.
+    let reply = here.ask(&here.bearer(), "GET", "/v1/self", &[("exeat-tool", "http_get")], b"").await;
+    let told = reply.problem();
+    assert_eq!((&told["task"], &told["execution"]["id"]), (&json!("t"), &json!("1".repeat(32))), "{told:#}");
+    assert_eq!(told["limits"]["tools"]["calls_left"], 20);
+    assert!(!told.to_string().contains(&here.token));
+    assert!(here.lab.ended(2).await["tool"].is_null());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_static_execution_that_made_no_call_is_told_of_itself_too() {
+    let told = here("").await.told("/v1/self").await;
+    assert_eq!((&told["execution"]["id"], &told["execution"]["calls"]), (&json!("t"), &json!(0)), "{told:#}");
+    assert_eq!(told["limits"]["tools"]["calls_left"], Value::Null);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_interception_ca_is_for_its_clients_to_read() {
+    let here = here("").await;
+    let reply = here.get("/v1/self/ca.pem").await;
+    assert_eq!((reply.status.as_u16(), reply.header("content-type")), (200, Some("application/x-pem-file")));
+    assert_eq!(reply.text(), here.lab.daemon.ca_pem());
+    assert_eq!(here.lab.ended(0).await["path"], "/v1/self/ca.pem");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_approval_is_shown_to_its_own_execution_only() {
+    let here = here("").await;
+    let path = format!("/v1/self/approvals/{APPROVAL}");
+    let reply = here.ask(&here.bearer(), "GET", &path, &[], b"").await;
+    let told = reply.problem();
+    assert_eq!(reply.status, 200, "{told}");
+    assert_eq!((&told["id"], &told["state"]), (&json!(APPROVAL), &json!("pending")), "{told}");
+    assert_eq!((&told["execution"], &told["url"]), (&json!("1".repeat(32)), &json!("https://api.test/x")), "{told}");
+    assert!(told["expires_at"].as_str().is_some_and(|at| at.ends_with('Z')), "{told}");
+    let foreign = here.get(&path).await;
+    let unknown = here.get("/v1/self/approvals/none").await;
+    for reply in [&foreign, &unknown] {
+        assert_eq!((reply.status.as_u16(), reply.header("exeat-refusal")), (404, None), "{reply:?}");
+        assert_eq!(reply.problem()["type"], "about:blank");
+    }
+    assert_eq!(foreign.problem()["detail"], unknown.problem()["detail"], "they look alike");
+    assert_eq!(here.lab.ended(1).await["rule"], "There is no such approval");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_unknown_or_stopped_is_told_nothing() {
+    let here = here("").await;
+    let stopped = format!("Bearer {}", here.stopped);
+    let paths = [
+        ("GET", "/v1/self"),
+        ("GET", "/v1/self/ca.pem"),
+        ("GET", "/v1/self/approvals/x"),
+        ("POST", "/v1/self/tool_calls"),
+        ("GET", "/v1/self/resolve?host=api.test"),
+        ("GET", "/v1/self/certificate?host=api.test"),
+        ("GET", "/v1/self/probe?host=api.test"),
+    ];
+    for (method, path) in paths {
+        for who in ["", "Bearer exeat_guessed"] {
+            let reply = here.ask(who, method, path, &[], b"{}").await;
+            reply.assert_refused(407, "caller_unknown");
+        }
+        here.ask(&stopped, method, path, &[], b"{}").await.assert_refused(403, "execution_stopped");
+    }
+    assert_eq!(here.lab.dns.queries("api.test"), 0);
+    let lines = here.lab.audit().await;
+    assert_eq!(lines.len(), 21, "{lines:#?}");
+    assert!(lines.iter().all(|line| line["event"] == "refused"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn questions_take_from_the_rate_and_the_others_are_calls() {
+    let here = here("[plans.p]\ncalls_per_execution = 3").await;
+    let port = here.api.port();
+    for _ in 0..5 {
+        here.told("/v1/self").await;
+    }
+    here.told(&format!("/v1/self/resolve?host=api.test&port={port}")).await;
+    here.get("/v1/self/resolve?host=nowhere.test").await.assert_refused(403, "host_not_allowed");
+    assert_eq!(here.report(&json!({ "tool": "http_get", "block_reason": "url_blocked" })).await.status, 200);
+    for path in ["resolve", "certificate", "probe"] {
+        let reply = here.get(&format!("/v1/self/{path}?host=api.test&port={port}")).await;
+        reply.assert_refused(429, "execution_limit");
+    }
+    here.report(&json!({ "tool": "x", "block_reason": "x" })).await.assert_refused(429, "execution_limit");
+    assert_eq!(here.told("/v1/self").await["limits"]["tools"]["calls_left"], 0);
+    assert_eq!(here.get("/v1/self/ca.pem").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn questions_come_no_faster_than_calls_may() {
+    let here = here("[plans.p]\nrequests_per_second = 1\nburst = 2").await;
+    here.told("/v1/self").await;
+    here.told("/v1/self").await;
+    let reply = here.get("/v1/self/ca.pem").await;
+    reply.assert_refused(429, "rate_limited");
+    assert!(reply.header("retry-after").is_some());
+    assert_eq!(here.lab.ended(2).await["code"], "rate_limited");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reported_call_is_stored_as_such() {
+    let here = here("").await;
+    let long = "x".repeat(3000);
+    let call = json!({
+        "tool": "http_get", "content": "not kept", "url": format!("https://u:p@api.test/{long}?key=1"),
+        "method": "GET\u{1b}", "block_reason": "url_blocked", "credential_used": "KEY", "latency_ms": 1.5,
+        "response_status": 200, "response_size_bytes": 7, "id": "mine", "called_at": 1, "reported": false,
+    });
+    let reply = here.report(&call).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let said = reply.problem();
+    assert_eq!(said["id"].as_str(), reply.header("exeat-request-id"));
+    assert_eq!(said["url"].as_str().unwrap().len(), 2048);
+    assert!(said["url"].as_str().unwrap().starts_with("https://api.test/xxx"));
+    for (key, want) in [
+        ("tool", json!("http_get")),
+        ("method", json!("GET")),
+        ("block_reason", json!("url_blocked")),
+        ("credential_used", json!("KEY")),
+        ("latency_ms", json!(1.5)),
+        ("blocked", json!(true)),
+        ("reported", json!(true)),
+        ("response_status", Value::Null),
+        ("response_size_bytes", json!(0)),
+        ("content", Value::Null),
+    ] {
+        assert_eq!(said[key], want, "{key}: {said}");
+    }
+    assert!(said["called_at"].as_u64().unwrap() > 1_000_000);
+    assert_eq!(here.tool_calls("t", 1).await, [said]);
+    let line = here.lab.ended(0).await;
+    let told = [&line["event"], &line["method"], &line["path"]].map(|value| value.as_str().unwrap_or_default());
+    assert_eq!(told, ["closed", "POST", "/v1/self/tool_calls"], "{line}");
+    assert!(line["tool"].is_null(), "{line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_a_reported_call_is_refused() {
+    let here = here("").await;
+    let call = |tool: &str, reason: &str| json!({ "tool": tool, "block_reason": reason }).to_string();
+    let escaped = KEY.chars().map(|c| format!("\\u{:04x}", u32::from(c))).collect::<String>();
+    let rows: [(String, u16, &str); 9] = [
+        (String::new(), 400, "request_malformed"),
+        ("[]".to_owned(), 400, "request_malformed"),
+        ("{\"tool\":\"http_get\"}".to_owned(), 400, "request_malformed"),
+        (call("no tool", "x"), 400, "request_malformed"),
+        (call("", "x"), 400, "request_malformed"),
+        (call("http_get", &"x".repeat(70_000)), 413, "request_too_large"),
+        (call("http_get", KEY), 403, "leak_detected"),
+        (call("http_get", "x").replace("\"x\"", &format!("\"{escaped}\"")), 403, "leak_detected"),
+        (json!({ "tool": "x", "block_reason": "x", "content": [KEY] }).to_string(), 403, "leak_detected"),
+    ];
+    for (n, (body, status, code)) in rows.iter().enumerate() {
+        let reply = here.ask(&auth(), "POST", "/v1/self/tool_calls", &[], body.as_bytes()).await;
+        reply.assert_refused(*status, code);
+        let line = here.lab.ended(n).await;
+        assert_eq!((&line["event"], &line["code"]), (&json!("refused"), &json!(code)), "{line}");
+    }
+    let coded = here.ask(&auth(), "POST", "/v1/self/tool_calls", &[("content-encoding", "gzip")], b"{}").await;
+    coded.assert_refused(415, "content_coding_unsupported");
+    assert!(here.tool_calls("t", 0).await.is_empty(), "nothing of it is kept");
+    let log = std::fs::read_to_string(here.lab.audit_file()).unwrap();
+    assert!(!log.contains(KEY) && log.contains("KEY: its value stands in the body"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destination_is_judged_as_a_request_to_it_would_be() {
+    let here = here("").await;
+    let port = here.api.port();
+    let hex: String = KEY.bytes().map(|byte| format!("{byte:02x}")).collect();
+    let proxy = here.lab.proxy.port();
+    let rows = [
+        ("host=nowhere.test".to_owned(), 403, "host_not_allowed"),
+        (format!("host=127.0.0.1&port={port}"), 403, "host_not_allowed"),
+        ("host=api.test".to_owned(), 403, "port_not_allowed"),
+        (format!("host=api.test&port={proxy}"), 403, "port_not_allowed"),
+        (format!("host={hex}.leak.test&port={port}"), 403, "leak_detected"),
+        (format!("host=inside.test&port={port}"), 403, "address_not_allowed"),
+        (format!("host=gone.leak.test&port={port}"), 502, "resolve_failed"),
+        (String::new(), 400, "target_malformed"),
+        (format!("host=api.test:{port}"), 400, "target_malformed"),
+    ];
+    let mut n = 0;
+    for verb in ["resolve", "certificate", "probe"] {
+        for (query, status, code) in &rows {
+            here.get(&format!("/v1/self/{verb}?{query}")).await.assert_refused(*status, code);
+            let line = here.lab.ended(n).await;
+            let tool = format!("self.{verb}");
+            let said = (line["event"].as_str(), line["code"].as_str(), line["tool"].as_str());
+            assert_eq!(said, (Some("refused"), Some(*code), Some(tool.as_str())), "{line}");
+            n += 1;
+        }
+    }
+    assert_eq!((here.lab.dns.queries("nowhere.test"), here.api.connections()), (0, 0));
+    assert_eq!(here.lab.dns.queries(&format!("{hex}.leak.test")), 0);
+    assert_eq!(here.lab.dns.queries("api.test"), 0);
+    let log = std::fs::read_to_string(here.lab.audit_file()).unwrap();
+    assert!(!log.contains(&hex), "{log}");
+    // The one that names what is approved says so here, too.
+    let problem = here.get("/v1/self/probe?host=nowhere.test").await.problem();
+    assert!(problem["approved"].as_array().is_some_and(|hosts| hosts.contains(&json!("api.test"))), "{problem}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_are_those_that_would_be_dialled() {
+    let here = here("").await;
+    let port = here.api.port();
+    for host in ["api.test", "open.test"] {
+        let told = here.told(&format!("/v1/self/resolve?host={host}&port={port}")).await;
+        assert_eq!(told, json!({ "host": host, "port": port, "addresses": ["127.0.0.1"] }));
+    }
+    assert_eq!(here.api.connections(), 0);
+    let lines = here.lab.audit().await;
+    let events: Vec<_> = lines.iter().map(|line| line["event"].as_str().unwrap()).collect();
+    assert_eq!(events, ["decided", "closed", "decided", "closed"]);
+    let line = &lines[1];
+    assert_eq!(
+        (&line["tool"], &line["rule"], &line["verdict"]),
+        (&json!("self.resolve"), &json!("api"), &json!("allow"))
+    );
+    assert!(line["path"].is_null(), "{line}");
+    let calls = here.tool_calls("t", 2).await;
+    assert_eq!(calls[0]["url"], format!("https://api.test:{port}"));
+    assert_eq!((&calls[0]["tool"], &calls[0]["reported"]), (&json!("self.resolve"), &json!(false)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_is_shown_and_whether_it_would_be_believed() {
+    let here = here("").await;
+    let (port, other) = (here.api.port(), here.other.port());
+    let told = here.told(&format!("/v1/self/certificate?host=api.test&port={port}")).await;
+    assert_eq!((&told["valid"], &told["reason"]), (&json!(true), &Value::Null), "{told:#}");
+    assert_eq!((&told["protocol"], &told["alpn"], &told["port"]), (&json!("TLSv1.3"), &json!("h2"), &json!(port)));
+    let leaf = &told["chain"][0];
+    assert_eq!(leaf["sans"], json!(["api.test"]), "{told:#}");
+    assert!(leaf["issuer"].as_str().is_some_and(|issuer| !issuer.is_empty()), "{told:#}");
+    assert_eq!(leaf["sha256"].as_str().map(str::len), Some(64));
+    assert!(leaf["not_after"].as_str() > leaf["not_before"].as_str(), "{told:#}");
+    assert!(leaf["serial"].as_str().is_some_and(|serial| serial.len() > 2), "{told:#}");
+    // Signed by nobody that is known; and by somebody known, for another name.
+    let told = here.told(&format!("/v1/self/certificate?host=other.test&port={other}")).await;
+    assert_eq!((&told["valid"], &told["chain"][0]["sans"]), (&json!(false), &json!(["other.test"])), "{told:#}");
+    assert!(told["reason"].as_str().is_some_and(|why| why.contains("UnknownIssuer")), "{told:#}");
+    let told = here.told(&format!("/v1/self/certificate?host=open.test&port={port}")).await;
+    assert_eq!(told["valid"], false);
+    assert!(told["reason"].as_str().is_some_and(|why| why.contains("not valid for")), "{told:#}");
+    assert!(here.api.seen().is_empty() && here.other.seen().is_empty(), "nothing but the handshake was sent");
+    let line = here.lab.ended(0).await;
+    let said = (line["tool"].as_str(), line["addr"].as_str(), line["verdict"].as_str(), line["event"].as_str());
+    assert_eq!(said, (Some("self.certificate"), Some("127.0.0.1"), Some("allow"), Some("closed")), "{line}");
+    let refused = here.get(&format!("/v1/self/certificate?host=api.test&port={}", here.closed)).await;
+    refused.assert_refused(502, "connect_failed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_speaks_no_tls_has_no_certificate() {
+    let ground = Ground::new().await;
+    let (babbler, _) = origin::raw("", b"220 smtp.example ESMTP\r\n").await;
+    let (silent, _) = origin::raw("never", b"").await;
+    ground.dns.set("api.test", &["127.0.0.1"]);
+    let text = format!(
+        "[proxy]\nhandshake_timeout = \"400ms\"\n[integrations.a]\nallowed_domains = [\"api.test\"]\n\
+         ports = [{babbler}, {silent}]\n[tasks.t]\nintegrations = [\"a\"]\n"
+    );
+    let lab = ground.proxy(&text).await;
+    for (port, status, code) in [(babbler, 502, "tls_failed"), (silent, 504, "connect_timed_out")] {
+        let request = Request::builder()
+            .uri(format!("/v1/self/certificate?host=api.test&port={port}"))
+            .header("host", "proxy")
+            .header("proxy-authorization", auth());
+        lab.send(request.body(empty()).unwrap()).await.assert_refused(status, code);
+    }
+    let line = lab.ended(0).await;
+    assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("closed"), Some("tls_failed")), "{line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_is_open_or_closed_and_neither_is_a_refusal() {
+    let here = here("").await;
+    let told = here.told(&format!("/v1/self/probe?host=api.test&port={}", here.api.port())).await;
+    assert_eq!((&told["open"], &told["address"]), (&json!(true), &json!("127.0.0.1")), "{told}");
+    assert!(told["latency_ms"].as_f64().is_some_and(|took| took >= 0.0), "{told}");
+    let told = here.told(&format!("/v1/self/probe?host=open.test&port={}", here.closed)).await;
+    let want = json!({ "host": "open.test", "port": here.closed, "open": false, "reason": "connect_failed" });
+    assert_eq!(told, want);
+    let (open, closed) = (here.lab.ended(0).await, here.lab.ended(1).await);
+    assert_eq!((&open["addr"], &open["rule"]), (&json!("127.0.0.1"), &json!("api")), "{open}");
+    assert_eq!((&closed["verdict"], &closed["rule"]), (&json!("allow"), &json!("open; connect_failed")), "{closed}");
+    assert!(here.api.seen().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_path_takes_one_method_and_there_are_no_others() {
+    let here = here("").await;
+    let rows = [
+        ("POST", "/v1/self", "GET"),
+        ("HEAD", "/v1/self", "GET"),
+        ("DELETE", "/v1/self/ca.pem", "GET"),
+        ("POST", "/v1/self/approvals/x", "GET"),
+        ("GET", "/v1/self/tool_calls", "POST"),
+        ("POST", "/v1/self/resolve?host=api.test", "GET"),
+        ("OPTIONS", "/v1/self/probe?host=api.test", "GET"),
+    ];
+    for (n, (method, path, allow)) in rows.into_iter().enumerate() {
+        let reply = here.ask(&auth(), method, path, &[], b"").await;
+        assert_eq!((reply.status.as_u16(), reply.header("allow")), (405, Some(allow)), "{method} {path}");
+        assert_eq!(
+            (reply.header("content-type"), reply.header("exeat-refusal")),
+            (Some("application/problem+json"), None)
+        );
+        let line = here.lab.ended(n).await;
+        assert_eq!((&line["rule"], line["tool"].is_null()), (&json!("another method"), true), "{line}");
+    }
+    for path in ["/", "/v1/selfish", "/v1/self/", "/v1/self/nothing", "/v1/self/approvals/", "/v1/self/approvals/a/b"] {
+        here.get(path).await.assert_refused(400, "target_malformed");
+    }
+    assert_eq!(here.told("/v1/self").await["execution"]["calls"], 0);
+}
+
+/// What is asked inside a tunnel, or with an authority, is asked of the origin.
+#[tokio::test(flavor = "multi_thread")]
+async fn origins_may_have_such_paths_too() {
+    let (lab, origin) = crate::lab::simple().await;
+    let to = format!("api.test:{}", origin.port());
+    let request = Request::builder().uri("/v1/self").header("host", &to).body(empty()).unwrap();
+    assert_eq!(lab.inside(&to, request).await.text(), "hello\n");
+    assert_eq!(lab.get(&format!("https://{to}/v1/self")).await.text(), "hello\n");
+    assert_eq!(origin.seen().len(), 2);
+    assert!(origin.seen().iter().all(|seen| seen.uri.path() == "/v1/self"));
+    assert_eq!(lab.ended(0).await["host"], "api.test");
+}
