@@ -1,45 +1,55 @@
 //! The proxy's own paths: what a sandbox may ask the proxy itself, and what that costs.
 
-use std::net::TcpListener;
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use exeat::ledger::{Approval, Execution, Ledger, Millis, State, Stop};
-use exeat::model::host::Host;
 use exeat::model::name::{ExecutionId, TaskName};
 use exeat::model::secret::TokenHash;
 use exeat::model::token;
-use exeat::tls::authority::Authority;
+use futures_util::future::join_all;
 use http::Request;
 use http_body_util::Full;
+use rcgen::{CertificateParams, DnType, KeyPair};
+use rustls::ServerConfig;
+use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::lab::client::{auth, empty, h1};
-use crate::lab::{Ground, KEY, Lab, Origin, Reply, origin};
+use crate::lab::{Ground, KEY, Lab, Origin, PATIENCE, Reply, origin};
 
 /// A proxy whose task `t` lists one tool, and so makes no raw requests; and what can be reached from it.
 struct Here {
     lab: Lab,
     /// Believed.
     api: Origin,
-    /// Signed by nobody that is known.
+    /// Signed by nobody but itself, in the name of a credential.
     other: Origin,
     /// Nobody listens there.
     closed: u16,
+    _closed: Socket,
     /// The token of an execution that was started, and of one that was stopped.
     token: String,
     stopped: String,
 }
+
+/// A credential's value that is too short to be looked for in what others send.
+const SHORT: &str = "sh0rt-va1";
 
 const APPROVAL: &str = "0190aaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
 async fn here(plan: &str) -> Here {
     let ground = Ground::new().await;
     let api = ground.origin("api.test").await;
-    let stranger =
-        Authority::load_or_create(&ground.dir.path().join("s.pem"), &ground.dir.path().join("s-key.pem")).unwrap();
-    let other = Origin::https(stranger.server_config(&Host::parse("other.test").unwrap()).unwrap()).await;
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let other = Origin::https(stranger("other.test")).await;
+    // Bound, so that nobody else comes there, and not listening.
+    let (unheard, closed) = socket();
+    let closed = closed.port();
+    std::fs::write(ground.dir.path().join("short"), SHORT).unwrap();
     for name in ["other.test", "open.test"] {
         ground.dns.set(name, &["127.0.0.1"]);
     }
@@ -52,11 +62,30 @@ async fn here(plan: &str) -> Here {
          {ports}\nmethods = [\"POST\"]\npaths = [\"/only/here\"]\n\
          [integrations.open]\nallowed_domains = [\"open.test\"]\n{ports}\nmode = \"opaque\"\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\", \"other.test:8443\"]\n\
+         [credentials.SHORT]\nauth_type = \"bearer\"\nvalue = \"file:short\"\ndomains = [\"other.test\"]\n\
          [tasks.t]\nintegrations = [\"api\", \"open\"]\ncredentials = [\"KEY\"]\ntools = [\"http_get\"]\n{}\n\
-         [tasks.free]\n",
+         [tasks.free]\nintegrations = [\"api\"]\ncredentials = [\"SHORT\"]\n",
         if plan.is_empty() { "" } else { "plan = \"p\"" },
     );
-    Here { lab: ground.proxy(&text).await, api, other, closed, token, stopped }
+    Here { lab: ground.proxy(&text).await, api, other, closed, _closed: unheard, token, stopped }
+}
+
+fn socket() -> (Socket, SocketAddr) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
+}
+
+/// An origin that vouches for itself, and has a value in its certificate.
+fn stranger(name: &str) -> Arc<ServerConfig> {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    params.distinguished_name.push(DnType::CommonName, KEY);
+    let cert = params.self_signed(&key).unwrap();
+    let builder = ServerConfig::builder_with_provider(exeat::tls::provider()).with_safe_default_protocol_versions();
+    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    Arc::new(builder.unwrap().with_no_client_auth().with_single_cert(vec![cert.der().clone()], key).unwrap())
 }
 
 /// Begins two executions of `t` before the proxy runs: one goes on and has asked for an approval, one is stopped.
@@ -131,7 +160,7 @@ impl Here {
     async fn tool_calls(&self, execution: &str, most: usize) -> Vec<Value> {
         let token = std::fs::read_to_string(self.lab.dir.path().join("admin.token")).unwrap();
         let address = self.lab.daemon.admin_address().unwrap();
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         loop {
             #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
             let stream = tokio::net::TcpStream::connect(address).await.unwrap();
@@ -143,7 +172,7 @@ impl Here {
             if let Some(calls) = reply.problem().as_array().filter(|calls| calls.len() >= most) {
                 return calls.clone();
             }
-            assert!(start.elapsed() < crate::lab::PATIENCE, "{reply:?}");
+            assert!(start.elapsed() < PATIENCE, "{reply:?}");
             tokio::task::yield_now().await;
         }
     }
@@ -274,12 +303,39 @@ async fn questions_take_from_the_rate_and_the_others_are_calls() {
 #[tokio::test(flavor = "multi_thread")]
 async fn questions_come_no_faster_than_calls_may() {
     let here = here("[plans.p]\nrequests_per_second = 1\nburst = 2").await;
-    here.told("/v1/self").await;
-    here.told("/v1/self").await;
-    let reply = here.get("/v1/self/ca.pem").await;
-    reply.assert_refused(429, "rate_limited");
-    assert!(reply.header("retry-after").is_some());
-    assert_eq!(here.lab.ended(2).await["code"], "rate_limited");
+    let replies = join_all((0..40).map(|_| here.get("/v1/self/ca.pem"))).await;
+    let refused: Vec<_> = replies.iter().filter(|reply| reply.status != 200).collect();
+    assert!(!refused.is_empty() && refused.len() <= 38, "{}", refused.len());
+    for reply in &refused {
+        reply.assert_refused(429, "rate_limited");
+        assert!(reply.header("retry-after").is_some());
+    }
+    let lines = here.lab.audit().await;
+    assert_eq!(lines.iter().filter(|line| line["code"] == "rate_limited").count(), refused.len());
+}
+
+/// Half a report keeps its place, and no longer than a call may take.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_that_stalls_has_a_place_and_an_end() {
+    let here = here("[plans.p]\nconcurrent = 1\nrequest_timeout = \"2s\"").await;
+    let mut stream = here.lab.connect().await;
+    let head = format!(
+        "POST /v1/self/tool_calls HTTP/1.1\r\nHost: proxy\r\nProxy-Authorization: {}\r\nContent-Length: 100\r\n\r\n{{",
+        auth()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let start = Instant::now();
+    let refused = loop {
+        let reply = here.get("/v1/self").await;
+        if reply.status != 200 {
+            break reply;
+        }
+        assert!(start.elapsed() < PATIENCE, "its place is nobody's");
+    };
+    refused.assert_refused(429, "concurrency_limited");
+    let mut answer = [0; 12];
+    tokio::time::timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 504");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -313,6 +369,13 @@ async fn a_reported_call_is_stored_as_such() {
     }
     assert!(said["called_at"].as_u64().unwrap() > 1_000_000);
     assert_eq!(here.tool_calls("t", 1).await, [said]);
+    // What holds a value of somebody else's is written down without it, and its caller does not learn that it does.
+    let reply = here.report(&json!({ "tool": SHORT, "block_reason": format!("says {SHORT}"), "url": SHORT })).await;
+    let said = reply.problem();
+    assert_eq!((said["tool"].as_str(), said["block_reason"].as_str()), (Some(SHORT), Some("says sh0rt-va1")), "{said}");
+    let kept = here.tool_calls("t", 2).await;
+    assert!(!json!(kept).to_string().contains(SHORT), "{kept:?}");
+    assert_eq!(kept[1]["block_reason"], "says *********", "{kept:?}");
     let line = here.lab.ended(0).await;
     let told = [&line["event"], &line["method"], &line["path"]].map(|value| value.as_str().unwrap_or_default());
     assert_eq!(told, ["closed", "POST", "/v1/self/tool_calls"], "{line}");
@@ -426,6 +489,8 @@ async fn a_certificate_is_shown_and_whether_it_would_be_believed() {
     let told = here.told(&format!("/v1/self/certificate?host=other.test&port={other}")).await;
     assert_eq!((&told["valid"], &told["chain"][0]["sans"]), (&json!(false), &json!(["other.test"])), "{told:#}");
     assert!(told["reason"].as_str().is_some_and(|why| why.contains("UnknownIssuer")), "{told:#}");
+    assert_eq!(told["chain"][0]["subject"], format!("CN={}", "*".repeat(KEY.len())), "{told:#}");
+    assert_eq!(told["chain"].as_array().map(Vec::len), Some(1));
     let told = here.told(&format!("/v1/self/certificate?host=open.test&port={port}")).await;
     assert_eq!(told["valid"], false);
     assert!(told["reason"].as_str().is_some_and(|why| why.contains("not valid for")), "{told:#}");
@@ -500,6 +565,48 @@ async fn each_path_takes_one_method_and_there_are_no_others() {
         here.get(path).await.assert_refused(400, "target_malformed");
     }
     assert_eq!(here.told("/v1/self").await["execution"]["calls"], 0);
+}
+
+/// A listener whose backlog is full neither accepts nor refuses.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_that_does_not_answer_is_closed_within_connect_timeout() {
+    let (listener, address) = socket();
+    listener.listen(0).unwrap();
+    let fillers: Vec<_> = (0..4)
+        .map(|_| {
+            let filler = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            filler.set_nonblocking(true).unwrap();
+            let _ = filler.connect(&address.into());
+            filler
+        })
+        .collect();
+    let ground = Ground::new().await;
+    ground.dns.set("api.test", &["127.0.0.1"]);
+    let text = format!("[upstream]\nconnect_timeout = \"300ms\"\n{}", crate::lab::allow_api(address.port()));
+    let lab = ground.proxy(&text).await;
+    let request = Request::builder()
+        .uri(format!("/v1/self/probe?host=api.test&port={}", address.port()))
+        .header("host", "proxy")
+        .header("proxy-authorization", auth());
+    let told = lab.send(request.body(empty()).unwrap()).await.problem();
+    assert_eq!((&told["open"], &told["reason"]), (&json!(false), &json!("connect_timed_out")), "{told}");
+    drop(fillers);
+}
+
+/// Where the listener knows who asks, nothing has to be sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_over_a_socket_file_needs_no_token() {
+    let uid = rustix::process::getuid().as_raw();
+    let ground = Ground::new().await;
+    let text = format!(
+        "[proxy]\nlisten = [\"127.0.0.1:0\", \"unix:p.sock\"]\nunix_tasks = {{ {uid} = \"t\" }}\n{}",
+        crate::lab::allow_api(443)
+    );
+    let lab = ground.proxy(&text).await;
+    let stream = tokio::net::UnixStream::connect(lab.dir.path().join("p.sock")).await.unwrap();
+    let request = Request::builder().uri("/v1/self").header("host", "proxy").body(empty()).unwrap();
+    let told = Reply::read(h1(stream, request).await).await.problem();
+    assert_eq!((&told["task"], &told["approved"]), (&json!("t"), &json!(["api.test"])), "{told}");
 }
 
 /// What is asked inside a tunnel, or with an authority, is asked of the origin.
