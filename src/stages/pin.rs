@@ -49,8 +49,8 @@ const SECOND_FAMILY: Duration = Duration::from_millis(500);
 /// fn addresses(pinned: &exeat::stages::pin::PinnedTarget) { pinned.addresses(); }
 /// ```
 /// ```compile_fail
-/// // The dialler itself is private to the stages.
-/// use exeat::stages::dial;
+/// // The dialler is private to the stages.
+/// use exeat::stages::dial::connect;
 /// ```
 /// ```
 /// fn authority(pinned: &exeat::stages::pin::PinnedTarget) -> String { pinned.target().authority() }
