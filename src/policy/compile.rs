@@ -311,6 +311,7 @@ fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integr
         ech: raw.ech,
         allow_cidrs: raw.allow_cidrs,
         require_credential: raw.require_credential.as_deref().map(CredentialName::new),
+        approval: raw.approval,
         name,
     }
 }
@@ -351,6 +352,7 @@ fn judge(name: &str, raw: &RawIntegration, findings: &Findings) {
             ("any_public_host", raw.any_public_host),
             ("plain_http", raw.plain_http),
             ("require_credential", raw.require_credential.is_some()),
+            ("approval", raw.approval.is_some()),
         ];
         for (key, _) in unseen.into_iter().filter(|(_, used)| *used) {
             findings.problem(
@@ -366,6 +368,12 @@ fn judge(name: &str, raw: &RawIntegration, findings: &Findings) {
             "credentials go only to hosts that are named, and only over https",
             "an integration without any_public_host and plain_http",
         );
+    }
+    if let (Some(methods), Some(approval)) = (&raw.methods, &raw.approval) {
+        for unseen in approval.methods().iter().filter(|method| !methods.contains(method)) {
+            let why = format!("{unseen} is not among the methods of this integration, so nobody is asked");
+            findings.warning(at("approval.methods"), why);
+        }
     }
     if name == webhook::NAME {
         findings.problem(
@@ -776,6 +784,61 @@ pub(super) mod tests {
                 "integrations.a.require_credential",
                 "inspect",
             ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = \"yes\"",
+                "integrations.a.approval",
+                "\"required\" or { methods",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = true",
+                "integrations.a.approval",
+                "\"required\" or { methods",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { method = [\"POST\"] }",
+                "integrations.a.approval.method",
+                "methods",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { methods = [] }",
+                "integrations.a.approval.methods",
+                "what is meant",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { methods = [\"post\"] }",
+                "integrations.a.approval.methods[0]",
+                "in capitals",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { tools = [] }",
+                "integrations.a.approval.tools",
+                "what is meant",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { tools = [\"shell\"] }",
+                "integrations.a.approval.tools[0]",
+                "api_call",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { expires = \"9999ms\" }",
+                "integrations.a.approval.expires",
+                "\"10s\" to \"24h\"",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { expires = \"25h\" }",
+                "integrations.a.approval.expires",
+                "\"10s\" to \"24h\"",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { expires = 600 }",
+                "integrations.a.approval.expires",
+                "30s",
+            ),
+            (
+                "[integrations.a]\nallowed_domains = [\"a.example\"]\nmode = \"opaque\"\napproval = \"required\"",
+                "integrations.a.approval",
+                "inspect",
+            ),
             ("a = ", "line 1, column 5", ""),
         ];
         for (text, path, suggestion) in rows {
@@ -876,6 +939,33 @@ pub(super) mod tests {
     fn default_toml_writes_out_the_defaults() {
         let compiled = |text| try_compile(text).ok().map(|c| (c.settings, c.policy.leak));
         assert_eq!(compiled(include_str!("../../config/default.toml")), compiled(""));
+    }
+
+    #[test]
+    fn the_example_of_an_approval_is_valid() {
+        let example = include_str!("../../config/example.toml");
+        let line = example.lines().find(|line| line.starts_with("# approval = ")).unwrap();
+        let text = example.replacen(line, line.trim_start_matches("# "), 1);
+        let config = try_compile(&text).unwrap_or_else(|problems| panic!("{problems:#?}"));
+        let task = config.policy.task(&TaskName::new("research")).unwrap();
+        assert!(task.integrations.iter().any(|integration| integration.approval.is_some()));
+        assert_eq!(config.warnings, []);
+    }
+
+    #[test]
+    fn an_approval_of_what_cannot_pass_is_a_warning() {
+        let integration = "[integrations.a]\nallowed_domains = [\"a.example\"]\n";
+        for (keys, want) in [
+            (
+                "methods = [\"GET\"]\napproval = { methods = [\"GET\", \"POST\"] }",
+                Some("integrations.a.approval.methods"),
+            ),
+            ("methods = [\"GET\"]\napproval = \"required\"", None),
+            ("approval = { methods = [\"POST\"] }", None),
+        ] {
+            let warnings = try_compile(&format!("{integration}{keys}")).ok().map(|config| config.warnings).unwrap();
+            assert_eq!(warnings.first().map(|warning| warning.path.as_str()), want, "{keys}");
+        }
     }
 
     #[test]

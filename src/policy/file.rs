@@ -10,6 +10,7 @@ use http::Method;
 use ipnet::IpNet;
 use toml::{Table, Value};
 
+use super::approval::Approval;
 use super::leak::Leak;
 use super::pattern::{HostPattern, PathPattern};
 use super::plan::{Calls, Limits, Oversize, Plan, Rate, Sizes, Timeouts};
@@ -50,6 +51,7 @@ pub(super) struct RawIntegration {
     pub(super) ech: Ech,
     pub(super) allow_cidrs: Vec<IpNet>,
     pub(super) require_credential: Option<String>,
+    pub(super) approval: Option<Approval>,
 }
 
 /// `[tasks.NAME]`.
@@ -88,7 +90,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let ledger = ledger(root.section("ledger"), &dir, base, findings);
     let leak = leak(root.section("leak"), findings);
     let integrations =
-        root.named("integrations").into_iter().map(|(name, section)| (name, integration(section))).collect();
+        root.named("integrations").into_iter().map(|(name, section)| (name, integration(section, findings))).collect();
     let plans = root.named("plans").into_iter().map(|(name, section)| (name, plan(section, findings))).collect();
     let credentials =
         root.named("credentials").into_iter().map(|(name, section)| (name, secrets::read(section, base))).collect();
@@ -248,7 +250,7 @@ fn ledger(mut s: Section<'_>, dir: &Path, base: &Path, findings: &Findings) -> L
     LedgerAt::Embedded(dir.join(path.unwrap_or_else(|| "ledger.exeat".into())))
 }
 
-fn integration(mut s: Section<'_>) -> RawIntegration {
+fn integration(mut s: Section<'_>, findings: &Findings) -> RawIntegration {
     RawIntegration {
         allowed_domains: s.take("allowed_domains").unwrap_or_default(),
         denied_domains: s
@@ -266,6 +268,7 @@ fn integration(mut s: Section<'_>) -> RawIntegration {
         ech: s.take("ech").unwrap_or_default(),
         allow_cidrs: s.take("allow_cidrs").unwrap_or_default(),
         require_credential: s.take("require_credential"),
+        approval: Approval::read(&mut s, findings),
     }
 }
 

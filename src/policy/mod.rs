@@ -1,6 +1,7 @@
 //! Pure rules: what the operator wrote, compiled once into what is asked on every request.
 
 pub mod address;
+mod approval;
 pub mod compile;
 pub mod credential;
 pub mod file;

@@ -80,6 +80,10 @@ impl<'f> Section<'f> {
         self.table.contains_key(key)
     }
 
+    pub(super) fn has_table(&self, key: &str) -> bool {
+        self.table.get(key).is_some_and(Value::is_table)
+    }
+
     /// A value of the wrong kind counts as absent, once it has been reported.
     pub(super) fn take<T: Readable>(&mut self, key: &'static str) -> Option<T> {
         self.known.push(key);

@@ -10,6 +10,7 @@ use http::Method;
 use ipnet::IpNet;
 
 use super::address::Cidrs;
+use super::approval::Approval;
 use super::credential::Credential;
 use super::leak::Leak;
 use super::path;
@@ -92,6 +93,7 @@ pub struct Integration {
     pub(super) ech: Ech,
     pub(super) allow_cidrs: Vec<IpNet>,
     pub(super) require_credential: Option<CredentialName>,
+    pub(super) approval: Option<Approval>,
 }
 
 /// What happens inside a tunnel.
@@ -122,6 +124,8 @@ pub struct Allowed {
     observed: Option<Deny>,
     /// A registered webhook URL; then `rules` is empty.
     webhook: bool,
+    /// Integrations that mean a webhook's host: they let nothing through, but may want it to be approved.
+    asking: Vec<Arc<Integration>>,
 }
 
 /// What of a request was allowed, and the path to forward in place of the sent one.
@@ -307,7 +311,7 @@ impl Task {
         if self.requires_at(target.host()) {
             return Err(Deny::CredentialRequired);
         }
-        Ok(Allowed::as_webhook())
+        Ok(Allowed { asking: self.for_host(target.host()), ..Allowed::as_webhook() })
     }
 
     fn by_integration(&self, target: &Target) -> Result<Allowed, Deny> {
@@ -316,10 +320,8 @@ impl Task {
             .and_then(|rules| narrow(rules, Deny::SchemeNotAllowed, |rule| rule.admits_scheme(target.scheme())))
             .and_then(|rules| narrow(rules, Deny::PortNotAllowed, |rule| rule.ports.contains(&target.port())));
         match found {
-            Ok(rules) => Ok(Allowed { rules, observed: None, webhook: false }),
-            Err(deny) if self.observes(target, deny) => {
-                Ok(Allowed { rules: Vec::new(), observed: Some(deny), webhook: false })
-            }
+            Ok(rules) => Ok(Allowed::by(rules)),
+            Err(deny) if self.observes(target, deny) => Ok(Allowed::as_observed(deny)),
             Err(deny) => Err(deny),
         }
     }
@@ -336,9 +338,9 @@ impl Task {
             return Ok(AllowedRequest { allowed: to.clone(), path: None });
         }
         let canonical = path::canonical(path).ok();
-        let requires = |rule: &Arc<Integration>| rule.paths.is_some() && rule.require_credential.is_some();
+        let requires = |rule: &Arc<Integration>| rule.paths.is_some() && rule.wants_more();
         if canonical.is_none() && to.rules.iter().any(requires) {
-            // It could be one of the paths where only a certain credential may pass.
+            // It could be one of the paths where only a certain credential may pass, or what was approved.
             return Err(Deny::PathNotAllowed);
         }
         let found = narrow(to.rules.clone(), Deny::MethodNotAllowed, |rule| rule.admits_method(method))
@@ -347,11 +349,10 @@ impl Task {
             Ok(rules) => {
                 let judged = rules.iter().all(|rule| rule.paths.is_some());
                 let path = canonical.filter(|_| judged).filter(|c| *c != path).map(Cow::into_owned);
-                Ok(AllowedRequest { allowed: Allowed { rules, observed: None, webhook: false }, path })
+                Ok(AllowedRequest { allowed: Allowed::by(rules), path })
             }
             Err(deny) if self.observes(target, deny) => {
-                let allowed = Allowed { rules: Vec::new(), observed: Some(deny), webhook: false };
-                Ok(AllowedRequest { allowed, path: None })
+                Ok(AllowedRequest { allowed: Allowed::as_observed(deny), path: None })
             }
             Err(deny) => Err(deny),
         }
@@ -375,13 +376,18 @@ impl Task {
             matches!(deny, Deny::HostNotAllowed | Deny::PortNotAllowed | Deny::MethodNotAllowed | Deny::PathNotAllowed);
         let denied = |rule: &Arc<Integration>| rule.denied.iter().any(|pattern| pattern.matches(target.host()));
         let public = target.scheme() == Scheme::Https && is_public_name(target.host());
-        // Where a certain credential is required, nothing passes without it.
-        let required = self.requires_at(target.host());
+        // Where a certain credential or an approval is required, nothing passes without it.
+        let required = self.for_host(target.host()).iter().any(|rule| rule.wants_more());
         self.observe && about && public && !required && !self.integrations.iter().any(denied)
     }
 }
 
 impl Integration {
+    /// True if being allowed is not enough.
+    fn wants_more(&self) -> bool {
+        self.require_credential.is_some() || self.approval.is_some()
+    }
+
     fn names(&self, host: &Host) -> bool {
         self.allowed.iter().any(|pattern| pattern.matches(host))
     }
@@ -440,7 +446,22 @@ impl Allowed {
     /// What lets a registered webhook URL through.
     #[must_use]
     pub fn as_webhook() -> Self {
-        Self { rules: Vec::new(), observed: None, webhook: true }
+        Self { webhook: true, ..Self::by(Vec::new()) }
+    }
+
+    fn by(rules: Vec<Arc<Integration>>) -> Self {
+        Self { rules, observed: None, webhook: false, asking: Vec::new() }
+    }
+
+    fn as_observed(deny: Deny) -> Self {
+        Self { observed: Some(deny), ..Self::by(Vec::new()) }
+    }
+
+    /// How long an approval of such a request is good for, if any of the integrations wants one.
+    #[must_use]
+    pub fn approval(&self, method: &Method, kind: Kind) -> Option<Duration> {
+        let asked = self.rules.iter().chain(&self.asking).filter_map(|rule| rule.approval.as_ref());
+        asked.filter_map(|approval| approval.asks(method, kind)).min()
     }
 
     /// Credentials that any of the integrations requires.
@@ -643,6 +664,113 @@ mod tests {
         let task = policy.task(&TaskName::new("t")).unwrap();
         let seen = task.destination(&target("https://other.example.com/"), RAW).unwrap();
         assert!(policy.judge("10.0.0.1".parse().unwrap(), &seen).is_err());
+    }
+
+    /// What an approval of a request is good for, in seconds, if it needs one.
+    fn approval(policy: &Policy, url: &str, method: &str, kind: Kind) -> Result<Option<u64>, Deny> {
+        let uri: http::Uri = url.parse().unwrap();
+        let (target, method) = (target(url), Method::from_bytes(method.as_bytes()).unwrap());
+        let task = policy.task(&TaskName::new("t")).unwrap();
+        let allowed = task.destination(&target, Asked::Request(kind))?;
+        let judged = task.request(&target, &allowed, &method, uri.path())?;
+        Ok(judged.allowed.approval(&method, kind).map(|expires| expires.as_secs()))
+    }
+
+    #[test]
+    fn approval_is_needed_if_any_integration_that_allows_the_request_wants_it() {
+        let policy = policy(
+            r#"
+            [integrations.all]
+            allowed_domains = ["all.example.com", "both.example.com"]
+            approval = "required"
+            [integrations.some]
+            allowed_domains = ["some.example.com", "both.example.com", "hooks.example.com"]
+            approval = { methods = ["POST"], tools = ["api_call", "webhook"], expires = "30s" }
+            [integrations.posts]
+            allowed_domains = ["posts.example.com", "open.example.com"]
+            methods = ["POST"]
+            approval = { methods = ["POST"] }
+            [integrations.calls]
+            allowed_domains = ["calls.example.com"]
+            approval = { tools = ["http_get"] }
+            [integrations.open]
+            allowed_domains = ["open.example.com"]
+            [integrations.web]
+            any_public_host = true
+            approval = { expires = "24h" }
+            [tasks.t]
+            integrations = ["all", "some", "posts", "calls", "open", "web", "webhook"]
+            tools = ["api_call", "http_get", "webhook"]
+            webhook_urls = ["https://hooks.example.com/x", "https://open.example.com/x", "https://web.example.com/x"]
+            raw = true
+            "#,
+        );
+        let (raw, api, get, webhook) =
+            (Kind::Raw, Kind::Tool(Tool::ApiCall), Kind::Tool(Tool::HttpGet), Kind::Tool(Tool::Webhook));
+        let rows = [
+            ("all", "GET", raw, Some(600)),
+            ("all", "POST", api, Some(600)),
+            ("some", "POST", raw, None),
+            ("some", "GET", api, None),
+            ("some", "POST", api, Some(30)),
+            // Some origins take one for the other.
+            ("some", "post", api, Some(30)),
+            // The shortest of those that are wanted.
+            ("both", "POST", api, Some(30)),
+            ("both", "GET", api, Some(600)),
+            ("posts", "POST", raw, Some(600)),
+            ("posts", "POST", api, Some(600)),
+            ("calls", "GET", raw, None),
+            ("calls", "GET", get, Some(600)),
+            ("open", "GET", raw, None),
+            ("open", "POST", raw, Some(600)),
+            ("web", "GET", raw, Some(86_400)),
+            // Of the hosts that integrations mean.
+            ("hooks", "POST", webhook, Some(30)),
+            ("open", "POST", webhook, Some(600)),
+            ("web", "POST", webhook, Some(86_400)),
+        ];
+        for (host, method, kind, want) in rows {
+            let url = format!("https://{host}.example.com/x");
+            assert_eq!(approval(&policy, &url, method, kind), Ok(want), "{host} {method} {kind:?}");
+        }
+    }
+
+    /// Neither `observe` nor a path in a form of its own leads past it.
+    #[test]
+    fn approval_has_no_way_around() {
+        let policy = policy(
+            r#"
+            [integrations.asked]
+            allowed_domains = ["a.example.com"]
+            methods = ["GET"]
+            paths = ["/admin/*"]
+            approval = "required"
+            [integrations.open]
+            allowed_domains = ["a.example.com"]
+            methods = ["GET"]
+            [integrations.web]
+            any_public_host = true
+            methods = ["GET"]
+            approval = "required"
+            [tasks.t]
+            integrations = ["asked", "open", "web"]
+            observe = true
+            "#,
+        );
+        let rows = [
+            ("https://a.example.com/admin/x", "GET", Ok(Some(600))),
+            ("https://a.example.com/%61dmin/x", "GET", Ok(Some(600))),
+            ("https://a.example.com/other", "GET", Ok(None)),
+            ("https://a.example.com/other/%2e%2e/admin/x", "GET", Err(Deny::PathNotAllowed)),
+            ("https://a.example.com/x%2f..%2fadmin/x", "GET", Err(Deny::PathNotAllowed)),
+            ("https://a.example.com/admin/x", "POST", Err(Deny::MethodNotAllowed)),
+            ("https://a.example.com:8443/admin/x", "GET", Err(Deny::PortNotAllowed)),
+            ("https://web.example.org/", "POST", Err(Deny::MethodNotAllowed)),
+        ];
+        for (url, method, want) in rows {
+            assert_eq!(approval(&policy, url, method, Kind::Raw), want, "{method} {url}");
+        }
     }
 
     /// A host that nobody wrote down is nobody to send keys to.
