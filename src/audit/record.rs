@@ -23,7 +23,7 @@ use crate::model::limited::Limited;
 use crate::model::name::{CredentialName, ExecutionId, TaskName};
 use crate::model::peer::{Peer, Whence};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
-use crate::model::target::Target;
+use crate::model::target::{Scheme, Target};
 use crate::model::tool::{EXEAT_TOOL, Kind, Tool};
 
 /// One line, less its mac. What is not known is left out.
@@ -59,6 +59,8 @@ struct Line {
     stage: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    approval: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     addr: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -361,6 +363,34 @@ impl Record {
     #[must_use]
     pub fn credential_used(&self) -> Option<&str> {
         self.line.credential_used.as_deref()
+    }
+
+    /// The approval that the request waits for, or has used.
+    pub fn approval(&mut self, id: &str) {
+        self.line.approval = Some(id.to_owned());
+    }
+
+    /// The approval that the request waits for, or has used, if it needs one.
+    #[must_use]
+    pub fn approval_id(&self) -> Option<&str> {
+        self.line.approval.as_deref()
+    }
+
+    /// Where to, as the log has it: cleaned, without the query, and of a webhook with a hash for the path.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let Line { scheme: Some(scheme), host: Some(host), port, path, .. } = &self.line else { return String::new() };
+        let usual = if *scheme == Scheme::Https.as_str() { 443 } else { 80 };
+        let port = port.filter(|port| *port != usual).map(|port| format!(":{port}")).unwrap_or_default();
+        let path = path.as_deref().unwrap_or_default();
+        let slash = if path.starts_with('/') { "" } else { "/" };
+        format!("{scheme}://{host}{port}{slash}{path}")
+    }
+
+    /// The method, as the log has it.
+    #[must_use]
+    pub fn method(&self) -> &str {
+        self.line.method.as_deref().unwrap_or_default()
     }
 
     /// A refusal that is about one of the task's own credentials, and why.

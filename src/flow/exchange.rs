@@ -11,7 +11,7 @@ use crate::stages::forward::Received;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::Taken;
 use crate::stages::upload::RequestBody;
-use crate::stages::{inject, inspect};
+use crate::stages::{approve, inject, inspect};
 
 /// Where the requests of a connection go. A tunnel has its pin; absolute-form gets one for each request.
 pub(super) struct Destination {
@@ -31,17 +31,18 @@ pub(super) async fn run(
     let (head, body) = request.into_parts();
     let grant = authorize::request(&policy, &to.admitted, taken, &head, record)?;
     let body = RequestBody::new(body, &grant.limits(), record.counts());
-    let body = inspect::gather(&grant, body).await?;
+    let body = inspect::gather(&grant, body, record).await?;
     // That may have taken its time: from here on nobody waits for the client.
     let policy = services.policies.snapshot();
     let grant = authorize::renewed(&policy, grant, &head, record)?;
-    let cleared = inspect::request(grant, head, body, record)?;
-    let admitted = cleared.grant().admitted();
+    let cleared = inspect::request(grant, head, body, record).await?;
+    let approved = approve::request(cleared, &services.ledger, record).await?;
+    let admitted = approved.grant().admitted();
     let pinned = match &to.pin {
         None => services.resolver.pin(&policy, admitted, record).await?,
         Some(pin) => services.resolver.confirm(&policy, admitted, pin, record)?,
     };
-    let outbound = inject::credential(cleared, pinned, services.settings.proxy.via)?;
+    let outbound = inject::credential(approved, pinned, services.settings.proxy.via)?;
     record.decided().await?;
     let withdrawn = outbound.withdrawn(services.policies.changes(), services.finds.clone());
     services.forwarder.exchange(outbound, withdrawn, to.admitted.caller().execution(), record).await

@@ -79,6 +79,9 @@ struct Problem<'a> {
     approved: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     credential: Option<&'a str>,
+    /// What has to be decided first, or was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    approval: Option<&'a str>,
     /// Which limit has been reached, and what it allows.
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<Limit>,
@@ -98,6 +101,7 @@ struct About<'a> {
     host: Option<&'a str>,
     approved: Option<Vec<String>>,
     credential: Option<&'a str>,
+    approval: Option<&'a str>,
     limited: Option<&'a Limited>,
 }
 
@@ -200,11 +204,13 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
     let approved = task.filter(|_| refusal == Deny::HostNotAllowed.into()).map(|task| task.approved());
     let host = task.and_then(|task| record.host_without(task.own()));
     let credential = record.about().map(CredentialName::as_str);
-    render(refusal, record.id(), About { host, approved, credential, limited: record.limit() })
+    let is_of_approval = matches!(refusal, Refusal::Deny(Deny::ApprovalPending | Deny::ApprovalDenied));
+    let approval = record.approval_id().filter(|_| is_of_approval);
+    render(refusal, record.id(), About { host, approved, credential, approval, limited: record.limit() })
 }
 
 fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
-    let About { host, approved, credential, limited } = about;
+    let About { host, approved, credential, approval, limited } = about;
     let notice = refusal.notice();
     let problem = Problem {
         r#type: format!("urn:exeat:{}", notice.code),
@@ -219,6 +225,7 @@ fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
         host,
         approved,
         credential,
+        approval,
         limit: limited.map(|limited| Limit { name: limited.name, allowed: limited.limit }),
         retry_after_s: limited.and_then(Limited::retry_after_s),
     };

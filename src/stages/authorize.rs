@@ -7,6 +7,7 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::choice::{self, Chosen};
 use super::identify::{Caller, Proof};
@@ -78,6 +79,8 @@ pub(super) struct Standing {
     method: Method,
     path: PathAndQuery,
     credential: Option<CredentialName>,
+    /// A person has allowed it.
+    approved: bool,
     /// What is looked for as long as it goes on.
     values: Option<Arc<Matcher>>,
 }
@@ -98,10 +101,16 @@ impl Standing {
         Self { values: Some(values.clone()), ..self }
     }
 
+    /// Of an exchange that a person has allowed: no later policy has to ask for it again.
+    pub(super) fn approved(self) -> Self {
+        Self { approved: true, ..self }
+    }
+
     /// What allows it under a later policy; none if this is the policy that granted it.
     ///
     /// # Errors
-    /// As [`request`]; [`Fail::Draining`] if other values are to be looked for from now on.
+    /// As [`request`]; [`Deny::ApprovalPending`] if it would have to be approved now, and was not;
+    /// [`Fail::Draining`] if other values are to be looked for from now on.
     pub(super) fn renewed(&self, policy: &Policy) -> Verdict<Option<Allowed>> {
         if self.admitted.generation == policy.generation() {
             return Ok(None);
@@ -111,6 +120,9 @@ impl Standing {
         let judged = task.request(&current.target, &current.allowed, &self.method, self.path.path())?;
         if judged.allowed.required().any(|name| Some(name) != self.credential.as_ref()) {
             return Err(Deny::CredentialRequired.into());
+        }
+        if !self.approved && judged.allowed.approval(&self.method, current.kind()).is_some() {
+            return Err(Deny::ApprovalPending.into());
         }
         if let Some(name) = &self.credential {
             let known = task.credentials().iter().find(|credential| credential.name() == name);
@@ -158,6 +170,14 @@ impl Admitted {
         self.allowed.ech()
     }
 
+    /// What kind of request it is; a tunnel is no tool call.
+    fn kind(&self) -> Kind {
+        match self.asked {
+            Asked::Connect => Kind::Raw,
+            Asked::Request(kind) => kind,
+        }
+    }
+
     /// Under which policy this was judged.
     #[must_use]
     pub fn generation(&self) -> u64 {
@@ -196,6 +216,16 @@ impl Grant {
         self.limits
     }
 
+    /// A tool call, or not.
+    pub(super) fn kind(&self) -> Kind {
+        self.admitted.kind()
+    }
+
+    /// How long an approval is good for, if a person has to allow this very request.
+    pub(super) fn approval(&self) -> Option<Duration> {
+        self.admitted.allowed.approval(&self.method, self.kind())
+    }
+
     /// Who gets the answer.
     pub(super) fn reader(&self) -> Reader {
         self.reader
@@ -208,6 +238,7 @@ impl Grant {
             method: self.method.clone(),
             path: self.path.clone(),
             credential: self.chosen.as_ref().map(|chosen| chosen.credential.name().clone()),
+            approved: false,
             values: None,
         }
     }

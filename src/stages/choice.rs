@@ -41,6 +41,12 @@ impl Chosen {
     pub(super) fn is_whole(&self) -> bool {
         self.whole || self.swaps.is_empty()
     }
+
+    /// Where it goes. What the client has put there does not leave.
+    pub(super) fn places(&self) -> Vec<Place> {
+        let whole = self.is_whole().then(|| self.credential.auth().place());
+        self.swaps.iter().map(|swap| swap.place.clone()).chain(whole).collect()
+    }
 }
 
 /// One place where a placeholder stands, and what stands around it.

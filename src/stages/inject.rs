@@ -13,9 +13,9 @@ use http_body::Body;
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
+use super::approve::Approved;
 use super::authorize::{Grant, Standing};
 use super::choice::{Chosen, Swap};
-use super::inspect::Cleared;
 use super::pin::PinnedTarget;
 use super::redact::Guard;
 use super::standing::{self, Withdrawn};
@@ -31,7 +31,7 @@ use crate::policy::credential::{Auth, Place};
 use crate::policy::plan::Limits;
 use crate::policy::rule::Policy;
 
-/// Evidence that a request was cleared, and that it goes to the pin of the target it was judged for.
+/// Evidence that a request was cleared and, if it has to be, approved, and that it goes to the pin of the target it was judged for.
 ///
 /// ```compile_fail
 /// use exeat::stages::{inject::Outbound, pin::PinnedTarget};
@@ -39,8 +39,8 @@ use crate::policy::rule::Policy;
 /// fn elsewhere(outbound: Outbound, pinned: PinnedTarget) -> Outbound { Outbound { pinned, ..outbound } }
 /// ```
 /// ```
-/// use exeat::{model::refusal::Verdict, stages::{inject::{self, Outbound}, inspect::Cleared, pin::PinnedTarget}};
-/// fn whole(cleared: Cleared, pinned: PinnedTarget) -> Verdict<Outbound> { inject::credential(cleared, pinned, false) }
+/// use exeat::{model::refusal::Verdict, stages::{approve::Approved, inject::{self, Outbound}, pin::PinnedTarget}};
+/// fn whole(approved: Approved, pinned: PinnedTarget) -> Verdict<Outbound> { inject::credential(approved, pinned, false) }
 /// ```
 pub struct Outbound {
     request: Request<RequestBody>,
@@ -82,13 +82,13 @@ impl Outbound {
 /// # Errors
 /// [`Deny::AuthorityMismatch`] if the pin belongs to another target than the request was judged for, and
 /// [`Deny::CredentialNotBound`] if a credential would leave in the clear.
-pub fn credential(cleared: Cleared, pinned: PinnedTarget, via: bool) -> Verdict<Outbound> {
-    let (grant, request) = cleared.into_parts();
+pub fn credential(approved: Approved, pinned: PinnedTarget, via: bool) -> Verdict<Outbound> {
+    let (grant, standing, request) = approved.into_parts();
     if grant.admitted().target() != pinned.target() {
         return Err(Deny::AuthorityMismatch.into());
     }
     let (limits, reader, guard) = (grant.limits(), grant.reader(), grant.guard());
-    let (values, standing) = (grant.values().clone(), grant.standing());
+    let values = grant.values().clone();
     let request = outgoing(&grant, request, &pinned, via)?;
     let is_websocket = request.extensions().get::<websocket::Wanted>().is_some();
     let standing = if is_websocket { standing.looking_for(grant.own()) } else { standing };

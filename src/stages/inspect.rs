@@ -2,8 +2,8 @@
 //!
 //! What is looked for are the values that the task must not send, in every form; where: method, path and
 //! query, header fields, body and trailers. Bodies of a known length up to 64 KiB are read whole before anything
-//! leaves, others are looked through on their way. Host names are looked at before, when the destination is
-//! judged.
+//! leaves, others are looked through on their way. What a person has to approve is read whole in any case. Host
+//! names are looked at before, when the destination is judged.
 
 use bytes::Bytes;
 use http::header::{COOKIE, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
@@ -13,8 +13,8 @@ use http_body::Body;
 use tokio::time::timeout_at;
 
 use super::authorize::Grant;
-use super::leaving::{Leaving, Stop};
-use super::upload::RequestBody;
+use super::leaving::{Leaving, PORTION, Stop};
+use super::upload::{PORTIONS, RequestBody};
 use crate::audit::record::Record;
 use crate::leak::{Found, Matcher};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
@@ -22,6 +22,11 @@ use crate::policy::plan::Timeouts;
 
 /// Bodies up to this are read whole before anything leaves, in bytes.
 const SMALL: u64 = 64 * 1024;
+/// So are bodies of requests that have to be approved, where the plan says nothing.
+const MAX_APPROVED: u64 = 1_000_000;
+
+/// What is said of a body that cannot be shown whole to whoever approves it.
+const UNKNOWN_LENGTH: &str = "approval needs a body of known length";
 
 /// Evidence that a granted request was looked through.
 ///
@@ -51,16 +56,24 @@ impl Cleared {
     }
 }
 
-/// Reads a small body whole, if there is something to look for. It may take as long as a silence may last,
-/// and no longer than the exchange.
+/// Reads a small body whole, if there is something to look for, and any body that has to be approved. It may take as
+/// long as a silence may last, and no longer than the exchange.
 ///
 /// # Errors
-/// [`Deny::RequestTooLarge`] for one that announces more than the plan allows; what comes of a client that does not
-/// send its body.
-pub async fn gather(grant: &Grant, body: RequestBody) -> Verdict<RequestBody> {
+/// [`Deny::RequestTooLarge`] for one that announces more than the plan allows, or that has to be approved and does not
+/// say how long it is; what comes of a client that does not send its body.
+pub async fn gather(grant: &Grant, body: RequestBody, record: &mut Record) -> Verdict<RequestBody> {
     body.judge_size()?;
-    if !grant.wants_body() || !body.is_known_to_be_within(SMALL) {
-        return Ok(body);
+    let most = grant.limits().request.unwrap_or(MAX_APPROVED);
+    match grant.approval() {
+        Some(_) if body.is_end_stream() => return Ok(body),
+        Some(_) if !body.is_known_to_be_within(most) => {
+            let is_known = body.size_hint().exact().is_some();
+            record.rule(if is_known { "approval: the body is too large" } else { UNKNOWN_LENGTH });
+            return Err(Deny::RequestTooLarge.into());
+        }
+        None if !grant.wants_body() || !body.is_known_to_be_within(SMALL) => return Ok(body),
+        Some(_) | None => {}
     }
     let Timeouts { idle, request, .. } = grant.timeouts();
     let until = body.began() + request.unwrap_or(idle).min(idle);
@@ -72,14 +85,14 @@ pub async fn gather(grant: &Grant, body: RequestBody) -> Verdict<RequestBody> {
 /// # Errors
 /// [`Deny::LeakDetected`] if a value stands in it; [`Deny::ContentCodingUnsupported`] or [`Deny::ScanLimit`] for
 /// a body that cannot be looked through; [`Deny::CredentialNotBound`] for a marked placeholder in the body.
-pub fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
+pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
     let values = grant.values();
     if !values.is_empty() {
         head(&grant, &parts, record)?;
         if !body.is_end_stream() {
             let leaving = Leaving::of(&parts, values, grant.bounds())?;
             if let Some((data, trailers)) = body.here() {
-                whole(leaving, data, trailers).map_err(|stop| refused(stop, record))?;
+                whole(leaving, data, trailers).await.map_err(|stop| refused(stop, record))?;
             } else {
                 body.look_through(leaving);
             }
@@ -121,10 +134,21 @@ fn fields(values: &Matcher, headers: &HeaderMap) -> Option<Found> {
 }
 
 /// Looks through a body that is here.
-fn whole(mut leaving: Leaving, data: &Bytes, trailers: Option<&HeaderMap>) -> Result<(), Stop> {
-    leaving.push(data.clone())?;
-    while leaving.has_work() {
+async fn whole(mut leaving: Leaving, data: &Bytes, trailers: Option<&HeaderMap>) -> Result<(), Stop> {
+    let mut rest = data.clone();
+    let mut portions = 0_usize;
+    while !rest.is_empty() || leaving.has_work() {
+        if !leaving.has_work() {
+            leaving.push(rest.split_to(PORTION.min(rest.len())))?;
+        }
         leaving.work()?;
+        // It is held here, all of it.
+        while leaving.take().is_some() {}
+        portions = portions.wrapping_add(1);
+        if portions.is_multiple_of(PORTIONS) {
+            // Others wait too.
+            tokio::task::yield_now().await;
+        }
     }
     trailers.map_or(Ok(()), |trailers| leaving.trailers(trailers))?;
     leaving.end()

@@ -12,7 +12,7 @@ use crate::leak::{Found, Hold, Matcher, is_crowded};
 use crate::model::refusal::{Deny, Refusal, Verdict};
 
 /// Bytes that are looked through before somebody else may have the thread.
-const PORTION: usize = 64 * 1024;
+pub(super) const PORTION: usize = 64 * 1024;
 /// Coded bytes that may be held for what they say, beyond those that come at once.
 const MAX_UNREAD: usize = 1024 * 1024;
 /// Messages up to this are held whole, in bytes.

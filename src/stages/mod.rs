@@ -1,9 +1,11 @@
 //! One file a step of the way. Each takes the evidence of the step before and leaves its own.
 
+pub mod approve;
 pub mod authorize;
 mod choice;
 mod cut;
 pub mod dial;
+mod digest;
 mod fields;
 mod forgiving;
 pub mod forward;

@@ -80,7 +80,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Nobody waits longer for a byte, also of a stream that trickles.
 const MAX_HELD: Duration = Duration::from_millis(500);
 /// Portions that are looked through before somebody else may have the thread.
-const PORTIONS: usize = 8;
+pub(super) const PORTIONS: usize = 8;
+/// Bytes that are set aside for a body before it comes.
+const ROOM: usize = 64 * 1024;
 
 /// Where the bytes are.
 enum Source {
@@ -157,7 +159,9 @@ impl RequestBody {
     /// [`Fail::RequestTimedOut`] or [`Deny::RequestMalformed`] for a client that does not send what it
     /// announced.
     pub(super) async fn whole(mut self) -> Verdict<Self> {
-        let mut data = BytesMut::with_capacity(usize::try_from(self.size_hint().lower()).unwrap_or_default());
+        // What is only announced takes no room.
+        let announced = usize::try_from(self.size_hint().lower()).unwrap_or_default();
+        let mut data = BytesMut::with_capacity(announced.min(ROOM));
         let mut trailers = None;
         while let Some(frame) = std::future::poll_fn(|cx| self.poll_source(cx)).await {
             let frame = frame.map_err(|error| match error {
