@@ -101,6 +101,13 @@ fn walk(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>)
     let judged = task.request(&target, &to, &args.method, uri.path())?;
     let path = judged.path.map(|path| format!("; sent as {path}")).unwrap_or_default();
     pass("authorize", format!("request: {}{path}", judged.allowed.rule()));
+    if let Some(expires) = judged.allowed.approval(&args.method, kind) {
+        let seconds = expires.as_secs();
+        pass(
+            "approve",
+            format!("the operator would be asked, and the request refused until then; {seconds} s at most"),
+        );
+    }
     for step in credentials(task, kind, &target, &judged.allowed) {
         pass("inject", step);
     }

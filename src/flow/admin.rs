@@ -1,4 +1,4 @@
-//! The operator's listener: health, tasks, executions, secrets, reload. Its token is never the sandboxes'.
+//! The operator's listener: health, tasks, executions, approvals, secrets, reload. Its token is never the sandboxes'.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use super::Services;
 use super::listen::{Accepted, Listener};
 use super::reload::{self, ConfigFile, Reloaded};
-use super::{executions, secrets};
+use super::{approvals, executions, secrets};
 use crate::model::host::Host;
 use crate::model::secret::TokenHash;
 
@@ -105,6 +105,10 @@ impl Admin {
         }
         if executions::owns(path) {
             let (status, value) = executions::answer(&self.services, request).await;
+            return document(status, &value);
+        }
+        if approvals::owns(path) {
+            let (status, value) = approvals::answer(&self.services, request).await;
             return document(status, &value);
         }
         match (request.method(), path) {

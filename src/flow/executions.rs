@@ -10,6 +10,7 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use ipnet::IpNet;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -35,7 +36,7 @@ const DAY: u64 = 24 * 3600;
 const YEAR: u64 = 365 * DAY;
 
 /// What is answered: a status and a document.
-type Said = (StatusCode, Value);
+pub(super) type Said = (StatusCode, Value);
 
 /// What a POST asks for.
 #[derive(Deserialize)]
@@ -73,7 +74,7 @@ pub(super) async fn answer(services: &Arc<Services>, request: Request<Incoming>)
 /// Begins an execution and tells its token, once.
 async fn start(services: &Arc<Services>, request: Request<Incoming>) -> Result<Said, Said> {
     let authority = authority(services, request.headers());
-    let wanted = wanted(request).await?;
+    let wanted: Wanted = read(request).await?;
     let name = TaskName::new(&wanted.task);
     if services.policies.snapshot().task(&name).is_none() {
         return Err(said(StatusCode::UNPROCESSABLE_ENTITY, "there is no such task"));
@@ -128,7 +129,8 @@ async fn begin_anew(services: &Services, wanted: &Wanted, name: &TaskName) -> Re
     show(services, &id).await.map(|(_, document)| (StatusCode::CREATED, document))
 }
 
-async fn wanted(request: Request<Incoming>) -> Result<Wanted, Said> {
+/// The document that a request brings.
+pub(super) async fn read<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Said> {
     let body = Limited::new(request.into_body(), MAX_BODY).collect();
     let body = match tokio::time::timeout(PATIENCE, body).await {
         Ok(Ok(body)) => body.to_bytes(),
@@ -245,7 +247,7 @@ fn unknown() -> Said {
     said(StatusCode::NOT_FOUND, "there is no such execution")
 }
 
-fn failed(error: LedgerError) -> Said {
+pub(super) fn failed(error: LedgerError) -> Said {
     let status = match error {
         LedgerError::Exists => StatusCode::CONFLICT,
         LedgerError::Full | LedgerError::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
@@ -254,6 +256,6 @@ fn failed(error: LedgerError) -> Said {
     said(status, &error.to_string())
 }
 
-fn said(status: StatusCode, why: &str) -> Said {
+pub(super) fn said(status: StatusCode, why: &str) -> Said {
     (status, json!({ "error": why }))
 }

@@ -2,6 +2,7 @@
 
 pub mod accept;
 pub mod admin;
+mod approvals;
 mod billing;
 mod chunks;
 mod connection;

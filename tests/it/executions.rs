@@ -350,7 +350,7 @@ async fn what_was_written_and_not_summed_up_is_at_the_next_start() {
     assert_eq!(get(&lab, &one.basic(), &url, &with_key).await.status, 200);
     until(&lab, &one.id, |document| document["credits"] == json!(1.0)).await;
     // As if the process had died between the log and the ledger; the call itself had been counted before.
-    let lab = lab.restarted_after(|| std::fs::write(&ledger, &before).unwrap()).await;
+    let lab = lab.restarted_after(async |_| std::fs::write(&ledger, &before).unwrap()).await;
     let shown = show(&lab, &one.id).await;
     assert_eq!((&shown["credits"], &shown["calls"]), (&json!(1.0), &json!(1)), "{shown}");
     let (_, calls) = ask(&lab, "GET", &format!("/v1/executions/{}/tool_calls", one.id), &Value::Null).await;

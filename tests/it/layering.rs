@@ -39,13 +39,14 @@ fn imports_point_down() {
 /// `forward` calls the private `dial`.
 #[test]
 fn stages_call_no_stage() {
-    const VERBS: [(&str, &str); 8] = [
+    const VERBS: [(&str, &str); 9] = [
         ("identify", "caller"),
         ("throttle", "take"),
         ("parse", "target"),
         ("authorize", "destination"),
         ("authorize", "request"),
         ("inspect", "request"),
+        ("approve", "request"),
         ("sni", "check"),
         ("inject", "credential"),
     ];

@@ -13,6 +13,7 @@
 mod lab;
 
 mod admin;
+mod approvals;
 mod attack;
 mod audit;
 mod behaviour;

@@ -185,11 +185,11 @@ impl Lab {
 
     /// Stops the proxy and starts it again on the same files, as it was configured at first.
     pub async fn restarted(self) -> Self {
-        self.restarted_after(|| ()).await
+        self.restarted_after(async |_| {}).await
     }
 
-    /// As [`Self::restarted`], and something happens to the files meanwhile.
-    pub async fn restarted_after(self, between: impl FnOnce()) -> Self {
+    /// As [`Self::restarted`], with something in between that is done in its folder.
+    pub async fn restarted_after(self, between: impl AsyncFnOnce(&Path)) -> Self {
         let Self { daemon, dns, dir, settings, text, .. } = self;
         assert!(daemon.shutdown().await);
         let since = Instant::now();
@@ -199,7 +199,7 @@ impl Lab {
             assert!(since.elapsed() < PATIENCE);
             tokio::task::yield_now().await;
         }
-        between();
+        between(dir.path()).await;
         let start = Instant::now();
         let daemon = loop {
             match Daemon::start(settings.clone(), compiled(&text, dir.path()).policy, None).await {
