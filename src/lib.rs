@@ -9,6 +9,7 @@
 //! | [`stages::parse`] | [`model::target::Target`] | where to, in one normal form |
 //! | [`stages::authorize`] | `Admitted`, `Grant` | may they go there; with this method, path and credential |
 //! | [`stages::inspect`] | `Cleared` | does nothing leave that must stay |
+//! | [`stages::approve`] | `Approved` | has a person allowed it, if one has to |
 //! | [`stages::pin`] | `PinnedTarget` | which judged addresses may be dialled |
 //! | [`stages::inject`] | `Outbound` | what leaves, put together once, the credential last |
 //! | [`stages::forward`] | the response | send it, over TLS that proves the name |

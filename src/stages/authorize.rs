@@ -173,7 +173,7 @@ impl Admitted {
     /// What kind of request it is; a tunnel is no tool call.
     fn kind(&self) -> Kind {
         match self.asked {
-            Asked::Connect => Kind::Raw,
+            Asked::Connect | Asked::Look => Kind::Raw,
             Asked::Request(kind) => kind,
         }
     }

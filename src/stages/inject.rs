@@ -31,7 +31,8 @@ use crate::policy::credential::{Auth, Place};
 use crate::policy::plan::Limits;
 use crate::policy::rule::Policy;
 
-/// Evidence that a request was cleared and, if it has to be, approved, and that it goes to the pin of the target it was judged for.
+/// Evidence that a request was cleared and, if it has to be, approved, and that it goes to the pin of the target it was
+/// judged for.
 ///
 /// ```compile_fail
 /// use exeat::stages::{inject::Outbound, pin::PinnedTarget};
@@ -40,7 +41,7 @@ use crate::policy::rule::Policy;
 /// ```
 /// ```
 /// use exeat::{model::refusal::Verdict, stages::{approve::Approved, inject::{self, Outbound}, pin::PinnedTarget}};
-/// fn whole(approved: Approved, pinned: PinnedTarget) -> Verdict<Outbound> { inject::credential(approved, pinned, false) }
+/// fn whole(it: Approved, pinned: PinnedTarget) -> Verdict<Outbound> { inject::credential(it, pinned, false) }
 /// ```
 pub struct Outbound {
     request: Request<RequestBody>,

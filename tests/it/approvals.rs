@@ -163,8 +163,9 @@ async fn plain_http_is_asked_for_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_integration_wants_to_be_approved() {
-    // Keys, then tool and method, and whether it waits.
-    let rows: [(&str, &[(&str, &str, bool)]); 4] = [
+    /// A tool, a method, and whether it waits.
+    type Asked = (&'static str, &'static str, bool);
+    let rows: [(&str, &[Asked]); 4] = [
         (REQUIRED, &[("", "GET", true), ("", "POST", true), ("http_get", "GET", true)]),
         (
             "approval = { methods = [\"POST\"] }",

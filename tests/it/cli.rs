@@ -80,7 +80,7 @@ async fn check_names_every_problem_and_exits_2() {
 async fn explain_says_what_would_happen_and_sends_nothing() {
     let ground = Ground::new().await;
     let text_of = ground.config(
-        "[dns]\nhosts = { \"inside.test\" = [\"10.0.0.1\"] }\n[integrations.api]\nallowed_domains = [\"api.test\", \"inside.test\"]\nmethods = [\"GET\"]\npaths = [\"/v1/*\"]\n[tasks.t]\nintegrations = [\"api\"]\n",
+        "[dns]\nhosts = { \"inside.test\" = [\"10.0.0.1\"] }\n[integrations.api]\nallowed_domains = [\"api.test\", \"inside.test\"]\nmethods = [\"GET\"]\npaths = [\"/v1/*\"]\n[integrations.asked]\nallowed_domains = [\"asked.test\"]\napproval = { methods = [\"POST\"] }\n[tasks.t]\nintegrations = [\"api\", \"asked\"]\n",
     );
     fs::write(ground.dir.path().join("e.toml"), text_of).unwrap();
     let rows = [
@@ -91,6 +91,7 @@ async fn explain_says_what_would_happen_and_sends_nothing() {
         (vec!["http://api.test/"], 3, "scheme_not_allowed"),
         (vec!["https://0x7f.1/"], 3, "target_malformed"),
         (vec!["https://inside.test/v1/x"], 3, "address_not_allowed"),
+        (vec!["-X", "POST", "https://asked.test/"], 0, "the operator would be asked"),
     ];
     for (args, code, words) in rows {
         let args = [vec!["explain", "-c", "e.toml", "--task", "t"], args].concat();
