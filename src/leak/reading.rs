@@ -88,7 +88,9 @@ impl Reading {
     /// Begins another stream, in the room that this one has.
     pub(super) fn clear(&mut self) {
         let Self { mut seen, mut joined, mut lines, .. } = std::mem::take(self);
-        (seen.clear(), joined.clear(), lines.clear());
+        seen.clear();
+        joined.clear();
+        lines.clear();
         *self = Self { seen, joined, lines, ..Self::default() };
     }
 
@@ -291,7 +293,9 @@ impl Undone {
     /// Begins another stream, in the room that this one has.
     pub(super) fn clear(&mut self) {
         let Self { mut reading, mut text, mut spans, .. } = std::mem::take(self);
-        (reading.clear(), text.clear(), spans.clear());
+        reading.clear();
+        text.clear();
+        spans.clear();
         *self = Self { reading, text, spans, ..Self::default() };
     }
 
