@@ -534,16 +534,15 @@ async fn a_policy_that_no_longer_wants_it_uses_none() {
 async fn what_is_under_way_and_was_not_approved_ends_with_a_policy_that_wants_it() {
     let (lab, origin, url) = lab("").await;
     let stall = format!("{url}stall");
-    let begun = async || {
+    let begun = async |n: usize| {
         let start = Instant::now();
-        let before = origin.seen().len();
-        while origin.seen().len() == before {
+        while origin.seen().len() < n {
             assert!(start.elapsed() < lab::PATIENCE);
             tokio::task::yield_now().await;
         }
     };
     let (reply, ()) = tokio::join!(lab.get(&stall), async {
-        begun().await;
+        begun(1).await;
         lab.reload(&config(origin.port(), REQUIRED));
     });
     reply.assert_refused(403, "approval_pending");
@@ -555,7 +554,7 @@ async fn what_is_under_way_and_was_not_approved_ends_with_a_policy_that_wants_it
     tokio::pin!(goes_on);
     tokio::select! {
         reply = &mut goes_on => panic!("{reply:?}"),
-        () = begun() => {}
+        () = begun(2) => {}
     }
     lab.reload(&config(origin.port(), "approval = { expires = \"1h\" }"));
     assert!(tokio::time::timeout(Duration::from_millis(300), goes_on).await.is_err());
