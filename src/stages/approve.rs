@@ -1,6 +1,6 @@
 //! A person allows it: evidence that nobody has to, or that somebody has, for this very request and once.
 //!
-//! What is bound is a digest of everything that leaves ([`super::digest`]). The request is refused until a person has
+//! What is bound is a digest of everything that leaves (`digest.rs`). The request is refused until a person has
 //! decided, and is repeated by its client; the ledger uses an approval up in the same step in which it is found.
 
 use std::time::Duration;

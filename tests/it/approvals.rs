@@ -422,6 +422,47 @@ async fn a_restart_forgets_nothing() {
     assert_eq!(origin.seen().len(), 2);
 }
 
+/// A Redis server on a port of its own, for as long as the test.
+struct Server(std::process::Child);
+
+impl Server {
+    fn start() -> (Self, u16) {
+        let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let mut command = std::process::Command::new("redis-server");
+        command.args(["--bind", "127.0.0.1", "--save", "", "--port"]).arg(free.to_string());
+        let server = Self(command.stdout(std::process::Stdio::null()).spawn().expect("redis-server is installed"));
+        (server, free)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs redis-server"]
+async fn a_fleet_asks_once_and_lets_one_through() {
+    let (_server, port) = Server::start();
+    let shared = format!("[ledger]\nstore = \"redis://127.0.0.1:{port}\"\n");
+    let (one, origin, url) = lab_with(REQUIRED, &shared).await;
+    let admin = "[admin]\nlisten = \"127.0.0.1:0\"\n";
+    let two = Ground::new().await.proxy(&format!("{admin}{}{shared}", config(origin.port(), REQUIRED))).await;
+    let start = Instant::now();
+    while one.get(&url).await.header("exeat-refusal") != Some("approval_pending") {
+        assert!(start.elapsed() < lab::PATIENCE);
+    }
+    let id = pending(&one.get(&url).await);
+    assert_eq!(pending(&two.get(&url).await), id);
+    assert_eq!(one.approvals().await, two.approvals().await);
+    two.approve(&id).await;
+    assert_eq!(one.get(&url).await.status, 200);
+    assert_ne!(pending(&two.get(&url).await), id);
+    assert_eq!((one.decide(&id, "deny").await.0, origin.seen().len()), (409, 1));
+}
+
 #[tokio::test]
 async fn what_has_expired_lets_nothing_through() {
     let (lab, origin, url) = lab(REQUIRED).await;
