@@ -193,7 +193,10 @@ impl Line {
         let Self { scheme: Some(scheme), host: Some(host), port, .. } = self else { return String::new() };
         let usual = if scheme == "https" { 443 } else { 80 };
         let port = port.filter(|port| *port != usual).map(|port| format!(":{port}")).unwrap_or_default();
-        format!("{scheme}://{host}{port}{}", self.path.as_deref().unwrap_or_default())
+        let path = self.path.as_deref().unwrap_or_default();
+        // Of a webhook it is a hash.
+        let slash = if path.starts_with('/') { "" } else { "/" };
+        format!("{scheme}://{host}{port}{slash}{path}")
     }
 
     /// The line is written at the end.
