@@ -615,6 +615,42 @@ impl Drop for Record {
     }
 }
 
+/// What a person has decided about a request that waits.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Decision<'d> {
+    /// The approval's id, as it stands in the lines of the requests.
+    pub approval: &'d str,
+    /// `approve` or `deny`.
+    pub decision: &'static str,
+    /// Whose request it is.
+    pub execution: &'d str,
+    /// Of which task.
+    pub task: &'d str,
+    /// The tool, if it is a call of one.
+    pub tool: Option<&'d str>,
+    /// The request's method.
+    pub method: &'d str,
+    /// Where to, as the log may have it.
+    pub url: &'d str,
+}
+
+impl Decision<'_> {
+    /// Writes it down, and returns once that is done.
+    ///
+    /// # Errors
+    /// [`SinkError`] if the sink cannot take it.
+    pub async fn write(&self, sink: &Sink) -> Result<(), SinkError> {
+        #[derive(Serialize)]
+        struct Line<'l> {
+            ts: String,
+            event: &'static str,
+            #[serde(flatten)]
+            decision: &'l Decision<'l>,
+        }
+        sink.write_and_wait(&Line { ts: now(), event: "approval", decision: self }).await
+    }
+}
+
 /// The time as audit lines write it: RFC 3339, UTC.
 #[must_use]
 pub(super) fn now() -> String {

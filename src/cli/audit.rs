@@ -115,6 +115,7 @@ fn for_people(line: &Value) -> String {
     let codes = line["codes"].as_object().into_iter().flatten();
     words.extend(codes.map(|(code, count)| format!("{count} × {}", clean(code))));
     words.push(text("callers"));
+    words.extend(["url", "decision", "approval"].map(text));
     let rule = text("rule");
     if !rule.is_empty() {
         words.push(format!("({rule})"));

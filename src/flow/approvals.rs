@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::Services;
 use super::executions::{Said, failed, read, said, written};
+use crate::audit::record;
 use crate::ledger::{Approval, Decided, Decision, Millis, State};
 
 /// What a POST asks for.
@@ -71,11 +72,29 @@ async fn decide(services: &Services, id: &str, request: Request<Incoming>) -> Re
         Word::Deny => Decision::Deny,
     };
     match services.ledger.decide(id, decision, Millis::now()).await.map_err(failed)? {
-        Decided::Done => show(services, id).await,
+        Decided::Done => {
+            note(services, id, decision).await?;
+            show(services, id).await
+        }
         Decided::AlreadyDecided(state) => Err(too_late("it has been decided", state)),
         Decided::Expired => Err(too_late("it has expired", State::Expired)),
         Decided::Unknown => Err(unknown()),
     }
+}
+
+/// Who reads the log must see why a request was let through.
+async fn note(services: &Services, id: &str, decision: Decision) -> Result<(), Said> {
+    let known = services.ledger.approval(id, Millis::now()).await.map_err(failed)?.ok_or_else(unknown)?;
+    let decision = match decision {
+        Decision::Approve => "approve",
+        Decision::Deny => "deny",
+    };
+    let (execution, task) = (known.execution.as_str(), known.task.as_str());
+    let (method, url, tool) = (&*known.method, &*known.url, known.tool.as_deref());
+    let line = record::Decision { approval: &known.id, decision, execution, task, tool, method, url };
+    line.write(&services.audit)
+        .await
+        .map_err(|_| said(StatusCode::SERVICE_UNAVAILABLE, "it has been decided, and the audit log cannot be written"))
 }
 
 /// An approval as its operator and its caller may see it: without the digest.

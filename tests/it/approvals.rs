@@ -124,7 +124,16 @@ async fn on_every_way_in_it_is_asked_before_anything_leaves() {
         assert_eq!(json!(fields), want, "{line}");
 
         assert_eq!(pending(&lab.by(way, "POST", &url, &[("x-a", "1")], "body").await), id, "asked once");
+        assert_eq!(lab.decisions().await, Vec::<Value>::new());
         lab.approve(&id).await;
+        let decisions = lab.decisions().await;
+        let [decision] = &*decisions else { panic!("{decisions:#?}") };
+        let of = |key: &str| decision[key].as_str().unwrap_or_default().to_owned();
+        assert_eq!(
+            [of("approval"), of("decision"), of("execution"), of("task"), of("method")],
+            [&*id, "approve", "t", "t", "POST"],
+            "{decision}"
+        );
         let reply = lab.by(way, "POST", &url, &[("x-a", "1")], "body").await;
         assert_eq!(reply.status, 200, "{way:?} {reply:?}");
         assert_eq!((origin.last().body, origin.last().uri.query()), (Bytes::from("body"), Some("secret=query")));

@@ -154,12 +154,24 @@ impl Lab {
         self.dir.path().join("audit.jsonl")
     }
 
-    /// The audit lines so far, without those of the log itself.
+    /// The audit lines so far, of exchanges.
     pub async fn audit(&self) -> Vec<Value> {
+        let mut lines = self.log().await;
+        lines.retain(|line| line["event"] != "opened" && line["event"] != "approval");
+        lines
+    }
+
+    /// What a person has decided so far, as the audit log says.
+    pub async fn decisions(&self) -> Vec<Value> {
+        let mut lines = self.log().await;
+        lines.retain(|line| line["event"] == "approval");
+        lines
+    }
+
+    async fn log(&self) -> Vec<Value> {
         assert!(self.daemon.flush_audit().await);
         let text = std::fs::read_to_string(self.audit_file()).unwrap();
-        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        lines.filter(|line| line["event"] != "opened").collect()
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// The line that ended the `n`-th exchange, counted from 0.
