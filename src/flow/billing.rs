@@ -195,7 +195,7 @@ impl Line {
         let port = port.filter(|port| *port != usual).map(|port| format!(":{port}")).unwrap_or_default();
         let path = self.path.as_deref().unwrap_or_default();
         // Of a webhook it is a hash.
-        let slash = if path.starts_with('/') { "" } else { "/" };
+        let slash = if path.is_empty() || path.starts_with('/') { "" } else { "/" };
         format!("{scheme}://{host}{port}{slash}{path}")
     }
 

@@ -18,10 +18,11 @@ use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
 use super::Services;
-use super::executions::{shown, written};
+use super::approvals;
+use super::executions::shown;
 use crate::audit::record::Record;
 use crate::files;
-use crate::ledger::{Approval, Counter, LedgerError, Millis, Standing, ToolCall};
+use crate::ledger::{Counter, LedgerError, Millis, Standing, ToolCall};
 use crate::model::name::is_plain;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Target;
@@ -225,7 +226,9 @@ impl Asking<'_> {
         let known = self.services.ledger.approval(id, Millis::now()).await.map_err(unavailable)?;
         // That others have one of that id is none of the caller's business.
         let own = known.filter(|approval| approval.execution == *self.caller.execution());
-        Ok(own.map_or(Said::Unknown("There is no such approval"), |approval| Said::Document(approved(&approval))))
+        Ok(own.map_or(Said::Unknown("There is no such approval"), |approval| {
+            Said::Document(approvals::shown(&approval, Millis::now()))
+        }))
     }
 
     /// A call that the client refused by itself: written down as what the client says.
@@ -382,21 +385,6 @@ fn left(limits: &Limits, counter: &Counter) -> Value {
         "request_timeout_s": seconds(limits.timeouts.request),
         "response_header_timeout_s": seconds(Some(limits.timeouts.response_header)),
         "idle_timeout_s": seconds(Some(limits.timeouts.idle)),
-    })
-}
-
-/// An approval as whoever waits for it may see it.
-fn approved(approval: &Approval) -> Value {
-    json!({
-        "id": approval.id,
-        "execution": approval.execution.as_str(),
-        "task": approval.task.as_str(),
-        "tool": approval.tool,
-        "method": approval.method,
-        "url": approval.url,
-        "created_at": written(approval.created_at),
-        "expires_at": written(approval.expires_at),
-        "state": approval.state,
     })
 }
 

@@ -2,10 +2,9 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
 use futures_util::future::join_all;
 use http::Request;
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -38,19 +37,6 @@ async fn lab(plan: &str) -> (Lab, Origin, String) {
     (lab, origin, url)
 }
 
-/// Asks the admin listener.
-async fn ask(lab: &Lab, method: &str, path: &str, body: &Value) -> (u16, Value) {
-    let address = lab.daemon.admin_address().unwrap();
-    let token = std::fs::read_to_string(lab.dir.path().join("admin.token")).unwrap();
-    #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
-    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
-    let request = Request::builder().method(method).uri(path).header("host", address.to_string());
-    let request = request.header("authorization", format!("Bearer {token}"));
-    let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
-    let reply = Reply::read(h1(stream, request.body(Full::new(body)).unwrap()).await).await;
-    (reply.status.as_u16(), reply.problem())
-}
-
 struct Started {
     id: String,
     token: String,
@@ -64,14 +50,14 @@ impl Started {
 }
 
 async fn start(lab: &Lab, wanted: Value) -> Started {
-    let (status, document) = ask(lab, "POST", "/v1/executions", &wanted).await;
+    let (status, document) = lab.ask("POST", "/v1/executions", &wanted).await;
     assert_eq!(status, 201, "{document}");
     let text = |key: &str| document[key].as_str().unwrap().to_owned();
     Started { id: text("id"), token: text("token"), document }
 }
 
 async fn show(lab: &Lab, id: &str) -> Value {
-    let (status, document) = ask(lab, "GET", &format!("/v1/executions/{id}"), &Value::Null).await;
+    let (status, document) = lab.ask("GET", &format!("/v1/executions/{id}"), &Value::Null).await;
     assert_eq!(status, 200, "{document}");
     document
 }
@@ -131,7 +117,7 @@ async fn an_execution_is_known_by_its_token_and_has_limits_of_its_own() {
     let lines = lab.audit().await;
     let of = |id: &str| lines.iter().filter(|line| line["execution"] == id && line["task"] == "t").count();
     assert_eq!((of(&one.id), of(&two.id)), (7, 7), "three of two lines, and one that was refused");
-    let (status, listed) = ask(&lab, "GET", "/v1/executions?task=t", &Value::Null).await;
+    let (status, listed) = lab.ask("GET", "/v1/executions?task=t", &Value::Null).await;
     assert_eq!((status, listed.as_array().unwrap().len()), (200, 3), "{listed}");
     // Nothing of a token is in any file but as a hash.
     for entry in std::fs::read_dir(lab.dir.path()).unwrap() {
@@ -160,7 +146,7 @@ async fn who_is_unknown_is_407_and_who_has_ended_403() {
         get(&lab, &field, &url, &[]).await.assert_refused(407, "caller_unknown");
     }
     assert_eq!(get(&lab, &one.basic(), &url, &[]).await.status, 200);
-    let (status, document) = ask(&lab, "DELETE", &format!("/v1/executions/{}", one.id), &Value::Null).await;
+    let (status, document) = lab.ask("DELETE", &format!("/v1/executions/{}", one.id), &Value::Null).await;
     assert_eq!((status, &document["stopped"]), (200, &json!("asked")), "{document}");
     get(&lab, &one.basic(), &url, &[]).await.assert_refused(403, "execution_stopped");
     get(&lab, &one.basic(), &url, &[TOOL]).await.assert_refused(403, "execution_stopped");
@@ -199,7 +185,7 @@ async fn what_is_under_way_ends_with_its_execution() {
         assert!(crate::lab::client::read_head(&mut tunnel).await.starts_with("HTTP/1.1 200"));
         tunnel.write_all(&crate::finds::hello("open.test")).await.unwrap();
         if how == "stopped" {
-            let (status, _) = ask(&lab, "DELETE", &format!("/v1/executions/{}", one.id), &Value::Null).await;
+            let (status, _) = lab.ask("DELETE", &format!("/v1/executions/{}", one.id), &Value::Null).await;
             assert_eq!(status, 200);
         }
         assert!(timeout(lab::PATIENCE, download.collect()).await.unwrap().is_err(), "{how}: the download breaks off");
@@ -239,7 +225,7 @@ async fn what_cannot_be_begun_is_said() {
         (json!([1]), 400, ""),
     ];
     for (wanted, status, says) in rows {
-        let (got, document) = ask(&lab, "POST", "/v1/executions", &wanted).await;
+        let (got, document) = lab.ask("POST", "/v1/executions", &wanted).await;
         assert_eq!(got, status, "{wanted}: {document}");
         assert!(document["error"].as_str().unwrap().contains(says), "{wanted}: {document}");
     }
@@ -250,7 +236,7 @@ async fn what_cannot_be_begun_is_said() {
         ("PUT", "/v1/executions", 405),
         ("GET", "/v1/executions/a/b/c", 404),
     ] {
-        assert_eq!(ask(&lab, method, path, &Value::Null).await.0, status, "{method} {path}");
+        assert_eq!(lab.ask(method, path, &Value::Null).await.0, status, "{method} {path}");
     }
 }
 
@@ -264,7 +250,7 @@ async fn a_static_execution_is_begun_anew() {
     let lab = lab.restarted().await;
     lab.get(&url).await.assert_refused(403, "execution_stopped");
     assert_eq!(show(&lab, "t").await["stopped"], "finds");
-    let (status, document) = ask(&lab, "POST", "/v1/executions", &json!({"task": "t", "static": true})).await;
+    let (status, document) = lab.ask("POST", "/v1/executions", &json!({"task": "t", "static": true})).await;
     assert_eq!((status, &document["id"], &document["calls"]), (201, &json!("t"), &json!(0)), "{document}");
     assert_eq!(lab.by(Way::Absolute, "GET", &url, &[TOOL], "").await.status, 200);
     lab.by(Way::Absolute, "GET", &url, &[TOOL], "").await.assert_refused(429, "execution_limit");
@@ -301,7 +287,7 @@ async fn what_carried_a_credential_costs_half_a_credit() {
     let billed: f64 = lab.audit().await.iter().filter_map(|line| line["credits"].as_f64()).sum();
     assert_eq!(json!(billed), wanted);
     let path = format!("/v1/executions/{}/tool_calls", one.id);
-    let (_, calls) = ask(&lab, "GET", &path, &Value::Null).await;
+    let (_, calls) = lab.ask("GET", &path, &Value::Null).await;
     let calls = calls.as_array().unwrap();
     let column = |key: &str| calls.iter().map(|call| call[key].clone()).collect::<Vec<_>>();
     assert_eq!(calls.len(), 7, "raw requests are none: {calls:#?}");
@@ -327,7 +313,7 @@ async fn what_carried_a_credential_costs_half_a_credit() {
     assert!(many.iter().all(|reply| reply.status == 200));
     let since = Instant::now();
     loop {
-        let (_, calls) = ask(&lab, "GET", &path, &Value::Null).await;
+        let (_, calls) = lab.ask("GET", &path, &Value::Null).await;
         let calls = calls.as_array().unwrap();
         let new = calls.iter().filter(|call| call["tool"] == "http_request" && call["blocked"] == false).count();
         if (calls.len(), new) == (50, 50) {
@@ -353,7 +339,7 @@ async fn what_was_written_and_not_summed_up_is_at_the_next_start() {
     let lab = lab.restarted_after(async |_| std::fs::write(&ledger, &before).unwrap()).await;
     let shown = show(&lab, &one.id).await;
     assert_eq!((&shown["credits"], &shown["calls"]), (&json!(1.0), &json!(1)), "{shown}");
-    let (_, calls) = ask(&lab, "GET", &format!("/v1/executions/{}/tool_calls", one.id), &Value::Null).await;
+    let (_, calls) = lab.ask("GET", &format!("/v1/executions/{}/tool_calls", one.id), &Value::Null).await;
     assert_eq!(calls.as_array().unwrap().len(), 2);
     let lab = lab.restarted().await;
     assert_eq!(show(&lab, &one.id).await["credits"], json!(1.0), "no line counts twice");

@@ -15,7 +15,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::lab::client::{empty, h1};
-use crate::lab::{self, Ground, Lab, Origin, Reply};
+use crate::lab::{self, Ground, Lab, Origin};
 
 /// A server that everybody on this machine may reach, with a password.
 struct Server {
@@ -104,18 +104,6 @@ async fn fleet(server: &Server) -> (Lab, Lab, Origin, String) {
     (first, second, origin, url)
 }
 
-async fn ask(lab: &Lab, method: &str, path: &str, body: &Value) -> (u16, Value) {
-    let address = lab.daemon.admin_address().unwrap();
-    let token = std::fs::read_to_string(lab.dir.path().join("admin.token")).unwrap();
-    #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
-    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
-    let request = Request::builder().method(method).uri(path).header("host", address.to_string());
-    let request = request.header("authorization", format!("Bearer {token}"));
-    let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
-    let reply = Reply::read(h1(stream, request.body(Full::new(body)).unwrap()).await).await;
-    (reply.status.as_u16(), serde_json::from_str(reply.text()).unwrap_or_default())
-}
-
 fn request(url: &str, field: &str, is_tool: bool) -> Request<Full<Bytes>> {
     let host = url.parse::<http::Uri>().unwrap().authority().unwrap().to_string();
     let mut request = Request::builder().uri(url).header("host", host).header("proxy-authorization", field);
@@ -128,7 +116,7 @@ fn request(url: &str, field: &str, is_tool: bool) -> Request<Full<Bytes>> {
 /// Until the ledger answers: it is connected to in the background.
 async fn ready(lab: &Lab) {
     let since = Instant::now();
-    while ask(lab, "GET", "/readyz", &Value::Null).await.0 != 200 {
+    while lab.ask("GET", "/readyz", &Value::Null).await.0 != 200 {
         assert!(since.elapsed() < lab::PATIENCE);
         tokio::task::yield_now().await;
     }
@@ -141,7 +129,7 @@ async fn two_proxies_count_as_one() {
     let (one, two, origin, url) = fleet(&server).await;
     ready(&one).await;
     ready(&two).await;
-    let (status, document) = ask(&one, "POST", "/v1/executions", &json!({"task": "t"})).await;
+    let (status, document) = one.ask("POST", "/v1/executions", &json!({"task": "t"})).await;
     assert_eq!(status, 201, "{document}");
     let (id, token) = (document["id"].as_str().unwrap(), document["token"].as_str().unwrap());
     let field = format!("Basic {}", STANDARD.encode(format!("{id}:{token}")));
@@ -151,7 +139,7 @@ async fn two_proxies_count_as_one() {
     assert_eq!((passed, origin.seen().len()), (10, 10));
     replies.iter().filter(|reply| reply.status != 200).for_each(|reply| reply.assert_refused(429, "rate_limited"));
     for lab in [&one, &two] {
-        let (_, shown) = ask(lab, "GET", &format!("/v1/executions/{id}"), &Value::Null).await;
+        let (_, shown) = lab.ask("GET", &format!("/v1/executions/{id}"), &Value::Null).await;
         assert_eq!(shown["calls"], 10, "{shown}");
     }
 
@@ -163,7 +151,7 @@ async fn two_proxies_count_as_one() {
     let stalled = request(&format!("{url}stall-body"), &field, false);
     let download = h1(two.connect().await, stalled).await;
     assert_eq!(download.status(), 200);
-    assert_eq!(ask(&one, "DELETE", &format!("/v1/executions/{id}"), &Value::Null).await.0, 200);
+    assert_eq!(one.ask("DELETE", &format!("/v1/executions/{id}"), &Value::Null).await.0, 200);
     two.send(request(&url, &field, false)).await.assert_refused(403, "execution_stopped");
     assert!(timeout(lab::PATIENCE, download.collect()).await.unwrap().is_err());
 
@@ -182,11 +170,11 @@ async fn two_proxies_count_as_one() {
     assert_eq!(origin.seen().len(), seen);
     server.again();
     ready(&one).await;
-    let (_, shown) = ask(&one, "GET", "/v1/executions/t", &Value::Null).await;
+    let (_, shown) = one.ask("GET", "/v1/executions/t", &Value::Null).await;
     assert_eq!(shown["calls"], 1, "{shown}");
     assert_eq!(one.send(request(&url, &own, true)).await.status, 200);
     let lab = one.restarted().await;
     ready(&lab).await;
-    let (_, shown) = ask(&lab, "GET", "/v1/executions/t", &Value::Null).await;
+    let (_, shown) = lab.ask("GET", "/v1/executions/t", &Value::Null).await;
     assert_eq!(shown["calls"], 2, "{shown}");
 }

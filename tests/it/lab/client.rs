@@ -111,6 +111,19 @@ impl Lab {
         }
     }
 
+    /// Asks the admin listener, with the operator's token.
+    pub async fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        let address = self.daemon.admin_address().unwrap();
+        let token = std::fs::read_to_string(self.dir.path().join("admin.token")).unwrap();
+        #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
+        let stream = TcpStream::connect(address).await.unwrap();
+        let request = Request::builder().method(method).uri(path).header("host", address.to_string());
+        let request = request.header("authorization", format!("Bearer {token}"));
+        let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
+        let reply = Reply::read(h1(stream, request.body(Full::new(body)).unwrap()).await).await;
+        (reply.status.as_u16(), serde_json::from_str(reply.text()).unwrap_or_default())
+    }
+
     #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox: it connects to the proxy")]
     pub async fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.proxy).await.unwrap();
