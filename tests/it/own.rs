@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::lab::client::{auth, empty, h1};
+use crate::lab::client::{auth, empty, h1, read_head};
 use crate::lab::{Ground, KEY, Lab, Origin, PATIENCE, Reply, origin};
 
 /// A proxy whose task `t` lists one tool, and so makes no raw requests; and what can be reached from it.
@@ -320,19 +320,16 @@ async fn a_report_that_stalls_has_a_place_and_an_end() {
     let here = here("[plans.p]\nconcurrent = 1\nrequest_timeout = \"2s\"").await;
     let mut stream = here.lab.connect().await;
     let head = format!(
-        "POST /v1/self/tool_calls HTTP/1.1\r\nHost: proxy\r\nProxy-Authorization: {}\r\nContent-Length: 100\r\n\r\n{{",
+        "POST /v1/self/tool_calls HTTP/1.1\r\nHost: proxy\r\nProxy-Authorization: {}\r\nContent-Length: 100\r\n\
+         Expect: 100-continue\r\n\r\n",
         auth()
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    let start = Instant::now();
-    let refused = loop {
-        let reply = here.get("/v1/self").await;
-        if reply.status != 200 {
-            break reply;
-        }
-        assert!(start.elapsed() < PATIENCE, "its place is nobody's");
-    };
-    refused.assert_refused(429, "concurrency_limited");
+    // Its body is wanted: it has its place.
+    let go_on = tokio::time::timeout(PATIENCE, read_head(&mut stream)).await.unwrap();
+    assert!(go_on.starts_with("HTTP/1.1 100"), "{go_on}");
+    stream.write_all(b"{").await.unwrap();
+    here.get("/v1/self").await.assert_refused(429, "concurrency_limited");
     let mut answer = [0; 12];
     tokio::time::timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
     assert_eq!(&answer, b"HTTP/1.1 504");
