@@ -285,7 +285,7 @@ fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -
     // Secrets are the configuration's, while everything else is in a state directory of our own.
     let secrets = &keep::Reader::of(sources::vault_place(config)?);
     table.insert("state_dir".to_owned(), state.display().to_string().into());
-    for own_files in ["interception", "vault", "audit", "admin"] {
+    for own_files in ["interception", "vault", "audit", "ledger", "admin"] {
         table.remove(own_files);
     }
     let env = |name: &str| if name == TOKEN { Some(token.to_owned()) } else { std::env::var(name).ok() };

@@ -89,7 +89,7 @@ async fn a_task_of_the_file_brings_its_credentials_along() {
     let (ground, origin) = place().await;
     let dir = ground.dir.path();
     let text = ground.config(&format!(
-        "state_dir = \"own-state\"\n{}credentials = [\"K\"]\n[credentials.K]\nauth_type = \"bearer\"\nvalue = \"secret:K\"\ndomains = [\"api.test\"]\n",
+        "state_dir = \"own-state\"\n{}credentials = [\"K\"]\n[credentials.K]\nauth_type = \"bearer\"\nvalue = \"secret:K\"\ndomains = [\"api.test\"]\n[ledger]\nstore = \"redis://127.0.0.1:1\"\n",
         lab::allow_api(origin.port())
     ));
     fs::write(dir.join("e.toml"), text).unwrap();
