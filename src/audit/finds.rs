@@ -16,6 +16,10 @@ const MOST: usize = 100_000;
 
 /// Finds that may wait to be written down.
 const MOST_NOTES: usize = 10_000;
+/// More finds than any execution may have: it was stopped.
+const STOPPED: u32 = u32::MAX;
+/// As many, but only this process knows.
+const STOPPED_HERE: u32 = u32::MAX - 1;
 /// How long anyone waits until theirs has been.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -54,16 +58,23 @@ impl Finds {
 
     /// Notes one more.
     pub(super) fn note(&self, execution: &ExecutionId) {
-        self.change(execution, |count| count.saturating_add(1));
+        self.change(execution, |count| if count < STOPPED_HERE { count.saturating_add(1) } else { count });
         if self.notes.try_send(Note::Find(execution.clone())).is_err() {
             // What cannot be written down must not be forgotten by a restart: nothing more comes of it.
-            self.stop(execution);
+            self.change(execution, |_| STOPPED_HERE);
         }
     }
 
     /// An execution goes on no longer: what of it is under way ends.
     pub fn stop(&self, execution: &ExecutionId) {
-        self.change(execution, |_| u32::MAX);
+        self.change(execution, |_| STOPPED);
+    }
+
+    /// Those that the ledger had stopped when they were.
+    #[must_use]
+    pub fn stopped(&self) -> Vec<ExecutionId> {
+        let found = self.found.borrow();
+        found.iter().filter(|(_, count)| **count == STOPPED).map(|(execution, _)| execution.clone()).collect()
     }
 
     /// Takes up what was written down.

@@ -54,13 +54,20 @@ pub(super) async fn run(services: Arc<Services>, mut notes: mpsc::Receiver<Note>
     }
 }
 
-/// Ends what is under way of executions that another proxy has stopped. A call of theirs is refused at once.
+/// Takes up what other proxies have done: what is under way of executions that they have stopped ends, though a call of
+/// theirs is refused at once; and one that they have begun anew is no longer stopped here.
 pub(super) async fn watch(services: Arc<Services>) {
     while services.abort.run_until_cancelled(sleep(LOOK_EVERY)).await.is_some() {
         for execution in services.seats.callers() {
             let standing = services.ledger.standing(&execution).await;
             if standing.is_ok_and(|standing| standing.is_some_and(|standing| standing.stopped.is_some())) {
                 services.finds.stop(&execution);
+            }
+        }
+        for execution in services.finds.stopped() {
+            let standing = services.ledger.standing(&execution).await;
+            if standing.is_ok_and(|standing| standing.is_some_and(|standing| standing.stopped.is_none())) {
+                services.finds.forget(&execution);
             }
         }
     }
