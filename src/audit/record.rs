@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::finds::Finds;
 use super::flood::Source;
-use super::sink::{Sink, SinkError};
+use super::sink::{Sink, SinkError, Told};
 use crate::files;
 use crate::leak::{Found, Matcher, Whose};
 use crate::model::limited::Limited;
@@ -607,8 +607,12 @@ impl Drop for Record {
         // Whether it came to its end is of no account: the origin may have done what it was asked for.
         let is_blocked = line.code.and_then(Refusal::with_code).is_some_and(Refusal::is_blocked);
         line.credits = line.credential_used.as_ref().filter(|_| decided && !is_blocked).map(|_| FEE);
-        let is_told = line.credits.is_some() || line.tool.is_some() && line.execution.is_some();
-        self.sink.write(&line, is_told);
+        let told = match (line.credits, line.tool, &line.execution) {
+            (Some(_), _, _) => Told::Bill,
+            (None, Some(_), Some(_)) => Told::Record,
+            (None, ..) => Told::No,
+        };
+        self.sink.write(&line, told);
         if decided {
             self.sink.closed();
         }

@@ -6,26 +6,28 @@ use std::path::{Path, PathBuf};
 
 use super::{chain, sink};
 
-/// Reads the lines behind the one with this mac, the oldest first, and gives each with its own. False if there is no
-/// such line, or not any more.
+/// Reads the lines behind the one with this mac, the oldest first, and gives each with its own, up to the one whose mac
+/// is `last`. False if there is no line to begin behind, or not any more.
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn behind(path: &Path, mac: &str, mut each: impl FnMut(&str, &str)) -> io::Result<bool> {
+pub fn behind(path: &Path, mac: &str, last: &str, mut each: impl FnMut(&str, &str)) -> io::Result<bool> {
     let mut files: Vec<PathBuf> = sink::rotated(path)?.into_iter().map(|(_, file)| file).collect();
     files.push(path.to_owned());
     for (at, file) in files.iter().enumerate().rev() {
         let Some(place) = place_behind(file, mac)? else { continue };
+        let mut is_over = mac == last;
         for (file, from) in
             std::iter::once((file, place)).chain(files.iter().skip(at.saturating_add(1)).map(|it| (it, 0)))
         {
             let mut file = File::open(file)?;
             file.seek(SeekFrom::Start(from))?;
             lines(file, |line, _| {
-                if let Some(mac) = chain::mac_of(line) {
+                if let Some(mac) = chain::mac_of(line).filter(|_| !is_over) {
                     each(line, mac);
+                    is_over = mac == last;
                 }
-                true
+                !is_over
             })?;
         }
         return Ok(true);
@@ -80,13 +82,24 @@ mod tests {
         std::fs::write(dir.path().join("audit.jsonl.1"), line("a", '1') + &line("b", '2')).unwrap();
         std::fs::write(dir.path().join("audit.jsonl.2"), line("c", '3') + "{\"torn\n" + &line("d", '4')).unwrap();
         std::fs::write(&path, line("e", '5') + "{\"event\":\"half").unwrap();
-        for (mac, want) in
-            [('1', Some("bcde")), ('2', Some("cde")), ('3', Some("de")), ('4', Some("e")), ('5', Some("")), ('6', None)]
-        {
+        let rows = [
+            ('1', '5', Some("bcde")),
+            ('2', '5', Some("cde")),
+            ('3', '5', Some("de")),
+            ('4', '5', Some("e")),
+            ('5', '5', Some("")),
+            ('6', '5', None),
+            ('1', '3', Some("bc")),
+            ('3', '4', Some("d")),
+            ('4', '4', Some("")),
+        ];
+        for (mac, last, want) in rows {
             let mut read = String::new();
-            let found =
-                behind(&path, &mac.to_string().repeat(64), |line, _| read.extend(line.chars().nth(10))).unwrap();
-            assert_eq!(found.then_some(&*read), want, "{mac}");
+            let found = behind(&path, &mac.to_string().repeat(64), &last.to_string().repeat(64), |line, _| {
+                read.extend(line.chars().nth(10))
+            })
+            .unwrap();
+            assert_eq!(found.then_some(&*read), want, "{mac} to {last}");
         }
     }
 }

@@ -66,10 +66,21 @@ pub struct Written {
     pub mac: String,
 }
 
+/// Whether a line is told of when it has been written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Told {
+    /// Always: it costs something.
+    Bill,
+    /// Nobody asks for it.
+    No,
+    /// Unless too much waits to be told of: it is for a record that keeps the last few only.
+    Record,
+}
+
 struct Entry {
     /// Empty: it is asked that everything be written.
     json: String,
-    is_told: bool,
+    told: Told,
     written: Option<oneshot::Sender<Result<(), SinkError>>>,
 }
 
@@ -84,7 +95,7 @@ impl Place {
 impl Sink {
     /// Opens the log, mends what a crash left, and starts the thread. With a key that has just been made,
     /// there can be no chain yet. Also told is the mac of the last line there is. Whoever is told and does not listen
-    /// holds the log up, and with it all requests: what is not kept must not go on.
+    /// holds the log up in the end; where there is a ledger to listen for, no request costs anything that it refuses.
     ///
     /// # Errors
     /// If a file cannot be opened, or another process holds the log.
@@ -140,11 +151,11 @@ impl Sink {
     }
 
     /// Hands a line over without waiting. Some are told of when they have been written.
-    pub(super) fn write(&self, line: &impl Serialize, is_told: bool) {
+    pub(super) fn write(&self, line: &impl Serialize, told: Told) {
         let queued = self.waiting.fetch_add(1, Ordering::Relaxed);
         let handed_over = queued < MAX_QUEUED
             && serde_json::to_string(line)
-                .is_ok_and(|json| self.lines.send(Entry { json, is_told, written: None }).is_ok());
+                .is_ok_and(|json| self.lines.send(Entry { json, told, written: None }).is_ok());
         if !handed_over {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -171,7 +182,7 @@ impl Sink {
             return Err(SinkError);
         }
         let (written, done) = oneshot::channel();
-        if self.lines.send(Entry { json, is_told: false, written: Some(written) }).is_err() {
+        if self.lines.send(Entry { json, told: Told::No, written: Some(written) }).is_err() {
             // The thread is gone, and with it every hope.
             self.healthy.store(false, Ordering::Relaxed);
             return Err(SinkError);
@@ -225,17 +236,20 @@ impl Scribe {
         }
         let (group, done) = self.write_all(group, counted);
         self.waiting.fetch_sub(taken, Ordering::Relaxed);
-        let mut lines = Vec::new();
+        let (mut lines, mut is_bill) = (Vec::new(), false);
         for entry in group {
             if let Some(written) = entry.written {
                 // Whoever asked may have gone; the line stands.
                 let _ = written.send(done);
             }
-            if entry.is_told {
+            is_bill |= entry.told == Told::Bill;
+            if entry.told != Told::No {
                 lines.push(entry.json);
             }
         }
-        if done.is_ok() && !lines.is_empty() {
+        // Refused calls go on for as long as a ledger is away, and must not hold up the log that says so.
+        let has_room = self.told.capacity() > self.told.max_capacity() / 2;
+        if done.is_ok() && !lines.is_empty() && (is_bill || has_room) {
             // Nobody listens any more at the end; then it is read from the log at the next start.
             let _ = self.told.blocking_send(Written { lines, mac: self.writer.head.mac.clone() });
         }
@@ -247,7 +261,7 @@ impl Scribe {
         let unwritten = self.lost.swap(0, Ordering::Relaxed);
         let lost = (unwritten > 0).then(|| note_lost(unwritten));
         let ours = counted.iter().map(Counted::json).chain(lost);
-        group.extend(ours.map(|json| Entry { json, is_told: false, written: None }));
+        group.extend(ours.map(|json| Entry { json, told: Told::No, written: None }));
         let done = self.writer.write_group(&group);
         self.healthy.store(done.is_ok(), Ordering::Relaxed);
         if let Err(error) = &done {
@@ -530,6 +544,31 @@ mod tests {
     use super::*;
 
     /// What a sink does whose writer hangs: a channel that nobody reads.
+    /// A ledger that is away for long must not silence the log.
+    #[tokio::test]
+    async fn lines_that_nobody_asks_for_in_time_are_written_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, key) = parts(dir.path());
+        let (told, mut heard) = tokio::sync::mpsc::channel(2);
+        let (sink, _) = Sink::open(place, key, true, told).unwrap();
+        for n in 0..20 {
+            sink.write(&serde_json::json!({ "n": n }), Told::Record);
+            assert_eq!(sink.flush().await, Ok(()), "{n}");
+        }
+        // One group is told of before the next is written.
+        assert_eq!(sink.flush().await, Ok(()));
+        let first = heard.try_recv().unwrap();
+        assert_eq!((first.lines, heard.try_recv().is_err()), (vec!["{\"n\":0}".to_owned()], true));
+        // What costs something waits for its turn.
+        for n in 0..2 {
+            sink.write(&serde_json::json!({ "cost": n }), Told::Bill);
+            assert_eq!(sink.flush().await, Ok(()), "{n}");
+        }
+        assert_eq!(sink.flush().await, Ok(()));
+        assert_eq!(heard.try_recv().unwrap().lines, ["{\"cost\":0}"]);
+        assert_eq!(heard.try_recv().unwrap().lines, ["{\"cost\":1}"]);
+    }
+
     #[tokio::test]
     async fn a_writer_that_hangs_bounds_the_queue_and_the_lost_are_counted() {
         let (lines, inbox) = mpsc::channel();
@@ -542,7 +581,7 @@ mod tests {
             open: AtomicUsize::new(0),
         };
         for _ in 0..MAX_QUEUED + 10 {
-            sink.write(&"line", false);
+            sink.write(&"line", Told::No);
         }
         assert_eq!(sink.lost.load(Ordering::Relaxed), 10);
         assert_eq!(inbox.try_iter().count(), MAX_QUEUED);

@@ -20,7 +20,7 @@ use crate::model::name::ExecutionId;
 use crate::model::refusal::Refusal;
 
 /// Groups of lines that may wait.
-pub(super) const MOST_WAITING: usize = 64;
+pub(super) const MOST_WAITING: usize = 16_384;
 /// How long a ledger that takes nothing is left alone.
 const PAUSE: Duration = Duration::from_millis(250);
 /// Lines that are summed up at a time when the log is read again.
@@ -49,18 +49,23 @@ struct Line {
     credits: Option<f64>,
 }
 
-/// Sums up what the log says and the ledger has not been told. `last` is the mac of its last line.
+/// Sums up what the log said when it was opened, and the ledger has not been told. `last` is the mac of its last line
+/// then. False if the ledger cannot be asked.
 ///
 /// # Errors
-/// If the log cannot be read. Where the ledger cannot be asked, nothing passes anyway.
-pub(super) async fn catch_up(services: &Services, last: &str) -> io::Result<()> {
-    let Ok(known) = services.ledger.cursor().await else { return Ok(()) };
-    let Some(path) = services.settings.audit.path.clone() else { return Ok(()) };
-    let Some(known) = known.filter(|known| known.as_str() != last) else { return begin(services, last).await };
+/// If the log cannot be read.
+pub(super) async fn catch_up(services: &Services, last: &str) -> io::Result<bool> {
+    let Ok(known) = services.ledger.cursor().await else { return Ok(false) };
+    let Some(path) = services.settings.audit.path.clone() else { return Ok(true) };
+    let Some(known) = known.filter(|known| known.as_str() != last) else {
+        begin(services, last).await;
+        return Ok(true);
+    };
+    let to = last.to_owned();
     let (batches, mut read) = mpsc::channel::<Written>(2);
     let reading = tokio::task::spawn_blocking(move || {
         let mut batch = Written { lines: Vec::new(), mac: String::new() };
-        let found = replay::behind(&path, known.as_str(), |line, mac| {
+        let found = replay::behind(&path, known.as_str(), &to, |line, mac| {
             batch.lines.push(line.to_owned());
             mac.clone_into(&mut batch.mac);
             if batch.lines.len() >= BATCH {
@@ -79,19 +84,27 @@ pub(super) async fn catch_up(services: &Services, last: &str) -> io::Result<()> 
     }
     if !reading.await.map_err(io::Error::other)?? {
         tracing::warn!("the audit log does not go on where the ledger left it; what lies between is not billed");
-        begin(services, last).await?;
+        begin(services, last).await;
     }
-    Ok(())
+    Ok(true)
 }
 
 /// From the end of the log on.
-async fn begin(services: &Services, last: &str) -> io::Result<()> {
+async fn begin(services: &Services, last: &str) {
     sum_up(services, &Written { lines: Vec::new(), mac: last.to_owned() }, Told::Again).await;
-    Ok(())
 }
 
-/// Sums up what is written, until all exchanges have ended.
-pub(super) async fn run(services: Arc<Services>, mut told: mpsc::Receiver<Written>) {
+/// Sums up what is written, until all exchanges have ended; first, if it is given the mac of the last line, what was
+/// written before.
+pub(super) async fn run(services: Arc<Services>, mut told: mpsc::Receiver<Written>, last: Option<String>) {
+    if let Some(last) = last {
+        // Until the ledger can be asked. Nothing passes before, so nothing that costs waits here.
+        while matches!(catch_up(&services, &last).await, Ok(false)) {
+            if services.abort.run_until_cancelled(sleep(PAUSE)).await.is_none() {
+                return;
+            }
+        }
+    }
     loop {
         let written = tokio::select! {
             // What was written before the end is summed up first.

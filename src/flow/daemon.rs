@@ -114,8 +114,8 @@ impl Daemon {
         let (written, told) = mpsc::channel(billing::MOST_WAITING);
         let (services, last) = services(settings, policy, proxy.clone(), own, written)?;
         let services = Arc::new(services);
-        billing::catch_up(&services, &last).await.map_err(StartError::Audit)?;
-        tokio::spawn(billing::run(services.clone(), told));
+        let is_up = billing::catch_up(&services, &last).await.map_err(StartError::Audit)?;
+        tokio::spawn(billing::run(services.clone(), told, (!is_up).then_some(last)));
         remember::recall(&services).await;
         if let Some(notes) = services.finds.notes() {
             tokio::spawn(remember::run(services.clone(), notes));

@@ -15,7 +15,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::lab::client::{empty, h1};
-use crate::lab::{self, Ground, Lab, Origin};
+use crate::lab::{self, Ground, Lab, Origin, Reply};
 
 /// A server that everybody on this machine may reach, with a password.
 struct Server {
@@ -92,7 +92,9 @@ async fn fleet(server: &Server) -> (Lab, Lab, Origin, String) {
         "[admin]\nlisten = \"127.0.0.1:0\"\n[ledger]\nstore = \"redis://cache.test:{}/3\"\npassword = \"file:password\"\n\
          [plans.p]\ncalls_per_minute = 10\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
          [integrations.mine]\nallowed_domains = [\"mine.test\"]\nports = [{}]\nplain_http = true\n\
-         [tasks.t]\nintegrations = [\"api\", \"mine\"]\ntools = [\"http_request\"]\nraw = true\nplan = \"p\"\n",
+         [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
+         [tasks.t]\nintegrations = [\"api\", \"mine\"]\ncredentials = [\"KEY\"]\ntools = [\"http_request\"]\n\
+         raw = true\nplan = \"p\"\n",
         server.port,
         origin.port(),
         server.port,
@@ -177,4 +179,63 @@ async fn two_proxies_count_as_one() {
     ready(&lab).await;
     let (_, shown) = lab.ask("GET", "/v1/executions/t", &Value::Null).await;
     assert_eq!(shown["calls"], 2, "{shown}");
+}
+
+/// What ended while the server was away is billed once it is back, also if the proxy was started again meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs redis-server"]
+async fn what_could_not_be_billed_is_billed_later_and_once() {
+    let mut server = Server::start();
+    let (one, _two, _origin, url) = fleet(&server).await;
+    ready(&one).await;
+    let (mut sender, body) = http_body_util::channel::Channel::<Bytes>::new(1);
+    let upload = one.absolute("POST", &format!("{url}sink")).header("exeat-credential", "KEY").body(body).unwrap();
+    let stream = one.connect().await;
+    let answer = tokio::spawn(async move { Reply::read(h1(stream, upload).await).await.status });
+    sender.send_data(Bytes::from_static(b"x")).await.unwrap();
+    let since = Instant::now();
+    while one.audit().await.is_empty() {
+        assert!(since.elapsed() < lab::PATIENCE);
+    }
+    server.kill();
+    drop(sender);
+    assert_eq!(answer.await.unwrap(), 200);
+    assert_eq!(one.ended(0).await["credits"], 0.5);
+    let one = one.restarted().await;
+    one.send(request(&url, &lab::client::auth(), true)).await.assert_refused(503, "ledger_unavailable");
+    server.again();
+    ready(&one).await;
+    billed(&one).await;
+    let one = one.restarted().await;
+    ready(&one).await;
+    billed(&one).await;
+    assert_eq!(one.send(request(&url, &lab::client::auth(), true)).await.status, 200);
+}
+
+async fn billed(lab: &Lab) {
+    let since = Instant::now();
+    while lab.ask("GET", "/v1/executions/t", &Value::Null).await.1["credits"] != 0.5 {
+        assert!(since.elapsed() < lab::PATIENCE);
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A task's own execution that was stopped at one proxy goes on at both when it is begun anew at the other.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs redis-server"]
+async fn what_is_begun_anew_at_one_proxy_is_at_the_other() {
+    let server = Server::start();
+    let (one, two, _origin, url) = fleet(&server).await;
+    ready(&one).await;
+    ready(&two).await;
+    let own = lab::client::auth();
+    assert_eq!(two.send(request(&url, &own, false)).await.status, 200);
+    assert_eq!(two.ask("DELETE", "/v1/executions/t", &Value::Null).await.0, 200);
+    two.send(request(&url, &own, false)).await.assert_refused(403, "execution_stopped");
+    assert_eq!(one.ask("POST", "/v1/executions", &json!({"task": "t", "static": true})).await.0, 201);
+    let since = Instant::now();
+    while two.send(request(&url, &own, false)).await.status != 200 {
+        assert!(since.elapsed() < lab::PATIENCE);
+    }
+    assert_eq!(one.send(request(&url, &own, false)).await.status, 200);
 }
