@@ -30,4 +30,5 @@ pub mod model;
 pub mod policy;
 pub mod stages;
 pub mod tls;
+pub mod tool;
 pub mod vault;

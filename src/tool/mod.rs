@@ -1,0 +1,1 @@
+//! The tool front-end: a thin client of the proxy.
