@@ -29,6 +29,7 @@ pub mod ledger;
 pub mod model;
 pub mod policy;
 pub mod stages;
+mod terminal;
 pub mod tls;
 pub mod tool;
 pub mod vault;

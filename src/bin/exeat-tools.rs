@@ -1,3 +1,7 @@
 //! The tool front-end's command line: all of it lives in the library.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    exeat::tool::command::main()
+}

@@ -19,12 +19,13 @@ mod secret;
 mod serve;
 mod service;
 mod sources;
-mod terminal;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+
+use crate::terminal;
 
 /// A forward egress proxy between AI-agent sandboxes and the internet. Nothing leaves without a permit.
 #[derive(Parser)]

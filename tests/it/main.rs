@@ -27,6 +27,7 @@ mod executions;
 mod finds;
 mod fleet;
 mod forward;
+mod front;
 mod guesser;
 mod hostile;
 mod isolate;

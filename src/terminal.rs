@@ -6,18 +6,18 @@ use std::io::{self, IsTerminal, Write};
 use tracing_subscriber::EnvFilter;
 
 /// A line on stderr. That nobody reads it is no error.
-pub(super) fn say(text: impl Display) {
+pub(crate) fn say(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
 /// Data on stdout. A reader that has seen enough (`| head`) is no error.
-pub(super) fn print(text: impl Display) {
+pub(crate) fn print(text: impl Display) {
     let mut out = io::stdout().lock();
     let _ = write!(out, "{text}").and_then(|()| out.flush());
 }
 
 /// Text from outside, made harmless for a terminal.
-pub(super) fn clean(text: &str) -> String {
+pub(crate) fn clean(text: &str) -> String {
     text.chars()
         .map(|c| {
             if c.is_control()
@@ -32,18 +32,18 @@ pub(super) fn clean(text: &str) -> String {
 }
 
 /// The same JSON, without characters that a terminal or a reader's eye could be misled by.
-pub(super) fn escaped(line: &str) -> String {
+pub(crate) fn escaped(line: &str) -> String {
     let misleading = |c: char| matches!(c, '\u{7f}'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     line.chars().map(|c| if misleading(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() }).collect()
 }
 
 /// One word for a POSIX shell, whatever stands in it.
-pub(super) fn quoted(value: &str) -> String {
+pub(crate) fn quoted(value: &str) -> String {
     format!("'{}'", value.replace('\'', "'\\''"))
 }
 
 /// Rows under their headings, in columns. The last one is not filled up: it may be long.
-pub(super) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+pub(crate) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let head = head.iter().map(|&heading| heading.to_owned()).collect();
     let rows: Vec<Vec<String>> = [head].into_iter().chain(rows).collect();
     let wide = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
@@ -56,19 +56,19 @@ pub(super) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> S
 }
 
 /// A colour for a verdict, if somebody looks.
-pub(super) struct Paint(bool);
+pub(crate) struct Paint(bool);
 
 impl Paint {
     /// For words on stdout.
-    pub(super) fn stdout() -> Self {
+    pub(crate) fn stdout() -> Self {
         Self(io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()))
     }
 
-    pub(super) fn good(&self, text: &str) -> String {
+    pub(crate) fn good(&self, text: &str) -> String {
         self.with("32", text)
     }
 
-    pub(super) fn bad(&self, text: &str) -> String {
+    pub(crate) fn bad(&self, text: &str) -> String {
         self.with("31", text)
     }
 
@@ -79,7 +79,7 @@ impl Paint {
 
 /// What the process holds must not end up in a core file, or be read by others of the same user. A child
 /// does not inherit it.
-pub(super) fn undumpable() {
+pub(crate) fn undumpable() {
     use rustix::process::{DumpableBehavior, set_dumpable_behavior};
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!(%error, "the process could be dumped");
@@ -90,7 +90,7 @@ pub(super) fn undumpable() {
 const LIBRARIES: [&str; 6] = ["h2", "hickory_net", "hyper", "hyper_util", "rustls", "tokio_rustls"];
 
 /// Log lines on stderr at the level of `EXEAT_LOG`: text on a terminal, JSON otherwise.
-pub(super) fn log(default: &str) {
+pub(crate) fn log(default: &str) {
     let filter = EnvFilter::try_from_env("EXEAT_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     // What libraries trace of the requests that pass through them is not ours to bound.
     let filter =

@@ -1,0 +1,216 @@
+//! What a model gives a tool, of whatever shape.
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, TRAILER, UPGRADE};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::{Map, Value};
+
+use super::words;
+use crate::model::refusal::{Deny, Refusal};
+
+/// What is wrong with them: the text for the model, and the code for the record.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wrong {
+    pub(super) text: String,
+    pub(super) reason: Refusal,
+}
+
+/// The arguments of a call of `tool`.
+pub(super) struct Arguments<'a> {
+    pub(super) tool: &'a str,
+    pub(super) all: &'a Map<String, Value>,
+}
+
+impl Wrong {
+    pub(super) fn malformed(text: String) -> Self {
+        Self { text, reason: Deny::RequestMalformed.into() }
+    }
+}
+
+impl From<Refusal> for Wrong {
+    fn from(reason: Refusal) -> Self {
+        Self { text: words::plain(reason), reason }
+    }
+}
+
+impl<'a> Arguments<'a> {
+    /// A member; `null` is as good as none.
+    pub(super) fn get(&self, field: &str) -> Option<&'a Value> {
+        self.all.get(field).filter(|value| !value.is_null())
+    }
+
+    /// A text that has to be there and to say something.
+    pub(super) fn text(&self, field: &str) -> Result<&'a str, Wrong> {
+        match self.get(field) {
+            None => Err(Wrong::malformed(words::field_required(field, self.tool))),
+            Some(Value::String(text)) if text.is_empty() => {
+                Err(Wrong::malformed(words::field_required(field, self.tool)))
+            }
+            Some(Value::String(text)) => Ok(text),
+            Some(_) => Err(self.wrong(field, "must be a string")),
+        }
+    }
+
+    pub(super) fn object(&self, field: &str) -> Result<Option<&'a Map<String, Value>>, Wrong> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(Value::Object(object)) => Ok(Some(object)),
+            Some(_) => Err(self.wrong(field, "must be an object")),
+        }
+    }
+
+    pub(super) fn wrong(&self, field: &str, must: &str) -> Wrong {
+        Wrong::malformed(words::field_wrong(field, must, self.tool))
+    }
+
+    /// Parameters of a query: texts, numbers, truth values, and lists of them for more than one of a name.
+    pub(super) fn query(&self) -> Result<Vec<(String, String)>, Wrong> {
+        let mut pairs = Vec::new();
+        for (name, value) in self.object("query_params")?.into_iter().flatten() {
+            let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+            for value in values.iter().filter(|value| !value.is_null()) {
+                let text = scalar(value).ok_or_else(|| self.wrong("query_params", "must hold strings and numbers"))?;
+                pairs.push((name.clone(), text));
+            }
+        }
+        Ok(pairs)
+    }
+
+    /// Header fields, without those that are not the caller's to set. `may_authorize` says whether `Authorization` is.
+    pub(super) fn fields(&self, may_authorize: bool) -> Result<HeaderMap, Wrong> {
+        let mut fields = HeaderMap::new();
+        for (name, value) in self.object("headers")?.into_iter().flatten() {
+            let text = scalar(value).ok_or_else(|| self.wrong("headers", "must hold strings"))?;
+            // Also in those that are dropped: who writes one of them means no good.
+            if name.chars().chain(text.chars()).any(char::is_control) {
+                return Err(Refusal::from(Deny::RequestMalformed).into());
+            }
+            let name: HeaderName = name.parse().map_err(|_| Refusal::from(Deny::RequestMalformed))?;
+            if is_ours(&name) || (name == AUTHORIZATION && !may_authorize) {
+                continue;
+            }
+            let value = HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Refusal::from(Deny::RequestMalformed))?;
+            if fields.try_append(name, value).is_err() {
+                return Err(Refusal::from(Deny::HeadTooLarge).into());
+            }
+        }
+        Ok(fields)
+    }
+
+    /// A body of JSON, and what says that it is one.
+    pub(super) fn json(&self, fields: &mut HeaderMap) -> Result<Bytes, Wrong> {
+        let Some(body) = self.object("body")? else { return Ok(Bytes::new()) };
+        says_json(fields);
+        Ok(written(&Value::Object(body.clone())))
+    }
+}
+
+/// Leaves a media type that is JSON, and puts it in place of any other.
+pub(super) fn says_json(fields: &mut HeaderMap) {
+    let is_json = |value: &HeaderValue| {
+        let kind = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
+    };
+    if !fields.get(CONTENT_TYPE).is_some_and(is_json) {
+        fields.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    }
+}
+
+pub(super) fn written(value: &Value) -> Bytes {
+    Bytes::from(value.to_string())
+}
+
+fn scalar(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(truth) => Some(truth.to_string()),
+        Value::Null | Value::Array(_) | Value::Object(_) => None,
+    }
+}
+
+/// Framing, what is of one hop, where it goes, and what speaks to the proxy.
+fn is_ours(name: &HeaderName) -> bool {
+    const OURS: [HeaderName; 5] = [HOST, CONTENT_LENGTH, TRAILER, UPGRADE, EXPECT];
+    let text = name.as_str();
+    OURS.contains(name)
+        || matches!(text, "transfer-encoding" | "connection" | "keep-alive" | "te")
+        || text.starts_with("proxy-")
+        || text.starts_with("exeat-")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn fields(headers: Value, may_authorize: bool) -> Result<Vec<(String, String)>, Wrong> {
+        let all = json!({ "headers": headers });
+        let fields = Arguments { tool: "x", all: all.as_object().unwrap() }.fields(may_authorize)?;
+        let text = |value: &HeaderValue| String::from_utf8(value.as_bytes().to_vec()).unwrap();
+        Ok(fields.iter().map(|(name, value)| (name.to_string(), text(value))).collect())
+    }
+
+    #[test]
+    fn fields_that_are_ours_are_dropped_and_control_characters_refuse() {
+        for dropped in [
+            "Authorization",
+            "host",
+            "Content-Length",
+            "Transfer-Encoding",
+            "Connection",
+            "Keep-Alive",
+            "TE",
+            "Trailer",
+            "Upgrade",
+            "Expect",
+            "Proxy-Authorization",
+            "Proxy-Connection",
+            "Exeat-Credential",
+            "EXEAT-Tool",
+            "Exeat-Swap",
+            "Exeat-Anything",
+        ] {
+            assert_eq!(fields(json!({ dropped: "x" }), false), Ok(vec![]), "{dropped}");
+        }
+        let kept = |name: &str, value: &str| Ok(vec![(name.to_owned(), value.to_owned())]);
+        assert_eq!(fields(json!({"Authorization": "x"}), true), kept("authorization", "x"));
+        assert_eq!(fields(json!({"X-Count": 3}), false), kept("x-count", "3"));
+        assert_eq!(fields(json!({"X-Text": "ü"}), false), kept("x-text", "ü"));
+        for wrong in [
+            json!({"X": "a\r\nHost: evil"}),
+            json!({"X": "a\nb"}),
+            json!({"X": "\u{0}"}),
+            json!({"X": "a\tb"}),
+            json!({"X": "\u{85}"}),
+            json!({"X\r\nY": "a"}),
+            json!({"Exeat-Credential": "a\r\nX: y"}),
+            json!({"X Y": "a"}),
+            json!({"": "a"}),
+            json!({"X:": "a"}),
+        ] {
+            assert_eq!(fields(wrong.clone(), false), Err(Refusal::from(Deny::RequestMalformed).into()), "{wrong}");
+        }
+        for wrong in [json!({"X": null}), json!({"X": []}), json!({"X": {}}), json!([]), json!("X: y"), json!(1)] {
+            assert!(fields(wrong.clone(), false).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_media_type_says_json_unless_it_does_already() {
+        for (given, want) in [
+            (None, "application/json"),
+            (Some("text/plain"), "application/json"),
+            (Some("application/json; charset=utf-8"), "application/json; charset=utf-8"),
+            (Some("application/merge-patch+json"), "application/merge-patch+json"),
+        ] {
+            let mut fields = HeaderMap::new();
+            if let Some(given) = given {
+                fields.insert(CONTENT_TYPE, HeaderValue::from_static(given));
+            }
+            says_json(&mut fields);
+            assert_eq!(fields[CONTENT_TYPE], want);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! A model's calls, one after the other, and the blocks in which they are answered.
+
+use serde_json::{Value, json};
+
+use super::outcome::Outcome;
+use super::proxy::Proxy;
+use super::registry::Registry;
+
+/// Why nothing of a batch was run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BatchError {
+    /// It is something else.
+    #[error("a batch is a JSON array of tool_use blocks, or of tool_calls")]
+    NotAnArray,
+    /// There is nobody to answer.
+    #[error("block {0} has no id to answer to")]
+    NoId(usize),
+    /// Two answers could not be told apart.
+    #[error("blocks {0} and {1} have the same id")]
+    SameId(usize, usize),
+}
+
+/// A call as one of two model APIs writes it.
+struct Block<'a> {
+    id: &'a str,
+    name: &'a str,
+    shape: Shape,
+    input: Result<Value, &'static str>,
+}
+
+#[derive(Clone, Copy)]
+enum Shape {
+    Anthropic,
+    Openai,
+}
+
+/// Runs what a model calls, in order. Blocks of other kinds, such as text, are passed over.
+///
+/// # Errors
+/// [`BatchError`] if it cannot be told what to answer; then nothing has been run.
+pub async fn run(registry: &Registry, proxy: &Proxy, batch: &Value) -> Result<Vec<Value>, BatchError> {
+    let all = batch.as_array().ok_or(BatchError::NotAnArray)?;
+    let mut blocks: Vec<(usize, Block<'_>)> = Vec::new();
+    for (at, one) in all.iter().enumerate() {
+        let Some(block) = read(one, at)? else { continue };
+        if let Some((other, _)) = blocks.iter().find(|(_, other)| other.id == block.id) {
+            return Err(BatchError::SameId(*other, at));
+        }
+        blocks.push((at, block));
+    }
+    let mut answers = Vec::new();
+    for (_, block) in blocks {
+        let outcome = match &block.input {
+            Ok(input) => registry.execute(proxy, block.name, input).await,
+            Err(text) => registry.refuse(proxy, block.name, text).await,
+        };
+        answers.push(block.answered(outcome));
+    }
+    Ok(answers)
+}
+
+fn read(one: &Value, at: usize) -> Result<Option<Block<'_>>, BatchError> {
+    let (shape, name, input) = match one.get("type").and_then(Value::as_str) {
+        Some("tool_use") => (Shape::Anthropic, one.get("name"), one.get("input").cloned().map(Ok)),
+        Some("function") => {
+            let function = one.get("function");
+            let arguments = function.and_then(|function| function.get("arguments")).and_then(Value::as_str);
+            let parsed = |text: &str| serde_json::from_str(text).map_err(|_| "Error: arguments are not valid JSON");
+            let input = arguments.filter(|text| !text.trim().is_empty()).map(parsed);
+            (Shape::Openai, function.and_then(|function| function.get("name")), input)
+        }
+        _ => return Ok(None),
+    };
+    let id = one.get("id").and_then(Value::as_str).filter(|id| !id.is_empty()).ok_or(BatchError::NoId(at))?;
+    let name = name.and_then(Value::as_str).unwrap_or_default();
+    Ok(Some(Block { id, name, shape, input: input.unwrap_or(Ok(Value::Null)) }))
+}
+
+impl Block<'_> {
+    fn answered(&self, outcome: Outcome) -> Value {
+        match self.shape {
+            Shape::Anthropic => json!({
+                "type": "tool_result",
+                "tool_use_id": self.id,
+                "is_error": outcome.is_error(),
+                "content": outcome.result.content,
+            }),
+            Shape::Openai => json!({ "role": "tool", "tool_call_id": self.id, "content": outcome.result.content }),
+        }
+    }
+}

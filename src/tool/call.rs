@@ -1,0 +1,242 @@
+//! One tool call on its way: sent through the proxy, which judges it, or refused here and told to the proxy.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{ACCEPT, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
+use http_body_util::{BodyExt, Full};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::outcome::{Outcome, State, ToolCallResult};
+use super::proxy::{Answer, Proxy, Refused, Said, Unreached, number};
+use super::words;
+use super::wrap::Kept;
+use crate::model::name::is_plain;
+use crate::model::refusal::{Deny, Fail, Refusal};
+use crate::model::tool::{EXEAT_TIMEOUT, EXEAT_TOOL, Tool};
+
+const EXEAT_CREDENTIAL: HeaderName = HeaderName::from_static("exeat-credential");
+const EXEAT_SWAP: HeaderName = HeaderName::from_static("exeat-swap");
+const AGENT: HeaderValue = HeaderValue::from_static(concat!("exeat-tools/", env!("CARGO_PKG_VERSION")));
+/// Between two parts of an answer. The proxy's own limit is shorter unless its operator wanted a longer one.
+const TO_GO_ON: Duration = Duration::from_secs(900);
+/// The reason that no code of the proxy's stands for.
+const UNREACHED: &str = "proxy_unreachable";
+
+/// A request as a tool makes it.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    /// What the model calls it.
+    pub(super) name: String,
+    /// As what the proxy judges it.
+    pub(super) tool: Tool,
+    pub(super) method: Method,
+    pub(super) uri: Uri,
+    /// Without what is ours to set.
+    pub(super) fields: HeaderMap,
+    pub(super) body: Bytes,
+    /// The credential that goes along, by its name.
+    pub(super) credential: Option<HeaderValue>,
+    /// What marks of credentials begin with; everything else is text.
+    pub(super) nonce: Option<String>,
+    /// Seconds that it may take.
+    pub(super) within: Option<u64>,
+}
+
+/// A call that never was one: what is wrong with it was seen here.
+#[derive(Debug, Default)]
+pub(super) struct Unsent {
+    pub(super) tool: String,
+    pub(super) url: String,
+    pub(super) method: String,
+    pub(super) credential: Option<String>,
+    pub(super) text: String,
+    pub(super) reason: Option<Refusal>,
+}
+
+impl Call {
+    /// Sends it.
+    pub(super) async fn perform(self, proxy: &Proxy) -> Outcome {
+        let started = Instant::now();
+        let mut result =
+            ToolCallResult { tool: self.name.clone(), method: self.method.to_string(), ..ToolCallResult::default() };
+        let url = self.uri.to_string();
+        let outcome = match self.request() {
+            Some(request) => match proxy.send(request).await {
+                Ok(answer) if answer.refusal().is_some() => match answer.refused(proxy).await {
+                    Ok(refused) => refusal(&refused, result),
+                    Err(why) => unreached(&why, result),
+                },
+                Ok(answer) => {
+                    result.url = url;
+                    read(proxy, answer, result, started).await
+                }
+                Err(why) => unreached(&why, result),
+            },
+            None => unreached(&Unreached::Unwritable, result),
+        };
+        timed(outcome, started)
+    }
+
+    fn request(self) -> Option<Request<Full<Bytes>>> {
+        let mut request = Request::new(Full::new(self.body));
+        *request.method_mut() = self.method;
+        *request.uri_mut() = self.uri;
+        let mut fields = self.fields;
+        // Many APIs refuse clients that do not say who they are.
+        fields.entry(USER_AGENT).or_insert(AGENT);
+        fields.entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
+        fields.insert(EXEAT_TOOL, HeaderValue::from_static(self.tool.as_str()));
+        if let Some(name) = self.credential {
+            fields.insert(EXEAT_CREDENTIAL, name);
+        }
+        if let Some(nonce) = self.nonce {
+            fields.insert(EXEAT_SWAP, HeaderValue::try_from(nonce).ok()?);
+        }
+        if let Some(seconds) = self.within {
+            fields.insert(EXEAT_TIMEOUT, HeaderValue::from(seconds));
+        }
+        *request.headers_mut() = fields;
+        Some(request)
+    }
+}
+
+/// Takes an origin's answer: its beginning for the model, and what is told behind it.
+async fn read(proxy: &Proxy, answer: Answer, mut result: ToolCallResult, started: Instant) -> Outcome {
+    let (response, _connection) = answer.apart();
+    let (head, mut body) = response.into_parts();
+    result.response_status = Some(head.status.as_u16());
+    result.credential_used = text(&head.headers, "exeat-credential-used");
+    let mut truncated = head.headers.contains_key("exeat-truncated");
+    let mut size = number(&head.headers, "exeat-response-size");
+    let mut kept = Kept::default();
+    loop {
+        let frame = match timeout(TO_GO_ON, body.frame()).await {
+            Ok(None) => break,
+            Ok(Some(Ok(frame))) => frame,
+            Ok(Some(Err(_))) | Err(_) => return broken(proxy, result, started).await,
+        };
+        match frame.into_data() {
+            Ok(data) => kept.take(&data),
+            Err(frame) => {
+                let Some(trailers) = frame.trailers_ref() else { continue };
+                truncated |= trailers.contains_key("exeat-truncated");
+                size = number(trailers, "exeat-response-size").or(size);
+            }
+        }
+    }
+    result.response_size_bytes = size.unwrap_or_default();
+    result.content = kept.wrapped(truncated);
+    Outcome { result, state: State::Completed }
+}
+
+/// An answer that has no end. Only the proxy's clock and the origin know why; ours tells whether it was the clock.
+async fn broken(proxy: &Proxy, mut result: ToolCallResult, started: Instant) -> Outcome {
+    let took = started.elapsed().as_secs_f64();
+    let limit = match proxy.ask(Method::GET, "/v1/self", None).await {
+        Ok(Said::Document(about)) => about.pointer("/limits/tools/request_timeout_s").and_then(Value::as_f64),
+        Ok(Said::Refused(_)) | Err(_) => None,
+    };
+    result.response_status = None;
+    result.block_reason = None;
+    match limit.filter(|limit| took >= *limit) {
+        Some(limit) => {
+            result.content = words::timed_out(Some(&limit.to_string()));
+            result.block_reason = Some(Refusal::Fail(Fail::RequestTimedOut).block_reason().to_owned());
+        }
+        None => {
+            let refusal = Refusal::Fail(Fail::UpstreamProtocol);
+            result.content = words::plain(refusal);
+            result.block_reason = Some(refusal.block_reason().to_owned());
+        }
+    }
+    Outcome { result, state: State::Failed }
+}
+
+/// What a refusal of the proxy's comes to. Nothing of what was asked for is repeated but what the proxy repeats.
+fn refusal(refused: &Refused, mut result: ToolCallResult) -> Outcome {
+    let own = |member: &str| refused.text(member).map(str::to_owned);
+    result.content = words::refused(refused, &result.tool);
+    result.url = own("url").unwrap_or_default();
+    result.credential_used = own("credential");
+    result.blocked = refused.refusal.is_none_or(Refusal::is_blocked);
+    let reason =
+        refused.refusal.map_or_else(|| words::name(&refused.code), |refusal| refusal.block_reason().to_owned());
+    result.block_reason = Some(reason);
+    if refused.refusal == Some(Deny::LeakDetected.into()) {
+        // What it named may be where the value stood.
+        result.method = own("method").unwrap_or_default();
+    }
+    Outcome { result, state: State::of(refused.refusal) }
+}
+
+fn unreached(why: &Unreached, mut result: ToolCallResult) -> Outcome {
+    result.content = match why {
+        Unreached::Unwritable => words::plain(Deny::RequestMalformed.into()),
+        why => format!("Error: {why} ({UNREACHED})"),
+    };
+    result.blocked = true;
+    result.block_reason = Some(UNREACHED.to_owned());
+    Outcome { result, state: State::Failed }
+}
+
+impl Unsent {
+    /// Tells the proxy, for its record and its count; what it has against the caller comes first.
+    pub(super) async fn told(self, proxy: &Proxy) -> Outcome {
+        let started = Instant::now();
+        let refusal = self.reason.unwrap_or(Refusal::Deny(Deny::RequestMalformed));
+        let tool = if is_plain(&self.tool) && self.tool.len() <= 64 { &*self.tool } else { "unknown" };
+        let report = json!({
+            "tool": tool,
+            "url": self.url,
+            "method": self.method,
+            "credential_used": self.credential,
+            "block_reason": refusal.block_reason(),
+        });
+        let result = ToolCallResult {
+            tool: words::name(&self.tool),
+            content: self.text.clone(),
+            blocked: true,
+            block_reason: Some(refusal.block_reason().to_owned()),
+            ..ToolCallResult::default()
+        };
+        let outcome = match proxy.ask(Method::POST, "/v1/self/tool_calls", Some(&report)).await {
+            Ok(Said::Document(recorded)) => {
+                let own = |member: &str| recorded.get(member).and_then(Value::as_str).map(str::to_owned);
+                let result = ToolCallResult {
+                    url: own("url").unwrap_or_default(),
+                    method: own("method").unwrap_or_default(),
+                    credential_used: own("credential_used"),
+                    ..result
+                };
+                Outcome { result, state: State::Denied }
+            }
+            Ok(Said::Refused(refused)) => self.overruled(&refused, result),
+            Err(why) => unreached(&why, result),
+        };
+        timed(outcome, started)
+    }
+
+    /// The proxy has something against it, too. What was wrong before a scan is still what is said, unless those words
+    /// hold something of what was asked for.
+    fn overruled(&self, refused: &Refused, result: ToolCallResult) -> Outcome {
+        let is_leak = refused.refusal == Some(Deny::LeakDetected.into());
+        let is_fixed = self.reason == Some(Deny::CredentialRequired.into());
+        if is_leak && is_fixed {
+            return Outcome { result, state: State::Denied };
+        }
+        let tool = if is_leak { String::new() } else { result.tool.clone() };
+        refusal(refused, ToolCallResult { tool, ..result })
+    }
+}
+
+fn timed(mut outcome: Outcome, started: Instant) -> Outcome {
+    outcome.result.latency_ms = (started.elapsed().as_secs_f64() * 1_000_000.0).round() / 1000.0;
+    outcome
+}
+
+fn text(fields: &HeaderMap, name: &str) -> Option<String> {
+    fields.get(name)?.to_str().ok().map(str::to_owned)
+}

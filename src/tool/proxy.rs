@@ -1,0 +1,352 @@
+//! The proxy, as its client sees it: where it is, what proves who asks, one question a connection.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_TYPE, HOST, PROXY_AUTHORIZATION, TE};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use percent_encoding::percent_decode_str;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use zeroize::Zeroizing;
+
+use super::dial::{Tls, tcp, unix};
+use crate::model::refusal::Refusal;
+use crate::model::secret::Secret;
+
+/// Names the proxy; without it, the variable that all clients know.
+pub const EXEAT_PROXY: &str = "EXEAT_PROXY";
+const HTTPS_PROXY: [&str; 2] = ["HTTPS_PROXY", "https_proxy"];
+/// The code of a refusal. No origin can send it: the proxy takes its `Exeat-*` fields away.
+pub(super) const EXEAT_REFUSAL: &str = "exeat-refusal";
+/// Every answer of the proxy has one.
+const EXEAT_REQUEST_ID: &str = "exeat-request-id";
+/// Until the proxy takes the connection.
+const TO_CONNECT: Duration = Duration::from_secs(10);
+/// For a whole call. The proxy's own limits are shorter unless its operator wanted longer ones.
+const TO_ANSWER: Duration = Duration::from_secs(900);
+/// Bytes of an answer of the proxy's own.
+const MAX_DOCUMENT: usize = 4_000_000;
+
+/// Where the proxy is, and who asks.
+pub struct Proxy {
+    at: At,
+    /// The value of `Proxy-Authorization`; none where the listener knows who asks.
+    proof: Option<Secret>,
+}
+
+enum At {
+    Tcp { host: String, port: u16, tls: Option<Tls> },
+    Unix(std::path::PathBuf),
+}
+
+/// Why there is no answer that can be believed.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreached {
+    /// Nobody takes the connection.
+    #[error("no proxy can be reached at {0}: {1}")]
+    Connect(String, io::Error),
+    /// The connection broke off.
+    #[error("the proxy at {0} broke off the connection")]
+    Broken(String),
+    /// There is an answer, and not one of exeat's.
+    #[error("what answers at {0} is no exeat")]
+    Odd(String),
+    /// It took too long.
+    #[error("the proxy at {0} did not answer in time")]
+    Late(String),
+    /// The request cannot be written down.
+    #[error("the request cannot be sent")]
+    Unwritable,
+}
+
+/// What is wrong with the place that the environment names. The text is not repeated: it holds a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlaceError {
+    /// Nothing is named.
+    #[error("EXEAT_PROXY is not set; `exeat env --task TASK` and `exeat execution start TASK` say what to set it to")]
+    Missing,
+    /// Something is named that is no proxy.
+    #[error("EXEAT_PROXY is not http://ID:TOKEN@HOST:PORT, https://ID:TOKEN@HOST:PORT or unix:PATH")]
+    Malformed,
+    /// The roots to prove the proxy's certificate by cannot be read.
+    #[error("EXEAT_PROXY_CA cannot be read, or holds no certificate in PEM")]
+    Roots,
+}
+
+/// An answer that comes from an exeat.
+pub(super) struct Answer {
+    pub(super) response: Response<Incoming>,
+    /// The connection, which ends with it.
+    connection: Connection,
+}
+
+/// The task that moves bytes; without it there are none.
+pub(super) struct Connection(JoinHandle<()>);
+
+/// Whatever leads to the proxy.
+trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Io for S {}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// What the proxy says of itself: a document, or why not.
+pub(super) enum Said {
+    /// A document. One that there is not is null.
+    Document(Value),
+    /// A refusal, by its code, with its problem document.
+    Refused(Refused),
+}
+
+/// A refusal, as it can be believed: by its field alone.
+pub(super) struct Refused {
+    /// None for one that a newer proxy may have.
+    pub(super) refusal: Option<Refusal>,
+    pub(super) code: String,
+    pub(super) problem: Value,
+}
+
+impl Proxy {
+    /// The one that the environment names.
+    ///
+    /// # Errors
+    /// [`PlaceError`] if none is named, or none that can be understood.
+    pub fn from_env() -> Result<Self, PlaceError> {
+        let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty()).map(Zeroizing::new);
+        let place =
+            named(EXEAT_PROXY).or_else(|| HTTPS_PROXY.into_iter().find_map(named)).ok_or(PlaceError::Missing)?;
+        let roots = match std::env::var_os("EXEAT_PROXY_CA").filter(|path| !path.is_empty()) {
+            Some(path) => Some(std::fs::read(path).map_err(|_| PlaceError::Roots)?),
+            None => None,
+        };
+        Self::at(&place, roots.as_deref())
+    }
+
+    /// The one at `place`; with `roots` in PEM, if it speaks TLS and its certificate is proven by none of the public
+    /// ones.
+    ///
+    /// # Errors
+    /// [`PlaceError`] for what is not `http://`, `https://` or `unix:`.
+    pub fn at(place: &str, roots: Option<&[u8]>) -> Result<Self, PlaceError> {
+        if let Some(path) = place.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            return if path.is_empty() {
+                Err(PlaceError::Malformed)
+            } else {
+                Ok(Self { at: At::Unix(path.into()), proof: None })
+            };
+        }
+        let (scheme, rest) = place.split_once("://").ok_or(PlaceError::Malformed)?;
+        let (usual, is_tls) = match scheme {
+            "http" => (80, false),
+            "https" => (443, true),
+            _ => return Err(PlaceError::Malformed),
+        };
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let (userinfo, authority) = rest.rsplit_once('@').map_or((None, rest), |(user, at)| (Some(user), at));
+        let uri: Uri = format!("{scheme}://{authority}/").parse().map_err(|_| PlaceError::Malformed)?;
+        let is_bare = uri.path() == "/" && uri.query().is_none() && !authority.contains(['/', '?', '#', '@']);
+        let host = uri.host().filter(|host| !host.is_empty() && is_bare).ok_or(PlaceError::Malformed)?;
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let tls = if is_tls { Some(Tls::to(&host, roots).ok_or(PlaceError::Roots)?) } else { None };
+        let port = uri.port_u16().unwrap_or(usual);
+        let proof = userinfo.map(proof).transpose()?;
+        Ok(Self { at: At::Tcp { host, port, tls }, proof })
+    }
+
+    /// Sends one request through, or asks for one of the proxy's own paths.
+    pub(super) async fn send(&self, request: Request<Full<Bytes>>) -> Result<Answer, Unreached> {
+        let answer =
+            timeout(TO_ANSWER, self.exchange(request)).await.map_err(|_| Unreached::Late(self.to_string()))??;
+        if answer.response.headers().contains_key(EXEAT_REQUEST_ID) {
+            Ok(answer)
+        } else {
+            Err(Unreached::Odd(self.to_string()))
+        }
+    }
+
+    /// Asks for one of the proxy's own paths.
+    pub(super) async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Said, Unreached> {
+        let mut request = Request::builder().method(method).uri(path);
+        if body.is_some() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
+        let request = request.body(Full::new(body)).map_err(|_| Unreached::Unwritable)?;
+        let answer = self.send(request).await?;
+        let code = answer.refusal().map(str::to_owned);
+        let status = answer.response.status();
+        let document = answer.document(self).await?;
+        Ok(match code {
+            Some(code) => Said::Refused(Refused::new(code, document)),
+            None if status.is_success() => Said::Document(document),
+            None => Said::Document(Value::Null),
+        })
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Answer, Unreached> {
+        let connected = timeout(TO_CONNECT, self.connected()).await;
+        let stream = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        let stream = stream.map_err(|why| Unreached::Connect(self.to_string(), why))?;
+        let broken = |error: hyper::Error| {
+            if error.is_parse() { Unreached::Odd(self.to_string()) } else { Unreached::Broken(self.to_string()) }
+        };
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let connection = Connection(tokio::spawn(async move {
+            // How it ends, the one who waits for the answer learns.
+            let _ = connection.await;
+        }));
+        let response = sender.send_request(self.addressed(request)?).await.map_err(broken)?;
+        Ok(Answer { response, connection })
+    }
+
+    async fn connected(&self) -> io::Result<Box<dyn Io>> {
+        Ok(match &self.at {
+            At::Unix(path) => Box::new(unix(path).await?),
+            At::Tcp { host, port, tls: None } => Box::new(tcp(host, *port).await?),
+            At::Tcp { host, port, tls: Some(tls) } => Box::new(tls.over(tcp(host, *port).await?).await?),
+        })
+    }
+
+    /// With what every request to the proxy has.
+    fn addressed(&self, mut request: Request<Full<Bytes>>) -> Result<Request<Full<Bytes>>, Unreached> {
+        let host = match request.uri().authority() {
+            Some(authority) => authority.as_str().rsplit('@').next().unwrap_or_default().to_owned(),
+            None => "proxy".to_owned(),
+        };
+        let host = HeaderValue::from_str(&host).map_err(|_| Unreached::Unwritable)?;
+        let headers = request.headers_mut();
+        headers.insert(HOST, host);
+        // What is only known at the end stands in trailers, for those who say that they take them (RFC 9110 §6.5.1).
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+        headers.insert(CONNECTION, HeaderValue::from_static("te"));
+        if let Some(proof) = &self.proof {
+            let mut field = HeaderValue::from_bytes(proof.expose()).map_err(|_| Unreached::Unwritable)?;
+            field.set_sensitive(true);
+            headers.insert(PROXY_AUTHORIZATION, field);
+        }
+        Ok(request)
+    }
+}
+
+impl fmt::Display for Proxy {
+    /// Without what proves who asks.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.at {
+            At::Tcp { host, port, tls } => {
+                let scheme = if tls.is_some() { "https" } else { "http" };
+                if host.contains(':') {
+                    write!(f, "{scheme}://[{host}]:{port}")
+                } else {
+                    write!(f, "{scheme}://{host}:{port}")
+                }
+            }
+            At::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl Answer {
+    /// The code, if it is a refusal.
+    pub(super) fn refusal(&self) -> Option<&str> {
+        self.response.headers().get(EXEAT_REFUSAL).map(|code| code.to_str().unwrap_or("unknown"))
+    }
+
+    /// The answer, and what has to be kept until it has been read.
+    pub(super) fn apart(self) -> (Response<Incoming>, Connection) {
+        (self.response, self.connection)
+    }
+
+    /// A document of the proxy's own; null for what is none.
+    pub(super) async fn document(self, proxy: &Proxy) -> Result<Value, Unreached> {
+        let (response, _connection) = self.apart();
+        let body = timeout(TO_ANSWER, Limited::new(response.into_body(), MAX_DOCUMENT).collect()).await;
+        let body = body.map_err(|_| Unreached::Late(proxy.to_string()))?;
+        let body = body.map_err(|_| Unreached::Broken(proxy.to_string()))?;
+        Ok(serde_json::from_slice(&body.to_bytes()).unwrap_or_default())
+    }
+
+    /// As refused, with the problem that the proxy gives.
+    pub(super) async fn refused(self, proxy: &Proxy) -> Result<Refused, Unreached> {
+        let code = self.refusal().unwrap_or_default().to_owned();
+        let problem = self.document(proxy).await?;
+        Ok(Refused::new(code, problem))
+    }
+}
+
+impl Refused {
+    fn new(code: String, problem: Value) -> Self {
+        Self { refusal: Refusal::with_code(&code), code, problem }
+    }
+
+    /// A text of the problem document.
+    pub(super) fn text(&self, member: &str) -> Option<&str> {
+        self.problem.get(member).and_then(Value::as_str)
+    }
+}
+
+/// The value of `Proxy-Authorization` (RFC 7617): what stands before the `@`, with its escapes undone.
+fn proof(userinfo: &str) -> Result<Secret, PlaceError> {
+    let (id, token) = userinfo.split_once(':').ok_or(PlaceError::Malformed)?;
+    let plain = |text: &str| Zeroizing::new(percent_decode_str(text).collect::<Vec<u8>>());
+    let pair = Zeroizing::new([plain(id).as_slice(), b":", plain(token).as_slice()].concat());
+    let coded = Zeroizing::new(STANDARD.encode(&pair));
+    Ok(Secret::new([b"Basic ", coded.as_bytes()].concat()))
+}
+
+/// One number that stands in a field, in the head or behind the body.
+pub(super) fn number(fields: &HeaderMap, name: &str) -> Option<u64> {
+    fields.get(name)?.to_str().ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proxy_is_named_by_a_url_and_its_token_is_never_shown() {
+        let rows = [
+            ("http://t:token@127.0.0.1:3128", Ok("http://127.0.0.1:3128")),
+            ("http://t:token@127.0.0.1:3128/", Ok("http://127.0.0.1:3128")),
+            ("http://t:to%3Aken@exeat", Ok("http://exeat:80")),
+            ("http://t:tok@en@exeat:1", Ok("http://exeat:1")),
+            ("http://[::1]:3128", Ok("http://[::1]:3128")),
+            ("https://t:token@proxy.example", Ok("https://proxy.example:443")),
+            ("unix:/run/exeat/proxy.sock", Ok("unix:/run/exeat/proxy.sock")),
+            ("unix:///run/exeat/proxy.sock", Ok("unix:/run/exeat/proxy.sock")),
+            ("unix:", Err(PlaceError::Malformed)),
+            ("127.0.0.1:3128", Err(PlaceError::Malformed)),
+            ("socks5://127.0.0.1:3128", Err(PlaceError::Malformed)),
+            ("http://token@127.0.0.1:3128", Err(PlaceError::Malformed)),
+            ("http://t:token@127.0.0.1:3128/path", Err(PlaceError::Malformed)),
+            ("http://", Err(PlaceError::Malformed)),
+        ];
+        for (text, want) in rows {
+            let proxy = Proxy::at(text, None).map(|proxy| proxy.to_string());
+            assert_eq!(proxy, want.map(str::to_owned), "{text}");
+        }
+        assert!(matches!(Proxy::at("https://h", Some(b"no certificate")), Err(PlaceError::Roots)));
+    }
+
+    #[test]
+    fn escapes_in_a_token_are_undone() {
+        let proof = |text: &str| Proxy::at(text, None).unwrap().proof.map(|proof| proof.expose().to_vec());
+        assert_eq!(proof("http://t:a%3Ab@h"), Some(b"Basic dDphOmI=".to_vec()));
+        assert_eq!(proof("http://h"), None);
+    }
+}

@@ -1,0 +1,73 @@
+//! What the proxy says that the caller may do.
+
+use http::Method;
+use serde_json::Value;
+
+use super::proxy::{Proxy, Refused, Said, Unreached};
+use super::words;
+use crate::model::tool::Tool;
+
+/// A task, as far as its tools are concerned.
+#[derive(Clone, Debug, Default)]
+pub struct Task {
+    name: String,
+    tools: Vec<String>,
+    credentials: Vec<String>,
+}
+
+/// Why nothing is known of the task.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    /// The proxy cannot be asked.
+    #[error(transparent)]
+    Unreached(#[from] Unreached),
+    /// It does not say: the text for a model.
+    #[error("{}", .0.trim_start_matches("Error: "))]
+    Refused(String),
+}
+
+impl Task {
+    /// Asks the proxy.
+    ///
+    /// # Errors
+    /// [`TaskError`] if it cannot be asked, or does not know the caller.
+    pub async fn of(proxy: &Proxy) -> Result<Self, TaskError> {
+        Self::asked(proxy).await?.map_err(|refused| TaskError::Refused(words::refused(&refused, "")))
+    }
+
+    /// As [`Self::of`], with the refusal as it is.
+    pub(super) async fn asked(proxy: &Proxy) -> Result<Result<Self, Refused>, Unreached> {
+        match proxy.ask(Method::GET, "/v1/self", None).await? {
+            Said::Document(about) => Ok(Ok(Self::from_document(&about))),
+            Said::Refused(refused) => Ok(Err(refused)),
+        }
+    }
+
+    fn from_document(about: &Value) -> Self {
+        let all = |member: &str| about.get(member).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let names = |one: &Value| one.get("name").and_then(Value::as_str).map(str::to_owned);
+        Self {
+            name: about.get("task").and_then(Value::as_str).unwrap_or_default().to_owned(),
+            tools: all("tools").iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+            credentials: all("credentials").iter().filter_map(names).collect(),
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it has a tool.
+    #[must_use]
+    pub fn has(&self, tool: Tool) -> bool {
+        self.tools.iter().any(|name| name == tool.as_str())
+    }
+
+    /// Whether it has a credential of that name, with a value.
+    #[must_use]
+    pub fn can_use(&self, credential: &str) -> bool {
+        self.credentials.iter().any(|name| name == credential)
+    }
+}

@@ -1,0 +1,110 @@
+//! A URL as a model writes it, in the form in which a request line can carry it. Where it leads is the proxy's to judge.
+
+use http::Uri;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
+use crate::model::host::Host;
+use crate::model::refusal::{Deny, Refusal};
+
+/// What no request line carries (RFC 3986 §2), so that it can only have been meant as itself. `%` is not among it.
+const ODD: &AsciiSet =
+    &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'\\').add(b'^').add(b'`').add(b'{').add(b'|').add(b'}');
+/// All but what is unreserved (RFC 3986 §2.3).
+const COMPONENT: &AsciiSet = &percent_encoding::NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// Longest that [`Uri`] takes.
+const MOST: usize = 65_534;
+
+/// The target of a request, with more of a query if there is.
+pub(super) fn target(text: &str, more: &[(String, String)]) -> Result<Uri, Refusal> {
+    let malformed = || Refusal::from(Deny::TargetMalformed);
+    if text.chars().any(char::is_control) {
+        return Err(malformed());
+    }
+    let (scheme, rest) = text.split_once("://").ok_or_else(malformed)?;
+    let end = rest.find(['/', '?', '#', '\\']).unwrap_or(rest.len());
+    let (authority, rest) = rest.split_at_checked(end).ok_or_else(malformed)?;
+    if rest.starts_with('\\') {
+        return Err(malformed());
+    }
+    let rest = rest.split('#').next().unwrap_or_default();
+    let (path, query) = rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query)));
+    let path = if path.is_empty() { "/" } else { path };
+    let mut whole = format!("{scheme}://{}{}", plain(authority).ok_or_else(malformed)?, utf8_percent_encode(path, ODD));
+    let given = query.map(|query| utf8_percent_encode(query, ODD).to_string());
+    let added = more.iter().map(|(name, value)| {
+        format!("{}={}", utf8_percent_encode(name, COMPONENT), utf8_percent_encode(value, COMPONENT))
+    });
+    let queries: Vec<String> =
+        given.into_iter().filter(|query| !query.is_empty() || more.is_empty()).chain(added).collect();
+    if !queries.is_empty() {
+        whole.push('?');
+        whole.push_str(&queries.join("&"));
+    }
+    if whole.len() > MOST {
+        return Err(Deny::UriTooLong.into());
+    }
+    whole.parse().map_err(|_| malformed())
+}
+
+/// An authority in ASCII.
+fn plain(authority: &str) -> Option<String> {
+    if authority.is_ascii() {
+        return Some(authority.to_owned());
+    }
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) => (host, format!(":{port}")),
+        None => (authority, String::new()),
+    };
+    let host = Host::parse(host).ok()?;
+    Some(format!("{host}{port}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_model_writes_is_carried_as_it_was_meant() {
+        let rows = [
+            ("https://api.test", Some("https://api.test/")),
+            ("https://api.test/a b?q=ü&x=%20#part", Some("https://api.test/a%20b?q=%C3%BC&x=%20")),
+            ("https://api.test?q=1", Some("https://api.test/?q=1")),
+            ("https://api.test/?", Some("https://api.test/?")),
+            ("https://api.test/{\"a\"}", Some("https://api.test/%7B%22a%22%7D")),
+            ("https://münchen.test:8443/", Some("https://xn--mnchen-3ya.test:8443/")),
+            ("https://api.test:99999/", Some("https://api.test:99999/")),
+            ("https://user@api.test/", Some("https://user@api.test/")),
+            ("ftp://api.test/", Some("ftp://api.test/")),
+            ("https://0x7f.1/", Some("https://0x7f.1/")),
+            ("https://api.test/../x", Some("https://api.test/../x")),
+            ("https://api.test\\@evil.test/", None),
+            ("https://api.test/\r\nHost: evil.test", None),
+            ("https://api.test/\u{85}", None),
+            ("https://", None),
+            ("https:///path", None),
+            ("api.test/path", None),
+            ("", None),
+            ("https://a b/", None),
+            ("https://ü@api.test/", None),
+        ];
+        for (text, want) in rows {
+            let got = target(text, &[]).map(|uri| uri.to_string());
+            assert_eq!(got.as_deref().ok(), want, "{text}");
+        }
+        let long = format!("https://api.test/{}", "x".repeat(MOST));
+        assert_eq!(target(&long, &[]), Err(Deny::UriTooLong.into()));
+    }
+
+    #[test]
+    fn parameters_stay_parameters() {
+        let more = [("q".to_owned(), "a&b=c #/?ü".to_owned()), ("n".to_owned(), "1".to_owned())];
+        let rows = [
+            ("https://api.test/", "https://api.test/?q=a%26b%3Dc%20%23%2F%3F%C3%BC&n=1"),
+            ("https://api.test/?x=y#z", "https://api.test/?x=y&q=a%26b%3Dc%20%23%2F%3F%C3%BC&n=1"),
+            ("https://api.test/?", "https://api.test/?q=a%26b%3Dc%20%23%2F%3F%C3%BC&n=1"),
+        ];
+        for (text, want) in rows {
+            assert_eq!(target(text, &more).unwrap().to_string(), want);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! What a model is told of a refusal: the one place where error texts of tools are written.
+
+use serde_json::Value;
+
+use super::proxy::Refused;
+use crate::model::refusal::{Deny, Fail, Refusal};
+
+/// Longest name that is repeated in a text, in characters.
+const MAX_NAME: usize = 64;
+
+/// The text of a refusal that the proxy gave to a call of `tool`, which chose the credential of that name.
+pub(super) fn refused(refused: &Refused, tool: &str) -> String {
+    let known = |text: Option<&str>| text.map(name).unwrap_or_default();
+    let host = || known(refused.text("host"));
+    let limit = |member: &str| refused.problem.get("limit").and_then(|limit| limit.get(member));
+    match refused.refusal {
+        Some(Refusal::Deny(Deny::HostNotAllowed)) => format!(
+            "Error: URL blocked -- Domain {} not in any approved integration for this task. Approved: [{}]",
+            host(),
+            approved(&refused.problem)
+        ),
+        Some(Refusal::Deny(Deny::CredentialUnknown)) => credential_unknown(&known(refused.text("credential"))),
+        Some(Refusal::Deny(Deny::LeakDetected)) => {
+            // Of somebody else's it does not say the name.
+            let whose = refused.text("credential").map(|credential| format!(" {}", name(credential)));
+            let whose = whose.unwrap_or_default();
+            format!("Error: Blocked -- Credential{whose} detected in outbound request. This has been logged.")
+        }
+        Some(Refusal::Deny(Deny::AddressNotAllowed) | Refusal::Fail(Fail::ResolveFailed)) => {
+            format!("Error: DNS resolution failed or blocked for {}", host())
+        }
+        Some(Refusal::Deny(Deny::ExecutionLimit)) => {
+            format!("Error: Execution limit reached ({} API calls)", seconds(limit("allowed")))
+        }
+        Some(Refusal::Deny(Deny::RateLimited)) => {
+            let what = match limit("name").and_then(Value::as_str) {
+                Some("calls_per_minute") => "API calls per minute",
+                _ => "requests per second",
+            };
+            format!("Error: Rate limit reached ({} {what})", seconds(limit("allowed")))
+        }
+        Some(Refusal::Fail(Fail::RequestTimedOut | Fail::ConnectTimedOut)) => {
+            timed_out(limit("allowed").map(|allowed| seconds(Some(allowed))).as_deref())
+        }
+        Some(Refusal::Deny(Deny::ToolNotEnabled)) => not_enabled(tool),
+        Some(Refusal::Deny(Deny::WebhookNotEnabled)) => {
+            "Error: webhook integration not enabled for this task".to_owned()
+        }
+        Some(Refusal::Deny(Deny::WebhookNotRegistered)) => {
+            "Error: webhook URL not registered for this task. Register it in your task settings.".to_owned()
+        }
+        Some(other) => plain(other),
+        None => format!("Error: the proxy refused the request ({})", name(&refused.code)),
+    }
+}
+
+/// Any refusal that no text of its own is given for.
+pub(super) fn plain(refusal: Refusal) -> String {
+    let notice = refusal.notice();
+    format!("Error: {} ({})", notice.title, notice.code)
+}
+
+pub(super) fn timed_out(seconds: Option<&str>) -> String {
+    match seconds {
+        Some(seconds) => format!("Error: request timed out ({seconds}s)"),
+        None => "Error: request timed out".to_owned(),
+    }
+}
+
+pub(super) fn credential_unknown(credential: &str) -> String {
+    format!("Error: credential '{}' not found. Check your task's credential configuration.", name(credential))
+}
+
+pub(super) fn unknown_tool(tool: &str) -> String {
+    format!("Error: unknown tool '{}'", name(tool))
+}
+
+pub(super) fn not_enabled(tool: &str) -> String {
+    format!("Error: tool '{}' not enabled for this task", name(tool))
+}
+
+pub(super) fn not_served(tool: &str) -> String {
+    format!("Error: tool '{}' is not served here: exeat runs tools that use the network only", name(tool))
+}
+
+pub(super) fn field_required(field: &str, tool: &str) -> String {
+    format!("Error: '{field}' field required for {tool}")
+}
+
+pub(super) fn field_wrong(field: &str, must: &str, tool: &str) -> String {
+    format!("Error: '{field}' field {must} for {tool}")
+}
+
+/// A name from outside, short and on one line.
+pub(super) fn name(text: &str) -> String {
+    let clean = |c: char| if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') { '\u{fffd}' } else { c };
+    let mut name: String = text.chars().take(MAX_NAME).map(clean).collect();
+    if text.chars().nth(MAX_NAME).is_some() {
+        name.push('…');
+    }
+    name
+}
+
+fn approved(problem: &Value) -> String {
+    let all = problem.get("approved").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", ")
+}
+
+/// A number as people write it: `30`, `0.5`.
+fn seconds(number: Option<&Value>) -> String {
+    match number.and_then(Value::as_f64) {
+        Some(number) => format!("{number}"),
+        None => "?".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(code: &str, problem: Value) -> String {
+        let refused = Refused { refusal: Refusal::with_code(code), code: code.to_owned(), problem };
+        super::refused(&refused, "http_get")
+    }
+
+    #[test]
+    fn each_refusal_has_its_text() {
+        let rows = [
+            (
+                "host_not_allowed",
+                json!({"host": "evil.test", "approved": ["api.test", "*.b.test"]}),
+                "Error: URL blocked -- Domain evil.test not in any approved integration for this task. Approved: [api.test, *.b.test]",
+            ),
+            (
+                "credential_unknown",
+                json!({"credential": "MY_KEY"}),
+                "Error: credential 'MY_KEY' not found. Check your task's credential configuration.",
+            ),
+            (
+                "leak_detected",
+                json!({"credential": "KEY"}),
+                "Error: Blocked -- Credential KEY detected in outbound request. This has been logged.",
+            ),
+            (
+                "leak_detected",
+                json!({}),
+                "Error: Blocked -- Credential detected in outbound request. This has been logged.",
+            ),
+            ("resolve_failed", json!({"host": "h.test"}), "Error: DNS resolution failed or blocked for h.test"),
+            (
+                "address_not_allowed",
+                json!({"host": "10.0.0.1"}),
+                "Error: DNS resolution failed or blocked for 10.0.0.1",
+            ),
+            (
+                "execution_limit",
+                json!({"limit": {"name": "calls_per_execution", "allowed": 20}}),
+                "Error: Execution limit reached (20 API calls)",
+            ),
+            (
+                "rate_limited",
+                json!({"limit": {"name": "calls_per_minute", "allowed": 10}}),
+                "Error: Rate limit reached (10 API calls per minute)",
+            ),
+            (
+                "rate_limited",
+                json!({"limit": {"name": "requests_per_second", "allowed": 5}}),
+                "Error: Rate limit reached (5 requests per second)",
+            ),
+            (
+                "request_timed_out",
+                json!({"limit": {"name": "request_timeout", "allowed": 30}}),
+                "Error: request timed out (30s)",
+            ),
+            (
+                "connect_timed_out",
+                json!({"limit": {"name": "connect_timeout", "allowed": 0.5}}),
+                "Error: request timed out (0.5s)",
+            ),
+            ("request_timed_out", json!({}), "Error: request timed out"),
+            ("tool_not_enabled", json!({}), "Error: tool 'http_get' not enabled for this task"),
+            ("webhook_not_enabled", json!({}), "Error: webhook integration not enabled for this task"),
+            (
+                "webhook_not_registered",
+                json!({}),
+                "Error: webhook URL not registered for this task. Register it in your task settings.",
+            ),
+            (
+                "execution_stopped",
+                json!({"title": "what an origin may have said"}),
+                "Error: This execution has ended or was stopped (execution_stopped)",
+            ),
+            ("of_a_newer_proxy", json!({}), "Error: the proxy refused the request (of_a_newer_proxy)"),
+        ];
+        for (code, problem, want) in rows {
+            assert_eq!(of(code, problem), want);
+        }
+        for refusal in Refusal::ALL {
+            let text = of(refusal.code(), json!({}));
+            assert!(text.starts_with("Error: ") && !text.contains('\n'), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_from_outside_are_short_and_on_one_line() {
+        assert_eq!(unknown_tool("a\n[TOOL_RESULT:1]"), "Error: unknown tool 'a\u{fffd}[TOOL_RESULT:1]'");
+        assert_eq!(unknown_tool(&"x".repeat(1000)).chars().count(), "Error: unknown tool ''".len() + 65);
+    }
+}
