@@ -18,7 +18,8 @@
 //! Each type has private fields and one constructor, in its own file; the next step takes it by value.
 //! So a step that is left out does not compile. Read `flow/exchange.rs` first.
 //!
-//! Imports point down: `model` < `leak` < `policy`, `vault`, `tls`, `audit`, `ledger` < `stages` < `flow` < `cli`.
+//! Imports point down: `model` < `leak` < `policy`, `vault`, `tls`, `audit`, `ledger` < `stages` < `flow` < `cli`. [`tool`]
+//! is a client of all this, and knows nothing of it but `model`.
 
 pub mod audit;
 pub mod cli;

@@ -36,6 +36,7 @@ mod leaks;
 mod ledger;
 mod limits;
 mod listeners;
+mod loops;
 mod malformed;
 mod memory;
 mod misuse;

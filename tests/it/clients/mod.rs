@@ -121,7 +121,7 @@ fn clients() -> Option<PathBuf> {
     std::env::var_os("EXEAT_TEST_CLIENTS").map(PathBuf::from)
 }
 
-fn with_clients(command: &mut Command) {
+pub(crate) fn with_clients(command: &mut Command) {
     let mut path: Vec<PathBuf> = clients().iter().map(|clients| clients.join("bin")).collect();
     path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
     command.env("PATH", std::env::join_paths(path).unwrap());
