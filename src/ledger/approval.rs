@@ -131,6 +131,12 @@ impl Decision {
     }
 }
 
+/// Oldest first.
+pub(super) fn in_order(mut all: Vec<Approval>) -> Vec<Approval> {
+    all.sort_unstable_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+    all
+}
+
 /// Answers a question of an execution that has these approvals. With the answer comes the one that has changed.
 ///
 /// # Errors

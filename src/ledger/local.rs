@@ -228,14 +228,18 @@ impl Local {
         self.book.each().find_map(|shard| shard.values().find_map(find)).map(|known| known.shown_at(now))
     }
 
+    pub(super) fn approvals_of(&self, id: &ExecutionId, now: Millis) -> Vec<Approval> {
+        let known = self.book.shard(id).get(id).map(|entry| entry.approvals.clone()).unwrap_or_default();
+        approval::in_order(known.into_iter().map(|known| known.shown_at(now)).collect())
+    }
+
     pub(super) fn approvals(&self, now: Millis) -> Vec<Approval> {
         let mut all = Vec::new();
         for shard in self.book.each() {
             let known = shard.values().flat_map(|entry| entry.approvals.iter().cloned());
             all.extend(known.map(|known| known.shown_at(now)));
         }
-        all.sort_unstable_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
-        all
+        approval::in_order(all)
     }
 }
 

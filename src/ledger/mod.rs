@@ -301,6 +301,17 @@ impl Ledger {
         }
     }
 
+    /// The approvals of an execution, oldest first; none of one that is not known.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn approvals_of(&self, id: &ExecutionId, now: Millis) -> Result<Vec<Approval>> {
+        match &self.0 {
+            Store::Local(local) => Ok(local.approvals_of(id, now)),
+            Store::Shared(shared) => shared.approvals_of(id).await,
+        }
+    }
+
     /// All approvals that are known, oldest first.
     ///
     /// # Errors

@@ -108,6 +108,7 @@ fn calls_can_be_made_from_any_task() {
     sent(ledger.ask(asked("a", "a"), NOW));
     sent(ledger.decide("a", Decision::Deny, NOW));
     sent(ledger.approval("a", NOW));
+    sent(ledger.approvals_of(&who.id, NOW));
     sent(ledger.approvals(NOW));
 }
 

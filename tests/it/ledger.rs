@@ -369,6 +369,13 @@ async fn approvals_are_asked_once_decided_once_and_used_once(subject: &mut Subje
     let row = |id: &str, state| (id.to_owned(), state);
     let want = [row("p1", State::Approved), row("p2", State::Denied), row("p3", State::Pending)];
     assert_eq!(states(subject).await, want);
+    let of = async |execution: &str| {
+        let own = ledger.approvals_of(&id(execution), subject.now()).await.unwrap();
+        own.into_iter().map(|one| (one.id, one.state)).collect::<Vec<_>>()
+    };
+    assert_eq!(of("asks").await, want[..2]);
+    assert_eq!(of("asks too").await, want[2..]);
+    assert_eq!(of("nobody").await, []);
 
     let again: Vec<_> = (0..20)
         .map(|n| {

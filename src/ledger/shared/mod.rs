@@ -200,12 +200,14 @@ impl Shared {
 
     pub(super) async fn approvals(&self) -> Result<Vec<Approval>> {
         let now = read::time(self.link.query(&redis::cmd("TIME")).await?);
-        let all = self.of_all("approvals").await?;
-        let texts = all.iter().flat_map(|fields| fields.values());
-        let all = texts.map(|text| Ok(read::approval(text)?.shown_at(now)));
-        let mut all: Vec<Approval> = all.collect::<Result<_>>()?;
-        all.sort_unstable_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
-        Ok(all)
+        read::approvals(&self.of_all("approvals").await?, now)
+    }
+
+    pub(super) async fn approvals_of(&self, id: &ExecutionId) -> Result<Vec<Approval>> {
+        let mut both = Pipeline::new();
+        both.cmd("HGETALL").arg(key(id, "approvals")).cmd("TIME");
+        let (fields, time): (read::Fields, (u64, u64)) = self.link.query_all(&both).await?;
+        read::approvals(&[fields], read::time(time))
     }
 
     /// The execution that an approval was asked by.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::super::approval::{Answer, Approval, Decided, State};
+use super::super::approval::{self, Answer, Approval, Decided, State};
 use super::super::call::ToolCall;
 use super::super::execution::{Caps, Counter, Execution, Millis, Standing, Stop, Stopped, Take, Window};
 use super::super::{LedgerError, Result};
@@ -106,6 +106,13 @@ pub(super) fn approval(text: &str) -> Result<Approval> {
     let asked: Approval = serde_json::from_str(asked).map_err(|_| LedgerError::Unavailable)?;
     let (created_at, expires_at) = (Millis(number(created)?), Millis(number(expires)?));
     Ok(Approval { created_at, expires_at, state: self::state(state)?, ..asked })
+}
+
+/// Those of these executions, oldest first.
+pub(super) fn approvals(all: &[Fields], now: Millis) -> Result<Vec<Approval>> {
+    let texts = all.iter().flat_map(|fields| fields.values());
+    let all = texts.map(|text| Ok(approval(text)?.shown_at(now)));
+    Ok(approval::in_order(all.collect::<Result<_>>()?))
 }
 
 /// Seconds and microseconds.
