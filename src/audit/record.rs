@@ -19,8 +19,8 @@ use super::flood::Source;
 use super::sink::{Sink, SinkError, Told};
 use crate::files;
 use crate::leak::{Found, Matcher, Whose};
-use crate::model::limited::Limited;
-use crate::model::name::{CredentialName, ExecutionId, TaskName};
+use crate::model::limited::{Bound, Limited};
+use crate::model::name::{CredentialName, ExecutionId, TaskName, is_plain};
 use crate::model::peer::{Peer, Whence};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::{Scheme, Target};
@@ -83,6 +83,12 @@ struct Line {
     credits: Option<f64>,
 }
 
+/// What stands for a host that cannot be written down.
+const REDACTED: &str = "[redacted]";
+/// Longest method and path that are written down, in characters.
+const MOST_METHOD: usize = 64;
+const MOST_PATH: usize = 2048;
+
 /// What a request costs that carried a credential and was not blocked.
 const FEE: f64 = 0.5;
 
@@ -114,6 +120,8 @@ pub struct Record {
     values: Arc<Matcher>,
     /// The host as it was asked for; never for the log.
     asked: Option<String>,
+    /// The tool call as its client wrote it; no more for the log than that.
+    call: Option<Call>,
     /// The credential that a refusal is about.
     about: Option<CredentialName>,
     /// Whose find it would be, and whose refusal.
@@ -143,6 +151,14 @@ pub struct Counts {
     over: AtomicBool,
     stopped: OnceLock<(Refusal, Option<Found>)>,
     stops: Notify,
+    reached: OnceLock<Bound>,
+}
+
+/// What a tool call asked for, before anything was cleaned out of it.
+struct Call {
+    method: String,
+    /// Of a webhook, a hash.
+    path: String,
 }
 
 impl Counts {
@@ -158,7 +174,21 @@ impl Counts {
             over: AtomicBool::new(false),
             stopped: OnceLock::new(),
             stops: Notify::new(),
+            reached: OnceLock::new(),
         }
+    }
+
+    /// Notes what the exchange would take too much of, and returns what comes of that.
+    #[must_use]
+    pub fn reached(&self, bound: Bound) -> Refusal {
+        let _ = self.reached.set(bound);
+        bound.refusal()
+    }
+
+    /// What the exchange would have taken too much of, if that is why it was refused.
+    #[must_use]
+    pub fn bound(&self, refusal: Refusal) -> Option<Bound> {
+        self.reached.get().copied().filter(|bound| bound.refusal() == refusal)
     }
 
     /// Notes that what the client sends must not go on, and what was found in it.
@@ -220,8 +250,9 @@ impl Counts {
         self.began.elapsed().saturating_sub(Duration::from_millis(self.moved.load(Ordering::Relaxed)))
     }
 
-    /// Notes that the client kept us waiting for its body for too long.
-    pub fn client_stalled(&self) {
+    /// Notes that the client kept us waiting for its body for so long, which is too long.
+    pub fn client_stalled(&self, idle: Duration) {
+        let _ = self.reached(Bound::Idle(idle));
         self.client_stalled.store(true, Ordering::Relaxed);
     }
 
@@ -279,6 +310,7 @@ impl Record {
             counts: Arc::new(Counts::new()),
             values: values.clone(),
             asked: None,
+            call: None,
             about: None,
             caller: None,
             whence: peer.whence(),
@@ -298,7 +330,11 @@ impl Record {
     /// secret, a hash of it.
     pub fn request<B>(&mut self, head: &Request<B>) {
         self.line.tool = Kind::of(head.headers()).ok().and_then(Kind::tool).map(Tool::as_str);
-        self.line.method = Some(self.noted(head.method().as_str(), 64));
+        let method = head.method().as_str();
+        self.line.method = Some(self.noted(method, MOST_METHOD));
+        if *head.method() == http::Method::CONNECT {
+            return;
+        }
         let path = head.uri().path();
         // Also where it is not quite right: the path is no less a secret.
         let mut tools = head.headers().get_all(EXEAT_TOOL).iter();
@@ -307,9 +343,11 @@ impl Record {
         {
             format!("sha256:{}", files::hex(&Sha256::digest(path)))
         } else {
-            self.noted(path, 2048)
+            path.to_owned()
         };
-        self.line.path = (*head.method() != http::Method::CONNECT).then_some(path);
+        self.line.path = Some(self.noted(&path, MOST_PATH));
+        let is_call = head.headers().contains_key(EXEAT_TOOL);
+        self.call = is_call.then(|| Call { method: method.to_owned(), path });
     }
 
     /// What of the proxy's own is asked for, where that is a call: it stands in the place of a tool, and the path of
@@ -331,7 +369,7 @@ impl Record {
         self.line.scheme = Some(target.scheme().as_str());
         let host = target.host().to_string();
         let cut = self.values.find_in_name(&host).is_some();
-        self.line.host = Some(if cut { "[redacted]".to_owned() } else { host.clone() });
+        self.line.host = Some(if cut { REDACTED.to_owned() } else { host.clone() });
         self.asked = Some(host);
         self.line.port = Some(target.port());
     }
@@ -347,6 +385,53 @@ impl Record {
     #[must_use]
     pub fn host_without(&self, own: &Matcher) -> Option<&str> {
         self.asked.as_deref().filter(|host| own.find_in_name(host).is_none())
+    }
+
+    /// Where a tool call went, as its caller may read it: as [`Self::url`], but without values that are the caller's
+    /// own, and no others. None if no target was read, or it cannot be told surely free of them.
+    #[must_use]
+    pub fn url_without(&self, own: &Matcher) -> Option<String> {
+        let (Call { path, .. }, asked) = (self.call.as_ref()?, self.asked.as_deref()?);
+        let host = if own.find_in_name(asked).is_none() { asked } else { REDACTED };
+        let url = self.at(host, &cut(&own.clean(path), MOST_PATH));
+        Some(url).filter(|url| own.find(url.as_bytes()).is_none())
+    }
+
+    /// The method of a tool call, as its caller may read it.
+    #[must_use]
+    pub fn method_without(&self, own: &Matcher) -> Option<String> {
+        let method = &self.call.as_ref()?.method;
+        own.find(method.as_bytes()).is_none().then(|| cut(method, MOST_METHOD))
+    }
+
+    /// A value of the caller's own in what a tool call asked for.
+    #[must_use]
+    pub fn own_in_call(&self, own: &Matcher) -> Option<Found> {
+        let (Call { method, path }, host) = (self.call.as_ref()?, self.asked.as_deref()?);
+        let whole = self.at(host, path);
+        let found = own
+            .find_in_name(host)
+            .or_else(|| [&whole, path, method].into_iter().find_map(|text| own.find(text.as_bytes())));
+        found.filter(|found| found.is_own)
+    }
+
+    /// Notes a value that was found in what is refused for another reason: it is a find all the same.
+    pub fn found_besides(&mut self, found: &Found, place: &str) {
+        self.stands(found, place);
+        self.note_find();
+    }
+
+    /// Whether a credential was found in what was to be sent.
+    #[must_use]
+    pub fn has_find(&self) -> bool {
+        self.found
+    }
+
+    fn stands(&mut self, found: &Found, place: &str) {
+        self.rule(match &found.whose {
+            Whose::Credential(name) => format!("{name}: its value stands in {place}"),
+            other => format!("{other} stands in {place}"),
+        });
     }
 
     /// The rule that decided, or the detail behind a refusal.
@@ -379,10 +464,15 @@ impl Record {
     /// Where to, as the log has it: cleaned, without the query, and of a webhook with a hash for the path.
     #[must_use]
     pub fn url(&self) -> String {
-        let Line { scheme: Some(scheme), host: Some(host), port, path, .. } = &self.line else { return String::new() };
-        let usual = if *scheme == Scheme::Https.as_str() { 443 } else { 80 };
+        let Some(host) = &self.line.host else { return String::new() };
+        self.at(host, self.line.path.as_deref().unwrap_or_default())
+    }
+
+    fn at(&self, host: &str, path: &str) -> String {
+        let Line { scheme, port, .. } = &self.line;
+        let scheme = scheme.unwrap_or(Scheme::Https.as_str());
+        let usual = if scheme == Scheme::Https.as_str() { 443 } else { 80 };
         let port = port.filter(|port| *port != usual).map(|port| format!(":{port}")).unwrap_or_default();
-        let path = path.as_deref().unwrap_or_default();
         let slash = if path.starts_with('/') { "" } else { "/" };
         format!("{scheme}://{host}{port}{slash}{path}")
     }
@@ -400,13 +490,22 @@ impl Record {
         deny.into()
     }
 
+    /// A refusal because the task has no credential of that name. A name that could be one is told; a value that was
+    /// put in its place is not, and is a find.
+    pub fn unknown_credential(&mut self, name: &str, values: &Matcher) -> Refusal {
+        if let Some(found) = values.find(name.as_bytes()).or_else(|| values.find_in_name(name)) {
+            self.found_besides(&found, "the place of a credential's name");
+        } else if is_plain(name) {
+            self.rule(format!("{name}: the task has no such credential"));
+            self.about = Some(CredentialName::new(name));
+        }
+        Deny::CredentialUnknown.into()
+    }
+
     /// A refusal because of a value that was found, and where it stood. Whose it is, is told to its own task
     /// only.
     pub fn leak(&mut self, found: &Found, place: &str) -> Refusal {
-        self.rule(match &found.whose {
-            Whose::Credential(name) => format!("{name}: its value stands in {place}"),
-            other => format!("{other} stands in {place}"),
-        });
+        self.stands(found, place);
         self.about = found.credential().filter(|_| found.is_own).cloned();
         self.count_find(Deny::LeakDetected.into());
         Deny::LeakDetected.into()
@@ -462,7 +561,7 @@ impl Record {
 
     /// Cleaned before it is cut: half a value is no value that could be found.
     fn noted(&self, text: &str, most: usize) -> String {
-        self.clean(text).chars().take(most).collect()
+        cut(&self.clean(text), most)
     }
 
     /// The address that was dialled.
@@ -531,7 +630,13 @@ impl Record {
     /// The one place where finds are counted, once for each exchange, also if the client has gone meanwhile:
     /// who guesses need not wait for the answer.
     fn count_find(&mut self, refusal: Refusal) {
-        if refusal != Deny::LeakDetected.into() || std::mem::replace(&mut self.found, true) {
+        if refusal == Deny::LeakDetected.into() {
+            self.note_find();
+        }
+    }
+
+    fn note_find(&mut self) {
+        if std::mem::replace(&mut self.found, true) {
             return;
         }
         if let Some((_, execution)) = &self.caller {
@@ -617,6 +722,10 @@ impl Drop for Record {
             self.sink.closed();
         }
     }
+}
+
+fn cut(text: &str, most: usize) -> String {
+    text.chars().take(most).collect()
 }
 
 /// What a person has decided about a request that waits.

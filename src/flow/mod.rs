@@ -32,6 +32,7 @@ use crate::audit::finds::Finds;
 use crate::audit::record::Record;
 use crate::audit::sink::Sink;
 use crate::ledger::Ledger;
+use crate::model::name::TaskName;
 use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Refusal};
 use crate::policy::settings::{ListenAt, Settings};
@@ -83,9 +84,24 @@ impl Services {
 
     /// Waits, on a find, until it has been written down: who sent it must not get away with it by a restart.
     async fn settle(&self, refused: Option<Refusal>, record: &mut Record) {
-        if let Some(refusal) = refused.filter(|refusal| *refusal == Deny::LeakDetected.into()) {
+        let Some(refusal) = refused else { return };
+        if refusal == Deny::LeakDetected.into() {
             record.failed(refusal);
+        } else {
+            self.find_in_refused(record);
+        }
+        if record.has_find() {
             self.finds.settled().await;
+        }
+    }
+
+    /// A call that is refused before it is looked through is shown to its client without the client's own values.
+    /// Who is told by that gap what is one has not guessed for nothing.
+    fn find_in_refused(&self, record: &mut Record) {
+        let policy = self.policies.snapshot();
+        let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));
+        if let Some(found) = task.and_then(|task| record.own_in_call(task.own())) {
+            record.found_besides(&found, "the refused call");
         }
     }
 }

@@ -20,9 +20,10 @@ use tokio::time::timeout;
 use super::Services;
 use super::approvals;
 use super::executions::shown;
-use crate::audit::record::Record;
+use crate::audit::record::{Counts, Record};
 use crate::files;
-use crate::ledger::{Counter, LedgerError, Millis, Standing, ToolCall};
+use crate::ledger::{Counter, LedgerError, Millis, Standing, State, ToolCall};
+use crate::model::limited::Bound;
 use crate::model::name::is_plain;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Target;
@@ -53,6 +54,8 @@ pub(super) enum Page {
     About,
     /// `GET /v1/self/ca.pem`
     Authority,
+    /// `GET /v1/self/approvals`
+    Approvals,
     /// `GET /v1/self/approvals/{id}`
     Approval(String),
     /// `POST /v1/self/tool_calls`
@@ -100,6 +103,7 @@ pub(super) fn page(request: &mut Request<Incoming>) -> Option<Page> {
     let page = match uri.path() {
         "/v1/self" => Page::About,
         "/v1/self/ca.pem" => Page::Authority,
+        "/v1/self/approvals" => Page::Approvals,
         "/v1/self/tool_calls" => Page::Report,
         "/v1/self/resolve" => Page::Reach(Verb::Resolve),
         "/v1/self/certificate" => Page::Reach(Verb::Certificate),
@@ -128,11 +132,13 @@ pub(super) async fn answer(
         Page::Reach(verb) if head.method == Method::GET => {
             record.asks(verb.as_str());
             let taken = asking.take(&mut head, record).await?;
-            return asking.in_time(asking.reach(verb, &taken, &head, record)).await;
+            let counts = record.counts();
+            return asking.in_time(&counts, asking.reach(verb, &taken, &head, record)).await;
         }
         Page::Report if head.method == Method::POST => {
             asking.take(&mut head, record).await?;
-            asking.in_time(asking.report(&head, body, record)).await?
+            let counts = record.counts();
+            asking.in_time(&counts, asking.report(&head, body, record)).await?
         }
         page => {
             services.throttle.look(policy, caller, KIND, record).await?;
@@ -152,9 +158,9 @@ impl Asking<'_> {
     }
 
     /// No longer than a tool call may take.
-    async fn in_time(&self, said: impl Future<Output = Verdict<Said>>) -> Verdict<Said> {
+    async fn in_time(&self, counts: &Counts, said: impl Future<Output = Verdict<Said>>) -> Verdict<Said> {
         match self.task.limits(KIND).timeouts.request {
-            Some(within) => timeout(within, said).await.map_err(|_| Fail::RequestTimedOut)?,
+            Some(within) => timeout(within, said).await.map_err(|_| counts.reached(Bound::Request(within)))?,
             None => said.await,
         }
     }
@@ -164,9 +170,10 @@ impl Asking<'_> {
         let said = match page {
             Page::Report => Said::AnotherMethod("POST"),
             Page::Reach(_) => Said::AnotherMethod("GET"),
-            Page::About | Page::Authority | Page::Approval(_) if method != Method::GET => Said::AnotherMethod("GET"),
+            _ if method != Method::GET => Said::AnotherMethod("GET"),
             Page::About => self.about().await?,
             Page::Authority => Said::Authority(self.services.authority.ca_pem().to_owned()),
+            Page::Approvals => self.approvals().await?,
             Page::Approval(id) => self.approval(&id).await?,
         };
         match &said {
@@ -214,12 +221,22 @@ impl Asking<'_> {
             "tools": self.task.tools().iter().map(|tool| tool.as_str()).collect::<Vec<_>>(),
             "raw": self.task.takes_raw(),
             "approved": self.task.approved(),
+            "webhooks": self.task.takes_webhooks(),
             "limits": {
                 "tools": left(&self.task.limits(KIND), &standing.tool),
                 "raw": left(&self.task.limits(Kind::Raw), &standing.raw),
             },
             "credentials": credentials,
         })))
+    }
+
+    /// Those that wait for a decision.
+    async fn approvals(&self) -> Verdict<Said> {
+        let now = Millis::now();
+        let known = self.services.ledger.approvals_of(self.caller.execution(), now).await.map_err(unavailable)?;
+        // They come in the state that they have at the ledger's time.
+        let waiting = known.iter().filter(|known| known.state == State::Pending);
+        Ok(Said::Document(json!({ "approvals": waiting.map(|known| approvals::shown(known, now)).collect::<Value>() })))
     }
 
     async fn approval(&self, id: &str) -> Verdict<Said> {
@@ -236,7 +253,7 @@ impl Asking<'_> {
         if head.headers.contains_key(CONTENT_ENCODING) {
             return Err(Deny::ContentCodingUnsupported.into());
         }
-        let body = whole(body, self.task.limits(KIND).timeouts.idle).await?;
+        let body = whole(body, self.task.limits(KIND).timeouts.idle, &record.counts()).await?;
         self.looked_through(&body, record)?;
         let reported: Reported = serde_json::from_slice(&body).map_err(|_| Deny::RequestMalformed)?;
         for text in reported.texts() {
@@ -314,7 +331,7 @@ impl Asking<'_> {
 
     async fn probe(&self, admitted: &Admitted, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Value> {
         let started = Instant::now();
-        match self.services.forwarder.knock(pinned).await {
+        match self.services.forwarder.knock(pinned, &record.counts()).await {
             Ok(address) => {
                 record.address(address.ip());
                 let latency_ms = (started.elapsed().as_secs_f64() * 1_000_000.0).round() / 1000.0;
@@ -389,15 +406,16 @@ fn left(limits: &Limits, counter: &Counter) -> Value {
 }
 
 /// A body, if all of it comes in the time for which nothing else may move.
-async fn whole(body: Incoming, idle: Duration) -> Verdict<Bytes> {
+async fn whole(body: Incoming, idle: Duration, counts: &Counts) -> Verdict<Bytes> {
+    let too_large = || Err(counts.reached(Bound::RequestBytes(MAX_BODY as u64)));
     if body.size_hint().lower() > MAX_BODY as u64 {
-        return Err(Deny::RequestTooLarge.into());
+        return too_large();
     }
     match timeout(idle, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Deny::RequestTooLarge.into()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => too_large(),
         Ok(Err(_)) => Err(Deny::RequestMalformed.into()),
-        Err(_) => Err(Fail::RequestTimedOut.into()),
+        Err(_) => Err(counts.reached(Bound::Idle(idle))),
     }
 }
 

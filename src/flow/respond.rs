@@ -13,12 +13,12 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Number, json};
 
 use super::Services;
 use super::own::Said;
 use crate::audit::record::Record;
-use crate::model::limited::Limited;
+use crate::model::limited::{Bound, Limited, Most};
 use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::{Deny, Refusal};
 use crate::stages::forward::Received;
@@ -73,6 +73,11 @@ struct Problem<'a> {
     stage: &'static str,
     retry: &'static str,
     hint: &'static str,
+    /// Of a tool call, where it went.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    method: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,17 +97,38 @@ struct Problem<'a> {
 #[derive(Serialize)]
 struct Limit {
     name: &'static str,
-    allowed: u64,
+    /// Bytes, seconds, or how many.
+    allowed: Number,
+}
+
+impl From<&Limited> for Limit {
+    fn from(limited: &Limited) -> Self {
+        Self { name: limited.name, allowed: limited.limit.into() }
+    }
+}
+
+impl From<Bound> for Limit {
+    fn from(bound: Bound) -> Self {
+        let allowed = match bound.most() {
+            Most::Bytes(most) => most.into(),
+            Most::Time(most) if most.subsec_nanos() == 0 => most.as_secs().into(),
+            Most::Time(most) => Number::from_f64(most.as_secs_f64()).unwrap_or(most.as_secs().into()),
+        };
+        Self { name: bound.name(), allowed }
+    }
 }
 
 /// What a refusal is about, as far as its caller may know.
 #[derive(Default)]
 struct About<'a> {
+    url: Option<String>,
+    method: Option<String>,
     host: Option<&'a str>,
     approved: Option<Vec<String>>,
     credential: Option<&'a str>,
     approval: Option<&'a str>,
     limited: Option<&'a Limited>,
+    bound: Option<Bound>,
 }
 
 /// Passes an origin's answer on. The record goes with its body.
@@ -201,16 +227,22 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
     record.counts().end();
     let policy = services.policies.snapshot();
     let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));
+    let is_leak = refusal == Deny::LeakDetected.into();
     let approved = task.filter(|_| refusal == Deny::HostNotAllowed.into()).map(|task| task.approved());
+    // Where the value stands, a text of the client's is not repeated.
+    let url = task.filter(|_| !is_leak).and_then(|task| record.url_without(task.own()));
+    let clear_of = task.map(|task| if is_leak { task.values() } else { task.own() });
+    let method = clear_of.and_then(|values| record.method_without(values));
     let host = task.and_then(|task| record.host_without(task.own()));
     let credential = record.about().map(CredentialName::as_str);
     let is_of_approval = matches!(refusal, Refusal::Deny(Deny::ApprovalPending | Deny::ApprovalDenied));
     let approval = record.approval_id().filter(|_| is_of_approval);
-    render(refusal, record.id(), About { host, approved, credential, approval, limited: record.limit() })
+    let (limited, bound) = (record.limit(), record.counts().bound(refusal));
+    render(refusal, record.id(), About { url, method, host, approved, credential, approval, limited, bound })
 }
 
 fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
-    let About { host, approved, credential, approval, limited } = about;
+    let About { url, method, host, approved, credential, approval, limited, bound } = about;
     let notice = refusal.notice();
     let problem = Problem {
         r#type: format!("urn:exeat:{}", notice.code),
@@ -222,11 +254,13 @@ fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
         stage: notice.stage.as_str(),
         retry: notice.retry.as_str(),
         hint: notice.hint,
+        url,
+        method,
         host,
         approved,
         credential,
         approval,
-        limit: limited.map(|limited| Limit { name: limited.name, allowed: limited.limit }),
+        limit: limited.map(Limit::from).or(bound.map(Limit::from)),
         retry_after_s: limited.and_then(Limited::retry_after_s),
     };
     let body = serde_json::to_vec_pretty(&problem).map(|mut text| {

@@ -105,7 +105,7 @@ async fn open(
     let origin = match admitted.mode() {
         Mode::Inspect => None,
         Mode::Opaque => {
-            let (origin, address) = services.forwarder.connect(&admitted, &pinned).await?;
+            let (origin, address) = services.forwarder.connect(&admitted, &pinned, &record.counts()).await?;
             record.address(address.ip());
             Some(origin)
         }

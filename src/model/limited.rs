@@ -2,6 +2,76 @@
 
 use std::time::Duration;
 
+use super::refusal::{Deny, Fail, Refusal};
+
+/// What one exchange may take, by the key that says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// `[upstream].connect_timeout`.
+    Connect(Duration),
+    /// `[proxy].handshake_timeout`.
+    Handshake(Duration),
+    /// `idle_timeout`.
+    Idle(Duration),
+    /// `request_timeout`, or as long as the call itself asks for.
+    Request(Duration),
+    /// `max_request_bytes`, or what a question may have.
+    RequestBytes(u64),
+    /// `max_response_bytes`.
+    ResponseBytes(u64),
+    /// `response_header_timeout`.
+    ResponseHeader(Duration),
+}
+
+/// As much as a bound allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Most {
+    /// So much data.
+    Bytes(u64),
+    /// So long.
+    Time(Duration),
+}
+
+impl Bound {
+    /// Its key.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Connect(_) => "connect_timeout",
+            Self::Handshake(_) => "handshake_timeout",
+            Self::Idle(_) => "idle_timeout",
+            Self::Request(_) => "request_timeout",
+            Self::RequestBytes(_) => "max_request_bytes",
+            Self::ResponseBytes(_) => "max_response_bytes",
+            Self::ResponseHeader(_) => "response_header_timeout",
+        }
+    }
+
+    /// What it allows.
+    #[must_use]
+    pub const fn most(self) -> Most {
+        match self {
+            Self::RequestBytes(most) | Self::ResponseBytes(most) => Most::Bytes(most),
+            Self::Connect(most)
+            | Self::Handshake(most)
+            | Self::Idle(most)
+            | Self::Request(most)
+            | Self::ResponseHeader(most) => Most::Time(most),
+        }
+    }
+
+    /// What comes of an exchange that would take more.
+    #[must_use]
+    pub const fn refusal(self) -> Refusal {
+        match self {
+            Self::Connect(_) | Self::Handshake(_) => Refusal::Fail(Fail::ConnectTimedOut),
+            Self::Idle(_) | Self::Request(_) | Self::ResponseHeader(_) => Refusal::Fail(Fail::RequestTimedOut),
+            Self::RequestBytes(_) => Refusal::Deny(Deny::RequestTooLarge),
+            Self::ResponseBytes(_) => Refusal::Fail(Fail::ResponseTooLarge),
+        }
+    }
+}
+
 /// A limit that has been reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limited {

@@ -895,6 +895,20 @@ pub(super) mod tests {
         }
     }
 
+    #[test]
+    fn the_vault_is_a_source_of_credentials_only() {
+        let redis = "[ledger]\nkind = \"redis\"\nurl = \"redis://127.0.0.1\"\npassword = \"SOURCE\"";
+        for place in
+            ["[tasks.t]\ntoken = \"SOURCE\"", "[admin]\ntoken = \"SOURCE\"", "[vault]\nkey = \"SOURCE\"", redis]
+        {
+            for source in ["secret:K", "workspace-secret://K"] {
+                let problems = try_compile(&place.replace("SOURCE", source)).err().unwrap_or_default();
+                let told = problems.iter().any(|problem| problem.problem == "not the source of a secret");
+                assert!(told, "{place}: {problems:?}");
+            }
+        }
+    }
+
     /// `secret:NAME` means the task's own workspace.
     #[test]
     fn each_task_gets_the_value_of_its_workspace() {

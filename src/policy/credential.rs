@@ -185,8 +185,8 @@ pub enum Marks {
 
 /// A mark in a text: what it stands for, and what stands around it.
 pub struct Mark<'t> {
-    /// The credential; none if the task has none of that name.
-    pub credential: Option<Arc<Credential>>,
+    /// The credential, or the name of which the task has none.
+    pub credential: Result<Arc<Credential>, &'t str>,
     /// What stands before.
     pub before: &'t [u8],
     /// What stands behind.
@@ -221,8 +221,8 @@ impl Marks {
             let name = memchr::memchr(b'}', near).and_then(|end| inner.split_at_checked(end));
             let plain = name.and_then(|(name, _)| std::str::from_utf8(name).ok()).filter(|name| is_plain(name));
             if let (Some(plain), Some((_, closing))) = (plain, name) {
-                let credential = credentials.iter().find(|credential| credential.name.as_str() == plain).cloned();
-                return Some(Mark { credential, before, after: closing.get(1..)? });
+                let credential = credentials.iter().find(|credential| credential.name.as_str() == plain);
+                return Some(Mark { credential: credential.cloned().ok_or(plain), before, after: closing.get(1..)? });
             }
             from = at.checked_add(opening.len())?;
         }
@@ -234,7 +234,7 @@ fn own<'t>(credentials: &[Arc<Credential>], text: &'t [u8]) -> Option<Mark<'t>> 
     credentials.iter().find_map(|credential| {
         let placeholder = credential.placeholder.as_ref()?.as_bytes();
         let (before, rest) = text.split_at_checked(memchr::memmem::find(text, placeholder)?)?;
-        Some(Mark { credential: Some(credential.clone()), before, after: rest.get(placeholder.len()..)? })
+        Some(Mark { credential: Ok(credential.clone()), before, after: rest.get(placeholder.len()..)? })
     })
 }
 
@@ -277,7 +277,7 @@ mod tests {
         for (marks, text, want) in rows {
             let mark = marks.first(&credentials, text.as_bytes());
             let got = mark.as_ref().map(|mark| {
-                let name = mark.credential.as_ref().map(|c| c.name.as_str());
+                let name = mark.credential.as_ref().ok().map(|c| c.name.as_str());
                 (name, std::str::from_utf8(mark.before).unwrap(), std::str::from_utf8(mark.after).unwrap())
             });
             assert_eq!(got, want, "{text:?}");

@@ -266,6 +266,12 @@ impl Task {
         &self.own
     }
 
+    /// Whether the integration `webhook` is enabled, whatever is registered.
+    #[must_use]
+    pub fn takes_webhooks(&self) -> bool {
+        self.webhooks.is_some()
+    }
+
     /// Registered webhook URLs, as destinations.
     pub fn webhooks(&self) -> impl Iterator<Item = &Target> {
         self.webhooks.iter().flatten()

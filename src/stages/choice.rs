@@ -136,7 +136,7 @@ fn not_bound(record: &mut Record, credential: &Credential, why: &str) -> crate::
 fn named(task: &Task, kind: Kind, headers: &HeaderMap, record: &mut Record) -> Verdict<Option<Arc<Credential>>> {
     let Some(name) = single(headers, &EXEAT_CREDENTIAL)? else { return Ok(None) };
     // A name that is not the task's is nobody's, whoever else may have one like it.
-    let credential = task.credential(name).ok_or(Deny::CredentialUnknown)?;
+    let credential = task.credential(name).ok_or_else(|| record.unknown_credential(name, task.values()))?;
     if !kind.takes_names() {
         return Err(not_bound(record, credential, "the tool takes no credential"));
     }
@@ -207,7 +207,7 @@ impl Found<'_> {
     fn text(&mut self, place: Place, text: &[u8], (basic, only): (bool, bool), record: &mut Record) -> Verdict<()> {
         let all = self.task.credentials();
         let Some(Mark { credential, before, after }) = self.marks.first(all, text) else { return Ok(()) };
-        let credential = credential.ok_or(Deny::CredentialUnknown)?;
+        let credential = credential.map_err(|name| record.unknown_credential(name, self.task.values()))?;
         if !self.kind.takes_placeholders() {
             return Err(not_bound(record, &credential, "the tool swaps no placeholders"));
         }

@@ -10,6 +10,8 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::pin::PinnedTarget;
+use crate::audit::record::Counts;
+use crate::model::limited::Bound;
 use crate::model::refusal::{Fail, Verdict};
 
 /// Addresses that are tried, of both families.
@@ -21,7 +23,11 @@ const STAGGER: Duration = Duration::from_millis(250);
 ///
 /// # Errors
 /// [`Fail::ConnectFailed`] if all refused, [`Fail::ConnectTimedOut`] if none answered in time.
-pub(super) async fn connect(pinned: &PinnedTarget, within: Duration) -> Verdict<(TcpStream, SocketAddr)> {
+pub(super) async fn connect(
+    pinned: &PinnedTarget,
+    within: Duration,
+    counts: &Counts,
+) -> Verdict<(TcpStream, SocketAddr)> {
     match timeout(within, race(interleaved(pinned.addresses()).into_iter().take(MOST_DIALLED))).await {
         Ok(Some((stream, address))) => {
             // Latency matters more than packets; a stream that cannot take the option still works.
@@ -29,7 +35,7 @@ pub(super) async fn connect(pinned: &PinnedTarget, within: Duration) -> Verdict<
             Ok((stream, address))
         }
         Ok(None) => Err(Fail::ConnectFailed.into()),
-        Err(_) => Err(Fail::ConnectTimedOut.into()),
+        Err(_) => Err(counts.reached(Bound::Connect(within))),
     }
 }
 

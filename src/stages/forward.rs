@@ -31,6 +31,7 @@ use super::upload::RequestBody;
 use super::websocket::{Downward, Upward, Wanted};
 use crate::audit::record::{Counts, Record};
 use crate::leak::Matcher;
+use crate::model::limited::Bound;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Scheme;
@@ -146,19 +147,24 @@ impl Forwarder {
     /// # Errors
     /// [`Fail::ConnectFailed`] or [`Fail::ConnectTimedOut`]; [`Deny::AuthorityMismatch`] if the destination
     /// is not an opaque one, or the pin another's: whatever is inspected goes through [`Self::exchange`].
-    pub async fn connect(&self, admitted: &Admitted, pinned: &PinnedTarget) -> Verdict<(TcpStream, SocketAddr)> {
+    pub async fn connect(
+        &self,
+        admitted: &Admitted,
+        pinned: &PinnedTarget,
+        counts: &Counts,
+    ) -> Verdict<(TcpStream, SocketAddr)> {
         if admitted.mode() != Mode::Opaque || admitted.target() != pinned.target() {
             return Err(Deny::AuthorityMismatch.into());
         }
-        dial::connect(pinned, self.connect_timeout).await
+        dial::connect(pinned, self.connect_timeout, counts).await
     }
 
     /// Dials, and hangs up: which address answered.
     ///
     /// # Errors
     /// [`Fail::ConnectFailed`] or [`Fail::ConnectTimedOut`].
-    pub async fn knock(&self, pinned: &PinnedTarget) -> Verdict<SocketAddr> {
-        dial::connect(pinned, self.connect_timeout).await.map(|(_, address)| address)
+    pub async fn knock(&self, pinned: &PinnedTarget, counts: &Counts) -> Verdict<SocketAddr> {
+        dial::connect(pinned, self.connect_timeout, counts).await.map(|(_, address)| address)
     }
 
     /// Dials, and brings back what the origin shows of itself in a TLS handshake, be it believed or not. Nothing else
@@ -167,10 +173,12 @@ impl Forwarder {
     /// # Errors
     /// As [`Self::knock`]; [`Fail::TlsFailed`] where there is no TLS.
     pub async fn look(&self, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Shown> {
-        let (tcp, address) = dial::connect(pinned, self.connect_timeout).await?;
+        let counts = record.counts();
+        let (tcp, address) = dial::connect(pinned, self.connect_timeout, &counts).await?;
         record.address(address.ip());
         let looked = timeout(self.handshake_timeout, self.tls.look(pinned.target().host(), tcp)).await;
-        looked.map_err(|_| Fail::ConnectTimedOut)?.map_err(|error| handshake_failed(&error, record))
+        let looked = looked.map_err(|_| counts.reached(Bound::Handshake(self.handshake_timeout)))?;
+        looked.map_err(|error| handshake_failed(&error, record))
     }
 
     /// Sends a request and returns the head of the answer with the connection it came on.
@@ -197,7 +205,9 @@ impl Forwarder {
             let exchange = self.send(request, &pinned, timeouts, execution, record);
             match timeouts.request {
                 None => exchange.await,
-                Some(total) => timeout_at(started + total, exchange).await.map_err(|_| Fail::RequestTimedOut)?,
+                Some(total) => {
+                    timeout_at(started + total, exchange).await.map_err(|_| counts.reached(Bound::Request(total)))?
+                }
             }
         };
         let (mut response, lease) = tokio::select! {
@@ -248,7 +258,8 @@ impl Forwarder {
     }
 
     async fn open(&self, key: Key, pinned: &PinnedTarget, upgrades: bool, record: &mut Record) -> Verdict<Lease> {
-        let (tcp, address) = dial::connect(pinned, self.connect_timeout).await?;
+        let counts = record.counts();
+        let (tcp, address) = dial::connect(pinned, self.connect_timeout, &counts).await?;
         record.address(address.ip());
         let tcp = Forgiving::new(tcp);
         let handshake = async {
@@ -257,7 +268,8 @@ impl Forwarder {
                 Scheme::Https => self.over_tls(tcp, pinned, upgrades, record).await,
             }
         };
-        let sender = timeout(self.handshake_timeout, handshake).await.map_err(|_| Fail::ConnectTimedOut)??;
+        let sender = timeout(self.handshake_timeout, handshake).await;
+        let sender = sender.map_err(|_| counts.reached(Bound::Handshake(self.handshake_timeout)))??;
         Ok(self.pool.adopt(key, sender, address))
     }
 
@@ -363,7 +375,7 @@ async fn within<F: Future>(patience: Duration, counts: &Counts, sending: F) -> V
         match timeout(patience, &mut sending).await {
             Ok(done) => return Ok(done),
             Err(_) if counts.sent_so_far() > seen => seen = counts.sent_so_far(),
-            Err(_) => return Err(Fail::RequestTimedOut.into()),
+            Err(_) => return Err(counts.reached(Bound::ResponseHeader(patience))),
         }
     }
 }

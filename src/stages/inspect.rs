@@ -17,7 +17,8 @@ use super::leaving::{Leaving, PORTION, Stop};
 use super::upload::{PORTIONS, RequestBody};
 use crate::audit::record::Record;
 use crate::leak::{Found, Matcher};
-use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
+use crate::model::limited::Bound;
+use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::plan::Timeouts;
 
 /// Bodies up to this are read whole before anything leaves, in bytes.
@@ -70,14 +71,18 @@ pub async fn gather(grant: &Grant, body: RequestBody, record: &mut Record) -> Ve
         Some(_) if !body.is_known_to_be_within(most) => {
             let is_known = body.size_hint().exact().is_some();
             record.rule(if is_known { "approval: the body is too large" } else { UNKNOWN_LENGTH });
-            return Err(Deny::RequestTooLarge.into());
+            let too_large = || record.counts().reached(Bound::RequestBytes(most));
+            return Err(if is_known { too_large() } else { Deny::RequestTooLarge.into() });
         }
         None if !grant.wants_body() || !body.is_known_to_be_within(SMALL) => return Ok(body),
         Some(_) | None => {}
     }
     let Timeouts { idle, request, .. } = grant.timeouts();
-    let until = body.began() + request.unwrap_or(idle).min(idle);
-    timeout_at(until, body.whole()).await.map_err(|_| Fail::RequestTimedOut)?
+    let (within, bound) = match request {
+        Some(request) if request < idle => (request, Bound::Request(request)),
+        Some(_) | None => (idle, Bound::Idle(idle)),
+    };
+    timeout_at(body.began() + within, body.whole()).await.map_err(|_| record.counts().reached(bound))?
 }
 
 /// Looks a request through, and what has been gathered of its body.

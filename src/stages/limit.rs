@@ -22,6 +22,7 @@ use super::trailers::{self, EXEAT_TRUNCATED, Told};
 use super::upload::BodyError;
 use crate::audit::record::{Counts, Record};
 use crate::leak::coding::Undecodable;
+use crate::model::limited::Bound;
 use crate::model::refusal::{Fail, Refusal, Verdict};
 use crate::policy::plan::{Oversize, Sizes, Timeouts};
 
@@ -133,6 +134,8 @@ pub async fn judge(received: Received, record: &mut Record) -> Verdict<Bounded> 
     let has_none = reader.wants_no_body || declared == Some(0) || ended || is_bodiless(status);
     if has_none {
         record.status(status);
+        let redacted = response.body().found().map_or(0, |(count, _)| count);
+        reader.tell_at_once(redacted, response.headers_mut());
         let bounds = Bounds::default();
         let hint = if is_length_known { hint } else { SizeHint::default() };
         return Ok(Bounded { response, bounds, lease, timeouts, started, withdrawn, hint, ended });
@@ -145,14 +148,14 @@ pub async fn judge(received: Received, record: &mut Record) -> Verdict<Bounded> 
     begun?;
     let Sizes { most, oversize } = limits.response;
     let refuses = oversize == Oversize::Refuse;
-    let too_large = declared.filter(|declared| most.is_some_and(|most| *declared > most));
-    if refuses && too_large.is_some() {
+    let too_large = most.zip(declared).filter(|(most, declared)| declared > most);
+    if let Some((most, _)) = too_large.filter(|_| refuses) {
         note_found(response.body(), record);
-        return Err(Fail::ResponseTooLarge.into());
+        return Err(record.counts().reached(Bound::ResponseBytes(most)));
     }
     let textual = !refuses && cut::is_textual(response.headers());
     let headers = response.headers_mut();
-    if let Some(length) = too_large {
+    if let Some((_, length)) = too_large {
         // Where exactly it will be cut is not known yet.
         is_length_known = false;
         headers.remove(CONTENT_LENGTH);
@@ -184,7 +187,7 @@ async fn begin(
     let begun = async {
         match timeouts.request {
             None => Ok(begun.await),
-            Some(total) => timeout_at(started + total, begun).await.map_err(|_| Fail::RequestTimedOut),
+            Some(total) => timeout_at(started + total, begun).await.map_err(|_| counts.reached(Bound::Request(total))),
         }
     };
     let begun = tokio::select! {

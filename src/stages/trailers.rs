@@ -75,6 +75,15 @@ impl Reader {
     }
 }
 
+impl Reader {
+    /// Of an answer without a body, nothing can be said behind it: a tool call's says it in its head.
+    pub(super) fn tell_at_once(self, redacted: u64, headers: &mut HeaderMap) {
+        if self.is_tool {
+            tell(Told { size: 0, redacted, truncated: false }, headers);
+        }
+    }
+}
+
 /// Puts what happened to a body among its trailers. An origin's own of these names have been removed.
 pub(super) fn tell(told: Told, trailers: &mut HeaderMap) {
     trailers.insert(EXEAT_RESPONSE_SIZE, HeaderValue::from(told.size));

@@ -15,6 +15,7 @@ use super::leaving::{Leaving, Stop};
 use super::{fields, keys};
 use crate::audit::record::Counts;
 use crate::leak::coding::Undecodable;
+use crate::model::limited::Bound;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::policy::credential::Place;
 use crate::policy::plan::Limits;
@@ -44,7 +45,8 @@ pub struct RequestBody {
     source: Source,
     idle: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
-    /// Bytes that the client may still send. None: as many as it likes.
+    /// Bytes that the client may send, and may still send. None: as many as it likes.
+    most: Option<u64>,
     left: Option<u64>,
     counts: Arc<Counts>,
     began: Instant,
@@ -105,6 +107,7 @@ impl RequestBody {
             source: Source::Client(inner),
             idle: limits.timeouts.idle,
             waiting: None,
+            most: limits.request,
             left: limits.request,
             counts,
             began: Instant::now(),
@@ -139,8 +142,8 @@ impl RequestBody {
     /// # Errors
     /// [`Deny::RequestTooLarge`].
     pub(super) fn judge_size(&self) -> Verdict<()> {
-        let most = self.left.unwrap_or(u64::MAX);
-        if self.size_hint().lower() > most { Err(Deny::RequestTooLarge.into()) } else { Ok(()) }
+        let too_large = self.most.filter(|most| self.size_hint().lower() > *most);
+        too_large.map_or(Ok(()), |most| Err(self.counts.reached(Bound::RequestBytes(most))))
     }
 
     /// When its exchange began.
@@ -269,7 +272,7 @@ impl RequestBody {
         let Poll::Ready(frame) = Pin::new(inner).poll_frame(cx) else {
             ready!(self.poll_stalled(cx));
             // What hyper makes of the error does not say so.
-            self.counts.client_stalled();
+            self.counts.client_stalled(self.idle);
             return Poll::Ready(Some(Err(BodyError::TimedOut)));
         };
         self.waiting = None;
@@ -280,7 +283,8 @@ impl RequestBody {
         let length = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len) as u64;
         if let Some(left) = &mut self.left {
             let Some(rest) = left.checked_sub(length) else {
-                self.counts.stop(Deny::RequestTooLarge.into(), None);
+                let refusal = self.counts.reached(Bound::RequestBytes(self.most.unwrap_or_default()));
+                self.counts.stop(refusal, None);
                 return Poll::Ready(Some(Err(BodyError::Stopped)));
             };
             *left = rest;

@@ -777,3 +777,31 @@ async fn nobody_decides_through_the_proxy() {
     assert!(answer.contains("exeat-refusal: ") && !answer.starts_with("HTTP/1.1 2"), "{answer}");
     assert_eq!(lab.state(&id).await, "pending");
 }
+
+/// A client without a memory of its own asks what it still waits for.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_execution_is_told_what_of_its_own_waits() {
+    let (lab, _, url) = lab(REQUIRED).await;
+    let (other, who) = lab.execution().await;
+    let mut asked = Vec::new();
+    for path in ["a", "b", "c"] {
+        asked.push(pending(&lab.get(&format!("{url}{path}")).await));
+    }
+    let foreign = pending(&lab.get_as(&who, &format!("{url}d")).await);
+    let waiting = async |who: &str| {
+        let request = Request::builder().uri("/v1/self/approvals").header("host", "proxy");
+        let reply = lab.send(request.header("proxy-authorization", who).body(empty()).unwrap()).await;
+        let told = reply.problem();
+        for one in told["approvals"].as_array().unwrap() {
+            assert_eq!(one["state"], "pending", "{told}");
+        }
+        let ids = told["approvals"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap().to_owned());
+        ids.collect::<Vec<_>>()
+    };
+    assert_eq!(waiting(&auth()).await, asked, "oldest first");
+    assert_eq!(waiting(&who).await, [foreign]);
+    lab.approve(&asked[0]).await;
+    assert_eq!(lab.decide(&asked[2], "deny").await.0, 200);
+    assert_eq!(waiting(&auth()).await, asked[1..2]);
+    assert_ne!(other, "t");
+}

@@ -3,7 +3,10 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::lab::client::Way;
+use exeat::model::secret::Secret;
+use exeat::vault::{MasterKey, Vault};
+
+use crate::lab::client::{Way, empty};
 use crate::lab::{Ground, KEY, Lab, Origin};
 
 /// A placeholder in the shape of the key.
@@ -256,7 +259,8 @@ async fn a_co_tenant_learns_nothing_of_the_credentials_of_another_task() {
             let reply = lab.by(Way::Absolute, "GET", &url, &[(field.0, &field.1)], "").await;
             reply.assert_refused(403, "credential_unknown");
             let mut problem = reply.problem();
-            problem["instance"] = "".into();
+            assert_eq!(problem["credential"], name, "what was asked for, and no more");
+            (problem["instance"], problem["credential"]) = ("".into(), "".into());
             answers.push(problem);
         }
     }
@@ -489,5 +493,147 @@ async fn a_placeholder_of_any_type_goes_nowhere_else() {
         let reply = lab.send(request.body(crate::lab::client::empty()).unwrap()).await;
         reply.assert_refused(403, "credential_not_bound");
         assert_eq!((other.seen().len(), plain.seen().len()), (0, 0), "{auth_type}");
+    }
+}
+
+/// A refusal names the credential that it is about, if its caller may know: what was asked for, or what is its own. A
+/// value in the place of a name is neither told nor written down, and counts as a find.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_names_the_credential_that_it_is_about() {
+    const VALUE: &str = "Plain0123456789value";
+    const FOREIGN: &str = "another-tasks-value-0123456789";
+    let ground = Ground::new().await;
+    let (origin, elsewhere) = (ground.origin("api.test").await, ground.origin("other.test").await);
+    for (file, text) in [("value", VALUE), ("foreign", FOREIGN), ("token-2", "another-token-of-24-bytes-or-more")] {
+        std::fs::write(ground.dir.path().join(file), text).unwrap();
+    }
+    let text = config(&origin, &elsewhere, "auth_type = \"bearer\"", "").replace("env:KEY", "file:value")
+        + "[credentials.F]\nauth_type = \"bearer\"\nvalue = \"file:foreign\"\ndomains = [\"api.test\"]\n\
+           [tasks.u]\ntoken = \"file:token-2\"\nintegrations = [\"api\"]\ncredentials = [\"F\"]\n\
+           [leak]\nmax_finds = 5\n";
+    let lab = ground.proxy(&text).await;
+    let (here, there) =
+        (format!("https://api.test:{}/", origin.port()), format!("https://other.test:{}/", elsewhere.port()));
+    let swap = ("exeat-swap", "0123456789abcdef");
+    let upper = VALUE.to_uppercase();
+    let (unknown, not_bound, leak) = ("credential_unknown", "credential_not_bound", "leak_detected");
+    let told = |name: &'static str| Some(name);
+    type Row<'a> = (&'a str, Vec<(&'a str, &'a str)>, &'a str, Option<&'a str>, &'a str);
+    let rows: [Row; 11] = [
+        (&here, vec![("exeat-credential", "NONE")], unknown, told("NONE"), "NONE: the task has no such credential"),
+        (
+            &here,
+            vec![("authorization", "Bearer ${secrets.NONE}")],
+            unknown,
+            told("NONE"),
+            "NONE: the task has no such credential",
+        ),
+        (
+            &here,
+            vec![swap, ("authorization", "Bearer ${0123456789abcdef.NONE}")],
+            unknown,
+            told("NONE"),
+            "NONE: the task has no such credential",
+        ),
+        (&here, vec![("exeat-credential", "no name")], unknown, None, "api"),
+        (&there, vec![("exeat-credential", "KEY")], not_bound, told("KEY"), "KEY: it is bound to other destinations"),
+        (
+            &there,
+            vec![("authorization", "Bearer ${secrets.KEY}")],
+            not_bound,
+            told("KEY"),
+            "KEY: it is bound to other destinations",
+        ),
+        (
+            &here,
+            vec![("exeat-credential", VALUE)],
+            unknown,
+            None,
+            "KEY: its value stands in the place of a credential's name",
+        ),
+        (
+            &here,
+            vec![("exeat-credential", &upper)],
+            unknown,
+            None,
+            "KEY: its value stands in the place of a credential's name",
+        ),
+        (
+            &here,
+            vec![("exeat-credential", FOREIGN)],
+            unknown,
+            None,
+            "F: its value stands in the place of a credential's name",
+        ),
+        (&here, vec![("x-text", VALUE)], leak, told("KEY"), "KEY: its value stands in a header field"),
+        (&here, vec![("x-text", FOREIGN)], leak, None, "F: its value stands in a header field"),
+    ];
+    for (n, (url, fields, code, name, rule)) in rows.iter().enumerate() {
+        let reply = lab.by(Way::Absolute, "GET", url, fields, "").await;
+        reply.assert_refused(403, code);
+        assert_eq!(reply.problem()["credential"].as_str(), *name, "{fields:?}: {reply:?}");
+        assert!(!reply.text().contains("0123456789v"), "{fields:?}: {reply:?}");
+        assert_eq!(lab.ended(n).await["rule"], *rule, "{fields:?}");
+    }
+    lab.by(Way::Absolute, "GET", &here, &[], "").await.assert_refused(403, "execution_stopped");
+    let log = std::fs::read_to_string(lab.audit_file()).unwrap().to_lowercase();
+    assert!(!log.contains(&VALUE.to_lowercase()) && !log.contains(FOREIGN), "{log}");
+}
+
+/// Two tasks with the same credential, and each has the value that its workspace holds.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_task_sends_the_value_of_its_workspace() {
+    const NONCE: &str = "0123456789abcdef";
+    let ground = Ground::new().await;
+    let (origin, dir) = (ground.origin("api.test").await, ground.dir.path().to_owned());
+    let vault = Vault::new(dir.join("vault.exeat"), MasterKey::File(dir.join("vault.key")));
+    let tasks = [("t", crate::lab::TOKEN, "one"), ("u", "another-token-of-24-bytes-or-more", "two")];
+    let value = |workspace: &str| format!("value-of-{workspace}-0123456789");
+    for (_, token, workspace) in tasks {
+        vault.set(workspace, "K", Secret::new(value(workspace).into_bytes())).unwrap();
+        std::fs::write(dir.join(workspace), token).unwrap();
+    }
+    let task = |(name, _, workspace): (&str, &str, &str)| {
+        format!(
+            "[tasks.{name}]\ntoken = \"file:{workspace}\"\nworkspace = \"{workspace}\"\nintegrations = [\"api\"]\n\
+             credentials = [\"KEY\"]\ntools = [\"api_call\", \"http_request\"]\nraw = true\n"
+        )
+    };
+    for source in ["secret:K", "workspace-secret://K"] {
+        let text = format!(
+            "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n[credentials.KEY]\n\
+             auth_type = \"bearer\"\nvalue = \"{source}\"\ndomains = [\"api.test\"]\n{}",
+            origin.port(),
+            tasks.map(task).concat()
+        );
+        let ground = Ground { dir: tempfile::tempdir_in(&dir).unwrap(), ..Ground::new().await };
+        ground.dns.set("api.test", &["127.0.0.1"]);
+        for file in ["vault.exeat", "vault.key", "one", "two", "origin-ca.pem"] {
+            std::fs::copy(dir.join(file), ground.dir.path().join(file)).unwrap();
+        }
+        let lab = ground.proxy(&text).await;
+        let url = format!("https://api.test:{}/", origin.port());
+        let (usual, marked) = ("Bearer ${secrets.KEY}", format!("Bearer ${{{NONCE}.KEY}}"));
+        let ways: [&[(&str, &str)]; 4] = [
+            &[("exeat-tool", "api_call"), ("exeat-credential", "KEY")],
+            &[("exeat-tool", "http_request"), ("authorization", usual)],
+            &[("exeat-tool", "http_request"), ("exeat-swap", NONCE), ("authorization", &marked)],
+            &[("authorization", usual)],
+        ];
+        for (name, token, workspace) in tasks {
+            for fields in ways {
+                let mut request = lab.absolute("GET", &url);
+                for (name, value) in fields {
+                    request = request.header(*name, *value);
+                }
+                let mut request = request.body(empty()).unwrap();
+                let who = format!("Basic {}", STANDARD.encode(format!("{name}:{token}")));
+                request.headers_mut().insert("proxy-authorization", who.parse().unwrap());
+                let reply = lab.send(request).await;
+                assert_eq!((reply.status.as_u16(), reply.header("exeat-credential-used")), (200, Some("KEY")));
+                let sent = origin.last().headers["authorization"].clone();
+                assert_eq!(sent, format!("Bearer {}", value(workspace)), "{name} {fields:?}");
+            }
+        }
     }
 }

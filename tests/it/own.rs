@@ -187,6 +187,7 @@ async fn everyone_is_told_who_they_are_and_what_is_left() {
     let told = here.told("/v1/self").await;
     assert_eq!((&told["task"], &told["execution"]["id"]), (&json!("t"), &json!("t")), "{told:#}");
     assert_eq!((&told["tools"], &told["raw"]), (&json!(["http_get"]), &json!(false)), "{told:#}");
+    assert_eq!(told["webhooks"], false, "{told:#}");
     assert_eq!(told["approved"], json!(["*.leak.test", "api.test", "inside.test", "open.test", "other.test"]));
     assert_eq!(told["credentials"], json!([{ "name": "KEY", "domains": ["api.test", "other.test:8443"] }]));
     let tools = &told["limits"]["tools"];
@@ -245,6 +246,11 @@ async fn an_approval_is_shown_to_its_own_execution_only() {
     assert_eq!((&told["id"], &told["state"]), (&json!(APPROVAL), &json!("pending")), "{told}");
     assert_eq!((&told["execution"], &told["url"]), (&json!("1".repeat(32)), &json!("https://api.test/x")), "{told}");
     assert!(told["expires_at"].as_str().is_some_and(|at| at.ends_with('Z')), "{told}");
+    let all = here.ask(&here.bearer(), "GET", "/v1/self/approvals", &[], b"").await;
+    assert_eq!((all.status.as_u16(), all.problem()), (200, json!({ "approvals": [told] })));
+    let line = here.lab.ended(1).await;
+    assert_eq!((&line["event"], &line["path"]), (&json!("closed"), &json!("/v1/self/approvals")), "{line}");
+    assert_eq!(here.told("/v1/self/approvals").await, json!({ "approvals": [] }), "never another's");
     let foreign = here.get(&path).await;
     let unknown = here.get("/v1/self/approvals/none").await;
     for reply in [&foreign, &unknown] {
@@ -252,7 +258,7 @@ async fn an_approval_is_shown_to_its_own_execution_only() {
         assert_eq!(reply.problem()["type"], "about:blank");
     }
     assert_eq!(foreign.problem()["detail"], unknown.problem()["detail"], "they look alike");
-    assert_eq!(here.lab.ended(1).await["rule"], "There is no such approval");
+    assert_eq!(here.lab.ended(3).await["rule"], "There is no such approval");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -262,6 +268,7 @@ async fn who_is_unknown_or_stopped_is_told_nothing() {
     let paths = [
         ("GET", "/v1/self"),
         ("GET", "/v1/self/ca.pem"),
+        ("GET", "/v1/self/approvals"),
         ("GET", "/v1/self/approvals/x"),
         ("POST", "/v1/self/tool_calls"),
         ("GET", "/v1/self/resolve?host=api.test"),
@@ -277,7 +284,7 @@ async fn who_is_unknown_or_stopped_is_told_nothing() {
     }
     assert_eq!(here.lab.dns.queries("api.test"), 0);
     let lines = here.lab.audit().await;
-    assert_eq!(lines.len(), 21, "{lines:#?}");
+    assert_eq!(lines.len(), 24, "{lines:#?}");
     assert!(lines.iter().all(|line| line["event"] == "refused"));
 }
 
@@ -298,6 +305,7 @@ async fn questions_take_from_the_rate_and_the_others_are_calls() {
     here.report(&json!({ "tool": "x", "block_reason": "x" })).await.assert_refused(429, "execution_limit");
     assert_eq!(here.told("/v1/self").await["limits"]["tools"]["calls_left"], 0);
     assert_eq!(here.get("/v1/self/ca.pem").await.status, 200);
+    assert_eq!(here.get("/v1/self/approvals").await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -398,6 +406,8 @@ async fn what_cannot_be_a_reported_call_is_refused() {
     for (n, (body, status, code)) in rows.iter().enumerate() {
         let reply = here.ask(&auth(), "POST", "/v1/self/tool_calls", &[], body.as_bytes()).await;
         reply.assert_refused(*status, code);
+        let limit = (*status == 413).then(|| json!({ "name": "max_request_bytes", "allowed": 65_536 }));
+        assert_eq!(reply.problem()["limit"], json!(limit));
         let line = here.lab.ended(n).await;
         assert_eq!((&line["event"], &line["code"]), (&json!("refused"), &json!(code)), "{line}");
     }
@@ -515,7 +525,10 @@ async fn what_speaks_no_tls_has_no_certificate() {
             .uri(format!("/v1/self/certificate?host=api.test&port={port}"))
             .header("host", "proxy")
             .header("proxy-authorization", auth());
-        lab.send(request.body(empty()).unwrap()).await.assert_refused(status, code);
+        let reply = lab.send(request.body(empty()).unwrap()).await;
+        reply.assert_refused(status, code);
+        let limit = (status == 504).then(|| json!({ "name": "handshake_timeout", "allowed": 0.4 }));
+        assert_eq!(reply.problem()["limit"], json!(limit));
     }
     let line = lab.ended(0).await;
     assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("closed"), Some("tls_failed")), "{line}");
@@ -543,6 +556,7 @@ async fn each_path_takes_one_method_and_there_are_no_others() {
         ("POST", "/v1/self", "GET"),
         ("HEAD", "/v1/self", "GET"),
         ("DELETE", "/v1/self/ca.pem", "GET"),
+        ("POST", "/v1/self/approvals", "GET"),
         ("POST", "/v1/self/approvals/x", "GET"),
         ("GET", "/v1/self/tool_calls", "POST"),
         ("POST", "/v1/self/resolve?host=api.test", "GET"),
@@ -587,6 +601,15 @@ async fn a_port_that_does_not_answer_is_closed_within_connect_timeout() {
         .header("proxy-authorization", auth());
     let told = lab.send(request.body(empty()).unwrap()).await.problem();
     assert_eq!((&told["open"], &told["reason"]), (&json!(false), &json!("connect_timed_out")), "{told}");
+    let to = format!("api.test:{}", address.port());
+    let certificate = Request::builder()
+        .uri(format!("/v1/self/certificate?host=api.test&port={}", address.port()))
+        .header("host", "proxy")
+        .header("proxy-authorization", auth());
+    for reply in [lab.get(&format!("https://{to}/")).await, lab.send(certificate.body(empty()).unwrap()).await] {
+        reply.assert_refused(504, "connect_timed_out");
+        assert_eq!(reply.problem()["limit"], json!({ "name": "connect_timeout", "allowed": 0.3 }));
+    }
     drop(fillers);
 }
 

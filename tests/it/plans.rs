@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::Request;
 use http_body_util::{BodyExt, Full};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::lab::client::{Way, auth, empty, h1, read_head, read_to_end};
@@ -210,7 +210,10 @@ async fn a_request_body_may_be_so_large() {
             assert_eq!(lab.by(way, "POST", &url, fields, &exact).await.status, 200, "{way:?} {most}");
             let before = origin.seen().len();
             let more = "x".repeat(most + 1);
-            lab.by(way, "POST", &url, fields, &more).await.assert_refused(413, "request_too_large");
+            let reply = lab.by(way, "POST", &url, fields, &more).await;
+            reply.assert_refused(413, "request_too_large");
+            let limit = serde_json::json!({ "name": "max_request_bytes", "allowed": most });
+            assert_eq!((&reply.problem()["limit"], reply.header("ratelimit-policy")), (&limit, None), "{way:?}");
             assert_eq!(origin.seen().len(), before, "{way:?} {most}: nothing has left");
         }
     }
@@ -227,6 +230,10 @@ async fn a_request_body_may_be_so_large() {
     stream.write_all(b"1\r\nx\r\n").await.unwrap();
     let head = timeout(lab::PATIENCE, read_head(&mut stream)).await.unwrap();
     assert!(head.starts_with("HTTP/1.1 413") && head.contains("exeat-refusal: request_too_large"), "{head}");
+    let mut body = vec![0; 2000];
+    let read = timeout(lab::PATIENCE, stream.read(&mut body)).await.unwrap().unwrap();
+    let text = String::from_utf8_lossy(&body[..read]).replace([' ', '\n'], "");
+    assert!(text.contains("\"limit\":{\"name\":\"max_request_bytes\",\"allowed\":200000}"), "{text}");
     let ended = lines(&lab, "request_too_large").await;
     assert_eq!(ended.len(), 2 * Way::ALL.len() + 1);
     let last = ended.last().unwrap();
@@ -268,25 +275,32 @@ async fn a_tool_call_has_a_megabyte_without_a_plan_that_says_so() {
 
 #[tokio::test]
 async fn each_kind_of_request_has_timeouts_of_its_own() {
+    let told = |name: &str, allowed: f64| Some((name.to_owned(), allowed));
     let rows = [
-        ("[plans.p]\nrequest_timeout = \"200ms\"", "stall", &[TOOL][..], true),
-        ("[plans.p.raw]\nrequest_timeout = \"200ms\"", "stall", &[], true),
-        ("[plans.p]\nresponse_header_timeout = \"200ms\"", "stall", &[TOOL], true),
-        ("[plans.p.raw]\nresponse_header_timeout = \"200ms\"", "stall", &[], true),
-        ("[plans.p]\nidle_timeout = \"200ms\"", "stall-body", &[TOOL], false),
-        ("[plans.p.raw]\nidle_timeout = \"200ms\"", "stall-body", &[], false),
+        ("[plans.p]\nrequest_timeout = \"200ms\"", "stall", &[TOOL][..], told("request_timeout", 0.2)),
+        ("[plans.p.raw]\nrequest_timeout = \"200ms\"", "stall", &[], told("request_timeout", 0.2)),
+        ("[plans.p]\nresponse_header_timeout = \"200ms\"", "stall", &[TOOL], told("response_header_timeout", 0.2)),
+        ("[plans.p.raw]\nresponse_header_timeout = \"200ms\"", "stall", &[], told("response_header_timeout", 0.2)),
+        ("[plans.p]\nidle_timeout = \"200ms\"", "stall-body", &[TOOL], None),
+        ("[plans.p.raw]\nidle_timeout = \"200ms\"", "stall-body", &[], None),
         // Without any, the call says how long.
-        ("[plans.p]", "stall", &[TOOL, ("exeat-timeout", "1")], true),
+        ("[plans.p]", "stall", &[TOOL, ("exeat-timeout", "1")], told("request_timeout", 1.0)),
     ];
-    for (plan, path, fields, is_answered) in rows {
+    for (plan, path, fields, want) in rows {
         let (lab, _, url) = lab(plan).await;
         let mut request = lab.absolute("GET", &format!("{url}{path}"));
         for (name, value) in fields {
             request = request.header(*name, *value);
         }
         let response = h1(lab.connect().await, request.body(empty()).unwrap()).await;
-        if is_answered {
-            Reply::read(response).await.assert_refused(504, "request_timed_out");
+        if let Some((name, allowed)) = want {
+            let reply = Reply::read(response).await;
+            reply.assert_refused(504, "request_timed_out");
+            let limit = &reply.problem()["limit"];
+            assert_eq!((limit["name"].as_str(), limit["allowed"].as_f64()), (Some(&*name), Some(allowed)), "{plan}");
+            // Whole seconds are whole numbers.
+            assert_eq!(limit["allowed"].is_u64(), allowed.fract() == 0.0, "{plan}: {limit}");
+            assert!(["retry-after", "ratelimit", "ratelimit-policy"].iter().all(|name| reply.header(name).is_none()));
         } else {
             assert_eq!(response.status(), 200);
             assert!(timeout(lab::PATIENCE, response.collect()).await.unwrap().is_err(), "{plan}: it breaks off");
@@ -366,4 +380,35 @@ async fn the_same_code_by_every_way() {
     lab.get(&url).await.assert_refused(429, "execution_limit");
     lab.get(&format!("http://{to}/")).await.assert_refused(429, "execution_limit");
     assert_eq!(origin.seen().len(), 1);
+}
+
+/// A client that begins and does not go on, with a body that is waited for.
+#[tokio::test]
+async fn who_does_not_send_what_was_announced_is_told_for_how_long_one_waits() {
+    for (plan, name) in
+        [("idle_timeout = \"200ms\"", "idle_timeout"), ("request_timeout = \"200ms\"", "request_timeout")]
+    {
+        for length in ["content-length: 5", "transfer-encoding: chunked"] {
+            let ground = Ground::new().await;
+            let origin = ground.origin("api.test").await;
+            let port = origin.port();
+            let text = format!(
+                "[plans.p.raw]\n{plan}\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
+                 [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n[tasks.t]\n\
+                 integrations = [\"api\"]\ncredentials = [\"KEY\"]\nplan = \"p\"\n"
+            );
+            let lab = ground.proxy(&text).await;
+            let request = format!(
+                "POST https://api.test:{port}/sink HTTP/1.1\r\nhost: api.test:{port}\r\nproxy-authorization: {}\r\n\
+                 connection: close\r\n{length}\r\n\r\n",
+                auth()
+            );
+            let mut stream = lab.connect().await;
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let answer = timeout(lab::PATIENCE, read_to_end(&mut stream)).await.unwrap();
+            assert!(answer.contains("exeat-refusal: request_timed_out"), "{plan} {length}: {answer}");
+            let limit = format!("\"limit\":{{\"name\":\"{name}\",\"allowed\":0.2}}");
+            assert!(answer.replace([' ', '\n'], "").contains(&limit), "{plan} {length}: {answer}");
+        }
+    }
 }

@@ -166,6 +166,7 @@ fn judge(got: Option<Got>, case: (Way, bool, usize, bool, &str), what: &str) {
         assert_eq!((got.status.as_u16(), got.field("exeat-refusal")), (502, Some("response_too_large")), "{what}");
         let problem: Value = serde_json::from_slice(&got.body).unwrap();
         assert_eq!((&problem["stage"], &problem["retry"]), (&"limit".into(), &"never".into()), "{what}");
+        assert_eq!(problem["limit"], serde_json::json!({ "name": "max_response_bytes", "allowed": MOST }), "{what}");
         return;
     }
     assert_eq!((got.status.as_u16(), got.body.len()), (200, length.min(MOST)), "{what}");
@@ -354,4 +355,90 @@ async fn an_opaque_tunnel_has_no_bodies() {
     let request = Request::builder().uri("/known?5000").header("host", &to).body(empty()).unwrap();
     let reply = Reply::read(h1(tls, request).await).await;
     assert_eq!((reply.body.len(), reply.header("content-length")), (5000, Some("5000")));
+}
+
+/// What the front-end of the tools relies on: behind a body stands what became of it, and where there can be none, or
+/// the head says that it is empty, that stands in the head.
+#[tokio::test]
+async fn a_tool_calls_answer_says_all_behind_its_body_or_in_a_head_without_one() {
+    struct Row {
+        method: &'static str,
+        path: &'static str,
+        status: u16,
+        length: usize,
+        /// In the head.
+        declared: Option<&'static str>,
+        truncated: Option<&'static str>,
+        /// Behind the body.
+        cut: Option<&'static str>,
+        has_body: bool,
+    }
+    let row = |method, path, status, length| {
+        let has_body = length > 0;
+        Row { method, path, status, length, declared: None, truncated: None, cut: None, has_body }
+    };
+    for h2 in [true, false] {
+        let rows = [
+            row("GET", "known?10", 200, 10),
+            row("GET", "big?10", 200, 10),
+            Row { has_body: true, ..row("GET", "big?0", 200, 0) },
+            Row { declared: Some("0"), ..row("GET", "known?0", 200, 0) },
+            Row { declared: Some("0"), ..row("GET", "redirect", 302, 0) },
+            row("GET", "status?204", 204, 0),
+            Row { declared: Some("10"), ..row("HEAD", "known?10", 200, 0) },
+            Row { declared: Some("5000"), ..row("HEAD", "known?5000", 200, 0) },
+            row("HEAD", "big?10", 200, 0),
+            Row { truncated: Some("2000"), ..row("GET", "known?2000", 200, MOST) },
+            Row { cut: Some("unknown"), ..row("GET", "big?2000", 200, MOST) },
+        ];
+        let ground = Ground::new().await;
+        let origin = if h2 { ground.origin("api.test").await } else { ground.origin_h1("api.test").await };
+        let lab = ground.proxy(&limited(&[origin.port()], "truncate", "")).await;
+        for Row { method, path, status, length, declared, truncated, cut, has_body } in rows {
+            let what = format!("{method} {path} h2:{h2}");
+            let url = format!("https://api.test:{}/{path}", origin.port());
+            let fields = [("te", "trailers"), ("exeat-tool", "http_request")];
+            let got = ask(&lab, Way::Absolute, method, &url, &fields).await.expect(&what);
+            assert_eq!((got.status.as_u16(), got.body.len(), got.whole), (status, length, true), "{what}");
+            let chunked = has_body.then_some("chunked");
+            assert_eq!(got.field("content-length"), declared, "{what}: {:?}", got.headers);
+            assert_eq!(
+                got.field("transfer-encoding"),
+                chunked.or(got.field("transfer-encoding").filter(|_| method == "HEAD")),
+                "{what}"
+            );
+            let size: Option<usize> = got.trailer("exeat-response-size").map(|size| size.parse().unwrap());
+            if has_body {
+                assert!(
+                    size.is_some_and(|size| size == length || truncated.or(cut).is_some() && size >= length),
+                    "{what}"
+                );
+                assert_eq!(got.field("exeat-response-size"), None, "{what}");
+            } else {
+                assert_eq!((got.field("exeat-response-size"), got.trailers.len()), (Some("0"), 0), "{what}");
+            }
+            assert_eq!((got.field("exeat-truncated"), got.trailer("exeat-truncated")), (truncated, cut), "{what}");
+            assert_eq!((got.field("exeat-redacted"), got.trailer("exeat-redacted")), (None, None), "{what}");
+            assert!(got.field("exeat-request-id").is_some(), "{what}");
+        }
+    }
+}
+
+/// Also where the value stands in a head without a body.
+#[tokio::test]
+async fn what_was_overwritten_in_a_head_without_a_body_is_told_there() {
+    let ground = Ground::new().await;
+    let words = format!("HTTP/1.1 302 Found\r\nlocation: https://elsewhere.test/{KEY}\r\ncontent-length: 0\r\n\r\n");
+    let (port, _) = origin::raw_tls(&ground, "api.test", words.leak().as_bytes()).await;
+    let credential = "credentials = [\"KEY\"]\n[credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n";
+    let lab = ground.proxy(&limited(&[port], "truncate", credential)).await;
+    for (tool, want) in [(Some("http_request"), Some("1")), (None, None)] {
+        let mut fields = vec![("te", "trailers"), ("exeat-credential", "KEY")];
+        fields.extend(tool.map(|tool| ("exeat-tool", tool)));
+        let got = ask(&lab, Way::Absolute, "GET", &format!("https://api.test:{port}/"), &fields).await.unwrap();
+        assert_eq!((got.status.as_u16(), got.field("exeat-redacted")), (302, want), "{:?}", got.headers);
+        assert_eq!(got.field("exeat-response-size"), want.map(|_| "0"), "{:?}", got.headers);
+        assert_eq!(got.field("location"), Some(&*format!("https://elsewhere.test/{}", "*".repeat(KEY.len()))));
+    }
+    assert_eq!(lab.ended(0).await["redacted"], 1);
 }

@@ -182,3 +182,134 @@ async fn a_webhook_that_leads_inside_is_looked_up_at_the_start_and_refused_at_ea
     let request = lab.absolute("POST", "https://inside.test/x").header("exeat-tool", "webhook").body(empty()).unwrap();
     lab.send(request).await.assert_refused(403, "address_not_allowed");
 }
+
+/// Where it went, as the log has it; the call's own client need not be told what it has asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_call_tells_where_it_went() {
+    const SHORT: &str = "sh0rt-va1";
+    let (lab, origin, hooks) = lab(&format!("{ALL}\nraw = true")).await;
+    std::fs::write(lab.dir.path().join("short"), SHORT).unwrap();
+    std::fs::write(lab.dir.path().join("other-token"), "another-token-of-24-bytes-or-more").unwrap();
+    let hook = format!("https://hooks.test:{}/services/secret-path", hooks.port());
+    let config = |more: &str| {
+        format!(
+            "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
+             [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
+             [credentials.SHORT]\nauth_type = \"bearer\"\nvalue = \"file:short\"\ndomains = [\"api.test\"]\n\
+             [tasks.other]\ntoken = \"file:other-token\"\nintegrations = [\"api\"]\ncredentials = [\"SHORT\"]\n\
+             [tasks.t]\ncredentials = [\"KEY\"]\nraw = true\n{}\n{more}",
+            origin.port(),
+            ALL.replace("\"plain\", ", "").replace("HOOKS", &hook)
+        )
+    };
+    lab.reload(&config("[leak]\nmax_finds = 1000000"));
+    let api = format!("https://api.test:{}", origin.port());
+    let hex: String = KEY.bytes().map(|byte| format!("{byte:02x}")).collect();
+    let in_path = "sk-live-51H%2F8xPq%2BZz~0%3D%25w%26R";
+    let masked = |value: &str| "*".repeat(value.len());
+    let (get, post) = (("exeat-tool", "http_get"), ("exeat-tool", "http_post"));
+    let rows = [
+        (
+            get,
+            "GET",
+            "https://elsewhere.test/a/b?q=1".to_owned(),
+            "host_not_allowed",
+            Some("https://elsewhere.test/a/b".to_owned()),
+        ),
+        (
+            get,
+            "GET",
+            "https://elsewhere.test:8443".to_owned(),
+            "host_not_allowed",
+            Some("https://elsewhere.test:8443/".to_owned()),
+        ),
+        (
+            get,
+            "GET",
+            "http://elsewhere.test/".to_owned(),
+            "scheme_not_allowed",
+            Some("http://elsewhere.test/".to_owned()),
+        ),
+        (get, "POST", format!("{api}/p?q"), "method_not_allowed", Some(format!("{api}/p"))),
+        (("exeat-tool", "shell"), "GET", format!("{api}/p"), "tool_not_enabled", Some(format!("{api}/sha256:"))),
+        (
+            ("exeat-tool", "webhook"),
+            "POST",
+            format!("{api}/p"),
+            "webhook_not_registered",
+            Some(format!("{api}/sha256:")),
+        ),
+        (get, "GET", "https://u@api.test/p".to_owned(), "target_malformed", None),
+        // Its own values are overwritten, and found; those of others are no business of its.
+        (
+            get,
+            "GET",
+            format!("https://elsewhere.test/{in_path}/x"),
+            "host_not_allowed",
+            Some(format!("https://elsewhere.test/{}/x", masked(in_path))),
+        ),
+        (
+            get,
+            "GET",
+            format!("https://elsewhere.test/{hex}/x"),
+            "host_not_allowed",
+            Some(format!("https://elsewhere.test/{}/x", masked(&hex))),
+        ),
+        (
+            get,
+            "GET",
+            format!("https://{hex}.elsewhere.test/x"),
+            "host_not_allowed",
+            Some("https://[redacted]/x".to_owned()),
+        ),
+        (post, "GET", format!("{api}/{SHORT}"), "method_not_allowed", Some(format!("{api}/{SHORT}"))),
+        // Where one stands is not told where it is the reason.
+        (post, "POST", format!("{api}/{hex}"), "leak_detected", None),
+    ];
+    let finds = |code: &str, url: &str| code != "leak_detected" && (url.contains(&hex) || url.contains(in_path));
+    for (n, (tool, method, url, code, want)) in rows.iter().enumerate() {
+        let reply = lab.by(Way::Absolute, method, url, &[*tool], "").await;
+        assert_eq!(reply.header("exeat-refusal"), Some(*code), "{url}: {reply:?}");
+        let problem = reply.problem();
+        let told = problem["url"].as_str();
+        let fits = match want {
+            Some(want) if want.ends_with("sha256:") => {
+                told.is_some_and(|told| told.len() == want.len() + 64 && told.starts_with(want))
+            }
+            want => told == want.as_deref(),
+        };
+        assert!(fits, "{url}: {problem:#}");
+        assert_eq!(problem["method"], *method, "{url}: {problem:#}");
+        let line = lab.ended(n).await;
+        assert_eq!(line["code"], *code, "{url}: {line}");
+        let rule = finds(code, url).then_some("KEY: its value stands in the refused call");
+        assert_eq!(
+            line["rule"].as_str().filter(|rule| rule.starts_with("KEY") && *code != "leak_detected"),
+            rule,
+            "{url}: {line}"
+        );
+    }
+    let log = std::fs::read_to_string(lab.audit_file()).unwrap();
+    assert!(!log.contains(&hex) && !log.contains(SHORT) && !log.contains("51H%2F8xPq"), "{log}");
+    // A request that is no tool call is told nothing of it; a call in a tunnel is.
+    let raw = lab.by(Way::Absolute, "GET", "https://elsewhere.test/a", &[], "").await.problem();
+    assert!(raw["url"].is_null() && raw["method"].is_null() && raw["host"] == "elsewhere.test", "{raw:#}");
+    for way in Way::ALL {
+        let problem = lab.by(way, "POST", &format!("{api}/p?q"), &[get], "").await.problem();
+        assert_eq!((&problem["url"], &problem["method"]), (&format!("{api}/p").into(), &"POST".into()), "{way:?}");
+    }
+    // Who guesses that way gets as far as in any other.
+    lab.reload(&config("[leak]\nmax_finds = 4"));
+    let guess = format!("https://elsewhere.test/{hex}");
+    lab.by(Way::Absolute, "GET", &guess, &[get], "").await.assert_refused(403, "execution_stopped");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_is_told_whether_there_are_webhooks() {
+    for (task, want) in [(ALL, true), ("integrations = [\"api\"]\ntools = [\"http_get\"]", false)] {
+        let (lab, ..) = lab(task).await;
+        let request = http::Request::builder().uri("/v1/self").header("host", "proxy");
+        let request = request.header("proxy-authorization", crate::lab::client::auth()).body(empty()).unwrap();
+        assert_eq!(lab.send(request).await.problem()["webhooks"], want);
+    }
+}
