@@ -1,0 +1,145 @@
+//! Where something stands in a pack, and what is wrong there.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use super::node::Node;
+
+/// Longest key that is repeated in a path.
+const MAX_KEY: usize = 80;
+
+/// Something wrong in a pack.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Problem {
+    /// Where: `tools.custom[2].implementation.args.url`; a line and column for what is no YAML.
+    pub path: String,
+    /// What is wrong and, where that is not plain, what to write instead.
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path, self.message)
+    }
+}
+
+/// A place in the document.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place(Vec<Step>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    At(usize),
+    Key(String),
+}
+
+impl Place {
+    pub(super) fn key(&self, key: &str) -> Self {
+        self.step(Step::Key(key.to_owned()))
+    }
+
+    pub(super) fn at(&self, index: usize) -> Self {
+        self.step(Step::At(index))
+    }
+
+    fn step(&self, step: Step) -> Self {
+        let mut steps = self.0.clone();
+        steps.push(step);
+        Self(steps)
+    }
+
+    /// Sorts as the document does: a missing key counts as its mapping, which comes before all in it.
+    fn order(&self, root: &Node) -> Vec<usize> {
+        let mut order = Vec::new();
+        let mut node = root;
+        for step in &self.0 {
+            let found = match (step, node) {
+                (Step::At(index), Node::List(items)) => items.get(*index).map(|item| (*index, item)),
+                (Step::Key(key), Node::Map(members)) => {
+                    members.iter().enumerate().find(|(_, (name, _))| name == key).map(|(at, (_, value))| (at, value))
+                }
+                _ => None,
+            };
+            let Some((at, next)) = found else { break };
+            order.push(at);
+            node = next;
+        }
+        order
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (depth, step) in self.0.iter().enumerate() {
+            match step {
+                Step::At(index) => write!(f, "[{index}]")?,
+                Step::Key(key) if plain(key) => write!(f, "{}{key}", if depth == 0 { "" } else { "." })?,
+                Step::Key(key) => write!(f, "[{:?}]", clip(key, MAX_KEY))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn plain(key: &str) -> bool {
+    let byte = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'$');
+    !key.is_empty() && key.len() <= MAX_KEY && key.bytes().all(byte)
+}
+
+/// All that was found so far.
+#[derive(Default)]
+pub(super) struct Findings(RefCell<Vec<(Place, String)>>);
+
+impl Findings {
+    pub(super) fn problem(&self, place: &Place, message: impl Into<String>) {
+        self.0.borrow_mut().push((place.clone(), message.into()));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.borrow().is_empty()
+    }
+
+    /// In the document's order; several at one place as they were found.
+    pub(super) fn into_problems(self, root: &Node) -> Vec<Problem> {
+        let mut found = self.0.into_inner();
+        found.sort_by_cached_key(|(place, _)| place.order(root));
+        found.into_iter().map(|(place, message)| Problem { path: place.to_string(), message }).collect()
+    }
+}
+
+/// At most so many characters of a text, and none that steers a terminal.
+pub(super) fn clip(text: &str, max: usize) -> String {
+    let mut out = String::new();
+    for (count, char) in text.chars().enumerate() {
+        if count == max {
+            out.push('…');
+            break;
+        }
+        out.push(if char.is_control() { char::REPLACEMENT_CHARACTER } else { char });
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_read_like_key_paths() {
+        let tool = Place::default().key("tools").key("custom").at(2);
+        assert_eq!(tool.key("args").to_string(), "tools.custom[2].args");
+        assert_eq!(tool.key("a b\n").to_string(), "tools.custom[2][\"a b\u{fffd}\"]");
+        assert_eq!(tool.key(&"k".repeat(1000)).to_string().chars().count(), 15 + 81 + 4);
+    }
+
+    #[test]
+    fn problems_stand_in_the_documents_order() {
+        let root = Node::read("b: {x: 1, y: 2}\na: [1, 2]").unwrap();
+        let at = Place::default();
+        let places = [at.key("a").at(1), at.key("b").key("y"), at.key("b").key("missing"), at.key("a")];
+        let findings = Findings::default();
+        places.iter().for_each(|place| findings.problem(place, "wrong"));
+        let paths: Vec<String> = findings.into_problems(&root).into_iter().map(|problem| problem.path).collect();
+        assert_eq!(paths, ["b.missing", "b.y", "a", "a[1]"]);
+    }
+}
