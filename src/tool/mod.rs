@@ -13,6 +13,7 @@ pub mod command;
 pub mod definition;
 mod dial;
 pub mod outcome;
+pub mod pack;
 pub mod proxy;
 pub mod registry;
 pub mod task;

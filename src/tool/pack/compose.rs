@@ -1,0 +1,198 @@
+//! Reads `tools.custom[]`: each tool on its own first, then who delegates to whom.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::composed::{Composed, Does};
+use super::delegation::{self, Target};
+use super::fields::{Fields, MISSING, quoted};
+use super::mock::Mock;
+use super::node::Node;
+use super::place::{Findings, Place};
+use super::policy::{HTTP_REQUEST, primitive};
+use super::request::Request;
+use super::schema::Schema;
+use super::template::{Scope, Secrets, Template, no_workspace_secret};
+use crate::model::name::is_plain;
+use crate::model::tool::Tool;
+
+const KEYS: [&str; 4] = ["name", "description", "parameters", "implementation"];
+const PLAIN_KEYS: [&str; 3] = ["type", "primitive", "args"];
+const ELSEWHERE: Secrets = Secrets::Not("reaches only a tool whose implementation.primitive is http_request");
+
+/// A tool as it was written.
+pub(super) struct Draft {
+    pub(super) place: Place,
+    pub(super) name: String,
+    description: String,
+    schema: Option<Schema>,
+    action: Option<Action>,
+}
+
+enum Action {
+    Args(String, Option<Template>),
+    Mock(Mock),
+    Request(Request),
+    /// Its kind is known, and what it does could not be read.
+    Unread(Option<String>),
+}
+
+/// A tool, and what its gates depend on.
+pub(super) struct Linked {
+    pub(super) tool: Arc<Composed>,
+    pub(super) target: Target,
+}
+
+/// All custom tools, in the document's order. None if anything is wrong, here or before.
+pub(super) fn read(root: &Fields<'_>, findings: &Findings) -> Option<Vec<Linked>> {
+    let drafts = drafts(root, findings);
+    let targets = delegation::targets(&drafts, findings);
+    if !findings.is_empty() {
+        return None;
+    }
+    link(drafts, &targets)
+}
+
+fn drafts(root: &Fields<'_>, findings: &Findings) -> Vec<Draft> {
+    let version = root.node("version").filter(|node| matches!(node, Node::Map(_)));
+    let version = version.and_then(|node| Fields::of(node, root.at("version"), findings));
+    let mut drafts: Vec<Draft> = Vec::new();
+    let sections = [root.fields("tools"), version.as_ref().and_then(|version| version.fields("tools"))];
+    if let (Some(_), Some(version)) = (root.node("tools"), version.filter(|version| version.node("tools").is_some())) {
+        findings.problem(&version.at("tools"), "tools are at the top already; keep one of the two");
+    }
+    for tools in sections.into_iter().flatten() {
+        tools.only(&["custom"]);
+        for (index, node) in tools.list("custom").iter().enumerate() {
+            if let Some(fields) = Fields::of(node, tools.at("custom").at(index), findings) {
+                let draft = Draft::read(&fields, &drafts, findings);
+                drafts.push(draft);
+            }
+        }
+    }
+    drafts
+}
+
+impl Draft {
+    fn read(fields: &Fields<'_>, before: &[Self], findings: &Findings) -> Self {
+        fields.only(&KEYS);
+        let written = fields.required_text("name");
+        if let Some(Err(why)) = written.map(|name| check_name(name, before)) {
+            findings.problem(&fields.at("name"), why);
+        }
+        let name = written.unwrap_or_default();
+        let description = description(fields, findings);
+        let schema = Schema::read(fields.node("parameters"), &fields.at("parameters"), findings);
+        if fields.node("implementation").is_none() {
+            findings.problem(&fields.at("implementation"), MISSING);
+        }
+        let action = fields.fields("implementation").map(|implementation| {
+            let open = fields.node("parameters").map(Node::to_value).unwrap_or_default();
+            let parameters = schema.as_ref().map_or(&open, Schema::value);
+            action(&implementation, name, parameters, findings)
+        });
+        Self { place: fields.place.clone(), name: name.to_owned(), description, schema, action }
+    }
+
+    /// What the tool delegates to; nothing for a mock.
+    pub(super) fn primitive(&self) -> Option<&str> {
+        match self.action.as_ref()? {
+            Action::Args(primitive, _) => Some(primitive),
+            Action::Mock(_) => None,
+            Action::Request(_) => Some(HTTP_REQUEST),
+            Action::Unread(primitive) => primitive.as_deref(),
+        }
+    }
+}
+
+fn check_name(name: &str, before: &[Draft]) -> Result<(), String> {
+    if !is_plain(name) {
+        return Err(format!("{} is no name; letters, digits, _ and -, 1 to 64 of them", quoted(name)));
+    }
+    if primitive(name).is_some() {
+        return Err(format!("{name} is the name of a primitive"));
+    }
+    if Tool::named(name).is_some() {
+        return Err(format!("{name} is the name of a built-in tool"));
+    }
+    match before.iter().find(|other| other.name == name) {
+        Some(other) => Err(format!("{name} is the name of {} already", other.place)),
+        None => Ok(()),
+    }
+}
+
+fn description(fields: &Fields<'_>, findings: &Findings) -> String {
+    let Some(text) = fields.required_text("description") else { return String::new() };
+    let place = fields.at("description");
+    if text.trim().is_empty() {
+        findings.problem(&place, "empty; models are told by it when to call the tool");
+    }
+    if text.contains("${secrets.") {
+        findings.problem(&place, "a description resolves no secret");
+    }
+    no_workspace_secret(text, &place, findings);
+    text.to_owned()
+}
+
+fn action(fields: &Fields<'_>, name: &str, parameters: &Value, findings: &Findings) -> Action {
+    match fields.text("type") {
+        Some("mock") => return Mock::read(fields, parameters, findings).map_or(Action::Unread(None), Action::Mock),
+        Some(other) => {
+            let why = format!("unknown type {}; mock, or left out for a primitive", quoted(other));
+            findings.problem(&fields.at("type"), why);
+            return Action::Unread(None);
+        }
+        None => fields.only(&PLAIN_KEYS),
+    }
+    let primitive = fields.required_text("primitive").map(str::to_owned);
+    let args = args(fields, findings);
+    let (Some(primitive), Some(args)) = (primitive.clone(), args) else { return Action::Unread(primitive) };
+    let scope = Scope { schema: parameters, findings, secrets: RefCell::default() };
+    if primitive == HTTP_REQUEST {
+        return Action::Request(Request::read(&args, &scope));
+    }
+    if primitive == name {
+        return Action::Unread(Some(primitive));
+    }
+    let template = fields.node("args").map(|node| scope.template(node, &args.place, ELSEWHERE));
+    Action::Args(primitive, template)
+}
+
+fn args<'p>(fields: &Fields<'p>, findings: &'p Findings) -> Option<Fields<'p>> {
+    match fields.node("args") {
+        None => findings.problem(&fields.at("args"), MISSING),
+        Some(Node::Map(_)) => return fields.fields("args"),
+        Some(other) => findings.problem(&fields.at("args"), format!("must be a mapping, not {}", other.kind())),
+    }
+    None
+}
+
+/// Puts tools together, those that others delegate to first.
+fn link(drafts: Vec<Draft>, targets: &[Target]) -> Option<Vec<Linked>> {
+    let mut order: Vec<usize> = (0..drafts.len()).collect();
+    order.sort_by_key(|at| targets.get(*at).map_or(0, |target| target.jumps));
+    let mut drafts: Vec<Option<Draft>> = drafts.into_iter().map(Some).collect();
+    let mut tools: Vec<Option<Arc<Composed>>> = vec![None; drafts.len()];
+    for at in order {
+        let draft = drafts.get_mut(at)?.take()?;
+        let next = targets.get(at)?.next.and_then(|next| tools.get(next).cloned().flatten());
+        *tools.get_mut(at)? = Some(Arc::new(draft.into_tool(next)?));
+    }
+    let linked = tools.into_iter().zip(targets);
+    linked.map(|(tool, target)| Some(Linked { tool: tool?, target: target.clone() })).collect()
+}
+
+impl Draft {
+    fn into_tool(self, next: Option<Arc<Composed>>) -> Option<Composed> {
+        let does = match (self.action?, next) {
+            (Action::Mock(mock), _) => Does::Mock(mock),
+            (Action::Request(request), _) => Does::Request(request),
+            (Action::Args(_, template), Some(next)) => Does::Delegate { args: template?, next },
+            (Action::Args(primitive, _), None) => Does::Elsewhere(primitive),
+            (Action::Unread(_), _) => return None,
+        };
+        Some(Composed::new(self.name, self.description, self.schema?, does))
+    }
+}

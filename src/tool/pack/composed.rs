@@ -1,0 +1,100 @@
+//! A composed tool, and what one call of it comes to.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::mock::Mock;
+use super::request::{Rendered, Request};
+use super::schema::Schema;
+use super::template::{Template, Values};
+
+/// Letters of a nonce: 64 of them, so that six random bits are one.
+const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+const NONCE: usize = 32;
+/// Longest error text, in characters.
+const MAX_ERROR: usize = 1000;
+
+/// A tool that a pack puts together from others.
+#[derive(Debug)]
+pub struct Composed {
+    name: String,
+    description: String,
+    schema: Schema,
+    does: Does,
+}
+
+#[derive(Debug)]
+pub(super) enum Does {
+    Delegate {
+        args: Template,
+        next: Arc<Composed>,
+    },
+    /// A primitive that is not run here.
+    Elsewhere(String),
+    Mock(Mock),
+    Request(Request),
+}
+
+/// What a call comes to.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// A mock's answer.
+    Answer(Value),
+    /// A call of `http_request` that is to be made.
+    Request(Rendered),
+}
+
+impl Composed {
+    pub(super) fn new(name: String, description: String, schema: Schema, does: Does) -> Self {
+        Self { name, description, schema, does }
+    }
+
+    /// What models call it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What models are told of it.
+    #[must_use]
+    pub fn description(&self) -> &str {
+        &self.description
+    }
+
+    /// The JSON Schema of its arguments.
+    #[must_use]
+    pub fn parameters(&self) -> &Value {
+        self.schema.value()
+    }
+
+    /// Checks arguments, fills in the template and follows the delegation. Null counts as no arguments.
+    ///
+    /// # Errors
+    /// Words for the model, without `Error: ` before them: names, pointers and rules, never a value.
+    pub fn run(&self, arguments: &Value) -> Result<Step, String> {
+        let none = Value::Object(Map::new());
+        let arguments = if arguments.is_null() { &none } else { arguments };
+        self.step(arguments).map_err(|why| super::place::clip(&why, MAX_ERROR))
+    }
+
+    fn step(&self, arguments: &Value) -> Result<Step, String> {
+        self.schema.check(arguments)?;
+        match &self.does {
+            Does::Delegate { args, next } => {
+                let inner = Values::new(arguments, "").fill(args)?.unwrap_or_default();
+                next.step(&inner).map_err(|why| format!("{}: {why}", next.name))
+            }
+            Does::Elsewhere(primitive) => Err(format!("{primitive} is not served here")),
+            Does::Mock(mock) => mock.answer(arguments).map(Step::Answer),
+            Does::Request(request) => request.fill(arguments, nonce()?).map(Step::Request),
+        }
+    }
+}
+
+fn nonce() -> Result<String, String> {
+    let mut bytes = [0; NONCE];
+    getrandom::fill(&mut bytes).map_err(|_| "no random numbers are to be had")?;
+    let letter = |byte: &u8| LETTERS.get(usize::from(byte & 63)).map_or('A', |letter| char::from(*letter));
+    Ok(bytes.iter().map(letter).collect())
+}

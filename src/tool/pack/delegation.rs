@@ -1,0 +1,89 @@
+//! Who delegates to whom: no circles, no long ways, and an end that is known.
+
+use super::compose::Draft;
+use super::fields::quoted;
+use super::place::{Findings, clip};
+use super::policy::{PRIMITIVES, primitive};
+
+/// How often a call may be handed on, the last time to the primitive.
+const MAX_JUMPS: usize = 8;
+/// Longest chain that a message repeats.
+const MAX_CHAIN: usize = 400;
+
+/// Where a tool's calls come to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Target {
+    /// The tool it delegates to.
+    pub(super) next: Option<usize>,
+    /// How often calls are handed on.
+    pub(super) jumps: usize,
+    /// The primitive at the end; nothing for a mock.
+    pub(super) primitive: Option<&'static str>,
+}
+
+/// One for each draft, in their order.
+pub(super) fn targets(drafts: &[Draft], findings: &Findings) -> Vec<Target> {
+    let next: Vec<Option<usize>> = drafts.iter().map(|draft| next(draft, drafts, findings)).collect();
+    let mut reported = vec![false; drafts.len()];
+    (0..drafts.len()).map(|at| target(at, drafts, &next, &mut reported, findings)).collect()
+}
+
+fn next(draft: &Draft, drafts: &[Draft], findings: &Findings) -> Option<usize> {
+    let name = draft.primitive().filter(|name| primitive(name).is_none())?;
+    let place = draft.place.key("implementation").key("primitive");
+    if name == draft.name {
+        findings.problem(&place, "names the tool itself");
+        return None;
+    }
+    let found = drafts.iter().position(|other| other.name == name);
+    if found.is_none() {
+        let known = PRIMITIVES.map(|(name, _)| name).join(", ");
+        findings.problem(&place, format!("{} is neither a tool of this pack nor a primitive: {known}", quoted(name)));
+    }
+    found
+}
+
+fn target(
+    start: usize,
+    drafts: &[Draft],
+    next: &[Option<usize>],
+    reported: &mut [bool],
+    findings: &Findings,
+) -> Target {
+    let mut chain = vec![start];
+    let mut at = start;
+    while let Some(to) = next.get(at).copied().flatten() {
+        if let Some(begin) = chain.iter().position(|seen| *seen == to) {
+            if begin == 0 && !reported.get(start).copied().unwrap_or(true) {
+                circle(&chain, drafts, findings);
+                chain.iter().filter_map(|seen| reported.get_mut(*seen).map(|flag| *flag = true)).for_each(drop);
+            }
+            return Target::default();
+        }
+        chain.push(to);
+        at = to;
+    }
+    let end = drafts.get(at).and_then(Draft::primitive).and_then(primitive).map(|(name, _)| name);
+    let jumps = chain.len() - 1 + usize::from(end.is_some());
+    if jumps > MAX_JUMPS
+        && let Some(draft) = drafts.get(start)
+    {
+        let chain = names(&chain, drafts, end);
+        findings.problem(
+            &draft.place.key("implementation").key("primitive"),
+            format!("delegates {jumps} times, and {MAX_JUMPS} is the most: {chain}"),
+        );
+    }
+    Target { next: next.get(start).copied().flatten(), jumps, primitive: end }
+}
+
+fn circle(chain: &[usize], drafts: &[Draft], findings: &Findings) {
+    let Some(first) = chain.first().and_then(|at| drafts.get(*at)) else { return };
+    let place = first.place.key("implementation").key("primitive");
+    findings.problem(&place, format!("delegates in a circle: {}", names(chain, drafts, Some(&first.name))));
+}
+
+fn names(chain: &[usize], drafts: &[Draft], end: Option<&str>) -> String {
+    let tools = chain.iter().filter_map(|at| drafts.get(*at)).map(|draft| draft.name.as_str());
+    clip(&tools.chain(end).collect::<Vec<_>>().join(" -> "), MAX_CHAIN)
+}
