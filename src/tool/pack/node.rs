@@ -51,8 +51,10 @@ impl Node {
             with_snippet: false,
         };
         let left = Cell::new(MAX_WEIGHT);
-        serde_saphyr::with_deserializer_from_str_with_options(text, options, |yaml| Seed(&left).deserialize(yaml))
-            .map_err(|error| problem(&error))
+        serde_saphyr::with_deserializer_from_str_with_options(text, options, |yaml| {
+            Seed { left: &left, depth: 0 }.deserialize(yaml)
+        })
+        .map_err(|error| problem(&error))
     }
 
     pub(super) fn to_value(&self) -> Value {
@@ -90,13 +92,24 @@ fn problem(error: &serde_saphyr::Error) -> Problem {
     Problem { path, message: format!("no YAML that can be read: {}", clip(&error.to_string(), MAX_MESSAGE)) }
 }
 
-struct Seed<'b>(&'b Cell<usize>);
+struct Seed<'b> {
+    left: &'b Cell<usize>,
+    /// Aliases can nest deeper than anything that is written.
+    depth: usize,
+}
 
 impl Seed<'_> {
     fn charge<E: Error>(&self, bytes: usize) -> Result<(), E> {
-        let left = self.0.get().checked_sub(bytes.saturating_add(NODE_WEIGHT));
-        self.0.set(left.ok_or_else(|| E::custom("too large once its aliases are followed"))?);
+        let left = self.left.get().checked_sub(bytes.saturating_add(NODE_WEIGHT));
+        self.left.set(left.ok_or_else(|| E::custom("too large once its aliases are followed"))?);
         Ok(())
+    }
+
+    fn inner<E: Error>(&self) -> Result<Self, E> {
+        if self.depth == MAX_DEPTH {
+            return Err(E::custom("nested too deep once its aliases are followed"));
+        }
+        Ok(Self { left: self.left, depth: self.depth + 1 })
     }
 }
 
@@ -151,7 +164,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
         self.charge(0)?;
         let mut items = Vec::new();
-        while let Some(item) = access.next_element_seed(Seed(self.0))? {
+        while let Some(item) = access.next_element_seed(self.inner()?)? {
             items.push(item);
         }
         Ok(Node::List(items))
@@ -162,7 +175,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let mut members = Vec::new();
         while let Some(key) = access.next_key::<String>()? {
             self.charge(key.len())?;
-            members.push((key, access.next_value_seed(Seed(self.0))?));
+            members.push((key, access.next_value_seed(self.inner()?)?));
         }
         Ok(Node::Map(members))
     }
@@ -197,7 +210,10 @@ mod tests {
         let laughs: String =
             (1..12).map(|n| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 9].join(","))).collect();
         let long = format!("a: &a {}\nb: [{}]", "x".repeat(500_000), vec!["*a"; 1000].join(","));
+        let nested: String =
+            (1..80).map(|n| format!("a{n}: &a{n} {}*a{}{}\n", "[".repeat(50), n - 1, "]".repeat(50))).collect();
         let rows = [
+            ("nested aliases", format!("a0: &a0 [x]\n{nested}")),
             ("unclosed", "a: [1".to_owned()),
             ("twice", "a: 1\na: 2".to_owned()),
             ("two documents", "a: 1\n---\nb: 2".to_owned()),
