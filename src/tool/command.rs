@@ -1,20 +1,25 @@
 //! What users of the tool front-end type.
 
+use std::fs::File;
 use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use serde_json::Value;
+use clap::{Args, Parser, Subcommand};
+use serde_json::{Value, json};
 
 use super::batch;
 use super::definition::{Definition, Format, PREAMBLE};
+use super::pack::{Gate, Pack};
 use super::proxy::Proxy;
 use super::registry::Registry;
 use super::task::Task;
-use crate::terminal::{print, say};
+use crate::terminal::{clean, print, say, table};
 
 /// Bytes of what is read from stdin.
 const MAX_INPUT: u64 = 16_000_000;
+/// Bytes of a pack; what reads it takes no more.
+const MAX_PACK: u64 = 1 << 20;
 
 /// Tools for a model's loop, as a thin client of exeat: what they may do is the proxy's to judge.
 #[derive(Parser)]
@@ -33,6 +38,8 @@ struct Cli {
 enum Command {
     /// Print the definitions of the tools that the task has, for a model's API
     Definitions {
+        #[command(flatten)]
+        pack: FromPack,
         /// Who reads them
         #[arg(long, value_enum, default_value_t)]
         format: Format,
@@ -44,6 +51,8 @@ enum Command {
     Preamble,
     /// Run one tool, and print its result as JSON
     Call {
+        #[command(flatten)]
+        pack: FromPack,
         /// The tool
         name: String,
         /// Its arguments as JSON; `-` reads them from stdin
@@ -52,7 +61,31 @@ enum Command {
     },
     /// Run a model's calls in order: an array of `tool_use` blocks (or OpenAI's `tool_calls`) on stdin, one of answers on
     /// stdout
-    Batch,
+    Batch(FromPack),
+    /// What stands in a pack
+    #[command(subcommand)]
+    Pack(PackCommand),
+}
+
+#[derive(Subcommand)]
+enum PackCommand {
+    /// Name every problem of a pack as `path: message`, or what it allows: each tool and primitive, by what, and whether
+    /// it is served here
+    Check {
+        /// The pack, in YAML
+        file: PathBuf,
+        /// For programs
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Tools of a pack beside those that need none.
+#[derive(Args)]
+pub(super) struct FromPack {
+    /// A pack, whose tools are added, and whose policy holds for `http_request`
+    #[arg(long = "pack", value_name = "FILE")]
+    file: Option<PathBuf>,
 }
 
 /// Exit statuses.
@@ -61,7 +94,7 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
 /// What ends a command before it is done.
-struct Stop(u8, String);
+pub(super) struct Stop(pub(super) u8, pub(super) String);
 
 /// Runs what was typed.
 #[must_use]
@@ -91,16 +124,16 @@ pub fn main() -> ExitCode {
 }
 
 async fn run(command: Command) -> Result<(), Stop> {
-    let registry = Registry::builtin();
     match command {
-        Command::Definitions { format, all } => {
+        Command::Definitions { pack, format, all } => {
+            let registry = pack.registry()?;
             let definitions = if all { registry.all() } else { registry.definitions(&task(&proxy()?).await?) };
             let shaped = definitions.iter().map(|one: &Definition| one.shaped(format)).collect();
             json(&Value::Array(shaped));
         }
         Command::Preamble => print(PREAMBLE),
-        Command::Call { name, input } => {
-            let proxy = proxy()?;
+        Command::Call { pack, name, input } => {
+            let (registry, proxy) = (pack.registry()?, proxy()?);
             let text = if input == "-" { stdin()? } else { input };
             let outcome = match serde_json::from_str(&text) {
                 Ok(given) => registry.execute(&proxy, &name, &given).await,
@@ -109,8 +142,8 @@ async fn run(command: Command) -> Result<(), Stop> {
             // In the order in which its documentation has the fields.
             print(format_args!("{}\n", serde_json::to_string_pretty(&outcome.result).unwrap_or_default()));
         }
-        Command::Batch => {
-            let proxy = proxy()?;
+        Command::Batch(pack) => {
+            let (registry, proxy) = (pack.registry()?, proxy()?);
             let given = serde_json::from_str(&stdin()?).map_err(|_| batch::BatchError::NotAnArray);
             let run = match given {
                 Ok(given) => batch::run(&registry, &proxy, &given).await,
@@ -118,8 +151,58 @@ async fn run(command: Command) -> Result<(), Stop> {
             };
             json(&Value::Array(run.map_err(|error| Stop(USAGE, error.to_string()))?));
         }
+        Command::Pack(PackCommand::Check { file, json }) => return check(&file, json),
     }
     Ok(())
+}
+
+impl FromPack {
+    pub(super) fn registry(&self) -> Result<Registry, Stop> {
+        let Some(file) = &self.file else { return Ok(Registry::builtin()) };
+        let pack = Pack::read(&read(file)?).map_err(|problems| {
+            let all = problems.iter().map(|problem| format!("\n{}", clean(&problem.to_string()))).collect::<String>();
+            Stop(USAGE, format!("{}: what is wrong:{all}", clean(&file.display().to_string())))
+        })?;
+        Registry::with_pack(pack).map_err(|error| Stop(USAGE, error.to_string()))
+    }
+}
+
+/// A pack's problems, or its gates. Problems are what is asked for: they are data.
+fn check(file: &Path, is_json: bool) -> Result<(), Stop> {
+    match Pack::read(&read(file)?) {
+        Ok(pack) if is_json => json(&json!({ "problems": [], "gates": pack.gates() })),
+        Ok(pack) => print(gates(&pack)),
+        Err(problems) => {
+            if is_json {
+                json(&json!({ "problems": problems }));
+            } else {
+                problems.iter().for_each(|problem| print(format_args!("{}\n", clean(&problem.to_string()))));
+            }
+            return Err(Stop(USAGE, String::new()));
+        }
+    }
+    Ok(())
+}
+
+fn gates(pack: &Pack) -> String {
+    let word = |yes: bool, word: &str, other: &str| if yes { word } else { other }.to_owned();
+    let rows = pack.gates().into_iter().map(|gate| {
+        let Gate { name, composed, allowed, by, served } = gate;
+        let kind = word(composed, "tool", "primitive");
+        vec![name, kind, word(allowed, "allowed", "not allowed"), word(served, "served", "not served here"), by]
+    });
+    table(&["NAME", "KIND", "ALLOWED", "SERVED", "BY"], rows)
+}
+
+fn read(file: &Path) -> Result<String, Stop> {
+    let name = || clean(&file.display().to_string());
+    let mut bytes = Vec::new();
+    let read = File::open(file).and_then(|file| file.take(MAX_PACK.saturating_add(1)).read_to_end(&mut bytes));
+    read.map_err(|error| Stop(USAGE, format!("{}: {error}", name())))?;
+    if bytes.len() as u64 > MAX_PACK {
+        return Err(Stop(USAGE, format!("{}: more than {MAX_PACK} bytes", name())));
+    }
+    String::from_utf8(bytes).map_err(|_| Stop(USAGE, format!("{}: not UTF-8", name())))
 }
 
 fn proxy() -> Result<Proxy, Stop> {

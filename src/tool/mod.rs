@@ -10,6 +10,7 @@ pub mod batch;
 mod builtin;
 mod call;
 pub mod command;
+mod composed;
 pub mod definition;
 mod dial;
 pub mod outcome;

@@ -10,7 +10,7 @@ use super::definition::Definition;
 use super::outcome::Outcome;
 use super::proxy::Proxy;
 use super::task::Task;
-use super::{builtin, words};
+use super::{builtin, pack, words};
 use crate::model::refusal::Deny;
 use crate::model::tool::Tool;
 
@@ -84,7 +84,8 @@ impl Registry {
             schema: builtin::schema(tool),
             requires: None,
         });
-        Self { tools: registered.into(), withheld: Vec::new() }
+        let elsewhere = pack::not_served().map(|name| (name.to_owned(), Withheld::NotServed));
+        Self { tools: registered.into(), withheld: elsewhere.collect() }
     }
 
     /// Adds one.
@@ -106,6 +107,7 @@ impl Registry {
     /// Makes a name known as one that is not to be had.
     pub fn withhold(&mut self, name: &str, why: Withheld) {
         self.tools.retain(|tool| tool.name != name);
+        self.withheld.retain(|(known, _)| known != name);
         self.withheld.push((name.to_owned(), why));
     }
 

@@ -9,10 +9,15 @@ use crate::lab::{Ground, KEY, Lab, Origin, TOKEN};
 
 /// The front-end as a process, beside a lab.
 pub fn tools(lab: &Lab, arguments: &[&str], stdin: &str) -> Output {
+    tools_at(&[("EXEAT_PROXY", &format!("http://t:{TOKEN}@{}", lab.proxy))], arguments, stdin)
+}
+
+/// The front-end as a process that finds its proxy in these variables.
+pub fn tools_at(variables: &[(&str, &str)], arguments: &[&str], stdin: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_exeat-tools"))
         .args(arguments)
         .env_remove("HTTPS_PROXY")
-        .env("EXEAT_PROXY", format!("http://t:{TOKEN}@{}", lab.proxy))
+        .envs(variables.iter().copied())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -16,8 +16,9 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio_rustls::TlsConnector;
 
+use crate::front::tools_at;
 use crate::lab::client::{auth, client_config, read_head, read_to_end};
-use crate::lab::{self, Ground, Lab};
+use crate::lab::{self, Ground, Lab, TOKEN};
 
 /// A request for `/` with these fields, and the whole answer to it.
 async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), port: u16, fields: &str) -> String {
@@ -315,4 +316,32 @@ async fn the_operators_socket_is_open_to_whom_it_is_meant_for() {
         stream.write_all(b"GET /v1/tasks HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
         assert!(read_to_end(&mut stream).await.starts_with("HTTP/1.1 200"), "our own user needs no token");
     }
+}
+
+/// The tool front-end takes every way to the proxy that there is.
+#[tokio::test(flavor = "multi_thread")]
+async fn tools_come_in_by_a_socket_file_and_over_tls() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    Certificates::new(ground.dir.path());
+    let task = format!("{}\ntools = [\"http_get\"]\n", lab::allow_api(origin.port()));
+    let unix = "listen = [\"127.0.0.1:0\", \"unix:p.sock\"]";
+    let tls = "tls = { cert = \"proxy.pem\", key = \"proxy-key.pem\" }";
+    let lab = ground.proxy(&format!("[proxy]\n{unix}\nunix_tasks = {{ {} = \"t\" }}\n{tls}\n{task}", uid())).await;
+    let input = format!("{{\"url\":\"https://api.test:{}/\"}}", origin.port());
+    let call = |variables: &[(&str, &str)]| {
+        let output = tokio::task::block_in_place(|| tools_at(variables, &["call", "http_get", "--input", "-"], &input));
+        let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+        result["content"].as_str().unwrap().to_owned()
+    };
+    let socket = format!("unix:{}", lab.dir.path().join("p.sock").display());
+    let at = format!("https://t:{TOKEN}@localhost:{}", lab.proxy.port());
+    let roots = lab.dir.path().join("clients.pem");
+    let hello = "<tool_response>hello\n</tool_response>";
+    assert_eq!(call(&[("EXEAT_PROXY", &socket)]), hello);
+    assert_eq!(call(&[("EXEAT_PROXY", &at), ("EXEAT_PROXY_CA", roots.to_str().unwrap())]), hello);
+    assert_eq!(call(&[("HTTPS_PROXY", &at), ("EXEAT_PROXY_CA", roots.to_str().unwrap())]), hello);
+    // Whoever else answers there hears no token.
+    let why = call(&[("EXEAT_PROXY", &at)]);
+    assert!(why.contains("no proxy can be reached") && !why.contains(TOKEN), "{why}");
 }

@@ -44,6 +44,7 @@ mod nowhere;
 mod operator;
 mod own;
 mod packaging;
+mod packs;
 mod pages;
 mod plans;
 mod policy;

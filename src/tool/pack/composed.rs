@@ -68,6 +68,16 @@ impl Composed {
         self.schema.value()
     }
 
+    /// Whether a call of it comes to a request; a mock's does not.
+    #[must_use]
+    pub fn sends_requests(&self) -> bool {
+        match &self.does {
+            Does::Delegate { next, .. } => next.sends_requests(),
+            Does::Elsewhere(_) | Does::Mock(_) => false,
+            Does::Request(_) => true,
+        }
+    }
+
     /// Checks arguments, fills in the template and follows the delegation. Null counts as no arguments.
     ///
     /// # Errors

@@ -73,6 +73,11 @@ pub enum Found<'p> {
     Withheld(String),
 }
 
+/// Primitives that are known, and run elsewhere.
+pub fn not_served() -> impl Iterator<Item = &'static str> {
+    PRIMITIVES.iter().map(|(name, _)| *name).filter(|name| *name != HTTP_REQUEST)
+}
+
 impl Pack {
     /// Reads a pack from YAML.
     ///
