@@ -2,12 +2,14 @@
 
 use std::io;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -47,12 +49,89 @@ impl Tls {
 }
 
 #[expect(clippy::disallowed_methods, reason = "to the proxy, not to an origin")]
-pub(super) async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+pub(super) async fn tcp(host: &str, port: u16) -> io::Result<Patient<TcpStream>> {
     let stream = TcpStream::connect((host, port)).await?;
     stream.set_nodelay(true)?;
-    Ok(stream)
+    Ok(Patient::new(stream))
 }
 
-pub(super) async fn unix(path: &Path) -> io::Result<UnixStream> {
-    UnixStream::connect(path).await
+pub(super) async fn unix(path: &Path) -> io::Result<Patient<UnixStream>> {
+    UnixStream::connect(path).await.map(Patient::new)
+}
+
+/// A stream to one who may answer and close before all has been asked, or anything: its answer is read all the same.
+/// What it does not take is let go, and what it says is not listened to before something was asked.
+pub(super) struct Patient<S> {
+    inner: S,
+    has_asked: bool,
+    is_refused: bool,
+    waiting: Option<Waker>,
+}
+
+impl<S> Patient<S> {
+    fn new(inner: S) -> Self {
+        Self { inner, has_asked: false, is_refused: false, waiting: None }
+    }
+
+    fn wrote(&mut self, written: Poll<io::Result<usize>>, all: usize) -> Poll<io::Result<usize>> {
+        let written = match written {
+            Poll::Ready(Err(_)) => {
+                self.is_refused = true;
+                Poll::Ready(Ok(all))
+            }
+            other => other,
+        };
+        if written.is_ready() && !std::mem::replace(&mut self.has_asked, true) {
+            self.waiting.take().into_iter().for_each(Waker::wake);
+        }
+        written
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.has_asked {
+            return Pin::new(&mut this.inner).poll_read(cx, buffer);
+        }
+        this.waiting = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if this.is_refused {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        let written = Pin::new(&mut this.inner).poll_write(cx, bytes);
+        this.wrote(written, bytes.len())
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let all = parts.iter().map(|part| part.len()).sum();
+        if this.is_refused {
+            return Poll::Ready(Ok(all));
+        }
+        let written = Pin::new(&mut this.inner).poll_write_vectored(cx, parts);
+        this.wrote(written, all)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
+    }
 }
