@@ -35,6 +35,8 @@ const EXEAT_REQUEST_ID: &str = "exeat-request-id";
 const TO_CONNECT: Duration = Duration::from_secs(10);
 /// For a whole call. The proxy's own limits are shorter unless its operator wanted longer ones.
 const TO_ANSWER: Duration = Duration::from_secs(900);
+/// Fields of an answer. The proxy takes more from an h2 origin than the hundred that are usual.
+const MAX_FIELDS: usize = 1000;
 /// Bytes of an answer of the proxy's own.
 const MAX_DOCUMENT: usize = 4_000_000;
 
@@ -206,7 +208,8 @@ impl Proxy {
         let broken = |error: hyper::Error| {
             if error.is_parse() { Unreached::Odd(self.to_string()) } else { Unreached::Broken(self.to_string()) }
         };
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let handshake = http1::Builder::new().max_headers(MAX_FIELDS).handshake(TokioIo::new(stream));
+        let (mut sender, connection) = handshake.await.map_err(broken)?;
         let connection = Connection(tokio::spawn(async move {
             // How it ends, the one who waits for the answer learns.
             let _ = connection.await;
