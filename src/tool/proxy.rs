@@ -164,9 +164,13 @@ impl Proxy {
         let uri: Uri = format!("{scheme}://{authority}/").parse().map_err(|_| PlaceError::Malformed)?;
         let is_bare = uri.path() == "/" && uri.query().is_none() && !authority.contains(['/', '?', '#', '@']);
         let host = uri.host().filter(|host| !host.is_empty() && is_bare).ok_or(PlaceError::Malformed)?;
+        let port = match authority.get(host.len()..) {
+            Some("") => usual,
+            // Not the usual one in place of one that is none: it would be told the token.
+            _ => uri.port_u16().filter(|port| *port != 0).ok_or(PlaceError::Malformed)?,
+        };
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let tls = if is_tls { Some(Tls::to(&host, roots).ok_or(PlaceError::Roots)?) } else { None };
-        let port = uri.port_u16().unwrap_or(usual);
         let proof = userinfo.map(proof).transpose()?;
         Ok(Self { at: At::Tcp { host, port, tls }, proof })
     }
@@ -338,6 +342,11 @@ mod tests {
             ("http://token@127.0.0.1:3128", Err(PlaceError::Malformed)),
             ("http://t:token@127.0.0.1:3128/path", Err(PlaceError::Malformed)),
             ("http://", Err(PlaceError::Malformed)),
+            ("http://t:token@127.0.0.1:99999", Err(PlaceError::Malformed)),
+            ("http://t:token@127.0.0.1:", Err(PlaceError::Malformed)),
+            ("http://t:token@127.0.0.1:0", Err(PlaceError::Malformed)),
+            ("http://t:token", Err(PlaceError::Malformed)),
+            ("http://t:token@[::1]:99999", Err(PlaceError::Malformed)),
         ];
         for (text, want) in rows {
             let proxy = Proxy::at(text, None).map(|proxy| proxy.to_string());
