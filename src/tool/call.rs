@@ -62,7 +62,7 @@ impl Call {
         let started = Instant::now();
         let mut result =
             ToolCallResult { tool: self.name.clone(), method: self.method.to_string(), ..ToolCallResult::default() };
-        let url = self.uri.to_string();
+        let (url, within) = (self.uri.to_string(), self.within);
         let outcome = match self.request() {
             Some(request) => match proxy.send(request).await {
                 Ok(answer) if answer.refusal().is_some() => match answer.refused(proxy).await {
@@ -71,7 +71,7 @@ impl Call {
                 },
                 Ok(answer) => {
                     result.url = url;
-                    read(proxy, answer, result, started).await
+                    read(proxy, answer, result, (started, within)).await
                 }
                 Err(why) => unreached(&why, result),
             },
@@ -104,7 +104,12 @@ impl Call {
 }
 
 /// Takes an origin's answer: its beginning for the model, and what is told behind it.
-async fn read(proxy: &Proxy, answer: Answer, mut result: ToolCallResult, started: Instant) -> Outcome {
+async fn read(
+    proxy: &Proxy,
+    answer: Answer,
+    mut result: ToolCallResult,
+    (started, within): (Instant, Option<u64>),
+) -> Outcome {
     let (response, _connection) = answer.apart();
     let (head, mut body) = response.into_parts();
     result.response_status = Some(head.status.as_u16());
@@ -116,7 +121,7 @@ async fn read(proxy: &Proxy, answer: Answer, mut result: ToolCallResult, started
         let frame = match timeout(TO_GO_ON, body.frame()).await {
             Ok(None) => break,
             Ok(Some(Ok(frame))) => frame,
-            Ok(Some(Err(_))) | Err(_) => return broken(proxy, result, started).await,
+            Ok(Some(Err(_))) | Err(_) => return broken(proxy, result, (started.elapsed(), within)).await,
         };
         match frame.into_data() {
             Ok(data) => kept.take(&data),
@@ -133,11 +138,15 @@ async fn read(proxy: &Proxy, answer: Answer, mut result: ToolCallResult, started
 }
 
 /// An answer that has no end. Only the proxy's clock and the origin know why; ours tells whether it was the clock.
-async fn broken(proxy: &Proxy, mut result: ToolCallResult, started: Instant) -> Outcome {
-    let took = started.elapsed().as_secs_f64();
-    let limit = match proxy.ask(Method::GET, "/v1/self", None).await {
-        Ok(Said::Document(about)) => about.pointer("/limits/tools/request_timeout_s").and_then(Value::as_f64),
-        Ok(Said::Refused(_)) | Err(_) => None,
+async fn broken(proxy: &Proxy, mut result: ToolCallResult, (took, within): (Duration, Option<u64>)) -> Outcome {
+    let took = took.as_secs_f64();
+    let limit = match within {
+        // What the call asks for holds in place of the plan's.
+        Some(within) => Some(Duration::from_secs(within).as_secs_f64()),
+        None => match proxy.ask(Method::GET, "/v1/self", None).await {
+            Ok(Said::Document(about)) => about.pointer("/limits/tools/request_timeout_s").and_then(Value::as_f64),
+            Ok(Said::Refused(_)) | Err(_) => None,
+        },
     };
     result.response_status = None;
     result.block_reason = None;
