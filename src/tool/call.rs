@@ -60,9 +60,12 @@ impl Call {
     /// Sends it.
     pub(super) async fn perform(self, proxy: &Proxy) -> Outcome {
         let started = Instant::now();
-        let mut result =
-            ToolCallResult { tool: self.name.clone(), method: self.method.to_string(), ..ToolCallResult::default() };
-        let (url, within) = (self.uri.to_string(), self.within);
+        let mut result = ToolCallResult {
+            tool: self.name.clone(),
+            method: usual(&self.method).to_owned(),
+            ..ToolCallResult::default()
+        };
+        let (method, url, within) = (self.method.to_string(), self.uri.to_string(), self.within);
         let outcome = match self.request() {
             Some(request) => match proxy.send(request).await {
                 Ok(answer) if answer.refusal().is_some() => match answer.refused(proxy).await {
@@ -70,7 +73,8 @@ impl Call {
                     Err(why) => unreached(&why, result),
                 },
                 Ok(answer) => {
-                    result.url = url;
+                    // It has been looked through.
+                    (result.method, result.url) = (method, url);
                     read(proxy, answer, result, (started, within)).await
                 }
                 Err(why) => unreached(&why, result),
@@ -174,10 +178,7 @@ fn refusal(refused: &Refused, mut result: ToolCallResult) -> Outcome {
     let reason =
         refused.refusal.map_or_else(|| words::name(&refused.code), |refusal| refusal.block_reason().to_owned());
     result.block_reason = Some(reason);
-    if refused.refusal == Some(Deny::LeakDetected.into()) {
-        // What it named may be where the value stood.
-        result.method = own("method").unwrap_or_default();
-    }
+    result.method = own("method").unwrap_or(result.method);
     Outcome { result, state: State::of(refused.refusal) }
 }
 
@@ -239,6 +240,21 @@ impl Unsent {
         let tool = if is_leak { String::new() } else { result.tool.clone() };
         refusal(refused, ToolCallResult { tool, ..result })
     }
+}
+
+/// A method that says no more than which one it is. Any other is a text of the model's.
+fn usual(method: &Method) -> &str {
+    const USUAL: [Method; 8] = [
+        Method::GET,
+        Method::HEAD,
+        Method::POST,
+        Method::PUT,
+        Method::PATCH,
+        Method::DELETE,
+        Method::OPTIONS,
+        Method::TRACE,
+    ];
+    USUAL.contains(method).then_some(method.as_str()).unwrap_or_default()
 }
 
 fn timed(mut outcome: Outcome, started: Instant) -> Outcome {
