@@ -24,6 +24,8 @@ const AGENT: HeaderValue = HeaderValue::from_static(concat!("exeat-tools/", env!
 const TO_GO_ON: Duration = Duration::from_secs(900);
 /// The reason that no code of the proxy's stands for.
 const UNREACHED: &str = "proxy_unreachable";
+/// Bytes of a text that the proxy is told. It keeps less, and takes reports of no more than 64 KiB.
+const MOST_TOLD: usize = 8000;
 
 /// A request as a tool makes it.
 #[derive(Clone, Debug)]
@@ -200,9 +202,11 @@ impl Unsent {
         let tool = if is_plain(&self.tool) && self.tool.len() <= 64 { &*self.tool } else { "unknown" };
         let report = json!({
             "tool": tool,
-            "url": self.url,
-            "method": self.method,
-            "credential_used": self.credential,
+            // Not for the record: what of it is repeated below is looked through there.
+            "name": told(&self.tool),
+            "url": told(&self.url),
+            "method": told(&self.method),
+            "credential_used": self.credential.as_deref().map(told),
             "block_reason": refusal.block_reason(),
         });
         let result = ToolCallResult {
@@ -255,6 +259,11 @@ fn usual(method: &Method) -> &str {
         Method::TRACE,
     ];
     USUAL.contains(method).then_some(method.as_str()).unwrap_or_default()
+}
+
+/// As much of a text as a report holds.
+fn told(text: &str) -> &str {
+    text.get(..text.floor_char_boundary(MOST_TOLD)).unwrap_or_default()
 }
 
 fn timed(mut outcome: Outcome, started: Instant) -> Outcome {
