@@ -3,12 +3,13 @@
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
 
 use super::arguments::{Arguments, Wrong, says_json, written};
 use super::call::Call;
 use super::{url, words};
-use crate::model::refusal::Deny;
+use crate::model::refusal::{Deny, Refusal};
 use crate::model::tool::{MAX_TIMEOUT, Tool};
 
 /// What a model is told of a tool.
@@ -139,9 +140,10 @@ fn api_call(given: &Arguments<'_>) -> Result<Call, Wrong> {
         Some(_) if method == Method::GET => return Err(given.wrong("body", "is not for GET")),
         _ => given.json(&mut fields)?,
     };
-    // A name that cannot stand in a field is nobody's.
-    let credential = HeaderValue::from_str(credential)
-        .map_err(|_| Wrong { text: words::credential_unknown(""), reason: Deny::CredentialUnknown.into() })?;
+    // A name that cannot stand in a field is nobody's: that is the proxy's to say, after what comes before it.
+    let odd = || HeaderValue::try_from(utf8_percent_encode(credential, NON_ALPHANUMERIC).to_string());
+    let credential =
+        HeaderValue::from_str(credential).or_else(|_| odd()).map_err(|_| Refusal::from(Deny::HeadTooLarge))?;
     Ok(Call { fields, body, credential: Some(credential), ..bare(Tool::ApiCall, method, uri) })
 }
 
