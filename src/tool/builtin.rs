@@ -150,8 +150,7 @@ fn api_call(given: &Arguments<'_>) -> Result<Call, Wrong> {
 fn http_request(given: &Arguments<'_>, may_authorize: bool) -> Result<Call, Wrong> {
     let method = match given.get("method") {
         None => Method::GET,
-        Some(Value::String(method)) => Method::from_bytes(method.to_ascii_uppercase().as_bytes())
-            .ok()
+        Some(Value::String(method)) => named(method)
             // It opens a tunnel, and is no request.
             .filter(|method| *method != Method::CONNECT)
             .ok_or_else(|| given.wrong("method", "must be an HTTP method"))?,
@@ -180,6 +179,13 @@ fn http_request(given: &Arguments<'_>, may_authorize: bool) -> Result<Call, Wron
         }
     };
     Ok(Call { fields, body, within, ..bare(Tool::HttpRequest, method, uri) })
+}
+
+/// A method. Those that everybody knows may be written small; any other is another one then (RFC 9110 §9.1).
+fn named(method: &str) -> Option<Method> {
+    const KNOWN: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"];
+    let known = KNOWN.into_iter().find(|known| known.eq_ignore_ascii_case(method));
+    Method::from_bytes(known.unwrap_or(method).as_bytes()).ok()
 }
 
 fn bare(tool: Tool, method: Method, uri: http::Uri) -> Call {
