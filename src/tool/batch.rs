@@ -64,9 +64,14 @@ fn read(one: &Value, at: usize) -> Result<Option<Block<'_>>, BatchError> {
         Some("tool_use") => (Shape::Anthropic, one.get("name"), one.get("input").cloned().map(Ok)),
         Some("function") => {
             let function = one.get("function");
-            let arguments = function.and_then(|function| function.get("arguments")).and_then(Value::as_str);
-            let parsed = |text: &str| serde_json::from_str(text).map_err(|_| "Error: arguments are not valid JSON");
-            let input = arguments.filter(|text| !text.trim().is_empty()).map(parsed);
+            let input = match function.and_then(|function| function.get("arguments")) {
+                Some(Value::String(text)) if text.trim().is_empty() => None,
+                Some(Value::String(text)) => {
+                    Some(serde_json::from_str(text).map_err(|_| "Error: arguments are not valid JSON"))
+                }
+                // Some write them as they are.
+                other => other.cloned().map(Ok),
+            };
             (Shape::Openai, function.and_then(|function| function.get("name")), input)
         }
         _ => return Ok(None),
