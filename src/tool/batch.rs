@@ -1,5 +1,7 @@
 //! A model's calls, one after the other, and the blocks in which they are answered.
 
+use std::collections::HashMap;
+
 use serde_json::{Value, json};
 
 use super::outcome::Outcome;
@@ -40,16 +42,17 @@ enum Shape {
 /// [`BatchError`] if it cannot be told what to answer; then nothing has been run.
 pub async fn run(registry: &Registry, proxy: &Proxy, batch: &Value) -> Result<Vec<Value>, BatchError> {
     let all = batch.as_array().ok_or(BatchError::NotAnArray)?;
-    let mut blocks: Vec<(usize, Block<'_>)> = Vec::new();
+    let mut blocks = Vec::new();
+    let mut known = HashMap::new();
     for (at, one) in all.iter().enumerate() {
         let Some(block) = read(one, at)? else { continue };
-        if let Some((other, _)) = blocks.iter().find(|(_, other)| other.id == block.id) {
-            return Err(BatchError::SameId(*other, at));
+        if let Some(other) = known.insert(block.id, at) {
+            return Err(BatchError::SameId(other, at));
         }
-        blocks.push((at, block));
+        blocks.push(block);
     }
     let mut answers = Vec::new();
-    for (_, block) in blocks {
+    for block in blocks {
         let outcome = match &block.input {
             Ok(input) => registry.execute(proxy, block.name, input).await,
             Err(text) => registry.refuse(proxy, block.name, text).await,
