@@ -1,7 +1,7 @@
 //! What a model gives a tool, of whatever shape.
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, TRAILER, UPGRADE};
+use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, TRAILER, UPGRADE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Map, Value};
 
@@ -129,9 +129,9 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
-/// Framing, what is of one hop, where it goes, and what speaks to the proxy.
+/// Framing, what is of one hop, where it goes, what speaks to the proxy, and codings that nobody here undoes.
 fn is_ours(name: &HeaderName) -> bool {
-    const OURS: [HeaderName; 5] = [HOST, CONTENT_LENGTH, TRAILER, UPGRADE, EXPECT];
+    const OURS: [HeaderName; 6] = [HOST, CONTENT_LENGTH, TRAILER, UPGRADE, EXPECT, ACCEPT_ENCODING];
     let text = name.as_str();
     OURS.contains(name)
         || matches!(text, "transfer-encoding" | "connection" | "keep-alive" | "te")
@@ -165,6 +165,7 @@ mod tests {
             "Trailer",
             "Upgrade",
             "Expect",
+            "Accept-Encoding",
             "Proxy-Authorization",
             "Proxy-Connection",
             "Exeat-Credential",
