@@ -55,7 +55,8 @@ fn plain(authority: &str) -> Option<String> {
         Some((host, port)) => (host, format!(":{port}")),
         None => (authority, String::new()),
     };
-    let host = Host::parse(host).ok()?;
+    // As IDNA writes it (UTS #46); what it makes of it is judged as any other.
+    let host = Host::parse(&idna::domain_to_ascii(host).ok()?).ok()?;
     Some(format!("{host}{port}"))
 }
 
@@ -72,6 +73,13 @@ mod tests {
             ("https://api.test/?", Some("https://api.test/?")),
             ("https://api.test/{\"a\"}", Some("https://api.test/%7B%22a%22%7D")),
             ("https://münchen.test:8443/", Some("https://xn--mnchen-3ya.test:8443/")),
+            ("https://bücher.test", Some("https://xn--bcher-kva.test/")),
+            ("https://ａｐｉ．test/", Some("https://api.test/")),
+            ("https://①27.0.0.1/", Some("https://127.0.0.1/")),
+            ("https://api.test\u{ff03}@evil.test/", None),
+            ("https://api.test\u{2044}evil.test/", None),
+            ("https://api.test\u{ff20}evil.test/", None),
+            ("https://api.test\u{200d}/", None),
             ("https://api.test:99999/", Some("https://api.test:99999/")),
             ("https://user@api.test/", Some("https://user@api.test/")),
             ("ftp://api.test/", Some("ftp://api.test/")),
