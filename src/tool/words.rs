@@ -14,6 +14,13 @@ pub(super) fn refused(refused: &Refused, tool: &str) -> String {
     let host = || known(refused.text("host"));
     let limit = |member: &str| refused.problem.get("limit").and_then(|limit| limit.get(member));
     match refused.refusal {
+        // The answer to a HEAD has no body: there is a code, and nothing to put into a text.
+        Some(
+            refusal @ (Refusal::Deny(
+                Deny::HostNotAllowed | Deny::AddressNotAllowed | Deny::ExecutionLimit | Deny::RateLimited,
+            )
+            | Refusal::Fail(Fail::ResolveFailed)),
+        ) if refused.problem.is_null() => plain(refusal),
         Some(Refusal::Deny(Deny::HostNotAllowed)) => format!(
             "Error: URL blocked -- Domain {} not in any approved integration for this task. Approved: [{}]",
             host(),
@@ -192,6 +199,17 @@ mod tests {
                 json!({"title": "what an origin may have said"}),
                 "Error: This execution has ended or was stopped (execution_stopped)",
             ),
+            (
+                "host_not_allowed",
+                Value::Null,
+                "Error: The host is in no approved integration of this task (host_not_allowed)",
+            ),
+            (
+                "execution_limit",
+                Value::Null,
+                "Error: This execution has made as many calls as its plan allows (execution_limit)",
+            ),
+            ("tool_not_enabled", Value::Null, "Error: tool 'http_get' not enabled for this task"),
             ("of_a_newer_proxy", json!({}), "Error: the proxy refused the request (of_a_newer_proxy)"),
         ];
         for (code, problem, want) in rows {
