@@ -67,7 +67,12 @@ impl Call {
             method: usual(&self.method).to_owned(),
             ..ToolCallResult::default()
         };
-        let (method, url, within) = (self.method.to_string(), self.uri.to_string(), self.within);
+        let (method, within) = (self.method.to_string(), self.within);
+        let url = match &self.nonce {
+            // A mark as its template writes it: the nonce is of this call only.
+            Some(nonce) => self.uri.to_string().replace(nonce, "secrets"),
+            None => self.uri.to_string(),
+        };
         let outcome = match self.request() {
             Some(request) => match proxy.send(request).await {
                 Ok(answer) if answer.refusal().is_some() => match answer.refused(proxy).await {

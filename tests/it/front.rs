@@ -2,7 +2,13 @@
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 
+use exeat::model::tool::Tool;
+use exeat::tool::outcome::{Outcome, State, ToolCallResult};
+use exeat::tool::proxy::Proxy;
+use exeat::tool::registry::{Handler, RegisterError, Registration, Registry, Running};
+use exeat::tool::task::Task;
 use serde_json::{Value, json};
 
 use crate::lab::{Ground, KEY, Lab, Origin, TOKEN};
@@ -228,4 +234,58 @@ async fn without_a_proxy_nothing_is_sent_and_it_says_what_to_set() {
     let content = result["content"].as_str().unwrap();
     assert!(content.starts_with(&format!("Error: no proxy can be reached at http://{closed}: ")), "{content}");
     assert_eq!((&result["blocked"], &result["block_reason"]), (&json!(true), &json!("proxy_unreachable")));
+}
+
+/// A tool of somebody's own.
+struct Shout;
+
+impl Handler for Shout {
+    fn run<'a>(&'a self, _proxy: &'a Proxy, name: &'a str, given: &'a Value) -> Running<'a> {
+        let content = given["text"].as_str().unwrap_or("nothing").to_uppercase();
+        let result = ToolCallResult { tool: name.to_owned(), content, ..ToolCallResult::default() };
+        Box::pin(async move { Outcome { result, state: State::Completed } })
+    }
+
+    fn goes_as(&self) -> Option<Tool> {
+        None
+    }
+}
+
+fn shout(name: &str, requires: Option<&str>) -> Registration {
+    Registration {
+        name: name.to_owned(),
+        handler: Arc::new(Shout),
+        description: "Says it louder".to_owned(),
+        schema: json!({"type": "object", "properties": {"text": {"type": "string"}}}),
+        requires: requires.map(str::to_owned),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tools_of_ones_own_stand_beside_ours() {
+    let (lab, ..) = lab(ALL).await;
+    let proxy = Proxy::at(&format!("http://t:{TOKEN}@{}", lab.proxy), None).unwrap();
+    let mut registry = Registry::builtin();
+    registry.register(shout("shout", None)).unwrap();
+    registry.register(shout("of_key", Some("KEY"))).unwrap();
+    registry.register(shout("of_none", Some("NONE"))).unwrap();
+    assert_eq!(registry.register(shout("shout", None)), Err(RegisterError::Taken("shout".to_owned())));
+    assert_eq!(registry.register(shout("http_get", None)), Err(RegisterError::Taken("http_get".to_owned())));
+    for name in ["", "a b", "a.b", "ü", &"x".repeat(65)] {
+        assert_eq!(registry.register(shout(name, None)), Err(RegisterError::Name), "{name}");
+    }
+    let task = Task::of(&proxy).await.unwrap();
+    let names: Vec<_> = registry.definitions(&task).into_iter().map(|one| one.name).collect();
+    assert_eq!(names.split_at(5).1, ["shout", "of_key"], "what requires a credential is there with it");
+    for (name, content) in [
+        ("shout", "LOUD"),
+        ("of_key", "LOUD"),
+        ("of_none", "Error: tool 'of_none' not enabled for this task"),
+        ("nothing", "Error: unknown tool 'nothing'"),
+        ("read_file", "Error: tool 'read_file' is not served here: exeat runs tools that use the network only"),
+    ] {
+        let outcome = registry.execute(&proxy, name, &json!({"text": "loud"})).await;
+        assert_eq!((&*outcome.result.content, &*outcome.result.tool), (content, name));
+        assert_eq!(outcome.is_error(), content.starts_with("Error"), "{name}");
+    }
 }

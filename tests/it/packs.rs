@@ -125,6 +125,7 @@ async fn a_secret_is_put_in_by_the_proxy_and_by_nobody_before() {
     let seen = place.origin.last();
     assert_eq!(seen.uri.query(), Some("q=a%26key%3Db%20%24%7Bsecrets.QUERY%7D&key=a-key-for-queries"));
     assert!(!result.to_string().contains("a-key-for-queries"));
+    assert!(result["url"].as_str().unwrap().ends_with("&key=$%7Bsecrets.QUERY%7D"), "{result}");
     // By way of another tool, too.
     let result = place.call("shelf", &json!({"place": "top"}));
     assert_eq!((&result["tool"], &result["response_status"]), (&json!("shelf"), &json!(200)), "{result}");
