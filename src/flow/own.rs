@@ -468,8 +468,8 @@ fn writable(url: &str, tool: &str) -> String {
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     let scheme = if scheme.is_empty() { String::new() } else { format!("{scheme}://") };
     // Also of what is no tool: it may have been meant as one.
-    if Tool::named(tool).is_none_or(|tool| tool == Tool::Webhook) {
-        return format!("{scheme}{host}sha256:{}", files::hex(&Sha256::digest(path)));
+    if !url.is_empty() && Tool::named(tool).is_none_or(|tool| tool == Tool::Webhook) {
+        return format!("{scheme}{host}/sha256:{}", files::hex(&Sha256::digest(path)));
     }
     format!("{scheme}{host}{path}")
 }
@@ -540,13 +540,14 @@ mod tests {
             ("https://api.test", "http_get", "https://api.test"),
             ("no url at all?x", "http_get", "no url at all"),
             ("", "http_get", ""),
+            ("", "nothing", ""),
         ];
         for (url, tool, want) in rows {
             assert_eq!(writable(url, tool), want, "{url}");
         }
         for tool in ["webhook", "webhok"] {
             let hook = writable("https://hooks.test/services/secret", tool);
-            assert!(hook.starts_with("https://hooks.testsha256:") && !hook.contains("secret"), "{hook}");
+            assert!(hook.starts_with("https://hooks.test/sha256:") && !hook.contains("secret"), "{hook}");
         }
     }
 }
