@@ -207,8 +207,8 @@ impl Unsent {
         let tool = if is_plain(&self.tool) && self.tool.len() <= 64 { &*self.tool } else { "unknown" };
         let report = json!({
             "tool": tool,
-            // Not for the record: what of it is repeated below is looked through there.
-            "name": told(&self.tool),
+            // Not for the record: what is repeated below is looked through there, also as pointers write it (RFC 6901).
+            "repeated": [told(&self.tool), told(&self.text), told(&self.text).replace("~1", "/").replace("~0", "~")],
             "url": told(&self.url),
             "method": told(&self.method),
             "credential_used": self.credential.as_deref().map(told),

@@ -47,6 +47,10 @@ tools:
       description: Over a primitive that is not served
       parameters: { type: object, properties: { path: { type: string } } }
       implementation: { primitive: read_file, args: { path: "${path}" } }
+    - name: ordered
+      description: Names under which anything stands
+      parameters: { type: object, properties: { order: { type: object, additionalProperties: { type: string } } } }
+      implementation: { primitive: http_request, args: { url: "https://api.test:PORT/", body: "${order}" } }
     - name: by_key
       description: A secret in the query
       parameters: { type: object, properties: { q: { type: string } } }
@@ -161,6 +165,14 @@ async fn a_parameter_is_text_wherever_it_stands() {
     let result = place.call("check_inventory", &json!({ "sku": KEY }));
     assert_eq!(result["block_reason"], "credential_leak", "{result}");
     assert!(!result.to_string().contains(KEY));
+    // Nor is it repeated where only a name can have been meant.
+    for given in [json!({"sku": "a", KEY: 1}), json!({"order": {KEY: {}}})] {
+        let tool = if given.get("sku").is_some() { "check_inventory" } else { "ordered" };
+        let result = place.call(tool, &given);
+        assert_eq!(result["block_reason"], "credential_leak", "{result}");
+        let text = result.to_string();
+        assert!(!text.contains(KEY) && !text.contains(&KEY.replace('~', "~0").replace('/', "~1")), "{text}");
+    }
     assert_eq!(place.origin.seen().len(), before);
 }
 
@@ -193,7 +205,10 @@ async fn a_parameter_leads_nowhere_that_the_template_does_not() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_sees_what_pack_and_task_allow() {
     let place = place(TASK, str::to_owned).await;
-    assert_eq!(place.names(), ["http_request", "check_inventory", "relay", "glued", "shelf", "by_key", "weather"]);
+    assert_eq!(
+        place.names(),
+        ["http_request", "check_inventory", "relay", "glued", "shelf", "ordered", "by_key", "weather"]
+    );
     for (name, text) in [
         ("reader", "Error: tool 'reader' is not served here: exeat runs tools that use the network only"),
         ("read_file", "Error: tool 'read_file' is not served here: exeat runs tools that use the network only"),
