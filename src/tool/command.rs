@@ -14,6 +14,8 @@ use super::pack::{Gate, Pack};
 use super::proxy::Proxy;
 use super::registry::Registry;
 use super::task::Task;
+use super::turn::{self, Turn};
+use super::verbs::Ports;
 use crate::terminal::{clean, print, say, table};
 
 /// Bytes of what is read from stdin.
@@ -62,6 +64,13 @@ enum Command {
     /// Run a model's calls in order: an array of `tool_use` blocks (or OpenAI's `tool_calls`) on stdin, one of answers on
     /// stdout
     Batch(FromPack),
+    /// Run the calls that stand in a model's message on stdin, `[TOOL_CALL:ID] {…}`, and print a line for each
+    Turn {
+        #[command(flatten)]
+        pack: FromPack,
+        #[command(flatten)]
+        turn: Turn,
+    },
     /// What stands in a pack
     #[command(subcommand)]
     Pack(PackCommand),
@@ -150,6 +159,15 @@ async fn run(command: Command) -> Result<(), Stop> {
                 Err(error) => Err(error),
             };
             json(&Value::Array(run.map_err(|error| Stop(USAGE, error.to_string()))?));
+        }
+        Command::Turn { turn: Turn { is_final: true }, .. } => {
+            print(turn::without_calls(&stdin()?).map_err(|error| Stop(USAGE, error.to_string()))?);
+        }
+        Command::Turn { pack, turn: Turn { is_final: false } } => {
+            let (registry, proxy) = (pack.registry()?, proxy()?);
+            let tell = |line: &str| print(format_args!("{line}\n"));
+            let told = turn::run(&registry, &proxy, &stdin()?, Ports::Usual, tell).await;
+            told.map_err(|error| Stop(USAGE, error.to_string()))?;
         }
         Command::Pack(PackCommand::Check { file, json }) => return check(&file, json),
     }

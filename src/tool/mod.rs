@@ -18,6 +18,8 @@ pub mod pack;
 pub mod proxy;
 pub mod registry;
 pub mod task;
+pub mod turn;
 mod url;
+pub mod verbs;
 mod words;
 mod wrap;

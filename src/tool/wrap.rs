@@ -52,6 +52,21 @@ pub(super) fn wrapped(text: &str, cut: bool) -> String {
     whole
 }
 
+/// At most that many bytes of a text; of one in tags the tags are kept, and what is between them is counted.
+pub(super) fn shortened(whole: &str, most: usize) -> String {
+    let (before, inner, after) = match whole.split_once(OPEN) {
+        Some((before, rest)) if rest.ends_with(CLOSE) => {
+            (whole.get(..before.len().saturating_add(OPEN.len())), rest.strip_suffix(CLOSE), CLOSE)
+        }
+        _ => (None, None, ""),
+    };
+    let inner = inner.unwrap_or(whole);
+    match inner.get(..inner.floor_char_boundary(most)) {
+        Some(kept) if kept.len() < inner.len() => format!("{}{kept}{CUT}{after}", before.unwrap_or_default()),
+        _ => whole.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -103,6 +118,20 @@ mod tests {
         let shown = kept(&[0xff; MOST + 1]);
         assert_eq!(shown.chars().filter(|c| *c == '\u{fffd}').count(), MOST);
         assert_eq!(wrapped("cut before", true), "<tool_response>cut before... (truncated)</tool_response>");
+    }
+
+    #[test]
+    fn what_is_shortened_stays_between_its_tags() {
+        for (whole, most, want) in [
+            ("abc", 3, "abc"),
+            ("abc", 2, "ab... (truncated)"),
+            ("aü", 2, "a... (truncated)"),
+            ("<tool_response>abc</tool_response>", 3, "<tool_response>abc</tool_response>"),
+            ("x <tool_response>abc</tool_response>", 0, "x <tool_response>... (truncated)</tool_response>"),
+            ("<tool_response>abc", 1, "<... (truncated)"),
+        ] {
+            assert_eq!(shortened(whole, most), want);
+        }
     }
 
     proptest! {

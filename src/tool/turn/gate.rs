@@ -1,0 +1,66 @@
+//! Whether anything may run at all: not while an action waits for the operator. What the caller says of it is nothing to
+//! go by, so the proxy is asked.
+
+use http::Method;
+use serde_json::Value;
+
+use crate::model::target::Target;
+use crate::tool::outcome::State;
+use crate::tool::proxy::{Proxy, Said};
+use crate::tool::verbs::Done;
+use crate::tool::words;
+
+const PATH: &str = "/v1/self/approvals";
+
+/// What stands in the way of all calls. Where it cannot be told, that does.
+pub(super) async fn closed(proxy: &Proxy) -> Option<Done> {
+    match proxy.ask(Method::GET, PATH, None).await {
+        Ok(Said::Document(document)) => match document.get("approvals").and_then(Value::as_array) {
+            None => Some(Done::failed("not run: the proxy does not say whether an action awaits approval")),
+            Some(waiting) => waiting.first().map(|first| Done::denied(&held(first))),
+        },
+        Ok(Said::Refused(refused)) => {
+            let done = Done::refused(&refused, "");
+            let state = if done.state == State::Failed { State::Failed } else { State::Denied };
+            Some(Done { state, text: format!("not run: {}", done.text) })
+        }
+        Err(why) => {
+            let done = Done::unreached(&why);
+            Some(Done { text: format!("not run: {}", done.text), ..done })
+        }
+    }
+}
+
+/// For calls behind one that waits.
+pub(super) fn behind() -> Done {
+    Done::denied("not run: an earlier action awaits the operator's approval; repeat this call when that is decided")
+}
+
+fn held(approval: &Value) -> String {
+    let text = |member: &str| words::name(approval.get(member).and_then(Value::as_str).unwrap_or("?"));
+    let url = approval.get("url").and_then(Value::as_str).and_then(|url| url.parse().ok());
+    let host = url
+        .and_then(|url| Target::absolute(&url).ok())
+        .map_or("?".to_owned(), |to| words::name(&to.host().to_string()));
+    format!(
+        "not run: an action ({} {host}) awaits the operator's decision and must be decided first; tell the user, and call \
+         nothing until then",
+        text("method")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_waits_is_named_by_method_and_host() {
+        let of = |approval| held(&approval);
+        let text = of(json!({"method": "POST", "url": "https://api.test:8443/secret?x=1"}));
+        assert!(text.starts_with("not run: an action (POST api.test) awaits"), "{text}");
+        assert!(of(json!({})).starts_with("not run: an action (? ?) awaits"));
+        assert!(of(json!({"method": 1, "url": "no url"})).starts_with("not run: an action (? ?) awaits"));
+    }
+}

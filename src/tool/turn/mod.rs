@@ -1,0 +1,122 @@
+//! A model's turn, as text: the calls that stand in its message, run in order, and one line for each.
+//!
+//! Only the message is looked through for calls, never what an action returns: in that, whatever looks like a call or a
+//! result is written otherwise before it is put on its line.
+
+mod action;
+mod gate;
+mod line;
+mod options;
+mod parse;
+mod script;
+mod steps;
+
+use clap::Args;
+use serde_json::Value;
+
+use self::action::Action;
+use super::outcome::State;
+use super::proxy::Proxy;
+use super::registry::Registry;
+use super::task::Task;
+use super::verbs::{Context, Done, Ports, denied};
+use super::words;
+
+/// Bytes of a message.
+pub const MAX_MESSAGE: usize = 1 << 20;
+
+/// What is typed.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Turn {
+    /// Print the message without its calls, and run nothing
+    #[arg(long = "final")]
+    pub is_final: bool,
+}
+
+/// A message that is not looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a message has at most {MAX_MESSAGE} bytes")]
+pub struct TooLong;
+
+/// Runs the calls of a message; `tell` gets a line for each as soon as there is one. None, if the message has no calls.
+///
+/// # Errors
+/// [`TooLong`]; then nothing has been run.
+pub async fn run(
+    registry: &Registry,
+    proxy: &Proxy,
+    message: &str,
+    ports: Ports,
+    mut tell: impl FnMut(&str),
+) -> Result<(), TooLong> {
+    let blocks = parse::blocks(bounded(message)?);
+    let mut held = None;
+    if blocks.iter().any(|block| block.payload.is_ok()) {
+        held = gate::closed(proxy).await;
+    }
+    for block in blocks {
+        let done = match (block.payload, &held) {
+            (Err(why), _) => Done::failed(&why.to_string()),
+            (Ok(_), Some(held)) => held.clone(),
+            (Ok(payload), None) => answered(registry, &payload, Context { proxy, ports }).await,
+        };
+        if done.state == State::AwaitingApproval {
+            held = Some(gate::behind());
+        }
+        tell(&line::line(block.id, &done));
+    }
+    Ok(())
+}
+
+/// The message without its calls.
+///
+/// # Errors
+/// [`TooLong`].
+pub fn without_calls(message: &str) -> Result<String, TooLong> {
+    bounded(message).map(parse::without_calls)
+}
+
+fn bounded(message: &str) -> Result<&str, TooLong> {
+    if message.len() > MAX_MESSAGE { Err(TooLong) } else { Ok(message) }
+}
+
+async fn answered(registry: &Registry, payload: &Value, context: Context<'_>) -> Done {
+    match action::read(payload) {
+        Err(text) => Done::failed(&text),
+        Ok(Action::Tool { name, input }) => registry.execute(context.proxy, &name, &input).await.into(),
+        Ok(Action::Script { sandbox, script }) => match task(context.proxy).await {
+            Ok(task) if task.name() == sandbox => steps::run(&script, context).await,
+            Ok(_) => {
+                let text =
+                    format!("sandbox '{}' is not registered; ask the user to register it", words::name(&sandbox));
+                denied(context.proxy, "mk8_shell", &text).await
+            }
+            Err(done) => done,
+        },
+        Ok(Action::Shell) => {
+            let text = "the dangerous shell is not served here, and nothing was run; use mk8.shell";
+            denied(context.proxy, "dangerous_shell", text).await
+        }
+        Ok(Action::Transcription) => {
+            Done::failed("transcription is not served here: there is no audio device. Nothing was done")
+        }
+        Ok(Action::Stub(name)) => match task(context.proxy).await {
+            Ok(_) => stub(name),
+            Err(done) => done,
+        },
+    }
+}
+
+/// Who asks, if the proxy knows and nobody has stopped it.
+async fn task(proxy: &Proxy) -> Result<Task, Done> {
+    match Task::asked(proxy).await {
+        Ok(Ok(task)) => Ok(task),
+        Ok(Err(refused)) => Err(Done::refused(&refused, "")),
+        Err(why) => Err(Done::unreached(&why)),
+    }
+}
+
+fn stub(name: Option<&str>) -> Done {
+    let what = name.map_or("this action".to_owned(), |name| format!("'{name}'"));
+    Done::completed(format!("{what} is permitted but not implemented: nothing was done"))
+}

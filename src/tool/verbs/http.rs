@@ -1,0 +1,190 @@
+//! Verbs that make requests. What is sent is a call of `http_request`.
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, Method, Uri};
+use serde_json::{Value, json};
+
+use super::{Context, Done, Network};
+use crate::model::refusal::{Deny, Refusal};
+use crate::model::target::{Scheme, Target};
+use crate::model::tool::Tool;
+use crate::tool::call::{Call, Unsent};
+use crate::tool::outcome::{Outcome, State};
+use crate::tool::registry::nonce;
+use crate::tool::{url, words};
+
+/// Requests of `HttpLatency`, if it is not told.
+const USUAL_COUNT: u32 = 3;
+const MAX_COUNT: u32 = 10;
+
+pub(super) const PORTS: &str = "network verbs reach ports 80 and 443 only";
+
+/// `HttpGet` and its kin: the status, and the body in tags.
+pub(super) async fn content(verb: Network, url: &str, body: Option<&str>, context: Context<'_>) -> Done {
+    let method = match verb {
+        Network::HttpPost => Method::POST,
+        Network::HttpPut => Method::PUT,
+        Network::HttpDelete => Method::DELETE,
+        _ => Method::GET,
+    };
+    match answer(verb, method, url, body, context).await {
+        Ok((status, outcome)) => Done::completed(format!("HTTP {status} {}", outcome.result.content)),
+        Err(done) => done,
+    }
+}
+
+/// `NetHttpStatus`: the status alone.
+pub(super) async fn status(url: &str, context: Context<'_>) -> Done {
+    match answer(Network::NetHttpStatus, Method::GET, url, None, context).await {
+        Ok((status, _)) => Done::completed(status.to_string()),
+        Err(done) => done,
+    }
+}
+
+/// `HttpLatency`: some requests, one after the other. Each is one for the proxy, too.
+pub(super) async fn latency(url: &str, count: Option<&str>, context: Context<'_>) -> Done {
+    let count = count.map_or(Ok(USUAL_COUNT), str::parse);
+    let Some(count) = count.ok().filter(|count| (1..=MAX_COUNT).contains(count)) else {
+        return Done::failed("the count of HttpLatency is a number from 1 to 10");
+    };
+    let (mut least, mut sum, mut most) = (f64::INFINITY, 0.0, 0.0_f64);
+    for _ in 0..count {
+        let took = match answer(Network::HttpLatency, Method::GET, url, None, context).await {
+            Ok((_, outcome)) => outcome.result.latency_ms,
+            Err(done) => return done,
+        };
+        (least, sum, most) = (least.min(took), sum + took, most.max(took));
+    }
+    let average = (sum / f64::from(count) * 1000.0).round() / 1000.0;
+    Done::completed(json!({ "count": count, "min_ms": least, "avg_ms": average, "max_ms": most }).to_string())
+}
+
+/// `OpenUrl`: an https URL as it would be sent. Nobody is asked, and nothing is opened.
+pub(super) fn checked(url: &str, context: Context<'_>) -> Done {
+    match target(url, context) {
+        Ok((uri, target)) if target.scheme() == Scheme::Https => Done::completed(uri.to_string()),
+        Err(Refusal::Deny(Deny::PortNotAllowed)) => Done::denied(PORTS),
+        Ok(_) | Err(_) => Done::failed("not an https URL"),
+    }
+}
+
+/// What an origin answered, or why none did.
+async fn answer(
+    verb: Network,
+    method: Method,
+    url: &str,
+    body: Option<&str>,
+    context: Context<'_>,
+) -> Result<(u16, Outcome), Done> {
+    let uri = match target(url, context) {
+        Ok((uri, _)) => uri,
+        Err(reason) => return Err(unsent(&method, url, reason, context).await),
+    };
+    // Without one, a placeholder that a model writes would be more than text.
+    let nonce = Some(nonce().ok_or_else(|| Done::failed("no random numbers are to be had"))?);
+    let (fields, body) = written(body);
+    let outcome = Call {
+        name: verb.name().to_owned(),
+        tool: Tool::HttpRequest,
+        method,
+        uri,
+        fields,
+        body,
+        credential: None,
+        nonce,
+        within: None,
+    }
+    .perform(context.proxy)
+    .await;
+    match (outcome.result.response_status, &outcome.state) {
+        (Some(status), State::Completed) => Ok((status, outcome)),
+        _ => Err(outcome.into()),
+    }
+}
+
+/// Where to, if it is one of the ports for it.
+fn target(url: &str, context: Context<'_>) -> Result<(Uri, Target), Refusal> {
+    let uri = url::target(url, &[])?;
+    if !matches!(uri.scheme_str(), Some("http" | "https")) {
+        return Err(Deny::SchemeNotAllowed.into());
+    }
+    let target = Target::absolute(&uri).map_err(|_| Deny::TargetMalformed)?;
+    if context.ports.admit(target.port()) { Ok((uri, target)) } else { Err(Deny::PortNotAllowed.into()) }
+}
+
+/// A body, and what it is.
+fn written(body: Option<&str>) -> (HeaderMap, Bytes) {
+    let mut fields = HeaderMap::new();
+    let Some(body) = body else { return (fields, Bytes::new()) };
+    let is_json = serde_json::from_str::<Value>(body).is_ok();
+    let kind = if is_json { "application/json" } else { "text/plain; charset=utf-8" };
+    fields.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    (fields, Bytes::copy_from_slice(body.as_bytes()))
+}
+
+/// A request that is not made, told to the proxy as one of the tool that would have made it.
+async fn unsent(method: &Method, url: &str, reason: Refusal, context: Context<'_>) -> Done {
+    let text = match reason {
+        Refusal::Deny(Deny::PortNotAllowed) => PORTS.to_owned(),
+        Refusal::Deny(Deny::SchemeNotAllowed) => "network verbs take http and https URLs only".to_owned(),
+        reason => words::plain(reason),
+    };
+    let unsent = Unsent {
+        tool: Tool::HttpRequest.as_str().to_owned(),
+        url: url.to_owned(),
+        method: method.to_string(),
+        text,
+        reason: Some(reason),
+        ..Unsent::default()
+    };
+    unsent.told(context.proxy).await.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tool::proxy::Proxy;
+    use crate::tool::verbs::Ports;
+
+    fn of(url: &str) -> Result<String, Refusal> {
+        let proxy = Proxy::at("http://t:token@127.0.0.1:1", None).unwrap();
+        target(url, Context { proxy: &proxy, ports: Ports::Usual }).map(|(uri, _)| uri.to_string())
+    }
+
+    #[test]
+    fn urls_lead_to_two_ports_over_two_schemes() {
+        for (url, want) in [
+            ("https://api.test", "https://api.test/"),
+            ("http://api.test/x y", "http://api.test/x%20y"),
+            ("https://api.test:443/", "https://api.test:443/"),
+            ("http://api.test:443/", "http://api.test:443/"),
+            ("https://api.test:80/", "https://api.test:80/"),
+            // The proxy's to judge.
+            ("http://127.0.0.1/", "http://127.0.0.1/"),
+            ("https://localhost/", "https://localhost/"),
+        ] {
+            assert_eq!(of(url).as_deref(), Ok(want), "{url}");
+        }
+        for (url, want) in [
+            ("https://api.test:8443/", Deny::PortNotAllowed),
+            ("http://api.test:22/", Deny::PortNotAllowed),
+            ("ftp://api.test/", Deny::SchemeNotAllowed),
+            ("file:///etc/passwd", Deny::TargetMalformed),
+            ("https://u:p@api.test/", Deny::TargetMalformed),
+            ("https://api.test:0/", Deny::TargetMalformed),
+            ("https://0x7f.1/", Deny::TargetMalformed),
+            ("api.test", Deny::TargetMalformed),
+            ("", Deny::TargetMalformed),
+        ] {
+            assert_eq!(of(url), Err(want.into()), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_body_says_what_it_is() {
+        assert_eq!(written(Some("{\"a\":1}")).0[CONTENT_TYPE], "application/json");
+        assert_eq!(written(Some("a=1")).0[CONTENT_TYPE], "text/plain; charset=utf-8");
+        assert!(written(None).0.is_empty());
+    }
+}

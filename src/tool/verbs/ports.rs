@@ -1,0 +1,34 @@
+//! Where network verbs may go, before the proxy is asked.
+
+/// Which ports they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ports {
+    /// 80 and 443, as mk8.shell says. What users type has this.
+    #[default]
+    Usual,
+    /// All that the proxy lets through: for tests, whose origins have no such port.
+    Any,
+}
+
+impl Ports {
+    pub(super) fn admit(self, port: u16) -> bool {
+        self == Self::Any || matches!(port, 80 | 443)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_ports_are_usual() {
+        for port in [80, 443] {
+            assert!(Ports::Usual.admit(port));
+        }
+        for port in [0, 1, 22, 79, 81, 442, 444, 8080, 8443, 65535] {
+            assert!(!Ports::Usual.admit(port), "{port}");
+            assert!(Ports::Any.admit(port));
+        }
+        assert_eq!(Ports::default(), Ports::Usual);
+    }
+}

@@ -1,0 +1,240 @@
+//! Every verb of mk8.shell with what it takes, so that a script can be told what is wrong with it: a name that there is
+//! not, one that is not served here, or the wrong number of arguments.
+
+/// A verb and its arguments: `?` marks what can be left out, `...` what can be any number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::tool) struct Verb {
+    pub(in crate::tool) name: &'static str,
+    /// As its documentation has it.
+    pub(in crate::tool) takes: &'static str,
+}
+
+impl Verb {
+    pub(in crate::tool) fn named(name: &str) -> Option<Self> {
+        let (name, takes) = *ALL.iter().find(|(known, _)| *known == name)?;
+        Some(Self { name, takes })
+    }
+
+    /// Whether it takes that many.
+    pub(in crate::tool) fn takes(self, count: usize) -> bool {
+        let all: Vec<&str> = self.takes.split(", ").filter(|one| !one.is_empty()).collect();
+        let least = all.iter().filter(|one| !one.ends_with(['?', '.'])).count();
+        let has_no_end = all.iter().any(|one| one.ends_with("..."));
+        count >= least && (has_no_end || count <= all.len())
+    }
+}
+
+const ALL: [(&str, &str); 159] = [
+    // Filesystem
+    ("FileRead", "path"),
+    ("FileWrite", "path, content"),
+    ("FileAppend", "path, content"),
+    ("FileDelete", "path"),
+    ("FileExists", "path"),
+    ("FileList", "path, pattern?"),
+    ("FileCopy", "src, dst"),
+    ("FileMove", "src, dst"),
+    ("FileInfo", "path"),
+    ("FileHash", "path, algorithm?"),
+    ("FileLineCount", "path"),
+    ("FileHead", "path, n?"),
+    ("FileTail", "path, n?"),
+    ("FileSearch", "path, substring"),
+    ("FileSearchRegex", "path, pattern"),
+    ("FileGlob", "path, pattern"),
+    ("FileDiff", "file1, file2"),
+    ("FileMimeType", "path"),
+    ("FileEncoding", "path"),
+    ("FileEqual", "file1, file2"),
+    ("FileChecksum", "path, expected, algo?"),
+    ("FileAge", "path"),
+    ("FileNewerThan", "path, seconds"),
+    ("FileTemplate", "outputPath"),
+    ("FilePatch", "targetPath"),
+    ("FileWriteMany", "p1, c1, ..."),
+    ("FileCopyMany", "s1, d1, ..."),
+    ("FileDeleteMany", "p1, ..."),
+    // Directories
+    ("DirCreate", "path"),
+    ("DirDelete", "path"),
+    ("DirList", "path"),
+    ("DirExists", "path"),
+    ("DirTree", "path, depth?"),
+    ("DirFileCount", "path, pattern?"),
+    ("DirEmpty", "path"),
+    ("DirCompare", "dir1, dir2"),
+    ("DirHash", "path, algo?"),
+    // Process
+    ("ProcRun", "binary, ..."),
+    ("ProcessFind", "nameSubstring"),
+    // HTTP
+    ("HttpGet", "url"),
+    ("HttpPost", "url, body?"),
+    ("HttpPut", "url, body?"),
+    ("HttpDelete", "url"),
+    // Text
+    ("TextRegex", "input, pattern"),
+    ("TextReplace", "input, old, new"),
+    ("TextSplit", "input, delimiter"),
+    ("TextJoin", "delimiter, parts..."),
+    ("TextTrim", "input"),
+    ("TextLength", "input"),
+    ("TextSubstring", "input, start, len?"),
+    ("TextLines", "input"),
+    ("TextToUpper", "input"),
+    ("TextToLower", "input"),
+    ("TextBase64Encode", "input"),
+    ("TextBase64Decode", "input"),
+    ("TextUrlEncode", "input"),
+    ("TextUrlDecode", "input"),
+    ("TextHtmlEncode", "input"),
+    ("TextContains", "input, substr"),
+    ("TextStartsWith", "input, prefix"),
+    ("TextEndsWith", "input, suffix"),
+    ("TextMatch", "input, pattern"),
+    ("TextHash", "input, algo?"),
+    ("TextSort", "input, direction?"),
+    ("TextUniq", "input"),
+    ("TextCount", "input, pattern?"),
+    ("TextIndexOf", "input, substr"),
+    ("TextLastIndexOf", "input, substr"),
+    ("TextRemove", "input, substr"),
+    ("TextWordCount", "input"),
+    ("TextReverse", "input"),
+    ("TextPadLeft", "input, width, char?"),
+    ("TextPadRight", "input, width, char?"),
+    ("TextRepeat", "input, count"),
+    ("TextRegexGroups", "input, pattern"),
+    ("TextColumn", "input, colIndex, delimiter?"),
+    ("TextTable", "input, delimiter?"),
+    // JSON
+    ("JsonParse", "input"),
+    ("JsonQuery", "input, jsonpath"),
+    ("JsonMerge", "json1, json2"),
+    ("JsonKeys", "json"),
+    ("JsonCount", "json"),
+    ("JsonType", "json"),
+    ("JsonFromPairs", "k1, v1, ..."),
+    ("JsonSet", "json, key, value"),
+    ("JsonRemoveKey", "json, key"),
+    ("JsonGet", "json, indexOrKey"),
+    ("JsonCompact", "json"),
+    ("JsonStringify", "value"),
+    ("JsonArrayFrom", "items..."),
+    // Environment
+    ("EnvGet", "name"),
+    ("EnvList", ""),
+    // System
+    ("SysWhoAmI", ""),
+    ("SysPwd", ""),
+    ("SysHostname", ""),
+    ("SysUptime", ""),
+    ("SysDate", ""),
+    ("SysDateFormat", "format?"),
+    ("SysTimestamp", ""),
+    ("SysOsInfo", ""),
+    ("SysCpuCount", ""),
+    ("SysTempDir", ""),
+    ("SysDiskUsage", "path?"),
+    ("SysDirSize", "path"),
+    ("SysMemory", ""),
+    ("SysProcessList", ""),
+    ("SysDriveList", ""),
+    ("SysNetInfo", ""),
+    ("SysLogRead", "..."),
+    ("SysLogSources", ""),
+    ("SysServiceList", ""),
+    ("SysServiceStatus", "name"),
+    // Network
+    ("NetPing", "host"),
+    ("NetDns", "host"),
+    ("NetTlsCert", "host, port?"),
+    ("NetHttpStatus", "url"),
+    ("NetTcpConnect", "host, port"),
+    ("HttpLatency", "url, count?"),
+    ("OpenUrl", "url"),
+    // Paths
+    ("PathJoin", "parts..."),
+    ("PathDir", "path"),
+    ("PathFile", "path"),
+    ("PathExt", "path"),
+    ("PathStem", "path"),
+    ("PathChangeExt", "path, ext"),
+    // Identities, numbers, time, versions
+    ("GuidNew", ""),
+    ("GuidNewShort", ""),
+    ("RandomInt", "min, max"),
+    ("TimeFormat", "unixSec, format?"),
+    ("TimeParse", "dateStr, format?"),
+    ("TimeAdd", "unixSec, secondsToAdd"),
+    ("TimeDiff", "unixSec1, unixSec2"),
+    ("VersionCompare", "ver1, ver2"),
+    ("VersionParse", "string"),
+    ("HexEncode", "input"),
+    ("HexDecode", "input"),
+    ("BaseConvert", "value, from, to"),
+    ("FormatBytes", "byteCount"),
+    ("FormatDuration", "seconds"),
+    ("MathEval", "expression"),
+    // Archive, clipboard
+    ("ArchiveExtract", "archivePath, destPath"),
+    ("ClipboardSet", "text"),
+    // Control
+    ("Echo", "message"),
+    ("Sleep", "seconds"),
+    ("Assert", "actual, expected, msg?"),
+    ("Fail", "message"),
+    ("ForEach", ""),
+    ("If", ""),
+    ("Include", "fragmentId"),
+    // Introspection
+    ("Mk8Blacklist", ""),
+    ("Mk8Vocab", "listName"),
+    ("Mk8VocabList", ""),
+    ("Mk8FreeText", "cmd?"),
+    ("Mk8Env", ""),
+    ("Mk8Info", ""),
+    ("Mk8Templates", ""),
+    ("Mk8Verbs", ""),
+    ("Mk8Skills", ""),
+    ("Mk8Docs", ""),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tool::verbs::Network;
+
+    #[test]
+    fn each_verb_is_there_once_and_the_network_s_are_among_them() {
+        for (at, (name, _)) in ALL.iter().enumerate() {
+            assert!(!ALL[..at].iter().any(|(other, _)| other == name), "{name}");
+        }
+        for verb in Network::ALL {
+            assert!(Verb::named(verb.name()).is_some(), "{}", verb.name());
+            assert_eq!(Network::named(verb.name()), Some(verb));
+        }
+        let served: Vec<&str> =
+            ALL.iter().map(|(name, _)| *name).filter(|name| Network::named(name).is_some()).collect();
+        assert_eq!(served.len(), Network::ALL.len());
+        assert_eq!(Verb::named("httpget"), None);
+    }
+
+    #[test]
+    fn a_verb_takes_as_many_as_it_says() {
+        let rows: [(&str, &[usize], &[usize]); 7] = [
+            ("HttpGet", &[1], &[0, 2]),
+            ("HttpPost", &[1, 2], &[0, 3]),
+            ("NetTcpConnect", &[2], &[1, 3]),
+            ("EnvList", &[0], &[1]),
+            ("ProcRun", &[1, 2, 100], &[0]),
+            ("FileWriteMany", &[2, 4], &[1]),
+            ("TextJoin", &[1, 2, 9], &[0]),
+        ];
+        for (name, right, wrong) in rows {
+            let verb = Verb::named(name).unwrap();
+            assert!(right.iter().all(|count| verb.takes(*count)), "{name}");
+            assert!(!wrong.iter().any(|count| verb.takes(*count)), "{name}");
+        }
+    }
+}
