@@ -58,5 +58,6 @@ mod sni;
 mod soak;
 mod ssrf;
 mod tools;
+mod turn;
 mod vault;
 mod websocket;
