@@ -87,7 +87,7 @@ pub(crate) fn undumpable() {
 }
 
 /// Libraries that see requests.
-const LIBRARIES: [&str; 6] = ["h2", "hickory_net", "hyper", "hyper_util", "rustls", "tokio_rustls"];
+const LIBRARIES: [&str; 7] = ["h2", "hickory_net", "hyper", "hyper_util", "rmcp", "rustls", "tokio_rustls"];
 
 /// Log lines on stderr at the level of `EXEAT_LOG`: text on a terminal, JSON otherwise.
 pub(crate) fn log(default: &str) {

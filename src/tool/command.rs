@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::batch;
 use super::definition::{Definition, Format, PREAMBLE};
+use super::mcp;
 use super::pack::{Gate, Pack};
 use super::proxy::Proxy;
 use super::registry::Registry;
@@ -64,6 +65,13 @@ enum Command {
     /// Run a model's calls in order: an array of `tool_use` blocks (or OpenAI's `tool_calls`) on stdin, one of answers on
     /// stdout
     Batch(FromPack),
+    /// Serve the tools to a client of the Model Context Protocol
+    Mcp {
+        #[command(flatten)]
+        pack: FromPack,
+        #[command(flatten)]
+        mcp: mcp::Args,
+    },
     /// Run the calls that stand in a model's message on stdin, `[TOOL_CALL:ID] {…}`, and print a line for each
     Turn {
         #[command(flatten)]
@@ -159,6 +167,10 @@ async fn run(command: Command) -> Result<(), Stop> {
                 Err(error) => Err(error),
             };
             json(&Value::Array(run.map_err(|error| Stop(USAGE, error.to_string()))?));
+        }
+        Command::Mcp { pack, mcp } => {
+            let run = mcp.run(pack.registry()?, proxy()?).await;
+            run.map_err(|error| Stop(if error.is_usage() { USAGE } else { FAILED }, error.to_string()))?;
         }
         Command::Turn { turn: Turn { is_final: true }, .. } => {
             print(turn::without_calls(&stdin()?).map_err(|error| Stop(USAGE, error.to_string()))?);

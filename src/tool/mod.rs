@@ -13,6 +13,7 @@ pub mod command;
 mod composed;
 pub mod definition;
 mod dial;
+pub mod mcp;
 pub mod outcome;
 pub mod pack;
 pub mod proxy;

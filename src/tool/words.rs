@@ -86,6 +86,10 @@ pub(super) fn not_enabled(tool: &str) -> String {
     format!("Error: tool '{}' not enabled for this task", name(tool))
 }
 
+pub(super) fn too_many() -> &'static str {
+    "Error: too many calls at once; wait until some have ended"
+}
+
 pub(super) fn not_served(tool: &str) -> String {
     format!("Error: tool '{}' is not served here: exeat runs tools that use the network only", name(tool))
 }

@@ -1,0 +1,109 @@
+//! Who may ask over HTTP.
+
+use std::net::SocketAddr;
+
+use ::http::header::AUTHORIZATION;
+use ::http::uri::Authority;
+use ::http::{HeaderMap, Uri};
+use zeroize::Zeroizing;
+
+use super::McpError;
+use crate::model::secret::TokenHash;
+
+/// What a request has to show.
+pub(super) struct Guard {
+    token: TokenHash,
+    hosts: Vec<String>,
+    origins: Vec<String>,
+}
+
+impl Guard {
+    /// With the token that the variable holds.
+    pub(super) fn new(
+        address: SocketAddr,
+        variable: &str,
+        hosts: Vec<String>,
+        origins: &[String],
+    ) -> Result<Self, McpError> {
+        if !address.ip().to_canonical().is_loopback() {
+            return Err(McpError::NotLoopback(address));
+        }
+        if let Some(wrong) = hosts.iter().find(|host| !is_host(host)) {
+            return Err(McpError::NotHost(wrong.clone()));
+        }
+        let exact = |text: &String| exact(text).ok_or_else(|| McpError::NotOrigin(text.clone()));
+        let origins = origins.iter().map(exact).collect::<Result<_, _>>()?;
+        let token = Zeroizing::new(std::env::var(variable).unwrap_or_default());
+        // One that no header field can carry would lock everybody out.
+        if token.len() < TokenHash::MIN_TOKEN || !token.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(McpError::NoToken(variable.to_owned(), TokenHash::MIN_TOKEN));
+        }
+        Ok(Self { token: TokenHash::of(token.as_bytes()), hosts, origins })
+    }
+
+    /// What may stand in `Host`, for a listener at `address`.
+    pub(super) fn hosts(&self, address: SocketAddr) -> Vec<String> {
+        let own = [address.to_string(), format!("localhost:{}", address.port())];
+        own.into_iter().chain(self.hosts.iter().cloned()).collect()
+    }
+
+    /// What may stand in `Origin`.
+    pub(super) fn origins(&self) -> &[String] {
+        &self.origins
+    }
+
+    /// Whether the token is there, once, and the right one: its hash is compared in constant time.
+    pub(super) fn knows(&self, fields: &HeaderMap) -> bool {
+        let mut fields = fields.get_all(AUTHORIZATION).iter();
+        let (Some(field), None) = (fields.next(), fields.next()) else { return false };
+        let shown = field.to_str().ok().and_then(|value| value.split_once(' '));
+        let token = shown.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        token.is_some_and(|(_, token)| TokenHash::of(token.trim().as_bytes()) == self.token)
+    }
+}
+
+fn is_host(text: &str) -> bool {
+    text.parse::<Authority>().is_ok_and(|host| !host.host().is_empty() && !text.contains('@'))
+}
+
+/// An origin with its port: without one, the SDK would take any.
+fn exact(text: &str) -> Option<String> {
+    let (scheme, authority) = text.split_once("://")?;
+    let uri: Uri = text.parse().ok()?;
+    let is_bare = is_host(authority) && uri.path() == "/" && uri.query().is_none() && !authority.ends_with('/');
+    let usual = match scheme {
+        "http" => Some(80),
+        "https" => Some(443),
+        _ => None,
+    };
+    let port = uri.port_u16().or(usual).filter(|_| is_bare)?;
+    Some(format!("{scheme}://{}:{port}", uri.host()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_is_one_place() {
+        let rows = [
+            ("https://app.example", Some("https://app.example:443")),
+            ("http://localhost:6274", Some("http://localhost:6274")),
+            ("http://[::1]", Some("http://[::1]:80")),
+            ("app://desktop:1", Some("app://desktop:1")),
+            ("https://app.example/", None),
+            ("https://app.example/x", None),
+            ("https://user@app.example", None),
+            ("https://app.example:*", None),
+            ("app.example", None),
+            ("null", None),
+            ("*", None),
+            ("", None),
+        ];
+        for (text, want) in rows {
+            assert_eq!(exact(text).as_deref(), want, "{text}");
+        }
+        assert!(is_host("box.example") && is_host("box.example:80") && is_host("[::1]:1"));
+        assert!(!is_host("") && !is_host("a b") && !is_host("http://a") && !is_host("u@h"));
+    }
+}

@@ -1,0 +1,168 @@
+//! Over streamable HTTP, on the loopback: whoever has the token.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
+use ::http::{Request, Response, StatusCode};
+use bytes::Bytes;
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::guard::Guard;
+use super::server::Server;
+use super::sessions::Sessions;
+use super::{MAX_MESSAGE, McpError};
+use crate::terminal::say;
+
+/// The one path there is.
+const PATH: &str = "/mcp";
+/// Connections at a time.
+const MAX_CONNECTIONS: usize = 64;
+/// Bytes of a request's head.
+const MAX_HEAD: usize = 32_768;
+/// Header fields of a request.
+const MAX_FIELDS: usize = 64;
+/// For a head, also for the next one to come on a connection: clients keep theirs for about a minute.
+const TO_READ_HEAD: Duration = Duration::from_secs(90);
+/// For a body.
+const TO_READ_BODY: Duration = Duration::from_secs(30);
+/// For calls that are under way when it ends, and for their answers to leave.
+const TO_END: Duration = Duration::from_secs(5);
+
+type Reply = Response<BoxBody<Bytes, Infallible>>;
+
+/// What every connection has.
+struct Listening {
+    guard: Guard,
+    service: StreamableHttpService<Server, Sessions>,
+    /// No more connections, and no more requests on those that there are.
+    drain: CancellationToken,
+}
+
+/// Serves until a signal ends it.
+pub(super) async fn serve(server: Server, guard: Guard, address: SocketAddr) -> Result<(), McpError> {
+    let cannot = |error| McpError::Listen(address, error);
+    let listener = TcpListener::bind(address).await.map_err(cannot)?;
+    let address = listener.local_addr().map_err(cannot)?;
+    let (mut term, mut int) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+    let ended = async {
+        match (&mut term, &mut int) {
+            (Ok(term), Ok(int)) => tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} },
+            // Then it ends at once.
+            _ => std::future::pending().await,
+        }
+    };
+    let stop = CancellationToken::new();
+    let listening = Arc::new(Listening::new(server.clone(), guard, address, stop.clone()));
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    say(format_args!("exeat-tools: MCP at http://{address}{PATH}"));
+    tokio::select! {
+        () = accept(&listener, &listening, &connections) => {}
+        () = ended => {}
+    }
+    drop(listener);
+    listening.drain.cancel();
+    let _ = timeout(TO_END, server.idle()).await;
+    stop.cancel();
+    let all = u32::try_from(MAX_CONNECTIONS).unwrap_or(u32::MAX);
+    let _ = timeout(TO_END, connections.acquire_many(all)).await;
+    Ok(())
+}
+
+async fn accept(listener: &TcpListener, listening: &Arc<Listening>, connections: &Arc<Semaphore>) {
+    loop {
+        let Ok(permit) = connections.clone().acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let listening = listening.clone();
+                tokio::spawn(async move {
+                    listening.converse(stream).await;
+                    drop(permit);
+                });
+            }
+            // Too many open files, for one.
+            Err(_) => sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+impl Listening {
+    fn new(server: Server, guard: Guard, address: SocketAddr, stop: CancellationToken) -> Self {
+        let config = StreamableHttpServerConfig::default()
+            .with_allowed_hosts(guard.hosts(address))
+            .with_allowed_origins(guard.origins())
+            // Without this, no allowed origin would mean any.
+            .enforce_origin_validation()
+            .with_max_request_body_bytes(MAX_MESSAGE)
+            .with_cancellation_token(stop);
+        let service = StreamableHttpService::new(move || Ok(server.clone()), Arc::new(Sessions::new()), config);
+        Self { guard, service, drain: CancellationToken::new() }
+    }
+
+    async fn converse(self: Arc<Self>, stream: TcpStream) {
+        let _ = stream.set_nodelay(true);
+        let service = service_fn(|request| {
+            let own = self.clone();
+            async move { Ok::<_, Infallible>(own.answer(request).await) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(TO_READ_HEAD)
+            .max_buf_size(MAX_HEAD)
+            .max_headers(MAX_FIELDS)
+            .serve_connection(TokioIo::new(stream), service);
+        let mut connection = std::pin::pin!(connection);
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = self.drain.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a connection broke");
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Reply {
+        if request.uri().path() != PATH {
+            return words(StatusCode::NOT_FOUND, "it is at /mcp\n");
+        }
+        if !self.guard.knows(request.headers()) {
+            let mut reply = words(StatusCode::UNAUTHORIZED, "the bearer token is missing or wrong\n");
+            reply.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            return reply;
+        }
+        let (mut head, body) = request.into_parts();
+        // The SDK keeps the head, and has no use for this.
+        head.headers.remove(AUTHORIZATION);
+        match timeout(TO_READ_BODY, Limited::new(body, MAX_MESSAGE).collect()).await {
+            Ok(Ok(body)) => self.service.handle(Request::from_parts(head, Full::new(body.to_bytes()))).await,
+            Ok(Err(error)) if error.is::<LengthLimitError>() => {
+                words(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large\n")
+            }
+            Ok(Err(_)) => words(StatusCode::BAD_REQUEST, "the body broke off\n"),
+            Err(_) => words(StatusCode::REQUEST_TIMEOUT, "the body did not come in time\n"),
+        }
+    }
+}
+
+fn words(status: StatusCode, text: &'static str) -> Reply {
+    let mut reply = Response::new(Full::from(text).boxed());
+    *reply.status_mut() = status;
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    reply
+}

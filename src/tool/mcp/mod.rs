@@ -1,0 +1,82 @@
+//! The tools for clients of the Model Context Protocol: over stdin and stdout, or over HTTP on the loopback.
+//!
+//! The protocol is the SDK's to speak. Here is what it asks for: which tools there are, what a call comes to, how many
+//! run at once, and who may ask over HTTP.
+
+mod guard;
+mod http;
+mod seats;
+mod server;
+mod sessions;
+mod stdio;
+
+use std::io;
+use std::net::SocketAddr;
+
+use super::proxy::Proxy;
+use super::registry::Registry;
+use guard::Guard;
+use server::Server;
+
+/// Bytes of one message.
+const MAX_MESSAGE: usize = 4_000_000;
+
+/// What the command takes.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Serve streamable HTTP at http://ADDR/mcp instead of stdin and stdout; a loopback address, port 0 for any port
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+    /// The variable that holds the bearer token for HTTP, of 24 bytes or more
+    #[arg(long, value_name = "NAME", default_value = "EXEAT_MCP_TOKEN", requires = "listen")]
+    token_env: String,
+    /// One more HOST or HOST:PORT that clients may write into `Host`
+    #[arg(long, value_name = "HOST", requires = "listen")]
+    allow_host: Vec<String>,
+    /// An origin, such as https://app.example, that may stand in `Origin`; without any, a request that has one is refused
+    #[arg(long, value_name = "ORIGIN", requires = "listen")]
+    allow_origin: Vec<String>,
+}
+
+/// What ends the command before its client does.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum McpError {
+    /// Others could listen in: it is plain HTTP.
+    #[error("{0} is no loopback address; let a server that speaks TLS forward to one")]
+    NotLoopback(SocketAddr),
+    /// Anybody on this machine could use the tools.
+    #[error("{0} is not set to a token of {1} bytes or more, without spaces; try: export {0}=$(openssl rand -hex 32)")]
+    NoToken(String, usize),
+    #[error("--allow-host takes HOST or HOST:PORT, not {0:?}")]
+    NotHost(String),
+    #[error("--allow-origin takes SCHEME://HOST or SCHEME://HOST:PORT, not {0:?}")]
+    NotOrigin(String),
+    /// The port is taken, or not ours to take.
+    #[error("cannot listen at {0}: {1}")]
+    Listen(SocketAddr, io::Error),
+    /// There is no telling which protocol the client speaks.
+    #[error("the client did not begin as the Model Context Protocol does")]
+    Beginning,
+}
+
+impl McpError {
+    /// Whether what was typed, or set, is wrong.
+    pub(super) fn is_usage(&self) -> bool {
+        !matches!(self, Self::Listen(..) | Self::Beginning)
+    }
+}
+
+impl Args {
+    /// Serves until the client has gone, or somebody ends it.
+    pub(super) async fn run(self, registry: Registry, proxy: Proxy) -> Result<(), McpError> {
+        crate::terminal::log("warn");
+        let server = Server::new(registry, proxy);
+        match self.listen {
+            None => stdio::serve(server).await,
+            Some(address) => {
+                let guard = Guard::new(address, &self.token_env, self.allow_host, &self.allow_origin)?;
+                http::serve(server, guard, address).await
+            }
+        }
+    }
+}

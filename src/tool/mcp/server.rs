@@ -1,0 +1,174 @@
+//! What the SDK asks: which tools there are, and what a call comes to.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, CustomRequest, CustomResult, ErrorCode,
+    Implementation, ListToolsResult, MetaObject, PaginatedRequestParams, ProgressNotificationParam, ProtocolVersion,
+    ServerCapabilities, ServerConfig, Tool, ToolAnnotations,
+};
+use rmcp::service::RequestContext;
+use rmcp::{ErrorData, RoleServer, ServerHandler};
+use serde_json::{Map, Value};
+use tokio::time::{interval, timeout};
+
+use super::seats::Seats;
+use crate::model::tool::Tool as Builtin;
+use crate::tool::definition::{Definition, PREAMBLE};
+use crate::tool::outcome::Outcome;
+use crate::tool::proxy::Proxy;
+use crate::tool::registry::Registry;
+use crate::tool::task::Task;
+use crate::tool::words;
+
+/// For the proxy to say what the task may do.
+const TO_LIST: Duration = Duration::from_secs(30);
+/// Between two words on a call that is under way; as long may a client take to read one.
+const BETWEEN: Duration = Duration::from_secs(1);
+/// What a result has beside its text, for programs: no client shows it to a model.
+const META: &str = "exeat/result";
+
+/// The tools, as every session has them.
+#[derive(Clone)]
+pub(super) struct Server(Arc<Shared>);
+
+struct Shared {
+    registry: Registry,
+    proxy: Proxy,
+    seats: Seats,
+}
+
+impl Server {
+    pub(super) fn new(registry: Registry, proxy: Proxy) -> Self {
+        Self(Arc::new(Shared { registry, proxy, seats: Seats::new() }))
+    }
+
+    /// Waits until no call is under way.
+    pub(super) async fn idle(&self) {
+        self.0.seats.empty().await;
+    }
+
+    /// Runs a tool, unless the client wants it no more: then the call is dropped, and with it its connection.
+    async fn call(
+        &self,
+        name: &str,
+        given: &Value,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<CallToolResult, ErrorData> {
+        tokio::select! {
+            biased;
+            // Who cancels waits for no answer, and gets none.
+            () = context.ct.cancelled() => Err(ErrorData::internal_error("the call was cancelled", None)),
+            result = reported(self.run(name, given), context) => Ok(result),
+        }
+    }
+
+    async fn run(&self, name: &str, given: &Value) -> CallToolResult {
+        match self.0.seats.take().await {
+            Some(_seat) => result(self.0.registry.execute(&self.0.proxy, name, given).await),
+            None => CallToolResult::error(vec![ContentBlock::text(words::too_many())]),
+        }
+    }
+
+    async fn tools(&self) -> Result<Vec<Tool>, ErrorData> {
+        let cannot = |why: String| ErrorData::internal_error(why, None);
+        let Some(_seat) = self.0.seats.take().await else { return Err(cannot(words::too_many().to_owned())) };
+        let task = timeout(TO_LIST, Task::of(&self.0.proxy)).await;
+        let task = task.map_err(|_| cannot(format!("the proxy at {} did not answer in time", self.0.proxy)))?;
+        let task = task.map_err(|error| cannot(error.to_string()))?;
+        Ok(self.0.registry.definitions(&task).into_iter().map(tool).collect())
+    }
+}
+
+impl ServerHandler for Server {
+    fn get_info(&self) -> ServerConfig {
+        let about = Implementation::new("exeat-tools", env!("CARGO_PKG_VERSION"));
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+            .with_server_info(about)
+            .with_instructions(PREAMBLE)
+    }
+
+    async fn list_tools(
+        &self,
+        _page: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        tokio::select! {
+            () = context.ct.cancelled() => Err(ErrorData::internal_error("the request was cancelled", None)),
+            tools = self.tools() => Ok(ListToolsResult::with_all_items(tools?)),
+        }
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let given = request.arguments.map_or(Value::Null, Value::Object);
+        Ok(self.call(&request.name, &given, &context).await?.into())
+    }
+
+    /// What the SDK cannot read comes here: also a call whose arguments are no object, which the model is told of.
+    async fn on_custom_request(
+        &self,
+        request: CustomRequest,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CustomResult, ErrorData> {
+        let member = |name: &str| request.params.as_ref().and_then(|params| params.get(name));
+        if request.method != "tools/call" {
+            return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, "no such method", None));
+        }
+        let name = member("name").and_then(Value::as_str);
+        let name = name.ok_or_else(|| ErrorData::invalid_params("a call names a tool", None))?;
+        let mut result = self.call(name, member("arguments").unwrap_or(&Value::Null), &context).await?;
+        if context.protocol_version().is_none_or(|version| version < ProtocolVersion::V_2026_07_28) {
+            result.result_type = None;
+        }
+        let result = serde_json::to_value(result);
+        result.map(CustomResult::new).map_err(|error| ErrorData::internal_error(error.to_string(), None))
+    }
+}
+
+/// Does it, and says every second that it is being done, to a client that wants to know.
+async fn reported<T>(work: impl Future<Output = T>, context: &RequestContext<RoleServer>) -> T {
+    let Some(token) = context.meta.get_progress_token() else { return work.await };
+    let started = Instant::now();
+    let mut work = std::pin::pin!(work);
+    let mut ticks = interval(BETWEEN);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            _ = ticks.tick() => {}
+        }
+        let progress = ProgressNotificationParam::new(token.clone(), started.elapsed().as_secs_f64());
+        let sent = context.peer.notify_progress(progress.with_message("waiting for the answer"));
+        // Sent before the answer, or not at all. Who does not read is not told again.
+        if !matches!(timeout(BETWEEN, sent).await, Ok(Ok(()))) {
+            return work.await;
+        }
+    }
+}
+
+fn tool(definition: Definition) -> Tool {
+    let Definition { name, description, schema } = definition;
+    let schema = match schema {
+        Value::Object(schema) => schema,
+        _ => Map::new(),
+    };
+    let only_reads = name == Builtin::HttpGet.as_str();
+    Tool::new(name, description, schema).with_annotations(ToolAnnotations::new().read_only(only_reads).open_world(true))
+}
+
+/// The text for the model, and the rest for programs. What went wrong is the model's to know: no error of the protocol.
+fn result(outcome: Outcome) -> CallToolResult {
+    let is_error = outcome.is_error();
+    let mut rest = match serde_json::to_value(&outcome.result) {
+        Ok(Value::Object(rest)) => rest,
+        _ => Map::new(),
+    };
+    rest.remove("content");
+    let content = vec![ContentBlock::text(outcome.result.content)];
+    let result = if is_error { CallToolResult::error(content) } else { CallToolResult::success(content) };
+    result.with_meta(Some(MetaObject(Map::from_iter([(META.to_owned(), Value::Object(rest))]))))
+}

@@ -1,0 +1,55 @@
+//! Over stdin and stdout: one client, which started us.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rmcp::service::{ServerInitializeError, serve_server};
+use rmcp::transport::async_rw::AsyncRwTransport;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio_util::sync::CancellationToken;
+
+use super::server::Server;
+use super::{MAX_MESSAGE, McpError};
+
+/// For calls that are under way when the client says no more: it may still read.
+const TO_END: Duration = Duration::from_secs(1);
+
+/// What is read, and when there was no more of it.
+struct Input<R> {
+    inner: R,
+    ended: CancellationToken,
+}
+
+/// Serves until stdin ends. Calls that are still under way then are dropped.
+pub(super) async fn serve(server: Server) -> Result<(), McpError> {
+    let ended = CancellationToken::new();
+    let input = Input { inner: tokio::io::stdin(), ended: ended.clone() };
+    let transport = AsyncRwTransport::new_server(input, tokio::io::stdout()).with_max_line_length(MAX_MESSAGE);
+    let running = match serve_server(server, transport).await {
+        Ok(running) => running,
+        Err(ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
+        Err(_) => return Err(McpError::Beginning),
+    };
+    tokio::select! {
+        _ = running.waiting() => {}
+        () = async { ended.cancelled().await; tokio::time::sleep(TO_END).await } => {}
+    }
+    Ok(())
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Input<R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.inner).poll_read(cx, buffer);
+        let is_more = matches!(read, Poll::Ready(Ok(()))) && buffer.filled().len() > before;
+        if read.is_ready() && !is_more {
+            self.ended.cancel();
+        }
+        read
+    }
+}
