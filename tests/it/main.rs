@@ -38,6 +38,7 @@ mod limits;
 mod listeners;
 mod loops;
 mod malformed;
+mod mcp;
 mod memory;
 mod misuse;
 mod nowhere;
