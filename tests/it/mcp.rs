@@ -362,6 +362,9 @@ async fn a_proxy_that_cannot_be_asked_is_said_in_words() {
     }
 }
 
+/// Names and values, of fields or variables.
+type Pairs<'a> = &'a [(&'a str, &'a str)];
+
 /// The server over HTTP.
 struct Served {
     child: Child,
@@ -414,8 +417,7 @@ impl Served {
         fields.push(("accept", "application/json, text/event-stream"));
         fields.extend(session.map(|session| ("mcp-session-id", session)));
         let reply = self.ask(Method::POST, "/mcp", &fields, &message.to_string()).await;
-        let last =
-            reply.text().lines().filter_map(|line| line.strip_prefix("data:")).filter(|data| data.len() > 2).last();
+        let last = reply.text().lines().filter_map(|line| line.strip_prefix("data:")).rfind(|data| data.len() > 2);
         let message = last.map(|data| serde_json::from_str(data).unwrap()).unwrap_or_default();
         (reply, message)
     }
@@ -448,7 +450,7 @@ async fn over_http_it_serves_who_has_the_token_and_comes_from_no_page() {
     let port = here.rsplit(':').next().unwrap();
     let (local, other) = (format!("localhost:{port}"), format!("127.0.0.1:{}", port.parse::<u16>().unwrap() ^ 1));
     let ours = ("authorization", &*bearer);
-    let rows: [(&[(&str, &str)], &str, u16); 24] = [
+    let rows: [(Pairs<'_>, &str, u16); 24] = [
         (&[ours], "/mcp", 200),
         (&[ours, ("host", &local)], "/mcp", 200),
         (&[ours, ("host", "box.test:8080")], "/mcp", 200),
@@ -584,8 +586,8 @@ async fn a_call_may_end_before_the_server_does() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_does_not_listen_without_a_token_or_to_the_network() {
-    let good: &[(&str, &str)] = &[("EXEAT_MCP_TOKEN", BEARER)];
-    let rows: [(&[&str], &[(&str, &str)], &str); 9] = [
+    let good: Pairs<'_> = &[("EXEAT_MCP_TOKEN", BEARER)];
+    let rows: [(&[&str], Pairs<'_>, &str); 9] = [
         (&["--listen", "127.0.0.1:0"], &[], "EXEAT_MCP_TOKEN is not set to a token of 24 bytes or more"),
         (&["--listen", "127.0.0.1:0"], &[("EXEAT_MCP_TOKEN", "short")], "EXEAT_MCP_TOKEN is not set to a token"),
         (
