@@ -62,8 +62,11 @@ impl Guard {
     }
 }
 
+/// A host, alone or with a port that is a number: `*` is none.
 fn is_host(text: &str) -> bool {
-    text.parse::<Authority>().is_ok_and(|host| !host.host().is_empty() && !text.contains('@'))
+    let Ok(authority) = text.parse::<Authority>() else { return false };
+    let host = authority.host();
+    !host.is_empty() && !text.contains('@') && (host == text || authority.port_u16().is_some())
 }
 
 /// An origin with its port: without one, the SDK would take any.
@@ -104,6 +107,6 @@ mod tests {
             assert_eq!(exact(text).as_deref(), want, "{text}");
         }
         assert!(is_host("box.example") && is_host("box.example:80") && is_host("[::1]:1"));
-        assert!(!is_host("") && !is_host("a b") && !is_host("http://a") && !is_host("u@h"));
+        assert!(!is_host("") && !is_host("a b") && !is_host("http://a") && !is_host("u@h") && !is_host("a:*"));
     }
 }

@@ -55,9 +55,10 @@ mod tests {
         }
         assert!(seats.take().await.is_none());
         drop(running.pop());
-        assert!(futures_util::poll!(&mut waiting[0]).is_ready(), "the first to come");
+        let first = futures_util::poll!(&mut waiting[0]);
+        assert!(first.is_ready(), "the first to come");
         assert!(futures_util::poll!(&mut waiting[1]).is_pending());
-        drop((running, waiting));
+        drop((first, running, waiting));
         seats.empty().await;
     }
 }
