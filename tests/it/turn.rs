@@ -109,7 +109,7 @@ async fn every_action_has_an_answer() {
     let mut rows = vec![
         (tool("http_get", &json!({"url": url})), "Completed result=<tool_response>hello\\n</tool_response>".to_owned()),
         (tool("shell", &json!({})), "Denied error=unknown tool 'shell'".to_owned()),
-        (tool("webhook", &json!({"url": url, "body": {}})), "Denied error=webhook integration not enabled for this task".to_owned()),
+        (tool("webhook", &json!({"url": url, "body": {}})), "Denied error=tool 'webhook' not enabled for this task".to_owned()),
         (tool("http_get", &json!({})), "Denied error='url' field required for http_get".to_owned()),
         (tool("http_get", &json!({"url": "https://evil.test/"})), "Denied error=URL blocked -- Domain evil.test not in any approved integration for this task. Approved: [api.test, inside.test]".to_owned()),
         (script(&[("HttpGet", &[&url])], &Value::Null), "Completed result=HTTP 200 <tool_response>hello\\n</tool_response>".to_owned()),
@@ -353,7 +353,9 @@ async fn network_verbs_are_requests_like_any() {
     for member in ["subject", "issuer", "not_before", "not_after", "sha256"] {
         assert!(shown[member].is_string(), "{shown}");
     }
-    assert!(verb(&lab, "NetTcpConnect", &["api.test", &port]).await.starts_with("Completed result={\"open\":true,"));
+    let said = verb(&lab, "NetTcpConnect", &["api.test", &port]).await;
+    let shown: Value = serde_json::from_str(said.strip_prefix("Completed result=").unwrap()).unwrap();
+    assert_eq!((&shown["open"], &shown["address"]), (&json!(true), &json!("127.0.0.1")), "{shown}");
 
     let tools: Vec<Value> =
         lab.audit().await.iter().filter(|line| line["event"] == "closed").map(|line| line["tool"].clone()).collect();

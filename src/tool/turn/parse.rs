@@ -55,9 +55,10 @@ pub(super) fn blocks(text: &str) -> Vec<Block<'_>> {
             None => line(rest).len(),
             Some((id, payload, length)) => {
                 let payload = match payload {
+                    Err(Malformed::Id) => Err(Malformed::Id),
+                    _ if !ids.insert(id) => Err(Malformed::SameId),
                     Ok(_) if blocks.len() >= MAX_CALLS => Err(Malformed::TooMany),
-                    payload if id == NO_ID || ids.insert(id) => payload,
-                    Ok(_) | Err(_) => Err(Malformed::SameId),
+                    payload => payload,
                 };
                 blocks.push(Block { id, payload, lines: at..at.saturating_add(length) });
                 length
@@ -191,6 +192,7 @@ mod tests {
             ("[TOOL_CALL:[x] {}", vec![("?", Err(Malformed::Id))]),
             ("[TOOL_CALL:ü] {}", vec![("?", Err(Malformed::Id))]),
             ("[TOOL_CALL:1 {}", vec![("?", Err(Malformed::Id))]),
+            ("[TOOL_CALL:?] {}\n[TOOL_CALL:?] {}", vec![("?", Ok(json!({}))), ("?", Err(Malformed::SameId))]),
             ("[TOOL_CALL:1] {}\n[TOOL_CALL:1] {}", vec![("1", Ok(json!({}))), ("1", Err(Malformed::SameId))]),
             (
                 "[TOOL_CALL:1] {\n[TOOL_CALL:1] {}",
