@@ -284,3 +284,31 @@ async fn a_check_names_every_problem_or_the_gates() {
         "{output:?}"
     );
 }
+
+/// Whoever calls it, and however.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_packs_tools_are_called_by_all_ways() {
+    let place = place(TASK, str::to_owned).await;
+    let batch = json!([{"type": "tool_use", "id": "1", "name": "check_inventory", "input": {"sku": "A"}}]);
+    let output = place.run(&["batch"], &batch.to_string());
+    let answers: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answers[0]["content"], "<tool_response>hello\n</tool_response>");
+    let output = place.run(&["turn"], "[TOOL_CALL:1] {\"tool\":\"check_inventory\",\"input\":{\"sku\":\"B\"}}\n");
+    let line = "[TOOL_RESULT:1] status=Completed result=<tool_response>hello\\n</tool_response>\n";
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), line);
+    let message = |id: u32, method: &str, params: Value| {
+        format!("{}\n", json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}))
+    };
+    let version =
+        json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}});
+    let messages = [
+        message(1, "initialize", version),
+        format!("{}\n", json!({"jsonrpc": "2.0", "method": "notifications/initialized"})),
+        message(2, "tools/call", json!({"name": "check_inventory", "arguments": {"sku": "C"}})),
+    ];
+    let output = place.run(&["mcp"], &messages.concat());
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("<tool_response>hello\\n</tool_response>"), "{said}");
+    let paths: Vec<_> = place.origin.seen().iter().map(|seen| seen.uri.path().to_owned()).collect();
+    assert_eq!(paths, ["/inventory/A", "/inventory/B", "/inventory/C"]);
+}

@@ -469,3 +469,16 @@ async fn scripts_stop_at_an_error_or_go_on() {
     let late = json!({"resourceId": GUID, "sandboxId": "t", "script": {"operations": step}});
     assert_eq!(one(&lab, &late).await, "Failed error=took longer than its stepTimeout; what it sent may have arrived");
 }
+
+/// A value is not repeated to the model that wrote it where a name belongs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_is_a_value_is_not_repeated() {
+    let (lab, ..) = lab().await;
+    let mut elsewhere = script(&[("NetPing", &["x"])], &Value::Null);
+    elsewhere["sandboxId"] = json!(KEY);
+    for payload in [elsewhere, tool(KEY, &json!({}))] {
+        let line = one(&lab, &payload).await;
+        let want = "Denied error=Blocked -- Credential KEY detected in outbound request. This has been logged.";
+        assert_eq!(line, want);
+    }
+}

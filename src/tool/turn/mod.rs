@@ -27,6 +27,7 @@ pub const MAX_MESSAGE: usize = 1 << 20;
 
 /// What is typed.
 #[derive(Args, Clone, Copy, Debug)]
+#[group(id = "message")]
 pub struct Turn {
     /// Print the message without its calls, and run nothing
     #[arg(long = "final")]

@@ -147,7 +147,7 @@ impl From<Outcome> for Done {
 pub(super) async fn denied(proxy: &Proxy, tool: &str, text: &str) -> Done {
     let reason = Some(Deny::ToolNotEnabled.into());
     let unsent = Unsent { tool: tool.to_owned(), text: text.to_owned(), reason, ..Unsent::default() };
-    // What the proxy has against the report makes no difference to the answer.
-    unsent.told(proxy).await;
-    Done::denied(text)
+    // Denied it is, whatever the proxy has against the report; what it says wins over words in which it found a value.
+    let told = Done::from(unsent.told(proxy).await);
+    if told.state == State::Denied { told } else { Done::denied(text) }
 }
