@@ -263,7 +263,7 @@ fn usual(method: &Method) -> &str {
         Method::OPTIONS,
         Method::TRACE,
     ];
-    USUAL.contains(method).then_some(method.as_str()).unwrap_or_default()
+    if USUAL.contains(method) { method.as_str() } else { "" }
 }
 
 /// As much of a text as a report holds.

@@ -77,7 +77,7 @@ mod tests {
             ("https://ａｐｉ．test/", Some("https://api.test/")),
             ("https://①27.0.0.1/", Some("https://127.0.0.1/")),
             ("https://api.test\u{ff03}@evil.test/", None),
-            ("https://api.test\u{2044}evil.test/", None),
+            ("https://api.test\u{2044}evil.test/", Some("https://api.xn--testevil-h03d.test/")),
             ("https://api.test\u{ff20}evil.test/", None),
             ("https://api.test\u{200d}/", None),
             ("https://api.test:99999/", Some("https://api.test:99999/")),
