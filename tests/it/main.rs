@@ -61,4 +61,5 @@ mod ssrf;
 mod tools;
 mod turn;
 mod vault;
+mod ways;
 mod websocket;
