@@ -58,6 +58,7 @@ mod sizes;
 mod sni;
 mod soak;
 mod ssrf;
+mod texts;
 mod tools;
 mod turn;
 mod vault;
