@@ -61,6 +61,7 @@ mod ssrf;
 mod texts;
 mod tools;
 mod turn;
+mod unruly;
 mod vault;
 mod ways;
 mod websocket;

@@ -117,7 +117,7 @@ async fn a_secret_is_put_in_by_the_proxy_and_by_nobody_before() {
     assert_eq!((&result["tool"], &result["credential_used"]), (&json!("check_inventory"), &json!("KEY")));
     let seen = place.origin.last();
     assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}"));
-    assert_eq!((seen.uri.path(), &*seen.headers["x-note"].to_str().unwrap()), ("/inventory/A-1", "sku is A-1"));
+    assert_eq!((seen.uri.path(), seen.headers["x-note"].to_str().unwrap()), ("/inventory/A-1", "sku is A-1"));
     let line = place.lab.ended(0).await;
     assert_eq!(
         (line["tool"].as_str(), line["credential_used"].as_str()),
