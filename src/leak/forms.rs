@@ -84,12 +84,16 @@ pub(super) fn of(value: &[u8]) -> Vec<Form> {
     forms
 }
 
-/// What is left of a value in a host's name or a field's: no case, and no dots.
-pub(super) fn in_name(value: &[u8]) -> Form {
-    let bytes = Zeroizing::new(
-        value.iter().filter(|b| **b != b'.').map(|byte| fold(byte.to_ascii_lowercase())).collect::<Vec<_>>(),
-    );
-    Form { half: bytes.len(), bytes }
+/// What is left of a value in a host's name or a field's: no case, and no dots. Base64 that has lost its case is worth
+/// little, but the name of a field over HTTP/1.1 only loses it on its way to us, and not to the origin.
+pub(super) fn in_name(value: &[u8]) -> impl Iterator<Item = Form> {
+    let plain: Zeroizing<Vec<u8>> = Zeroizing::new(value.iter().copied().filter(|b| *b != b'.').collect());
+    let coded = (0..3).map(|offset| aligned(value, offset)).collect::<Vec<_>>();
+    std::iter::once(plain).chain(coded).filter(|bytes| bytes.len() >= MIN_VALUE).map(|bytes| {
+        let bytes: Zeroizing<Vec<u8>> =
+            Zeroizing::new(bytes.iter().map(|byte| fold(byte.to_ascii_lowercase())).collect());
+        Form { half: bytes.len(), bytes }
+    })
 }
 
 fn hex(value: &[u8]) -> Zeroizing<Vec<u8>> {

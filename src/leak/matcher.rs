@@ -135,7 +135,7 @@ impl Matcher {
         let (mut all, mut names) = (Vec::new(), Vec::new());
         for (owner, value) in (0..).zip(&distinct) {
             all.extend(forms::of(value).into_iter().map(|form| (form, owner)));
-            names.push((forms::in_name(value), owner));
+            names.extend(forms::in_name(value).map(|form| (form, owner)));
         }
         let shortest = all.iter().map(|(form, _): &(Form, u32)| form.bytes.len()).min().unwrap_or(MIN_VALUE);
         let anchors = Anchors::new(all.iter().map(|(form, _)| form.bytes.as_slice()));
@@ -437,10 +437,18 @@ mod tests {
             "ghp_0123456789abcdefghij.evil.example",
             "x.ghp_01234567.89abcdefghij.evil.example",
             "4768705f3031323334353637.38396162636465664748494a.evil.example",
+            "r2hwxzaxmjm0nty3odlhymnkzwzhselk.evil.example",
+            "x.ehlhahbfmdeymzq1nj.c4owfiy2rlzkdisuo.evil.example",
         ] {
             assert!(matcher.find_in_name(host).is_some(), "{host}");
         }
-        for name in ["x-ghp%5f0123456789abcdefghij", "x-%67hp%255f012345678%39abcdefghij"] {
+        for name in [
+            "r2hwxzaxmjm0nty3odlhymnkzwzhselk",
+            "eedocf8wmtizndu2nzg5ywjjzgvmr0hjsg",
+            "x-%52%32hwxzaxmjm0nty3odlhymnkzwzhselk",
+            "x-ghp%5f0123456789abcdefghij",
+            "x-%67hp%255f012345678%39abcdefghij",
+        ] {
             assert!(matcher.find_in_name(name).is_some(), "{name}");
         }
         assert!(matcher.find_in_name("ghq-0123456789abcdefghij.example").is_none());

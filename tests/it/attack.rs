@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use exeat::leak::{Hold, Matcher, Redactor, Whose};
 use exeat::stages::websocket::{Downward, Stop, Upward};
 use flate2::Compression;
@@ -212,4 +212,33 @@ fn dechunked(mut bytes: &[u8]) -> Vec<u8> {
         bytes = bytes.get(end + 4 + size..).unwrap_or_default();
     }
     data
+}
+
+/// The name of a field has no case to us, and keeps it on its way to an origin over HTTP/1.1.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_does_not_leave_in_base64_as_the_name_of_a_field() {
+    // With a value of which no base64 has a slash: that is in no name.
+    let value = "sk-live-0123456789abcdef";
+    let ground = Ground::new().await;
+    std::fs::write(ground.dir.path().join("value"), value).unwrap();
+    let origin = Origin::http().await;
+    ground.dns.set("plain.test", &["127.0.0.1"]);
+    let text = format!(
+        "[integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n\
+         [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"file:value\"\ndomains = [\"plain.test\"]\n\
+         [tasks.t]\nintegrations = [\"plain\"]\ncredentials = [\"KEY\"]\n",
+        origin.port()
+    );
+    let lab = ground.proxy(&text).await;
+    let to = format!("plain.test:{}", origin.port());
+    for before in ["", "x", "xy"] {
+        let name = STANDARD_NO_PAD.encode(format!("{before}{value}"));
+        assert!(!name.contains('/'), "{name}");
+        let request =
+            format!("GET http://{to}/ HTTP/1.1\r\nHost: {to}\r\n{{auth}}{name}: x\r\nConnection: close\r\n\r\n");
+        let reply = lab.raw(&request).await;
+        assert!(reply.contains("exeat-refusal: leak_detected"), "{name}: {reply}");
+        assert_eq!(lab.ended(0).await["code"], "leak_detected");
+    }
+    assert!(origin.seen().is_empty());
 }
