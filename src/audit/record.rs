@@ -394,7 +394,8 @@ impl Record {
         let (Call { path, .. }, asked) = (self.call.as_ref()?, self.asked.as_deref()?);
         let host = if own.find_in_name(asked).is_none() { asked } else { REDACTED };
         let url = self.at(host, &cut(&own.clean(path), MOST_PATH));
-        Some(url).filter(|url| own.find(url.as_bytes()).is_none())
+        // One that is written as a URL stands in host and path together, and in the host it has lost its case.
+        Some(url).filter(|url| own.find(url.as_bytes()).is_none() && own.find_in_name(url).is_none())
     }
 
     /// The method of a tool call, as its caller may read it.
@@ -411,6 +412,7 @@ impl Record {
         let whole = self.at(host, path);
         let found = own
             .find_in_name(host)
+            .or_else(|| own.find_in_name(&whole))
             .or_else(|| [&whole, path, method].into_iter().find_map(|text| own.find(text.as_bytes())));
         found.filter(|found| found.is_own)
     }
