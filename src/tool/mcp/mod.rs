@@ -33,7 +33,8 @@ pub(super) struct Args {
     /// One more HOST or HOST:PORT that clients may write into `Host`
     #[arg(long, value_name = "HOST", requires = "listen")]
     allow_host: Vec<String>,
-    /// An origin, such as https://app.example, that may stand in `Origin`; without any, a request that has one is refused
+    /// An origin, SCHEME://HOST or SCHEME://HOST:PORT, that may stand in `Origin`; without any, a request that has one is
+    /// refused
     #[arg(long, value_name = "ORIGIN", requires = "listen")]
     allow_origin: Vec<String>,
 }
