@@ -26,11 +26,13 @@ const MAX_PACK: u64 = 1 << 20;
 
 /// Tools for a model's loop, as a thin client of exeat: what they may do is the proxy's to judge.
 #[derive(Parser)]
-#[command(name = "exeat-tools", version, about, max_term_width = 110)]
+#[command(name = "exeat-tools", version, max_term_width = 110)]
 #[command(
     after_help = "EXEAT_PROXY (else HTTPS_PROXY) names the proxy: http://ID:TOKEN@HOST:PORT, as `exeat env` and \
-`exeat execution start` give it, or unix:PATH. EXEAT_PROXY_CA names the roots, in PEM, of a proxy that speaks TLS.\n\n\
-Exit status: 0 done, also with an error text for the model; 1 the proxy cannot be asked; 2 usage."
+`exeat execution start` give it, https://… where the listener speaks TLS, or unix:PATH. EXEAT_PROXY_CA names the roots, \
+in PEM, of a proxy that speaks TLS.\n\n\
+Exit status: 0 done, also with an error text for the model; 1 the proxy cannot be asked, or does not know the caller; \
+2 usage, or a pack with a problem."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -46,7 +48,7 @@ enum Command {
         /// Who reads them
         #[arg(long, value_enum, default_value_t)]
         format: Format,
-        /// All tools there are, without asking the proxy
+        /// All tools there are, whether the task has them or not, without asking the proxy
         #[arg(long)]
         all: bool,
     },
@@ -79,19 +81,19 @@ enum Command {
         #[command(flatten)]
         turn: Turn,
     },
-    /// What stands in a pack
+    /// Check a pack
     #[command(subcommand)]
     Pack(PackCommand),
 }
 
 #[derive(Subcommand)]
 enum PackCommand {
-    /// Name every problem of a pack as `path: message`, or what it allows: each tool and primitive, by what, and whether
-    /// it is served here
+    /// Name every problem of a pack as `path: message` (exit status 2), or what it allows: each tool and primitive, by
+    /// what, and whether it is served here. Asks no proxy
     Check {
         /// The pack, in YAML
         file: PathBuf,
-        /// For programs
+        /// Print it as JSON
         #[arg(long)]
         json: bool,
     },
@@ -100,7 +102,7 @@ enum PackCommand {
 /// Tools of a pack beside those that need none.
 #[derive(Args)]
 pub(super) struct FromPack {
-    /// A pack, whose tools are added, and whose policy holds for `http_request`
+    /// A pack in YAML, whose tools are added, and whose policy holds for `http_request`
     #[arg(long = "pack", value_name = "FILE")]
     file: Option<PathBuf>,
 }
@@ -191,7 +193,8 @@ impl FromPack {
         let Some(file) = &self.file else { return Ok(Registry::builtin()) };
         let pack = Pack::read(&read(file)?).map_err(|problems| {
             let all = problems.iter().map(|problem| format!("\n{}", clean(&problem.to_string()))).collect::<String>();
-            Stop(USAGE, format!("{}: what is wrong:{all}", clean(&file.display().to_string())))
+            let file = clean(&file.display().to_string());
+            Stop(USAGE, format!("{file}: no tool is offered while the pack has problems:{all}"))
         })?;
         Registry::with_pack(pack).map_err(|error| Stop(USAGE, error.to_string()))
     }

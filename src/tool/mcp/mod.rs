@@ -24,7 +24,8 @@ const MAX_MESSAGE: usize = 4_000_000;
 /// What the command takes.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Serve streamable HTTP at http://ADDR/mcp instead of stdin and stdout; a loopback address, port 0 for any port
+    /// Serve streamable HTTP at http://ADDR/mcp instead of stdin and stdout; a loopback address and a port, such as
+    /// 127.0.0.1:8765; port 0 for any
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
     /// The variable that holds the bearer token for HTTP, of 24 bytes or more
