@@ -76,10 +76,14 @@ pub enum Unreached {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
     /// Nothing is named.
-    #[error("EXEAT_PROXY is not set; `exeat env --task TASK` and `exeat execution start TASK` say what to set it to")]
+    #[error(
+        "EXEAT_PROXY is not set, nor HTTPS_PROXY; `exeat execution start TASK` and `exeat env --task TASK` print what to set"
+    )]
     Missing,
     /// Something is named that is no proxy.
-    #[error("EXEAT_PROXY is not http://ID:TOKEN@HOST:PORT, https://ID:TOKEN@HOST:PORT or unix:PATH")]
+    #[error(
+        "EXEAT_PROXY, or HTTPS_PROXY in its place, is not http://ID:TOKEN@HOST:PORT, https://ID:TOKEN@HOST:PORT or unix:PATH"
+    )]
     Malformed,
     /// The roots to prove the proxy's certificate by cannot be read.
     #[error("EXEAT_PROXY_CA cannot be read, or holds no certificate in PEM")]

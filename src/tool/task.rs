@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::proxy::{Proxy, Refused, Said, Unreached};
 use super::words;
+use crate::model::refusal::{Deny, Refusal};
 use crate::model::tool::Tool;
 
 /// A task, as far as its tools are concerned.
@@ -32,7 +33,13 @@ impl Task {
     /// # Errors
     /// [`TaskError`] if it cannot be asked, or does not know the caller.
     pub async fn of(proxy: &Proxy) -> Result<Self, TaskError> {
-        Self::asked(proxy).await?.map_err(|refused| TaskError::Refused(words::refused(&refused, "")))
+        Self::asked(proxy).await?.map_err(|refused| {
+            let mut text = words::refused(&refused, "");
+            if refused.refusal == Some(Refusal::Deny(Deny::CallerUnknown)) {
+                text.push_str("; is ID:TOKEN in the proxy's URL right, and has its execution not ended?");
+            }
+            TaskError::Refused(text)
+        })
     }
 
     /// As [`Self::of`], with the refusal as it is.

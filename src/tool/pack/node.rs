@@ -89,7 +89,10 @@ fn problem(error: &serde_saphyr::Error) -> Problem {
         Some(at) => format!("line {}, column {}", at.line(), at.column()),
         None => "pack".to_owned(),
     };
-    Problem { path, message: format!("no YAML that can be read: {}", clip(&error.to_string(), MAX_MESSAGE)) }
+    let text = error.to_string();
+    // The place is said once.
+    let why = text.strip_suffix(&format!(" at {path}")).unwrap_or(&text);
+    Problem { path, message: format!("no YAML that can be read: {}", clip(why, MAX_MESSAGE)) }
 }
 
 struct Seed<'b> {
