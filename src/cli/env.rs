@@ -57,7 +57,10 @@ pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell) -> Exit {
     };
     let settings = &loaded.settings;
     let Some(token) = config.and_then(|path| static_token(path, task)) else {
-        say(format_args!("exeat: the configuration has no task {task:?} with a token"));
+        say(format_args!(
+            "exeat: the configuration has no task {task:?} with a token; `exeat execution start {task}` begins an execution \
+             with one of its own"
+        ));
         return Exit::Failed;
     };
     let mut tcp = settings.proxy.listen.iter().filter_map(ListenAt::tcp);

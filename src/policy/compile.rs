@@ -478,7 +478,8 @@ fn task(
     let proxy = &known.settings.proxy;
     let certified = proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
     if token.is_none() && !certified && !proxy.unix_tasks.values().any(|task| task.as_str() == name) {
-        findings.warning(at("token"), "no token: nobody can use this task");
+        findings
+            .warning(at("token"), "no token: only executions that `exeat execution start` begins can use this task");
     }
     if !is_plain(&raw.workspace) {
         findings.problem(at("workspace"), "not a name", "letters, digits, - and _, 64 at most");
