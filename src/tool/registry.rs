@@ -123,6 +123,14 @@ impl Registry {
         self.tools.iter().map(Definition::of).collect()
     }
 
+    /// Why a tool is not to be had, whatever the task has: the text for a model.
+    pub(super) fn why_withheld(&self, name: &str) -> Option<String> {
+        match self.withheld.iter().find(|(known, _)| known == name)? {
+            (_, Withheld::NotEnabled) => Some(words::not_enabled(name)),
+            (_, Withheld::NotServed) => Some(words::not_served(name)),
+        }
+    }
+
     /// Answers a call whose arguments could not be read.
     pub(super) async fn refuse(&self, proxy: &Proxy, name: &str, text: &str) -> Outcome {
         let reason = Some(Deny::RequestMalformed.into());
@@ -132,11 +140,7 @@ impl Registry {
     /// Runs one.
     pub async fn execute(&self, proxy: &Proxy, name: &str, given: &Value) -> Outcome {
         let Some(tool) = self.tools.iter().find(|tool| tool.name == name) else {
-            let text = match self.withheld.iter().find(|(known, _)| known == name) {
-                Some((_, Withheld::NotEnabled)) => words::not_enabled(name),
-                Some((_, Withheld::NotServed)) => words::not_served(name),
-                None => words::unknown_tool(name),
-            };
+            let text = self.why_withheld(name).unwrap_or_else(|| words::unknown_tool(name));
             return unsent(name, text).told(proxy).await;
         };
         if tool.requires.is_some() {

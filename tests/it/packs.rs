@@ -230,6 +230,11 @@ async fn the_network_is_off_by_default() {
     assert_eq!(offline.names(), ["weather"]);
     let result = offline.call("check_inventory", &json!({"sku": "1"}));
     assert_eq!(result["content"], "Error: tool 'check_inventory' not enabled for this task");
+    let script = json!({"operations": [{"verb": "HttpGet", "args": ["https://api.test/"]}]});
+    let payload = json!({"resourceId": "6f9619ff-8b86-d011-b42d-00cf4fc964ff", "sandboxId": "t", "script": script});
+    let output = offline.run(&["turn"], &format!("[TOOL_CALL:1] {payload}\n"));
+    let line = "[TOOL_RESULT:1] status=Denied error=tool 'http_request' not enabled for this task\n";
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), line);
     let result = offline.call("http_request", &json!({"url": "https://api.test/"}));
     assert_eq!(result["content"], "Error: tool 'http_request' not enabled for this task");
     let elsewhere = place("integrations = [\"api\"]\ntools = [\"http_get\"]", str::to_owned).await;

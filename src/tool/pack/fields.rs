@@ -141,7 +141,17 @@ fn near(written: &str, known: &str) -> bool {
         }
         row = next;
     }
-    row.last().is_some_and(|distance| *distance <= allowed)
+    row.last().is_some_and(|distance| *distance <= allowed) || is_swapped(written, known)
+}
+
+/// Two letters in each other's place: one slip, too.
+fn is_swapped(written: &str, known: &str) -> bool {
+    let pairs = written.bytes().zip(known.bytes()).enumerate();
+    let wrong: Vec<_> = pairs.filter(|(_, (written, known))| written != known).collect();
+    match wrong.as_slice() {
+        [(at, (a, b)), (next, (c, d))] => written.len() == known.len() && *next == at + 1 && a == d && b == c,
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -154,6 +164,9 @@ mod tests {
             ("network_acess", "network_access", true),
             ("netwrok_access", "network_access", true),
             ("tool_polcy", "tool_policy", true),
+            ("versoin", "version", true),
+            ("tolos", "tools", true),
+            ("verxoin", "version", false),
             ("tool", "tools", true),
             ("goals", "tools", false),
             ("sandboxes", "sandbox", false),

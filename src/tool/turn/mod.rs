@@ -21,6 +21,7 @@ use super::registry::Registry;
 use super::task::Task;
 use super::verbs::{Context, Done, Ports, denied};
 use super::words;
+use crate::model::tool::Tool;
 
 /// Bytes of a message.
 pub const MAX_MESSAGE: usize = 1 << 20;
@@ -86,7 +87,11 @@ async fn answered(registry: &Registry, payload: &Value, context: Context<'_>) ->
         Err(text) => Done::failed(&text),
         Ok(Action::Tool { name, input }) => registry.execute(context.proxy, &name, &input).await.into(),
         Ok(Action::Script { sandbox, script }) => match task(context.proxy).await {
-            Ok(task) if task.name() == sandbox => steps::run(&script, context).await,
+            // What a pack closes is closed to scripts, too: their verbs are calls of it.
+            Ok(task) if task.name() == sandbox => match registry.why_withheld(Tool::HttpRequest.as_str()) {
+                None => steps::run(&script, context).await,
+                Some(text) => denied(context.proxy, Tool::HttpRequest.as_str(), &text).await,
+            },
             Ok(_) => {
                 let text =
                     format!("sandbox '{}' is not registered; ask the user to register it", words::name(&sandbox));
