@@ -80,8 +80,9 @@ async fn place(task: &str, pack: impl Fn(&str) -> String) -> Place {
         "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
          [credentials.QUERY]\nauth_type = \"query_param\"\nauth_query_name = \"key\"\nvalue = \"file:query\"\ndomains = [\"api.test\"]\n\
-         [tasks.t]\ncredentials = [\"KEY\", \"QUERY\"]\n{task}\n",
+         [tasks.t]\ncredentials = [\"KEY\", \"QUERY\"]\n{}\n",
         origin.port(),
+        task.replace("PORT", &origin.port().to_string()),
     );
     std::fs::write(ground.dir.path().join("query"), "a-key-for-queries").unwrap();
     let file = ground.dir.path().join("pack.yaml");
@@ -222,6 +223,14 @@ async fn a_model_sees_what_pack_and_task_allow() {
     }
 }
 
+/// A script of one operation.
+fn scripted(place: &Place, verb: &str, argument: &str) -> String {
+    let script = json!({ "operations": [{ "verb": verb, "args": [argument] }] });
+    let call = json!({ "resourceId": "6f9619ff-8b86-d011-b42d-00cf4fc964ff", "sandboxId": "t", "script": script });
+    let output = place.run(&["turn"], &format!("[TOOL_CALL:1] {call}\n"));
+    String::from_utf8(output.stdout).unwrap()
+}
+
 /// Off unless the pack says otherwise, whatever the task has; what the pack allows, the task may not.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_network_is_off_by_default() {
@@ -237,6 +246,16 @@ async fn the_network_is_off_by_default() {
     assert_eq!(String::from_utf8(output.stdout).unwrap(), line);
     let result = offline.call("http_request", &json!({"url": "https://api.test/"}));
     assert_eq!(result["content"], "Error: tool 'http_request' not enabled for this task");
+    // Nor by what a script of mk8.shell sends, which is a request of the same tool.
+    for (verb, argument) in [("HttpGet", "https://api.test/"), ("NetDns", "api.test"), ("OpenUrl", "https://api.test/")]
+    {
+        let line = scripted(&offline, verb, argument);
+        assert_eq!(
+            line, "[TOOL_RESULT:1] status=Denied error=tool 'http_request' not enabled for this task\n",
+            "{verb}"
+        );
+    }
+    assert!(offline.origin.seen().is_empty());
     let elsewhere = place("integrations = [\"api\"]\ntools = [\"http_get\"]", str::to_owned).await;
     assert_eq!(elsewhere.names(), ["http_get", "weather"]);
     let result = elsewhere.call("check_inventory", &json!({"sku": "1"}));
