@@ -35,6 +35,9 @@ impl Registry {
                 Found::Offered(_) | Found::HttpRequest | Found::Unknown => {}
             }
         }
+        if !pack.calls_tools() {
+            Tool::ALL.into_iter().for_each(|tool| registry.withhold(tool.as_str(), Withheld::NotEnabled));
+        }
         for tool in pack.tools() {
             registry.register(Registration {
                 name: tool.name().to_owned(),

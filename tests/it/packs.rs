@@ -231,6 +231,24 @@ fn scripted(place: &Place, verb: &str, argument: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Runs of such a pack call no tools at all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pack_for_prompts_alone_takes_every_tool_away() {
+    let prompts = |pack: &str| {
+        let bare = pack.replace("execution_mode: native", "execution_mode: prompt_eval");
+        bare.lines().filter(|line| !line.contains("tool_policy")).map(|line| format!("{line}\n")).collect()
+    };
+    let place = place("integrations = [\"api\"]\ntools = [\"http_request\", \"http_get\"]", prompts).await;
+    assert!(place.names().is_empty(), "{:?}", place.names());
+    for name in ["http_get", "http_request", "weather", "api_call"] {
+        let result = place.call(name, &json!({"url": "https://api.test/"}));
+        assert_eq!(result["content"], format!("Error: tool '{name}' not enabled for this task"));
+    }
+    let line = scripted(&place, "NetDns", "api.test");
+    assert_eq!(line, "[TOOL_RESULT:1] status=Denied error=tool 'http_request' not enabled for this task\n");
+    assert!(place.origin.seen().is_empty());
+}
+
 /// Off unless the pack says otherwise, whatever the task has; what the pack allows, the task may not.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_network_is_off_by_default() {

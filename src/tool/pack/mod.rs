@@ -127,6 +127,12 @@ impl Pack {
         primitives.chain(tools).collect()
     }
 
+    /// Whether any tool may be called at all, those that need no pack included.
+    #[must_use]
+    pub fn calls_tools(&self) -> bool {
+        self.policy.calls_tools().is_ok()
+    }
+
     /// Whether `http_request` itself may be called.
     #[must_use]
     pub fn offers_http_request(&self) -> bool {
