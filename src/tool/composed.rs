@@ -1,8 +1,11 @@
 //! A pack's tools, as the registry has them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::timeout;
 
 use super::arguments::Wrong;
 use super::builtin;
@@ -13,6 +16,13 @@ use super::proxy::Proxy;
 use super::registry::{Handler, RegisterError, Registration, Registry, Running, Withheld, not_sent};
 use super::wrap::wrapped;
 use crate::model::tool::Tool;
+
+/// For arguments to be checked: with a schema that refers to itself, each level of them can double the work.
+const TO_CHECK: Duration = Duration::from_secs(2);
+/// Checks at a time. One that is given up goes on, and nothing can end it but the end of the process.
+static CHECKS: Semaphore = Semaphore::const_new(4);
+/// For arguments as deep as they may be.
+const STACK: usize = 8 << 20;
 
 /// A tool of a pack.
 struct OfPack {
@@ -57,11 +67,7 @@ impl Registry {
 impl Handler for OfPack {
     fn run<'a>(&'a self, proxy: &'a Proxy, name: &'a str, given: &'a Value) -> Running<'a> {
         Box::pin(async move {
-            let step = match self.pack.find(name) {
-                Found::Offered(tool) => tool.run(given),
-                _ => Err("it is not in its pack".to_owned()),
-            };
-            match step {
+            match step(&self.pack, name, given).await {
                 Ok(Step::Answer(answer)) => mocked(name, &answer),
                 Ok(Step::Request(rendered)) => send(proxy, name, rendered).await,
                 Err(why) => {
@@ -75,6 +81,27 @@ impl Handler for OfPack {
     fn goes_as(&self) -> Option<Tool> {
         self.goes_as
     }
+}
+
+/// What a call comes to, found out on a thread of its own: what is too long for us must not be for other calls.
+async fn step(pack: &Arc<Pack>, name: &str, given: &Value) -> Result<Step, String> {
+    let too_long = || "the arguments take too long to check".to_owned();
+    let checked = async {
+        let permit = CHECKS.acquire().await.map_err(|_| too_long())?;
+        let (tell, told) = oneshot::channel();
+        let (pack, name, given) = (pack.clone(), name.to_owned(), given.clone());
+        let check = move || {
+            let _permit = permit;
+            let _ = tell.send(match pack.find(&name) {
+                Found::Offered(tool) => tool.run(&given),
+                _ => Err("it is not in its pack".to_owned()),
+            });
+        };
+        let begun = std::thread::Builder::new().name("check".to_owned()).stack_size(STACK).spawn(check);
+        begun.map_err(|_| "there is no thread to check the arguments".to_owned())?;
+        told.await.map_err(|_| "the arguments cannot be checked".to_owned())?
+    };
+    timeout(TO_CHECK, checked).await.unwrap_or_else(|_| Err(too_long()))
 }
 
 /// What the template has made of the arguments.

@@ -327,6 +327,34 @@ async fn a_check_names_every_problem_or_the_gates() {
     );
 }
 
+/// The schema doubles the work with each level of the arguments. Whose they are waits for its answer, and nobody else.
+#[tokio::test(flavor = "multi_thread")]
+async fn arguments_that_take_too_long_to_check_are_refused() {
+    let tree = r##"
+    - name: tree
+      description: A schema that refers to itself in two ways
+      parameters:
+        type: object
+        properties: { e: { $ref: "#/$defs/e" } }
+        $defs:
+          e: { anyOf: [ { properties: { l: { $ref: "#/$defs/e" } }, required: [a] },
+                        { properties: { l: { $ref: "#/$defs/e" } }, required: [b] } ] }
+      implementation: { primitive: http_request, args: { url: "https://api.test/" } }
+"##;
+    let place = place(TASK, |pack| format!("{pack}{}", tree.trim_start_matches('\n'))).await;
+    let deep = (0..50).fold(json!({}), |inner, _| json!({ "l": inner }));
+    let started = std::time::Instant::now();
+    let calls = [("tree", json!({ "e": deep })), ("check_inventory", json!({"sku": "A"}))];
+    let calls = calls.map(|(name, input)| json!({"type": "tool_use", "id": name, "name": name, "input": input}));
+    let output = place.run(&["batch"], &json!(calls).to_string());
+    let answers: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answers[0]["content"], "Error: the arguments take too long to check");
+    assert_eq!(answers[1]["content"], "<tool_response>hello\n</tool_response>");
+    assert!(started.elapsed() < std::time::Duration::from_secs(20));
+    let result = place.call("tree", &json!({"e": {"a": 1}}));
+    assert_eq!(result["url"], "https://api.test/", "{result}");
+}
+
 /// Whoever calls it, and however.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_packs_tools_are_called_by_all_ways() {
