@@ -14,8 +14,18 @@ const MAX_TIMEOUT: u64 = 60;
 const BAD_TIMEOUT: &str = "must be a whole number of seconds from 1 to 60";
 const NO_SECRET: &str = "stands where the proxy swaps none; put it into headers or the query of url";
 /// Fields that the proxy or its client sets.
-const SET_HERE: [&str; 8] =
-    ["connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"];
+const SET_HERE: [&str; 10] = [
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
 const NOT_TEMPLATED: &str = "must be a mapping, or one placeholder for all of them";
 
 /// A request to be filled in.
@@ -103,6 +113,8 @@ fn method(node: &Node, place: &Place, scope: &Scope<'_>) -> Template {
         && !value.as_str().is_some_and(is_token)
     {
         scope.findings.problem(place, "must be a method such as GET");
+    } else if matches!(&template, Template::Literal(Value::String(method)) if method.eq_ignore_ascii_case("CONNECT")) {
+        scope.findings.problem(place, "CONNECT opens a tunnel, and is no request");
     } else if matches!(template, Template::List(_) | Template::Map(_)) {
         scope.findings.problem(place, format!("must be text, not {}", node.kind()));
     }
@@ -184,7 +196,7 @@ fn header(node: &Node, place: &Place, scope: &Scope<'_>) -> Template {
         scope.findings.problem(place, format!("must be text, not {}", node.kind()));
     }
     let template = scope.template(node, place, Secrets::Here);
-    let controls = |text: &str| text.chars().any(|char| char.is_control() && char != '\t');
+    let controls = |text: &str| text.chars().any(char::is_control);
     let wrong = match &template {
         Template::Literal(Value::String(text)) => controls(text),
         Template::Text(parts) => parts.iter().any(|part| matches!(part, Part::Text(text) if controls(text))),
@@ -251,7 +263,7 @@ fn field(name: &str, value: Value) -> Result<Option<Value>, String> {
         Value::Bool(_) | Value::Number(_) => value.to_string(),
         Value::Array(_) | Value::Object(_) => return Err(format!("header {} must be text", quoted(name))),
     };
-    if text.chars().any(|char| char.is_control() && char != '\t') {
+    if text.chars().any(char::is_control) {
         return Err(format!("header {} has control characters", quoted(name)));
     }
     Ok(Some(Value::String(text)))
