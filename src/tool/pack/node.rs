@@ -1,6 +1,7 @@
 //! YAML as it was written: the order of keys is kept, and no alias blows the document up.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -17,6 +18,8 @@ const NODE_WEIGHT: usize = 32;
 const MAX_DEPTH: usize = 64;
 /// Longest message of the YAML reader that is repeated.
 const MAX_MESSAGE: usize = 300;
+/// Longest key that is repeated.
+const MAX_KEY: usize = 80;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Node {
@@ -176,8 +179,13 @@ impl<'de> Visitor<'de> for Seed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
         self.charge(0)?;
         let mut members = Vec::new();
+        let mut keys = HashSet::new();
         while let Some(key) = access.next_key::<String>()? {
             self.charge(key.len())?;
+            // To the reader of YAML, 1 and '1' are two.
+            if !keys.insert(key.clone()) {
+                return Err(A::Error::custom(format_args!("duplicate mapping key: {}", clip(&key, MAX_KEY))));
+            }
             members.push((key, access.next_value_seed(self.inner()?)?));
         }
         Ok(Node::Map(members))
@@ -219,6 +227,8 @@ mod tests {
             ("nested aliases", format!("a0: &a0 [x]\n{nested}")),
             ("unclosed", "a: [1".to_owned()),
             ("twice", "a: 1\na: 2".to_owned()),
+            ("twice as text", "{1: x, '1': y}".to_owned()),
+            ("twice as text, too", "{true: x, 'true': y}".to_owned()),
             ("two documents", "a: 1\n---\nb: 2".to_owned()),
             ("infinite", "a: .inf".to_owned()),
             ("deep", format!("{}{}", "[".repeat(100), "]".repeat(100))),

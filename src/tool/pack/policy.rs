@@ -56,8 +56,8 @@ pub(super) fn primitive(name: &str) -> Option<(&'static str, Lock)> {
 impl Policy {
     pub(super) fn read(root: &Fields<'_>, findings: &Findings) -> Self {
         let mut policy = Self::default();
-        if root.has("tool_policy") {
-            findings.problem(&root.at("tool_policy"), "belongs under version");
+        for key in ["execution_mode", "sandbox", "tool_policy"].into_iter().filter(|key| root.has(key)) {
+            findings.problem(&root.at(key), "belongs under version");
         }
         let Some(version) = root.fields("version") else { return policy };
         version.no_slips(&VERSION);

@@ -65,6 +65,8 @@ fn says_what_is_wrong_with_a_version() {
             "version: {execution_mode: prompt_eval, tool_policy: }",
             "version.tool_policy: must be left out with execution_mode prompt_eval".to_owned(),
         ),
+        ("sandbox: {network_access: false}", "sandbox: belongs under version".to_owned()),
+        ("execution_mode: prompt_eval", "execution_mode: belongs under version".to_owned()),
         ("version: {tool_policy: []}", "version.tool_policy: must be a mapping, not a list".to_owned()),
         (
             "version: {tool_policy: {allow_shel: true}}",
