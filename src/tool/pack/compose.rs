@@ -49,6 +49,11 @@ pub(super) struct Linked {
 pub(super) fn read(root: &Fields<'_>, findings: &Findings) -> Option<Vec<Linked>> {
     let drafts = drafts(root, findings);
     let targets = delegation::targets(&drafts, findings);
+    for (draft, target) in drafts.iter().zip(&targets) {
+        if let Some(next) = target.next.and_then(|next| drafts.get(next)) {
+            draft.gives_what_is_required(next, findings);
+        }
+    }
     if !findings.is_empty() {
         return None;
     }
@@ -94,6 +99,19 @@ impl Draft {
             action(&implementation, name, parameters, findings)
         });
         Self { place: fields.place.clone(), name: name.to_owned(), description, schema, action }
+    }
+
+    /// Without what the next one requires, every call would fail.
+    fn gives_what_is_required(&self, next: &Self, findings: &Findings) {
+        let Some(Action::Args(_, Some(Template::Map(given)))) = &self.action else { return };
+        let schema = next.schema.as_ref().map(Schema::value);
+        let required = schema.and_then(|schema| schema.get("required")).and_then(Value::as_array);
+        for name in required.into_iter().flatten().filter_map(Value::as_str) {
+            if !given.iter().any(|(key, _)| key == name) {
+                let place = self.place.key("implementation").key("args");
+                findings.problem(&place, format!("{} requires {}, which is missing", next.name, quoted(name)));
+            }
+        }
     }
 
     /// What the tool delegates to; nothing for a mock.

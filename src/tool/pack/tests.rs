@@ -335,6 +335,20 @@ fn refuses_circles_and_long_ways() {
 }
 
 #[test]
+fn a_delegation_gives_what_the_next_one_requires() {
+    let next = "{name: next, description: d, parameters: {type: object, properties: {id: {}, opt: {}}, required: [id]}, \
+                implementation: {primitive: http_request, args: {url: 'https://h.example/${id}'}}}";
+    let over = |args: &str| pack(&[next.to_owned(), tool("t", &format!("{{primitive: next, args: {args}}}"))]);
+    let missing = "tools.custom[1].implementation.args: next requires \"id\", which is missing";
+    for args in ["{}", "{opt: 1}", "{Id: 1}"] {
+        assert_eq!(problems(&over(args)), [missing], "{args}");
+    }
+    for args in ["{id: 1}", "{id: '${sku}'}", "{id: }"] {
+        assert!(problems(&over(args)).is_empty(), "{args}");
+    }
+}
+
+#[test]
 fn names_all_problems_at_once_in_the_documents_order() {
     let yaml =
         "tools:\n  custom:\n    - {name: a b, implementation: {args: [], type: x}}\nversion: {execution_mode: x}";
