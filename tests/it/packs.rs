@@ -249,6 +249,24 @@ async fn a_pack_for_prompts_alone_takes_every_tool_away() {
     assert!(place.origin.seen().is_empty());
 }
 
+/// Its marks are other ones each time, and it is the same request.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_with_a_secret_passes_once_it_is_approved() {
+    let task = "integrations = [\"api\", \"asked\"]\ntools = [\"http_request\"]\n[admin]\nlisten = \"127.0.0.1:0\"\n\
+                [integrations.asked]\nallowed_domains = [\"api.test\"]\nports = [PORT]\napproval = \"required\"";
+    let place = place(task, str::to_owned).await;
+    for (name, input) in [("check_inventory", json!({"sku": "A"})), ("by_key", json!({"q": "x"}))] {
+        let result = place.call(name, &input);
+        assert_eq!(result["block_reason"], "approval_pending", "{result}");
+        let (_, waiting) = place.lab.ask("GET", "/v1/approvals?state=pending", &Value::Null).await;
+        let id = waiting[0]["id"].as_str().unwrap();
+        place.lab.ask("POST", &format!("/v1/approvals/{id}"), &json!({"decision": "approve"})).await;
+        let result = place.call(name, &input);
+        assert_eq!(result["response_status"], 200, "{result}");
+    }
+    assert_eq!(place.origin.seen().len(), 2);
+}
+
 /// Off unless the pack says otherwise, whatever the task has; what the pack allows, the task may not.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_network_is_off_by_default() {
