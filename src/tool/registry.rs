@@ -111,12 +111,6 @@ impl Registry {
         self.withheld.push((name.to_owned(), why));
     }
 
-    /// Whether a tool of that name is known, and not to be had.
-    #[must_use]
-    pub fn withholds(&self, name: &str) -> bool {
-        self.withheld.iter().any(|(known, _)| known == name)
-    }
-
     /// What a model is told of those that the task has.
     #[must_use]
     pub fn definitions(&self, task: &Task) -> Vec<Definition> {

@@ -86,11 +86,6 @@ async fn answered(registry: &Registry, payload: &Value, context: Context<'_>) ->
     match action::read(payload) {
         Err(text) => Done::failed(&text),
         Ok(Action::Tool { name, input }) => registry.execute(context.proxy, &name, &input).await.into(),
-        // What its verbs send are requests of this tool.
-        Ok(Action::Script { .. }) if registry.withholds(Tool::HttpRequest.as_str()) => {
-            let tool = Tool::HttpRequest.as_str();
-            denied(context.proxy, tool, &words::not_enabled(tool)).await
-        }
         Ok(Action::Script { sandbox, script }) => match task(context.proxy).await {
             // What a pack closes is closed to scripts, too: their verbs are calls of it.
             Ok(task) if task.name() == sandbox => match registry.why_withheld(Tool::HttpRequest.as_str()) {
