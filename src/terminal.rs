@@ -3,7 +3,11 @@
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 
+use tracing::Level;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// A line on stderr. That nobody reads it is no error.
 pub(crate) fn say(text: impl Display) {
@@ -86,17 +90,22 @@ pub(crate) fn undumpable() {
     }
 }
 
-/// Libraries that see requests.
-const LIBRARIES: [&str; 7] = ["h2", "hickory_net", "hyper", "hyper_util", "rmcp", "rustls", "tokio_rustls"];
-
 /// Log lines on stderr at the level of `EXEAT_LOG`: text on a terminal, JSON otherwise.
 pub(crate) fn log(default: &str) {
     let filter = EnvFilter::try_from_env("EXEAT_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    // What libraries trace of the requests that pass through them is not ours to bound.
-    let filter =
-        LIBRARIES.iter().filter_map(|name| format!("{name}=warn").parse().ok()).fold(filter, EnvFilter::add_directive);
+    // What libraries trace of the requests that pass through them is not ours to bound: credentials stand in it.
+    let quiet = filter_fn(|meta| *meta.level() <= Level::WARN || is_ours(meta.target()));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
     let on_terminal = io::stderr().is_terminal();
     // Set once for the process; a second attempt changes nothing.
-    let _ = if on_terminal { builder.try_init() } else { builder.json().try_init() };
+    let _ = if on_terminal {
+        builder.finish().with(quiet).try_init()
+    } else {
+        builder.json().finish().with(quiet).try_init()
+    };
+}
+
+/// Said by this crate, and not by a library.
+fn is_ours(target: &str) -> bool {
+    matches!(target.split("::").next(), Some("exeat" | "exeat_tools"))
 }
