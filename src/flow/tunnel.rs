@@ -399,6 +399,7 @@ impl Inner {
         let caller = to.admitted.caller();
         record.caller(caller.task(), caller.execution());
         record.target(to.admitted.target());
+        parse::count_fields(request.headers())?;
         let services = &self.client.services;
         let (policy, kind) = (services.policies.snapshot(), Kind::said_by(request.headers()));
         let taken = services.throttle.take(&policy, caller, kind, record).await?;

@@ -1,6 +1,6 @@
 //! Where to: what hyper lets through and a proxy must not, and the target in its normal form.
 
-use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use http::header::{CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, Method, Version, request::Parts};
 
 use super::fields;
@@ -123,6 +123,19 @@ pub fn inner(parts: &mut Parts) -> Verdict<()> {
         return Err(Deny::RequestMalformed.into());
     }
     head(parts)
+}
+
+/// Holds a head over HTTP/2 to as many fields as one over HTTP/1.1, which was counted as it was sent. The pieces of a
+/// cookie are one field (RFC 9113 §8.2.3).
+///
+/// # Errors
+/// [`Deny::HeadTooLarge`].
+pub fn count_fields(headers: &HeaderMap) -> Verdict<()> {
+    let joined = headers.get_all(COOKIE).iter().count().saturating_sub(1);
+    if headers.len().saturating_sub(joined) > MAX_FIELDS {
+        return Err(Deny::HeadTooLarge.into());
+    }
+    Ok(())
 }
 
 /// Longest request target, in bytes. RFC 9110 §4.1 asks for 8000 at least; origins take no more than this.

@@ -261,6 +261,40 @@ async fn requests_inside_a_tunnel_are_held_to_the_same() {
     assert!(origin.seen().is_empty());
 }
 
+/// The pieces of a cookie are one field, also before they are joined.
+#[tokio::test]
+async fn a_head_over_h2_has_no_more_fields_than_another() {
+    let (lab, origin) = lab::simple().await;
+    let to = format!("api.test:{}", origin.port());
+    let mut h2 = lab.h2(&to).await;
+    for (n, (name, count, passes)) in
+        [("x", 100, true), ("x", 101, false), ("x", 1000, false), ("cookie", 200, true)].into_iter().enumerate()
+    {
+        let mut request = http::Request::builder().uri(format!("https://{to}/"));
+        for field in 0..count {
+            request = request.header(name, format!("a{field}=b"));
+        }
+        let response = h2.send_request(request.body(lab::client::empty()).unwrap()).await.unwrap();
+        let reply = lab::Reply::read(response).await;
+        let line = lab.ended(n).await;
+        if passes {
+            assert_eq!((reply.status.as_u16(), line["event"].as_str()), (200, Some("closed")), "{count} {name}");
+            continue;
+        }
+        reply.assert_refused(431, "head_too_large");
+        assert_eq!(
+            (&line["event"], &line["code"], &line["task"], &line["host"]),
+            (&"refused".into(), &"head_too_large".into(), &"t".into(), &"api.test".into()),
+            "{line}"
+        );
+    }
+    // That their size is too large is said before there is a request.
+    let long = http::Request::builder().uri(format!("https://{to}/")).header("x", "y".repeat(70_000));
+    let response = h2.send_request(long.body(lab::client::empty()).unwrap()).await.unwrap();
+    assert_eq!((response.status().as_u16(), response.headers().get("exeat-refusal")), (431, None));
+    assert_eq!(origin.seen().len(), 2);
+}
+
 #[tokio::test]
 async fn bytes_sent_along_with_a_refused_connect_are_not_read_as_a_request() {
     let (lab, origin) = lab::simple().await;

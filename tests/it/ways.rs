@@ -472,15 +472,12 @@ async fn what_a_plan_allows_is_counted_alike_by_every_way() {
     held(&lab, &ask, "concurrency_limited").await;
 }
 
-/// In h2 a head is bounded by its size alone.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_head_of_too_many_fields_is_too_large_by_every_way_of_h1() {
+async fn a_head_of_too_many_fields_is_too_large_by_every_way() {
     let (lab, origin, ask) = with("").await;
     let many: serde_json::Map<_, _> = (0..120).map(|n| (format!("x-{n}"), json!("x"))).collect();
     let ask = Ask { input: json!({"url": ask.input["url"], "headers": many}), ..ask };
-    for by in [By::Tool, By::Absolute, By::TunnelH1] {
-        held_by(&lab, &Gate::of(&lab), by, &ask, "head_too_large").await;
-    }
+    held(&lab, &ask, "head_too_large").await;
     assert!(origin.seen().is_empty());
 }
 
