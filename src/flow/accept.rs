@@ -1,6 +1,8 @@
 //! Takes connections, up to the limit, and hands each to its own task.
 
+use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +12,7 @@ use tokio::time::timeout;
 
 use super::Services;
 use super::connection::{self, Client};
-use super::io::Impatient;
+use super::io::{Impatient, Linger};
 use super::listen::{Accepted, Listener};
 use super::respond;
 use super::seats::Held;
@@ -86,11 +88,12 @@ async fn overloaded(services: &Services, accepted: Accepted) {
     };
 }
 
-async fn tell(mut stream: impl AsyncRead + AsyncWrite + Unpin, words: &[u8]) -> io::Result<u64> {
+async fn tell(mut stream: impl AsyncRead + AsyncWrite + Unpin, words: &[u8]) -> io::Result<()> {
     stream.write_all(words).await?;
     stream.shutdown().await?;
-    // A close with unread bytes would reset the connection and take our words with it.
-    tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
+    let mut linger = Linger::new();
+    poll_fn(|cx| linger.poll(cx, |cx, out| Pin::new(&mut stream).poll_read(cx, out))).await;
+    Ok(())
 }
 
 /// Errors of the connection that was to be accepted are no concern of the next one.

@@ -153,7 +153,12 @@ async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<In
             services.tracker.spawn(async move { abort.run_until_cancelled(tunnel.run(client, record)).await });
             established
         }
-        Err(refusal) if connect => respond::closing(respond::refusal(services, refusal, record)),
+        Err(refusal) if connect => {
+            if refusal != Deny::CallerUnknown.into() {
+                passage.ends();
+            }
+            respond::closing(respond::refusal(services, refusal, record))
+        }
         Err(refusal) => respond::refusal(services, refusal, record),
     }
 }

@@ -17,18 +17,15 @@ use http::{Method, Request};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Sleep, sleep};
 
 use super::chunks::Chunks;
+use super::io::Linger;
 use crate::model::refusal::{Deny, Refusal};
 use crate::stages::parse::{self, Framing, Head};
 
 /// What is read of a client at once while its head is not complete, in bytes.
 const STEP: usize = 4096;
-/// How long, and for how many bytes, a client is listened to after our last words. A close with unread
-/// bytes would reset the connection and take them away.
-const LINGER: Duration = Duration::from_secs(1);
-const LINGER_BYTES: usize = 256 * 1024;
 
 /// How much and how long.
 #[derive(Clone, Copy)]
@@ -56,7 +53,9 @@ pub(super) struct Heads<T> {
     waiting: Option<Pin<Box<Sleep>>>,
     passage: Passage,
     refuse: Box<dyn FnMut(Refusal) -> Vec<u8> + Send>,
-    farewell: Option<Farewell>,
+    /// Our answer to what was refused, as far as it is not out.
+    farewell: Option<Bytes>,
+    linger: Option<Linger>,
 }
 
 enum State {
@@ -70,12 +69,6 @@ enum State {
     Over,
 }
 
-struct Farewell {
-    words: Bytes,
-    until: Option<Pin<Box<Sleep>>>,
-    heard: usize,
-}
-
 /// What others know of a gate, and may do with it.
 #[derive(Clone, Default)]
 pub(super) struct Passage(Arc<Shared>);
@@ -84,6 +77,7 @@ pub(super) struct Passage(Arc<Shared>);
 struct Shared {
     open: AtomicBool,
     reading: AtomicBool,
+    ended: AtomicBool,
     /// What hyper keeps ready for a switch that did not come.
     pending: Mutex<Option<OnUpgrade>>,
 }
@@ -104,6 +98,11 @@ impl Passage {
             *self.pending() = Some(upgrade.clone());
             upgrade
         })
+    }
+
+    /// It may not, and what the client sends behind it is no HTTP.
+    pub(super) fn ends(&self) {
+        self.0.ended.store(true, Ordering::Release);
     }
 
     /// It may, and somebody else takes the connection.
@@ -153,6 +152,7 @@ impl<T> Heads<T> {
             passage: Passage::default(),
             refuse: Box::new(refuse),
             farewell: None,
+            linger: None,
         }
     }
 
@@ -169,8 +169,7 @@ impl<T> Heads<T> {
     fn refuse(&mut self, refusal: impl Into<Refusal>) {
         self.state = State::Over;
         self.passage.reading(false);
-        let words = (self.refuse)(refusal.into()).into();
-        self.farewell = Some(Farewell { words, until: None, heard: 0 });
+        self.farewell = Some((self.refuse)(refusal.into()).into());
     }
 
     /// Looks at what is here of a head.
@@ -252,6 +251,41 @@ impl<T: AsyncRead + Unpin> Heads<T> {
     }
 }
 
+impl<T> Heads<T> {
+    /// True if there is more to come of a body.
+    fn is_within_body(&self) -> bool {
+        match &self.state {
+            State::Through(..) => true,
+            State::Length(left) => *left > 0,
+            State::Chunked(chunks) => !chunks.is_over() && !chunks.is_broken(),
+            State::Head(_) | State::Over => false,
+        }
+    }
+
+    /// True if there is no telling where what comes now ends.
+    fn is_lost(&self) -> bool {
+        let is_broken = matches!(&self.state, State::Chunked(chunks) if chunks.is_broken());
+        is_broken || self.farewell.is_some() || self.passage.0.ended.load(Ordering::Acquire)
+    }
+}
+
+impl<T: AsyncRead + Unpin> Heads<T> {
+    /// Reads what nobody wants any more: the rest of a body, and behind it what is here already. Where a request
+    /// ends that is not known, until the client ends.
+    fn poll_rest(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.is_within_body() {
+            ready!(Pin::new(&mut *self).poll_read(cx, out))?;
+            if !out.filled().is_empty() || self.is_within_body() {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        match Pin::new(&mut self.inner).poll_read(cx, out) {
+            Poll::Pending if !self.is_lost() => Poll::Ready(Ok(())),
+            read => read,
+        }
+    }
+}
+
 impl<T: AsyncRead + Unpin> AsyncRead for Heads<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
@@ -303,7 +337,8 @@ impl<T: AsyncRead + Unpin> AsyncRead for Heads<T> {
                 State::Chunked(chunks) if chunks.is_over() => this.state = State::Head(0),
                 State::Chunked(chunks) if chunks.is_broken() => {
                     // The server finds its body cut short, which it is.
-                    this.state = State::Over;
+                    this.state = State::Chunked(chunks);
+                    return Poll::Ready(Ok(()));
                 }
                 State::Chunked(mut chunks) => {
                     let read = this.poll_body(cx, out, |bytes| chunks.pass(bytes));
@@ -326,30 +361,26 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Heads<T> {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let Some(farewell) = &mut this.farewell else { return Pin::new(&mut this.inner).poll_shutdown(cx) };
-        while !farewell.words.is_empty() {
-            let n = ready!(Pin::new(&mut this.inner).poll_write(cx, &farewell.words))?;
-            if n == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        if let Some(words) = &mut this.farewell {
+            while !words.is_empty() {
+                let n = ready!(Pin::new(&mut this.inner).poll_write(cx, words))?;
+                if n == 0 {
+                    return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+                }
+                words.advance(n.min(words.len()));
             }
-            farewell.words.advance(n.min(farewell.words.len()));
         }
-        if farewell.until.is_none() {
+        if this.linger.is_none() {
             ready!(Pin::new(&mut this.inner).poll_shutdown(cx))?;
         }
-        let until = farewell.until.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + LINGER)));
-        let mut scratch = [0; 1024];
-        while farewell.heard < LINGER_BYTES && until.as_mut().poll(cx).is_pending() {
-            let mut heard = ReadBuf::new(&mut scratch);
-            match Pin::new(&mut this.inner).poll_read(cx, &mut heard) {
-                Poll::Ready(Ok(())) if !heard.filled().is_empty() => {
-                    farewell.heard = farewell.heard.saturating_add(heard.filled().len());
-                }
-                Poll::Ready(_) => break,
-                Poll::Pending => return Poll::Pending,
-            }
+        // Behind a switch the other direction is not ours to end.
+        if this.passage.is_open() {
+            return Poll::Ready(Ok(()));
         }
-        Poll::Ready(Ok(()))
+        let mut linger = this.linger.take().unwrap_or_else(Linger::new);
+        let lingered = linger.poll(cx, |cx, out| this.poll_rest(cx, out));
+        this.linger = Some(linger);
+        lingered.map(Ok)
     }
 
     fn poll_write_vectored(
@@ -370,7 +401,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::VecDeque;
-    use tokio::io::AsyncReadExt;
+    use tokio::io::{AsyncReadExt, duplex};
+    use tokio::time::Instant;
 
     /// A client that sends its bytes in these pieces and is then through.
     struct Pieces(VecDeque<Vec<u8>>);
@@ -406,6 +438,47 @@ mod tests {
         }
         let refused = refused.lock().unwrap().clone();
         (found, refused)
+    }
+
+    /// How long it takes to shut down behind this of a request, in seconds, while the client goes on sending such
+    /// pieces, one each half second, and does not end.
+    async fn shut_down_behind(sent: &str, pieces: &[&'static str]) -> f64 {
+        let (mut client, near) = duplex(64);
+        let limits = Limits { head: 1000, header_timeout: Duration::from_secs(1), idle: Duration::from_secs(9) };
+        let mut heads = Heads::new(near, limits, |_| b"no".to_vec());
+        client.write_all(sent.as_bytes()).await.unwrap();
+        let _ = heads.read(&mut [0; 1024]).await.unwrap();
+        let start = Instant::now();
+        let more = async {
+            for piece in pieces {
+                sleep(Duration::from_millis(500)).await;
+                // It may be cut off.
+                let _ = client.write_all(piece.as_bytes()).await;
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            done = heads.shutdown() => done.unwrap(),
+            () = more => {}
+        }
+        start.elapsed().as_secs_f64()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_nobody_wants_is_heard_to_its_end_or_for_two_seconds() {
+        let rows = [
+            ("GET / HTTP/1.1\r\n\r\n", &[][..], 0.0),
+            ("PUT / HTTP/1.1\r\nContent-Length: 4\r\n\r\n", &["ab", "cd"], 1.0),
+            ("PUT / HTTP/1.1\r\nContent-Length: 400\r\n\r\n", &["a", "b", "c", "d", "e", "f"], 2.0),
+            ("PUT / HTTP/1.1\r\nContent-Length: 4\r\n\r\n", &[], 2.0),
+            ("PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", &["1\r\na\r\n", "0\r\n\r\n"], 1.0),
+            ("PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", &["zz\r\n", "0\r\n\r\n"], 2.0),
+            ("GET / HTTP/1.1\n\n", &["x"], 2.0),
+        ];
+        for (sent, pieces, want) in rows {
+            let took = shut_down_behind(sent, pieces).await;
+            assert!((took - want).abs() < 0.01, "{sent:?} {pieces:?}: {took} s");
+        }
     }
 
     const MESSAGES: [&str; 6] = [

@@ -128,6 +128,45 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Impatient<T> {
     }
 }
 
+/// How long a client is listened to after our last words. Who waits for room in a buffer gets it at once.
+const LINGER: Duration = Duration::from_secs(2);
+/// And for how many bytes: a body that anybody sends in earnest, and soon read if it is sent for its own sake.
+const LINGER_BYTES: usize = 64 * 1024 * 1024;
+
+/// What still comes after our last words and is thrown away. A close with unread bytes would reset the
+/// connection and take the words with it (RFC 9112 §9.6).
+pub(super) struct Linger {
+    until: Pin<Box<Sleep>>,
+    left: usize,
+}
+
+impl Linger {
+    /// Begins once the words are out and no more will follow.
+    pub(super) fn new() -> Self {
+        Self { until: Box::pin(sleep(LINGER)), left: LINGER_BYTES }
+    }
+
+    /// Reads until the other side has ended or been heard for long enough.
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut read: impl FnMut(&mut Context<'_>, &mut ReadBuf<'_>) -> Poll<io::Result<()>>,
+    ) -> Poll<()> {
+        let mut scratch = [0; 8192];
+        while self.left > 0 && self.until.as_mut().poll(cx).is_pending() {
+            let mut heard = ReadBuf::new(&mut scratch);
+            match read(cx, &mut heard) {
+                Poll::Ready(Ok(())) if !heard.filled().is_empty() => {
+                    self.left = self.left.saturating_sub(heard.filled().len());
+                }
+                Poll::Ready(_) => break,
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Poll::Ready(())
+    }
+}
+
 /// Bytes that are read before they are written on.
 const BUFFER: usize = 32 * 1024;
 

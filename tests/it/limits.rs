@@ -214,3 +214,137 @@ async fn half_closed_clients_are_answered() {
     stream.read_to_string(&mut reply).await.unwrap();
     assert!(reply.starts_with("HTTP/1.1 200") && reply.ends_with("hello\n"), "{reply}");
 }
+
+/// What a client sends before it reads anything: more than any buffer on the way takes.
+const LARGE: usize = 8_000_000;
+
+/// A lab whose task may send hardly anything, and with this in `[proxy]`.
+async fn terse(more: &str) -> (Lab, String) {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let plan = "[plans.p.raw]\nmax_request_bytes = 2000\n";
+    let lab = ground.proxy(&format!("[proxy]\n{more}\n{plan}{}plan = \"p\"\n", lab::allow_api(origin.port()))).await;
+    (lab, format!("api.test:{}", origin.port()))
+}
+
+/// The head of a request with a body of this length, in absolute form or in origin-form.
+fn upload(to: &str, absolute: bool, framing: &str) -> String {
+    match absolute {
+        true => format!(
+            "POST https://{to}/sink HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\n{framing}\r\n",
+            lab::client::auth()
+        ),
+        false => format!("POST /sink HTTP/1.1\r\nHost: {to}\r\n{framing}\r\n"),
+    }
+}
+
+/// Writes all of it in such pieces before it reads, and takes no reset for an end.
+async fn write_then_read(
+    mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    head: &str,
+    step: usize,
+) -> std::io::Result<String> {
+    stream.write_all(head.as_bytes()).await?;
+    for piece in vec![b'x'; LARGE].chunks(step) {
+        stream.write_all(piece).await?;
+        tokio::task::yield_now().await;
+    }
+    stream.flush().await?;
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).await?;
+    Ok(reply)
+}
+
+fn assert_told(reply: std::io::Result<String>, status: &str, code: &str, what: &str) {
+    let reply = reply.unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(reply.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {reply}");
+    assert!(reply.contains(&format!("exeat-refusal: {code}\r\n")) && reply.ends_with("}\n"), "{what}: {reply}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_sends_all_before_it_reads_is_told_why_it_was_refused() {
+    let (lab, to) = terse("").await;
+    let length = format!("Content-Length: {LARGE}\r\n");
+    let mut n = 0;
+    for _ in 0..25 {
+        for step in [LARGE, 16_384] {
+            for absolute in [true, false] {
+                let what = format!("exchange {n}, {step} at a time, absolute: {absolute}");
+                let head = upload(&to, absolute, &length);
+                let told = async {
+                    match absolute {
+                        true => write_then_read(lab.connect().await, &head, step).await,
+                        false => write_then_read(lab.tls(&to, &["http/1.1"]).await, &head, step).await,
+                    }
+                };
+                let reply = tokio::time::timeout(lab::PATIENCE, told).await.expect("an end");
+                assert_told(reply, "413", "request_too_large", &what);
+                let line = lab.ended(n).await;
+                assert_eq!(
+                    (line["event"].as_str(), line["code"].as_str()),
+                    (Some("refused"), Some("request_too_large"))
+                );
+                n += 1;
+            }
+        }
+    }
+    assert_eq!(lab.audit().await.len(), n, "one line each");
+}
+
+/// Whatever else ends a connection before its body has come.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_that_closes_is_told_to_who_sends_all_before_it_reads() {
+    let (lab, to) = terse("").await;
+    let length = format!("Content-Length: {LARGE}\r\n");
+    let rows = [
+        (upload("evil.test:443", true, &length), "403", "host_not_allowed"),
+        (upload(&to, true, &length).replace("Proxy-Authorization: ", "X: "), "407", "caller_unknown"),
+        (upload(&to, true, &length).replace("Host", "X: \0\r\nHost"), "400", "request_malformed"),
+        (upload(&to, true, "Transfer-Encoding: gzip, chunked\r\n"), "501", "not_implemented"),
+        (
+            upload("evil.test:443", true, "").replace("POST https://evil.test:443/sink", "CONNECT evil.test:443"),
+            "403",
+            "host_not_allowed",
+        ),
+    ];
+    for (n, (head, status, code)) in rows.iter().enumerate() {
+        let told = write_then_read(lab.connect().await, head, LARGE);
+        assert_told(tokio::time::timeout(lab::PATIENCE, told).await.expect("an end"), status, code, head);
+        assert_eq!(lab.ended(n).await["code"], *code);
+    }
+    let (lab, to) = terse("max_connections = 1").await;
+    let _only = lab.tunnel(&to).await;
+    let head = upload(&to, true, &length);
+    let told = write_then_read(lab.connect().await, &head, LARGE);
+    assert_told(tokio::time::timeout(lab::PATIENCE, told).await.expect("an end"), "503", "overloaded", "no place");
+    assert_eq!(lab.ended(0).await["code"], "overloaded");
+}
+
+/// Our last words are no way to go on sending, nor to keep a place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_sends_for_ever_is_cut_off() {
+    let (lab, to) = terse("").await;
+    for (n, absolute) in [true, false].into_iter().enumerate() {
+        let head = upload(&to, absolute, "Content-Length: 1000000000000\r\n");
+        let endless = async |mut stream: Box<dyn Stream>| {
+            stream.write_all(head.as_bytes()).await.unwrap();
+            let (piece, mut sent) = (vec![b'x'; 1 << 20], 0);
+            while stream.write_all(&piece).await.is_ok() {
+                sent += piece.len();
+            }
+            sent
+        };
+        let stream: Box<dyn Stream> = match absolute {
+            true => Box::new(lab.connect().await),
+            false => Box::new(lab.tls(&to, &["http/1.1"]).await),
+        };
+        let sent = tokio::time::timeout(lab::PATIENCE, endless(stream)).await.expect("it is cut off");
+        // With what both kernels hold.
+        assert!(sent < 100_000_000, "{sent} bytes");
+        assert_eq!(lab.ended(n).await["code"], "request_too_large");
+    }
+    assert!(lab.daemon.shutdown().await, "nobody is waited for");
+}
+
+trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin {}
+impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Stream for T {}
