@@ -13,6 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
+use crate::front::tools_at;
 use crate::lab::{self, Ground, KEY, Lab, Origin, PATIENCE, Reply, TOKEN};
 
 const BEARER: &str = "a-bearer-token-of-more-than-24-bytes";
@@ -682,4 +683,27 @@ async fn the_official_client_over_http() {
         assert_served(&lab, &origin, &saw).await;
         assert_eq!(served.term().await.0, Some(0));
     }
+}
+
+/// A library tells everything that it is sent, if it is let.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_call_says_is_in_no_log() {
+    let (lab, _) = lab::simple().await;
+    let at = format!("http://t:{TOKEN}@{}", lab.proxy);
+    let message = |id: u32, method: &str, params: Value| {
+        format!("{}\n", json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}))
+    };
+    let about =
+        json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}});
+    let messages = [
+        message(1, "initialize", about),
+        format!("{}\n", json!({"jsonrpc": "2.0", "method": "notifications/initialized"})),
+        message(2, "tools/call", json!({"name": "http_get", "arguments": {"url": "https://api.test/a-private-path"}})),
+    ];
+    let variables =
+        [("EXEAT_PROXY", &*at), ("EXEAT_LOG", "trace,rmcp=trace,rmcp::service=trace,rmcp::transport=trace")];
+    let output = tokio::task::block_in_place(|| tools_at(&variables, &["mcp"], &messages.concat()));
+    let (said, logged) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("tool 'http_get' not enabled for this task"), "{said} {logged}");
+    assert!(!logged.contains("a-private-path"), "{logged}");
 }
