@@ -14,6 +14,7 @@ mod composed;
 pub mod definition;
 mod dial;
 pub mod mcp;
+mod nonce;
 pub mod outcome;
 pub mod pack;
 pub mod proxy;

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::arguments::Wrong;
 use super::call::Unsent;
 use super::definition::Definition;
+use super::nonce::nonce;
 use super::outcome::Outcome;
 use super::proxy::Proxy;
 use super::task::Task;
@@ -172,13 +174,14 @@ fn is_name(name: &str) -> bool {
 impl Handler for Builtin {
     fn run<'a>(&'a self, proxy: &'a Proxy, _name: &'a str, given: &'a Value) -> Running<'a> {
         Box::pin(async move {
-            let call = object(given).and_then(|all| builtin::call(self.0, all));
+            let call = object(given).and_then(|all| builtin::call(self.0, all)).and_then(|mut call| {
+                // A model that writes a placeholder writes text.
+                let nonce = (self.0 == Tool::HttpRequest).then(nonce).transpose();
+                call.nonce = nonce.map_err(|why| Wrong::malformed(format!("Error: {why}")))?;
+                Ok(call)
+            });
             match call {
-                Ok(mut call) => {
-                    // A model that writes a placeholder writes text.
-                    call.nonce = (self.0 == Tool::HttpRequest).then(nonce).flatten();
-                    call.perform(proxy).await
-                }
+                Ok(call) => call.perform(proxy).await,
                 Err(wrong) => not_sent(self.0.as_str(), given, wrong).told(proxy).await,
             }
         })
@@ -190,17 +193,17 @@ impl Handler for Builtin {
 }
 
 /// Arguments, which are an object; none are an empty one.
-pub(super) fn object(given: &Value) -> Result<&Map<String, Value>, super::arguments::Wrong> {
+pub(super) fn object(given: &Value) -> Result<&Map<String, Value>, Wrong> {
     static NONE: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
     match given {
         Value::Object(all) => Ok(all),
         Value::Null => Ok(&NONE),
-        _ => Err(super::arguments::Wrong::malformed("Error: arguments must be a JSON object".to_owned())),
+        _ => Err(Wrong::malformed("Error: arguments must be a JSON object".to_owned())),
     }
 }
 
 /// A call that is not made, with what it would have been as far as it can be said.
-pub(super) fn not_sent(tool: &str, given: &Value, wrong: super::arguments::Wrong) -> Unsent {
+pub(super) fn not_sent(tool: &str, given: &Value, wrong: Wrong) -> Unsent {
     let text = |member: &str| given.get(member).and_then(Value::as_str).unwrap_or_default().to_owned();
     Unsent {
         tool: tool.to_owned(),
@@ -210,11 +213,4 @@ pub(super) fn not_sent(tool: &str, given: &Value, wrong: super::arguments::Wrong
         text: wrong.text,
         reason: Some(wrong.reason),
     }
-}
-
-/// What no model can guess.
-pub(super) fn nonce() -> Option<String> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).ok()?;
-    Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -8,10 +8,8 @@ use super::mock::Mock;
 use super::request::{Rendered, Request};
 use super::schema::Schema;
 use super::template::{Template, Values};
+use crate::tool::nonce::nonce;
 
-/// Letters of a nonce: 64 of them, so that six random bits are one.
-const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-const NONCE: usize = 32;
 /// Longest error text, in characters.
 const MAX_ERROR: usize = 1000;
 
@@ -100,11 +98,4 @@ impl Composed {
             Does::Request(request) => request.fill(arguments, nonce()?).map(Step::Request),
         }
     }
-}
-
-fn nonce() -> Result<String, String> {
-    let mut bytes = [0; NONCE];
-    getrandom::fill(&mut bytes).map_err(|_| "no random numbers are to be had")?;
-    let letter = |byte: &u8| LETTERS.get(usize::from(byte & 63)).map_or('A', |letter| char::from(*letter));
-    Ok(bytes.iter().map(letter).collect())
 }

@@ -10,8 +10,8 @@ use crate::model::refusal::{Deny, Refusal};
 use crate::model::target::{Scheme, Target};
 use crate::model::tool::Tool;
 use crate::tool::call::{Call, Unsent};
+use crate::tool::nonce::nonce;
 use crate::tool::outcome::{Outcome, State};
-use crate::tool::registry::nonce;
 use crate::tool::{url, words};
 
 /// Requests of `HttpLatency`, if it is not told.
@@ -82,7 +82,7 @@ async fn answer(
         Err(reason) => return Err(unsent(&method, url, reason, context).await),
     };
     // Without one, a placeholder that a model writes would be more than text.
-    let nonce = Some(nonce().ok_or_else(|| Done::failed("no random numbers are to be had"))?);
+    let nonce = Some(nonce().map_err(Done::failed)?);
     let (fields, body) = written(body);
     let outcome = Call {
         name: verb.name().to_owned(),
