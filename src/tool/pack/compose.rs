@@ -142,7 +142,7 @@ fn check_name(name: &str, before: &[Draft]) -> Result<(), String> {
 }
 
 fn description(fields: &Fields<'_>, findings: &Findings) -> String {
-    let Some(text) = fields.required_text("description") else { return String::new() };
+    let Some(text) = fields.text("description") else { return String::new() };
     let place = fields.at("description");
     if text.trim().is_empty() {
         findings.problem(&place, "empty; models are told by it when to call the tool");

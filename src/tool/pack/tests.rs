@@ -165,7 +165,6 @@ fn says_what_is_wrong_with_a_tool() {
             format!("{{name: t, strict: true, {d}}}"),
             ".strict: unknown key; known: name, description, parameters, implementation",
         ),
-        ("{name: t, implementation: {type: mock, strategy: echo}}".into(), ".description: missing"),
         (
             "{name: t, description: ' ', implementation: {type: mock, strategy: echo}}".into(),
             ".description: empty; models are told by it when to call the tool",
@@ -354,15 +353,7 @@ fn names_all_problems_at_once_in_the_documents_order() {
         "tools:\n  custom:\n    - {name: a b, implementation: {args: [], type: x}}\nversion: {execution_mode: x}";
     let paths: Vec<String> = Pack::read(yaml).unwrap_err().into_iter().map(|problem| problem.path).collect();
     let tool = "tools.custom[0]";
-    assert_eq!(
-        paths,
-        [
-            format!("{tool}.description"),
-            format!("{tool}.name"),
-            format!("{tool}.implementation.type"),
-            "version.execution_mode".into()
-        ]
-    );
+    assert_eq!(paths, [format!("{tool}.name"), format!("{tool}.implementation.type"), "version.execution_mode".into()]);
 }
 
 #[test]
