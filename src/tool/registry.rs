@@ -13,6 +13,7 @@ use super::outcome::Outcome;
 use super::proxy::Proxy;
 use super::task::Task;
 use super::{builtin, pack, words};
+use crate::model::name::is_plain;
 use crate::model::refusal::Deny;
 use crate::model::tool::Tool;
 
@@ -95,7 +96,7 @@ impl Registry {
     /// # Errors
     /// [`RegisterError`] for a name that is taken, or none.
     pub fn register(&mut self, tool: Registration) -> Result<(), RegisterError> {
-        if !is_name(&tool.name) {
+        if !is_plain(&tool.name) {
             return Err(RegisterError::Name);
         }
         if self.tools.iter().any(|other| other.name == tool.name) {
@@ -145,13 +146,9 @@ impl Registry {
             let text = self.why_withheld(name).unwrap_or_else(|| words::unknown_tool(name));
             return unsent(name, text).told(proxy).await;
         };
-        if tool.requires.is_some() {
-            match Task::of(proxy).await {
-                Ok(task) if is_enabled(tool, &task) => {}
-                Ok(_) => return unsent(name, words::not_enabled(name)).told(proxy).await,
-                // What stands in the way stands in the way of the call, too, and is said by it.
-                Err(_) => {}
-            }
+        // Where it cannot be told, the tool is not run: what the proxy has against the caller is said in place of this.
+        if tool.requires.is_some() && !Task::of(proxy).await.is_ok_and(|task| is_enabled(tool, &task)) {
+            return unsent(name, words::not_enabled(name)).told(proxy).await;
         }
         tool.handler.run(proxy, name, given).await
     }
@@ -164,11 +161,6 @@ fn is_enabled(tool: &Registration, task: &Task) -> bool {
 
 fn unsent(name: &str, text: String) -> Unsent {
     Unsent { tool: name.to_owned(), text, reason: Some(Deny::ToolNotEnabled.into()), ..Unsent::default() }
-}
-
-fn is_name(name: &str) -> bool {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-');
-    (1..=64).contains(&name.len()) && name.bytes().all(plain)
 }
 
 impl Handler for Builtin {

@@ -289,3 +289,21 @@ async fn tools_of_ones_own_stand_beside_ours() {
         assert_eq!(outcome.is_error(), content.starts_with("Error"), "{name}");
     }
 }
+
+/// What cannot be asked is not given.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_that_requires_a_credential_is_not_run_where_nobody_can_tell() {
+    let (lab, ..) = lab(ALL).await;
+    let mut registry = Registry::builtin();
+    registry.register(shout("of_key", Some("KEY"))).unwrap();
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for (at, want) in [
+        (format!("http://t:{TOKEN}@{closed}"), "no proxy can be reached at"),
+        (format!("http://t:a-wrong-token-of-24-bytes-or-more@{}", lab.proxy), "(caller_unknown)"),
+    ] {
+        let proxy = Proxy::at(&at, None).unwrap();
+        let outcome = registry.execute(&proxy, "of_key", &json!({"text": "loud"})).await;
+        assert!(outcome.is_error() && outcome.result.content.contains(want), "{outcome:?}");
+        assert!(outcome.result.blocked && outcome.result.content.starts_with("Error: "), "{outcome:?}");
+    }
+}
