@@ -62,8 +62,7 @@ async fn a_value_is_in_no_log_record_argument_or_file() {
         set.stdin.take().unwrap().write_all(stored.as_bytes()).unwrap();
         assert!(set.wait().unwrap().success());
         let mut command = exeat(&dir, &["serve", "-c", "e.toml"]);
-        // A library's module is not to be had by its name, either.
-        command.env("EXEAT_LOG", "trace,hyper::proto=trace,hyper::client=trace,h2::codec=trace,h2::proto=trace");
+        command.env("EXEAT_LOG", "trace");
         let mut served = Served::start(command);
         assert!(served.ready.contains("ready"), "{}", served.said());
         // It is used, comes back, and is tried to be sent in all places, also before anybody is known.
