@@ -21,16 +21,11 @@ use crate::audit::record::Record;
 use crate::model::limited::{Bound, Limited, Most};
 use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::{Deny, Refusal};
+use crate::model::wire::{EXEAT_CREDENTIAL_USED, EXEAT_REFUSAL, EXEAT_REQUEST_ID};
 use crate::stages::forward::Received;
 use crate::stages::limit::{self, ResponseBody};
 use crate::stages::upload::BodyError;
 
-/// The refusal's code: the one thing of an answer that a client may believe comes from the proxy.
-pub const EXEAT_REFUSAL: HeaderName = HeaderName::from_static("exeat-refusal");
-/// The id under which the exchange stands in the audit log.
-pub const EXEAT_REQUEST_ID: HeaderName = HeaderName::from_static("exeat-request-id");
-/// The credential that went along.
-pub const EXEAT_CREDENTIAL_USED: HeaderName = HeaderName::from_static("exeat-credential-used");
 const PROBLEM: &str = "application/problem+json";
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");

@@ -1,4 +1,4 @@
-//! The nouns: hosts, targets, names, peers, tools, secrets, refusals. No I/O and no policy.
+//! The nouns: hosts, targets, names, peers, tools, secrets, refusals, fields. No I/O and no policy.
 
 pub mod host;
 pub mod limited;
@@ -9,3 +9,4 @@ pub mod secret;
 pub mod target;
 pub mod token;
 pub mod tool;
+pub mod wire;

@@ -19,6 +19,7 @@ use crate::leak;
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
+use crate::model::wire;
 
 /// Longest value that is injected, in bytes: origins take heads of 8 KiB at least.
 const MAX_VALUE: usize = 8 * 1024;
@@ -330,7 +331,7 @@ fn field(name: &str) -> Option<HeaderName> {
         VIA,
     ];
     let name: HeaderName = name.parse().ok()?;
-    let ours = name.as_str().starts_with("exeat-") || name.as_str().starts_with("proxy-");
+    let ours = name.as_str().starts_with(wire::PREFIX) || name.as_str().starts_with("proxy-");
     (!ours && !TAKEN.contains(&name) && name.as_str() != "keep-alive").then_some(name)
 }
 

@@ -17,13 +17,9 @@ use crate::model::name::is_plain;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
+use crate::model::wire::{EXEAT_CREDENTIAL, EXEAT_SWAP};
 use crate::policy::credential::{Credential, Mark, Marks, Place};
 use crate::policy::rule::{Allowed, Task};
-
-/// Names the credential to inject. Read and removed.
-pub(super) const EXEAT_CREDENTIAL: HeaderName = HeaderName::from_static("exeat-credential");
-/// Makes `${NONCE.NAME}` the only placeholder. Read and removed.
-pub(super) const EXEAT_SWAP: HeaderName = HeaderName::from_static("exeat-swap");
 
 /// Shortest nonce, in bytes: texts that do not know it must not hit upon it.
 const MIN_NONCE: usize = 16;

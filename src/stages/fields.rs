@@ -7,6 +7,8 @@ use http::header::{
     PROXY_AUTHORIZATION, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 
+use crate::model::wire;
+
 /// Removes what is meant for one hop only: what `Connection` names, the fields of RFC 9110 §7.6.1, and
 /// ours. `Connection` cannot name fields that say where a message goes or how it ends.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
@@ -21,7 +23,8 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     for name in nominated.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
-    let ours: Vec<HeaderName> = headers.keys().filter(|name| name.as_str().starts_with("exeat-")).cloned().collect();
+    let ours: Vec<HeaderName> =
+        headers.keys().filter(|name| name.as_str().starts_with(wire::PREFIX)).cloned().collect();
     for name in &ours {
         headers.remove(name);
     }

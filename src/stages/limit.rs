@@ -18,12 +18,13 @@ use super::forward::Received;
 use super::pool::Lease;
 use super::redact::{self, Guarded};
 use super::standing::Withdrawn;
-use super::trailers::{self, EXEAT_TRUNCATED, Told};
+use super::trailers::{self, Told};
 use super::upload::BodyError;
 use crate::audit::record::{Counts, Record};
 use crate::leak::coding::Undecodable;
 use crate::model::limited::Bound;
 use crate::model::refusal::{Fail, Refusal, Verdict};
+use crate::model::wire::EXEAT_TRUNCATED;
 use crate::policy::plan::{Oversize, Sizes, Timeouts};
 
 /// A response's body on its way to the client.

@@ -1,19 +1,13 @@
 //! What the proxy says behind a body: how much came, and what was done to it. Not a stage: what `limit`
 //! puts at the end.
 
-use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue, TRAILER};
+use http::header::{CONTENT_LENGTH, HeaderValue, TRAILER};
 use http::request::Parts;
 use http::{HeaderMap, Method, Version};
 
 use super::fields;
 use crate::model::tool::Kind;
-
-/// The original length of a body that was cut, or `unknown`.
-pub(super) const EXEAT_TRUNCATED: HeaderName = HeaderName::from_static("exeat-truncated");
-/// How many places were overwritten.
-const EXEAT_REDACTED: HeaderName = HeaderName::from_static("exeat-redacted");
-/// Bytes that were taken from the origin.
-const EXEAT_RESPONSE_SIZE: HeaderName = HeaderName::from_static("exeat-response-size");
+use crate::model::wire::{EXEAT_REDACTED, EXEAT_RESPONSE_SIZE, EXEAT_TRUNCATED};
 
 /// Who gets an answer, as far as its framing depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,13 @@
 //! What a model gives a tool, of whatever shape.
 
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, TRAILER, UPGRADE};
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Map, Value};
 
 use super::words;
 use crate::model::refusal::{Deny, Refusal};
+use crate::model::wire;
 
 /// What is wrong with them: the text for the model, and the code for the record.
 #[derive(Debug, PartialEq, Eq)]
@@ -86,7 +87,7 @@ impl<'a> Arguments<'a> {
                 return Err(Refusal::from(Deny::RequestMalformed).into());
             }
             let name: HeaderName = name.parse().map_err(|_| Refusal::from(Deny::RequestMalformed))?;
-            if is_ours(&name) || (name == AUTHORIZATION && !may_authorize) {
+            if is_ours(name.as_str()) || (name == AUTHORIZATION && !may_authorize) {
                 continue;
             }
             let value = HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Refusal::from(Deny::RequestMalformed))?;
@@ -129,14 +130,22 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
-/// Framing, what is of one hop, where it goes, what speaks to the proxy, and codings that nobody here undoes.
-fn is_ours(name: &HeaderName) -> bool {
-    const OURS: [HeaderName; 6] = [HOST, CONTENT_LENGTH, TRAILER, UPGRADE, EXPECT, ACCEPT_ENCODING];
-    let text = name.as_str();
-    OURS.contains(name)
-        || matches!(text, "transfer-encoding" | "connection" | "keep-alive" | "te")
-        || text.starts_with("proxy-")
-        || text.starts_with("exeat-")
+/// Whether a field, in small letters, is not for a model or a pack to set: framing, what is of one hop, where it goes,
+/// what speaks to the proxy, and codings that nobody here undoes.
+pub(super) fn is_ours(name: &str) -> bool {
+    const OURS: [&str; 10] = [
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ];
+    OURS.contains(&name) || name.starts_with("proxy-") || name.starts_with(wire::PREFIX)
 }
 
 #[cfg(test)]

@@ -16,9 +16,8 @@ use super::wrap::Kept;
 use crate::model::name::is_plain;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::model::tool::{EXEAT_TIMEOUT, EXEAT_TOOL, Tool};
+use crate::model::wire::{EXEAT_CREDENTIAL, EXEAT_CREDENTIAL_USED, EXEAT_RESPONSE_SIZE, EXEAT_SWAP, EXEAT_TRUNCATED};
 
-const EXEAT_CREDENTIAL: HeaderName = HeaderName::from_static("exeat-credential");
-const EXEAT_SWAP: HeaderName = HeaderName::from_static("exeat-swap");
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("exeat-tools/", env!("CARGO_PKG_VERSION")));
 /// Between two parts of an answer. The proxy's own limit is shorter unless its operator wanted a longer one.
 const TO_GO_ON: Duration = Duration::from_secs(900);
@@ -124,9 +123,9 @@ async fn read(
     let (response, _connection) = answer.apart();
     let (head, mut body) = response.into_parts();
     result.response_status = Some(head.status.as_u16());
-    result.credential_used = text(&head.headers, "exeat-credential-used");
-    let mut truncated = head.headers.contains_key("exeat-truncated");
-    let mut size = number(&head.headers, "exeat-response-size");
+    result.credential_used = text(&head.headers, &EXEAT_CREDENTIAL_USED);
+    let mut truncated = head.headers.contains_key(EXEAT_TRUNCATED);
+    let mut size = number(&head.headers, &EXEAT_RESPONSE_SIZE);
     let mut kept = Kept::default();
     loop {
         let frame = match timeout(TO_GO_ON, body.frame()).await {
@@ -138,8 +137,8 @@ async fn read(
             Ok(data) => kept.take(&data),
             Err(frame) => {
                 let Some(trailers) = frame.trailers_ref() else { continue };
-                truncated |= trailers.contains_key("exeat-truncated");
-                size = number(trailers, "exeat-response-size").or(size);
+                truncated |= trailers.contains_key(EXEAT_TRUNCATED);
+                size = number(trailers, &EXEAT_RESPONSE_SIZE).or(size);
             }
         }
     }
@@ -159,19 +158,13 @@ async fn broken(proxy: &Proxy, mut result: ToolCallResult, (took, within): (Dura
             Ok(Said::Refused(_)) | Err(_) => None,
         },
     };
+    let (fail, content) = match limit.filter(|limit| took >= *limit) {
+        Some(limit) => (Fail::RequestTimedOut, words::timed_out(Some(&limit.to_string()))),
+        None => (Fail::UpstreamProtocol, words::plain(Fail::UpstreamProtocol.into())),
+    };
     result.response_status = None;
-    result.block_reason = None;
-    match limit.filter(|limit| took >= *limit) {
-        Some(limit) => {
-            result.content = words::timed_out(Some(&limit.to_string()));
-            result.block_reason = Some(Refusal::Fail(Fail::RequestTimedOut).block_reason().to_owned());
-        }
-        None => {
-            let refusal = Refusal::Fail(Fail::UpstreamProtocol);
-            result.content = words::plain(refusal);
-            result.block_reason = Some(refusal.block_reason().to_owned());
-        }
-    }
+    result.content = content;
+    result.block_reason = Some(Refusal::from(fail).block_reason().to_owned());
     Outcome { result, state: State::Failed }
 }
 
@@ -204,7 +197,7 @@ impl Unsent {
     pub(super) async fn told(self, proxy: &Proxy) -> Outcome {
         let started = Instant::now();
         let refusal = self.reason.unwrap_or(Refusal::Deny(Deny::RequestMalformed));
-        let tool = if is_plain(&self.tool) && self.tool.len() <= 64 { &*self.tool } else { "unknown" };
+        let tool = if is_plain(&self.tool) { &*self.tool } else { "unknown" };
         let report = json!({
             "tool": tool,
             // Not for the record: what is repeated below is looked through there, also as pointers write it (RFC 6901).
@@ -276,6 +269,6 @@ fn timed(mut outcome: Outcome, started: Instant) -> Outcome {
     outcome
 }
 
-fn text(fields: &HeaderMap, name: &str) -> Option<String> {
+fn text(fields: &HeaderMap, name: &HeaderName) -> Option<String> {
     fields.get(name)?.to_str().ok().map(str::to_owned)
 }

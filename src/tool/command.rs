@@ -101,7 +101,7 @@ enum PackCommand {
 
 /// Tools of a pack beside those that need none.
 #[derive(Args)]
-pub(super) struct FromPack {
+struct FromPack {
     /// A pack in YAML, whose tools are added, and whose policy holds for `http_request`
     #[arg(long = "pack", value_name = "FILE")]
     file: Option<PathBuf>,
@@ -113,7 +113,7 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
 /// What ends a command before it is done.
-pub(super) struct Stop(pub(super) u8, pub(super) String);
+struct Stop(u8, String);
 
 /// Runs what was typed.
 #[must_use]
@@ -189,7 +189,7 @@ async fn run(command: Command) -> Result<(), Stop> {
 }
 
 impl FromPack {
-    pub(super) fn registry(&self) -> Result<Registry, Stop> {
+    fn registry(&self) -> Result<Registry, Stop> {
         let Some(file) = &self.file else { return Ok(Registry::builtin()) };
         let pack = Pack::read(&read(file)?).map_err(|problems| {
             let all = problems.iter().map(|problem| format!("\n{}", clean(&problem.to_string()))).collect::<String>();

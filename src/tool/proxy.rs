@@ -8,7 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, HOST, PROXY_AUTHORIZATION, TE};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -23,14 +23,11 @@ use zeroize::Zeroizing;
 use super::dial::{Tls, tcp, unix};
 use crate::model::refusal::Refusal;
 use crate::model::secret::Secret;
+use crate::model::wire::{EXEAT_REFUSAL, EXEAT_REQUEST_ID};
 
 /// Names the proxy; without it, the variable that all clients know.
 pub const EXEAT_PROXY: &str = "EXEAT_PROXY";
 const HTTPS_PROXY: [&str; 2] = ["HTTPS_PROXY", "https_proxy"];
-/// The code of a refusal. No origin can send it: the proxy takes its `Exeat-*` fields away.
-pub(super) const EXEAT_REFUSAL: &str = "exeat-refusal";
-/// Every answer of the proxy has one.
-const EXEAT_REQUEST_ID: &str = "exeat-request-id";
 /// Until the proxy takes the connection.
 const TO_CONNECT: Duration = Duration::from_secs(10);
 /// For a whole call. The proxy's own limits are shorter unless its operator wanted longer ones.
@@ -321,7 +318,7 @@ fn proof(userinfo: &str) -> Result<Secret, PlaceError> {
 }
 
 /// One number that stands in a field, in the head or behind the body.
-pub(super) fn number(fields: &HeaderMap, name: &str) -> Option<u64> {
+pub(super) fn number(fields: &HeaderMap, name: &HeaderName) -> Option<u64> {
     fields.get(name)?.to_str().ok()?.parse().ok()
 }
 

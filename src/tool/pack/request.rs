@@ -7,25 +7,13 @@ use super::node::Node;
 use super::place::{Place, clip};
 use super::template::{Part, Scope, Secrets, Template, Values};
 use super::url::Url;
+use crate::model::tool::MAX_TIMEOUT;
+use crate::tool::arguments::is_ours;
 
 const KEYS: [&str; 5] = ["method", "url", "headers", "body", "timeout"];
 /// The longest that a request may take, in seconds.
-const MAX_TIMEOUT: u64 = 60;
 const BAD_TIMEOUT: &str = "must be a whole number of seconds from 1 to 60";
 const NO_SECRET: &str = "stands where the proxy swaps none; put it into headers or the query of url";
-/// Fields that the proxy or its client sets.
-const SET_HERE: [&str; 10] = [
-    "accept-encoding",
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "keep-alive",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
 const NOT_TEMPLATED: &str = "must be a mapping, or one placeholder for all of them";
 
 /// A request to be filled in.
@@ -140,7 +128,7 @@ fn timeout(node: &Node, place: &Place, scope: &Scope<'_>) -> Template {
 }
 
 fn is_timeout(value: &Value) -> bool {
-    value.as_u64().is_some_and(|seconds| (1..=MAX_TIMEOUT).contains(&seconds))
+    value.as_u64().is_some_and(|seconds| (1..=MAX_TIMEOUT.as_secs()).contains(&seconds))
 }
 
 /// A token (RFC 9110 §5.6.2).
@@ -185,7 +173,7 @@ fn header_name(lower: &str, seen: bool) -> Result<(), String> {
     if !is_token(lower) {
         return Err(format!("{} is no header name", quoted(lower)));
     }
-    if SET_HERE.contains(&lower) || lower.starts_with("proxy-") || lower.starts_with("exeat-") {
+    if is_ours(lower) {
         return Err(format!("{lower} is set by exeat; leave it out"));
     }
     if seen { Err(format!("{lower} is written twice")) } else { Ok(()) }
