@@ -90,7 +90,7 @@ async fn every_error_has_the_text_of_its_documentation() {
         ("tool_name", json!({}), "Error: unknown tool 'tool_name'".to_owned()),
         // webhook integration not in task
         ("webhook", json!({"url": api, "body": {}}), "Error: webhook integration not enabled for this task".to_owned()),
-        // Ours: what the seeds do not have
+        // Ours, which no other documentation has
         ("http_request", json!({"url": api}), "Error: tool 'http_request' not enabled for this task".to_owned()),
         ("http_get", json!({}), "Error: 'url' field required for http_get".to_owned()),
         ("http_get", json!({"url": 1}), "Error: 'url' field must be a string for http_get".to_owned()),
