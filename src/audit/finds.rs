@@ -1,7 +1,7 @@
-//! How often credentials were found in what an execution wanted to send.
+//! How often credentials were found in what an execution wanted to send, and in what it was answered.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -40,6 +40,29 @@ pub enum Note {
     Find(ExecutionId),
     /// Somebody waits until those before have been.
     Settled(oneshot::Sender<()>),
+}
+
+/// Counts the finds in one answer for the execution that gets it.
+pub struct Finder {
+    finds: Arc<Finds>,
+    execution: Option<ExecutionId>,
+    noted: u64,
+}
+
+impl Finder {
+    pub(super) fn new(finds: &Arc<Finds>, execution: Option<ExecutionId>, noted: u64) -> Self {
+        Self { finds: finds.clone(), execution, noted }
+    }
+
+    /// Notes that there were so many finds in the answer so far.
+    pub fn reached(&mut self, finds: u64) {
+        while self.noted < finds {
+            self.noted = self.noted.saturating_add(1);
+            if let Some(execution) = &self.execution {
+                self.finds.note(execution);
+            }
+        }
+    }
 }
 
 impl Default for Finds {

@@ -14,7 +14,7 @@ use time::format_description::well_known::Rfc3339;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::finds::Finds;
+use super::finds::{Finder, Finds};
 use super::flood::Source;
 use super::sink::{Sink, SinkError, Told};
 use crate::files;
@@ -130,6 +130,8 @@ pub struct Record {
     whence: Whence,
     /// A credential was found in what was to be sent.
     found: bool,
+    /// Finds in the answer so far.
+    finds_in_answer: u64,
     /// The limit that was reached.
     limited: Option<Limited>,
     /// What it takes for as long as it is under way.
@@ -315,6 +317,7 @@ impl Record {
             caller: None,
             whence: peer.whence(),
             found: false,
+            finds_in_answer: 0,
             limited: None,
             held: Vec::new(),
         }
@@ -414,7 +417,7 @@ impl Record {
             .find_in_name(host)
             .or_else(|| own.find_in_name(&whole))
             .or_else(|| [&whole, path, method].into_iter().find_map(|text| own.find(text.as_bytes())));
-        found.filter(|found| found.is_own)
+        found
     }
 
     /// Notes a value that was found in what is refused for another reason: it is a find all the same.
@@ -508,7 +511,7 @@ impl Record {
     /// only.
     pub fn leak(&mut self, found: &Found, place: &str) -> Refusal {
         self.stands(found, place);
-        self.about = found.credential().filter(|_| found.is_own).cloned();
+        self.about = found.credential().cloned();
         self.count_find(Deny::LeakDetected.into());
         Deny::LeakDetected.into()
     }
@@ -552,7 +555,24 @@ impl Record {
         if !unsent.is_empty() {
             let names = unsent.into_iter().collect::<Vec<_>>().join(", ");
             self.line.alarm = Some(format!("came back without having been sent: {names}"));
+        } else if self.finds_in_answer > 0 {
+            self.line.alarm = Some("a part of a credential came back without the rest of it".to_owned());
         }
+    }
+
+    /// Notes that there were so many finds in the answer so far.
+    pub fn finds_in_answer(&mut self, finds: u64) {
+        if finds > self.finds_in_answer {
+            self.finder().reached(finds);
+            self.finds_in_answer = finds;
+        }
+    }
+
+    /// Counts the finds in the rest of the answer, for whoever goes on with it.
+    #[must_use]
+    pub fn finder(&self) -> Finder {
+        let execution = self.caller.as_ref().map(|(_, execution)| execution.clone());
+        Finder::new(&self.finds, execution, self.finds_in_answer)
     }
 
     /// A text from outside without credentials.

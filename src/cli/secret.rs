@@ -10,6 +10,7 @@ use zeroize::Zeroizing;
 
 use super::terminal::{self, print, say};
 use super::{Exit, sources};
+use crate::leak::strength::{Strength, WEAK};
 use crate::flow::keep;
 use crate::model::name::is_plain;
 use crate::model::secret::Secret;
@@ -121,6 +122,8 @@ fn set(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
     say(format_args!("{workspace}/{name} is {what} in {file}; a daemon that uses it takes it up at its next reload"));
     if let Some(why) = unusable {
         say(format_args!("warning: {why}, so no credential can use it"));
+    } else if let Strength::Weak(why) = Strength::of(&value) {
+        say(format_args!("warning: the value is weak: {why}; {WEAK}"));
     }
     Ok(Exit::Done)
 }

@@ -18,6 +18,7 @@ use super::connection::Client;
 use super::heads::Passage;
 use super::io::{Clock, Filter, pump};
 use super::respond::{self, Answer};
+use crate::audit::finds::Finder;
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::stages::forward::{Received, Relay, Switched};
@@ -76,9 +77,10 @@ async fn relay(client: Arc<Client>, doorway: Doorway, agreed: Relay, mut record:
     drop(lease);
     let mut ends = Ends {
         up: Up { inner: up, stop: None, clean: Cell::new(true) },
-        down: Down { inner: down, stop: None, clean: Cell::new(true) },
+        down: Down { inner: down, finder: record.finder(), stop: None, clean: Cell::new(true) },
     };
     ends.carry(&client.services, (ours, theirs), (idle, until), withdrawn, &mut record).await;
+    ends.down.finder.reached(ends.down.inner.finds(true));
     if let Some((count, whose)) = ends.down.inner.found() {
         record.redacted(count, &whose);
     }
@@ -122,6 +124,7 @@ struct Up {
 
 struct Down {
     inner: Downward,
+    finder: Finder,
     stop: Option<Stop>,
     /// No frame is under way on the client's side.
     clean: Cell<bool>,
@@ -222,10 +225,12 @@ impl Filter for Up {
 impl Filter for Down {
     fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
         self.clean.set(false);
-        self.inner.pass(bytes).map_err(|stop| {
+        let passed = self.inner.pass(bytes).map_err(|stop| {
             self.stop = Some(stop);
             io::ErrorKind::InvalidData.into()
-        })
+        });
+        self.finder.reached(self.inner.finds(false));
+        passed
     }
 
     fn holds(&self) -> bool {
@@ -233,7 +238,9 @@ impl Filter for Down {
     }
 
     fn pause(&mut self) -> Vec<u8> {
-        self.inner.pause()
+        let paused = self.inner.pause();
+        self.finder.reached(self.inner.finds(false));
+        paused
     }
 
     fn written(&mut self) {

@@ -1,144 +1,280 @@
-//! Where in ordinary bytes a pattern could begin: a filter that looks at four bytes out of eight.
+//! A filter that finds where a pattern may stand without walking through every byte.
 //!
-//! Every pattern's first bytes are kept as groups of four, at each offset up to the stride, in a table of
-//! bits. Whatever stride the search goes in, one of its looks then falls wholly on the beginning of a
-//! pattern that stands there; and one of the groups beside that look is in the table as well.
+//! Of each pattern a window of some bytes is chosen, and its groups of eight bytes are kept in a table. A search looks
+//! at one group every few bytes; in each window that stands in the text, one of these looks falls on a group of it.
+//!
+//! The time that a search takes must not tell a sender how far a guess is right. So a look reacts to whole groups only:
+//! seven right bytes cost as much as seven wrong ones. Where in a pattern its window stands is drawn at random, behind
+//! what the prefixes of well-known keys take up, and the table is keyed, so that nobody can prepare a text for it.
 
 use zeroize::Zeroizing;
 
 use super::fold::unfolded;
+use super::forms::Form;
 
-/// Bytes that are looked at together.
-const GROUP: usize = 4;
+/// Bytes of a group, and of one where patterns are too short for that.
+const WIDE: usize = 8;
+const NARROW: usize = 4;
 /// Most bytes from one look to the next.
 const MAX_STRIDE: usize = 8;
+/// Windows are drawn from so many places behind a pattern's lead.
+const SPREAD: usize = 32;
+/// Groups with fewer different bytes than this stand in ordinary texts, in runs: they are not counted as near misses.
+const MIN_DISTINCT: usize = 4;
+/// What is looked at of a byte: the case of letters is left out.
+const CASELESS: u64 = 0xdfdf_dfdf_dfdf_dfdf;
 
 pub(super) struct Anchors {
     bits: Zeroizing<Vec<u64>>,
-    shift: u32,
+    /// The bits of a hash that are a slot.
+    slots: u32,
+    key: u64,
+    width: usize,
     stride: usize,
+    /// How far before a look a pattern may begin.
+    before: usize,
+    /// All groups, in order.
+    groups: Zeroizing<Vec<(u64, u32)>>,
 }
 
+/// A group that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Look {
+    /// Where it begins.
+    pub(super) at: usize,
+    /// The number of the value that it is a part of, if it is too odd to stand there by accident.
+    pub(super) owner: Option<u32>,
+}
+
+/// Stands for no owner.
+const COMMON: u32 = u32::MAX;
+
 impl Anchors {
-    /// Patterns are folded, and eight bytes or longer.
-    pub(super) fn new<'p>(patterns: impl Iterator<Item = &'p [u8]> + Clone) -> Self {
-        let shortest = patterns.clone().map(<[u8]>::len).min().unwrap_or(MAX_STRIDE);
-        let stride = shortest.saturating_sub(GROUP.saturating_sub(1)).clamp(1, MAX_STRIDE);
-        let groups = patterns.clone().count().saturating_mul(stride);
-        // One bit in sixty is set, or fewer.
-        let size = groups.saturating_mul(64).next_power_of_two().clamp(1 << 15, 1 << 23);
-        let shift = 32_u32.saturating_sub(size.trailing_zeros());
-        let mut this = Self { bits: Zeroizing::new(vec![0; size / 64]), shift, stride };
-        for pattern in patterns {
-            pattern.windows(GROUP).take(stride).for_each(|group| this.add(group));
+    /// Prepares to look for these forms; each has the number of its value.
+    pub(super) fn new(forms: &[(Form, u32)]) -> Self {
+        let shortest = forms.iter().map(|(form, _)| form.bytes.len()).min().unwrap_or(WIDE);
+        let width = if shortest > WIDE.saturating_add(2) { WIDE } else { NARROW };
+        let stride = shortest.saturating_sub(width.saturating_sub(1)).clamp(1, MAX_STRIDE);
+        let window = width.saturating_add(stride).saturating_sub(1);
+        let mut random = Random::new();
+        let (mut groups, mut before) = (Zeroizing::new(Vec::new()), 0);
+        for (form, owner) in forms {
+            let at = place(form, window, width, &mut random);
+            before = before.max(at.saturating_add(stride).saturating_sub(1));
+            let window = form.bytes.get(at..).unwrap_or_default();
+            for group in window.windows(width).take(stride) {
+                let is_common = distinct(group) < MIN_DISTINCT.min(width);
+                let owner = if is_common { COMMON } else { *owner };
+                groups.extend(written(group).into_iter().map(|group| (group, owner)));
+            }
+        }
+        groups.sort_unstable();
+        groups.dedup_by_key(|(group, _)| *group);
+        // One bit in sixty is set, or fewer; a look asks for two.
+        let size = groups.len().saturating_mul(64).next_power_of_two().clamp(1 << 15, 1 << 23);
+        let mut this = Self {
+            bits: Zeroizing::new(vec![0; size / 64]),
+            slots: size.trailing_zeros(),
+            key: random.next() | 1,
+            width,
+            stride,
+            before,
+            groups,
+        };
+        let slots: Vec<[u64; 2]> = this.groups.iter().map(|(group, _)| this.slots(*group)).collect();
+        for slot in slots.into_iter().flatten() {
+            if let Some(word) = usize::try_from(slot >> 6).ok().and_then(|at| this.bits.get_mut(at)) {
+                *word |= 1 << (slot & 63);
+            }
         }
         this
     }
 
-    /// Notes a group in all ways to write it.
-    fn add(&mut self, group: &[u8]) {
-        let mut written = vec![[0; GROUP]];
-        for (at, byte) in group.iter().enumerate() {
-            let mut next = Vec::new();
-            for known in written {
-                for byte in unfolded(*byte) {
-                    let mut one: [u8; GROUP] = known;
-                    if let Some(place) = one.get_mut(at) {
-                        *place = byte;
-                    }
-                    next.push(one);
-                }
-            }
-            written = next;
-        }
-        for group in written {
-            let slot = self.slot(group);
-            if let Some(word) = self.bits.get_mut((slot >> 6) as usize) {
-                *word |= 1 << (slot & 63);
-            }
-        }
+    /// Multiplicative hashing (Knuth, TAOCP 6.4): two slots from the upper bits of one product.
+    fn slots(&self, group: u64) -> [u64; 2] {
+        let hash = group.wrapping_mul(self.key);
+        let shift = 64_u32.saturating_sub(self.slots);
+        [hash >> shift, (hash << self.slots) >> shift]
     }
 
-    /// Multiplicative hashing (Knuth, TAOCP 6.4); the case of letters is left out.
-    fn slot(&self, group: [u8; GROUP]) -> u32 {
-        (u32::from_le_bytes(group) & 0xdfdf_dfdf).wrapping_mul(0x9e37_79b1) >> self.shift
-    }
-
-    fn has(&self, group: [u8; GROUP]) -> bool {
-        let slot = self.slot(group);
+    fn is_set(&self, slot: u64) -> bool {
         self.bits.get((slot >> 6) as usize).is_some_and(|word| word >> (slot & 63) & 1 == 1)
     }
 
-    /// The first look that finds something, if any does: before it nothing begins that has as many bytes in
-    /// this text as [`Self::reach`].
-    pub(super) fn find(&self, text: &[u8]) -> Option<usize> {
-        if self.stride == MAX_STRIDE {
-            let (pieces, _) = text.as_chunks::<MAX_STRIDE>();
-            let mut known = 0_usize;
-            let mut rest = pieces;
-            while let Some(more) = rest.iter().position(|[a, b, c, d, ..]| self.has([*a, *b, *c, *d])) {
+    /// True for nearly no group but those of the table.
+    fn may_have(&self, group: u64) -> bool {
+        let [first, second] = self.slots(group);
+        self.is_set(first) && self.is_set(second)
+    }
+
+    fn look(&self, group: u64, at: usize) -> Option<Look> {
+        let found = self.groups.binary_search_by_key(&group, |(group, _)| *group).ok()?;
+        let owner = self.groups.get(found).map(|(_, owner)| *owner).filter(|owner| *owner != COMMON);
+        Some(Look { at, owner })
+    }
+
+    /// The first look that finds something: before it begins no pattern that has as many bytes in this text as
+    /// [`Self::reach`].
+    pub(super) fn find(&self, text: &[u8]) -> Option<Look> {
+        if self.width == WIDE && self.stride == MAX_STRIDE {
+            let (pieces, _) = text.as_chunks::<WIDE>();
+            let (mut known, mut rest) = (0_usize, pieces);
+            while let Some(more) = rest.iter().position(|piece| self.may_have(wide(*piece))) {
+                let piece = rest.get(more).copied().unwrap_or_default();
                 known = known.saturating_add(more);
-                let look = known.saturating_mul(MAX_STRIDE);
-                if self.is_confirmed(text, look) {
+                if let Some(look) = self.look(wide(piece), known.saturating_mul(WIDE)) {
                     return Some(look);
                 }
                 known = known.saturating_add(1);
                 rest = pieces.get(known..).unwrap_or_default();
             }
-            let last = pieces.len().saturating_mul(MAX_STRIDE);
-            let group = text.get(last..).and_then(|rest| rest.first_chunk::<GROUP>());
-            return group.is_some_and(|group| self.has(*group) && self.is_confirmed(text, last)).then_some(last);
+            return None;
         }
         let mut at = 0_usize;
-        while let Some(group) = text.get(at..).and_then(|rest| rest.first_chunk::<GROUP>()) {
-            if self.has(*group) {
-                return Some(at);
+        while let Some(group) = self.group(text, at) {
+            if self.may_have(group)
+                && let Some(look) = self.look(group, at)
+            {
+                return Some(look);
             }
             at = at.saturating_add(self.stride);
         }
         None
     }
 
-    /// False if neither the group before a look is of a pattern nor the one behind: with the longest stride one of them
-    /// is, wherever in a pattern's beginning the look fell. What the text does not have may be.
-    fn is_confirmed(&self, text: &[u8], look: usize) -> bool {
-        let group = |at: usize| text.get(at..).and_then(|rest| rest.first_chunk::<GROUP>());
-        let before = look.checked_sub(GROUP).and_then(group).is_some_and(|group| self.has(*group));
-        before || group(look.saturating_add(GROUP)).is_none_or(|group| self.has(*group))
+    fn group(&self, text: &[u8], at: usize) -> Option<u64> {
+        let rest = text.get(at..)?;
+        if self.width == WIDE {
+            return rest.first_chunk::<WIDE>().map(|group| wide(*group));
+        }
+        let [a, b, c, d] = *rest.first_chunk::<NARROW>()?;
+        Some(wide([a, b, c, d, 0, 0, 0, 0]))
     }
 
     /// How far before a look a pattern may begin that it finds.
     pub(super) fn before(&self) -> usize {
-        self.stride.saturating_sub(1)
+        self.before
     }
 
     /// How many bytes of a pattern have to stand in a text for it to be found there.
     pub(super) fn reach(&self) -> usize {
-        self.stride.saturating_add(GROUP.saturating_sub(1))
+        self.before.saturating_add(self.width)
+    }
+
+    /// Bytes of a group.
+    pub(super) fn width(&self) -> usize {
+        self.width
     }
 }
 
-/// How many bytes a look takes.
-pub(super) const LOOK: usize = GROUP;
+fn wide(group: [u8; WIDE]) -> u64 {
+    u64::from_le_bytes(group) & CASELESS
+}
+
+/// Where in a form its window begins: at random among the places with the most different bytes.
+fn place(form: &Form, window: usize, width: usize, random: &mut Random) -> usize {
+    let last = form.bytes.len().saturating_sub(window);
+    let (low, high) = (form.lead.min(last), form.lead.saturating_add(SPREAD).min(last));
+    let variety = |at: usize| {
+        let window = form.bytes.get(at..at.saturating_add(window)).unwrap_or_default();
+        window.windows(width).map(distinct).min().unwrap_or_default().min(MIN_DISTINCT)
+    };
+    let most = (low..=high).map(variety).max().unwrap_or_default();
+    let best: Vec<usize> = (low..=high).filter(|at| variety(*at) == most).collect();
+    let chosen = usize::try_from(random.next() >> 32).unwrap_or_default().checked_rem(best.len());
+    chosen.and_then(|at| best.get(at)).copied().unwrap_or(low)
+}
+
+fn distinct(group: &[u8]) -> usize {
+    let mut known = group.to_vec();
+    known.sort_unstable();
+    known.dedup();
+    known.len()
+}
+
+/// A group in all ways to write it, without case.
+fn written(group: &[u8]) -> Vec<u64> {
+    let mut written = vec![[0; WIDE]];
+    for (at, byte) in group.iter().enumerate() {
+        let mut next: Vec<[u8; WIDE]> = Vec::new();
+        for known in written {
+            for byte in unfolded(*byte) {
+                let mut one = known;
+                if let Some(place) = one.get_mut(at) {
+                    *place = byte & 0xdf;
+                }
+                next.push(one);
+            }
+        }
+        next.sort_unstable();
+        next.dedup();
+        written = next;
+    }
+    written.into_iter().map(wide).collect()
+}
+
+/// Random numbers from the system; where it has none, the windows stand at their first place and nothing else changes.
+struct Random {
+    seed: u64,
+}
+
+impl Random {
+    fn new() -> Self {
+        Self { seed: getrandom::u64().unwrap_or(0x9e37_79b9_7f4a_7c15) }
+    }
+
+    /// The next one (SplitMix64, Steele et al. 2014).
+    fn next(&mut self) -> u64 {
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.seed ^ (self.seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
 
 #[cfg(test)]
 mod tests {
     use super::super::fold::fold;
     use super::*;
 
+    fn form(pattern: &[u8], lead: usize) -> Form {
+        Form { bytes: Zeroizing::new(pattern.iter().map(|byte| fold(*byte)).collect()), half: pattern.len(), lead }
+    }
+
     #[test]
     fn a_pattern_is_found_wherever_it_begins() {
-        for pattern in [&b"sk-live_0123456789abcdefXYZ/"[..], b"8bytes+/"] {
-            let folded: Vec<u8> = pattern.iter().map(|byte| fold(*byte)).collect();
-            let anchors = Anchors::new([folded.as_slice()].into_iter());
-            for before in 0..40 {
-                let mut text = vec![b'.'; before];
-                text.extend(pattern.iter().map(|byte| if *byte == b'_' { b'/' } else { byte.to_ascii_uppercase() }));
-                text.truncate(before + anchors.reach());
-                let hit = anchors.find(&text).expect("its beginning is there");
-                assert!((before..before + anchors.before() + 1).contains(&hit), "{before}: {hit}");
+        for pattern in [&b"sk-live_0123456789abcdefXYZ/and-more-of-it"[..], b"8bytes+/", b"4byt", b"twelve bytes"] {
+            for lead in [0, 4, 16] {
+                let anchors = Anchors::new(&[(form(pattern, lead), 7)]);
+                for before in 0..40 {
+                    let mut text = vec![b'.'; before];
+                    text.extend(pattern.iter().map(|byte| if *byte == b'_' { b'/' } else { byte.to_ascii_uppercase() }));
+                    text.truncate(before + anchors.reach());
+                    let look = anchors.find(&text).expect("enough of it is there");
+                    assert!((before..=before + anchors.before()).contains(&look.at), "{before}: {look:?}");
+                    assert_eq!(look.owner, Some(7));
+                }
+                assert_eq!(anchors.find(&vec![b'.'; 1000]), None);
             }
-            assert_eq!(anchors.find(&vec![b'.'; 1000]), None);
         }
+    }
+
+    /// A guess of which less than a whole group is right costs what any other costs.
+    #[test]
+    fn seven_right_bytes_are_no_look() {
+        let pattern = b"ghp_R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
+        let anchors = Anchors::new(&[(form(pattern, 16), 0)]);
+        for start in 0..pattern.len() - 7 {
+            let guess = &pattern[start..start + 7];
+            let text: Vec<u8> = guess.iter().chain(b"#").copied().cycle().take(4096).collect();
+            assert_eq!(anchors.find(&text), None, "{start}");
+        }
+    }
+
+    /// Runs of one byte stand in many texts: a value that holds one is found, but they count for nothing.
+    #[test]
+    fn a_group_of_few_different_bytes_has_no_owner() {
+        let anchors = Anchors::new(&[(form(&[b'A'; 40], 16), 0)]);
+        assert_eq!(anchors.find(&[b'A'; 64]).map(|look| look.owner), Some(None));
     }
 }

@@ -1,4 +1,4 @@
-//! Undoes escapes byte by byte: percent-encoding (RFC 3986 §2.1), the escapes of JSON and JavaScript
+//! Undoes escapes byte by byte: percent-encoding (RFC 3986 §2.1), the escapes of JSON, JavaScript, Python and CSS
 //! strings (RFC 8259 §7), and the character references of HTML.
 //!
 //! All kinds at once, because who escapes chooses freely what to escape and how; what is no escape
@@ -13,6 +13,8 @@ use super::fold::begins_escape;
 pub(super) const LONGEST: usize = 12;
 /// Most digits between the braces of `\u{}`.
 const MAX_BRACED: usize = 8;
+/// Most digits of an escape of CSS.
+const MAX_CSS: usize = 6;
 
 /// A byte, and where in the stream it comes from.
 #[derive(Clone, Copy, Default, Zeroize)]
@@ -169,7 +171,8 @@ fn is_likely(bytes: &[u8]) -> bool {
     match bytes {
         [b'%', next, ..] => next.is_ascii_hexdigit() || matches!(next, b'u' | b'U'),
         [b'\\', next, ..] => {
-            matches!(next, b'u' | b'x' | b'/' | b'"' | b'\\' | b'\'' | b'`' | b'n' | b'r' | b't' | b'b' | b'f')
+            next.is_ascii_digit()
+                || matches!(next, b'u' | b'U' | b'x' | b'/' | b'"' | b'\\' | b'\'' | b'`' | b'n' | b'r' | b't' | b'b' | b'f')
         }
         [b'&', next, ..] => next.is_ascii_alphabetic() || *next == b'#',
         _ => true,
@@ -189,7 +192,7 @@ pub(super) fn may_begin(bytes: &[u8]) -> bool {
 fn read(bytes: &[u8], is_all: bool) -> Reading {
     match bytes {
         [b'%', rest @ ..] => percent(rest),
-        [b'\\', rest @ ..] => backslash(rest),
+        [b'\\', rest @ ..] => backslash(rest, is_all),
         [b'&', rest @ ..] => reference(rest, is_all),
         _ => Reading::Plain,
     }
@@ -221,7 +224,31 @@ fn percent(rest: &[u8]) -> Reading {
     }
 }
 
-fn backslash(rest: &[u8]) -> Reading {
+/// An escape of CSS (CSS Syntax Level 3 §4.3.7): up to six digits, and a blank that belongs to it. Those of ASCII begin
+/// with a digit from 0 to 9, which is no escape elsewhere.
+fn of_css(rest: &[u8], is_all: bool) -> Reading {
+    let end = rest.iter().take(MAX_CSS).position(|byte| !byte.is_ascii_hexdigit());
+    let length = match end {
+        Some(end) => end,
+        None if rest.len() >= MAX_CSS => MAX_CSS,
+        None if is_all => rest.len(),
+        None => return Reading::Begun,
+    };
+    if length < 2 {
+        return Reading::Plain;
+    }
+    let blank = match rest.get(length) {
+        Some(next) => usize::from(matches!(next, b' ' | b'\t')),
+        None if is_all => 0,
+        None => return Reading::Begun,
+    };
+    match digits(rest, length) {
+        Ok(code) => Reading::Char(char_of(code), length.saturating_add(1).saturating_add(blank)),
+        Err(other) => other,
+    }
+}
+
+fn backslash(rest: &[u8], is_all: bool) -> Reading {
     match rest {
         [] | [b'u'] => Reading::Begun,
         [b'u', b'{', rest @ ..] => braced(rest),
@@ -230,6 +257,11 @@ fn backslash(rest: &[u8]) -> Reading {
             Ok(code) => Reading::Char(char_of(code), 6),
             Err(other) => other,
         },
+        [b'U', rest @ ..] => match digits(rest, 8) {
+            Ok(code) => Reading::Char(char_of(code), 10),
+            Err(other) => other,
+        },
+        [b'0'..=b'9', ..] => of_css(rest, is_all),
         [b'x', rest @ ..] => match digits(rest, 2) {
             Ok(byte) => Reading::Byte(u8::try_from(byte).unwrap_or_default(), 4),
             Err(other) => other,
@@ -400,6 +432,8 @@ mod tests {
             (r"\u{000000041}%41", r"\u{000000041}A"),
             (r"\u{00000000000000%41", r"\u{00000000000000A"),
             (r"\x41\/\\u0041", r"A/\u0041"),
+            (r"\U00000041\U0001f600\U0000004", r"A😀\U0000004"),
+            (r"\41 \042\000043 x\6b\6", r"ABCxk\6"),
             (r#"\"\q\"#, r#""\q\"#),
             ("a\\nb", "a\nb"),
             ("&#65;&#x41;&#x0000041;&#65 &#65", "AAAA A"),

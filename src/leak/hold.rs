@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::families::Lookout;
-use super::layers::Hit;
+use super::layers::Hits;
 use super::matcher::{Found, Matcher};
 use super::queue::Queue;
 use super::text::Text;
@@ -32,7 +32,7 @@ pub struct Hold {
     marks: Option<VecDeque<(u64, u64)>>,
     queue: Queue,
     due: u64,
-    hits: Vec<Hit>,
+    hits: Hits,
     /// Looks for keys that are not ours. What is held back is longer than any of them.
     lookout: Option<Lookout>,
 }
@@ -43,7 +43,7 @@ impl Hold {
     pub fn new(matcher: Arc<Matcher>) -> Self {
         let (text, queue) = (Text::default(), Queue::default());
         let lookout = (!matcher.families.is_empty()).then(|| Lookout::new(matcher.families.clone()));
-        Self { matcher, text, sent: None, marks: None, queue, due: 0, hits: Vec::new(), lookout }
+        Self { matcher, text, sent: None, marks: None, queue, due: 0, hits: Hits::default(), lookout }
     }
 
     /// For a text behind a coding, or in frames.
@@ -67,7 +67,7 @@ impl Hold {
     /// As [`Self::feed`].
     pub fn send(&mut self, bytes: Bytes) -> Result<(), Found> {
         if let Some(scan) = &mut self.sent {
-            scan.feed(&self.matcher.index, &self.matcher.scope, &bytes, &mut self.hits);
+            scan.feed(&self.matcher.index, &bytes, &mut self.hits);
         }
         self.queue.push(bytes);
         self.found()
@@ -78,7 +78,7 @@ impl Hold {
     /// # Errors
     /// As [`Self::feed`].
     pub fn read(&mut self, text: &[u8]) -> Result<(), Found> {
-        self.text.feed(&self.matcher.index, &self.matcher.scope, text, &mut self.hits);
+        self.text.feed(&self.matcher.index, text, &mut self.hits);
         if let Some(family) = self.lookout.as_mut().and_then(|lookout| lookout.feed(text)) {
             return Err(family.into());
         }
@@ -145,7 +145,7 @@ impl Hold {
     /// # Errors
     /// As [`Self::feed`].
     pub fn end(&mut self) -> Result<(), Found> {
-        self.text.end(&self.matcher.index, &self.matcher.scope, &mut self.hits);
+        self.text.end(&self.matcher.index, &mut self.hits);
         if let Some(family) = self.lookout.as_mut().and_then(Lookout::end) {
             return Err(family.into());
         }
@@ -156,7 +156,7 @@ impl Hold {
 
     /// Lets go of what says text before `read`, and was sent before `sent`.
     fn release(&mut self, read: u64, sent: u64) -> Result<(), Found> {
-        let (index, scope) = (&self.matcher.index, &self.matcher.scope);
+        let index = &self.matcher.index;
         let due = match &mut self.marks {
             None => read,
             Some(marks) => {
@@ -167,8 +167,8 @@ impl Hold {
                 due
             }
         };
-        let of_text = self.text.half(index, read, scope);
-        let half = of_text.or_else(|| self.sent.as_ref().and_then(|scan| scan.half(index, due, scope)));
+        let of_text = self.text.half(index, read);
+        let half = of_text.or_else(|| self.sent.as_mut().and_then(|sent| sent.half(index, due)));
         if let Some((_, owner)) = half {
             return Err(self.matcher.found(owner));
         }
@@ -188,7 +188,7 @@ impl Hold {
     }
 
     fn found(&mut self) -> Result<(), Found> {
-        self.hits.first().map_or(Ok(()), |hit| Err(self.matcher.found(hit.owner)))
+        self.matcher.found_among(&self.hits).map_or(Ok(()), Err)
     }
 }
 

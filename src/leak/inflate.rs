@@ -207,7 +207,12 @@ pub(super) struct Deflate {
     first: Option<u8>,
     stream: Option<Decompress>,
     ended: bool,
+    /// The first bytes, as far as they have come.
+    head: Vec<u8>,
 }
+
+/// So many bytes tell whether a stream that begins as zlib is a raw one as well.
+const HEAD: usize = 5;
 
 impl Deflate {
     pub(super) fn is_whole(&self) -> bool {
@@ -220,6 +225,16 @@ impl Deflate {
         out: &mut Vec<u8>,
         scratch: &mut [u8],
     ) -> Result<bool, Undecodable> {
+        let missing = HEAD.saturating_sub(self.head.len());
+        let given = *coded;
+        let more = self.step(coded, out, scratch);
+        let taken = given.len().saturating_sub(coded.len());
+        self.head.extend(given.iter().take(taken.min(missing)));
+        // Its reader may take either, so both would have to be looked through.
+        if has_two_readings(&self.head) { Err(Undecodable::Malformed) } else { more }
+    }
+
+    fn step(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, Undecodable> {
         let stream = match &mut self.stream {
             _ if self.ended => return if coded.is_empty() { Ok(false) } else { Err(Undecodable::Malformed) },
             Some(stream) => stream,
@@ -243,8 +258,14 @@ impl Deflate {
     }
 }
 
-/// True if these two bytes begin a zlib stream. A raw one that begins with them has a first block that is stored
-/// and whose padding is not zero, which nobody writes. With a preset dictionary it cannot be decoded.
+/// True if these bytes begin a zlib stream and a raw one. Such a raw one has a first block that is stored, because the
+/// lower bits of zlib's method say so, and its length stands there twice, once inverted (RFC 1951 §3.2.4).
+fn has_two_readings(head: &[u8]) -> bool {
+    let [method, flags, a, b, c] = head else { return false };
+    is_zlib([*method, *flags]) && u16::from_le_bytes([*flags, *a]) == !u16::from_le_bytes([*b, *c])
+}
+
+/// True if these two bytes begin a zlib stream. With a preset dictionary it cannot be decoded.
 fn is_zlib(head: [u8; 2]) -> bool {
     let [method, _] = head;
     method & 0x0f == 8 && method >> 4 <= 7 && u16::from_be_bytes(head).is_multiple_of(31)

@@ -1,8 +1,8 @@
-//! Whose values are looked for, and what is found of them in whole texts: heads, small bodies, what is to
-//! be logged.
+//! The values that are looked for, and what is found of them in whole texts: heads, small bodies, what is to be
+//! logged.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,23 +10,91 @@ use zeroize::Zeroizing;
 
 use super::anchors::Anchors;
 use super::automaton::Automaton;
-
 use super::escape;
 use super::families::{Families, Family};
 use super::fold::{begins_escape, fold};
-use super::forms::{self, Form, MIN_FOREIGN, MIN_VALUE, unsearchable};
-use super::layers::{Counts, Hit};
+use super::forms::{self, Form, MIN_SEARCHED, MIN_VALUE, Searched};
+use super::layers::{Hit, Hits};
 use super::redact::mask;
 use super::text::Text;
 use crate::model::name::CredentialName;
 use crate::model::secret::TokenHash;
 
-/// All values of a configuration in all their forms: made once, used by everyone.
-pub(super) struct Index {
+/// A value to look for.
+///
+/// ```compile_fail
+/// fn show(value: &exeat::leak::Value<'_>) -> String { format!("{value:?}") } // no Debug
+/// ```
+/// ```
+/// fn of<'v>(bytes: &'v [u8]) -> exeat::leak::Value<'v> { exeat::leak::Value::new(exeat::leak::Whose::Token, bytes) }
+/// ```
+pub struct Value<'v> {
+    whose: Whose,
+    searched: Searched<'v>,
+}
+
+impl<'v> Value<'v> {
+    /// A value that is secret from its first byte on.
+    #[must_use]
+    pub fn new(whose: Whose, value: &'v [u8]) -> Self {
+        Self { whose, searched: Searched { value, public: 0 } }
+    }
+
+    /// `user:password` of HTTP Basic (RFC 7617), of which the password alone is secret.
+    #[must_use]
+    pub fn basic(whose: Whose, value: &'v [u8]) -> Self {
+        Self { whose, searched: Searched { value, public: value.len().saturating_sub(password(value).len()) } }
+    }
+}
+
+impl<'v> From<(Whose, &'v [u8])> for Value<'v> {
+    fn from((whose, value): (Whose, &'v [u8])) -> Self {
+        Self::new(whose, value)
+    }
+}
+
+/// The password of `user:password`; all of a value without a colon.
+#[must_use]
+pub fn password(value: &[u8]) -> &[u8] {
+    let colon = value.iter().position(|byte| *byte == b':');
+    colon.and_then(|at| value.get(at.saturating_add(1)..)).unwrap_or(value)
+}
+
+/// Patterns, and the filter that tells where they may stand.
+pub(super) struct Patterns {
     pub(super) automaton: Automaton,
     pub(super) anchors: Anchors,
+}
+
+impl Patterns {
+    fn new(forms: Vec<(Form, u32)>) -> Self {
+        let anchors = Anchors::new(&forms);
+        Self { automaton: Automaton::new(forms), anchors }
+    }
+
+    /// The value of the first pattern in a folded text.
+    fn first(&self, text: &[u8]) -> Option<u32> {
+        let mut at = 0_usize;
+        while let Some(look) = self.anchors.find(text.get(at..)?) {
+            let look = at.saturating_add(look.at);
+            let mut state = 0;
+            for byte in text.get(look.saturating_sub(self.anchors.before())..)? {
+                state = self.automaton.step(state, *byte);
+                if let Some(owner) = self.automaton.ends(state).find_map(|(_, owners)| owners.first()) {
+                    return Some(*owner);
+                }
+            }
+            at = look.saturating_add(1);
+        }
+        None
+    }
+}
+
+/// All values of a set in all their forms: made once, used by every stream.
+pub(super) struct Index {
+    pub(super) patterns: Patterns,
     /// As they may stand in names, which have no case.
-    names: Automaton,
+    names: Patterns,
     owners: Vec<Owner>,
     /// Bytes of the longest value.
     longest: usize,
@@ -34,13 +102,11 @@ pub(super) struct Index {
     pub(super) shortest: usize,
 }
 
-/// Who has a value.
+/// A value, and all that it is.
 struct Owner {
     whose: Vec<Whose>,
-    /// The value, hashed: tells it from others.
+    /// Distinguishes it from others.
     hash: TokenHash,
-    /// Long enough to be looked for in what others send.
-    is_long: bool,
 }
 
 /// What a value is.
@@ -64,20 +130,10 @@ impl std::fmt::Display for Whose {
     }
 }
 
-/// What of an index counts for somebody.
-#[derive(Clone, Default)]
-pub(super) struct Scope {
-    /// Their own values, by number.
-    own: Vec<bool>,
-    /// The names of their credentials, and of no other's.
-    names: BTreeSet<Whose>,
-    /// Long values of others count as well, by number.
-    foreign: Vec<bool>,
-    /// Any of these.
-    any: bool,
-}
-
 /// A set of values, ready to be looked for.
+///
+/// Each task has a set of its own, with its own values and no others: how long a search takes must not depend on what
+/// another task holds.
 ///
 /// ```compile_fail
 /// fn show(matcher: &exeat::leak::Matcher) -> String { format!("{matcher:?}") } // no Debug
@@ -88,44 +144,33 @@ pub(super) struct Scope {
 /// ```
 pub struct Matcher {
     pub(super) index: Arc<Index>,
-    pub(super) scope: Scope,
     pub(super) families: Arc<Families>,
 }
 
 /// A value that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// What it is, for the operator's eyes.
+    /// What it is.
     pub whose: Whose,
-    /// True for a value of who is asking: only then they may be told its name.
-    pub is_own: bool,
-}
-
-impl Counts for Scope {
-    fn first(&self, owners: &[u32]) -> Option<u32> {
-        let within = |list: &[bool], owner: u32| list.get(owner as usize).copied().unwrap_or_default();
-        let own = owners.iter().find(|owner| within(&self.own, **owner));
-        own.or_else(|| owners.iter().find(|owner| within(&self.foreign, **owner))).copied()
-    }
 }
 
 impl Default for Matcher {
     fn default() -> Self {
-        Self::new(std::iter::empty())
+        Self::new(std::iter::empty::<Value<'_>>())
     }
 }
 
 impl Matcher {
-    /// Prepares to look for these values, all of them. Those that are too short or dictionary-like are left out.
-    pub fn new<'v>(values: impl Iterator<Item = (Whose, &'v [u8])>) -> Self {
+    /// Prepares to look for these values. Those under four bytes are left out.
+    pub fn new<'v>(values: impl Iterator<Item = impl Into<Value<'v>>>) -> Self {
         let mut owners: Vec<Owner> = Vec::new();
         let mut known: HashMap<&[u8], usize> = HashMap::new();
-        let mut distinct: Vec<&[u8]> = Vec::new();
-        for (whose, value) in values.filter(|(_, value)| unsearchable(value).is_none()) {
-            let at = *known.entry(value).or_insert_with(|| {
-                distinct.push(value);
-                let is_long = value.len() >= MIN_FOREIGN;
-                owners.push(Owner { whose: Vec::new(), hash: TokenHash::of(value), is_long });
+        let mut distinct: Vec<Searched<'_>> = Vec::new();
+        let values = values.map(Into::into).filter(|value| value.searched.value.len() >= MIN_SEARCHED);
+        for Value { whose, searched } in values {
+            let at = *known.entry(searched.value).or_insert_with(|| {
+                distinct.push(searched);
+                owners.push(Owner { whose: Vec::new(), hash: TokenHash::of(searched.value) });
                 owners.len().saturating_sub(1)
             });
             if let Some(owner) = owners.get_mut(at).filter(|owner| !owner.whose.contains(&whose)) {
@@ -133,67 +178,37 @@ impl Matcher {
             }
         }
         let (mut all, mut names) = (Vec::new(), Vec::new());
-        for (owner, value) in (0..).zip(&distinct) {
-            all.extend(forms::of(value).into_iter().map(|form| (form, owner)));
-            names.extend(forms::in_name(value).map(|form| (form, owner)));
+        for (owner, searched) in (0..).zip(&distinct) {
+            all.extend(forms::of(*searched).into_iter().map(|form| (form, owner)));
+            names.extend(forms::in_name(searched.value).map(|form| (form, owner)));
         }
         let shortest = all.iter().map(|(form, _): &(Form, u32)| form.bytes.len()).min().unwrap_or(MIN_VALUE);
-        let anchors = Anchors::new(all.iter().map(|(form, _)| form.bytes.as_slice()));
-        let longest = distinct.iter().map(|value| value.len()).max().unwrap_or_default();
-        let scope = Scope {
-            own: vec![true; owners.len()],
-            names: owners.iter().flat_map(|owner| owner.whose.iter().cloned()).collect(),
-            foreign: Vec::new(),
-            any: !owners.is_empty(),
-        };
-        let index =
-            Index { automaton: Automaton::new(all), anchors, names: Automaton::new(names), owners, longest, shortest };
-        Self { index: Arc::new(index), scope, families: Arc::default() }
+        let longest = distinct.iter().map(|searched| searched.value.len()).max().unwrap_or_default();
+        let index = Index { patterns: Patterns::new(all), names: Patterns::new(names), owners, longest, shortest };
+        Self { index: Arc::new(index), families: Arc::default() }
     }
 
-    /// Looks for these values of its own only, and for the long ones of others if `foreign`.
+    /// Looks for the same values, and for keys of these families.
     #[must_use]
-    pub fn narrowed<'v>(&self, values: impl Iterator<Item = (Whose, &'v [u8])>, foreign: bool) -> Self {
-        let mut scope = Scope { own: vec![false; self.index.owners.len()], ..Scope::default() };
-        for (whose, value) in values {
-            let hash = TokenHash::of(value);
-            for (own, owner) in scope.own.iter_mut().zip(&self.index.owners) {
-                if owner.hash == hash {
-                    *own = true;
-                    scope.names.insert(whose.clone());
-                }
-            }
-        }
-        if foreign {
-            // Tokens are their bearers' own affair.
-            let counts = |owner: &Owner| owner.is_long && owner.whose.iter().any(|whose| *whose != Whose::Token);
-            scope.foreign = self.index.owners.iter().map(counts).collect();
-        }
-        scope.any = scope.own.iter().chain(&scope.foreign).any(|counts| *counts);
-        Self { index: self.index.clone(), scope, families: Arc::default() }
-    }
-
-    /// Looks for keys of these families, too.
-    #[must_use]
-    pub fn with_families(self, families: &Arc<Families>) -> Self {
-        Self { families: families.clone(), ..self }
+    pub fn with_families(&self, families: &Arc<Families>) -> Self {
+        Self { index: self.index.clone(), families: families.clone() }
     }
 
     /// True if there is nothing to look for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.families.is_empty() && !self.scope.any
+        self.families.is_empty() && self.has_no_values()
+    }
+
+    fn has_no_values(&self) -> bool {
+        self.index.owners.is_empty()
     }
 
     /// True if both look for the same values.
     #[must_use]
     pub fn looks_for_the_same_as(&self, other: &Self) -> bool {
         let hashes = |matcher: &Self| -> std::collections::HashSet<TokenHash> {
-            let numbered = (0..).zip(&matcher.index.owners);
-            numbered
-                .filter(|(number, _)| matcher.scope.first(&[*number]).is_some())
-                .map(|(_, owner)| owner.hash)
-                .collect()
+            matcher.index.owners.iter().map(|owner| owner.hash).collect()
         };
         hashes(self) == hashes(other) && *self.families == *other.families
     }
@@ -202,14 +217,14 @@ impl Matcher {
     /// nearly every one. Always as many, or who sends could tell from it how far a guess is right.
     #[must_use]
     pub fn lag(&self) -> usize {
-        let widest = self.index.longest.saturating_mul(6).max(self.index.automaton.longest());
+        let widest = self.index.longest.saturating_mul(6).max(self.index.patterns.automaton.longest());
         widest.next_multiple_of(4096)
     }
 
     /// The first value in a whole text, in whatever form. Texts are bounded by whoever asks.
     #[must_use]
     pub fn find(&self, text: &[u8]) -> Option<Found> {
-        if text.len() < MIN_VALUE {
+        if text.len() < self.index.shortest && self.families.is_empty() {
             return None;
         }
         self.find_across(std::iter::once(text))
@@ -221,18 +236,18 @@ impl Matcher {
         if self.is_empty() {
             return None;
         }
-        let (mut scan, mut hits) = (Text::default(), Vec::new());
+        let (mut scan, mut hits) = (Text::default(), Hits::default());
         for text in texts {
             if let Some(family) = self.families.find(text) {
                 return Some(family.into());
             }
-            scan.feed(&self.index, &self.scope, text, &mut hits);
-            if let Some(hit) = hits.first() {
-                return Some(self.found(hit.owner));
+            scan.feed(&self.index, text, &mut hits);
+            if let Some(found) = self.found_among(&hits) {
+                return Some(found);
             }
         }
-        scan.end(&self.index, &self.scope, &mut hits);
-        hits.first().map(|hit| self.found(hit.owner))
+        scan.end(&self.index, &mut hits);
+        self.found_among(&hits)
     }
 
     /// The first value in a host's name, which has no case and cuts what is longer than a label by dots; or
@@ -244,7 +259,7 @@ impl Matcher {
 
     /// As [`Self::find_in_name`], by number.
     pub(super) fn owner_in_name(&self, name: &str) -> Option<u32> {
-        if !self.scope.any || name.len() < MIN_VALUE {
+        if self.has_no_values() || name.len() < self.index.shortest {
             return None;
         }
         let joined = Zeroizing::new(name.replace('.', ""));
@@ -253,11 +268,9 @@ impl Matcher {
         let twice = once.as_ref().map(|once| escape::undone(once));
         let undone = [&once, &twice].into_iter().flatten().map(|text| text.as_slice());
         let folded = [name.as_bytes(), joined.as_bytes()].into_iter().chain(undone).find_map(|text| {
-            let mut state = 0;
-            text.iter().find_map(|byte| {
-                state = self.index.names.step(state, fold(byte.to_ascii_lowercase()));
-                self.index.names.ends(state).find_map(|(_, owners)| self.scope.first(owners))
-            })
+            let text: Zeroizing<Vec<u8>> =
+                Zeroizing::new(text.iter().map(|byte| fold(byte.to_ascii_lowercase())).collect());
+            self.index.names.first(&text)
         });
         let in_text = |text: &[u8]| self.places(text).first().map(|(_, owner)| *owner);
         let in_labels = || (joined.len() < name.len()).then(|| in_text(joined.as_bytes())).flatten();
@@ -266,29 +279,32 @@ impl Matcher {
 
     /// What is known of a value that was found.
     pub(super) fn found(&self, owner: u32) -> Found {
-        let is_own = self.scope.own.get(owner as usize).copied().unwrap_or_default();
-        let whose = self.whose(owner).next().cloned();
-        Found { whose: whose.unwrap_or(Whose::Token), is_own }
+        Found { whose: self.whose(owner).next().cloned().unwrap_or(Whose::Token) }
     }
 
-    /// All that a value is; of one of their own, as far as it is theirs.
+    /// The first value in what was found, or the one of which too many pieces were.
+    pub(super) fn found_among(&self, hits: &Hits) -> Option<Found> {
+        let first = hits.places.first().map(|hit| hit.owner);
+        first.or_else(|| hits.guessed()).map(|owner| self.found(owner))
+    }
+
+    /// All that a value is.
     pub(super) fn whose(&self, owner: u32) -> impl Iterator<Item = &Whose> {
-        let is_own = self.scope.own.get(owner as usize).copied().unwrap_or_default();
-        let all = self.index.owners.get(owner as usize).map_or(&[][..], |owner| owner.whose.as_slice());
-        all.iter().filter(move |whose| !is_own || self.scope.names.contains(*whose))
+        let owner = self.index.owners.get(owner as usize);
+        owner.into_iter().flat_map(|owner| &owner.whose)
     }
 
     /// Where values stand in a whole text, in order.
     pub(super) fn places(&self, text: &[u8]) -> Vec<(Range<usize>, u32)> {
-        if !self.scope.any || text.len() < MIN_VALUE {
+        if self.has_no_values() || text.len() < self.index.shortest {
             return Vec::new();
         }
-        let (mut scan, mut hits) = (Text::default(), Vec::new());
-        scan.feed(&self.index, &self.scope, text, &mut hits);
-        scan.end(&self.index, &self.scope, &mut hits);
+        let (mut scan, mut hits) = (Text::default(), Hits::default());
+        scan.feed(&self.index, text, &mut hits);
+        scan.end(&self.index, &mut hits);
         let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
         let mut places: Vec<_> =
-            hits.iter().map(|Hit { owner, from, to }| (place(*from)..place(*to), *owner)).collect();
+            hits.places.iter().map(|Hit { owner, from, to }| (place(*from)..place(*to), *owner)).collect();
         places.sort_by_key(|(place, _)| place.start);
         places
     }
@@ -310,7 +326,7 @@ impl Matcher {
 
 impl From<Family> for Found {
     fn from(family: Family) -> Self {
-        Self { whose: Whose::Family(family), is_own: false }
+        Self { whose: Whose::Family(family) }
     }
 }
 
@@ -333,7 +349,7 @@ mod tests {
     const VALUE: &[u8] = b"sk-live-51H/8xPq+Zz~0 w";
 
     fn matcher() -> Matcher {
-        Matcher::new([(Whose::Credential(CredentialName::new("KEY")), VALUE)].into_iter())
+        Matcher::new([Value::new(Whose::Credential(CredentialName::new("KEY")), VALUE)].into_iter())
     }
 
     #[test]
@@ -432,7 +448,7 @@ mod tests {
     #[test]
     fn a_value_is_found_in_a_host_whatever_its_case_and_labels() {
         let whose = Whose::Credential(CredentialName::new("KEY"));
-        let matcher = Matcher::new([(whose, &b"Ghp_0123456789abcdefGHIJ"[..])].into_iter());
+        let matcher = Matcher::new([Value::new(whose, b"Ghp_0123456789abcdefGHIJ")].into_iter());
         for host in [
             "ghp_0123456789abcdefghij.evil.example",
             "x.ghp_01234567.89abcdefghij.evil.example",
@@ -464,35 +480,5 @@ mod tests {
         for (text, want) in rows {
             assert_eq!(matcher().clean(text), want);
         }
-    }
-
-    /// Who may be told what: their own names, of a value that others have too.
-    #[test]
-    fn a_scope_counts_ones_own_and_the_long_ones_of_others() {
-        let whose = |name: &str| Whose::Credential(CredentialName::new(name));
-        let (long, short, shared, token) =
-            (b"a-long-value-of-16+", b"short-v4", b"shared-value-0123", b"token-0123456789abcdef");
-        let all: [(Whose, &[u8]); 5] = [
-            (whose("LONG"), long),
-            (whose("SHORT"), short),
-            (whose("THEIRS"), shared),
-            (whose("MINE"), shared),
-            (Whose::Token, token),
-        ];
-        let everyone = Matcher::new(all.into_iter());
-        let mine = everyone.narrowed([(whose("MINE"), &shared[..])].into_iter(), true);
-        let back = everyone.narrowed([(whose("MINE"), &shared[..])].into_iter(), false);
-        let none = everyone.narrowed(std::iter::empty(), false);
-        let found =
-            |matcher: &Matcher, text: &[u8]| matcher.find(text).map(|found| (found.whose.to_string(), found.is_own));
-        let own = Some(("MINE".to_owned(), true));
-        assert_eq!(found(&mine, shared), own);
-        assert_eq!(found(&back, shared), own);
-        assert_eq!(found(&mine, long), Some(("LONG".to_owned(), false)));
-        for (matcher, text) in [(&back, &long[..]), (&mine, short), (&mine, token), (&none, shared)] {
-            assert_eq!(found(matcher, text), None);
-        }
-        assert!(none.is_empty() && !mine.is_empty() && !mine.looks_for_the_same_as(&back));
-        assert!(mine.looks_for_the_same_as(&everyone.narrowed([(whose("X"), &shared[..])].into_iter(), true)));
     }
 }

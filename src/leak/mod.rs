@@ -23,11 +23,12 @@ mod queue;
 mod reading;
 mod redact;
 mod scan;
+pub mod strength;
 mod text;
 mod zstd;
 
-pub use forms::{MIN_VALUE, Unsearchable, unsearchable};
+pub use forms::MIN_VALUE;
 pub use hold::Hold;
-pub use matcher::{Found, Matcher, Whose};
+pub use matcher::{Found, Matcher, Value, Whose, password};
 pub use queue::is_crowded;
 pub use redact::Redactor;

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 
 use super::escape::{Front, LONGEST, Placed, Unescape, front};
 use super::fold::{begins_escape, is_break};
-use super::layers::Hit;
-use super::matcher::{Index, Scope};
+use super::layers::{Hit, Hits};
+use super::matcher::Index;
 use super::scan::Scan;
 
 /// Characters are looked at in blocks of this size, in bytes.
@@ -48,7 +48,7 @@ struct Part {
     bits: u32,
     characters: u8,
     out: Vec<u8>,
-    hits: Vec<Hit>,
+    hits: Hits,
 }
 
 /// Where characters stand, from one on.
@@ -64,11 +64,11 @@ struct Place {
 
 impl Parts {
     /// Looks through the parts in the next bytes.
-    pub(super) fn feed(&mut self, index: &Index, scope: &Scope, text: &[u8], hits: &mut Vec<Hit>) {
+    pub(super) fn feed(&mut self, index: &Index, text: &[u8], hits: &mut Hits) {
         let mut at = 0_usize;
         while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
             let taken = if self.is_walking {
-                self.walk(index, scope, rest, self.at.saturating_add(at as u64), hits)
+                self.walk(index, rest, self.at.saturating_add(at as u64), hits)
             } else {
                 let start = stretch(rest, index.shortest.saturating_mul(4).div_ceil(3));
                 let before = at.saturating_add(start).checked_sub(1).and_then(|last| text.get(last));
@@ -83,15 +83,15 @@ impl Parts {
     }
 
     /// Goes on in a stretch: by a run of characters, or by a byte.
-    fn walk(&mut self, index: &Index, scope: &Scope, text: &[u8], place: u64, hits: &mut Vec<Hit>) -> usize {
+    fn walk(&mut self, index: &Index, text: &[u8], place: u64, hits: &mut Hits) -> usize {
         if self.unescape.is_idle() {
             let run = run(text);
             if run > 0 {
                 let end = place.saturating_add(run as u64);
-                self.characters(index, scope, text.get(..run).unwrap_or_default(), (place, end), hits);
+                self.characters(index, text.get(..run).unwrap_or_default(), (place, end), hits);
                 return run;
             }
-            if let Some(taken) = self.escape(index, scope, text, place, hits) {
+            if let Some(taken) = self.escape(index, text, place, hits) {
                 return taken;
             }
         }
@@ -104,16 +104,16 @@ impl Parts {
                 n = n.saturating_add(1);
             }
         });
-        given.get(..n).unwrap_or_default().iter().for_each(|placed| self.take(index, scope, *placed, hits));
+        given.get(..n).unwrap_or_default().iter().for_each(|placed| self.take(index, *placed, hits));
         if !is(byte, STRETCH) {
-            self.finish(index, scope, hits);
+            self.finish(index, hits);
             self.is_walking = false;
         }
         1
     }
 
     /// Takes what is not a character at once, if all of it is there.
-    fn escape(&mut self, index: &Index, scope: &Scope, text: &[u8], place: u64, hits: &mut Vec<Hit>) -> Option<usize> {
+    fn escape(&mut self, index: &Index, text: &[u8], place: u64, hits: &mut Hits) -> Option<usize> {
         let byte = *text.first().filter(|byte| is(**byte, STRETCH))?;
         let escape = if begins_escape(byte) { front(text.get(..LONGEST).unwrap_or(text)) } else { Front::Plain };
         let used = match &escape {
@@ -123,62 +123,62 @@ impl Parts {
         };
         let to = place.saturating_add(used as u64);
         let bytes = if let Front::Escape(stands_for, _) = &escape { stands_for.as_bytes() } else { &[byte] };
-        bytes.iter().for_each(|byte| self.take(index, scope, Placed { byte: *byte, from: place, to }, hits));
+        bytes.iter().for_each(|byte| self.take(index, Placed { byte: *byte, from: place, to }, hits));
         Some(used)
     }
 
     /// Takes what does not stand in a run.
-    fn take(&mut self, index: &Index, scope: &Scope, Placed { byte, from, to }: Placed, hits: &mut Vec<Hit>) {
+    fn take(&mut self, index: &Index, Placed { byte, from, to }: Placed, hits: &mut Hits) {
         match byte {
             b'\r' => {}
             b'\n' => {
                 self.breaks = self.breaks.saturating_add(1);
                 if self.breaks == 2 {
                     // The head of a part of a multipart body ends in a blank line.
-                    self.finish(index, scope, hits);
+                    self.finish(index, hits);
                     self.is_declared = true;
                 }
             }
-            _ if is(byte, BASE64) => self.characters(index, scope, &[byte], (from, to), hits),
+            _ if is(byte, BASE64) => self.characters(index, &[byte], (from, to), hits),
             _ => {
-                self.finish(index, scope, hits);
+                self.finish(index, hits);
                 (self.is_declared, self.breaks) = (opens(byte), 0);
             }
         }
     }
 
-    fn characters(&mut self, index: &Index, scope: &Scope, run: &[u8], (from, to): (u64, u64), hits: &mut Vec<Hit>) {
+    fn characters(&mut self, index: &Index, run: &[u8], (from, to): (u64, u64), hits: &mut Hits) {
         self.breaks = 0;
         if std::mem::take(&mut self.is_declared) {
             self.is_decoding = true;
             self.part.clear();
         }
         if self.is_decoding {
-            self.part.read(index, scope, run, (from, to));
+            self.part.read(index, run, (from, to));
             self.part.give(hits);
         }
     }
 
     /// The part under way ends here.
-    fn finish(&mut self, index: &Index, scope: &Scope, hits: &mut Vec<Hit>) {
+    fn finish(&mut self, index: &Index, hits: &mut Hits) {
         if std::mem::take(&mut self.is_decoding) {
-            self.part.flush(index, scope);
+            self.part.flush(index);
             let Part { scan, hits: found, .. } = &mut *self.part;
-            scan.end(index, scope, found);
+            scan.end(index, found);
             self.part.give(hits);
         }
     }
 
     /// Nothing more comes.
-    pub(super) fn end(&mut self, index: &Index, scope: &Scope, hits: &mut Vec<Hit>) {
+    pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
         let mut given = Vec::new();
         self.unescape.end(&mut |placed| given.push(placed));
-        given.into_iter().for_each(|placed| self.take(index, scope, placed, hits));
-        self.finish(index, scope, hits);
+        given.into_iter().for_each(|placed| self.take(index, placed, hits));
+        self.finish(index, hits);
     }
 
     /// The longest half of a value at the end that begins before a place: where, and whose.
-    pub(super) fn half(&self, index: &Index, before: u64, scope: &Scope) -> Option<(u64, u32)> {
+    pub(super) fn half(&mut self, index: &Index, before: u64) -> Option<(u64, u32)> {
         if !self.is_decoding {
             return None;
         }
@@ -189,11 +189,11 @@ impl Parts {
             self.unescape.clone().end(&mut |placed| last.push(placed));
             let part: &mut Part = ended.insert((*self.part).clone());
             for Placed { byte, from, to } in last.into_iter().take_while(|placed| is(placed.byte, BASE64)) {
-                part.read(index, scope, &[byte], (from, to));
+                part.read(index, &[byte], (from, to));
             }
         }
-        let part = ended.as_ref().unwrap_or(&self.part);
-        let half = part.half(index, scope);
+        let part = ended.as_mut().unwrap_or(&mut self.part);
+        let half = part.half(index);
         half.map(|(from, owner)| (part.place(from), owner)).filter(|(from, _)| *from < before)
     }
 }
@@ -207,13 +207,13 @@ impl Part {
     }
 
     /// Decodes characters that stand one after the other, or one that is escaped.
-    fn read(&mut self, index: &Index, scope: &Scope, run: &[u8], (from, to): (u64, u64)) {
+    fn read(&mut self, index: &Index, run: &[u8], (from, to): (u64, u64)) {
         let length = run.len() as u64;
         let is_escaped = to.saturating_sub(from) != length;
         if let Some(last) = self.places.back_mut().filter(|last| last.next == from && last.width == 1 && !is_escaped) {
             last.next = to;
         } else {
-            let oldest = character(self.decoded.saturating_sub(index.automaton.longest() as u64));
+            let oldest = character(self.decoded.saturating_sub(index.patterns.automaton.longest() as u64));
             while self.places.get(1).is_some_and(|place| place.character <= oldest) {
                 self.places.pop_front();
             }
@@ -224,7 +224,7 @@ impl Part {
         for run in run.chunks(DECODED) {
             self.decode(run);
             let out = std::mem::take(&mut self.out);
-            self.look(index, scope, &out);
+            self.look(index, &out);
             self.out = out;
         }
     }
@@ -259,35 +259,36 @@ impl Part {
     }
 
     /// Decodes what is left of a group.
-    fn flush(&mut self, index: &Index, scope: &Scope) {
+    fn flush(&mut self, index: &Index) {
         let (bytes, length) = self.left();
-        self.look(index, scope, bytes.get(..length).unwrap_or_default());
+        self.look(index, bytes.get(..length).unwrap_or_default());
         (self.bits, self.characters) = (0, 0);
     }
 
     /// The longest half of a value at the end, with what is left of a group.
-    fn half(&self, index: &Index, scope: &Scope) -> Option<(u64, u32)> {
+    fn half(&mut self, index: &Index) -> Option<(u64, u32)> {
         let (bytes, length) = self.left();
         if length == 0 {
-            return self.scan.half(index, u64::MAX, scope);
+            return self.scan.half(index, u64::MAX);
         }
         let mut scan = self.scan.clone();
-        scan.feed(index, scope, bytes.get(..length).unwrap_or_default(), &mut Vec::new());
-        scan.half(index, u64::MAX, scope)
+        scan.feed(index, bytes.get(..length).unwrap_or_default(), &mut Hits::default());
+        scan.half(index, u64::MAX)
     }
 
-    fn look(&mut self, index: &Index, scope: &Scope, decoded: &[u8]) {
-        self.scan.feed(index, scope, decoded, &mut self.hits);
+    fn look(&mut self, index: &Index, decoded: &[u8]) {
+        self.scan.feed(index, decoded, &mut self.hits);
         self.decoded = self.decoded.saturating_add(decoded.len() as u64);
     }
 
     /// Gives on what was found, in places of the stream.
-    fn give(&mut self, hits: &mut Vec<Hit>) {
+    fn give(&mut self, hits: &mut Hits) {
         let Self { places, hits: found, .. } = self;
-        for Hit { owner, from, to } in found.drain(..) {
+        hits.take_misses(found);
+        for Hit { owner, from, to } in found.places.drain(..) {
             let (from, _) = place(places, character(from));
             let (_, to) = place(places, last_character(to.saturating_sub(1)));
-            hits.push(Hit { owner, from, to });
+            hits.places.push(Hit { owner, from, to });
         }
     }
 
@@ -402,12 +403,13 @@ mod tests {
     type Told = (Vec<Hit>, Option<(u64, u32)>);
 
     fn told(matcher: &Matcher, pieces: &[&[u8]]) -> Told {
-        let (mut parts, mut hits) = (Parts::default(), Vec::new());
+        let (mut parts, mut hits) = (Parts::default(), Hits::default());
         for piece in pieces {
-            parts.feed(&matcher.index, &matcher.scope, piece, &mut hits);
+            parts.feed(&matcher.index, piece, &mut hits);
         }
-        let half = parts.half(&matcher.index, u64::MAX, &matcher.scope);
-        parts.end(&matcher.index, &matcher.scope, &mut hits);
+        let half = parts.half(&matcher.index, u64::MAX);
+        parts.end(&matcher.index, &mut hits);
+        let mut hits = hits.places;
         hits.sort_unstable();
         // Both of two readings may have it.
         hits.dedup();

@@ -4,15 +4,17 @@
 use memchr::memchr2;
 use zeroize::Zeroizing;
 
-use super::anchors::LOOK;
 use super::automaton::{Automaton, State};
 use super::escape::{self, Front, LONGEST, Placed, Unescape};
 use super::fold::{begins_escape, fold};
-use super::layers::{Counts, Hit};
-use super::matcher::Index;
+use super::layers::{Hit, Hits};
+use super::matcher::{Index, Patterns};
 
 /// Bytes that are read at a time.
 pub(super) const BLOCK: usize = 4096;
+
+/// Fewer bytes of a pattern are left to the filter.
+const SHALLOW: usize = 4;
 
 /// Where some bytes stand; it goes on to the next span.
 #[derive(Clone, Copy)]
@@ -140,18 +142,17 @@ impl Reading {
     pub(super) fn search(
         &mut self,
         index: &Index,
-        scope: &impl Counts,
         source: Source<'_>,
         (start, is_loose): (usize, bool),
-        hits: &mut Vec<Hit>,
+        hits: &mut Hits,
     ) -> usize {
         let is_one = self.split(source.bytes, start);
         let joined = std::mem::take(&mut self.joined);
         let text = if is_one { source.bytes.get(start..).unwrap_or_default() } else { &joined };
         self.before = self.read;
-        let read = self.walk(index, scope, source.spans, (text, is_loose), hits);
+        let read = self.walk(index, source.spans, (text, is_loose), hits);
         self.read = self.before.saturating_add(read as u64);
-        self.see(&index.automaton, source.spans, read);
+        self.see(&index.patterns.automaton, source.spans, read);
         let end = if read < text.len() { self.stands(read).0 } else { source.bytes.len() };
         self.joined = joined;
         end
@@ -160,24 +161,24 @@ impl Reading {
     fn walk(
         &mut self,
         index: &Index,
-        scope: &impl Counts,
         spans: &[Span],
         (text, is_loose): (&[u8], bool),
-        hits: &mut Vec<Hit>,
+        hits: &mut Hits,
     ) -> usize {
-        let (automaton, anchors) = (&index.automaton, &index.anchors);
+        let Patterns { automaton, anchors } = &index.patterns;
         let mut state = self.state;
         // Every byte is looked at up to here at least.
         let (mut at, mut until) = (0, 0);
-        let mut wary = state != 0;
+        let mut is_walking = state != 0;
         while at < text.len() {
-            if !wary {
+            if !is_walking {
                 let rest = text.get(at..).unwrap_or_default();
                 let found = anchors.find(rest);
                 let skipped = match found {
                     Some(look) => {
-                        until = at.saturating_add(look).saturating_add(LOOK);
-                        look.saturating_sub(anchors.before())
+                        look.owner.into_iter().for_each(|owner| hits.piece(owner));
+                        until = at.saturating_add(look.at).saturating_add(anchors.width());
+                        look.at.saturating_sub(anchors.before())
                     }
                     None => {
                         until = text.len();
@@ -188,19 +189,19 @@ impl Reading {
                 if found.is_none() && is_loose {
                     break;
                 }
-                wary = true;
+                is_walking = true;
             }
             for byte in text.get(at..).unwrap_or_default() {
                 state = automaton.step(state, fold(*byte));
                 at = at.saturating_add(1);
                 let (depth, ends) = automaton.look(state);
                 if ends {
-                    self.hit((automaton, state), at, scope, spans, hits);
+                    self.hit((automaton, state), at, spans, hits);
                 }
-                if depth < LOOK && at.checked_sub(depth).is_some_and(|start| start >= until) {
+                if depth < SHALLOW && at.checked_sub(depth).is_some_and(|start| start >= until) {
                     // So few bytes are better left to the filter.
                     at = at.saturating_sub(depth);
-                    (state, wary) = (0, false);
+                    (state, is_walking) = (0, false);
                     break;
                 }
             }
@@ -209,23 +210,16 @@ impl Reading {
         at
     }
 
-    /// Tells what ends behind so many bytes of the last text.
-    fn hit(
-        &self,
-        (automaton, state): (&Automaton, State),
-        at: usize,
-        scope: &impl Counts,
-        spans: &[Span],
-        hits: &mut Vec<Hit>,
-    ) {
-        let found = automaton.ends(state).find_map(|(n, owners)| Some((n, scope.first(owners)?)));
+    /// Notes what ends behind so many bytes of the last text.
+    fn hit(&self, (automaton, state): (&Automaton, State), at: usize, spans: &[Span], hits: &mut Hits) {
+        let found = automaton.ends(state).find_map(|(n, owners)| Some((n, *owners.first()?)));
         if let Some((length, owner)) = found {
             let place = |at: usize| span_place(spans, self.stands(at).0 as u64);
             let from = match at.checked_sub(length) {
                 Some(start) => place(start).0,
                 None => self.begin(self.before.saturating_add(at as u64).saturating_sub(length as u64)),
             };
-            hits.push(Hit { owner, from, to: place(at.saturating_sub(1)).1 });
+            hits.whole(Hit { owner, from, to: place(at.saturating_sub(1)).1 });
         }
     }
 
@@ -258,8 +252,8 @@ impl Reading {
     }
 
     /// The longest half of a value at the end, if it begins before.
-    pub(super) fn half(&self, automaton: &Automaton, before: u64, scope: &impl Counts) -> Option<(u64, u32)> {
-        let halves = automaton.halves(self.state).filter_map(|(n, owners)| Some((n, scope.first(owners)?)));
+    pub(super) fn half(&self, automaton: &Automaton, before: u64) -> Option<(u64, u32)> {
+        let halves = automaton.halves(self.state).filter_map(|(n, owners)| Some((n, *owners.first()?)));
         let start = |n: usize| self.begin(self.read.saturating_sub(n as u64));
         halves.map(|(n, owner)| (start(n), owner)).find(|(from, _)| *from < before)
     }
@@ -421,9 +415,9 @@ impl Undone {
     }
 
     /// Looks through what was undone. Loosely: see [`Reading::search`].
-    pub(super) fn search(&mut self, index: &Index, scope: &impl Counts, is_loose: bool, hits: &mut Vec<Hit>) {
+    pub(super) fn search(&mut self, index: &Index, is_loose: bool, hits: &mut Hits) {
         let source = Source { bytes: &self.text, spans: &self.spans };
-        self.searched = self.reading.search(index, scope, source, (self.searched, is_loose), hits);
+        self.searched = self.reading.search(index, source, (self.searched, is_loose), hits);
     }
 
     /// True if whatever may be found from here on stands behind what was undone.

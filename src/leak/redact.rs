@@ -7,10 +7,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::fold::is_break;
-use super::layers::Hit;
+use super::layers::{Hit, Hits};
 use super::matcher::{Matcher, Whose};
 use super::queue::Queue;
 use super::text::Text;
+use crate::model::name::CredentialName;
 
 /// What a value is overwritten with.
 const MASK: u8 = b'*';
@@ -25,46 +26,68 @@ pub(super) fn mask(bytes: &mut [u8]) {
 /// The last bytes are held back, always as many: how much depends on no match, or who sends could learn from
 /// it how far a guess is right. When the stream pauses they go, and if they end with half a value or more,
 /// that part is overwritten.
+///
+/// What is overwritten confirms a guess, so it counts as a find ([`Self::finds`]), with one exception: a whole value
+/// that was sent in this exchange comes back. A value that stands in an answer again and again confirms nothing new, and
+/// counts once.
 pub struct Redactor {
     matcher: Arc<Matcher>,
+    /// The credential that was sent.
+    sent: Option<CredentialName>,
     scan: Text,
     queue: Queue,
     /// Up to where it may go.
     due: u64,
-    hits: Vec<Hit>,
-    /// Up to where the stream was overwritten.
-    overwritten_to: u64,
+    hits: Hits,
+    /// The last part of the stream that was overwritten.
+    overwritten: Range<u64>,
     count: u64,
     owners: BTreeSet<u32>,
+    finds: u64,
+    /// The values that have been counted as finds for standing there as a whole.
+    counted: BTreeSet<u32>,
+    /// A part of the value that was sent, which the rest may follow.
+    part: Option<Range<u64>>,
 }
 
 impl Redactor {
-    /// A redactor at the beginning of a stream.
+    /// A redactor at the beginning of a stream, in an exchange in which no credential was sent.
     #[must_use]
     pub fn new(matcher: Arc<Matcher>) -> Self {
+        Self::after(matcher, None)
+    }
+
+    /// A redactor at the beginning of a stream, in an exchange in which this credential was sent.
+    #[must_use]
+    pub fn after(matcher: Arc<Matcher>, sent: Option<CredentialName>) -> Self {
         Self {
             matcher,
+            sent,
             scan: Text::default(),
             queue: Queue::default(),
             due: 0,
-            hits: Vec::new(),
-            overwritten_to: 0,
+            hits: Hits::default(),
+            overwritten: 0..0,
             count: 0,
             owners: BTreeSet::new(),
+            finds: 0,
+            counted: BTreeSet::new(),
+            part: None,
         }
     }
 
-    /// One for another stream, in which the same values are overwritten.
+    /// One for another stream of the same exchange, in which the same values are overwritten.
     #[must_use]
     pub fn beside(&self) -> Self {
-        Self::new(self.matcher.clone())
+        Self::after(self.matcher.clone(), self.sent.clone())
     }
 
     /// Takes bytes in.
     pub fn feed(&mut self, bytes: Bytes) {
-        self.scan.feed(&self.matcher.index, &self.matcher.scope, &bytes, &mut self.hits);
+        self.scan.feed(&self.matcher.index, &bytes, &mut self.hits);
         self.queue.push(bytes);
         self.overwrite();
+        self.settle_part();
         let lag = self.matcher.lag() as u64;
         self.release(self.queue.end().saturating_sub(lag));
     }
@@ -76,8 +99,11 @@ impl Redactor {
 
     /// The stream has ended.
     pub fn end(&mut self) {
-        self.scan.end(&self.matcher.index, &self.matcher.scope, &mut self.hits);
+        self.scan.end(&self.matcher.index, &mut self.hits);
         self.overwrite();
+        if self.part.take().is_some() {
+            self.find();
+        }
         self.pause();
     }
 
@@ -91,26 +117,67 @@ impl Redactor {
         if due <= self.due {
             return;
         }
-        if let Some((from, owner)) = self.scan.half(&self.matcher.index, due, &self.matcher.scope)
+        if let Some((from, owner)) = self.scan.half(&self.matcher.index, due)
             && due.max(from) > self.due
+            // What ends a whole value may begin another one, and has been overwritten.
+            && !(self.overwritten.start <= from && due <= self.overwritten.end)
         {
+            if self.was_sent(owner) {
+                self.part = Some(from..due);
+            } else {
+                self.find();
+            }
             self.note(from..due, owner);
         }
         self.due = due;
     }
 
+    /// A part of the value that was sent is a find if the rest does not follow.
+    fn settle_part(&mut self) {
+        let Some(part) = &self.part else { return };
+        let going_on = self.scan.half(&self.matcher.index, u64::MAX);
+        if going_on.is_none_or(|(from, _)| from > part.start) {
+            self.part = None;
+            self.find();
+        }
+    }
+
     fn overwrite(&mut self) {
-        for Hit { owner, from, to } in std::mem::take(&mut self.hits) {
+        for Hit { owner, from, to } in std::mem::take(&mut self.hits.places) {
+            self.part = self.part.take().filter(|part| part.start < from || part.end > to);
+            self.note_whole(owner);
             self.note(from..to, owner);
         }
+        if let Some(owner) = self.hits.guessed() {
+            // Nothing of it can be overwritten, but somebody tries.
+            self.note_whole(owner);
+        }
+    }
+
+    /// Notes a whole value: a find, unless it was sent.
+    fn note_whole(&mut self, owner: u32) {
+        if !self.was_sent(owner) && self.counted.insert(owner) {
+            self.find();
+        }
+    }
+
+    fn find(&mut self) {
+        self.finds = self.finds.saturating_add(1);
+    }
+
+    fn was_sent(&self, owner: u32) -> bool {
+        let sent = self.sent.as_ref();
+        self.matcher.whose(owner).any(|whose| matches!(whose, Whose::Credential(name) if Some(name) == sent))
     }
 
     /// Overwrites a part of the stream, as far as it has not gone. Places that touch are one.
     fn note(&mut self, place: Range<u64>, owner: u32) {
-        if place.start >= self.overwritten_to {
+        let Range { start, end } = self.overwritten;
+        if place.start >= end {
             self.count = self.count.saturating_add(1);
         }
-        self.overwritten_to = self.overwritten_to.max(place.end);
+        let start = if place.start > end { place.start } else { start.min(place.start) };
+        self.overwritten = start..end.max(place.end);
         self.owners.insert(owner);
         self.queue.overwrite(place);
     }
@@ -133,6 +200,7 @@ impl Redactor {
             done = done.max(place.end);
             mask(bytes.get_mut(place).unwrap_or_default());
             self.owners.insert(owner);
+            self.note_whole(owner);
         }
         Some(bytes)
     }
@@ -143,6 +211,7 @@ impl Redactor {
         if let Some(owner) = owner {
             self.count = self.count.saturating_add(1);
             self.owners.insert(owner);
+            self.note_whole(owner);
         }
         owner.is_some()
     }
@@ -157,12 +226,17 @@ impl Redactor {
     pub fn found(&self) -> impl Iterator<Item = Vec<&Whose>> {
         self.owners.iter().map(|owner| self.matcher.whose(*owner).collect())
     }
+
+    /// How many finds there were so far. If nothing more comes, a part that waits for its rest is one as well.
+    #[must_use]
+    pub fn finds(&self, is_over: bool) -> u64 {
+        self.finds.saturating_add(u64::from(is_over && self.part.is_some()))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::name::CredentialName;
     use proptest::prelude::*;
 
     const VALUE: &[u8] = b"ghp_0123456789abcdefghij";
@@ -267,6 +341,38 @@ mod tests {
             assert_eq!(taken(&mut redactor), want, "{}", String::from_utf8_lossy(text));
             assert!(redactor.found().any(|whose| whose.contains(&&named("B"))));
             assert_eq!(redactor.count(), 1, "one place");
+        }
+    }
+
+    /// What is fed, with a pause behind each piece.
+    fn finds(sent: Option<&str>, pieces: &[&[u8]]) -> u64 {
+        let matcher = Arc::new(Matcher::new([(named("KEY"), VALUE)].into_iter()));
+        let mut redactor = Redactor::after(matcher, sent.map(CredentialName::new));
+        for piece in pieces {
+            redactor.feed(Bytes::copy_from_slice(piece));
+            redactor.pause();
+        }
+        redactor.finds(true)
+    }
+
+    /// A mask confirms what was guessed.
+    #[test]
+    fn a_mask_is_a_find_unless_the_value_was_sent_and_came_back_whole() {
+        let (half, rest) = VALUE.split_at(14);
+        let (more, last) = rest.split_at(4);
+        let rows: [(&str, Option<&str>, &[&[u8]], u64); 9] = [
+            ("nothing", None, &[b"nothing", b" at all"], 0),
+            ("a value that was sent", Some("KEY"), &[VALUE, b"...", VALUE], 0),
+            ("one that was not", None, &[VALUE, b"...", VALUE], 1),
+            ("another one was sent", Some("OTHER"), &[VALUE], 1),
+            ("one that was sent, in parts", Some("KEY"), &[half, more, last, b"..."], 0),
+            ("a part of it, and nothing behind it", Some("KEY"), &[half], 1),
+            ("parts of it that something else follows", Some("KEY"), &[half, b"#", half, b"#"], 2),
+            ("a part that grows, of one that was not sent", None, &[half, more, b"#"], 2),
+            ("less than half", None, &[&VALUE[..8], b"#"], 0),
+        ];
+        for (name, sent, pieces, want) in rows {
+            assert_eq!(finds(sent, pieces), want, "{name}");
         }
     }
 }

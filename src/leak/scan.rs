@@ -1,13 +1,17 @@
 //! A stream that is looked through as it comes, wherever it is cut.
 
-use super::layers::{Hit, Layers};
-use super::matcher::{Index, Scope};
+use zeroize::Zeroizing;
+
+use super::layers::{Hit, Hits, Layers};
+use super::matcher::Index;
 use super::reading::BLOCK;
 
 /// One stream, as far as it has come.
 #[derive(Clone, Default)]
 pub(super) struct Scan {
     layers: Layers,
+    /// The last bytes, of which too few have come for the filter to judge them.
+    rest: Zeroizing<Vec<u8>>,
     /// Bytes that came so far.
     at: u64,
 }
@@ -16,6 +20,7 @@ impl Scan {
     /// Begins another stream, in the room that this one has.
     pub(super) fn clear(&mut self) {
         self.layers.clear();
+        self.rest.clear();
         self.at = 0;
     }
 
@@ -24,37 +29,68 @@ impl Scan {
         self.at
     }
 
-    /// Looks through the next bytes, and tells what ends in them, in order.
-    pub(super) fn feed(&mut self, index: &Index, scope: &Scope, text: &[u8], hits: &mut Vec<Hit>) {
-        let before = hits.len();
+    /// Looks through the next bytes, and notes what ends in them, in order.
+    pub(super) fn feed(&mut self, index: &Index, text: &[u8], hits: &mut Hits) {
+        let before = hits.places.len();
         for piece in text.chunks(BLOCK) {
-            self.layers.take(index, scope, piece, self.at, hits);
-            self.at = self.at.saturating_add(piece.len() as u64);
+            self.take(index, piece, hits);
         }
-        in_order(hits, before);
+        in_order(&mut hits.places, before);
+    }
+
+    fn take(&mut self, index: &Index, piece: &[u8], hits: &mut Hits) {
+        let from = self.looked_at();
+        self.at = self.at.saturating_add(piece.len() as u64);
+        if self.rest.is_empty() {
+            let taken = self.layers.take(index, piece, (from, false), hits);
+            self.rest.extend_from_slice(piece.get(taken..).unwrap_or_default());
+            return;
+        }
+        self.rest.extend_from_slice(piece);
+        let taken = self.layers.take(index, &self.rest, (from, false), hits);
+        let taken = taken.min(self.rest.len());
+        self.rest.drain(..taken);
+    }
+
+    /// Up to where the stream has been looked through, whatever follows.
+    fn looked_at(&self) -> u64 {
+        self.at.saturating_sub(self.rest.len() as u64)
+    }
+
+    /// Looks through the last bytes, though too few of them are there for the filter.
+    fn settle(&mut self, index: &Index, hits: &mut Hits) {
+        if !self.rest.is_empty() {
+            self.layers.take(index, &self.rest, (self.looked_at(), true), hits);
+            self.rest.clear();
+        }
     }
 
     /// Nothing more comes.
-    pub(super) fn end(&mut self, index: &Index, scope: &Scope, hits: &mut Vec<Hit>) {
-        let before = hits.len();
-        self.layers.end(index, scope, hits);
-        in_order(hits, before);
+    pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
+        let before = hits.places.len();
+        self.settle(index, hits);
+        self.layers.end(index, hits);
+        in_order(&mut hits.places, before);
     }
 
-    /// The longest half of a value at the end that begins before a place: where, and whose.
-    pub(super) fn half(&self, index: &Index, before: u64, scope: &Scope) -> Option<(u64, u32)> {
-        let half = self.layers.half(index, before, scope);
+    /// The longest half of a value at the end that begins before a place: where, and its number.
+    pub(super) fn half(&mut self, index: &Index, before: u64) -> Option<(u64, u32)> {
+        if before > self.looked_at() {
+            // A whole value would have been found before.
+            self.settle(index, &mut Hits::default());
+        }
+        let half = self.layers.half(index, before);
         if half.is_some() || !self.layers.is_amid_escape() {
             return half;
         }
         // An escape that has not ended may have said what it stands for.
         let mut ended = self.layers.clone();
-        ended.end(index, scope, &mut Vec::new());
-        ended.half(index, before, scope)
+        ended.end(index, &mut Hits::default());
+        ended.half(index, before)
     }
 }
 
-/// The layers tell one after another what they have found.
+/// The layers note one after another what they have found.
 fn in_order(hits: &mut [Hit], before: usize) {
     hits.get_mut(before..).unwrap_or_default().sort_unstable();
 }
@@ -81,7 +117,7 @@ mod tests {
     /// The same by another engine, a byte at a time, with nothing left out.
     fn wanted(text: &[u8]) -> Ends {
         let forms: BTreeSet<Vec<u8>> =
-            VALUES.iter().flat_map(|value| forms::of(value)).map(|form| form.bytes.to_vec()).collect();
+            VALUES.iter().flat_map(|value| forms::of(forms::Searched { value, public: 0 })).map(|form| form.bytes.to_vec()).collect();
         let engine = DoubleArrayAhoCorasick::<u32>::new(forms).unwrap();
         let placed = |(at, byte): (u64, &u8)| Placed { byte: *byte, from: at, to: at + 1 };
         let mut reading: Vec<Placed> = (0..).zip(text).map(placed).collect();
@@ -102,12 +138,12 @@ mod tests {
     }
 
     fn found(matcher: &Matcher, pieces: &[&[u8]]) -> Ends {
-        let (mut scan, mut hits) = (Scan::default(), Vec::new());
+        let (mut scan, mut hits) = (Scan::default(), Hits::default());
         for piece in pieces {
-            scan.feed(&matcher.index, &matcher.scope, piece, &mut hits);
+            scan.feed(&matcher.index, piece, &mut hits);
         }
-        scan.end(&matcher.index, &matcher.scope, &mut hits);
-        hits.iter().map(|hit| (hit.to, hit.from)).collect()
+        scan.end(&matcher.index, &mut hits);
+        hits.places.iter().map(|hit| (hit.to, hit.from)).collect()
     }
 
     /// `%0c` is one byte: what it ended with is no beginning any more, for all that follows.
@@ -123,7 +159,7 @@ mod tests {
 
     fn part() -> impl Strategy<Value = Vec<u8>> {
         let all: Vec<Vec<u8>> =
-            VALUES.iter().flat_map(|value| forms::of(value)).map(|form| form.bytes.to_vec()).collect();
+            VALUES.iter().flat_map(|value| forms::of(forms::Searched { value, public: 0 })).map(|form| form.bytes.to_vec()).collect();
         let form = prop::sample::select(all);
         let escaped = |form: Vec<u8>, how: Vec<u8>| -> Vec<u8> {
             let each = |(byte, how): (&u8, &u8)| match how {

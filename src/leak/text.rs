@@ -1,7 +1,7 @@
 //! A stream as text: as it comes, and what stands in its parts.
 
-use super::layers::Hit;
-use super::matcher::{Index, Scope};
+use super::layers::Hits;
+use super::matcher::Index;
 use super::parts::Parts;
 use super::scan::Scan;
 
@@ -19,20 +19,20 @@ impl Text {
     }
 
     /// Looks through the next bytes.
-    pub(super) fn feed(&mut self, index: &Index, scope: &Scope, text: &[u8], hits: &mut Vec<Hit>) {
-        self.scan.feed(index, scope, text, hits);
-        self.parts.feed(index, scope, text, hits);
+    pub(super) fn feed(&mut self, index: &Index, text: &[u8], hits: &mut Hits) {
+        self.scan.feed(index, text, hits);
+        self.parts.feed(index, text, hits);
     }
 
     /// Nothing more comes.
-    pub(super) fn end(&mut self, index: &Index, scope: &Scope, hits: &mut Vec<Hit>) {
-        self.scan.end(index, scope, hits);
-        self.parts.end(index, scope, hits);
+    pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
+        self.scan.end(index, hits);
+        self.parts.end(index, hits);
     }
 
     /// The longest half of a value at the end that begins before a place: where, and whose.
-    pub(super) fn half(&self, index: &Index, before: u64, scope: &Scope) -> Option<(u64, u32)> {
-        let halves = [self.scan.half(index, before, scope), self.parts.half(index, before, scope)];
+    pub(super) fn half(&mut self, index: &Index, before: u64) -> Option<(u64, u32)> {
+        let halves = [self.scan.half(index, before), self.parts.half(index, before)];
         halves.into_iter().flatten().min()
     }
 }

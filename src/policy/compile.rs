@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use super::credential::{Credential, values};
+use super::credential::{Credential, strong_values};
 use super::file::{self, File, RawIntegration, RawTask};
 use super::plan::Plan;
 pub use super::reader::Problem;
@@ -15,7 +15,8 @@ use super::secrets::{self, RawCredential};
 use super::settings::{ListenAt, Settings, Source, Vault};
 use super::webhook;
 use crate::leak::families::Families;
-use crate::leak::{Matcher, Whose};
+use crate::leak::strength::Strength;
+use crate::leak::{Matcher, Value, Whose};
 use crate::model::host::{Host, HostName};
 use crate::model::name::{CredentialName, TaskName, is_plain};
 use crate::model::secret::{Secret, TokenHash};
@@ -181,10 +182,11 @@ fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Sett
     };
     let tasks: Vec<(Task, Option<Secret>)> =
         file.tasks.into_iter().map(|(name, raw)| task(&name, raw, &mut known, around, findings)).collect();
-    let all = values(known.compiled.values().flatten());
+    let all = strong_values(known.compiled.values().flatten());
     let everything = Matcher::new(all.chain(tasks.iter().filter_map(|(_, token)| as_value(token.as_ref()))));
     let families = Arc::new(Families::of(file.leak.families().iter().copied()));
-    let watchful = |(task, token): (Task, Option<Secret>)| watchful(task, token.as_ref(), &everything, &families);
+    let mut sets = HashMap::new();
+    let watchful = |(task, token): (Task, Option<Secret>)| watchful(task, token.as_ref(), &mut sets, &families);
     let tasks: Vec<Arc<Task>> = tasks.into_iter().map(watchful).map(Arc::new).collect();
     let mut tokens = HashMap::new();
     for task in &tasks {
@@ -443,19 +445,28 @@ impl Known<'_> {
     }
 }
 
-/// A token as a value that must not leave.
-fn as_value(token: Option<&Secret>) -> Option<(Whose, &[u8])> {
-    token.map(|token| (Whose::Token, token.expose()))
+/// A token as a value that must not leave, if it is strong.
+fn as_value(token: Option<&Secret>) -> Option<Value<'_>> {
+    let token = token.filter(|token| Strength::of(token.expose()).is_strong())?;
+    Some(Value::new(Whose::Token, token.expose()))
 }
 
-/// A task that knows what must not leave and what must not come back.
-fn watchful(task: Task, token: Option<&Secret>, everything: &Matcher, families: &Arc<Families>) -> Task {
-    let leaving = values(task.credentials.iter()).chain(as_value(token));
-    let (leaving, own) = (
-        everything.narrowed(leaving, true).with_families(families),
-        everything.narrowed(values(task.credentials.iter()), false),
-    );
-    Task { values: Arc::new(leaving), own: Arc::new(own), ..task }
+/// Indexes by the credentials whose values they hold, for the tasks that share them.
+type Sets = HashMap<Vec<*const Credential>, Arc<Matcher>>;
+
+/// A task with indexes of what must not leave and what must not come back: its own values and no others.
+fn watchful(task: Task, token: Option<&Secret>, sets: &mut Sets, families: &Arc<Families>) -> Task {
+    let mut key: Vec<_> = task.credentials.iter().map(Arc::as_ptr).collect();
+    key.sort_unstable();
+    let own = || Arc::new(Matcher::new(strong_values(task.credentials.iter())));
+    let own = sets.entry(key).or_insert_with(own).clone();
+    let leaving = match as_value(token) {
+        Some(token) => Matcher::new(strong_values(task.credentials.iter()).chain([token])).with_families(families),
+        None => own.with_families(families),
+    };
+    let weak = task.credentials.iter().filter(|credential| !credential.strength().is_strong());
+    let masked = weak.map(|credential| (credential.name().clone(), OnceLock::new())).collect();
+    Task { values: Arc::new(leaving), own, masked, ..task }
 }
 
 fn task(
@@ -475,6 +486,9 @@ fn task(
         }),
     };
     let token = raw.token.as_ref().and_then(|source| token(source, &at("token"), around, findings));
+    if let Some(Strength::Weak(why)) = token.as_ref().map(|token| Strength::of(token.expose())) {
+        findings.warning(at("token"), format!("the token is weak: {why}; it is not looked for in requests"));
+    }
     let proxy = &known.settings.proxy;
     let certified = proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
     if token.is_none() && !certified && !proxy.unix_tasks.values().any(|task| task.as_str() == name) {
@@ -500,6 +514,7 @@ fn task(
         plan,
         values: Arc::default(),
         own: Arc::default(),
+        masked: HashMap::new(),
         credentials,
         raw: raw.raw.unwrap_or(raw.tools.is_empty()),
         tools: raw.tools,
@@ -541,7 +556,7 @@ pub(super) mod tests {
         fn secret(&self, _: &Vault, workspace: &str, name: &str) -> Result<Secret, SourceError> {
             match name {
                 "NONE" => Err(SourceError::Missing(format!("the vault has no secret {name} in {workspace}"))),
-                _ => Ok(Secret::new(format!("{workspace}/{name}: 0123456789").into_bytes())),
+                _ => Ok(Secret::new(format!("{workspace}/{name}: hJ7-rT2qLz").into_bytes())),
             }
         }
     }
@@ -920,10 +935,10 @@ pub(super) mod tests {
         };
         let text = with_credential("", &(task("one", "w1") + &task("two", "w2"))).replace("env:KEY", "secret:K");
         let policy = policy(&text);
-        for (name, want) in [("one", "w1/K: 0123456789"), ("two", "w2/K: 0123456789")] {
+        for (name, want) in [("one", "w1/K: hJ7-rT2qLz"), ("two", "w2/K: hJ7-rT2qLz")] {
             let task = policy.task(&TaskName::new(name)).unwrap();
             assert_eq!(task.credentials()[0].value().unwrap().expose(), want.as_bytes());
-            let other = if name == "one" { "w2/K: 0123456789" } else { "w1/K: 0123456789" };
+            let other = if name == "one" { "w2/K: hJ7-rT2qLz" } else { "w1/K: hJ7-rT2qLz" };
             assert!(task.values().find(want.as_bytes()).is_some() && task.own().find(other.as_bytes()).is_none());
             assert!(policy.values().find(other.as_bytes()).is_some());
         }

@@ -6,7 +6,8 @@ use http::HeaderName;
 use http::header::AUTHORIZATION;
 
 use super::rule::Allowed;
-use crate::leak::Whose;
+use crate::leak::strength::Strength;
+use crate::leak::{Value, Whose};
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
@@ -29,6 +30,7 @@ pub struct Credential {
     pub(super) swap_in: Vec<HeaderName>,
     /// Without one it is disabled; why has been said when it was read.
     pub(super) value: Option<Secret>,
+    pub(super) strength: Strength,
 }
 
 /// How a value is sent.
@@ -123,6 +125,18 @@ impl Credential {
         self.value.as_ref()
     }
 
+    /// How hard the value is to guess; of `user:password` the password.
+    #[must_use]
+    pub fn strength(&self) -> Strength {
+        self.strength
+    }
+
+    /// The value as something to look for.
+    pub(super) fn searched(&self) -> Option<Value<'_>> {
+        let (value, whose) = (self.value()?.expose(), Whose::Credential(self.name.clone()));
+        Some(if self.auth == Auth::Basic { Value::basic(whose, value) } else { Value::new(whose, value) })
+    }
+
     /// Where it may be put, as the configuration writes it: `host` or `host:port`.
     pub fn domains(&self) -> impl Iterator<Item = String> {
         self.bound.iter().map(|Bound { host, port }| match port {
@@ -158,17 +172,11 @@ impl Credential {
     }
 }
 
-/// The values of these credentials. For `user:password` the password is one by itself, too.
-pub(super) fn values<'c>(
+/// The values of these credentials that are looked for.
+pub(super) fn strong_values<'c>(
     credentials: impl Iterator<Item = &'c Arc<Credential>>,
-) -> impl Iterator<Item = (Whose, &'c [u8])> {
-    let values = credentials.filter_map(|credential| Some((credential, credential.value()?.expose())));
-    values.flat_map(|(credential, value)| {
-        let colon = value.iter().position(|byte| *byte == b':').filter(|_| *credential.auth() == Auth::Basic);
-        let password = colon.and_then(|at| value.get(at.saturating_add(1)..));
-        let whose = Whose::Credential(credential.name().clone());
-        [Some(value), password].into_iter().flatten().map(move |part| (whose.clone(), part))
-    })
+) -> impl Iterator<Item = Value<'c>> {
+    credentials.filter(|credential| credential.strength.is_strong()).filter_map(|credential| credential.searched())
 }
 
 /// Longest name, in bytes.
@@ -250,6 +258,7 @@ mod tests {
             always: false,
             placeholder: placeholder.map(str::to_owned),
             swap_in: Vec::new(),
+            strength: Strength::Strong,
             value: None,
         })
     }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::Method;
@@ -11,7 +11,7 @@ use ipnet::IpNet;
 
 use super::address::Cidrs;
 use super::approval::Approval;
-use super::credential::Credential;
+use super::credential::{Credential, strong_values};
 use super::leak::Leak;
 use super::path;
 use super::pattern::{HostPattern, PathPattern};
@@ -62,6 +62,8 @@ pub struct Task {
     pub(super) values: Arc<Matcher>,
     /// What must not come back: the values of its own credentials.
     pub(super) own: Arc<Matcher>,
+    /// What must not come back where a weak credential was sent, made when one first is.
+    pub(super) masked: HashMap<CredentialName, OnceLock<Arc<Matcher>>>,
     pub(super) tools: Vec<Tool>,
     pub(super) raw: bool,
     /// Registered webhook URLs; none without the integration `webhook`.
@@ -254,16 +256,27 @@ impl Task {
         self.credentials.iter().find(|credential| credential.name().as_str() == name)
     }
 
-    /// What must not leave in a request: the values of its credentials, the long ones of others, its token.
+    /// What must not leave in a request: the strong values of its credentials, and its token.
     #[must_use]
     pub fn values(&self) -> &Arc<Matcher> {
         &self.values
     }
 
-    /// The values of its own credentials, which must not come back.
+    /// The strong values of its own credentials, which must not come back.
     #[must_use]
     pub fn own(&self) -> &Arc<Matcher> {
         &self.own
+    }
+
+    /// What must not come back in an exchange in which this credential is sent: a weak value is masked there as well.
+    #[must_use]
+    pub fn masked_after(&self, sent: Option<&Credential>) -> Arc<Matcher> {
+        let Some(weak) = sent.filter(|sent| !sent.strength().is_strong()).and_then(Credential::searched) else {
+            return self.own.clone();
+        };
+        let matcher = || Arc::new(Matcher::new(strong_values(self.credentials.iter()).chain([weak])));
+        let known = sent.and_then(|sent| self.masked.get(sent.name()));
+        known.map_or_else(|| self.own.clone(), |known| known.get_or_init(matcher).clone())
     }
 
     /// Whether the integration `webhook` is enabled, whatever is registered.

@@ -16,6 +16,7 @@ use super::reader::{Findings, Readable, Section, choice};
 use super::rule::{Integration, Mode};
 use super::settings::{Settings, Source};
 use crate::leak;
+use crate::leak::strength::{Strength, WEAK};
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
@@ -206,6 +207,7 @@ impl RawCredential {
             AuthType::Query => Auth::Query(self.auth_query_name.clone().unwrap_or_else(|| "api_key".to_owned())),
         };
         let value = self.value(workspace, settings, around, findings);
+        let strength = value.as_ref().map_or(Strength::Strong, |value| self.strength(value, findings));
         if let (Some(value), Some(placeholder)) = (&value, &self.placeholder)
             && memchr::memmem::find(value.expose(), placeholder.as_bytes()).is_some()
         {
@@ -223,7 +225,20 @@ impl RawCredential {
             placeholder: self.placeholder.clone(),
             swap_in: self.swap_in.iter().filter_map(|place| place.strip_prefix("header:").and_then(field)).collect(),
             value,
+            strength,
         })
+    }
+
+    /// How hard the value is to guess. One that can be guessed is named to the operator.
+    fn strength(&self, value: &Secret, findings: &Findings) -> Strength {
+        let strength = match self.auth_type {
+            Some(AuthType::Basic) => Strength::of(leak::password(value.expose())),
+            _ => Strength::of(value.expose()),
+        };
+        if let Strength::Weak(why) = strength {
+            findings.warning(format!("{}.value", self.path), format!("the value is weak: {why}; {WEAK}"));
+        }
+        strength
     }
 
     fn value(
@@ -261,9 +276,6 @@ impl RawCredential {
         if value.expose().len() > MAX_VALUE {
             findings.problem(&at, format!("it is longer than {MAX_VALUE} bytes"), "a shorter value");
             return None;
-        }
-        if let Some(why) = leak::unsearchable(value.expose()) {
-            findings.warning(at, format!("{why}; it is neither looked for in requests nor redacted in answers"));
         }
         Some(value)
     }

@@ -65,6 +65,7 @@ pub struct Grant {
     reader: Reader,
     values: Arc<Matcher>,
     own: Arc<Matcher>,
+    masked: Arc<Matcher>,
     bounds: Bounds,
     marks: Marks,
     chosen: Option<Chosen>,
@@ -292,8 +293,9 @@ impl Grant {
 
     /// What must not come back in the answer.
     pub(super) fn guard(&self) -> Option<Guard> {
-        (!self.own.is_empty()).then(|| Guard {
-            values: self.own.clone(),
+        (!self.masked.is_empty()).then(|| Guard {
+            values: self.masked.clone(),
+            sent: self.chosen.as_ref().map(|chosen| chosen.credential.name().clone()),
             bounds: Bounds { direction: Direction::Received, ..self.bounds },
         })
     }
@@ -421,6 +423,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
         reader: Reader::of(parts, kind),
         values: task.values().clone(),
         own: task.own().clone(),
+        masked: task.masked_after(chosen.as_ref().map(|chosen| &*chosen.credential)),
         bounds: Bounds {
             total: policy.leak().max_decoded(),
             ratio: policy.leak().max_ratio(),

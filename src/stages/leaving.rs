@@ -88,8 +88,10 @@ impl Leaving {
     /// For the body of this request, in which none of these values may stand.
     ///
     /// # Errors
-    /// [`Deny::ContentCodingUnsupported`] for a coding that cannot be undone.
+    /// [`Deny::ContentCodingUnsupported`] for a coding that cannot be undone; [`Deny::RequestMalformed`] for two media
+    /// types, of which the origin may read either.
     pub(super) fn of(parts: &Parts, values: &Arc<Matcher>, bounds: Bounds) -> Verdict<Self> {
+        has_one_kind(&parts.headers)?;
         let codings = codings(&parts.headers, &CONTENT_ENCODING).ok_or(Deny::ContentCodingUnsupported)?;
         let (hold, reading) = match message_coding(&parts.headers) {
             _ if !codings.is_empty() => {
@@ -286,6 +288,15 @@ fn message_coding(headers: &HeaderMap) -> Option<Option<Vec<Coding>>> {
     Some(codings(headers, &HeaderName::from_static(name)))
 }
 
+/// Judges whether there is one media type at most: the field is no list (RFC 9110 §8.3), though a parameter may hold a
+/// comma in quotes.
+fn has_one_kind(headers: &HeaderMap) -> Verdict<()> {
+    let mut fields = headers.get_all(CONTENT_TYPE).iter();
+    let first = fields.next().map(HeaderValue::as_bytes).unwrap_or_default();
+    let is_list = first.split(|byte| *byte == b'"').step_by(2).any(|unquoted| unquoted.contains(&b','));
+    if is_list || fields.next().is_some() { Err(Deny::RequestMalformed.into()) } else { Ok(()) }
+}
+
 /// The media type, in lower case.
 fn kind(headers: &HeaderMap) -> Vec<u8> {
     headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default().to_ascii_lowercase()
@@ -298,6 +309,25 @@ mod tests {
     use crate::leak::coding::Direction;
 
     const BOUNDS: Bounds = Bounds { total: 1 << 20, ratio: 100, direction: Direction::Sent };
+
+    /// One of them could say that the body is made of messages.
+    #[test]
+    fn two_media_types_are_refused() {
+        let values = Arc::new(Matcher::new([(Whose::Token, &b"a-value-to-look-for"[..])].into_iter()));
+        let rows: [(&[&str], bool); 6] = [
+            (&[], true),
+            (&["text/plain"], true),
+            (&["multipart/form-data; boundary=\"a,b\"; charset=\"c\""], true),
+            (&["text/plain", "application/grpc"], false),
+            (&["text/plain, application/grpc"], false),
+            (&["text/plain; a=\"b\", application/grpc"], false),
+        ];
+        for (kinds, passes) in rows {
+            let request = kinds.iter().fold(http::Request::post("/"), |it, kind| it.header(CONTENT_TYPE, *kind));
+            let parts = request.body(()).unwrap().into_parts().0;
+            assert_eq!(Leaving::of(&parts, &values, BOUNDS).is_ok(), passes, "{kinds:?}");
+        }
+    }
 
     /// A message that says that it is compressed, and not how, could hold anything.
     #[test]

@@ -128,6 +128,7 @@ pub async fn judge(received: Received, record: &mut Record) -> Verdict<Bounded> 
     let Received { response, lease, limits, reader, started, guard, mut withdrawn, .. } = received;
     let (status, timeouts) = (response.status(), limits.timeouts);
     let mut response = redact::head(response, guard);
+    record.finds_in_answer(response.body().finds(false));
     // The framing follows from the head alone, not from how much of the body is here by now.
     let (hint, ended) = (response.body().size_hint(), response.body().is_end_stream());
     let declared = hint.exact();
@@ -233,6 +234,7 @@ pub fn response(bounded: Bounded, record: Record) -> Response<ResponseBody> {
 
 /// Credentials that came back stand in the record, however the exchange ends.
 fn note_found(inner: &Guarded, record: &mut Record) {
+    record.finds_in_answer(inner.finds(true));
     if let Some((count, whose)) = inner.found() {
         record.redacted(count, &whose);
     }
@@ -315,7 +317,9 @@ impl Body for ResponseBody {
             return Poll::Ready(Some(Err(BodyError::Over)));
         };
         let (answer, whole) = loop {
-            let Poll::Ready(frame) = Pin::new(&mut exchange.inner).poll_frame(cx) else {
+            let polled = Pin::new(&mut exchange.inner).poll_frame(cx);
+            exchange.record.finds_in_answer(exchange.inner.finds(false));
+            let Poll::Ready(frame) = polled else {
                 live.waker = Some(cx.waker().clone());
                 return Poll::Pending;
             };

@@ -18,6 +18,7 @@ use super::leaving::codings;
 use super::upload::{BodyError, with_held};
 use crate::leak::coding::{Bounds, Decoder};
 use crate::leak::{Matcher, Redactor, Whose};
+use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Verdict};
 
 /// How long a head waits for the first bytes of a coded body. A stream may have a head long before it has more.
@@ -32,6 +33,8 @@ const ENOUGH: u64 = 64 * 1024;
 pub(super) struct Guard {
     /// The values.
     pub(super) values: Arc<Matcher>,
+    /// The credential that goes along: its value may come back.
+    pub(super) sent: Option<CredentialName>,
     /// How much may come out of a coded answer.
     pub(super) bounds: Bounds,
 }
@@ -91,7 +94,7 @@ struct Guarding {
 pub(super) fn head(response: Response<Incoming>, guard: Option<(Guard, Undo)>) -> Response<Guarded> {
     let Some((guard, undo)) = guard else { return response.map(|inner| Guarded { inner, guard: None }) };
     let (mut parts, inner) = response.into_parts();
-    let mut redactor = Redactor::new(guard.values);
+    let mut redactor = Redactor::after(guard.values, guard.sent);
     let decoder = match undo {
         Undo::Nothing => None,
         Undo::Coding(decoder) => {
@@ -183,6 +186,11 @@ impl Guarded {
     /// What has looked at the head and goes on with what follows it.
     pub(super) fn into_redactor(self) -> Option<Redactor> {
         self.guard.map(|guard| guard.redactor)
+    }
+
+    /// How many finds there were, or there are if nothing more comes.
+    pub(super) fn finds(&self, is_over: bool) -> u64 {
+        self.guard.as_ref().map_or(0, |guard| guard.redactor.finds(is_over))
     }
 
     /// How many places were overwritten, and what they held; nothing if there were none.

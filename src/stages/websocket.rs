@@ -342,6 +342,12 @@ impl Downward {
         self.frames.is_between()
     }
 
+    /// How many finds there were, or there are if nothing more comes.
+    #[must_use]
+    pub fn finds(&self, is_over: bool) -> u64 {
+        self.redactor.iter().chain(&self.controls).map(|redactor| redactor.finds(is_over)).sum()
+    }
+
     /// How many places were overwritten, and whose values they held; nothing if there were none.
     #[must_use]
     pub fn found(&self) -> Option<(u64, Vec<Vec<&Whose>>)> {
