@@ -1,13 +1,12 @@
 //! Undoes escapes byte by byte: percent-encoding (RFC 3986 §2.1), the escapes of JSON, JavaScript, Python and CSS
 //! strings (RFC 8259 §7), and the character references of HTML.
 //!
-//! All kinds at once, because who escapes chooses freely what to escape and how; what is no escape
-//! passes as it is.
+//! All families at once, because who escapes chooses freely what to escape and how, or one of them alone, as most
+//! readers do; what is no escape passes as it is.
 
-use memchr::memchr3_iter;
+use memchr::{memchr_iter, memchr3_iter};
 use zeroize::{Zeroize, Zeroizing};
 
-use super::fold::begins_escape;
 
 /// The longest escape that is undone, in bytes: two `\u` of a surrogate pair.
 pub(super) const LONGEST: usize = 12;
@@ -15,6 +14,71 @@ pub(super) const LONGEST: usize = 12;
 const MAX_BRACED: usize = 8;
 /// Most digits of an escape of CSS.
 const MAX_CSS: usize = 6;
+
+/// Families of escapes, each known by the byte that it begins with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Families(u8);
+
+impl Families {
+    /// Percent-encoding.
+    const PERCENT: Self = Self(1);
+    /// The escapes of strings.
+    const BACKSLASH: Self = Self(2);
+    /// Character references.
+    const REFERENCE: Self = Self(4);
+    /// All of them.
+    pub(super) const ALL: Self = Self(7);
+    /// Each by itself.
+    pub(super) const EACH: [Self; 3] = [Self::PERCENT, Self::BACKSLASH, Self::REFERENCE];
+
+    /// The family of escapes that begin with this byte.
+    fn of(byte: u8) -> Self {
+        match byte {
+            b'%' => Self::PERCENT,
+            b'\\' => Self::BACKSLASH,
+            b'&' => Self::REFERENCE,
+            _ => Self::default(),
+        }
+    }
+
+    /// True if one of these escapes may begin with this byte.
+    pub(super) fn begins(self, byte: u8) -> bool {
+        self.meets(Self::of(byte))
+    }
+
+    /// True if both have a family in common.
+    pub(super) fn meets(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    pub(super) fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// True for two families or three.
+    pub(super) fn is_mixed(self) -> bool {
+        self.0.count_ones() > 1
+    }
+
+    /// The families of the escapes that stand in a text, or may begin at its end.
+    pub(super) fn within(text: &[u8]) -> Self {
+        Self::EACH.into_iter().filter(|family| family.next(text, 0).is_some()).fold(Self::default(), Self::with)
+    }
+
+    /// The next escape from a place on, or what could become one.
+    pub(super) fn next(self, text: &[u8], mut at: usize) -> Option<usize> {
+        loop {
+            let rest = text.get(at..)?;
+            let found = find(rest, self)?;
+            let rest = rest.get(found..)?;
+            at = at.saturating_add(found);
+            if may_begin(rest.get(..LONGEST).unwrap_or(rest)) {
+                return Some(at);
+            }
+            at = at.saturating_add(1);
+        }
+    }
+}
 
 /// A byte, and where in the stream it comes from.
 #[derive(Clone, Copy, Default, Zeroize)]
@@ -25,10 +89,17 @@ pub(super) struct Placed {
 }
 
 /// What an escape may be that has begun.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct Unescape {
+    families: Families,
     held: [Placed; LONGEST],
     len: usize,
+}
+
+impl Default for Unescape {
+    fn default() -> Self {
+        Self::of(Families::ALL)
+    }
 }
 
 /// What the bytes at hand are.
@@ -44,6 +115,16 @@ enum Reading {
 }
 
 impl Unescape {
+    /// Undoes the escapes of these families.
+    pub(super) fn of(families: Families) -> Self {
+        Self { families, held: [Placed::default(); LONGEST], len: 0 }
+    }
+
+    /// Goes on with fewer families.
+    pub(super) fn narrow(&mut self, families: Families) {
+        self.families = families;
+    }
+
     /// True if no escape has begun.
     pub(super) fn is_idle(&self) -> bool {
         self.len == 0
@@ -51,7 +132,7 @@ impl Unescape {
 
     /// Takes a byte and gives out what is certain by now.
     pub(super) fn push(&mut self, placed: Placed, out: &mut impl FnMut(Placed)) {
-        if self.len == 0 && !begins_escape(placed.byte) {
+        if self.len == 0 && !self.families.begins(placed.byte) {
             return out(placed);
         }
         if placed.byte == b'0' && self.is_zero_reference() {
@@ -103,7 +184,7 @@ impl Unescape {
             self.len = self.len.saturating_sub(used);
             // What is left may be plain.
             while let Some(first) = self.held.get(..self.len).and_then(<[Placed]>::first).copied() {
-                if begins_escape(first.byte) {
+                if self.families.begins(first.byte) {
                     break;
                 }
                 out(first);
@@ -179,13 +260,19 @@ fn is_likely(bytes: &[u8]) -> bool {
     }
 }
 
-/// Where an escape may begin: the next place that looks like it.
-pub(super) fn find(text: &[u8]) -> Option<usize> {
-    memchr3_iter(b'%', b'\\', b'&', text).find(|at| is_likely(text.get(*at..).unwrap_or_default()))
+/// Where an escape of these families may begin: the next place that looks like it.
+pub(super) fn find(text: &[u8], families: Families) -> Option<usize> {
+    let is_likely = |at: &usize| is_likely(text.get(*at..).unwrap_or_default());
+    match families {
+        Families::PERCENT => memchr_iter(b'%', text).find(is_likely),
+        Families::BACKSLASH => memchr_iter(b'\\', text).find(is_likely),
+        Families::REFERENCE => memchr_iter(b'&', text).find(is_likely),
+        _ => memchr3_iter(b'%', b'\\', b'&', text).find(is_likely),
+    }
 }
 
 /// True if an escape stands at the front of this, or may, depending on what follows.
-pub(super) fn may_begin(bytes: &[u8]) -> bool {
+fn may_begin(bytes: &[u8]) -> bool {
     !matches!(read(bytes, false), Reading::Plain)
 }
 

@@ -26,6 +26,11 @@ pub(super) const fn begins_escape(byte: u8) -> bool {
     matches!(byte, b'%' | b'\\' | b'&')
 }
 
+/// True for a byte that is skipped behind a line break: the line may be indented.
+pub(super) const fn is_indent(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t')
+}
+
 /// True for a byte that is skipped.
 pub(super) const fn is_break(byte: u8) -> bool {
     matches!(byte, b'\n' | b'\r')

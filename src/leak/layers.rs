@@ -1,13 +1,15 @@
-//! A stream as its readers may see it: as it is, with its escapes undone once, and twice.
+//! A stream as its readers may see it: as it is, with its escapes undone once, and twice; all families of escapes at
+//! once, and each alone.
 //!
 //! As long as nothing is escaped these are the same, and only the first is followed; the others part from
 //! it at an escape, and are dropped once they can find nothing else.
 
 use std::collections::BTreeMap;
 
-use super::escape::{self, LONGEST};
+use super::escape::{Families, LONGEST};
 use super::matcher::Index;
-use super::reading::{Reading, Source, Span, Undone};
+use super::reading::{Buffer, Source};
+use super::undone::Undone;
 
 /// A value that was found: whose it is, and where in the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,106 +62,190 @@ impl Hits {
 /// A stream as its readers may see it.
 #[derive(Clone, Default)]
 pub(super) struct Layers {
-    plain: Reading,
-    /// With its escapes undone.
-    once: Undone,
-    /// With those undone that show then.
-    twice: Undone,
+    plain: Buffer,
+    once: Level,
 }
 
-/// So many bytes without an escape are worth a look whether the readings are one again.
-const NEAR: usize = 48;
+/// How often escapes are undone.
+const DEPTH: usize = 2;
 
 impl Layers {
     /// Begins another stream, in the room that this one has.
     pub(super) fn clear(&mut self) {
         self.plain.clear();
         self.once.clear();
-        self.twice.clear();
     }
 
-    /// Takes a piece of the stream, and notes what ends in it. Returns how much of it needs no further look; of the
-    /// rest, too little is there for that, and it has to stand at the front of the next piece. All of it is looked at
-    /// if `is_all`.
-    pub(super) fn take(&mut self, index: &Index, piece: &[u8], (from, is_all): (u64, bool), hits: &mut Hits) -> usize {
-        let whole = [Span::whole(from)];
-        let source = Source { bytes: piece, spans: &whole };
-        // What has been searched plainly, and what has been undone.
-        let (mut read, mut at) = (0, 0);
-        while at < piece.len() {
-            if !self.once.is_parted() {
-                let Some(found) = next_escape(piece, at) else { break };
-                // What stands right before may be an escape with what this one stands for.
-                let near = found.saturating_sub(LONGEST.saturating_sub(1));
-                let before = Source { bytes: piece.get(..near).unwrap_or_default(), ..source };
-                read = self.plain.search(index, before, (read.min(near), true), hits);
-                self.once.part(&self.plain, &index.patterns.automaton);
-                let undone = self.once.undone_to().saturating_sub(from);
-                let start = usize::try_from(undone).unwrap_or(usize::MAX).clamp(read, found);
-                self.once.copy(source, start, found, &mut 0);
-                at = found;
-            }
-            at = self.once.undo(source, at, NEAR);
-            self.search(index, hits);
-        }
-        let is_loose = !is_all && !self.once.is_parted();
-        self.plain.search(index, source, (read, is_loose), hits)
+    /// Looks through a piece of the stream that stands at a place, and notes what ends in it.
+    pub(super) fn take(&mut self, index: &Index, piece: &[u8], from: u64, hits: &mut Hits) {
+        self.plain.push(piece, from);
+        self.once.take(&self.plain, index, (DEPTH, true), hits);
+        self.plain.search(index, true, hits);
+        self.plain.advance();
+    }
+
+    /// True if the stream says the same however it is read.
+    pub(super) fn is_plain(&self) -> bool {
+        !self.once.is_parted()
+    }
+
+    /// Looks through the last bytes, though too few of them have come for the filter.
+    pub(super) fn settle(&mut self, index: &Index, hits: &mut Hits) {
+        self.once.take(&self.plain, index, (DEPTH, false), hits);
+        self.plain.search(index, false, hits);
+        self.plain.advance();
     }
 
     /// Nothing more comes: an escape may end where nothing follows it.
     pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
-        if self.once.is_parted() {
-            self.once.finish();
-            self.search(index, hits);
-        }
-        if self.twice.is_parted() {
-            self.twice.finish();
-            self.twice.search(index, false, hits);
-            self.twice.turn(false);
-        }
-    }
-
-    /// Looks through what was undone.
-    fn search(&mut self, index: &Index, hits: &mut Hits) {
-        let Self { once, twice, .. } = self;
-        if !twice.is_parted() && next_escape(once.source().bytes, 0).is_some() {
-            twice.part_undone(once, &index.patterns.automaton);
-        }
-        if twice.is_parted() {
-            twice.undo(once.source(), 0, usize::MAX);
-            twice.search(index, false, hits);
-            twice.turn(twice.is_alike(&index.patterns.automaton));
-        }
-        once.search(index, true, hits);
-        let is_joined = !twice.is_parted() && once.is_alike(&index.patterns.automaton);
-        if !is_joined {
-            once.search(index, false, hits);
-        }
-        once.turn(is_joined);
+        self.settle(index, hits);
+        self.once.end(index, DEPTH, hits);
     }
 
     /// True if an escape has begun that has not ended.
     pub(super) fn is_amid_escape(&self) -> bool {
-        self.once.is_amid_escape() || self.twice.is_amid_escape()
+        self.once.any(&|undone| undone.is_amid_escape())
     }
 
-    /// The longest half of a value at the end that begins before: where, and whose.
+    /// The longest half of a value at the end that begins before: where, and its number.
     pub(super) fn half(&self, index: &Index, before: u64) -> Option<(u64, u32)> {
-        let readings = [Some(&self.plain), self.once.parted(), self.twice.parted()].into_iter().flatten();
-        readings.filter_map(|reading| reading.half(&index.patterns.automaton, before)).min()
+        let half = |buffer: &Buffer| buffer.reading.half(&index.patterns.automaton, before);
+        let mut halves: Vec<(u64, u32)> = half(&self.plain).into_iter().collect();
+        self.once.each(&mut |undone| halves.extend(Some(undone).filter(|it| it.is_parted()).and_then(|it| half(&it.buffer))));
+        halves.into_iter().min()
     }
 }
 
-/// The next escape from a place on, or what could become one.
-fn next_escape(text: &[u8], mut at: usize) -> Option<usize> {
-    loop {
-        let rest = text.get(at..)?;
-        let found = escape::find(rest)?;
-        let rest = rest.get(found..)?;
-        at = at.saturating_add(found);
-        if escape::may_begin(rest.get(..LONGEST).unwrap_or(rest)) {
-            return Some(at);
+/// All ways to undo escapes in one reading: all families at once, and each alone where they are mixed, so that what
+/// looks like an escape of one cannot eat what another stands for.
+#[derive(Clone, Default)]
+struct Level {
+    all: Option<Box<Branch>>,
+    alone: Vec<Branch>,
+    /// Where escapes of each family stood for the last time.
+    seen: [Option<u64>; Families::EACH.len()],
+    /// What was undone since the readings parted.
+    run: Families,
+}
+
+/// A way to undo escapes, and what shows then undone in turn.
+#[derive(Clone)]
+struct Branch {
+    undone: Undone,
+    next: Level,
+}
+
+impl Level {
+    fn clear(&mut self) {
+        self.alone.clear();
+        (self.seen, self.run) = Default::default();
+        if let Some(all) = &mut self.all {
+            all.undone.clear();
+            all.next.clear();
         }
-        at = at.saturating_add(1);
+    }
+
+    fn branches(&self) -> impl Iterator<Item = &Branch> {
+        self.all.iter().map(|all| &**all).chain(&self.alone)
+    }
+
+    fn is_parted(&self) -> bool {
+        self.branches().any(|branch| branch.undone.is_parted())
+    }
+
+    fn any(&self, holds: &impl Fn(&Undone) -> bool) -> bool {
+        self.branches().any(|branch| holds(&branch.undone) || branch.next.any(holds))
+    }
+
+    fn each(&self, see: &mut impl FnMut(&Undone)) {
+        for branch in self.branches() {
+            see(&branch.undone);
+            branch.next.each(see);
+        }
+    }
+
+    /// Undoes the escapes in what came of a reading, and looks through it.
+    fn take(&mut self, other: &Buffer, index: &Index, (depth, is_loose): (usize, bool), hits: &mut Hits) {
+        let Some(depth) = depth.checked_sub(1) else { return };
+        let come = self.come(other);
+        if come == Families::default() && !self.is_parted() {
+            return;
+        }
+        self.part(come, other, index);
+        let all = self.all.get_or_insert_with(|| Box::new(Branch::of(Families::ALL)));
+        for branch in std::iter::once(&mut **all).chain(&mut self.alone) {
+            if branch.undone.is_parted() || branch.undone.families().meets(come) {
+                branch.take(other, index, (depth, is_loose), hits);
+            }
+        }
+    }
+
+    /// The families of the escapes in what came.
+    fn come(&self, other: &Buffer) -> Families {
+        // One may have begun in what was there before.
+        let Source { bytes, .. } = other.source();
+        let from = other.old().saturating_sub(LONGEST);
+        Families::within(if self.is_parted() { other.fresh() } else { bytes.get(from..).unwrap_or_default() })
+    }
+
+    /// Reads each family alone as long as several are near each other.
+    fn part(&mut self, come: Families, other: &Buffer, index: &Index) {
+        let at = other.end();
+        let near = at.saturating_sub(index.reach());
+        let mut mixed = come;
+        for (family, seen) in Families::EACH.into_iter().zip(&mut self.seen) {
+            if family.meets(come) {
+                *seen = Some(at);
+            } else if seen.is_some_and(|seen| seen >= near) {
+                mixed = mixed.with(family);
+            }
+        }
+        if !mixed.is_mixed() {
+            self.alone.retain(|branch| branch.undone.is_parted());
+        } else if self.alone.is_empty() {
+            let (run, all) = (self.run, self.all.as_deref());
+            let alone = |family: Families| {
+                let known = all.filter(|_| run == family).map(|all| all.alone(family));
+                known.unwrap_or_else(|| Branch::of(family))
+            };
+            self.alone = Families::EACH.into_iter().map(alone).collect();
+        }
+        let is_new = !self.all.as_ref().is_some_and(|all| all.undone.is_parted());
+        self.run = if is_new { come } else { self.run.with(come) };
+    }
+
+    /// The reading has come to its end.
+    fn end(&mut self, index: &Index, depth: usize, hits: &mut Hits) {
+        let Some(depth) = depth.checked_sub(1) else { return };
+        for branch in self.all.iter_mut().map(|all| &mut **all).chain(&mut self.alone) {
+            if branch.undone.is_parted() {
+                branch.undone.finish();
+                branch.search(index, (depth, false), hits);
+                branch.next.end(index, depth, hits);
+            }
+        }
+    }
+}
+
+impl Branch {
+    fn of(families: Families) -> Self {
+        Self { undone: Undone::of(families), next: Level::default() }
+    }
+
+    /// The same for one family alone, of a stream in which it was the only one so far.
+    fn alone(&self, family: Families) -> Self {
+        Self { undone: self.undone.alone(family), next: self.next.clone() }
+    }
+
+    fn take(&mut self, other: &Buffer, index: &Index, how: (usize, bool), hits: &mut Hits) {
+        self.undone.take(other, &index.patterns.automaton);
+        self.search(index, how, hits);
+    }
+
+    /// Looks through what was undone.
+    fn search(&mut self, index: &Index, (depth, is_loose): (usize, bool), hits: &mut Hits) {
+        self.next.take(&self.undone.buffer, index, (depth, is_loose), hits);
+        self.undone.buffer.search(index, is_loose, hits);
+        self.undone.advance(!self.next.is_parted(), &index.patterns.automaton);
     }
 }

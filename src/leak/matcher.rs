@@ -102,6 +102,16 @@ pub(super) struct Index {
     pub(super) shortest: usize,
 }
 
+impl Index {
+    /// How far apart in a stream the parts of a value may stand that are escaped in different ways.
+    pub(super) fn reach(&self) -> u64 {
+        self.longest.saturating_mul(WIDEST) as u64
+    }
+}
+
+/// Bytes that one byte of a value may take, nearly always.
+const WIDEST: usize = 12;
+
 /// A value, and all that it is.
 struct Owner {
     whose: Vec<Whose>,

@@ -25,6 +25,7 @@ mod redact;
 mod scan;
 pub mod strength;
 mod text;
+mod undone;
 mod zstd;
 
 pub use forms::MIN_VALUE;

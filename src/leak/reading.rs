@@ -1,17 +1,14 @@
 //! One way to read a stream: its bytes as they come or with escapes undone, and where each of them stands. Line
-//! breaks are left out of what is searched.
+//! breaks and the indentation behind them are left out of what is searched.
 
 use memchr::memchr2;
 use zeroize::Zeroizing;
 
 use super::automaton::{Automaton, State};
-use super::escape::{self, Front, LONGEST, Placed, Unescape};
-use super::fold::{begins_escape, fold};
+use super::escape::Placed;
+use super::fold::{fold, is_indent};
 use super::layers::{Hit, Hits};
 use super::matcher::{Index, Patterns};
-
-/// Bytes that are read at a time.
-pub(super) const BLOCK: usize = 4096;
 
 /// Fewer bytes of a pattern are left to the filter.
 const SHALLOW: usize = 4;
@@ -27,11 +24,6 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// Bytes that stand one after the other, all of them.
-    pub(super) fn whole(from: u64) -> Self {
-        Self { at: 0, from, width: 1 }
-    }
-
     /// From where to where a byte of it stands.
     fn place(&self, byte: u64) -> (u64, u64) {
         let ahead = if self.width == 1 { byte.saturating_sub(self.at) } else { 0 };
@@ -84,6 +76,8 @@ pub(super) struct Reading {
     /// The last text without its line breaks, if it had any, and its lines.
     joined: Zeroizing<Vec<u8>>,
     lines: Vec<Line>,
+    /// Nothing but blanks has come since the last line break.
+    is_indented: bool,
 }
 
 impl Reading {
@@ -101,31 +95,35 @@ impl Reading {
         let begin = |depth: usize| other.begin(other.read.saturating_sub(depth as u64));
         self.state = automaton.shortened(other.state, |depth| begin(depth) >= place);
         (self.read, self.before) = (other.read, other.read);
+        self.is_indented = other.is_indented;
         self.seen.clone_from(&other.seen);
     }
 
-    /// Notes the lines of a text from a place on. True if the text is in one.
-    fn split(&mut self, text: &[u8], start: usize) -> bool {
+    /// Notes the lines of a text, without what they are indented by. True if the text is in one, from its first byte on.
+    fn split(&mut self, text: &[u8]) -> bool {
         self.lines.clear();
-        let mut line = Line { at: 0, stands: start };
-        let mut rest = text.get(start..).unwrap_or_default();
-        let Some(mut found) = memchr2(b'\n', b'\r', rest) else {
-            self.lines.push(line);
+        let next_break = memchr2(b'\n', b'\r', text);
+        if next_break.is_none() && !(self.is_indented && text.first().is_some_and(|byte| is_indent(*byte))) {
+            self.is_indented &= text.is_empty();
+            self.lines.push(Line { at: 0, stands: 0 });
             return true;
-        };
-        self.joined.clear();
-        loop {
-            let (bytes, behind) = rest.split_at_checked(found).unwrap_or((rest, &[]));
-            if !bytes.is_empty() {
-                self.lines.push(line);
-                self.joined.extend_from_slice(bytes);
-            }
-            let Some((_, behind)) = behind.split_first() else { return false };
-            let stands = line.stands.saturating_add(found).saturating_add(1);
-            line = Line { at: self.joined.len(), stands };
-            rest = behind;
-            found = memchr2(b'\n', b'\r', rest).unwrap_or(rest.len());
         }
+        self.joined.clear();
+        let mut stands = 0;
+        while let Some(rest) = text.get(stands..).filter(|rest| !rest.is_empty()) {
+            let indent = rest.iter().take_while(|byte| self.is_indented && is_indent(**byte)).count();
+            let rest = rest.get(indent..).unwrap_or_default();
+            let length = memchr2(b'\n', b'\r', rest).unwrap_or(rest.len());
+            stands = stands.saturating_add(indent);
+            if length > 0 {
+                self.lines.push(Line { at: self.joined.len(), stands });
+                self.joined.extend_from_slice(rest.get(..length).unwrap_or_default());
+            }
+            // A line that has not ended may go on with a blank that counts.
+            self.is_indented = length < rest.len() || (length == 0 && self.is_indented);
+            stands = stands.saturating_add(length).saturating_add(1);
+        }
+        false
     }
 
     /// Where in the last text a byte stands, and how many follow it in its line.
@@ -137,23 +135,19 @@ impl Reading {
         (stands, next.saturating_sub(at))
     }
 
-    /// Looks through a text from a place on, and tells what ends in it. Loosely: as far as the filter can tell
-    /// that nothing has begun. Returns up to where.
-    pub(super) fn search(
-        &mut self,
-        index: &Index,
-        source: Source<'_>,
-        (start, is_loose): (usize, bool),
-        hits: &mut Hits,
-    ) -> usize {
-        let is_one = self.split(source.bytes, start);
+    /// Looks through a text, and notes what ends in it. Loosely: as far as the filter can tell that nothing has begun.
+    /// Returns up to where.
+    fn search(&mut self, index: &Index, source: Source<'_>, is_loose: bool, hits: &mut Hits) -> usize {
+        let is_one = self.split(source.bytes);
         let joined = std::mem::take(&mut self.joined);
-        let text = if is_one { source.bytes.get(start..).unwrap_or_default() } else { &joined };
+        let text = if is_one { source.bytes } else { &joined };
         self.before = self.read;
         let read = self.walk(index, source.spans, (text, is_loose), hits);
         self.read = self.before.saturating_add(read as u64);
         self.see(&index.patterns.automaton, source.spans, read);
         let end = if read < text.len() { self.stands(read).0 } else { source.bytes.len() };
+        // What is left begins with a byte that counts.
+        self.is_indented &= end == source.bytes.len();
         self.joined = joined;
         end
     }
@@ -223,6 +217,12 @@ impl Reading {
         }
     }
 
+    /// True if what the state has seen stands at a place or behind it.
+    fn is_behind(&self, place: u64, automaton: &Automaton) -> bool {
+        let (depth, _) = automaton.look(self.state);
+        depth == 0 || self.begin(self.read.saturating_sub(depth as u64)) >= place
+    }
+
     /// Where a byte begins that the state has seen.
     fn begin(&self, byte: u64) -> u64 {
         span_place(&self.seen, byte).0
@@ -264,141 +264,88 @@ fn span_place(spans: &[Span], byte: u64) -> (u64, u64) {
     span(spans, byte).map_or((0, 0), |(span, _)| span.place(byte))
 }
 
-/// A reading with the escapes of another one undone, as long as they differ.
+/// What a stream says when read in one way, as far as it is needed: what has not been searched yet, and how the search
+/// stands.
 #[derive(Clone, Default)]
-pub(super) struct Undone {
-    reading: Reading,
-    unescape: Unescape,
-    /// What is to be searched, with line breaks, and where it stands.
+pub(super) struct Buffer {
+    pub(super) reading: Reading,
     text: Zeroizing<Vec<u8>>,
     spans: Vec<Span>,
-    /// So much of it is searched.
+    /// So much of the text was there before the last bytes came.
+    old: usize,
+    /// So much of it has been searched.
     searched: usize,
-    /// So much of it is behind nothing that was undone.
-    undone: usize,
-    /// Bytes read when something was undone before.
-    last: u64,
-    /// Where in the stream that ended: what the other has found to begin before it, this one has not.
-    undone_to: u64,
-    is_parted: bool,
 }
 
-impl Undone {
+impl Buffer {
     /// Begins another stream, in the room that this one has.
     pub(super) fn clear(&mut self) {
-        let Self { mut reading, mut text, mut spans, .. } = std::mem::take(self);
-        reading.clear();
-        text.clear();
-        spans.clear();
-        *self = Self { reading, text, spans, ..Self::default() };
+        self.reading.clear();
+        self.text.clear();
+        self.spans.clear();
+        (self.old, self.searched) = (0, 0);
     }
 
-    /// True if an escape has begun that has not ended.
-    pub(super) fn is_amid_escape(&self) -> bool {
-        self.is_parted && !self.unescape.is_idle()
+    /// Goes on from where another one is, with what stands at a place or behind it. Returns where in the text of the
+    /// other that begins.
+    pub(super) fn follow(&mut self, other: &Self, automaton: &Automaton, place: u64) -> usize {
+        self.reading.follow(&other.reading, automaton, place);
+        self.text.clear();
+        self.spans.clear();
+        (self.old, self.searched) = (0, 0);
+        other.behind(place)
     }
 
-    /// What has been read, while it differs from the other.
-    pub(super) fn parted(&self) -> Option<&Reading> {
-        self.is_parted.then_some(&self.reading)
-    }
-
-    /// True while it differs from the other.
-    pub(super) fn is_parted(&self) -> bool {
-        self.is_parted
-    }
-
-    /// Begins to differ from the other, which has searched all before.
-    pub(super) fn part(&mut self, other: &Reading, automaton: &Automaton) {
-        self.is_parted = true;
-        self.last = other.read;
-        self.reading.follow(other, automaton, self.undone_to);
-    }
-
-    /// As [`Self::part`].
-    pub(super) fn part_undone(&mut self, other: &Self, automaton: &Automaton) {
-        self.part(&other.reading, automaton);
-    }
-
-    /// Undoes the escapes in what the other reads from a place on: until none has come for so many bytes.
-    /// Returns up to where.
-    pub(super) fn undo(&mut self, other: Source<'_>, start: usize, near: usize) -> usize {
-        let Source { bytes, spans } = other;
-        let reach = |at: usize| at.saturating_add(near).min(bytes.len());
-        let part = |from: usize, to: usize| bytes.get(from..to).unwrap_or_default();
-        // What is before `kept` has been taken.
-        let (mut kept, mut at, mut until) = (start, start, reach(start));
-        let mut ahead = 0;
-        while at < until {
-            if self.unescape.is_idle() {
-                let rest = part(at, until);
-                // Escapes often stand side by side.
-                if !rest.first().is_some_and(|byte| begins_escape(*byte)) {
-                    let Some(found) = escape::find(rest) else { break };
-                    at = at.saturating_add(found);
-                }
-                match escape::front(part(at, bytes.len().min(at.saturating_add(LONGEST)))) {
-                    Front::Plain => {
-                        at = at.saturating_add(1);
-                        continue;
-                    }
-                    Front::Escape(stands_for, used) => {
-                        self.copy(other, kept, at, &mut ahead);
-                        let (from, _) = place(spans, at, &mut ahead);
-                        at = at.saturating_add(used);
-                        let (_, to) = place(spans, at.saturating_sub(1), &mut ahead);
-                        stands_for.as_bytes().iter().for_each(|byte| self.put(Placed { byte: *byte, from, to }));
-                        (self.undone, self.undone_to) = (self.text.len(), to);
-                        (kept, until) = (at, reach(at));
-                        continue;
-                    }
-                    Front::Begun => self.copy(other, kept, at, &mut ahead),
-                }
-            }
-            // Its end has not come yet: byte by byte.
-            if let Some(byte) = bytes.get(at) {
-                let (from, to) = place(spans, at, &mut ahead);
-                self.push(Placed { byte: *byte, from, to });
-            }
-            at = at.saturating_add(1);
-            (kept, until) = (at, reach(at));
+    /// The first byte of the text that stands at a place or behind it.
+    fn behind(&self, place: u64) -> usize {
+        let is_before = |byte: usize| span_place(&self.spans, byte as u64).0 < place;
+        let (mut low, mut high) = (0, self.text.len());
+        while low < high {
+            let middle = low.midpoint(high);
+            if is_before(middle) { low = middle.saturating_add(1) } else { high = middle }
         }
-        self.copy(other, kept, until, &mut ahead);
-        until
+        low
     }
 
-    /// Takes one byte that may be of an escape.
-    fn push(&mut self, placed: Placed) {
-        let Self { unescape, text, spans, .. } = self;
-        unescape.push(placed, &mut |placed| put(text, spans, placed));
-        (self.undone, self.undone_to) = (self.text.len(), placed.to);
+    /// The text, and where it stands.
+    pub(super) fn source(&self) -> Source<'_> {
+        Source { bytes: &self.text, spans: &self.spans }
     }
 
-    /// The other has come to its end.
-    pub(super) fn finish(&mut self) {
-        let Self { unescape, text, spans, .. } = self;
-        unescape.end(&mut |placed| put(text, spans, placed));
-        self.undone = self.text.len();
+    /// The last bytes of the text that came.
+    pub(super) fn fresh(&self) -> &[u8] {
+        self.text.get(self.old..).unwrap_or_default()
     }
 
-    /// Takes one byte.
-    fn put(&mut self, placed: Placed) {
-        put(&mut self.text, &mut self.spans, placed);
+    /// Where in the text the last bytes begin that came.
+    pub(super) fn old(&self) -> usize {
+        self.old
     }
 
-    /// Where in the stream something was undone for the last time.
-    pub(super) fn undone_to(&self) -> u64 {
-        self.undone_to
+    /// Where in the stream the text ends.
+    pub(super) fn end(&self) -> u64 {
+        self.text.len().checked_sub(1).map_or(0, |last| span_place(&self.spans, last as u64).1)
     }
 
-    /// Takes bytes as the other has them, the first of which stands in that span, or a later one.
+    /// Adds bytes that stand one after the other from a place on.
+    pub(super) fn push(&mut self, bytes: &[u8], from: u64) {
+        note(&mut self.spans, Span { at: self.text.len() as u64, from, width: 1 });
+        self.text.extend_from_slice(bytes);
+    }
+
+    /// Adds a byte.
+    pub(super) fn put(&mut self, Placed { byte, from, to }: Placed) {
+        note(&mut self.spans, Span { at: self.text.len() as u64, from, width: to.saturating_sub(from) });
+        self.text.push(byte);
+    }
+
+    /// Adds bytes as another has them, the first of which stands in that span, or a later one.
     pub(super) fn copy(&mut self, other: Source<'_>, from: usize, to: usize, ahead: &mut usize) {
         let bytes = other.bytes.get(from..to).unwrap_or_default();
         if bytes.is_empty() {
             return;
         }
-        let mut start = from as u64;
-        let end = to as u64;
+        let (mut start, end) = (from as u64, to as u64);
         let first = self.text.len() as u64;
         while start < end {
             let Some((one, next)) = span_from(other.spans, start, ahead) else { break };
@@ -409,46 +356,37 @@ impl Undone {
         self.text.extend_from_slice(bytes);
     }
 
-    /// What is to be searched.
-    pub(super) fn source(&self) -> Source<'_> {
-        Source { bytes: &self.text, spans: &self.spans }
-    }
-
-    /// Looks through what was undone. Loosely: see [`Reading::search`].
+    /// Looks through the text. Loosely: as far as the filter can judge it.
     pub(super) fn search(&mut self, index: &Index, is_loose: bool, hits: &mut Hits) {
         let source = Source { bytes: &self.text, spans: &self.spans };
-        self.searched = self.reading.search(index, source, (self.searched, is_loose), hits);
+        self.searched = self.reading.search(index, source, is_loose, hits);
     }
 
-    /// True if whatever may be found from here on stands behind what was undone.
-    pub(super) fn is_alike(&self, automaton: &Automaton) -> bool {
-        let Reading { state, read, before, .. } = self.reading;
-        let (depth, _) = automaton.look(state);
-        let begins = read.saturating_sub(depth as u64);
-        let is_behind = match begins.checked_sub(before).and_then(|at| usize::try_from(at).ok()) {
-            Some(at) if begins < read => self.reading.stands(at).0 >= self.undone,
-            Some(_) => self.searched >= self.undone,
-            None => self.undone == 0,
-        };
-        self.unescape.is_idle() && is_behind && begins >= self.last
-    }
-
-    /// What was undone has been searched: goes on, or ends to differ.
-    pub(super) fn turn(&mut self, is_joined: bool) {
-        self.is_parted = !is_joined;
-        if self.undone > 0 {
-            self.last = self.reading.read;
+    /// Drops what has been searched. Whoever reads this in another way has taken it.
+    pub(super) fn advance(&mut self) {
+        let searched = std::mem::take(&mut self.searched);
+        let at = searched as u64;
+        let first = self.spans.partition_point(|span| span.at <= at).saturating_sub(1);
+        self.spans.drain(..first);
+        for span in &mut self.spans {
+            if span.at < at && span.width == 1 {
+                span.from = span.from.saturating_add(at.saturating_sub(span.at));
+            }
+            span.at = span.at.saturating_sub(at);
         }
-        self.text.clear();
-        self.spans.clear();
-        (self.searched, self.undone) = (0, 0);
+        let searched = searched.min(self.text.len());
+        self.text.drain(..searched);
+        if self.text.is_empty() {
+            self.spans.clear();
+        }
+        self.old = self.text.len();
     }
-}
 
-/// Adds a byte.
-fn put(text: &mut Vec<u8>, spans: &mut Vec<Span>, Placed { byte, from, to }: Placed) {
-    note(spans, Span { at: text.len() as u64, from, width: to.saturating_sub(from) });
-    text.push(byte);
+    /// True if whatever may be found from here on stands at a place or behind it.
+    pub(super) fn is_behind(&self, place: u64, automaton: &Automaton) -> bool {
+        let first = self.text.get(self.searched).map(|_| span_place(&self.spans, self.searched as u64).0);
+        first.is_none_or(|first| first >= place) && self.reading.is_behind(place, automaton)
+    }
 }
 
 /// The span of a byte, which is that one or a later one, and where the next one begins.
@@ -463,6 +401,6 @@ fn span_from<'s>(spans: &'s [Span], byte: u64, ahead: &mut usize) -> Option<(&'s
 }
 
 /// From where to where a byte stands, which is in that span, or a later one.
-fn place(spans: &[Span], at: usize, ahead: &mut usize) -> (u64, u64) {
+pub(super) fn place(spans: &[Span], at: usize, ahead: &mut usize) -> (u64, u64) {
     span_from(spans, at as u64, ahead).map_or((0, 0), |(span, _)| span.place(at as u64))
 }

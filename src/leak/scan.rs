@@ -1,27 +1,29 @@
 //! A stream that is looked through as it comes, wherever it is cut.
 
-use zeroize::Zeroizing;
-
+use super::escape::{Families, LONGEST};
 use super::layers::{Hit, Hits, Layers};
 use super::matcher::Index;
-use super::reading::BLOCK;
+
+/// Bytes that are read at a time.
+const BLOCK: usize = 4096;
+/// The same while the stream says different things to different readers: soon it may not any more.
+const SHORT_BLOCK: usize = 512;
 
 /// One stream, as far as it has come.
 #[derive(Clone, Default)]
 pub(super) struct Scan {
     layers: Layers,
-    /// The last bytes, of which too few have come for the filter to judge them.
-    rest: Zeroizing<Vec<u8>>,
     /// Bytes that came so far.
     at: u64,
+    /// The last bytes have been looked through, though too few of them had come for the filter.
+    is_settled: bool,
 }
 
 impl Scan {
     /// Begins another stream, in the room that this one has.
     pub(super) fn clear(&mut self) {
         self.layers.clear();
-        self.rest.clear();
-        self.at = 0;
+        (self.at, self.is_settled) = (0, false);
     }
 
     /// Bytes that came so far.
@@ -32,51 +34,49 @@ impl Scan {
     /// Looks through the next bytes, and notes what ends in them, in order.
     pub(super) fn feed(&mut self, index: &Index, text: &[u8], hits: &mut Hits) {
         let before = hits.places.len();
-        for piece in text.chunks(BLOCK) {
-            self.take(index, piece, hits);
+        for block in text.chunks(BLOCK) {
+            let mut rest = block;
+            while !rest.is_empty() {
+                let (piece, behind) = rest.split_at(self.piece(rest));
+                self.layers.take(index, piece, self.at, hits);
+                self.at = self.at.saturating_add(piece.len() as u64);
+                rest = behind;
+            }
         }
+        self.is_settled &= text.is_empty();
         in_order(&mut hits.places, before);
     }
 
-    fn take(&mut self, index: &Index, piece: &[u8], hits: &mut Hits) {
-        let from = self.looked_at();
-        self.at = self.at.saturating_add(piece.len() as u64);
-        if self.rest.is_empty() {
-            let taken = self.layers.take(index, piece, (from, false), hits);
-            self.rest.extend_from_slice(piece.get(taken..).unwrap_or_default());
-            return;
+    /// How much is looked through at once: up to the next escape, so that no more than what is near it is read in other
+    /// ways as well.
+    fn piece(&self, rest: &[u8]) -> usize {
+        if !self.layers.is_plain() {
+            return rest.len().min(SHORT_BLOCK);
         }
-        self.rest.extend_from_slice(piece);
-        let taken = self.layers.take(index, &self.rest, (from, false), hits);
-        let taken = taken.min(self.rest.len());
-        self.rest.drain(..taken);
+        match Families::ALL.next(rest, 0) {
+            None => rest.len(),
+            Some(escape) if escape > LONGEST => escape.saturating_sub(LONGEST),
+            Some(_) => rest.len().min(SHORT_BLOCK),
+        }
     }
 
-    /// Up to where the stream has been looked through, whatever follows.
-    fn looked_at(&self) -> u64 {
-        self.at.saturating_sub(self.rest.len() as u64)
-    }
-
-    /// Looks through the last bytes, though too few of them are there for the filter.
     fn settle(&mut self, index: &Index, hits: &mut Hits) {
-        if !self.rest.is_empty() {
-            self.layers.take(index, &self.rest, (self.looked_at(), true), hits);
-            self.rest.clear();
+        if !std::mem::replace(&mut self.is_settled, true) {
+            self.layers.settle(index, hits);
         }
     }
 
     /// Nothing more comes.
     pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
         let before = hits.places.len();
-        self.settle(index, hits);
         self.layers.end(index, hits);
         in_order(&mut hits.places, before);
     }
 
     /// The longest half of a value at the end that begins before a place: where, and its number.
     pub(super) fn half(&mut self, index: &Index, before: u64) -> Option<(u64, u32)> {
-        if before > self.looked_at() {
-            // A whole value would have been found before.
+        // What has not been looked through by then is shorter than any lag, and holds no whole value.
+        if before.saturating_add(BLOCK as u64) > self.at {
             self.settle(index, &mut Hits::default());
         }
         let half = self.layers.half(index, before);
@@ -103,7 +103,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::escape::{Placed, Unescape};
-    use super::super::fold::{fold, is_break};
+    use super::super::fold::{fold, is_break, is_indent};
     use super::super::forms;
     use super::super::matcher::{Matcher, Whose};
     use super::*;
@@ -120,21 +120,86 @@ mod tests {
             VALUES.iter().flat_map(|value| forms::of(forms::Searched { value, public: 0 })).map(|form| form.bytes.to_vec()).collect();
         let engine = DoubleArrayAhoCorasick::<u32>::new(forms).unwrap();
         let placed = |(at, byte): (u64, &u8)| Placed { byte: *byte, from: at, to: at + 1 };
-        let mut reading: Vec<Placed> = (0..).zip(text).map(placed).collect();
+        let mut readings: Vec<Vec<Placed>> = vec![(0..).zip(text).map(placed).collect()];
         let mut ends = Ends::new();
         for _ in 0..3 {
-            let read: Vec<&Placed> = reading.iter().filter(|placed| !is_break(placed.byte)).collect();
-            let folded: Vec<u8> = read.iter().map(|placed| fold(placed.byte)).collect();
-            for found in engine.find_overlapping_no_suffix_iter(&folded) {
-                ends.insert((read[found.end() - 1].to, read[found.start()].from));
+            for reading in &readings {
+                let mut is_indented = false;
+                let read = reading.iter().filter(|placed| {
+                    is_indented = is_break(placed.byte) || (is_indented && is_indent(placed.byte));
+                    !is_indented
+                });
+                let read: Vec<&Placed> = read.collect();
+                let folded: Vec<u8> = read.iter().map(|placed| fold(placed.byte)).collect();
+                for found in engine.find_overlapping_no_suffix_iter(&folded) {
+                    ends.insert((read[found.end() - 1].to, read[found.start()].from));
+                }
             }
-            let mut next = Vec::new();
-            let mut unescape = Unescape::default();
-            reading.iter().for_each(|placed| unescape.push(*placed, &mut |placed| next.push(placed)));
-            unescape.end(&mut |placed| next.push(placed));
-            reading = next;
+            let undone = |(reading, families): (&Vec<Placed>, Families)| {
+                let mut next = Vec::new();
+                let mut unescape = Unescape::of(families);
+                reading.iter().for_each(|placed| unescape.push(*placed, &mut |placed| next.push(placed)));
+                unescape.end(&mut |placed| next.push(placed));
+                next
+            };
+            let ways = || Families::EACH.into_iter().chain([Families::ALL]);
+            readings = readings.iter().flat_map(|reading| ways().map(move |way| (reading, way))).map(undone).collect();
         }
         ends
+    }
+
+    /// What looks like an escape of one family eats nothing that another one stands for.
+    #[test]
+    fn decoys_hide_no_value() {
+        let value = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
+        let matcher = Matcher::new([(Whose::Token, &value[..])].into_iter());
+        let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+        let with = |escape: &dyn Fn(u8) -> String, at: usize| {
+            let (before, rest) = hex.split_at(at);
+            let (one, behind) = rest.split_at(1);
+            format!("{before}{}{behind}", escape(one.as_bytes()[0]))
+        };
+        let json = |byte: u8| format!("\\u{byte:04x}");
+        let percent = |byte: u8| format!("%{byte:02x}");
+        let html = |byte: u8| format!("&#{byte};");
+        let twice = |byte: u8| format!("%5cu{byte:04x}");
+        let escapes: [&dyn Fn(u8) -> String; 4] = [&json, &percent, &html, &twice];
+        for (n, escape) in escapes.into_iter().enumerate() {
+            for decoy in ["%", "%u", "&#x", "&#", "\\x", "\\u", "\\", "%25", "%5cx", "%26#x"] {
+                for at in [1, 9, hex.len() - 1] {
+                    let text = format!("{{\"a\": \"{decoy}{}\"}}", with(escape, at));
+                    let eats_itself = [decoy.starts_with('\\'), decoy.starts_with('%'), decoy.starts_with('&')][n.min(2)];
+                    if n == 3 || eats_itself || decoy.starts_with("%5c") && n == 0 || decoy.starts_with("%26") && n == 2 {
+                        // A reader of that family would not get the value either.
+                        continue;
+                    }
+                    for cut in 0..=text.len() {
+                        let (one, two) = text.as_bytes().split_at(cut);
+                        assert!(!found(&matcher, &[one, two]).is_empty(), "{text} at {cut}");
+                    }
+                }
+            }
+        }
+        // Behind another encoding of the whole.
+        let inner = format!("{{\"a\": \"&#x{}\"}}", with(&json, 9));
+        let outer: String = inner.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        assert!(!found(&matcher, &[outer.as_bytes()]).is_empty());
+    }
+
+    /// Encoders indent what they break into lines.
+    #[test]
+    fn lines_may_be_indented() {
+        let value = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
+        let matcher = Matcher::new([(Whose::Token, &value[..])].into_iter());
+        let base64 = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, value);
+        for indent in ["\n", "\r\n  ", "\n\t\t", "\\n    ", "\n \n  "] {
+            let lines: Vec<&str> = base64.as_bytes().chunks(7).map(|line| std::str::from_utf8(line).unwrap()).collect();
+            let text = format!("key: |{indent}{}", lines.join(indent));
+            for cut in 0..=text.len() {
+                let (one, two) = text.as_bytes().split_at(cut);
+                assert!(!found(&matcher, &[one, two]).is_empty(), "{text:?} at {cut}");
+            }
+        }
     }
 
     fn found(matcher: &Matcher, pieces: &[&[u8]]) -> Ends {
@@ -167,7 +232,8 @@ mod tests {
                 1 => format!("\\u{byte:04X}").into_bytes(),
                 2 => format!("%25{byte:02x}").into_bytes(),
                 3 => format!("&#{byte};").into_bytes(),
-                4 => vec![b'\n', *byte],
+                4 => vec![b'\n', b' ', b'\t', *byte],
+                7 => vec![b'%', b'u', *byte],
                 5 => vec![b'\\', b'n', *byte],
                 _ => vec![*byte],
             };
