@@ -18,6 +18,7 @@ mod hold;
 mod inflate;
 mod layers;
 mod matcher;
+mod numbers;
 mod parts;
 mod queue;
 mod reading;

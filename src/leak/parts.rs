@@ -10,7 +10,7 @@ use super::escape::{Front, LONGEST, Placed, Unescape, front};
 use super::fold::{begins_escape, is_break};
 use super::layers::{Hit, Hits};
 use super::matcher::Index;
-use super::scan::Scan;
+use super::scan::{Scan, is_near};
 
 /// Characters are looked at in blocks of this size, in bytes.
 const BLOCK: usize = 8;
@@ -193,7 +193,7 @@ impl Parts {
             }
         }
         let part = ended.as_mut().unwrap_or(&mut self.part);
-        let half = part.half(index);
+        let half = part.half(index, is_near(before, self.at));
         half.map(|(from, owner)| (part.place(from), owner)).filter(|(from, _)| *from < before)
     }
 }
@@ -266,10 +266,10 @@ impl Part {
     }
 
     /// The longest half of a value at the end, with what is left of a group.
-    fn half(&mut self, index: &Index) -> Option<(u64, u32)> {
+    fn half(&mut self, index: &Index, is_all: bool) -> Option<(u64, u32)> {
         let (bytes, length) = self.left();
-        if length == 0 {
-            return self.scan.half(index, u64::MAX);
+        if length == 0 || !is_all {
+            return self.scan.half_of(index, u64::MAX, is_all);
         }
         let mut scan = self.scan.clone();
         scan.feed(index, bytes.get(..length).unwrap_or_default(), &mut Hits::default());

@@ -75,8 +75,12 @@ impl Scan {
 
     /// The longest half of a value at the end that begins before a place: where, and its number.
     pub(super) fn half(&mut self, index: &Index, before: u64) -> Option<(u64, u32)> {
-        // What has not been looked through by then is shorter than any lag, and holds no whole value.
-        if before.saturating_add(BLOCK as u64) > self.at {
+        self.half_of(index, before, is_near(before, self.at))
+    }
+
+    /// As [`Self::half`]; of what has been looked through alone, unless `is_all`.
+    pub(super) fn half_of(&mut self, index: &Index, before: u64, is_all: bool) -> Option<(u64, u32)> {
+        if is_all {
             self.settle(index, &mut Hits::default());
         }
         let half = self.layers.half(index, before);
@@ -88,6 +92,12 @@ impl Scan {
         ended.end(index, &mut Hits::default());
         ended.half(index, before)
     }
+}
+
+/// True if what has not been looked through at the end of a stream could begin before a place. It is shorter than any
+/// lag, and looking through it at once costs more where a guess is right: only a pause, which is rare, may ask for it.
+pub(super) fn is_near(before: u64, end: u64) -> bool {
+    before.saturating_add(BLOCK as u64) > end
 }
 
 /// The layers note one after another what they have found.

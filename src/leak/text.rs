@@ -2,6 +2,7 @@
 
 use super::layers::Hits;
 use super::matcher::Index;
+use super::numbers::Numbers;
 use super::parts::Parts;
 use super::scan::Scan;
 
@@ -10,6 +11,7 @@ use super::scan::Scan;
 pub(super) struct Text {
     scan: Scan,
     parts: Parts,
+    numbers: Numbers,
 }
 
 impl Text {
@@ -22,17 +24,20 @@ impl Text {
     pub(super) fn feed(&mut self, index: &Index, text: &[u8], hits: &mut Hits) {
         self.scan.feed(index, text, hits);
         self.parts.feed(index, text, hits);
+        self.numbers.feed(index, text, hits);
     }
 
     /// Nothing more comes.
     pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
         self.scan.end(index, hits);
         self.parts.end(index, hits);
+        self.numbers.end(index, hits);
     }
 
     /// The longest half of a value at the end that begins before a place: where, and whose.
     pub(super) fn half(&mut self, index: &Index, before: u64) -> Option<(u64, u32)> {
-        let halves = [self.scan.half(index, before), self.parts.half(index, before)];
+        let of_numbers = self.numbers.half(index, before);
+        let halves = [self.scan.half(index, before), self.parts.half(index, before), of_numbers];
         halves.into_iter().flatten().min()
     }
 }
