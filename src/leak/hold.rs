@@ -221,4 +221,19 @@ mod tests {
         hold.pause().unwrap();
         assert_eq!(hold.take().map(|piece| piece.len()), Some(key.len() - 1));
     }
+
+    /// So many pieces of one value are no accident, whatever follows each of them; a new message may have as many again.
+    #[test]
+    fn pieces_without_end_are_a_find() {
+        let value = b"tok7q2zt9lmx4vbn8kcyw3pd";
+        let matcher = Arc::new(Matcher::new([(crate::leak::Whose::Token, &value[..])].into_iter()));
+        let miss = [value.get(..23).unwrap_or_default(), b"!"].concat();
+        let mut hold = Hold::new(matcher);
+        for _ in 0..3 {
+            hold.feed(miss.repeat(9_000).into()).unwrap();
+            hold.end_message().unwrap();
+        }
+        let found = hold.feed(miss.repeat(10_001).into());
+        assert_eq!(found.map_err(|found| found.whose), Err(crate::leak::Whose::Token));
+    }
 }

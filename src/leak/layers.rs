@@ -27,7 +27,7 @@ pub(super) struct Hits {
     misses: BTreeMap<u32, u64>,
 }
 
-/// So many pieces of one value in one stream do not stand there by accident: somebody tries what the rest may be.
+/// So many pieces of one value in one message do not stand there by accident: somebody tries what the rest may be.
 const MOST_MISSES: u64 = 10_000;
 
 impl Hits {
@@ -51,6 +51,11 @@ impl Hits {
             let known = self.misses.entry(owner).or_default();
             *known = known.saturating_add(count);
         }
+    }
+
+    /// Another message begins: what stood in the last one by accident counts no longer.
+    pub(super) fn next_message(&mut self) {
+        self.misses.clear();
     }
 
     /// A value of which too many pieces stood in the stream.

@@ -92,6 +92,12 @@ impl Redactor {
         self.release(self.queue.end().saturating_sub(lag));
     }
 
+    /// A message of the stream has ended: as [`Self::pause`].
+    pub fn end_message(&mut self) {
+        self.hits.next_message();
+        self.pause();
+    }
+
     /// The stream pauses: gives out what is held back.
     pub fn pause(&mut self) {
         self.release(self.queue.end());

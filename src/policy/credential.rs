@@ -7,7 +7,7 @@ use http::header::AUTHORIZATION;
 
 use super::rule::Allowed;
 use crate::leak::strength::Strength;
-use crate::leak::{Value, Whose};
+use crate::leak::{self, Value, Whose};
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
@@ -131,10 +131,16 @@ impl Credential {
         self.strength
     }
 
-    /// The value as something to look for.
-    pub(super) fn searched(&self) -> Option<Value<'_>> {
-        let (value, whose) = (self.value()?.expose(), Whose::Credential(self.name.clone()));
-        Some(if self.auth == Auth::Basic { Value::basic(whose, value) } else { Value::new(whose, value) })
+    /// The value as something to look for; of `user:password` both all of it and the password alone.
+    pub(super) fn searched(&self) -> impl Iterator<Item = Value<'_>> {
+        let whose = || Whose::Credential(self.name.clone());
+        let value = self.value().map(Secret::expose);
+        let password = value.filter(|_| self.auth == Auth::Basic).map(leak::password);
+        let whole = value.map(|value| match password {
+            Some(_) => Value::basic(whose(), value),
+            None => Value::new(whose(), value),
+        });
+        whole.into_iter().chain(password.map(|password| Value::new(whose(), password)))
     }
 
     /// Where it may be put, as the configuration writes it: `host` or `host:port`.
@@ -176,7 +182,7 @@ impl Credential {
 pub(super) fn strong_values<'c>(
     credentials: impl Iterator<Item = &'c Arc<Credential>>,
 ) -> impl Iterator<Item = Value<'c>> {
-    credentials.filter(|credential| credential.strength.is_strong()).filter_map(|credential| credential.searched())
+    credentials.filter(|credential| credential.strength.is_strong()).flat_map(|credential| credential.searched())
 }
 
 /// Longest name, in bytes.

@@ -271,12 +271,12 @@ impl Task {
     /// What must not come back in an exchange in which this credential is sent: a weak value is masked there as well.
     #[must_use]
     pub fn masked_after(&self, sent: Option<&Credential>) -> Arc<Matcher> {
-        let Some(weak) = sent.filter(|sent| !sent.strength().is_strong()).and_then(Credential::searched) else {
+        let weak = sent.filter(|sent| !sent.strength().is_strong());
+        let Some((weak, known)) = weak.and_then(|weak| Some((weak, self.masked.get(weak.name())?))) else {
             return self.own.clone();
         };
-        let matcher = || Arc::new(Matcher::new(strong_values(self.credentials.iter()).chain([weak])));
-        let known = sent.and_then(|sent| self.masked.get(sent.name()));
-        known.map_or_else(|| self.own.clone(), |known| known.get_or_init(matcher).clone())
+        let matcher = || Arc::new(Matcher::new(strong_values(self.credentials.iter()).chain(weak.searched())));
+        known.get_or_init(matcher).clone()
     }
 
     /// Whether the integration `webhook` is enabled, whatever is registered.

@@ -218,7 +218,7 @@ impl Messages {
             if let Some(message) = self.message.take_if(|message| message.left == 0) {
                 message.decoder.map_or(Ok(()), |decoder| decoder.end())?;
                 hold.settle(hold.sent());
-                hold.pause()?;
+                hold.end_message()?;
             }
         }
         Ok(())

@@ -223,7 +223,7 @@ impl Held {
         self.controls.send(std::mem::take(&mut self.frame).into())?;
         self.controls.read(&self.payload)?;
         self.controls.settle(self.controls.sent());
-        self.controls.pause()?;
+        self.controls.end_message()?;
         while let Some(piece) = self.controls.take() {
             if self.flows {
                 // A frame before it may have gone in part.
@@ -246,7 +246,7 @@ impl Held {
             messages.settle(messages.sent());
         }
         if ends {
-            messages.pause()?;
+            messages.end_message()?;
             (self.size, self.flows) = (0, false);
         } else if self.flows {
             messages.flow()?;
@@ -296,7 +296,7 @@ impl Downward {
                     self.control.extend_from_slice(bytes);
                     if last && let Some(controls) = &mut self.controls {
                         controls.feed(std::mem::take(&mut self.control).into());
-                        controls.pause();
+                        controls.end_message();
                         while let Some(piece) = controls.take() {
                             out.extend_from_slice(&piece);
                         }
@@ -306,7 +306,7 @@ impl Downward {
                     redactor.feed(Bytes::copy_from_slice(bytes));
                     if last {
                         // The next frame's head must not overtake it.
-                        redactor.pause();
+                        redactor.end_message();
                     }
                     while let Some(piece) = redactor.take() {
                         out.extend_from_slice(&piece);

@@ -436,13 +436,13 @@ async fn a_value_does_not_leave_in_a_request() {
 #[tokio::test]
 async fn a_value_does_not_leave_as_a_host() {
     let ground = Ground::new().await;
-    std::fs::write(ground.dir.path().join("value"), "Ghp0123456789abcdefGHIJ").unwrap();
+    std::fs::write(ground.dir.path().join("value"), "Ghp7q2zt9lmx4vbn8kcYW3P").unwrap();
     let origin = ground.origin("api.test").await;
     let text = config(&origin, &origin, "auth_type = \"bearer\"", "")
         .replace("env:KEY", "file:value")
         .replace("[\"api.test\"]\nports", "[\"api.test\", \"*.api.test\"]\nports");
     let lab = ground.proxy(&text).await;
-    for host in ["ghp0123456789abcdefghij.api.test", "a.ghp01234.56789abcdefghij.api.test"] {
+    for host in ["ghp7q2zt9lmx4vbn8kcyw3p.api.test", "a.ghp7q2zt.9lmx4vbn8kcyw3p.api.test"] {
         lab.get(&format!("https://{host}:{}/", origin.port())).await.assert_refused(403, "leak_detected");
         let (head, _) = lab.try_connect(&format!("{host}:{}", origin.port())).await;
         assert!(head.contains("exeat-refusal: leak_detected"), "{head}");
@@ -500,8 +500,8 @@ async fn a_placeholder_of_any_type_goes_nowhere_else() {
 /// value in the place of a name is neither told nor written down, and counts as a find.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refusal_names_the_credential_that_it_is_about() {
-    const VALUE: &str = "Plain0123456789value";
-    const FOREIGN: &str = "another-tasks-value-0123456789";
+    const VALUE: &str = "Plain7q2zt9lmx4value";
+    const FOREIGN: &str = "another-tasks-value-7q2zt9lmx4";
     let ground = Ground::new().await;
     let (origin, elsewhere) = (ground.origin("api.test").await, ground.origin("other.test").await);
     for (file, text) in [("value", VALUE), ("foreign", FOREIGN), ("token-2", "another-token-of-24-bytes-or-more")] {
@@ -572,7 +572,7 @@ async fn a_refusal_names_the_credential_that_it_is_about() {
         let reply = lab.by(Way::Absolute, "GET", url, fields, "").await;
         reply.assert_refused(403, code);
         assert_eq!(reply.problem()["credential"].as_str(), *name, "{fields:?}: {reply:?}");
-        assert!(!reply.text().contains("0123456789v"), "{fields:?}: {reply:?}");
+        assert!(!reply.text().contains("q2zt9lmx4v"), "{fields:?}: {reply:?}");
         assert_eq!(lab.ended(n).await["rule"], *rule, "{fields:?}");
     }
     lab.by(Way::Absolute, "GET", &here, &[], "").await.assert_refused(403, "execution_stopped");
@@ -588,7 +588,7 @@ async fn each_task_sends_the_value_of_its_workspace() {
     let (origin, dir) = (ground.origin("api.test").await, ground.dir.path().to_owned());
     let vault = Vault::new(dir.join("vault.exeat"), MasterKey::File(dir.join("vault.key")));
     let tasks = [("t", crate::lab::TOKEN, "one"), ("u", "another-token-of-24-bytes-or-more", "two")];
-    let value = |workspace: &str| format!("value-of-{workspace}-0123456789");
+    let value = |workspace: &str| format!("value-of-{workspace}-7q2zt9lmx4");
     for (_, token, workspace) in tasks {
         vault.set(workspace, "K", Secret::new(value(workspace).into_bytes())).unwrap();
         std::fs::write(dir.join(workspace), token).unwrap();

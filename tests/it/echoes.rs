@@ -209,10 +209,10 @@ async fn a_reason_phrase_tells_nothing() {
 /// What cannot be overwritten in its place is overwritten whole, or goes; either way it is told.
 #[tokio::test]
 async fn an_echo_behind_odd_encodings_or_in_a_name_is_redacted_and_raises_the_alarm() {
-    let folded = "Ghp0123456789abcdefGHIJ";
+    let folded = "Ghp7q2zt9lmx4vbn8kcYW3P";
     for words in [
         &b"HTTP/1.1 200 OK\r\nlocation: /?k=%47hp012345678%39abcdefGHIJ\r\ncontent-length: 0\r\n\r\n"[..],
-        b"HTTP/1.1 200 OK\r\nx-ghp0123456789abcdefghij: 1\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx-ghp7q2zt9lmx4vbn8kcyw3p: 1\r\ncontent-length: 0\r\n\r\n",
     ] {
         let ground = Ground::new().await;
         std::fs::write(ground.dir.path().join("folded"), folded).unwrap();

@@ -15,7 +15,7 @@ use crate::lab::client::{Way, auth, empty, h1, read_to_end};
 use crate::lab::{self, Ground, KEY, Lab, Origin};
 
 /// A value that can stand in a host's name.
-const FOLDED: &str = "ghp0123456789abcdefghij";
+const FOLDED: &str = "ghp7q2zt9lmx4vbn8kcyw3p";
 const OTHER: &str = "another-token-of-more-than-24-bytes";
 
 /// `t` has two credentials, and a neighbour; `open.test` passes unseen.

@@ -38,7 +38,7 @@ struct Here {
 }
 
 /// A credential's value that is too short to be looked for in what others send.
-const SHORT: &str = "sh0rt-va1";
+const SHORT: &str = "q7-2zt9lmx4vb";
 
 const APPROVAL: &str = "0190aaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
@@ -377,10 +377,10 @@ async fn a_reported_call_is_stored_as_such() {
     // What holds a value of somebody else's is written down without it, and its caller does not learn that it does.
     let reply = here.report(&json!({ "tool": SHORT, "block_reason": format!("says {SHORT}"), "url": SHORT })).await;
     let said = reply.problem();
-    assert_eq!((said["tool"].as_str(), said["block_reason"].as_str()), (Some(SHORT), Some("says sh0rt-va1")), "{said}");
+    assert_eq!((said["tool"].as_str(), said["block_reason"].as_str()), (Some(SHORT), Some("says q7-2zt9lmx4vb")), "{said}");
     let kept = here.tool_calls("t", 2).await;
     assert!(!json!(kept).to_string().contains(SHORT), "{kept:?}");
-    assert_eq!(kept[1]["block_reason"], "says *********", "{kept:?}");
+    assert_eq!(kept[1]["block_reason"], "says **************", "{kept:?}");
     let line = here.lab.ended(0).await;
     let told = [&line["event"], &line["method"], &line["path"]].map(|value| value.as_str().unwrap_or_default());
     assert_eq!(told, ["closed", "POST", "/v1/self/tool_calls"], "{line}");

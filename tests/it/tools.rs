@@ -186,7 +186,7 @@ async fn a_webhook_that_leads_inside_is_looked_up_at_the_start_and_refused_at_ea
 /// Where it went, as the log has it; the call's own client need not be told what it has asked for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_call_tells_where_it_went() {
-    const SHORT: &str = "sh0rt-va1";
+    const SHORT: &str = "q7-2zt9lmx4vb";
     let (lab, origin, hooks) = lab(&format!("{ALL}\nraw = true")).await;
     std::fs::write(lab.dir.path().join("short"), SHORT).unwrap();
     std::fs::write(lab.dir.path().join("other-token"), "another-token-of-24-bytes-or-more").unwrap();

@@ -25,7 +25,7 @@ fn code(output: &Output) -> Option<i32> {
 #[test]
 fn secrets_are_set_listed_and_deleted_and_never_shown() {
     let dir = tempfile::tempdir().unwrap();
-    let (dir, value) = (dir.path(), b"s3cret-value-0123456789\n");
+    let (dir, value) = (dir.path(), b"s3cret-value-7q2zt9lmx4\n");
     assert_eq!(code(&secret(dir, &["set", "KEY"], value)), Some(0));
     assert_eq!(code(&secret(dir, &["--workspace", "w2", "set", "KEY"], b"another-value")), Some(0));
     let replaced = secret(dir, &["set", "KEY"], value);
@@ -69,7 +69,7 @@ fn a_wrong_key_and_a_torn_vault_are_said_as_what_they_are() {
         let mut command = exeat(dir, &[&["-c", "exeat.toml", "secret"], args].concat());
         command.env("MASTER", master).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let _ = child.stdin.take().unwrap().write_all(b"value-0123456789");
+        let _ = child.stdin.take().unwrap().write_all(b"value-7q2zt9lmx4");
         let output = child.wait_with_output().unwrap();
         (code(&output), text(&output.stderr))
     };
@@ -108,11 +108,11 @@ fn check_tells_a_missing_value_from_an_unusable_one() {
         fs::write(dir.join("exeat.toml"), toml).unwrap();
         let mut command = exeat(dir, &["check", "-c", "exeat.toml"]);
         command.env("TOKEN", "a-token-of-24-bytes-or-more").env("BLANK", "   ").env("CONTROL", "a\tb-0123456789");
-        command.env("GOOD", "sk-0123456789abcdef");
+        command.env("GOOD", "sk-7q2zt9lmx4vbn8kc");
         let output = command.output().unwrap();
         (code(&output), text(&output.stderr))
     };
-    secret(dir, &["set", "THERE"], b"sk-0123456789abcdef");
+    secret(dir, &["set", "THERE"], b"sk-7q2zt9lmx4vbn8kc");
     let rows = [
         ("env:GOOD", "bearer", 0, "the configuration is fine"),
         ("secret:THERE", "bearer", 0, "the configuration is fine"),
@@ -133,16 +133,16 @@ fn check_tells_a_missing_value_from_an_unusable_one() {
         ("env:BLANK", "bearer", 2, "credentials.KEY.value: it is empty"),
         ("env:CONTROL", "bearer", 2, "credentials.KEY.value: it holds control bytes"),
         ("env:GOOD", "basic", 2, "not of the form user:password"),
-        ("sk-0123456789abcdef", "bearer", 2, "not the source of a secret"),
+        ("sk-7q2zt9lmx4vbn8kc", "bearer", 2, "not the source of a secret"),
     ];
     for (source, auth, want, words) in rows {
         let (status, said) = config(source, auth);
         assert_eq!(status, Some(want), "{source}: {said}");
         assert!(said.contains(words), "{source}: {said}");
-        assert!(source == "sk-0123456789abcdef" || !said.contains("sk-0123456789abcdef"), "{said}");
+        assert!(source == "sk-7q2zt9lmx4vbn8kc" || !said.contains("sk-7q2zt9lmx4vbn8kc"), "{said}");
     }
     assert!(
-        !config("sk-0123456789abcdef", "bearer").1.contains("sk-0123456789abcdef"),
+        !config("sk-7q2zt9lmx4vbn8kc", "bearer").1.contains("sk-7q2zt9lmx4vbn8kc"),
         "not even one written by mistake"
     );
 }
@@ -207,7 +207,7 @@ async fn an_old_chain_still_verifies_and_its_key_moves_into_the_vault() {
 fn odd_files_are_said_as_what_they_are() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    assert_eq!(code(&secret(dir, &["set", "KEY"], b"value-0123456789")), Some(0));
+    assert_eq!(code(&secret(dir, &["set", "KEY"], b"value-7q2zt9lmx4")), Some(0));
     let state = dir.join("state/exeat");
     // What a killed writer left behind goes; what is not ours stays.
     fs::write(state.join(".vault.exeat.abc123.exeat-tmp"), "torn").unwrap();
@@ -216,17 +216,17 @@ fn odd_files_are_said_as_what_they_are() {
     let real = dir.join("real");
     fs::rename(state.join("vault.exeat"), &real).unwrap();
     std::os::unix::fs::symlink(&real, state.join("vault.exeat")).unwrap();
-    assert_eq!(code(&secret(dir, &["set", "TWO"], b"value-0123456789")), Some(0));
+    assert_eq!(code(&secret(dir, &["set", "TWO"], b"value-7q2zt9lmx4")), Some(0));
     assert!(fs::symlink_metadata(state.join("vault.exeat")).unwrap().is_symlink());
     assert!(fs::read_to_string(&real).unwrap().contains("TWO"));
     fs::remove_file(&real).unwrap();
     assert_eq!(
-        code(&secret(dir, &["set", "THREE"], b"value-0123456789")),
+        code(&secret(dir, &["set", "THREE"], b"value-7q2zt9lmx4")),
         Some(1),
         "a link to nothing is no new vault"
     );
     fs::remove_file(state.join("vault.exeat")).unwrap();
-    assert_eq!(code(&secret(dir, &["set", "KEY"], b"value-0123456789")), Some(0));
+    assert_eq!(code(&secret(dir, &["set", "KEY"], b"value-7q2zt9lmx4")), Some(0));
     assert!(!state.join(".vault.exeat.abc123.exeat-tmp").exists() && state.join(".vault.exeat.backup").exists());
     fs::remove_file(state.join("vault.exeat")).unwrap();
     fs::create_dir(state.join("vault.exeat")).unwrap();
@@ -238,7 +238,7 @@ fn odd_files_are_said_as_what_they_are() {
 fn a_misspelt_vault_is_not_taken_for_none() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("e.toml"), "[valut]\npath = \"mine\"\n[other]\nx = { y = 1 }\n").unwrap();
-    let output = secret(dir.path(), &["-c", "e.toml", "set", "KEY"], b"value-0123456789");
+    let output = secret(dir.path(), &["-c", "e.toml", "set", "KEY"], b"value-7q2zt9lmx4");
     assert!(
         code(&output) == Some(2) && text(&output.stderr).contains("valut: unknown key"),
         "{}",
@@ -246,7 +246,7 @@ fn a_misspelt_vault_is_not_taken_for_none() {
     );
     // What else is wrong is no obstacle: perhaps the secret is what is missing.
     fs::write(dir.path().join("e.toml"), "[tasks.t]\ntoken = \"env:UNSET\"\nintegrations = [\"nope\"]\n").unwrap();
-    assert_eq!(code(&secret(dir.path(), &["-c", "e.toml", "set", "KEY"], b"value-0123456789")), Some(0));
+    assert_eq!(code(&secret(dir.path(), &["-c", "e.toml", "set", "KEY"], b"value-7q2zt9lmx4")), Some(0));
 }
 
 /// The key is older than the second chain; that is no sign of a chain that was taken away.
@@ -290,7 +290,7 @@ fn a_killed_writer_loses_nothing_that_was_said_to_be_set() {
         let mut command = exeat(dir, &["secret", "set", &name]);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
-        let _ = child.stdin.take().unwrap().write_all(b"value-0123456789");
+        let _ = child.stdin.take().unwrap().write_all(b"value-7q2zt9lmx4");
         // Ever later, from before it begins to after it has ended.
         let start = std::time::Instant::now();
         while start.elapsed() < std::time::Duration::from_micros(u64::from(round) * 500) {}
@@ -303,7 +303,7 @@ fn a_killed_writer_loses_nothing_that_was_said_to_be_set() {
         let out = text(&list.stdout);
         assert!(kept.iter().all(|name| out.contains(&format!(" {name} "))), "{kept:?}: {out}");
     }
-    assert!(secret(dir, &["set", "LAST"], b"value-0123456789").status.success());
+    assert!(secret(dir, &["set", "LAST"], b"value-7q2zt9lmx4").status.success());
     let left = fs::read_dir(dir.join("state/exeat")).unwrap().map(|entry| entry.unwrap().file_name());
     let left: Vec<_> = left.filter(|name| name.to_string_lossy().starts_with(".vault.exeat.")).collect();
     assert!(left.is_empty(), "{left:?}");

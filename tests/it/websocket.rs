@@ -557,7 +557,7 @@ async fn other_secrets_end_a_relay() {
     lab.reload(&from_file);
     socket.send(Message::text("the same")).await.unwrap();
     assert_eq!(next(&mut socket).await.unwrap().unwrap(), Message::text("the same"));
-    std::fs::write(&secret, "another-key-0123456789").unwrap();
+    std::fs::write(&secret, "another-key-7q2zt9lmx4").unwrap();
     lab.reload(&from_file);
     assert_eq!(closed_with(&mut socket).await, Some(1001));
     assert_eq!(lab.ended(0).await["code"], "draining");

@@ -1,0 +1,165 @@
+//! Whether the time that a scan takes tells how far a guess is right.
+//!
+//! `cargo bench --bench timing` plays a sandbox that knows the beginning of a value and tries what comes next: for each
+//! guess it sends compressed bodies that decode to nothing but the guess, again and again, and measures how long they
+//! take. It does so for values of its own task, of another task, and for its token. A word behind `--` picks rows by
+//! name; `BODIES`, `GUESSES` and `MEGABYTES` in the environment change the size.
+//!
+//! Printed for each row: the mean time of a body with the right guess as a ratio to that of the wrong ones, how many
+//! standard deviations of the wrong guesses' means that is, its rank among all guesses (1 is the slowest), and in how
+//! many of 25 rounds, each with another value, the right guess was the slowest or the fastest. By chance that is
+//! 25 in as many as there are guesses.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::indexing_slicing)]
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use exeat::leak::coding::{Bounds, Coding, Decoder, Direction};
+use exeat::leak::{Hold, Matcher, Whose};
+use exeat::model::name::CredentialName;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+const ROUNDS: usize = 25;
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let number = |name: &str, usual: usize| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(usual);
+    let size = Size { bodies: number("BODIES", 200), guesses: number("GUESSES", 8), bytes: number("MEGABYTES", 4) << 20 };
+    println!("{} bodies a guess, {} guesses, {} MiB a body once decoded", size.bodies, size.guesses, size.bytes >> 20);
+    println!("{:<44} {:>8} {:>7} {:>6} {:>8} {:>8}", "", "ratio", "sd", "rank", "slowest", "fastest");
+    for whose in ["own", "other", "token"] {
+        for known in [3, 12] {
+            for text in [Text::Plain, Text::Escaped, Text::Hex] {
+                let name = format!("{whose}, {known} bytes known, {}", text.name());
+                if wanted.is_empty() || wanted.iter().any(|word| name.contains(word.as_str())) {
+                    row(&name, whose, (known, text), &size);
+                }
+            }
+        }
+    }
+}
+
+struct Size {
+    bodies: usize,
+    guesses: usize,
+    bytes: usize,
+}
+
+/// How a guess stands in a body.
+#[derive(Clone, Copy)]
+enum Text {
+    Plain,
+    /// With an escape now and then, so that it is read in several ways.
+    Escaped,
+    Hex,
+}
+
+impl Text {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "as it is",
+            Self::Escaped => "among escapes",
+            Self::Hex => "in hex",
+        }
+    }
+
+    fn of(self, guess: &[u8], bytes: usize) -> Vec<u8> {
+        let unit: Vec<u8> = match self {
+            Self::Plain => guess.to_vec(),
+            Self::Escaped => [&guess.repeat(64 / guess.len()), &b"\\n"[..]].concat(),
+            Self::Hex => guess.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect(),
+        };
+        unit.into_iter().cycle().take(bytes).collect()
+    }
+}
+
+fn row(name: &str, whose: &str, how: (usize, Text), size: &Size) {
+    let each = size.bodies.div_ceil(ROUNDS);
+    let (mut sums, mut slowest, mut fastest) = (vec![0.0; size.guesses], 0, 0);
+    for _ in 0..ROUNDS {
+        // The right guess is the first; the order in which they are tried changes with each body.
+        let times = round(whose, how, size, each);
+        let right = times[0];
+        slowest += usize::from(times[1..].iter().all(|wrong| right > *wrong));
+        fastest += usize::from(times[1..].iter().all(|wrong| right < *wrong));
+        sums.iter_mut().zip(&times).for_each(|(sum, time)| *sum += time);
+    }
+    let (right, wrong) = (sums[0], &sums[1..]);
+    let mean = wrong.iter().sum::<f64>() / wrong.len() as f64;
+    let deviation = (wrong.iter().map(|it| (it - mean).powi(2)).sum::<f64>() / (wrong.len() - 1) as f64).sqrt();
+    let rank = 1 + wrong.iter().filter(|it| **it > right).count();
+    println!(
+        "{name:<44} {:>8.4} {:>7.2} {rank:>6} {slowest:>8} {fastest:>8}",
+        right / mean,
+        (right - mean) / deviation
+    );
+}
+
+/// Mean seconds of a body for each guess.
+fn round(whose: &str, (known, text): (usize, Text), size: &Size, each: usize) -> Vec<f64> {
+    let value = random(40);
+    let other = random(40);
+    let credential = Whose::Credential(CredentialName::new("KEY"));
+    let held: Vec<(Whose, &[u8])> = match whose {
+        "own" => vec![(credential, &value)],
+        "token" => vec![(credential, &other), (Whose::Token, &value)],
+        _ => vec![(credential, &other)],
+    };
+    let matcher = Arc::new(Matcher::new(held.into_iter()));
+    let mut next: Vec<u8> = vec![value[known]];
+    while next.len() < size.guesses {
+        let letter = random(1)[0];
+        if !next.contains(&letter) {
+            next.push(letter);
+        }
+    }
+    let body = |letter: &u8| coded(&text.of(&[&value[..known], &[*letter]].concat(), size.bytes));
+    let bodies: Vec<Vec<u8>> = next.iter().map(body).collect();
+    let mut sums = vec![0.0; bodies.len()];
+    bodies.iter().for_each(|body| drop(time(body, &matcher)));
+    for turn in 0..each {
+        let first = usize::from(random(1)[0]) + turn;
+        for n in 0..bodies.len() {
+            let at = (first + n * 3) % bodies.len();
+            sums[at] += time(&bodies[at], &matcher);
+        }
+    }
+    sums.iter().map(|sum| sum / each as f64).collect()
+}
+
+/// Seconds that it takes to look through a coded body.
+fn time(body: &[u8], matcher: &Arc<Matcher>) -> f64 {
+    let bounds = Bounds { total: u64::MAX, ratio: u64::MAX, direction: Direction::Sent };
+    let began = Instant::now();
+    let mut decoder = Decoder::new(&[Coding::Gzip], bounds).unwrap();
+    let mut hold = Hold::coded(matcher.clone());
+    for portion in body.chunks(16 * 1024) {
+        hold.send(Bytes::copy_from_slice(portion)).unwrap();
+        let (mut rest, mut more) = (portion, true);
+        while more {
+            let mut out = Vec::new();
+            more = decoder.decode(&mut rest, &mut out).unwrap();
+            hold.read(&out).unwrap();
+            hold.settle(decoder.settled());
+            hold.flow().unwrap();
+            while hold.take().is_some() {}
+        }
+    }
+    hold.end().unwrap();
+    began.elapsed().as_secs_f64()
+}
+
+fn coded(text: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(text).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn random(length: usize) -> Vec<u8> {
+    (0..length).map(|_| LETTERS[(getrandom::u32().unwrap() >> 8) as usize % LETTERS.len()]).collect()
+}
