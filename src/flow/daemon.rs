@@ -252,7 +252,7 @@ fn services(
     own: OwnEndpoints,
     told: mpsc::Sender<Written>,
 ) -> Result<(Services, String), StartError> {
-    let authority = Authority::load_or_create(&settings.interception.ca_cert, &settings.interception.ca_key)?;
+    let authority = Authority::of(&settings.interception.ca_cert, settings.interception.ca_key.as_deref())?;
     let system = settings.upstream.roots == Roots::System;
     let tls = UpstreamTls::new(system, &settings.upstream.extra_roots)?;
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);

@@ -20,14 +20,23 @@ const AUDIT_KEY: &str = "audit.key";
 /// The vault that the settings name.
 #[must_use]
 pub fn vault(place: &settings::Vault) -> Vault {
-    let key = match &place.key {
+    vault_with(place, &|name| std::env::var(name).ok())
+}
+
+/// As [`vault`], with other variables than those of this process.
+#[must_use]
+pub fn vault_with(place: &settings::Vault, env: &dyn Fn(&str) -> Option<String>) -> Vault {
+    Vault::new(place.path.clone(), master_key(&place.key, env))
+}
+
+fn master_key(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> MasterKey {
+    match source {
         Source::File(path) => MasterKey::File(path.clone()),
-        other => match read_source(other, &|name| std::env::var(name).ok()) {
+        other => match read_source(other, env) {
             Ok(text) => MasterKey::Text(text),
             Err(why) => MasterKey::Missing(why.to_string()),
         },
-    };
-    Vault::new(place.path.clone(), key)
+    }
 }
 
 /// Reads secrets out of a vault while a configuration is compiled. The file is opened once, and only if a
@@ -36,21 +45,30 @@ pub fn vault(place: &settings::Vault) -> Vault {
 pub struct Reader {
     opened: OnceCell<Result<Option<Opened>, String>>,
     /// In place of the one that the configuration names.
-    place: Option<settings::Vault>,
+    vault: Option<Vault>,
 }
 
 impl Reader {
     /// Reads this vault, whatever the configuration names.
     #[must_use]
-    pub fn of(place: settings::Vault) -> Self {
-        Self { opened: OnceCell::new(), place: Some(place) }
+    pub fn of(place: &settings::Vault) -> Self {
+        Self::of_vault(vault(place))
+    }
+
+    /// Reads this vault.
+    #[must_use]
+    pub fn of_vault(vault: Vault) -> Self {
+        Self { opened: OnceCell::new(), vault: Some(vault) }
     }
 }
 
 impl Secrets for Reader {
     fn secret(&self, place: &settings::Vault, workspace: &str, name: &str) -> Result<Secret, SourceError> {
-        let place = self.place.as_ref().unwrap_or(place);
-        let opened = self.opened.get_or_init(|| vault(place).open().map_err(|error| error.to_string()));
+        let open = || match &self.vault {
+            Some(vault) => vault.open(),
+            None => vault(place).open(),
+        };
+        let opened = self.opened.get_or_init(|| open().map_err(|error| error.to_string()));
         let opened = opened.as_ref().map_err(|why| SourceError::Unusable(why.clone()))?;
         let missing = || SourceError::Missing(format!("the vault has no secret {name} in the workspace {workspace}"));
         usable(opened.as_ref().and_then(|opened| opened.get(workspace, name)).ok_or_else(missing)?)

@@ -116,8 +116,8 @@ pub struct Admin {
 pub struct Interception {
     /// PEM, made on first start.
     pub ca_cert: PathBuf,
-    /// PEM, mode 0600.
-    pub ca_key: PathBuf,
+    /// PEM, mode 0600. None: a new CA at each start, whose key is kept in memory only.
+    pub ca_key: Option<PathBuf>,
 }
 
 /// `[upstream]`: how origins are reached and believed.
