@@ -16,6 +16,8 @@ use crate::vault::{Entry, MasterKey, Opened, Vault, VaultError};
 /// The workspace of the daemon's own secrets. No operator can name it: it is no plain name.
 const OWN: &str = ".exeat";
 const AUDIT_KEY: &str = "audit.key";
+/// What the ledger's key is derived for.
+const LEDGER_KEY: &str = "exeat ledger 1";
 
 /// The vault that the settings name.
 #[must_use]
@@ -103,6 +105,17 @@ pub(super) fn audit_key(settings: &Settings) -> Result<(ChainKey, bool), VaultEr
         fs::remove_file(&file)?;
     }
     Ok((ChainKey::new(key), begun))
+}
+
+/// The key that proxies with a common ledger sign with: the one that the settings name, else one of the vault's.
+///
+/// # Errors
+/// What the vault says, or that there is no such key.
+pub(super) fn ledger_key(settings: &Settings, named: Option<&Source>) -> Result<Secret, VaultError> {
+    match named {
+        Some(source) => master_key(source, &|name| std::env::var(name).ok()).subkey(LEDGER_KEY),
+        None => vault(&settings.vault).subkey(LEDGER_KEY),
+    }
 }
 
 /// Notes that this state directory has a chain from now on: if it has none later, it was taken away.

@@ -198,6 +198,8 @@ pub enum LedgerAt {
         user: Option<String>,
         /// With what.
         password: Option<Source>,
+        /// The key that the proxies share, 32 bytes in hex or base64. None: it is derived from the vault's master key.
+        key: Option<Source>,
     },
 }
 
