@@ -361,10 +361,11 @@ async fn heavy_arguments_hold_up_nobody_else_for_long() {
       implementation: { primitive: http_request, args: { url: "https://api.test/" } }
 "##;
     let place = place(TASK, |pack| format!("{pack}{}", tree.trim_start_matches('\n'))).await;
-    let leaves = json!(vec![1; 1200]);
+    let leaves = json!(vec![1; 800]);
     let deep = (0..55).fold(leaves.clone(), |inner, _| json!([inner, leaves]));
     let heavy = vec![("tree", json!({ "a": deep })); 5];
-    let calls = heavy.into_iter().chain([("check_inventory", json!({"sku": "A"}))]);
+    // Each waits for two seconds at most, and a busy machine is slow.
+    let calls = heavy.into_iter().chain(vec![("check_inventory", json!({"sku": "A"})); 10]);
     let calls: Vec<Value> = calls
         .enumerate()
         .map(|(n, (name, input))| json!({"type": "tool_use", "id": n.to_string(), "name": name, "input": input}))
@@ -377,7 +378,7 @@ async fn heavy_arguments_hold_up_nobody_else_for_long() {
             ["the arguments take too long to check", "arguments at /a: value"].iter().any(|why| said.contains(why));
         assert!(is_known, "{said}");
     }
-    assert_eq!(answers[5]["content"], "<tool_response>hello\n</tool_response>");
+    assert_eq!(answers[14]["content"], "<tool_response>hello\n</tool_response>");
     let result = place.call("tree", &json!({"a": [[null], []]}));
     assert_eq!(result["url"], "https://api.test/", "{result}");
 }
