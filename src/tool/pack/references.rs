@@ -76,7 +76,10 @@ pub(super) fn weigh(schema: &Value, place: &Place) -> Result<Weight, Fault> {
 
 /// Within a subschema with a name of its own, `#` means that one. Nothing in a pack needs it.
 fn refuse_resources(schema: &Value, place: &Place) -> Result<(), Fault> {
-    let is_old = schema.get("$schema").and_then(Value::as_str).is_some_and(|draft| draft.contains("draft-0"));
+    let is_old = schema
+        .get("$schema")
+        .and_then(Value::as_str)
+        .is_some_and(|draft| ["draft-03", "draft-04"].iter().any(|old| draft.contains(old)));
     let mut pending = vec![(schema, place.clone())];
     while let Some((value, here)) = pending.pop() {
         match value {
