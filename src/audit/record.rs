@@ -786,6 +786,33 @@ impl Decision<'_> {
     }
 }
 
+/// An entry of the shared ledger that no proxy has written, or not there.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Alarm<'a> {
+    /// `facts`, `request` or `decision`.
+    pub kind: &'static str,
+    /// Where it lies on the server.
+    pub key: &'a str,
+    /// How many more were met since the last line.
+    pub more: u64,
+}
+
+impl Alarm<'_> {
+    /// Hands the line over without waiting.
+    pub fn write(&self, sink: &Sink) {
+        #[derive(Serialize)]
+        struct Line<'l> {
+            ts: String,
+            event: &'static str,
+            alarm: &'static str,
+            #[serde(flatten)]
+            entry: &'l Alarm<'l>,
+        }
+        let alarm = "an entry of the ledger does not verify";
+        sink.write(&Line { ts: now(), event: "alarm", alarm, entry: self }, Told::No);
+    }
+}
+
 /// The time as audit lines write it: RFC 3339, UTC.
 #[must_use]
 pub(super) fn now() -> String {

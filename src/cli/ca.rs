@@ -13,13 +13,14 @@ pub(super) fn run(config: Option<&Path>, action: &CaAction) -> Exit {
         Ok(config) => config.settings,
         Err(exit) => return exit,
     };
-    let (cert, key) = (&settings.interception.ca_cert, &settings.interception.ca_key);
-    let existed = cert.exists() && key.exists();
-    if !existed && !matches!(action, CaAction::Init) && !cert.exists() && !key.exists() {
+    let (cert, key) = (&settings.interception.ca_cert, settings.interception.ca_key.as_deref());
+    let has_key = key.is_some_and(Path::exists);
+    let existed = cert.exists() && has_key;
+    if !existed && !matches!(action, CaAction::Init) && !cert.exists() && !has_key {
         say(format_args!("exeat: there is no CA at {}; `exeat ca init` makes one", cert.display()));
         return Exit::Failed;
     }
-    let authority = match Authority::load_or_create(cert, key) {
+    let authority = match Authority::of(cert, key) {
         Ok(authority) => authority,
         Err(error) => {
             say(format_args!("exeat: {error}"));

@@ -68,7 +68,7 @@ pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell) -> Exit {
         say("exeat: proxy.listen has no fixed port, so there is no address to name");
         return Exit::Failed;
     };
-    let written = Authority::load_or_create(&settings.interception.ca_cert, &settings.interception.ca_key)
+    let written = Authority::of(&settings.interception.ca_cert, settings.interception.ca_key.as_deref())
         .map_err(io::Error::other)
         .and_then(|authority| write_bundle(&settings.state_dir, authority.ca_pem()));
     let bundle = match written {

@@ -165,8 +165,8 @@ fn kept(settings: &Settings) -> impl Iterator<Item = &PathBuf> {
         LedgerAt::Embedded(path) => Some(path),
         LedgerAt::Memory | LedgerAt::Shared { .. } => None,
     };
-    let files = [&settings.vault.path, &settings.interception.ca_cert, &settings.interception.ca_key];
-    files.into_iter().chain(key).chain(ledger).chain(&settings.audit.path)
+    let files = [&settings.vault.path, &settings.interception.ca_cert];
+    files.into_iter().chain(&settings.interception.ca_key).chain(key).chain(ledger).chain(&settings.audit.path)
 }
 
 fn restrict(own: &[PathBuf], read: &[PathBuf]) -> Result<RulesetStatus, RulesetError> {

@@ -8,6 +8,7 @@ pub mod demo;
 mod env;
 mod execution;
 mod explain;
+mod handover;
 mod harden;
 mod isolate;
 mod lend;

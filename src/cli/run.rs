@@ -16,6 +16,7 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use toml::Table;
 
+use super::handover::Environment;
 use super::lend::{self, Hidden, Lent};
 use super::terminal::{self, clean, say};
 use super::{Exit, env, isolate, sources};
@@ -92,23 +93,31 @@ fn start(config: Option<&Path>, args: &RunArgs) -> Result<ExitCode, Exit> {
         say(format_args!("exeat: {error}"));
         Exit::Failed
     };
+    let named: Vec<&str> = args.credential.iter().map(|flag| flag.split('=').next().unwrap_or_default()).collect();
+    let environment = Environment::take_over(&named).map_err(broken)?;
     let private = fs::Permissions::from_mode(0o700);
     let state = tempfile::Builder::new().prefix("exeat-run-").permissions(private).tempdir().map_err(broken)?;
     let token = files::hex(files::random::<24>().map_err(broken)?.as_slice());
-    let prepared = configure(config, args, state.path(), &token).map_err(|problems| {
+    let prepared = configure(config, args, state.path(), &token, &environment).map_err(|problems| {
         sources::say_problems(config, &problems);
         Exit::Usage
     })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(broken)?;
     let log = prepared.config.settings.audit.path.clone();
-    let status = runtime.block_on(behind_a_proxy(prepared, args, state.path(), &token))?;
+    let status = runtime.block_on(behind_a_proxy(prepared, args, state.path(), &token, environment))?;
     if let (Some(log), false) = (log, args.quiet) {
         summarize(&fs::read_to_string(log).unwrap_or_default(), args.learn);
     }
     Ok(exit_code(status))
 }
 
-async fn behind_a_proxy(prepared: Prepared, args: &RunArgs, state: &Path, token: &str) -> Result<ExitStatus, Exit> {
+async fn behind_a_proxy(
+    prepared: Prepared,
+    args: &RunArgs,
+    state: &Path,
+    token: &str,
+    environment: Environment,
+) -> Result<ExitStatus, Exit> {
     let failed = |error: &dyn std::fmt::Display| {
         say(format_args!("exeat: {error}"));
         Exit::Failed
@@ -133,7 +142,8 @@ async fn behind_a_proxy(prepared: Prepared, args: &RunArgs, state: &Path, token:
         false => Command::new(program),
     };
     command.kill_on_drop(true);
-    without(&mut command, rest, &keys, hidden);
+    without(&mut command, rest, &keys, hidden, &environment);
+    drop(environment);
     command.envs(variables).envs(own);
     let status = match command.spawn() {
         Ok(child) => signals.wait(child).await.map_err(|error| failed(&error))?,
@@ -158,14 +168,17 @@ fn keys(policy: &Policy, lent: Vec<Lent>) -> Vec<Hidden> {
 }
 
 /// Arguments and environment without what the command must not see.
-fn without(command: &mut Command, rest: &[String], keys: &[Hidden], hidden: Vec<String>) {
+fn without(command: &mut Command, rest: &[String], keys: &[Hidden], hidden: Vec<String>, environment: &Environment) {
     if rest.iter().any(|arg| lend::hidden(keys, arg.as_ref()).is_some()) {
         say("exeat: a key stands in the command's arguments, where others can see it; write '$NAME' in quotes");
     }
     command.args(rest.iter().map(|arg| lend::hidden(keys, arg.as_ref()).unwrap_or_else(|| arg.into())));
-    command.envs(std::env::vars_os().filter_map(|(name, value)| Some((name, lend::hidden(keys, &value)?))));
+    command.env_clear();
+    command
+        .envs(environment.all().map(|(name, value)| (name, lend::hidden(keys, value).unwrap_or_else(|| value.into()))));
     // What configures the proxy is no business of what runs behind it, least of all its tokens.
-    let ours = std::env::vars_os().map(|(name, _)| name).filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
+    let ours = environment.all().map(|(name, _)| name.to_owned());
+    let ours = ours.filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
     for name in ours
         .chain(hidden.into_iter().map(Into::into))
         .chain(env::NO_PROXY.map(Into::into))
@@ -240,7 +253,13 @@ struct Prepared {
 }
 
 /// The file's settings and the wanted task, with a listener, a state directory and a task of our own.
-fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -> Result<Prepared, Vec<Problem>> {
+fn configure(
+    config: Option<&Path>,
+    args: &RunArgs,
+    state: &Path,
+    token: &str,
+    environment: &Environment,
+) -> Result<Prepared, Vec<Problem>> {
     let mut table = match config {
         None => Table::new(),
         Some(path) => read(path)?,
@@ -250,7 +269,7 @@ fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -
     let of_task = wanted_task(&table, args)?;
     let list = |key: &str| of_task.get(key).and_then(toml::Value::as_array).cloned().unwrap_or_default();
     let (mut integrations, mut credentials) = (list("integrations"), list("credentials"));
-    let lent = lent_keys(args)?;
+    let lent = lent_keys(args, environment)?;
     for key in &lent {
         put(&mut table, "credentials", key.name.clone(), key.credential.clone());
         credentials.retain(|name| name.as_str() != Some(&key.name));
@@ -283,15 +302,18 @@ fn configure(config: Option<&Path>, args: &RunArgs, state: &Path, token: &str) -
         }
     }
     // Secrets are the configuration's, while everything else is in a state directory of our own.
-    let secrets = &keep::Reader::of(sources::vault_place(config)?);
+    let vault = keep::vault_with(&sources::vault_place(config)?, &|name| environment.text(name));
+    let secrets = &keep::Reader::of_vault(vault);
     table.insert("state_dir".to_owned(), state.display().to_string().into());
     for own_files in ["interception", "vault", "audit", "ledger", "admin"] {
         table.remove(own_files);
     }
-    let env = |name: &str| if name == TOKEN { Some(token.to_owned()) } else { std::env::var(name).ok() };
+    let env = |name: &str| if name == TOKEN { Some(token.to_owned()) } else { environment.text(name) };
     let mut compiled =
         compile::compile(&table.to_string(), &Surroundings { base, state_dir: state, env: &env, secrets })?;
     compiled.settings.admin.listen = None;
+    // The command runs as the same user, who could read the key in a file.
+    compiled.settings.interception.ca_key = None;
     // What the command left running does not keep its caller waiting.
     compiled.settings.proxy.drain_timeout = Duration::from_secs(2);
     Ok(Prepared { config: compiled, hidden, lent })
@@ -314,10 +336,10 @@ fn secret_variables(value: &toml::Value) -> Vec<String> {
 }
 
 /// Keys that are lent by flags; one of the same name goes to several hosts.
-fn lent_keys(args: &RunArgs) -> Result<Vec<Lent>, Vec<Problem>> {
+fn lent_keys(args: &RunArgs, environment: &Environment) -> Result<Vec<Lent>, Vec<Problem>> {
     let mut lent: Vec<Lent> = Vec::new();
     for flag in &args.credential {
-        let key = Lent::new(flag, &|name| std::env::var(name).ok()).map_err(|problem| vec![problem])?;
+        let key = Lent::new(flag, &|name| environment.text(name)).map_err(|problem| vec![problem])?;
         match lent.iter_mut().find(|other| other.name == key.name) {
             Some(known) => known.also(&key).map_err(|problem| vec![problem])?,
             None => lent.push(key),

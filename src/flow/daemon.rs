@@ -252,18 +252,19 @@ fn services(
     own: OwnEndpoints,
     told: mpsc::Sender<Written>,
 ) -> Result<(Services, String), StartError> {
-    let authority = Authority::load_or_create(&settings.interception.ca_cert, &settings.interception.ca_key)?;
+    let authority = Authority::of(&settings.interception.ca_cert, settings.interception.ca_key.as_deref())?;
     let system = settings.upstream.roots == Roots::System;
     let tls = UpstreamTls::new(system, &settings.upstream.extra_roots)?;
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);
     let (audit_key, begun) = keep::audit_key(&settings).map_err(unusable)?;
     let (audit, last) = Sink::open(audit_place(&settings), audit_key, !begun, told).map_err(StartError::Audit)?;
+    let audit = Arc::new(audit);
     if !begun {
         keep::note_chain(&settings).map_err(unusable)?;
     }
     let resolver = Arc::new(Resolver::new(&settings.dns, &tls, own).map_err(StartError::Resolver)?);
     let policies = Arc::new(PolicyStore::new(policy));
-    let ledger = Arc::new(ledger::open(&settings, &policies, &resolver, &tls).map_err(StartError::Ledger)?);
+    let ledger = Arc::new(ledger::open(&settings, &policies, &resolver, &tls, &audit).map_err(StartError::Ledger)?);
     let finds = Arc::new(Finds::default());
     let door = Door::new(&settings.proxy)?;
     let seats = Arc::new(Seats::new(settings.proxy.max_connections_per_caller));
@@ -275,7 +276,7 @@ fn services(
         forwarder: Forwarder::new(tls, settings.upstream.connect_timeout, settings.proxy.handshake_timeout),
         policies,
         authority,
-        audit: Arc::new(audit),
+        audit,
         throttle: Throttle::new(ledger.clone(), finds.clone()),
         finds,
         ledger,

@@ -16,18 +16,29 @@ use crate::vault::{Entry, MasterKey, Opened, Vault, VaultError};
 /// The workspace of the daemon's own secrets. No operator can name it: it is no plain name.
 const OWN: &str = ".exeat";
 const AUDIT_KEY: &str = "audit.key";
+/// What the ledger's key is derived for.
+const LEDGER_KEY: &str = "exeat ledger 1";
 
 /// The vault that the settings name.
 #[must_use]
 pub fn vault(place: &settings::Vault) -> Vault {
-    let key = match &place.key {
+    vault_with(place, &|name| std::env::var(name).ok())
+}
+
+/// As [`vault`], with other variables than those of this process.
+#[must_use]
+pub fn vault_with(place: &settings::Vault, env: &dyn Fn(&str) -> Option<String>) -> Vault {
+    Vault::new(place.path.clone(), master_key(&place.key, env))
+}
+
+fn master_key(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> MasterKey {
+    match source {
         Source::File(path) => MasterKey::File(path.clone()),
-        other => match read_source(other, &|name| std::env::var(name).ok()) {
+        other => match read_source(other, env) {
             Ok(text) => MasterKey::Text(text),
             Err(why) => MasterKey::Missing(why.to_string()),
         },
-    };
-    Vault::new(place.path.clone(), key)
+    }
 }
 
 /// Reads secrets out of a vault while a configuration is compiled. The file is opened once, and only if a
@@ -36,21 +47,30 @@ pub fn vault(place: &settings::Vault) -> Vault {
 pub struct Reader {
     opened: OnceCell<Result<Option<Opened>, String>>,
     /// In place of the one that the configuration names.
-    place: Option<settings::Vault>,
+    vault: Option<Vault>,
 }
 
 impl Reader {
     /// Reads this vault, whatever the configuration names.
     #[must_use]
-    pub fn of(place: settings::Vault) -> Self {
-        Self { opened: OnceCell::new(), place: Some(place) }
+    pub fn of(place: &settings::Vault) -> Self {
+        Self::of_vault(vault(place))
+    }
+
+    /// Reads this vault.
+    #[must_use]
+    pub fn of_vault(vault: Vault) -> Self {
+        Self { opened: OnceCell::new(), vault: Some(vault) }
     }
 }
 
 impl Secrets for Reader {
     fn secret(&self, place: &settings::Vault, workspace: &str, name: &str) -> Result<Secret, SourceError> {
-        let place = self.place.as_ref().unwrap_or(place);
-        let opened = self.opened.get_or_init(|| vault(place).open().map_err(|error| error.to_string()));
+        let open = || match &self.vault {
+            Some(vault) => vault.open(),
+            None => vault(place).open(),
+        };
+        let opened = self.opened.get_or_init(|| open().map_err(|error| error.to_string()));
         let opened = opened.as_ref().map_err(|why| SourceError::Unusable(why.clone()))?;
         let missing = || SourceError::Missing(format!("the vault has no secret {name} in the workspace {workspace}"));
         usable(opened.as_ref().and_then(|opened| opened.get(workspace, name)).ok_or_else(missing)?)
@@ -85,6 +105,17 @@ pub(super) fn audit_key(settings: &Settings) -> Result<(ChainKey, bool), VaultEr
         fs::remove_file(&file)?;
     }
     Ok((ChainKey::new(key), begun))
+}
+
+/// The key that proxies with a common ledger sign with: the one that the settings name, else one of the vault's.
+///
+/// # Errors
+/// What the vault says, or that there is no such key.
+pub(super) fn ledger_key(settings: &Settings, named: Option<&Source>) -> Result<Secret, VaultError> {
+    match named {
+        Some(source) => master_key(source, &|name| std::env::var(name).ok()).subkey(LEDGER_KEY),
+        None => vault(&settings.vault).subkey(LEDGER_KEY),
+    }
 }
 
 /// Notes that this state directory has a chain from now on: if it has none later, it was taken away.

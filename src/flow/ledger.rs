@@ -7,8 +7,11 @@ use tokio_rustls::TlsConnector;
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
+use super::keep;
+use crate::audit::record;
+use crate::audit::sink::Sink;
 use crate::files;
-use crate::ledger::{Connect, Connecting, Ledger, Server, Stream};
+use crate::ledger::{Alarm, Connect, Connecting, Ledger, Seal, Server, Stream};
 use crate::model::host::Host;
 use crate::policy::compile;
 use crate::policy::settings::{LedgerAt, Settings};
@@ -16,6 +19,7 @@ use crate::policy::store::PolicyStore;
 use crate::stages::dial;
 use crate::stages::pin::Resolver;
 use crate::tls::upstream::{self, UpstreamTls};
+use crate::vault::VaultError;
 
 /// Opens the ledger. A server need not be there yet: until it is, everything is refused.
 ///
@@ -26,18 +30,31 @@ pub(super) fn open(
     policies: &Arc<PolicyStore>,
     resolver: &Arc<Resolver>,
     tls: &UpstreamTls,
+    audit: &Arc<Sink>,
 ) -> io::Result<Ledger> {
-    let (url, user, password) = match &settings.ledger {
+    let (url, user, password, key) = match &settings.ledger {
         LedgerAt::Embedded(path) => return Ledger::embedded(path),
         LedgerAt::Memory => return Ok(Ledger::memory()),
-        LedgerAt::Shared { url, user, password } => (url, user, password),
+        LedgerAt::Shared { url, user, password, key } => (url, user, password, key),
     };
     let env = |name: &str| std::env::var(name).ok();
     let read = |source| compile::read_source(source, &env).map_err(|why| io::Error::other(format!("password: {why}")));
     let password = password.as_ref().map(read).transpose()?;
     let server = Server::parse(url).map_err(io::Error::other)?.with_password(user.clone(), password);
     let connect = connect(settings, &server, policies, resolver, tls);
-    Ok(Ledger::shared(server, &name(settings)?, connect))
+    let unusable = |error| match error {
+        VaultError::Key(why) => io::Error::other(format!("its key: {why}")),
+        other => io::Error::other(format!("its key, of the vault: {other}")),
+    };
+    let key = keep::ledger_key(settings, key.as_ref()).map_err(unusable)?;
+    Ok(Ledger::shared(server, Seal::new(key, alarm(audit.clone())), &name(settings)?, connect))
+}
+
+/// A line in the audit log for what does not verify.
+fn alarm(audit: Arc<Sink>) -> Alarm {
+    Arc::new(move |altered| {
+        record::Alarm { kind: altered.kind, key: &altered.key, more: altered.more }.write(&audit);
+    })
 }
 
 /// What this proxy is called among those that share the server: made up at the first start.

@@ -86,7 +86,7 @@ fn now(services: &Services, file: &ConfigFile) -> Reloaded {
     }
     let _swap = file.swap.lock().unwrap_or_else(PoisonError::into_inner);
     // The vault is a setting: secrets are set in the one that the daemon was started with.
-    match file.load_with(&keep::Reader::of(services.settings.vault.clone())) {
+    match file.load_with(&keep::Reader::of(&services.settings.vault)) {
         Ok(config) => {
             for warning in &config.warnings {
                 tracing::warn!("{warning}");

@@ -31,7 +31,7 @@ use std::time::Duration;
 pub use approval::{Answer, Approval, Decided, Decision, MOST_OPEN, State};
 pub use call::{MOST_CALLS, ToolCall};
 pub use execution::{Caps, Counter, Cursor, Execution, Millis, Standing, Stop, Stopped, Take, Window};
-pub use shared::{Connect, Connecting, Server, ServerError, Stream};
+pub use shared::{Alarm, Altered, Connect, Connecting, Seal, Server, ServerError, Stream};
 
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
@@ -95,10 +95,11 @@ impl Ledger {
     }
 
     /// One on a server that other processes use, too. `proxy` names this process and stays the same when it is started
-    /// again: how far has been billed is kept for each. It begins to connect at once, and needs a runtime to do so.
+    /// again: how far has been billed is kept for each. What does not verify against the seal is refused. It begins to
+    /// connect at once, and needs a runtime to do so.
     #[must_use]
-    pub fn shared(server: Server, proxy: &str, connect: Connect) -> Self {
-        Self(Store::Shared(Box::new(Shared::new(server, proxy, connect))))
+    pub fn shared(server: Server, seal: Seal, proxy: &str, connect: Connect) -> Self {
+        Self(Store::Shared(Box::new(Shared::new(server, seal, proxy, connect))))
     }
 
     /// Whether other processes may change what is in the store.

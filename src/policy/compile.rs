@@ -12,7 +12,7 @@ pub use super::reader::Problem;
 use super::reader::{Findings, UNKNOWN_KEY};
 use super::rule::{Integration, Mode, Network, Policy, Task};
 use super::secrets::{self, RawCredential};
-use super::settings::{ListenAt, Settings, Source, Vault};
+use super::settings::{LedgerAt, ListenAt, Settings, Source, Vault};
 use super::webhook;
 use crate::leak::families::Families;
 use crate::leak::strength::Strength;
@@ -247,6 +247,11 @@ fn check_references(settings: &Settings, policy: &Policy, around: &Surroundings<
         && let Err(why) = read_source(&settings.vault.key, around.env)
     {
         findings.problem("vault.key", why.to_string(), "a source that holds the master key");
+    }
+    if let LedgerAt::Shared { key: Some(key), .. } = &settings.ledger
+        && let Err(why) = read_source(key, around.env)
+    {
+        findings.problem("ledger.key", why.to_string(), "a source that holds 32 bytes in hex or base64");
     }
     for (i, address) in settings.proxy.listen.iter().enumerate() {
         let others = settings.proxy.listen.iter().take(i).chain(&settings.admin.listen);
@@ -704,6 +709,9 @@ pub(super) mod tests {
             ("[ledger]\nstore = \"redis://u:p@cache.test\"", "ledger.store", "password = "),
             ("[ledger]\nstore = \"redis://cache.test\"\nuser = \"u\"", "ledger.user", "password = "),
             ("[ledger]\npassword = \"env:P\"", "ledger.password", "no password"),
+            ("[ledger]\nkey = \"env:P\"", "ledger.key", "no key"),
+            ("[ledger]\nstore = \"redis://cache.test\"\nkey = \"env:UNSET\"", "ledger.key", "32 bytes"),
+            ("[ledger]\nstore = \"redis://cache.test\"\nkey = \"secret:X\"", "ledger.key", "env:NAME"),
             ("[ledger]\nstore = \"memory\"\npath = \"x\"", "ledger.path", "no path"),
             ("[plans.p.raw]\nidle_timeout = 3", "plans.p.raw.idle_timeout", "30s"),
             ("[plans.p]\nmax_response_bytes = 0", "plans.p.max_response_bytes", "2MB"),

@@ -174,7 +174,7 @@ fn admin(mut s: Section<'_>, base: &Path) -> Admin {
 
 fn interception(mut s: Section<'_>, dir: &Path) -> Interception {
     let mut file = |key, default: &str| dir.join(s.take::<PathBuf>(key).unwrap_or_else(|| default.into()));
-    Interception { ca_cert: file("ca_cert", "ca.pem"), ca_key: file("ca_key", "ca-key.pem") }
+    Interception { ca_cert: file("ca_cert", "ca.pem"), ca_key: Some(file("ca_key", "ca-key.pem")) }
 }
 
 fn upstream(mut s: Section<'_>, base: &Path) -> Upstream {
@@ -218,11 +218,13 @@ fn ledger(mut s: Section<'_>, dir: &Path, base: &Path, findings: &Findings) -> L
     let path = s.take::<PathBuf>("path");
     let user = s.take::<String>("user");
     let password = s.take::<Source>("password").map(|source| source.relative_to(base));
+    let key = s.take::<Source>("key").map(|source| source.relative_to(base));
     let is_shared = store.starts_with("redis:") || store.starts_with("rediss:");
     let given = [
         ("path", path.is_some(), store == "embedded"),
         ("user", user.is_some(), is_shared),
         ("password", password.is_some(), is_shared),
+        ("key", key.is_some(), is_shared),
     ];
     for (key, _, _) in given.into_iter().filter(|(_, is_given, belongs)| *is_given && !belongs) {
         findings.problem(s.at(key), format!("the store is {store:?}, which has none"), format!("no {key}"));
@@ -240,7 +242,7 @@ fn ledger(mut s: Section<'_>, dir: &Path, base: &Path, findings: &Findings) -> L
                 "user = \"NAME\" and password = \"env:NAME\"",
             );
         }
-        _ if is_shared => return LedgerAt::Shared { url: store, user, password },
+        _ if is_shared => return LedgerAt::Shared { url: store, user, password, key },
         _ => findings.problem(
             s.at("store"),
             format!("{store:?} is no choice"),

@@ -116,8 +116,8 @@ pub struct Admin {
 pub struct Interception {
     /// PEM, made on first start.
     pub ca_cert: PathBuf,
-    /// PEM, mode 0600.
-    pub ca_key: PathBuf,
+    /// PEM, mode 0600. None: a new CA at each start, whose key is kept in memory only.
+    pub ca_key: Option<PathBuf>,
 }
 
 /// `[upstream]`: how origins are reached and believed.
@@ -198,6 +198,8 @@ pub enum LedgerAt {
         user: Option<String>,
         /// With what.
         password: Option<Source>,
+        /// The key that the proxies share, 32 bytes in hex or base64. None: it is derived from the vault's master key.
+        key: Option<Source>,
     },
 }
 

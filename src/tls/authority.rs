@@ -70,6 +70,24 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> AuthorityError {
 }
 
 impl Authority {
+    /// The CA of these files. Without one for the key, a new CA is made of which the certificate alone is written: it
+    /// ends with the process.
+    ///
+    /// # Errors
+    /// As [`Self::load_or_create`]; also if there is a certificate whose key is to be kept in no file.
+    pub fn of(cert: &Path, key: Option<&Path>) -> Result<Self, AuthorityError> {
+        match key {
+            Some(key) => Self::load_or_create(cert, key),
+            None => Self::ephemeral(cert),
+        }
+    }
+
+    fn ephemeral(cert: &Path) -> Result<Self, AuthorityError> {
+        let (cert_pem, key_pem) = make_ca().map_err(|error| AuthorityError::Unusable(error.to_string()))?;
+        files::write_new(cert, cert_pem.as_bytes(), 0o644).map_err(at(cert))?;
+        Self::from_pem(cert_pem, &key_pem).map_err(AuthorityError::Unusable)
+    }
+
     /// Reads the CA, or makes one (ECDSA P-256) where neither file is there. The key's mode is 0600.
     ///
     /// # Errors

@@ -17,9 +17,10 @@ use super::registry::{Handler, RegisterError, Registration, Registry, Running, W
 use super::wrap::wrapped;
 use crate::model::tool::Tool;
 
-/// For arguments to be checked: with a schema that refers to itself, each level of them can double the work.
+/// For arguments to be checked.
 const TO_CHECK: Duration = Duration::from_secs(2);
-/// Checks at a time. One that is given up goes on, and nothing can end it but the end of the process.
+/// Checks at a time. One that is given up goes on until it ends by itself: the schema and the size of the arguments bound
+/// how long that takes.
 static CHECKS: Semaphore = Semaphore::const_new(4);
 /// For arguments as deep as they may be.
 const STACK: usize = 8 << 20;

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use argon2::{Algorithm, Argon2, Params, Version};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
+use hkdf::Hkdf;
+use sha2::Sha256;
 use zeroize::Zeroizing;
 
 use super::VaultError;
@@ -42,26 +44,54 @@ impl MasterKey {
 
     /// The key: 32 bytes in hex or base64, or what Argon2id makes of a passphrase.
     pub(super) fn derive(&self, salt: &[u8]) -> Result<Key, VaultError> {
+        self.read(|text| of(text, salt))
+    }
+
+    /// A key for one purpose, made of this one, which has to be 32 bytes in hex or base64: a passphrase needs a salt, and
+    /// two that read it have none in common.
+    ///
+    /// # Errors
+    /// [`VaultError::Key`]
+    pub fn subkey(&self, label: &str) -> Result<Secret, VaultError> {
+        let key = self
+            .read(|text| exact(text).ok_or_else(|| VaultError::Key("expected 32 bytes in hex or base64".to_owned())))?;
+        subkey(&key, label)
+    }
+
+    fn read(&self, key: impl FnOnce(&[u8]) -> Result<Key, VaultError>) -> Result<Key, VaultError> {
         match self {
             Self::File(path) => {
                 let unreadable = |error| VaultError::Key(format!("{} cannot be read: {error}", path.display()));
                 let bytes = files::read_private(path).map_err(unreadable)?;
                 let line = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
-                of(line.strip_suffix(b"\r").unwrap_or(line), salt)
+                key(line.strip_suffix(b"\r").unwrap_or(line))
             }
-            Self::Text(text) => of(text.expose(), salt),
+            Self::Text(text) => key(text.expose()),
             Self::Missing(why) => Err(VaultError::Key(why.clone())),
         }
     }
 }
 
-fn of(text: &[u8], salt: &[u8]) -> Result<Key, VaultError> {
+/// HKDF-SHA-256 (RFC 5869): a key for one purpose, which tells nothing about the key that it is made of.
+pub(super) fn subkey(key: &Key, label: &str) -> Result<Secret, VaultError> {
+    let mut made = vec![0; 32];
+    let expanded = Hkdf::<Sha256>::new(None, key.as_slice()).expand(label.as_bytes(), &mut made);
+    let made = Secret::new(made);
+    expanded.map(|()| made).map_err(|error| VaultError::Key(error.to_string()))
+}
+
+/// 32 bytes in hex or base64.
+fn exact(text: &[u8]) -> Option<Key> {
     let hex = std::str::from_utf8(text).ok().filter(|text| text.len() == 64).and_then(files::unhex);
     let base64 =
         || [&STANDARD, &STANDARD_NO_PAD, &URL_SAFE, &URL_SAFE_NO_PAD].into_iter().find_map(|e| e.decode(text).ok());
     let decoded = hex.or_else(base64).map(Zeroizing::new);
-    if let Some(key) = decoded.and_then(|bytes| <[u8; 32]>::try_from(bytes.as_slice()).ok()) {
-        return Ok(Zeroizing::new(key));
+    decoded.and_then(|bytes| <[u8; 32]>::try_from(bytes.as_slice()).ok()).map(Zeroizing::new)
+}
+
+fn of(text: &[u8], salt: &[u8]) -> Result<Key, VaultError> {
+    if let Some(key) = exact(text) {
+        return Ok(key);
     }
     if text.len() > 32 && text.iter().all(u8::is_ascii_hexdigit) {
         return Err(VaultError::Key(format!("it has {} hex digits and not 64", text.len())));
@@ -92,6 +122,12 @@ mod tests {
             assert_eq!(of(text.as_bytes(), b"salt-salt").ok().unwrap().as_slice(), bytes, "{text}");
         }
         assert!(of(b"hunter2", b"salt-salt").is_err());
+        let subkey = |text: &str, label| MasterKey::Text(Secret::new(text.as_bytes().to_vec())).subkey(label);
+        let made = subkey(&hex, "one").ok().unwrap();
+        assert_eq!(made.expose(), subkey(&bare, "one").ok().unwrap().expose());
+        assert_ne!(made.expose(), subkey(&hex, "two").ok().unwrap().expose());
+        assert_ne!(made.expose(), bytes);
+        assert!(subkey("a passphrase that is long", "one").is_err(), "it has no salt that two could share");
         assert!(of(&hex.as_bytes()[1..], b"salt-salt").is_err(), "a key that has lost a digit is no passphrase");
     }
 }

@@ -156,6 +156,16 @@ impl Vault {
         Ok(kept)
     }
 
+    /// A key for one purpose, made of the master key. The same for every vault of one key of 32 bytes; with a passphrase,
+    /// for copies of one vault only.
+    ///
+    /// # Errors
+    /// [`VaultError`]; also if there is no vault yet.
+    pub fn subkey(&self, label: &str) -> Result<Secret, VaultError> {
+        let salt = format::salt(&files::read_private(&self.file()?)?)?;
+        master::subkey(&self.key.derive(salt.as_slice())?, label)
+    }
+
     /// All of it at once, for several questions; nothing if there is no vault yet.
     ///
     /// # Errors

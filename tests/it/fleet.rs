@@ -1,5 +1,6 @@
 //! Two proxies and one server for what they count.
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
@@ -25,6 +26,13 @@ struct Server {
 }
 
 const PASSWORD: &str = "of-the-server";
+const SHARED_KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
+const KEY_LINE: &str = "key = \"file:ledger-key\"\n";
+
+fn write_private(path: &std::path::Path, text: &str) {
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+}
 
 impl Server {
     fn start() -> Self {
@@ -51,6 +59,29 @@ impl Server {
         command.current_dir(dir.path()).stdout(Stdio::null()).spawn().expect("redis-server is installed")
     }
 
+    /// One that speaks nothing but TLS, and the certificate of its issuer.
+    fn start_tls(name: &str) -> (Self, String) {
+        let dir = tempfile::tempdir().unwrap();
+        let ca = certificates(name, dir.path());
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut command = Command::new("redis-server");
+        command.args([
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--tls-port",
+            &port.to_string(),
+            "--requirepass",
+            PASSWORD,
+        ]);
+        command.args(["--tls-cert-file", "cert.pem", "--tls-key-file", "key.pem", "--tls-ca-cert-file", "ca.pem"]);
+        command.args(["--tls-auth-clients", "no", "--save", ""]).current_dir(dir.path()).stdout(Stdio::null());
+        let server = Self { child: command.spawn().expect("redis-server is installed"), dir, port };
+        server.is_up();
+        (server, ca)
+    }
+
     #[allow(clippy::disallowed_methods, reason = "the test looks whether its own server is there")]
     fn is_up(&self) {
         let since = Instant::now();
@@ -58,6 +89,12 @@ impl Server {
             assert!(since.elapsed() < lab::PATIENCE, "redis-server comes up");
             std::thread::yield_now();
         }
+    }
+
+    /// As somebody who has got hold of the password.
+    fn raw(&self) -> redis::Connection {
+        let url = format!("redis://:{PASSWORD}@127.0.0.1:{}/3", self.port);
+        redis::Client::open(url).unwrap().get_connection().unwrap()
     }
 
     fn kill(&mut self) {
@@ -87,14 +124,16 @@ async fn fleet(server: &Server) -> (Lab, Lab, Origin, String) {
             ground.dns.set(name, &["127.0.0.1"]);
         }
         std::fs::write(ground.dir.path().join("password"), PASSWORD).unwrap();
+        write_private(&ground.dir.path().join("ledger-key"), SHARED_KEY);
     }
     let text = format!(
-        "[admin]\nlisten = \"127.0.0.1:0\"\n[ledger]\nstore = \"redis://cache.test:{}/3\"\npassword = \"file:password\"\n\
+        "[admin]\nlisten = \"127.0.0.1:0\"\n[ledger]\nstore = \"redis://cache.test:{}/3\"\npassword = \"file:password\"\n{KEY_LINE}\
          [plans.p]\ncalls_per_minute = 10\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
          [integrations.mine]\nallowed_domains = [\"mine.test\"]\nports = [{}]\nplain_http = true\n\
          [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
          [tasks.t]\nintegrations = [\"api\", \"mine\"]\ncredentials = [\"KEY\"]\ntools = [\"http_request\"]\n\
-         raw = true\nplan = \"p\"\n",
+         raw = true\nplan = \"p\"\n\
+         [tasks.other]\nintegrations = [\"api\", \"mine\"]\ntools = [\"http_request\"]\nraw = true\n",
         server.port,
         origin.port(),
         server.port,
@@ -238,4 +277,112 @@ async fn what_is_begun_anew_at_one_proxy_is_at_the_other() {
         assert!(since.elapsed() < lab::PATIENCE);
     }
     assert_eq!(one.send(request(&url, &own, false)).await.status, 200);
+}
+
+/// Whoever can write to the server gives the attacker's execution the victim's task, or its token to the victim's
+/// execution.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs redis-server"]
+async fn what_no_proxy_has_written_is_refused_and_raises_an_alarm() {
+    let server = Server::start();
+    let (one, two, origin, url) = fleet(&server).await;
+    ready(&one).await;
+    ready(&two).await;
+    let start = async |task: &str| {
+        let (status, document) = one.ask("POST", "/v1/executions", &json!({"task": task})).await;
+        assert_eq!(status, 201, "{document}");
+        (document["id"].as_str().unwrap().to_owned(), document["token"].as_str().unwrap().to_owned())
+    };
+    let ((attacker, token), (victim, _)) = (start("other").await, start("t").await);
+    let key = |id: &str| format!("exeat:{{{id}}}:x");
+    let mut raw = server.raw();
+    let mut facts = |id: &str| redis::cmd("HGET").arg(key(id)).arg("facts").query::<String>(&mut raw).unwrap();
+    let (own, victims) = (facts(&attacker), facts(&victim));
+    let hash = own.split("\"token\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    let victims_hash = victims.split("\"token\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    let rows = [
+        ("another task", &attacker, own.replace("\"task\":\"other\"", "\"task\":\"t\"")),
+        ("the victim's facts", &attacker, victims.clone()),
+        ("the victim's facts, with its token", &attacker, victims.replace(&victims_hash, &hash)),
+        ("its token for the victim's execution", &victim, victims.replace(&victims_hash, &hash)),
+        ("its facts for the victim's execution", &victim, own.clone()),
+        ("nothing that is signed", &attacker, own.split_once(' ').map_or(own.clone(), |(_, text)| text.to_owned())),
+    ];
+    let seen = origin.seen().len();
+    for (what, id, forged) in rows {
+        redis::cmd("HSET").arg(key(id)).arg("facts").arg(&forged).query::<()>(&mut raw).unwrap();
+        let field = format!("Basic {}", STANDARD.encode(format!("{id}:{token}")));
+        let mut asked = request(&url, &field, false);
+        asked.headers_mut().insert("exeat-credential", "KEY".parse().unwrap());
+        // The other proxy has not met these executions.
+        let reply = two.send(asked).await;
+        assert_eq!((reply.status.as_u16(), origin.seen().len()), (503, seen), "{what}: {}", reply.text());
+        reply.assert_refused(503, "ledger_unavailable");
+        let (id, restored) = if *id == attacker { (&attacker, &own) } else { (&victim, &victims) };
+        redis::cmd("HSET").arg(key(id)).arg("facts").arg(restored).query::<()>(&mut raw).unwrap();
+    }
+    let line = two.audit().await.into_iter().find(|line| line["event"] == "alarm").expect("an alarm");
+    assert_eq!((&line["kind"], &line["key"]), (&json!("facts"), &json!(key(&attacker))), "{line}");
+    assert!(two.audit().await.iter().any(|line| line["code"] == "ledger_unavailable"));
+    let field = format!("Basic {}", STANDARD.encode(format!("{attacker}:{token}")));
+    assert_eq!(two.send(request(&url, &field, false)).await.status, 200, "as it was written");
+}
+
+/// Certificate and key of a server with this name, and of who has signed it.
+fn certificates(name: &str, dir: &std::path::Path) -> String {
+    let (key, ca_key) = (rcgen::KeyPair::generate().unwrap(), rcgen::KeyPair::generate().unwrap());
+    let mut ca = rcgen::CertificateParams::default();
+    ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let ca_pem = ca.self_signed(&ca_key).unwrap().pem();
+    let issuer = rcgen::Issuer::new(ca, ca_key);
+    let leaf = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
+    for (file, text) in [("cert.pem", leaf.pem()), ("key.pem", key.serialize_pem()), ("ca.pem", ca_pem.clone())] {
+        std::fs::write(dir.join(file), text).unwrap();
+    }
+    ca_pem
+}
+
+/// A proxy of a server that speaks TLS only, with its own roots.
+async fn over_tls(store: &str, roots: &str, ca: &str) -> (Lab, Origin, String) {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    for name in ["cache.test", "else.test"] {
+        ground.dns.set(name, &["127.0.0.1"]);
+    }
+    std::fs::write(ground.dir.path().join("password"), PASSWORD).unwrap();
+    std::fs::write(ground.dir.path().join("redis-ca.pem"), ca).unwrap();
+    let text = format!(
+        "[admin]\nlisten = \"127.0.0.1:0\"\n[upstream]\nextra_roots = [{roots}]\n\
+         [ledger]\nstore = \"{store}\"\npassword = \"file:password\"\n{}raw = true\n",
+        lab::allow_api(origin.port()),
+    );
+    let url = format!("https://api.test:{}/", origin.port());
+    (ground.proxy(&text).await, origin, url)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs redis-server with TLS"]
+async fn over_tls_the_server_has_to_prove_its_name() {
+    let (server, ca) = Server::start_tls("cache.test");
+    let port = server.port;
+    let both = "\"origin-ca.pem\", \"redis-ca.pem\"";
+    let (lab, _origin, url) = over_tls(&format!("rediss://cache.test:{port}/3"), both, &ca).await;
+    ready(&lab).await;
+    let own = lab::client::auth();
+    assert_eq!(lab.send(request(&url, &own, false)).await.status, 200);
+    let (_, shown) = lab.ask("GET", "/v1/executions/t", &Value::Null).await;
+    assert_eq!(shown["raw"]["calls"], 1, "{shown}");
+    for (what, store, roots) in [
+        ("its issuer is nobody's", format!("rediss://cache.test:{port}/3"), "\"origin-ca.pem\""),
+        ("another name", format!("rediss://else.test:{port}/3"), both),
+        ("an address", format!("rediss://127.0.0.1:{port}/3"), both),
+        ("without TLS", format!("redis://cache.test:{port}/3"), both),
+    ] {
+        let (lab, origin, url) = over_tls(&store, roots, &ca).await;
+        let reply = lab.send(request(&url, &own, false)).await;
+        assert_eq!((reply.status.as_u16(), origin.seen().len()), (503, 0), "{what}");
+        reply.assert_refused(503, "ledger_unavailable");
+        assert_eq!(lab.ask("GET", "/readyz", &Value::Null).await.0, 503, "{what}");
+        lab.refused_only("ledger_unavailable").await;
+    }
 }

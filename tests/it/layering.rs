@@ -85,6 +85,7 @@ fn some_things_have_one_home() {
                 "src/vault/mod.rs",
                 "src/audit/chain.rs",
                 "src/ledger/shared/link.rs",
+                "src/ledger/shared/seal.rs",
                 "src/flow/daemon.rs",
                 "src/flow/keep.rs",
                 "src/stages/inject.rs",

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use exeat::ledger::{
-    Answer, Approval, Caps, Connect, Cursor, Decided, Decision, Execution, Ledger, LedgerError, MOST_OPEN, Millis,
-    Server, State, Stop, Stream, Take, ToolCall,
+    Altered, Answer, Approval, Caps, Connect, Cursor, Decided, Decision, Execution, Ledger, LedgerError, MOST_OPEN,
+    Millis, Seal, Server, State, Stop, Stream, Take, ToolCall,
 };
 use exeat::model::name::{ExecutionId, TaskName};
-use exeat::model::secret::TokenHash;
+use exeat::model::secret::{Secret, TokenHash};
 use exeat::model::tool::{Kind, Tool};
 
 const TOOL: Kind = Kind::Tool(Tool::ApiCall);
@@ -459,6 +459,26 @@ async fn ended_ones_are_forgotten(subject: &mut Subject) {
     assert!(!left.iter().any(|one| one.execution.id.as_str() == "over"));
 }
 
+const KEY: [u8; 32] = [7; 32];
+
+type Raised = Arc<std::sync::Mutex<Vec<Altered>>>;
+
+fn seal(key: [u8; 32], raised: &Raised) -> Seal {
+    let raised = raised.clone();
+    Seal::new(Secret::new(key.to_vec()), Arc::new(move |altered| raised.lock().unwrap().push(altered.clone())))
+}
+
+/// As the proxies sign.
+fn mac(parts: [&str; 5]) -> String {
+    use hmac::{Hmac, KeyInit, Mac};
+    let mut hmac = Hmac::<sha2::Sha256>::new_from_slice(&KEY).unwrap();
+    for part in parts {
+        hmac.update(&(part.len() as u64).to_be_bytes());
+        hmac.update(part.as_bytes());
+    }
+    exeat::files::hex(&hmac.finalize().into_bytes())
+}
+
 /// A server of our own on a Unix socket. Its clock cannot be moved, but all times that it holds can.
 struct Redis {
     process: Child,
@@ -521,7 +541,11 @@ impl Redis {
     }
 
     fn ledger(&self, proxy: &str) -> Ledger {
-        Ledger::shared(Server::parse("redis://unused.test/5").unwrap(), proxy, self.connect())
+        self.ledger_with(proxy, seal(KEY, &Raised::default()))
+    }
+
+    fn ledger_with(&self, proxy: &str, seal: Seal) -> Ledger {
+        Ledger::shared(Server::parse("redis://unused.test/5").unwrap(), seal, proxy, self.connect())
     }
 
     fn raw(&self) -> redis::Connection {
@@ -556,6 +580,32 @@ impl Redis {
             end";
         let millis = u64::try_from(time.as_millis()).unwrap();
         redis::Script::new(SCRIPT).arg(millis).invoke::<()>(&mut self.raw()).unwrap();
+        self.sign_decisions();
+    }
+
+    /// The times of a decision are signed with it.
+    fn sign_decisions(&self) {
+        let mut raw = self.raw();
+        for key in redis::cmd("KEYS").arg("exeat:*:approvals").query::<Vec<String>>(&mut raw).unwrap() {
+            let all: Vec<(String, String)> = redis::cmd("HGETALL").arg(&key).query(&mut raw).unwrap();
+            for (id, text) in all {
+                let words: Vec<&str> = text.splitn(6, ' ').collect();
+                let [state, digest, created, expires, decision, request] = words[..] else { panic!("{text}") };
+                if decision == "-" {
+                    continue;
+                }
+                let decided = if state == "used" { "approved" } else { state };
+                let mac = mac([
+                    "exeat ledger 1",
+                    "decision",
+                    &key,
+                    &id,
+                    &[decided, digest, created, expires, request].join(" "),
+                ]);
+                let text = format!("{state} {digest} {created} {expires} {mac} {request}");
+                redis::cmd("HSET").arg(&key).arg(&id).arg(text).query::<()>(&mut raw).unwrap();
+            }
+        }
     }
 }
 
@@ -638,7 +688,8 @@ async fn without_its_server_nothing_passes_and_nobody_waits_for_long() {
 #[ignore = "needs redis-server"]
 async fn who_has_the_password_is_let_in_and_nonsense_is_an_error() {
     let redis = Redis::start("p@ss");
-    let ledger = |url: &str| Ledger::shared(Server::parse(url).unwrap(), "one", redis.connect());
+    let ledger =
+        |url: &str| Ledger::shared(Server::parse(url).unwrap(), seal(KEY, &Raised::default()), "one", redis.connect());
     assert_eq!(ledger("redis://unused.test").check().await, Err(LedgerError::Unavailable));
     assert_eq!(ledger("redis://:wrong@unused.test").check().await, Err(LedgerError::Unavailable));
     assert_eq!(ledger("redis://default:p%40ss@unused.test").check().await, Ok(()));
@@ -670,6 +721,98 @@ async fn who_has_the_password_is_let_in_and_nonsense_is_an_error() {
         set(field, value);
         assert_eq!(ledger.standing(&who.id).await, Err(LedgerError::Unavailable), "{field}");
     }
+}
+
+/// Everything that whoever can write to the server tries with approvals and facts, and the two that stay.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs redis-server"]
+async fn what_no_proxy_has_signed_there_is_refused() {
+    let redis = Redis::start("");
+    let raised = Raised::default();
+    let subject = Subject {
+        ledger: Arc::new(redis.ledger_with("one", seal(KEY, &raised))),
+        redis: Some(Redis::start("")),
+        ahead: Duration::ZERO,
+    };
+    let ledger = &subject.ledger;
+    for id in ["a", "b"] {
+        subject.start(&execution(id)).await;
+    }
+    for (id, execution, digest) in [("p", "a", 1), ("q", "a", 2), ("r", "b", 1), ("s", "a", 3)] {
+        let asked = subject.ask(&subject.asked(id, execution, digest)).await;
+        assert_eq!(asked, Ok(Answer::Pending(id.to_owned())));
+    }
+    let (place, others) = ("exeat:{a}:approvals", "exeat:{b}:approvals");
+    let mut raw = redis.raw();
+    let mut get = |place: &str, id: &str| redis::cmd("HGET").arg(place).arg(id).query::<String>(&mut raw).unwrap();
+    let (p, q, r) = (get(place, "p"), get(place, "q"), get(others, "r"));
+    assert_eq!(ledger.decide("s", Decision::Approve, subject.now()).await, Ok(Decided::Done));
+    let s = get(place, "s");
+    let digest = |n: u8| format!("{n:02x}").repeat(32);
+    let approved = |text: &str| text.replace("pending ", "approved ");
+    let mac_of_s = s.split(' ').nth(4).unwrap();
+    let rows = [
+        ("approved by nobody", "p", approved(&p)),
+        ("with another's decision", "p", approved(&p).replace(" - ", &format!(" {mac_of_s} "))),
+        ("another's approval under its id", "p", s.clone()),
+        ("an approval for its digest", "p", s.replace(&digest(3), &digest(1))),
+        ("an approval with its digest in front", "p", s.replacen(&digest(3), &digest(1), 1)),
+        ("another execution's request", "p", r.clone()),
+        ("another request of its own", "p", q.clone()),
+        ("another text to be decided on", "p", p.replace("https://api.test", "https://nice.test")),
+        ("another digest to be decided on", "p", p.replacen(&digest(1), &digest(9), 1)),
+        ("a longer time to decide", "p", {
+            let expires = p.split(' ').nth(3).unwrap();
+            p.replacen(expires, "9999999999999", 1)
+        }),
+        ("denied by nobody", "p", p.replace("pending ", "denied ")),
+        ("used by nobody", "p", p.replace("pending ", "used ")),
+        ("nonsense", "p", "approved".to_owned()),
+    ];
+    let now = subject.now();
+    for (what, id, forged) in rows {
+        redis::cmd("HSET").arg(place).arg(id).arg(&forged).query::<()>(&mut redis.raw()).unwrap();
+        let asked = subject.ask(&subject.asked("new", "a", 1)).await;
+        assert!(!matches!(asked, Ok(Answer::Approved(_))), "{what}: {asked:?}");
+        redis::cmd("HSET").arg(place).arg(id).arg(&forged).query::<()>(&mut redis.raw()).unwrap();
+        assert_eq!(ledger.decide(id, Decision::Approve, now).await, Err(LedgerError::Unavailable), "{what}");
+        assert_eq!(ledger.approval(id, now).await, Err(LedgerError::Unavailable), "{what}");
+        let shown = ledger.approvals_of(&self::id("a"), now).await.unwrap();
+        assert!(shown.iter().all(|one| one.id != id), "{what}");
+        redis::cmd("HDEL").arg(place).arg("new").query::<()>(&mut redis.raw()).unwrap();
+        redis::cmd("DEL").arg("exeat:approval:new").query::<()>(&mut redis.raw()).unwrap();
+        redis::cmd("HSET").arg(place).arg(id).arg(&p).query::<()>(&mut redis.raw()).unwrap();
+    }
+    assert!(!raised.lock().unwrap().is_empty(), "alarms");
+    assert_eq!(ledger.decide("p", Decision::Approve, now).await, Ok(Decided::Done), "as it was written");
+    assert_eq!(subject.ask(&subject.asked("new", "a", 1)).await, Ok(Answer::Approved("p".to_owned())));
+
+    // An approval that was used is put back: the proxy that used it remembers; another one cannot know.
+    let used = get(place, "p");
+    redis::cmd("HSET")
+        .arg(place)
+        .arg("p")
+        .arg(used.replace("used ", "approved "))
+        .query::<()>(&mut redis.raw())
+        .unwrap();
+    assert_eq!(subject.ask(&subject.asked("new", "a", 1)).await, Err(LedgerError::Unavailable));
+
+    // When an execution ends is signed; taking the script's own field away does not prolong it.
+    let short = Execution { expires_at: Some(Millis::now().plus(Duration::from_millis(1))), ..execution("short") };
+    subject.start(&short).await;
+    redis::cmd("HDEL").arg("exeat:{short}:x").arg("expires").query::<()>(&mut redis.raw()).unwrap();
+    let since = Instant::now();
+    while !matches!(subject.take(&short, TOOL, FREE).await, Take::Expired) {
+        assert!(since.elapsed() < Duration::from_secs(20));
+    }
+
+    // Facts of a proxy with another key: refused one by one, and left out of lists.
+    let other = redis.ledger_with("two", seal([8; 32], &Raised::default()));
+    assert_eq!(other.find(&id("a")).await, Err(LedgerError::Unavailable));
+    assert_eq!(other.standing(&id("a")).await, Err(LedgerError::Unavailable));
+    assert_eq!(other.list().await, Ok(vec![]));
+    assert_eq!(other.approvals(now).await, Ok(vec![]));
+    assert_eq!(ledger.list().await.unwrap().len(), 3);
 }
 
 /// What a call costs, and what an execution takes up.

@@ -345,31 +345,41 @@ async fn a_check_names_every_problem_or_the_gates() {
     );
 }
 
-/// The schema doubles the work with each level of the arguments. Whose they are waits for its answer, and nobody else.
+/// As heavy as arguments may be, more often than there are places to check them. Each of them ends, so whoever comes
+/// next is served.
 #[tokio::test(flavor = "multi_thread")]
-async fn arguments_that_take_too_long_to_check_are_refused() {
+async fn heavy_arguments_hold_up_nobody_else_for_long() {
     let tree = r##"
     - name: tree
-      description: A schema that refers to itself in two ways
+      description: A schema that refers to itself
       parameters:
         type: object
-        properties: { e: { $ref: "#/$defs/e" } }
+        properties: { a: { $ref: "#/$defs/n" } }
         $defs:
-          e: { anyOf: [ { properties: { l: { $ref: "#/$defs/e" } }, required: [a] },
-                        { properties: { l: { $ref: "#/$defs/e" } }, required: [b] } ] }
+          n: { anyOf: [ { type: array, items: { oneOf: [ { type: string }, { anyOf: [ { $ref: "#/$defs/n" }, { type: "null" } ] } ] } },
+                        { type: string } ] }
       implementation: { primitive: http_request, args: { url: "https://api.test/" } }
 "##;
     let place = place(TASK, |pack| format!("{pack}{}", tree.trim_start_matches('\n'))).await;
-    let deep = (0..50).fold(json!({}), |inner, _| json!({ "l": inner }));
-    let started = std::time::Instant::now();
-    let calls = [("tree", json!({ "e": deep })), ("check_inventory", json!({"sku": "A"}))];
-    let calls = calls.map(|(name, input)| json!({"type": "tool_use", "id": name, "name": name, "input": input}));
+    let leaves = json!(vec![1; 800]);
+    let deep = (0..55).fold(leaves.clone(), |inner, _| json!([inner, leaves]));
+    let heavy = vec![("tree", json!({ "a": deep })); 5];
+    // Each waits for two seconds at most, and a busy machine is slow.
+    let calls = heavy.into_iter().chain(vec![("check_inventory", json!({"sku": "A"})); 10]);
+    let calls: Vec<Value> = calls
+        .enumerate()
+        .map(|(n, (name, input))| json!({"type": "tool_use", "id": n.to_string(), "name": name, "input": input}))
+        .collect();
     let output = place.run(&["batch"], &json!(calls).to_string());
     let answers: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(answers[0]["content"], "Error: the arguments take too long to check");
-    assert_eq!(answers[1]["content"], "<tool_response>hello\n</tool_response>");
-    assert!(started.elapsed() < std::time::Duration::from_secs(20));
-    let result = place.call("tree", &json!({"e": {"a": 1}}));
+    for answer in &answers.as_array().unwrap()[..5] {
+        let said = answer["content"].as_str().unwrap();
+        let is_known =
+            ["the arguments take too long to check", "arguments at /a: value"].iter().any(|why| said.contains(why));
+        assert!(is_known, "{said}");
+    }
+    assert_eq!(answers[14]["content"], "<tool_response>hello\n</tool_response>");
+    let result = place.call("tree", &json!({"a": [[null], []]}));
     assert_eq!(result["url"], "https://api.test/", "{result}");
 }
 
@@ -399,4 +409,93 @@ async fn a_packs_tools_are_called_by_all_ways() {
     assert!(said.contains("<tool_response>hello\\n</tool_response>"), "{said}");
     let paths: Vec<_> = place.origin.seen().iter().map(|seen| seen.uri.path().to_owned()).collect();
     assert_eq!(paths, ["/inventory/A", "/inventory/B", "/inventory/C"]);
+}
+
+/// A pack of one mock whose parameters are this schema.
+fn with_schema(dir: &std::path::Path, schema: &Value) -> std::path::PathBuf {
+    let tool = json!({"name": "tree", "parameters": schema, "implementation": {"type": "mock", "strategy": "echo"}});
+    let other =
+        json!({"name": "other", "implementation": {"type": "mock", "strategy": "static", "response": "still here"}});
+    let pack = json!({"version": {}, "tools": {"custom": [tool, other]}});
+    let file = dir.join("pack.yaml");
+    std::fs::write(&file, pack.to_string()).unwrap();
+    file
+}
+
+fn checked(pack: &std::path::Path) -> (Option<i32>, String) {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_exeat-tools"));
+    let output = command.args(["pack", "check"]).arg(pack).output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}
+
+/// Schemas of which a check need not end, or which need not come to an end when they are read.
+#[test]
+fn references_that_multiply_are_refused_when_the_pack_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let both = json!([{"$ref": "#"}, {"$ref": "#"}]);
+    let twice = json!({"type": "object", "properties": {"a": {"allOf": both}}});
+    let overlapping =
+        json!({"type": "object", "properties": {"a": {"$ref": "#"}}, "patternProperties": {"a": {"$ref": "#"}}});
+    let dynamic = json!({"type": "object", "properties": {"a": {"$dynamicRef": "#x"}}, "$dynamicAnchor": "x"});
+    let around = json!({"type": "object", "allOf": [{"$ref": "#"}]});
+    let unevaluated = json!({"type": "object", "unevaluatedProperties": false,
+        "allOf": [{"properties": {"a": {"$ref": "#"}}}]});
+    let own = json!({"type": "object", "$defs": {"a": {"$id": "a", "properties": {"a": {"allOf": both}}}},
+        "properties": {"a": {"$ref": "#/$defs/a"}}});
+    let meta = json!({"type": "object", "properties": {"a": {"$ref": "http://json-schema.org/draft-07/schema#"}}});
+    let mut laughs = serde_json::Map::new();
+    let mut chain = serde_json::Map::new();
+    for n in 0..60 {
+        let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});
+        laughs.insert(format!("d{n}"), json!({"allOf": [next, next]}));
+    }
+    laughs.insert("d60".to_owned(), json!({"type": "object"}));
+    for n in 0..20_000 {
+        chain.insert(format!("d{n}"), json!({"$ref": format!("#/$defs/d{}", n + 1)}));
+    }
+    chain.insert("d20000".to_owned(), json!({"type": "object"}));
+    let laughs = json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": laughs});
+    let chain = json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": chain});
+    let rows = [
+        (twice, "parameters.properties.a: the schema refers to itself in more than one way"),
+        (overlapping, "parameters: the schema refers to itself in more than one way"),
+        (dynamic, "parameters.properties.a.$dynamicRef: $dynamicRef is not followed here"),
+        (around, "refers to itself and nothing else"),
+        (unevaluated, "a schema may refer to itself through"),
+        (own, "parameters.$defs.a.$id: $id may stand at the beginning of a schema only"),
+        (meta, "leads out of the schema"),
+        (laughs, "its references come to too many subschemas"),
+        (chain, "nested deeper than"),
+    ];
+    for (schema, message) in rows {
+        let (status, words) = checked(&with_schema(dir.path(), &schema));
+        let shown: String = schema.to_string().chars().take(300).collect();
+        assert!(status == Some(2) && words.contains(message), "{shown}: {status:?} {words:.600}");
+    }
+}
+
+/// Lists and trees, which tools take.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_may_refer_to_itself_in_one_way() {
+    let mut place = place(TASK, str::to_owned).await;
+    let list = json!({"type": "object", "properties": {
+        "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "value": {"type": "integer"}}});
+    let tree = json!({"type": "object", "properties": {"root": {"$ref": "#/$defs/node"}}, "$defs": {"node": {
+        "type": "object", "required": ["name"], "properties": {
+            "name": {"type": "string"}, "nodes": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}}});
+    let deep = (0..60).fold(json!({"value": 1}), |inner, n| json!({"value": n, "next": inner}));
+    let wide = json!({"root": {"name": "a", "nodes": vec![json!({"name": "b", "nodes": [{"name": "c"}]}); 1000]}});
+    let wrong = json!({"root": {"name": "a", "nodes": [{"name": "b", "nodes": [{}]}]}});
+    for (schema, arguments, want) in [
+        (&list, &deep, "\"value\":59"),
+        (&tree, &wide, "\"nodes\""),
+        (&tree, &wrong, "arguments at /root/nodes/0/nodes/0: \\\"name\\\" is a required property"),
+    ] {
+        let file = with_schema(place.lab.dir.path(), schema);
+        assert_eq!(checked(&file).0, Some(0));
+        place.pack = file;
+        let said = place.run(&["call", "tree", "--input", "-"], &arguments.to_string());
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        assert!(said.contains(want) || said.contains(&want.replace('"', "\\\"")), "{want}: {said:.600}");
+    }
 }

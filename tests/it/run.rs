@@ -234,3 +234,71 @@ async fn a_key_is_lent_to_several_hosts_and_in_place_of_the_tasks_own() {
     let (status, words) = run(&[&format!("GITHUB_TOKEN={VALUE}")]).await;
     assert!(status == Some(2) && !words.contains(VALUE), "{words}");
 }
+
+/// Walks up the ancestors of the command and prints the environment of each that is an exeat process, then every file
+/// that holds a private key in the directories that the command can find.
+const LOOK_AROUND: &str = r#"
+pid=$PPID
+while [ "$pid" -gt 1 ]; do
+  case "$(tr '\0' ' ' < /proc/$pid/cmdline)" in
+    *exeat*) echo "exeat $pid"; tr '\0' '\n' < /proc/$pid/environ; for f in /proc/$pid/fd/*; do readlink "$f"; done ;;
+  esac
+  pid=$(sed -n 's/^PPid:[[:space:]]*//p' /proc/$pid/status)
+done 2>/dev/null
+grep -rl 'PRIVATE KEY' "$TMPDIR" "${SSL_CERT_FILE%/*}" && echo "a key lies there"
+echo "certificate $(grep -c 'BEGIN CERTIFICATE' "$NODE_EXTRA_CA_CERTS")"
+echo end
+"#;
+
+fn looking_around(dir: &std::path::Path, flags: &[&str]) -> Command {
+    let tmp = dir.join("tmp");
+    fs::create_dir_all(&tmp).unwrap();
+    fs::write(dir.join("run.toml"), "[admin]\ntoken = \"env:FROM_THE_FILE\"\n").unwrap();
+    let args = [&["run", "-q", "-c", "run.toml", "--credential", "KEY=bearer@api.test"], flags, &["--"]].concat();
+    let mut command = exeat(dir, &[args, vec!["sh", "-c", LOOK_AROUND]].concat());
+    command.env("KEY", VALUE).env("ALSO", format!("https://u:{VALUE}@host/")).env("RUST_ALSO", VALUE);
+    command.env("FROM_THE_FILE", "another-secret-of-the-file").env("EXEAT_ADMIN_TOKEN", "a-token-of-24-bytes-or-more");
+    command.env("TMPDIR", tmp);
+    command
+}
+
+fn assert_nothing_found(output: &std::process::Output) {
+    let (out, words) = (text(&output.stdout), text(&output.stderr));
+    assert!(out.ends_with("certificate 1\nend\n"), "{out}\n{words}");
+    assert!(!out.contains(VALUE) && !out.contains("another-secret") && !out.contains("a-token-of-24"), "{out}");
+    assert!(!out.contains("a key lies there") && !out.contains("memfd"), "{out}");
+}
+
+/// Root may read every process's environment, so nothing may stand there.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_key_is_in_the_environment_of_an_ancestor_or_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = output(looking_around(dir.path(), &[])).await;
+    assert!(text(&output.stdout).contains("exeat "), "{}", text(&output.stdout));
+    assert_nothing_found(&output);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces"]
+async fn no_key_is_in_the_environment_of_an_isolating_ancestor_or_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_nothing_found(&output(looking_around(dir.path(), &["--isolate"])).await);
+}
+
+/// The handed-over environment is all there for the command, however large and odd.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_gets_the_rest_of_its_environment_unchanged() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = exeat(dir.path(), &["run", "-q", "--", "sh", "-c", "env -0 | sort -z | tr '\\0' '|'"]);
+    let large = "x".repeat(100_000);
+    command.env("LARGE", &large).env("LINES_OF", "a\nb=c\n").env("EMPTY", "").env("EXEAT_OTHER", "1");
+    use std::os::unix::ffi::OsStrExt;
+    command.env("BYTES", std::ffi::OsStr::from_bytes(b"\xff\xfe"));
+    let output = output(command).await;
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    for wanted in [format!("|LARGE={large}|"), "|LINES_OF=a\nb=c\n|".to_owned(), "|EMPTY=|".to_owned()] {
+        assert!(out.contains(&wanted), "{wanted:.20}: {out:.400}");
+    }
+    assert!(output.stdout.windows(9).any(|window| window == b"|BYTES=\xff\xfe"), "bytes that are no text");
+    assert!(!out.contains("EXEAT_"), "{out:.400}");
+}

@@ -3,10 +3,15 @@
 //!
 //! What an execution has lies under `exeat:{ID}:`; it goes an hour after the execution has ended. The server must not
 //! throw keys away when its memory is full (`maxmemory-policy noeviction`), and keeps what it is set up to keep.
+//!
+//! Facts, requests for approval and decisions are signed ([`Seal`]). Counters, stops, bills and records are not: scripts
+//! change them, and the server has no key. Whoever can write to it can set those back, delete anything, and put back what
+//! was signed for the same place before.
 
 mod link;
 mod read;
 mod scripts;
+mod seal;
 mod server;
 
 use std::time::Duration;
@@ -15,6 +20,7 @@ use moka::sync::Cache;
 use redis::{Cmd, Pipeline, ScriptInvocation};
 
 pub use link::{Connect, Connecting, Stream};
+pub use seal::{Alarm, Altered, Seal};
 pub use server::{Server, ServerError};
 
 use super::approval::{self, Answer, Approval, Decided, Decision, MOST_OPEN};
@@ -33,6 +39,8 @@ const REMEMBERED: u64 = 10_000;
 const REMEMBERED_FOR: Duration = Duration::from_secs(60);
 /// Commands that are sent at once when all executions are read.
 const AT_ONCE: usize = 250;
+/// How often a decision is tried that others get in the way of. Each of them has changed the state for good.
+const DECISIONS_AT_ONCE: usize = 4;
 /// No id of ours is longer. What a client claims is not looked for if it is.
 const MAX_ID: usize = 128;
 
@@ -40,16 +48,21 @@ const MAX_ID: usize = 128;
 pub(super) struct Shared {
     link: Link,
     scripts: Scripts,
+    seal: Seal,
     facts: Cache<ExecutionId, Execution>,
+    /// Approvals that were used here: one that is put back as it was before is not used again.
+    used: Cache<String, ()>,
     /// Where this process's cursor lies: each bills from its own record.
     cursor: String,
 }
 
 impl Shared {
-    pub(super) fn new(server: Server, proxy: &str, connect: Connect) -> Self {
+    pub(super) fn new(server: Server, seal: Seal, proxy: &str, connect: Connect) -> Self {
         Self {
             link: Link::new(server, connect),
             scripts: Scripts::new(),
+            seal,
+            used: Cache::builder().max_capacity(REMEMBERED).build(),
             facts: Cache::builder().max_capacity(REMEMBERED).time_to_live(REMEMBERED_FOR).build(),
             cursor: format!("exeat:cursor:{proxy}"),
         }
@@ -62,7 +75,7 @@ impl Shared {
 
     pub(super) async fn start(&self, new: Execution) -> Result<()> {
         let mut call = self.scripts.start.of(&new.id);
-        call.arg(new.id.as_str()).arg(read::written(&new)?).arg(read::end(&new)).arg(MOST_EXECUTIONS);
+        call.arg(new.id.as_str()).arg(read::facts(&new, &self.seal)?).arg(read::end(&new)).arg(MOST_EXECUTIONS);
         match self.text(&call).await?.as_str() {
             "started" => {
                 self.facts.insert(new.id.clone(), new);
@@ -82,19 +95,25 @@ impl Shared {
             return Ok(Some(known));
         }
         let facts: Option<String> = self.link.query(Cmd::new().arg("HGET").arg(key(id, "x")).arg("facts")).await?;
-        let Some(execution) = facts.map(|facts| read::execution(&facts)).transpose()? else { return Ok(None) };
+        let read = facts.map(|facts| read::execution(id, &facts, &self.seal));
+        let Some(execution) = read.transpose()? else { return Ok(None) };
         self.facts.insert(id.clone(), execution.clone());
         Ok(Some(execution))
     }
 
     pub(super) async fn standing(&self, id: &ExecutionId) -> Result<Option<Standing>> {
         let fields = self.link.query(Cmd::new().arg("HGETALL").arg(key(id, "x"))).await?;
-        read::standing(&fields)
+        read::standing(id, &fields, &self.seal)
     }
 
     pub(super) async fn list(&self) -> Result<Vec<Standing>> {
         let all = self.of_all("x").await?;
-        all.iter().filter_map(|fields| read::standing(fields).transpose()).collect()
+        // One that does not verify must not hide the others.
+        let verifies = |(id, fields): &&(ExecutionId, read::Fields)| {
+            fields.get("facts").is_none_or(|facts| read::execution(id, facts, &self.seal).is_ok())
+        };
+        let all = all.iter().filter(verifies);
+        all.filter_map(|(id, fields)| read::standing(id, fields, &self.seal).transpose()).collect()
     }
 
     pub(super) async fn stop(&self, id: &ExecutionId, why: Stop) -> Result<bool> {
@@ -107,7 +126,7 @@ impl Shared {
     pub(super) async fn restart(&self, execution: Execution) -> Result<()> {
         self.facts.invalidate(&execution.id);
         let mut call = self.scripts.restart.of(&execution.id);
-        call.arg(execution.id.as_str()).arg(read::written(&execution)?).arg(read::end(&execution));
+        call.arg(execution.id.as_str()).arg(read::facts(&execution, &self.seal)?).arg(read::end(&execution));
         self.text(&call).await.map(drop)
     }
 
@@ -120,11 +139,14 @@ impl Shared {
     }
 
     async fn take_or(&self, who: &Execution, kind: Kind, caps: Caps, how: &str) -> Result<Take> {
-        let facts = if who.is_static { read::written(who)? } else { String::new() };
+        let facts = if who.is_static { read::facts(who, &self.seal)? } else { String::new() };
+        // As it is signed, beside what the scripts work with.
+        let end = who.expires_at.filter(|_| !who.is_static).map(|end| end.0.to_string()).unwrap_or_default();
         let cap = |cap: Option<u64>| cap.map(|cap| cap.to_string()).unwrap_or_default();
         let kind = if kind == Kind::Raw { "r" } else { "t" };
         let mut call = self.scripts.take.of(&who.id);
         call.arg(who.id.as_str()).arg(kind).arg(cap(caps.per_execution)).arg(cap(caps.per_minute)).arg(facts).arg(how);
+        call.arg(end);
         let (taken, number): (String, u64) = self.link.invoke(&call).await?;
         read::take(&taken, number, caps)
     }
@@ -177,17 +199,43 @@ impl Shared {
         let lifetime = asked.expires_at.since(asked.created_at).as_millis();
         let mut call = self.scripts.ask.of(&asked.execution);
         call.key(place(&asked.id)).arg(&asked.id).arg(files::hex(&asked.digest)).arg(lifetime.to_string());
-        call.arg(read::written(&asked)?).arg(MOST_OPEN).arg(approval::MOST_ENDED);
+        call.arg(read::request(&asked, &self.seal)?).arg(MOST_OPEN).arg(approval::MOST_ENDED);
         call.arg(approval::SHOWN_FOR.as_millis().to_string()).arg(asked.execution.as_str());
-        let (answer, id): (String, String) = self.link.invoke(&call).await?;
+        let (answer, id, known): (String, String, String) = self.link.invoke(&call).await?;
+        if !known.is_empty() {
+            self.answers(&asked, &answer, &id, &known)?;
+        }
         read::answer(&answer, id)
     }
 
     pub(super) async fn decide(&self, id: &str, decision: Decision) -> Result<Decided> {
         let Some(execution) = self.asked_by(id).await? else { return Ok(Decided::Unknown) };
-        let mut call = self.scripts.decide.of(&execution);
-        call.arg(id).arg(read::state_text(decision.state()));
-        read::decided(&self.text(&call).await?)
+        for _ in 0..DECISIONS_AT_ONCE {
+            let known: Option<String> =
+                self.link.query(Cmd::new().arg("HGET").arg(key(&execution, "approvals")).arg(id)).await?;
+            let Some(known) = known else { return Ok(Decided::Unknown) };
+            let approval = read::approval(&execution, id, &known, &self.seal)?;
+            let decided = read::with_decision(&execution, id, &known, decision.state(), &self.seal)?;
+            let mut call = self.scripts.decide.of(&execution);
+            call.arg(id).arg(decided).arg(known);
+            match read::decided(&self.text(&call).await?)? {
+                Some(Decided::AlreadyDecided(_)) => return Ok(Decided::AlreadyDecided(approval.state)),
+                Some(done) => return Ok(done),
+                None => {}
+            }
+        }
+        Err(LedgerError::Unavailable)
+    }
+
+    /// Whether the server's answer is one that proxies have written, to the request that was asked for.
+    fn answers(&self, asked: &Approval, answer: &str, id: &str, known: &str) -> Result<()> {
+        let approval = read::approval(&asked.execution, id, known, &self.seal)?;
+        let is_said = read::state_text(approval.state) == answer && approval.digest == asked.digest;
+        let is_used_again = answer == "approved" && !self.used.entry(id.to_owned()).or_insert(()).is_fresh();
+        if !is_said || is_used_again {
+            return Err(self.seal.altered(seal::Kind::Decision, &key(&asked.execution, "approvals")));
+        }
+        Ok(())
     }
 
     pub(super) async fn approval(&self, id: &str) -> Result<Option<Approval>> {
@@ -195,19 +243,20 @@ impl Shared {
         let mut both = Pipeline::new();
         both.cmd("HGET").arg(key(&execution, "approvals")).arg(id).cmd("TIME");
         let (text, time): (Option<String>, (u64, u64)) = self.link.query_all(&both).await?;
-        text.map(|text| Ok(read::approval(&text)?.shown_at(read::time(time)))).transpose()
+        let read = text.map(|text| read::approval(&execution, id, &text, &self.seal));
+        Ok(read.transpose()?.map(|one| one.shown_at(read::time(time))))
     }
 
     pub(super) async fn approvals(&self) -> Result<Vec<Approval>> {
         let now = read::time(self.link.query(&redis::cmd("TIME")).await?);
-        read::approvals(&self.of_all("approvals").await?, now)
+        Ok(read::approvals(&self.of_all("approvals").await?, now, &self.seal))
     }
 
     pub(super) async fn approvals_of(&self, id: &ExecutionId) -> Result<Vec<Approval>> {
         let mut both = Pipeline::new();
         both.cmd("HGETALL").arg(key(id, "approvals")).cmd("TIME");
         let (fields, time): (read::Fields, (u64, u64)) = self.link.query_all(&both).await?;
-        read::approvals(&[fields], read::time(time))
+        Ok(read::approvals(&[(id.clone(), fields)], read::time(time), &self.seal))
     }
 
     /// The execution that an approval was asked by.
@@ -220,7 +269,7 @@ impl Shared {
     }
 
     /// One hash of each execution.
-    async fn of_all(&self, part: &str) -> Result<Vec<read::Fields>> {
+    async fn of_all(&self, part: &str) -> Result<Vec<(ExecutionId, read::Fields)>> {
         let mut both = Pipeline::new();
         both.cmd("ZRANGE").arg(scripts::INDEX).arg(0).arg(-1).cmd("SMEMBERS").arg(scripts::STATIC);
         let (ending, fixed): (Vec<String>, Vec<String>) = self.link.query_all(&both).await?;
@@ -231,7 +280,8 @@ impl Shared {
             for id in some {
                 hashes.cmd("HGETALL").arg(key(&ExecutionId::new(id), part));
             }
-            all.extend(self.link.query_all::<Vec<read::Fields>>(&hashes).await?);
+            let fields = self.link.query_all::<Vec<read::Fields>>(&hashes).await?;
+            all.extend(some.iter().map(|id| ExecutionId::new(id)).zip(fields));
         }
         Ok(all)
     }

@@ -9,6 +9,10 @@ use super::super::approval::{self, Answer, Approval, Decided, State};
 use super::super::call::ToolCall;
 use super::super::execution::{Caps, Counter, Execution, Millis, Standing, Stop, Stopped, Take, Window};
 use super::super::{LedgerError, Result};
+use super::scripts::key;
+use super::seal::{Kind, Seal};
+use crate::files;
+use crate::model::name::ExecutionId;
 
 /// A hash.
 pub(super) type Fields = HashMap<String, String>;
@@ -26,12 +30,19 @@ pub(super) fn end(execution: &Execution) -> String {
     }
 }
 
-pub(super) fn execution(facts: &str) -> Result<Execution> {
+/// What is known of an execution that never changes, as it lies on the server.
+pub(super) fn facts(execution: &Execution, seal: &Seal) -> Result<String> {
+    let id = &execution.id;
+    seal.sealed(Kind::Facts, &key(id, "x"), id.as_str(), &written(execution)?)
+}
+
+pub(super) fn execution(id: &ExecutionId, facts: &str, seal: &Seal) -> Result<Execution> {
+    let facts = seal.opened(Kind::Facts, &key(id, "x"), id.as_str(), facts)?;
     serde_json::from_str(facts).map_err(|_| LedgerError::Unavailable)
 }
 
 /// None if there are no fields: no execution.
-pub(super) fn standing(fields: &Fields) -> Result<Option<Standing>> {
+pub(super) fn standing(id: &ExecutionId, fields: &Fields, seal: &Seal) -> Result<Option<Standing>> {
     let Some(facts) = fields.get("facts") else {
         return if fields.is_empty() { Ok(None) } else { Err(LedgerError::Unavailable) };
     };
@@ -46,7 +57,7 @@ pub(super) fn standing(fields: &Fields) -> Result<Option<Standing>> {
         None => None,
     };
     Ok(Some(Standing {
-        execution: execution(facts)?,
+        execution: execution(id, facts, seal)?,
         stopped,
         tool: counter("t")?,
         raw: counter("r")?,
@@ -86,33 +97,106 @@ pub(super) fn answer(answer: &str, id: String) -> Result<Answer> {
     }
 }
 
-pub(super) fn decided(text: &str) -> Result<Decided> {
-    Ok(match text {
+/// None if it is no longer what was read of it.
+pub(super) fn decided(text: &str) -> Result<Option<Decided>> {
+    Ok(Some(match text {
+        "changed" => return Ok(None),
         "done" => Decided::Done,
         "expired" => Decided::Expired,
         "unknown" => Decided::Unknown,
         state => Decided::AlreadyDecided(self::state(state)?),
-    })
+    }))
 }
 
-/// State, digest, both times, and what was asked for.
-pub(super) fn approval(text: &str) -> Result<Approval> {
-    let mut words = text.splitn(5, ' ');
-    let (Some(state), Some(_), Some(created), Some(expires), Some(asked)) =
-        (words.next(), words.next(), words.next(), words.next(), words.next())
-    else {
-        return Err(LedgerError::Unavailable);
-    };
+/// A request that waits as `ask.lua` completes it: behind its state, digest and both times stands no decision yet, then
+/// what was asked for.
+pub(super) fn request(asked: &Approval, seal: &Seal) -> Result<String> {
+    let place = key(&asked.execution, "approvals");
+    Ok(format!("{NO_DECISION} {}", seal.sealed(Kind::Request, &place, &asked.id, &written(asked)?)?))
+}
+
+/// In the place of the MAC of a decision.
+const NO_DECISION: &str = "-";
+
+/// An approval as it lies on the server.
+struct Record<'t> {
+    state: &'t str,
+    digest: &'t str,
+    created: &'t str,
+    expires: &'t str,
+    /// The MAC of the decision.
+    decision: &'t str,
+    /// What was asked for, with its MAC.
+    request: &'t str,
+}
+
+impl<'t> Record<'t> {
+    fn of(text: &'t str) -> Result<Self> {
+        let mut words = text.splitn(6, ' ');
+        let mut word = || words.next().ok_or(LedgerError::Unavailable);
+        Ok(Self {
+            state: word()?,
+            digest: word()?,
+            created: word()?,
+            expires: word()?,
+            decision: word()?,
+            request: word()?,
+        })
+    }
+
+    /// What a decision is about: this request with these times of the server's.
+    fn decided(&self, state: State) -> String {
+        [state_text(state), self.digest, self.created, self.expires, self.request].join(" ")
+    }
+}
+
+/// An approval, if proxies have written it: the request as one asked for it, and the decision as one made it. Used is what
+/// was approved.
+pub(super) fn approval(execution: &ExecutionId, id: &str, text: &str, seal: &Seal) -> Result<Approval> {
+    let place = key(execution, "approvals");
+    let record = Record::of(text)?;
+    let asked = seal.opened(Kind::Request, &place, id, record.request)?;
     let asked: Approval = serde_json::from_str(asked).map_err(|_| LedgerError::Unavailable)?;
-    let (created_at, expires_at) = (Millis(number(created)?), Millis(number(expires)?));
-    Ok(Approval { created_at, expires_at, state: self::state(state)?, ..asked })
+    let (created_at, expires_at) = (Millis(number(record.created)?), Millis(number(record.expires)?));
+    let is_as_asked = files::hex(&asked.digest) == record.digest
+        && expires_at.since(created_at) == asked.expires_at.since(asked.created_at);
+    let state = self::state(record.state)?;
+    let decision = match state {
+        State::Pending => None,
+        State::Approved | State::Used => Some(State::Approved),
+        State::Denied => Some(State::Denied),
+        State::Expired => return Err(LedgerError::Unavailable),
+    };
+    if let Some(decision) = decision {
+        let sealed = format!("{} {}", record.decision, record.decided(decision));
+        seal.opened(Kind::Decision, &place, id, &sealed)?;
+    }
+    if !is_as_asked || (decision.is_none() && record.decision != NO_DECISION) {
+        return Err(seal.altered(Kind::Request, &place));
+    }
+    Ok(Approval { created_at, expires_at, state, ..asked })
 }
 
-/// Those of these executions, oldest first.
-pub(super) fn approvals(all: &[Fields], now: Millis) -> Result<Vec<Approval>> {
-    let texts = all.iter().flat_map(|fields| fields.values());
-    let all = texts.map(|text| Ok(approval(text)?.shown_at(now)));
-    Ok(approval::in_order(all.collect::<Result<_>>()?))
+/// The same with a decision, as it is to lie on the server.
+pub(super) fn with_decision(
+    execution: &ExecutionId,
+    id: &str,
+    text: &str,
+    state: State,
+    seal: &Seal,
+) -> Result<String> {
+    let record = Record::of(text)?;
+    let sealed = seal.sealed(Kind::Decision, &key(execution, "approvals"), id, &record.decided(state))?;
+    let (mac, _) = sealed.split_once(' ').ok_or(LedgerError::Unavailable)?;
+    let Record { digest, created, expires, request, .. } = record;
+    Ok(format!("{} {digest} {created} {expires} {mac} {request}", state_text(state)))
+}
+
+/// Those of these executions, oldest first. One that does not verify is left out, and has raised an alarm.
+pub(super) fn approvals(all: &[(ExecutionId, Fields)], now: Millis, seal: &Seal) -> Vec<Approval> {
+    let texts = all.iter().flat_map(|(execution, fields)| fields.iter().map(move |field| (execution, field)));
+    let read = texts.filter_map(|(execution, (id, text))| approval(execution, id, text, seal).ok());
+    approval::in_order(read.map(|one| one.shown_at(now)).collect())
 }
 
 /// Seconds and microseconds.

@@ -11,6 +11,7 @@ mod mock;
 mod node;
 mod place;
 mod policy;
+mod references;
 mod request;
 mod schema;
 mod template;

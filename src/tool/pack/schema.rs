@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::fields::{MAX_ECHO, quoted};
 use super::node::Node;
 use super::place::{Findings, Place, clip};
+use super::references::{self, Weight};
 use super::template::Reference;
 
 /// How deep arguments may be nested, and how large they may be.
@@ -15,6 +16,12 @@ const MAX_ARGUMENTS: usize = 4 << 20;
 const MAX_FAULTS: usize = 4;
 const MAX_FAULT: usize = 200;
 const PATTERN_SIZE: usize = 1 << 20;
+/// Visits of subschemas that a check may come to: some seconds at the worst, also on a slow machine.
+const MAX_WORK: u64 = 1 << 26;
+/// Visits up to which more than the first fault is told.
+const MAX_WORK_FOR_ALL: u64 = 1 << 20;
+/// Bytes of text that cost about as much as one visit.
+const BYTES_A_VISIT: usize = 16;
 
 /// Keywords under which members can be meant that `properties` does not have.
 const OPENERS: [&str; 8] =
@@ -25,6 +32,7 @@ const OPENERS: [&str; 8] =
 pub(super) struct Schema {
     value: Value,
     validator: Validator,
+    weight: Weight,
 }
 
 impl Schema {
@@ -39,8 +47,16 @@ impl Schema {
             findings.problem(&place.key("type"), "must be object");
             return None;
         }
+        // Before it is compiled, which follows references as well.
+        let weight = match references::weigh(&value, place) {
+            Ok(weight) => weight,
+            Err((place, why)) => {
+                findings.problem(&place, why);
+                return None;
+            }
+        };
         match compile(&value) {
-            Ok(validator) => Some(Self { value, validator }),
+            Ok(validator) => Some(Self { value, validator, weight }),
             Err(why) => {
                 findings.problem(place, why);
                 None
@@ -54,11 +70,17 @@ impl Schema {
 
     /// Names what is wrong with arguments, by pointer and rule and never by value.
     pub(super) fn check(&self, arguments: &Value) -> Result<(), String> {
-        bounded(arguments)?;
-        let faults: Vec<String> = self
-            .validator
-            .iter_errors(arguments)
-            .take(MAX_FAULTS)
+        let work = self.work(bounded(arguments)?);
+        if work > MAX_WORK {
+            return Err("arguments are too many for a schema of this size".to_owned());
+        }
+        // All faults are gathered before the first of them is told.
+        let most = if work > MAX_WORK_FOR_ALL { 0 } else { MAX_FAULTS };
+        let several = (most > 0).then(|| self.validator.iter_errors(arguments)).into_iter().flatten();
+        let first = if most > 0 { None } else { self.validator.validate(arguments).err() };
+        let faults: Vec<String> = several
+            .take(most)
+            .chain(first)
             .map(|error| {
                 let pointer = clip(error.instance_path().as_str(), MAX_ECHO);
                 let at = if pointer.is_empty() { String::new() } else { format!(" at {pointer}") };
@@ -67,6 +89,13 @@ impl Schema {
             })
             .collect();
         if faults.is_empty() { Ok(()) } else { Err(faults.join("; ")) }
+    }
+
+    /// The most visits that a check of so many values comes to. Within a schema that refers to itself, `anyOf` and
+    /// `oneOf` look at what is below them once more on each level.
+    fn work(&self, values: usize) -> u64 {
+        let levels = if self.weight.recurs { MAX_DEPTH as u64 } else { 1 };
+        self.weight.visits.saturating_mul(levels).saturating_mul(values as u64)
     }
 }
 
@@ -81,12 +110,13 @@ fn compile(schema: &Value) -> Result<Validator, String> {
     })
 }
 
-/// Without recursion: what comes may be of any depth.
-fn bounded(arguments: &Value) -> Result<(), String> {
+/// Without recursion: what comes may be of any depth. Returns how many values there are; long texts count as several.
+fn bounded(arguments: &Value) -> Result<usize, String> {
     if !arguments.is_object() {
         return Err("arguments must be an object".to_owned());
     }
     let mut left = MAX_ARGUMENTS;
+    let mut values = 0_usize;
     let mut pending = vec![(arguments, 0)];
     while let Some((value, depth)) = pending.pop() {
         if depth > MAX_DEPTH {
@@ -105,8 +135,9 @@ fn bounded(arguments: &Value) -> Result<(), String> {
             Value::Bool(_) | Value::Null | Value::Number(_) => 0,
         };
         left = left.checked_sub(bytes.saturating_add(1)).ok_or("arguments come to more than 4 MiB")?;
+        values = values.saturating_add(bytes / BYTES_A_VISIT).saturating_add(1);
     }
-    Ok(())
+    Ok(values)
 }
 
 /// Whether a schema has such a parameter, as far as it says what it has. The first name must be in
@@ -158,7 +189,8 @@ mod tests {
     use super::*;
 
     fn schema(value: &Value) -> Result<Schema, String> {
-        compile(value).map(|validator| Schema { value: value.clone(), validator })
+        let weight = references::weigh(value, &Place::default()).map_err(|(place, why)| format!("{place}: {why}"))?;
+        compile(value).map(|validator| Schema { value: value.clone(), validator, weight })
     }
 
     #[test]
@@ -238,10 +270,33 @@ mod tests {
             json!({"type": "object", "properties": {"a": {"$ref": "#"}}}),
             json!({"type": "object", "not": {"$ref": "#"}}),
         ];
-        for value in around {
-            if let Ok(schema) = schema(&value) {
-                let _ = schema.check(&json!({"a": {"a": {}}}));
-            }
+        let taken: Vec<bool> = around.iter().map(|value| schema(value).is_ok()).collect();
+        assert_eq!(taken, [false, false, true, false]);
+        assert_eq!(schema(&around[2]).unwrap().check(&json!({"a": {"a": {}}})), Ok(()));
+    }
+
+    /// The heaviest schemas and arguments that are let in come to an end within seconds.
+    #[test]
+    fn the_heaviest_check_ends() {
+        let many: Vec<Value> = (0..250).map(|n| json!({"pattern": format!("x{n}y$")})).collect();
+        let text = json!({"type": "object", "properties": {"a": {"allOf": many}}});
+        let nested = (0..14).fold(json!({"type": "integer"}), |inner, _| json!({"anyOf": [inner, {"type": "null"}]}));
+        let list = json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"anyOf": [
+            {"type": "array", "items": {"oneOf": [{"type": "string"}, {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}]}},
+            {"type": "string"}]}}});
+        let leaves = json!(vec![1; 1200]);
+        let deep = (0..55).fold(leaves.clone(), |inner, _| json!([inner, leaves]));
+        let rows = [
+            (text, json!({"a": "x".repeat(4_000_000)})),
+            (json!({"type": "object", "additionalProperties": {"items": nested}}), json!({"a": vec!["x"; 1_000_000]})),
+            (list, json!({"a": deep})),
+        ];
+        for (value, arguments) in rows {
+            let begun = std::time::Instant::now();
+            let said = schema(&value).unwrap().check(&arguments);
+            let took = begun.elapsed();
+            assert!(said.as_ref().is_err_and(|why| why.starts_with("arguments at /a")), "{said:?}");
+            assert!(took < std::time::Duration::from_secs(60), "{took:?}");
         }
     }
 

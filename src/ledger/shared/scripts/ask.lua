@@ -1,6 +1,7 @@
 -- KEYS: 7 where an approval's execution is found. ARGV: id, digest, how long it may wait, the approval, the most that may
--- be open, the most ended ones that are shown, how long they are, the execution.
-if redis.call('EXISTS', KEYS[1]) == 0 then return { 'unknown', '' } end
+-- be open, the most ended ones that are shown, how long they are, the execution. With the answer comes the approval that
+-- it is of, as it was: whoever asks verifies it.
+if redis.call('EXISTS', KEYS[1]) == 0 then return { 'unknown', '', '' } end
 local at, open, ended = now(), 0, {}
 local all = redis.call('HGETALL', KEYS[5])
 for i = 1, #all, 2 do
@@ -13,7 +14,7 @@ for i = 1, #all, 2 do
       local used = table.concat({ 'used', digest, whole(created), whole(expires), rest }, ' ')
       redis.call('HSET', KEYS[5], id, used)
     end
-    return { state, id }
+    return { state, id, text }
   end
   if expires + tonumber(ARGV[7]) <= at then
     redis.call('HDEL', KEYS[5], id)
@@ -27,11 +28,11 @@ table.sort(ended, function(a, b) return a[1] < b[1] end)
 for i = 1, #ended - tonumber(ARGV[6]) do
   redis.call('HDEL', KEYS[5], ended[i][2])
 end
-if open >= tonumber(ARGV[5]) then return { 'full', '' } end
-if redis.call('EXISTS', KEYS[7]) == 1 then return { 'exists', '' } end
+if open >= tonumber(ARGV[5]) then return { 'full', '', '' } end
+if redis.call('EXISTS', KEYS[7]) == 1 then return { 'exists', '', '' } end
 local lifetime = tonumber(ARGV[3])
 local text = table.concat({ 'pending', ARGV[2], whole(at), whole(at + lifetime), ARGV[4] }, ' ')
 redis.call('HSET', KEYS[5], ARGV[1], text)
 goes_with_it(KEYS[5])
 redis.call('SET', KEYS[7], ARGV[8], 'PX', whole(lifetime + tonumber(ARGV[7])))
-return { 'pending', ARGV[1] }
+return { 'pending', ARGV[1], '' }

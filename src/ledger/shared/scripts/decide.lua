@@ -1,8 +1,9 @@
--- ARGV: the approval's id, what it shall be.
+-- ARGV: the approval's id, what it shall be, what it was when that was signed.
 local text = redis.call('HGET', KEYS[5], ARGV[1])
 if not text then return 'unknown' end
-local state, rest, expires = string.match(text, '^(%a+)( %x+ %d+ (%d+) .*)$')
+if text ~= ARGV[3] then return 'changed' end
+local state, expires = string.match(text, '^(%a+) %x+ %d+ (%d+) .*$')
 if tonumber(expires) <= now() and (state == 'pending' or state == 'approved') then return 'expired' end
 if state ~= 'pending' then return state end
-redis.call('HSET', KEYS[5], ARGV[1], ARGV[2] .. rest)
+redis.call('HSET', KEYS[5], ARGV[1], ARGV[2])
 return 'done'

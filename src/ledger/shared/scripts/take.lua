@@ -1,5 +1,5 @@
 -- ARGV: id, 't' or 'r', the most from beginning to end or '', the most in a minute or '', facts of a static one or '',
--- 'take', or 'peek' if nothing is to be counted.
+-- 'take', or 'peek' if nothing is to be counted; when it ends according to its facts, or ''.
 local kind, at = ARGV[2], now()
 local kept = redis.call('HMGET', KEYS[1], 'facts', 'stopped', 'expires', kind .. 'n', kind .. 'a', kind .. 'w')
 if not kept[1] then
@@ -8,6 +8,7 @@ if not kept[1] then
 end
 if kept[2] then return { 'stopped', 0 } end
 if kept[3] and tonumber(kept[3]) <= at then return { 'expired', 0 } end
+if ARGV[7] ~= '' and tonumber(ARGV[7]) <= at then return { 'expired', 0 } end
 local calls, used = tonumber(kept[4] or '0'), tonumber(kept[6] or '0')
 if ARGV[3] ~= '' and calls >= tonumber(ARGV[3]) then return { 'execution', 0 } end
 local anchor = tonumber(kept[5] or whole(at))

@@ -1,0 +1,132 @@
+//! `exeat run` starts itself anew without its caller's variables: what stands in the environment of a process can be
+//! read in `/proc`, by root also of one that cannot be dumped, and stays there for as long as the process lives. The
+//! variables are handed over in memory that no path leads to.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use zeroize::Zeroizing;
+
+/// Names the descriptor of the memory that holds the variables.
+const HANDED_OVER: &str = "EXEAT_RUN_ENVIRONMENT";
+/// A link that stays right when the file is replaced or deleted while it runs.
+const OURSELVES: &str = "/proc/self/exe";
+/// Most that is read: larger than any environment that Linux starts a program with.
+const MAX: u64 = 64 << 20;
+
+/// Variables that this process itself, its loader and its libraries read. They stay where they are.
+const KEPT: [&str; 13] = [
+    "COLUMNS",
+    "EXEAT_CONFIG",
+    "EXEAT_LOG",
+    "HOME",
+    "LANG",
+    "NO_COLOR",
+    "PATH",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    "STATE_DIRECTORY",
+    "TERM",
+    "TMPDIR",
+    "TZ",
+];
+const KEPT_PREFIXES: [&str; 4] = ["LC_", "LD_", "RUST_", "XDG_"];
+
+type Variable = (OsString, Zeroizing<Vec<u8>>);
+
+/// The variables that the caller has set.
+pub(super) struct Environment(Vec<Variable>);
+
+impl Environment {
+    /// Replaces this process by one without variables, but for those that it needs itself; in that one, returns what
+    /// the caller has set. The values of `secrets` stay nowhere.
+    ///
+    /// # Errors
+    /// As the system says. Then nothing may be run: the values are still to be seen.
+    pub(super) fn take_over(secrets: &[&str]) -> io::Result<Self> {
+        match std::env::var_os(HANDED_OVER) {
+            Some(descriptor) => Self::handed_over(&descriptor),
+            None => Err(start_anew(secrets)),
+        }
+    }
+
+    fn handed_over(descriptor: &OsStr) -> io::Result<Self> {
+        let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("{HANDED_OVER} is not for callers to set"));
+        let number: RawFd =
+            descriptor.to_str().and_then(|text| text.parse().ok()).filter(|n| *n > 2).ok_or_else(wrong)?;
+        let path = format!("/proc/self/fd/{number}");
+        if !std::fs::read_link(&path)?.as_os_str().as_bytes().starts_with(b"/memfd:exeat") {
+            return Err(wrong());
+        }
+        let memory = File::options().read(true).write(true).open(path)?;
+        nix::unistd::close(number)?;
+        let mut text =
+            Zeroizing::new(Vec::with_capacity(usize::try_from(memory.metadata()?.len()).unwrap_or_default()));
+        (&memory).take(MAX).read_to_end(&mut text)?;
+        ftruncate(&memory, 0)?;
+        let kept = std::env::vars_os().filter(|(name, _)| name != HANDED_OVER);
+        let kept = kept.map(|(name, value)| (name, Zeroizing::new(value.into_vec())));
+        Ok(Self(kept.chain(text.split(|byte| *byte == 0).filter_map(variable)).collect()))
+    }
+
+    /// The value of a variable, if it is text.
+    pub(super) fn text(&self, name: &str) -> Option<String> {
+        let (_, value) = self.0.iter().find(|(known, _)| known == name)?;
+        std::str::from_utf8(value).ok().map(str::to_owned)
+    }
+
+    /// All of them.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
+        self.0.iter().map(|(name, value)| (name.as_os_str(), OsStr::from_bytes(value)))
+    }
+}
+
+/// `NAME=value`. A name may begin with `=`.
+fn variable(text: &[u8]) -> Option<Variable> {
+    let at = memchr::memchr(b'=', text.get(1..)?)?.saturating_add(1);
+    let (name, value) = text.split_at_checked(at)?;
+    Some((OsString::from_vec(name.to_vec()), Zeroizing::new(value.get(1..)?.to_vec())))
+}
+
+/// Returns only if that fails.
+fn start_anew(secrets: &[&str]) -> io::Error {
+    let (kept, handed): (Vec<_>, Vec<_>) = std::env::vars_os().partition(|(name, value)| stays(name, value, secrets));
+    let memory = match memory_of(&handed) {
+        Ok(memory) => memory,
+        Err(error) => return error,
+    };
+    let mut arguments = std::env::args_os();
+    let mut command = Command::new(OURSELVES);
+    command.arg0(arguments.next().unwrap_or_else(|| "exeat".into())).args(arguments);
+    command.env_clear().envs(kept).env(HANDED_OVER, memory.as_raw_fd().to_string()).exec()
+}
+
+/// Memory that outlives the program, and goes with the last descriptor of it.
+fn memory_of(variables: &[(OsString, OsString)]) -> io::Result<File> {
+    let mut memory = File::from(memfd_create("exeat-environment", MemfdFlags::empty())?);
+    for (name, value) in variables {
+        for part in [name.as_bytes(), b"=", value.as_bytes(), b"\0"] {
+            memory.write_all(part)?;
+        }
+    }
+    Ok(memory)
+}
+
+/// Whether this process needs a variable, and no secret stands in it.
+fn stays(name: &OsStr, value: &OsStr, secrets: &[&str]) -> bool {
+    let is_known = KEPT.iter().any(|kept| name == *kept)
+        || KEPT_PREFIXES.iter().any(|prefix| name.as_bytes().starts_with(prefix.as_bytes()));
+    let holds = |secret: &&str| {
+        name == *secret
+            || std::env::var_os(secret).is_some_and(|found| {
+                !found.is_empty() && memchr::memmem::find(value.as_bytes(), found.as_bytes()).is_some()
+            })
+    };
+    is_known && !secrets.iter().any(holds)
+}

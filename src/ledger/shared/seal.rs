@@ -1,0 +1,176 @@
+//! What proxies write for each other carries a MAC (HMAC-SHA-256) under a key that they share and the server does not
+//! have. It covers the kind of the entry, the key that it lies under, and its id there: an entry that was changed, made
+//! up, or put in another's place does not verify.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+use super::super::{LedgerError, Result};
+use crate::files;
+use crate::model::secret::Secret;
+
+/// Hex digits of a MAC.
+const DIGITS: usize = 64;
+/// Stands before everything else that is signed.
+const LABEL: &[u8] = b"exeat ledger 1";
+/// How often an alarm is raised. Those in between are counted.
+const EVERY: Duration = Duration::from_secs(1);
+/// Longest key that an alarm names.
+const MAX_NAME: usize = 256;
+
+/// An entry that does not verify.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Altered {
+    /// What kind of entry it is: `facts`, `request` or `decision`.
+    pub kind: &'static str,
+    /// The server's key that it lies under.
+    pub key: String,
+    /// How many more were met since the last alarm.
+    pub more: u64,
+}
+
+/// Raises an alarm. It must not block.
+pub type Alarm = Arc<dyn Fn(&Altered) + Send + Sync>;
+
+/// What an entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A person's decision.
+    Decision,
+    /// An execution's facts, with the hash of its token.
+    Facts,
+    /// A request that waits for a decision.
+    Request,
+}
+
+/// The key that proxies share, and who is told of what does not verify.
+pub struct Seal {
+    key: Secret,
+    alarm: Alarm,
+    began: Instant,
+    /// Milliseconds from `began` to the earliest next alarm.
+    next: AtomicU64,
+    untold: AtomicU64,
+}
+
+impl Seal {
+    /// Takes over a key of 32 random bytes.
+    #[must_use]
+    pub fn new(key: Secret, alarm: Alarm) -> Self {
+        Self { key, alarm, began: Instant::now(), next: AtomicU64::new(0), untold: AtomicU64::new(0) }
+    }
+
+    /// `MAC text`.
+    pub(super) fn sealed(&self, kind: Kind, key: &str, id: &str, text: &str) -> Result<String> {
+        let mac = files::hex(&self.mac(kind, key, id, text)?.finalize().into_bytes());
+        Ok(format!("{mac} {text}"))
+    }
+
+    /// The text of `MAC text`.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`] if it is not as a proxy of the same key has written it. An alarm is raised.
+    pub(super) fn opened<'t>(&self, kind: Kind, key: &str, id: &str, sealed: &'t str) -> Result<&'t str> {
+        self.verified(kind, key, id, sealed)?.ok_or_else(|| self.altered(kind, key))
+    }
+
+    /// In constant time.
+    fn verified<'t>(&self, kind: Kind, key: &str, id: &str, sealed: &'t str) -> Result<Option<&'t str>> {
+        let Some((mac, text)) = sealed.split_once(' ').filter(|(mac, _)| mac.len() == DIGITS) else { return Ok(None) };
+        let Some(mac) = files::unhex(mac) else { return Ok(None) };
+        Ok(self.mac(kind, key, id, text)?.verify_slice(&mac).is_ok().then_some(text))
+    }
+
+    /// Each part behind its length, so that none can be taken for another's.
+    fn mac(&self, kind: Kind, key: &str, id: &str, text: &str) -> Result<Hmac<Sha256>> {
+        let hmac = Hmac::<Sha256>::new_from_slice(self.key.expose());
+        let mut hmac = hmac.map_err(|_| LedgerError::Unavailable)?;
+        for part in [LABEL, kind.name().as_bytes(), key.as_bytes(), id.as_bytes(), text.as_bytes()] {
+            hmac.update(&(part.len() as u64).to_be_bytes());
+            hmac.update(part);
+        }
+        Ok(hmac)
+    }
+
+    /// Raises the alarm, once a second.
+    pub(super) fn altered(&self, kind: Kind, key: &str) -> LedgerError {
+        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let next = now.saturating_add(u64::try_from(EVERY.as_millis()).unwrap_or(u64::MAX));
+        let is_due = |due: u64| (due <= now).then_some(next);
+        if self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_due).is_err() {
+            self.untold.fetch_add(1, Ordering::Relaxed);
+            return LedgerError::Unavailable;
+        }
+        let more = self.untold.swap(0, Ordering::Relaxed);
+        let key = key.get(..key.floor_char_boundary(MAX_NAME)).unwrap_or_default().to_owned();
+        let altered = Altered { kind: kind.name(), key, more };
+        tracing::error!(
+            kind = altered.kind,
+            key = altered.key,
+            more,
+            "an entry of the ledger does not verify: it was altered on the server, or written with another [ledger].key"
+        );
+        (self.alarm)(&altered);
+        LedgerError::Unavailable
+    }
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Decision => "decision",
+            Self::Facts => "facts",
+            Self::Request => "request",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    fn seal(key: u8) -> (Seal, Arc<Mutex<Vec<Altered>>>) {
+        let raised = Arc::<Mutex<Vec<Altered>>>::default();
+        let alarm = {
+            let raised = raised.clone();
+            Arc::new(move |altered: &Altered| raised.lock().unwrap().push(altered.clone()))
+        };
+        (Seal::new(Secret::new(vec![key; 32]), alarm), raised)
+    }
+
+    #[test]
+    fn an_entry_holds_only_where_and_as_it_was_written() {
+        let (seal, raised) = seal(1);
+        let text = seal.sealed(Kind::Facts, "exeat:{a}:x", "a", "{}").unwrap();
+        assert_eq!(seal.opened(Kind::Facts, "exeat:{a}:x", "a", &text), Ok("{}"));
+        let other = super::tests::seal(2).0.sealed(Kind::Facts, "exeat:{a}:x", "a", "{}").unwrap();
+        let rows = [
+            (Kind::Request, "exeat:{a}:x", "a", text.clone()),
+            (Kind::Facts, "exeat:{b}:x", "a", text.clone()),
+            (Kind::Facts, "exeat:{a}:x", "b", text.clone()),
+            (Kind::Facts, "exeat:{a}:", "xa", text.clone()),
+            (Kind::Facts, "exeat:{a}:x", "a", format!("{text} ")),
+            (Kind::Facts, "exeat:{a}:x", "a", text.replace("{}", "[]")),
+            (Kind::Facts, "exeat:{a}:x", "a", text[1..].to_owned()),
+            (Kind::Facts, "exeat:{a}:x", "a", "{}".to_owned()),
+            (Kind::Facts, "exeat:{a}:x", "a", String::new()),
+            (Kind::Facts, "exeat:{a}:x", "a", format!("{} {{}}", "ü".repeat(DIGITS / 2))),
+            (Kind::Facts, "exeat:{a}:x", "a", other),
+        ];
+        for (kind, key, id, sealed) in rows {
+            assert_eq!(
+                seal.opened(kind, key, id, &sealed),
+                Err(LedgerError::Unavailable),
+                "{kind:?} {key} {id} {sealed}"
+            );
+        }
+        let raised = raised.lock().unwrap();
+        assert_eq!(*raised, [Altered { kind: "request", key: "exeat:{a}:x".to_owned(), more: 0 }], "once a second");
+    }
+}
