@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, IF_RANGE, RANGE, TE, VIA};
+use http::header::{
+    ACCEPT_CHARSET, ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, IF_RANGE, RANGE, TE, VIA,
+};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Request};
@@ -170,6 +172,8 @@ fn ask_readably(headers: &mut HeaderMap, is_known_there: bool) {
         headers.remove(RANGE);
         headers.remove(IF_RANGE);
         headers.remove("x-ms-range");
+        // Nor could an echo be known in UTF-16 or EBCDIC.
+        headers.remove(ACCEPT_CHARSET);
     }
     // A part of something coded cannot be read.
     let asked = if headers.contains_key(RANGE) { None } else { readable(headers) };
