@@ -109,6 +109,9 @@ fn outgoing(
     let wanted = websocket::wanted(&parts)?;
     let wants_trailers = fields::accepts_trailers(&parts.headers) && wanted.is_none();
     fields::remove_hop_by_hop(&mut parts.headers);
+    if grant.is_restricted() {
+        fields::remove_overrides(&mut parts.headers);
+    }
     parts.headers.remove(HOST);
     parts.headers.remove(EXPECT);
     if wants_trailers {

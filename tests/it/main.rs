@@ -44,6 +44,7 @@ mod misuse;
 mod nowhere;
 mod operator;
 mod own;
+mod overrides;
 mod packaging;
 mod packs;
 mod pages;

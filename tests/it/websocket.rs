@@ -171,6 +171,20 @@ fn allow(port: u16, more: &str) -> String {
     )
 }
 
+/// An origin that reads the field opens another endpoint than the one that was judged.
+#[tokio::test]
+async fn no_handshake_names_another_path() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let paths = allow(echo.port, "").replace("plain_http = true", "paths = [\"/ws\"]");
+    let lab = ground.proxy(&paths).await;
+    let mut socket = lab.socket(echo.port, &[("X-Original-URL", "/admin"), ("x-kept", "1")]).await;
+    chat(&mut socket).await;
+    let seen = echo.handshakes.lock().unwrap()[0].clone();
+    assert_eq!((seen.get("x-original-url"), seen["x-kept"].as_bytes()), (None, &b"1"[..]));
+    assert_eq!(lab.ended(0).await["path"], "/ws");
+}
+
 #[tokio::test]
 async fn messages_pass_on_every_way_in() {
     for way in ["tunnel", "absolute", "plain tunnel", "plain absolute"] {
