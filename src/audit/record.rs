@@ -162,7 +162,7 @@ struct Call {
 }
 
 impl Counts {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             request: AtomicU64::new(0),
             response: AtomicU64::new(0),

@@ -277,6 +277,8 @@ fn services(
         authority,
         audit: Arc::new(audit),
         throttle: Throttle::new(ledger.clone(), finds.clone()),
+        bodies: Arc::default(),
+        windows: Arc::default(),
         finds,
         ledger,
         drain: CancellationToken::new(),

@@ -29,5 +29,4 @@ mod zstd;
 pub use forms::{MIN_VALUE, Unsearchable, unsearchable};
 pub use hold::Hold;
 pub use matcher::{Found, Matcher, Whose};
-pub use queue::is_crowded;
 pub use redact::Redactor;

@@ -61,6 +61,11 @@ pub(super) fn remove_from_trailers(trailers: &mut HeaderMap) {
     }
 }
 
+/// Bytes of names and values.
+pub(super) fn size(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len().saturating_add(value.len())).sum()
+}
+
 /// True if the sender takes trailers.
 pub(super) fn accepts_trailers(headers: &HeaderMap) -> bool {
     let mut tokens = headers.get_all(TE).iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(','));

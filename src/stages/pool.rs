@@ -19,6 +19,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use tokio::task::AbortHandle;
 
+use super::budget::Reservation;
 use super::pin::PinnedTarget;
 use super::upload::RequestBody;
 use crate::model::name::ExecutionId;
@@ -69,6 +70,8 @@ pub(super) struct H2 {
     allowed: Allowed,
     idle_since: Mutex<Instant>,
     _task: AbortOnDrop,
+    /// For what the origin may send that nobody has read.
+    _windows: Option<Reservation>,
 }
 
 /// Asks an h2 connection how many streams the origin allows at a time.
@@ -127,6 +130,10 @@ impl Key {
     pub(super) fn new(execution: &ExecutionId, pinned: &PinnedTarget) -> Self {
         Self { execution: execution.clone(), target: pinned.target().clone(), generation: pinned.generation() }
     }
+
+    pub(super) fn execution(&self) -> &ExecutionId {
+        &self.execution
+    }
 }
 
 impl Sender {
@@ -134,9 +141,15 @@ impl Sender {
         Self::H1(H1 { sender, _task: AbortOnDrop(task) })
     }
 
-    pub(super) fn h2(sender: http2::SendRequest<RequestBody>, allowed: Allowed, task: AbortHandle) -> Self {
-        let idle_since = Mutex::new(Instant::now());
-        Self::H2(Arc::new(H2 { sender, streams: AtomicUsize::new(0), allowed, idle_since, _task: AbortOnDrop(task) }))
+    pub(super) fn h2(
+        sender: http2::SendRequest<RequestBody>,
+        allowed: Allowed,
+        task: AbortHandle,
+        windows: Option<Reservation>,
+    ) -> Self {
+        let (streams, idle_since) = (AtomicUsize::new(0), Mutex::new(Instant::now()));
+        let h2 = H2 { sender, streams, allowed, idle_since, _task: AbortOnDrop(task), _windows: windows };
+        Self::H2(Arc::new(h2))
     }
 
     fn is_open(&self) -> bool {

@@ -17,6 +17,7 @@ mod approvals;
 mod attack;
 mod audit;
 mod behaviour;
+mod budget;
 mod caller;
 mod cli;
 mod clients;
