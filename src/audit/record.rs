@@ -164,7 +164,7 @@ struct Call {
 }
 
 impl Counts {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             request: AtomicU64::new(0),
             response: AtomicU64::new(0),

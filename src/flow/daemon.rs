@@ -278,6 +278,8 @@ fn services(
         authority,
         audit,
         throttle: Throttle::new(ledger.clone(), finds.clone()),
+        bodies: Arc::default(),
+        windows: Arc::default(),
         finds,
         ledger,
         drain: CancellationToken::new(),

@@ -30,8 +30,8 @@ pub(super) async fn run(
     let policy = services.policies.snapshot();
     let (head, body) = request.into_parts();
     let grant = authorize::request(&policy, &to.admitted, taken, &head, record)?;
-    let body = RequestBody::new(body, &grant.limits(), record.counts());
-    let body = inspect::gather(&grant, body, record).await?;
+    let body = RequestBody::new(body, &grant, &services.bodies, record.counts());
+    let body = inspect::gather(&grant, &head, body, record).await?;
     // That may have taken its time: from here on nobody waits for the client.
     let policy = services.policies.snapshot();
     let grant = authorize::renewed(&policy, grant, &head, record)?;

@@ -37,6 +37,7 @@ use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Refusal};
 use crate::policy::settings::{ListenAt, Settings};
 use crate::policy::store::PolicyStore;
+use crate::stages::budget::Budget;
 use crate::stages::forward::Forwarder;
 use crate::stages::pin::Resolver;
 use crate::stages::throttle::Throttle;
@@ -62,6 +63,10 @@ pub struct Services {
     pub ledger: Arc<Ledger>,
     /// What calls are taken from.
     pub throttle: Throttle,
+    /// The memory for request bodies that are held.
+    pub bodies: Arc<Budget>,
+    /// The memory for what clients may send in tunnels before it is read.
+    pub windows: Arc<Budget>,
     /// Where it listens for sandboxes.
     listeners: Vec<ListenAt>,
     /// What turns an accepted connection into one that speaks HTTP.

@@ -31,6 +31,7 @@ use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::tool::Kind;
 use crate::policy::rule::{Mode, Policy};
 use crate::stages::authorize::{self, Admitted};
+use crate::stages::budget::Reservation;
 use crate::stages::identify::Caller;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::Taken;
@@ -244,6 +245,11 @@ impl Tunnel {
     }
 }
 
+/// What a client may send on one h2 connection before it is read, in bytes.
+const WINDOW: u32 = 1024 * 1024;
+/// Of a stream and of a connection where an execution has many: as in RFC 9113 §6.9.2. What is kept of an answer that
+/// the client does not read.
+const SMALL_WINDOWS: (u32, u32, usize) = (65_535, 65_535, 32 * 1024);
 /// Handles of `open` while no request is: the connection's own.
 const IDLE_HANDLES: usize = 1;
 /// How often an h2 connection is looked at.
@@ -297,7 +303,9 @@ impl Inner {
             let (inner, open) = (inner.clone(), open.clone());
             async move { Ok::<_, Infallible>(inner.answer(request, None).await.map(|answer| answer.holding(open))) }
         });
-        let connection = h2(&inner.client.services).serve_connection(TokioIo::new(io), service);
+        // Held as long as the connection lives.
+        let window = inner.window();
+        let connection = h2(&inner.client.services, window.is_some()).serve_connection(TokioIo::new(io), service);
         tokio::pin!(connection);
         let ended = tokio::select! {
             ended = &mut connection => ended,
@@ -377,6 +385,12 @@ impl Inner {
         task.map_or(Duration::ZERO, |task| task.idle())
     }
 
+    /// Room for the connection's window; none once the execution has many tunnels.
+    fn window(&self) -> Option<Reservation> {
+        let to = self.to.as_ref().ok()?;
+        self.client.services.windows.keep(to.admitted.caller().execution(), u64::from(WINDOW))
+    }
+
     async fn answer(&self, request: Request<Incoming>, doorway: Option<Doorway>) -> Response<Answer> {
         self.used();
         let services = &self.client.services;
@@ -409,8 +423,10 @@ impl Inner {
     }
 }
 
-/// The server for HTTP/2. Limits against rapid reset and its relatives are hyper's and h2's.
-fn h2(services: &Services) -> http2::Builder<TokioExecutor> {
+/// The server for HTTP/2, with small windows and buffers if there is no room for others. Limits against rapid reset and
+/// its relatives are hyper's and h2's.
+fn h2(services: &Services, has_room: bool) -> http2::Builder<TokioExecutor> {
+    let (stream, connection, send) = if has_room { (256 * 1024, WINDOW, 256 * 1024) } else { SMALL_WINDOWS };
     let mut builder = http2::Builder::new(TokioExecutor::new());
     let head = u32::try_from(services.settings.proxy.max_head_bytes).unwrap_or(64_000);
     builder
@@ -419,9 +435,9 @@ fn h2(services: &Services) -> http2::Builder<TokioExecutor> {
         .max_pending_accept_reset_streams(20)
         .max_local_error_reset_streams(128)
         .max_header_list_size(head)
-        .initial_stream_window_size(256 * 1024)
-        .initial_connection_window_size(1024 * 1024)
-        .max_send_buf_size(256 * 1024)
+        .initial_stream_window_size(stream)
+        .initial_connection_window_size(connection)
+        .max_send_buf_size(send)
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20))
         .auto_date_header(false);

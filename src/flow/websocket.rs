@@ -167,6 +167,7 @@ impl Ends {
                     Err(_) => Ended::Broken,
                 }),
                 refusal = withdrawn => (Some(code_of(refusal)), Ended::Refused(refusal)),
+                refusal = counts.until_stopped() => (Some(websocket::TRY_AGAIN_LATER), Ended::Refused(refusal)),
                 () = overdue => (Some(websocket::POLICY_VIOLATION), Ended::Refused(Fail::RequestTimedOut.into())),
                 () = services.drain.cancelled() => (Some(websocket::GOING_AWAY), Ended::Whole),
             }

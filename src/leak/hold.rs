@@ -129,7 +129,16 @@ impl Hold {
         self.release(self.text.position().saturating_sub(lag), self.queue.end().saturating_sub(lag))
     }
 
-    /// The sender pauses, or a message has ended: lets go of all that has been looked through.
+    /// A message has ended: as [`Self::pause`].
+    ///
+    /// # Errors
+    /// As [`Self::pause`].
+    pub fn end_message(&mut self) -> Result<(), Found> {
+        self.hits.next_message();
+        self.pause()
+    }
+
+    /// The sender pauses: lets go of all that has been looked through.
     ///
     /// # Errors
     /// As [`Self::feed`]; half of a value at the end is a find.

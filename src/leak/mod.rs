@@ -32,5 +32,4 @@ mod zstd;
 pub use forms::MIN_VALUE;
 pub use hold::Hold;
 pub use matcher::{Found, Matcher, Value, Whose, password};
-pub use queue::is_crowded;
 pub use redact::Redactor;

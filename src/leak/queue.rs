@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
 
@@ -12,17 +11,6 @@ use super::redact::mask;
 const SMALL: usize = 512;
 /// As long as these are not larger.
 const MERGED: usize = 4096;
-
-/// Bytes that wait in all streams of this process together. With more of them, none waits longer than it must.
-const MANY: u64 = 256 << 20;
-static WAITING: AtomicU64 = AtomicU64::new(0);
-
-/// True while so much waits in all streams together that messages are better not held whole. It depends on what
-/// everybody sends, and on nothing that is looked for.
-#[must_use]
-pub fn is_crowded() -> bool {
-    WAITING.load(Ordering::Relaxed) > MANY
-}
 
 /// Bytes that wait, and where in the stream they stand.
 #[derive(Default)]
@@ -48,7 +36,6 @@ impl Queue {
             return;
         }
         self.to = self.to.saturating_add(bytes.len() as u64);
-        WAITING.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let merges = |last: &mut Bytes| bytes.len() < SMALL && last.len() < MERGED;
         match self.pieces.pop_back_if(merges) {
             Some(last) => {
@@ -69,7 +56,6 @@ impl Queue {
         let first = self.pieces.front_mut()?;
         let piece = if first.len() > most { first.split_to(most) } else { self.pieces.pop_front()? };
         self.from = self.from.saturating_add(piece.len() as u64);
-        WAITING.fetch_sub(piece.len() as u64, Ordering::Relaxed);
         Some(piece)
     }
 
@@ -90,36 +76,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
-    fn drop(&mut self) {
-        WAITING.fetch_sub(self.to.saturating_sub(self.from), Ordering::Relaxed);
-    }
-}
-
 /// The same bytes, to be written to. A copy only if somebody else has them, too.
 fn own(bytes: Bytes) -> BytesMut {
     bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&*shared))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What waits is counted until it has gone, by whatever way.
-    #[test]
-    fn what_waits_is_counted() {
-        let waiting = || WAITING.load(Ordering::Relaxed);
-        let mut queue = Queue::default();
-        let large = usize::try_from(MANY).unwrap_or_default() + (64 << 20);
-        // Other tests hold little; what is pushed is one allocation that nobody writes to.
-        queue.push(Bytes::from(vec![0; large]));
-        assert!(is_crowded());
-        assert_eq!(queue.pop(large as u64 - 1).map(|piece| piece.len()), Some(large - 1));
-        assert!(!is_crowded() && queue.len() == 1);
-        let before = waiting();
-        queue.push(Bytes::from(vec![0; 32 << 20]));
-        assert!(waiting() >= before + (16 << 20));
-        drop(queue);
-        assert!(waiting() < 32 << 20);
-    }
 }

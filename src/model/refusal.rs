@@ -682,8 +682,8 @@ impl Fail {
                 StatusCode::SERVICE_UNAVAILABLE,
                 Accept,
                 "connection_limit_reached",
-                "The proxy has no room for another connection",
-                "Retry in a few seconds, with fewer connections at once.",
+                "The proxy has no room for another connection or body",
+                "Retry in a few seconds, with fewer connections and bodies at once.",
             ),
             Self::RequestTimedOut => later(
                 "request_timed_out",

@@ -70,6 +70,12 @@ impl Tool {
             Self::HttpRequest => true,
         }
     }
+
+    /// True if [`Self::admits_method`] admits all.
+    #[must_use]
+    pub fn admits_any_method(self) -> bool {
+        self == Self::HttpRequest
+    }
 }
 
 impl Kind {

@@ -136,6 +136,8 @@ pub struct AllowedRequest {
     pub allowed: Allowed,
     /// The canonical path, if one was judged and differs from what was sent.
     pub path: Option<String>,
+    /// Another method or path might not have been allowed, or not without an approval or a certain credential.
+    pub is_restricted: bool,
 }
 
 impl Policy {
@@ -354,7 +356,7 @@ impl Task {
             return Err(Deny::MethodNotAllowed);
         }
         if to.observed.is_some() || to.webhook {
-            return Ok(AllowedRequest { allowed: to.clone(), path: None });
+            return Ok(AllowedRequest { allowed: to.clone(), path: None, is_restricted: false });
         }
         let canonical = path::canonical(path).ok();
         let requires = |rule: &Arc<Integration>| rule.paths.is_some() && rule.wants_more();
@@ -368,10 +370,12 @@ impl Task {
             Ok(rules) => {
                 let judged = rules.iter().all(|rule| rule.paths.is_some());
                 let path = canonical.filter(|_| judged).filter(|c| *c != path).map(Cow::into_owned);
-                Ok(AllowedRequest { allowed: Allowed::by(rules), path })
+                let stricter = |rule: &Arc<Integration>| rule.wants_more() && rule.restricts();
+                let is_restricted = rules.iter().all(|rule| rule.restricts()) || to.rules.iter().any(stricter);
+                Ok(AllowedRequest { allowed: Allowed::by(rules), path, is_restricted })
             }
             Err(deny) if self.observes(target, deny) => {
-                Ok(AllowedRequest { allowed: Allowed::as_observed(deny), path: None })
+                Ok(AllowedRequest { allowed: Allowed::as_observed(deny), path: None, is_restricted: false })
             }
             Err(deny) => Err(deny),
         }
@@ -405,6 +409,12 @@ impl Integration {
     /// True if being allowed is not enough.
     fn wants_more(&self) -> bool {
         self.require_credential.is_some() || self.approval.is_some()
+    }
+
+    /// True if methods or paths make a difference.
+    fn restricts(&self) -> bool {
+        let asks_by_method = self.approval.as_ref().is_some_and(|approval| !approval.methods().is_empty());
+        self.methods.is_some() || self.paths.is_some() || asks_by_method
     }
 
     fn names(&self, host: &Host) -> bool {

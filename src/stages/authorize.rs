@@ -71,6 +71,7 @@ pub struct Grant {
     chosen: Option<Chosen>,
     exclusive: Option<Vec<Place>>,
     known_there: bool,
+    restricted: bool,
 }
 
 /// What an exchange was granted, as far as a later policy has to be asked about it.
@@ -281,6 +282,11 @@ impl Grant {
         of_chosen.chain(self.exclusive.iter().flatten().cloned())
     }
 
+    /// Whether another method or path might not have been granted, or not without an approval.
+    pub(super) fn is_restricted(&self) -> bool {
+        self.restricted
+    }
+
     /// Whether a credential of the task is known there.
     pub(super) fn is_known_there(&self) -> bool {
         self.known_there
@@ -408,6 +414,8 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
         None => given,
         Some(canonical) => with_path(&canonical, given.query())?,
     };
+    let by_tool = kind.tool().is_some_and(|tool| !tool.admits_any_method());
+    let restricted = judged.is_restricted || by_tool;
     let admitted = Admitted { allowed: judged.allowed, ..current };
     record.rule(admitted.allowed.rule());
     let marks = choice::marks(&parts.headers)?;
@@ -433,6 +441,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
         chosen,
         known_there: task.credentials().iter().any(|credential| credential.could_come_from(to.0.host())),
         exclusive,
+        restricted,
         admitted,
     })
 }

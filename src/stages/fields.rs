@@ -38,12 +38,32 @@ pub(super) fn remove_pretence(headers: &mut HeaderMap) {
     headers.remove(PROXY_STATUS);
 }
 
+/// Removes the fields by which an origin takes another method or path than the request's own.
+pub(super) fn remove_overrides(headers: &mut HeaderMap) {
+    let found: Vec<HeaderName> = headers.keys().filter(|name| is_override(name)).cloned().collect();
+    for name in found {
+        headers.remove(name);
+    }
+}
+
+/// Servers that hand fields over as variables (RFC 3875 §4.1.18) tell neither case nor `-` and `_` apart.
+fn is_override(name: &HeaderName) -> bool {
+    let name = name.as_str().replace('_', "-");
+    OVERRIDES.contains(&name.as_str())
+}
+
 /// Removes from trailers what is no trailer: framing, routing, control and credentials (RFC 9110 §6.5.1).
 pub(super) fn remove_from_trailers(trailers: &mut HeaderMap) {
     remove_pretence(trailers);
+    remove_overrides(trailers);
     for name in [HOST, CONTENT_LENGTH, TRAILER, AUTHORIZATION, COOKIE] {
         trailers.remove(name);
     }
+}
+
+/// Bytes of names and values.
+pub(super) fn size(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len().saturating_add(value.len())).sum()
 }
 
 /// True if the sender takes trailers.
@@ -64,6 +84,28 @@ pub(super) fn join_cookies(headers: &mut HeaderMap) {
 
 const ALT_SVC: HeaderName = HeaderName::from_static("alt-svc");
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
+
+/// In lower case, with `-` for `_`.
+const OVERRIDES: [&str; 12] = [
+    // WSGI variables, which gunicorn takes from fields of these names.
+    "path-info",
+    "script-name",
+    // Authelia and other servers that decide for a reverse proxy, as Traefik's ForwardAuth asks them.
+    "x-forwarded-method",
+    "x-forwarded-uri",
+    // OData and SAP; Google's APIs, Rails, Laravel, Symfony, Express; IBM.
+    "x-http-method",
+    "x-http-method-override",
+    "x-method-override",
+    // The same servers as above, behind nginx.
+    "x-original-method",
+    "x-original-uri",
+    // IIS with URL Rewrite or ISAPI_Rewrite; older releases of Symfony, Laminas and Drupal.
+    "x-original-url",
+    "x-rewrite-url",
+    // The usual snippet for Flask behind a prefix, as in calibre-web.
+    "x-script-name",
+];
 
 const PROTECTED: [HeaderName; 6] = [HOST, CONTENT_LENGTH, AUTHORIZATION, COOKIE, SET_COOKIE, TRAILER];
 

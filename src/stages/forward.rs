@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use super::authorize::Admitted;
+use super::budget::{Budget, Reservation};
 use super::dial;
 use super::fields;
 use super::forgiving::Forgiving;
@@ -44,12 +45,18 @@ use crate::tls::upstream::{self, UpstreamTls};
 const MAX_RESPONSE_HEAD: usize = 256 * 1024;
 /// What an origin may send of one h2 answer before the client has read it.
 const STREAM_WINDOW: u32 = 512 * 1024;
+/// The same, on connections of an execution that has many.
+const SMALL_STREAM_WINDOW: u32 = 64 * 1024;
+/// Bytes of windows before they become small: of one execution, which are eight connections, and of all together.
+const WINDOWS_PER_EXECUTION: u64 = 64 << 20;
+const WINDOWS_PER_PROCESS: u64 = 512 << 20;
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 /// What it takes to reach origins.
 pub struct Forwarder {
     tls: UpstreamTls,
     pool: Arc<Pool>,
+    windows: Arc<Budget>,
     connect_timeout: Duration,
     handshake_timeout: Duration,
 }
@@ -65,6 +72,8 @@ pub struct Received {
     pub(super) guard: Option<(Guard, Undo)>,
     /// What the client must not send on.
     pub(super) values: Arc<Matcher>,
+    /// For messages that are held.
+    pub(super) reservation: Reservation,
     pub(super) withdrawn: Withdrawn,
     /// The origin's end of a connection that is a WebSocket from now on.
     pub(super) switched: Option<OnUpgrade>,
@@ -108,14 +117,15 @@ impl Received {
     /// Takes a WebSocket apart. None if it is an ordinary answer.
     #[must_use]
     pub fn switch(self) -> Option<Switched> {
-        let Self { response, lease, limits, started, guard, values, withdrawn, switched, reader: _ } = self;
+        let Self { response, lease, limits, started, guard, values, reservation, withdrawn, switched, reader: _ } =
+            self;
         let timeouts = limits.timeouts;
         let (mut head, guarded) = redact::head(response, guard).into_parts();
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         let relay = Relay {
             origin: switched?,
-            up: Upward::new(values),
+            up: Upward::new(values).charged_to(reservation),
             down: Downward::new(guarded.into_redactor()),
             idle: timeouts.idle,
             until: timeouts.request.map(|request| started + request),
@@ -139,7 +149,8 @@ impl Forwarder {
                 tokio::time::sleep(SWEEP_EVERY).await;
             }
         });
-        Self { tls, pool, connect_timeout, handshake_timeout }
+        let windows = Arc::new(Budget::new(WINDOWS_PER_EXECUTION, WINDOWS_PER_PROCESS));
+        Self { tls, pool, windows, connect_timeout, handshake_timeout }
     }
 
     /// Opens a connection for an opaque tunnel. What goes over it is the client's.
@@ -198,7 +209,7 @@ impl Forwarder {
     ) -> Verdict<Received> {
         let Parcel { request, pinned, limits, reader, guard, values } = outbound.into_parcel();
         let timeouts = limits.timeouts;
-        let started = request.body().began();
+        let (started, reservation) = (request.body().began(), request.body().reservation());
         let wanted = request.extensions().get::<Wanted>().cloned();
         let counts = record.counts();
         let exchange = async {
@@ -224,7 +235,7 @@ impl Forwarder {
             record.rule("the answer has a coding that was not asked for");
         })?;
         let guard = guard.zip(undo);
-        Ok(Received { response, lease, limits, reader, started, guard, values, withdrawn, switched })
+        Ok(Received { response, lease, limits, reader, started, guard, values, reservation, withdrawn, switched })
     }
 
     async fn send(
@@ -265,7 +276,7 @@ impl Forwarder {
         let handshake = async {
             match pinned.target().scheme() {
                 Scheme::Http => h1(tcp).await,
-                Scheme::Https => self.over_tls(tcp, pinned, upgrades, record).await,
+                Scheme::Https => self.over_tls(tcp, &key, (pinned, upgrades), record).await,
             }
         };
         let sender = timeout(self.handshake_timeout, handshake).await;
@@ -276,15 +287,19 @@ impl Forwarder {
     async fn over_tls(
         &self,
         tcp: Forgiving<TcpStream>,
-        pinned: &PinnedTarget,
-        upgrades: bool,
+        key: &Key,
+        (pinned, upgrades): (&PinnedTarget, bool),
         record: &mut Record,
     ) -> Verdict<Sender> {
         let name = upstream::server_name(pinned.target().host()).ok_or(Fail::TlsFailed)?;
         let config = if upgrades { self.tls.config_h1() } else { self.tls.config() };
         let handshake = TlsConnector::from(config).connect(name, tcp);
         let tls = handshake.await.map_err(|error| handshake_failed(&error, record))?;
-        if tls.get_ref().1.alpn_protocol() == Some(b"h2") { h2(tls).await } else { h1(tls).await }
+        if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
+            return h1(tls).await;
+        }
+        let windows = u64::from(STREAM_WINDOW).saturating_mul(MAX_STREAMS as u64);
+        h2(tls, self.windows.keep(key.execution(), windows)).await
     }
 }
 
@@ -307,11 +322,13 @@ async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
     Ok(Sender::h1(sender, task.abort_handle()))
 }
 
-async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
+/// A connection of a budget that has no room for its windows has small ones.
+async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: Option<Reservation>) -> Verdict<Sender> {
+    let window = if windows.is_some() { STREAM_WINDOW } else { SMALL_STREAM_WINDOW };
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(STREAM_WINDOW * MAX_STREAMS as u32)
+        .initial_stream_window_size(window)
+        .initial_connection_window_size(window * MAX_STREAMS as u32)
         .max_send_buf_size(256 * 1024)
         .max_header_list_size(MAX_RESPONSE_HEAD as u32)
         .keep_alive_interval(Duration::from_secs(20))
@@ -325,7 +342,7 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
     let asked = Arc::downgrade(&connection);
     let allowed = Box::new(move || asked.upgrade().map_or(0, |it| lock(&it).current_max_send_streams()));
     let task = tokio::spawn(std::future::poll_fn(move |cx| Pin::new(&mut *lock(&connection)).poll(cx)));
-    Ok(Sender::h2(sender, allowed, task.abort_handle()))
+    Ok(Sender::h2(sender, allowed, task.abort_handle(), windows))
 }
 
 /// Fits a request to the protocol of the connection. Left at HTTP/2, hyper would send it over h1

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, IF_RANGE, RANGE, TE, VIA};
+use http::header::{
+    ACCEPT_CHARSET, ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, IF_RANGE, RANGE, TE, VIA,
+};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Request};
@@ -107,6 +109,9 @@ fn outgoing(
     let wanted = websocket::wanted(&parts)?;
     let wants_trailers = fields::accepts_trailers(&parts.headers) && wanted.is_none();
     fields::remove_hop_by_hop(&mut parts.headers);
+    if grant.is_restricted() {
+        fields::remove_overrides(&mut parts.headers);
+    }
     parts.headers.remove(HOST);
     parts.headers.remove(EXPECT);
     if wants_trailers {
@@ -170,6 +175,8 @@ fn ask_readably(headers: &mut HeaderMap, is_known_there: bool) {
         headers.remove(RANGE);
         headers.remove(IF_RANGE);
         headers.remove("x-ms-range");
+        // Nor could an echo be known in UTF-16 or EBCDIC.
+        headers.remove(ACCEPT_CHARSET);
     }
     // A part of something coded cannot be read.
     let asked = if headers.contains_key(RANGE) { None } else { readable(headers) };

@@ -13,6 +13,7 @@ use http_body::Body;
 use tokio::time::timeout_at;
 
 use super::authorize::Grant;
+use super::budget::GIVEN_UP;
 use super::leaving::{Leaving, PORTION, Stop};
 use super::upload::{PORTIONS, RequestBody};
 use crate::audit::record::Record;
@@ -62,8 +63,11 @@ impl Cleared {
 ///
 /// # Errors
 /// [`Deny::RequestTooLarge`] for one that announces more than the plan allows, or that has to be approved and does not
-/// say how long it is; what comes of a client that does not send its body.
-pub async fn gather(grant: &Grant, body: RequestBody, record: &mut Record) -> Verdict<RequestBody> {
+/// say how long it is; what comes of a client that does not send its body; [`Fail::Overloaded`] if the memory budget has
+/// no room for it, or others need the room of one that has stalled.
+///
+/// [`Fail::Overloaded`]: crate::model::refusal::Fail::Overloaded
+pub async fn gather(grant: &Grant, head: &Parts, body: RequestBody, record: &mut Record) -> Verdict<RequestBody> {
     body.judge_size()?;
     let most = grant.limits().request.unwrap_or(MAX_APPROVED);
     match grant.approval() {
@@ -82,7 +86,16 @@ pub async fn gather(grant: &Grant, body: RequestBody, record: &mut Record) -> Ve
         Some(request) if request < idle => (request, Bound::Request(request)),
         Some(_) | None => (idle, Bound::Idle(idle)),
     };
-    timeout_at(body.began() + within, body.whole()).await.map_err(|_| record.counts().reached(bound))?
+    let (counts, head) = (record.counts(), super::fields::size(&head.headers));
+    let began = body.began();
+    tokio::select! {
+        biased;
+        refusal = counts.until_stopped() => {
+            record.rule(GIVEN_UP);
+            Err(refusal)
+        }
+        gathered = timeout_at(began + within, body.whole(head, record)) => gathered.map_err(|_| counts.reached(bound))?,
+    }
 }
 
 /// Looks a request through, and what has been gathered of its body.

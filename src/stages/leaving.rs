@@ -8,8 +8,8 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, request::Parts};
 
 use crate::leak::coding::{Bounds, Coding, Decoder, Undecodable};
-use crate::leak::{Found, Hold, Matcher, is_crowded};
-use crate::model::refusal::{Deny, Refusal, Verdict};
+use crate::leak::{Found, Hold, Matcher};
+use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 
 /// Bytes that are looked through before somebody else may have the thread.
 pub(super) const PORTION: usize = 64 * 1024;
@@ -17,6 +17,10 @@ pub(super) const PORTION: usize = 64 * 1024;
 const MAX_UNREAD: usize = 1024 * 1024;
 /// Messages up to this are held whole, in bytes.
 const MAX_WHOLE: u64 = 1024 * 1024;
+/// Bytes that may be held for what they say beyond the lag, also where there is no room.
+const LEAST: usize = 16 * 1024;
+/// Bytes of a message that are read before it is marked how far it may go.
+const MARKED: usize = 8 * 1024;
 
 /// Why a body must not go on.
 pub(super) enum Stop {
@@ -24,6 +28,8 @@ pub(super) enum Stop {
     Leak(Found),
     /// It cannot be read, or not within bounds.
     Unread(Undecodable),
+    /// It would have to be held for what it says, and there is no room.
+    NoRoom,
 }
 
 impl From<Found> for Stop {
@@ -45,6 +51,7 @@ impl Stop {
             Self::Leak(found) => (Deny::LeakDetected.into(), Some(found)),
             Self::Unread(Undecodable::TooMuch) => (Deny::ScanLimit.into(), None),
             Self::Unread(Undecodable::Malformed) => (Deny::ContentCodingUnsupported.into(), None),
+            Self::NoRoom => (Fail::Overloaded.into(), None),
         }
     }
 }
@@ -53,6 +60,8 @@ impl Stop {
 pub(super) struct Leaving {
     hold: Hold,
     reading: Reading,
+    /// What is held back of any stream.
+    lag: usize,
     /// Came, and has not been looked through.
     waiting: Bytes,
 }
@@ -76,6 +85,8 @@ struct Messages {
     head: Vec<u8>,
     /// What is left of a message, of how many bytes, and what undoes its coding.
     message: Option<Message>,
+    /// There is no room to hold messages whole.
+    crowded: bool,
 }
 
 struct Message {
@@ -100,12 +111,12 @@ impl Leaving {
                 (Hold::coded(values.clone()), reading)
             }
             Some(coding) => {
-                let messages = Messages { coding, bounds, head: Vec::new(), message: None };
+                let messages = Messages { coding, bounds, head: Vec::new(), message: None, crowded: false };
                 (Hold::coded(values.clone()), Reading::Messages(messages))
             }
             None => (Hold::new(values.clone()), Reading::Plain),
         };
-        Ok(Self { hold, reading, waiting: Bytes::new() })
+        Ok(Self { hold, reading, lag: values.lag(), waiting: Bytes::new() })
     }
 
     /// Takes what came. What came before has to be done with: [`Self::work`] says when.
@@ -191,6 +202,30 @@ impl Leaving {
     }
 }
 
+impl Leaving {
+    /// How many bytes are held because their text is not known yet, or not to its end. What is sent as it is read is
+    /// bounded by its lag.
+    pub(super) fn held_for_its_text(&self) -> usize {
+        if matches!(self.reading, Reading::Plain) { 0 } else { self.hold.held() }
+    }
+
+    /// How many of those are held even where there is no room.
+    pub(super) fn least(&self) -> usize {
+        self.lag.saturating_add(LEAST)
+    }
+
+    /// Says whether there is no room to hold messages whole. Then those that can be read as they come go behind the
+    /// lag. It depends on what everybody sends, and on nothing that is looked for.
+    pub(super) fn set_crowded(&mut self, crowded: bool) -> Result<(), Stop> {
+        let Reading::Messages(messages) = &mut self.reading else { return Ok(()) };
+        messages.crowded = crowded;
+        if crowded && messages.message.as_ref().is_some_and(|message| message.decoder.is_none()) {
+            self.hold.flow()?;
+        }
+        Ok(())
+    }
+}
+
 impl Messages {
     fn read(&mut self, mut bytes: Bytes, hold: &mut Hold) -> Result<(), Stop> {
         while !bytes.is_empty() {
@@ -208,11 +243,11 @@ impl Messages {
                     }
                 }
                 Some(message) => {
-                    let most = usize::try_from(message.left).unwrap_or(usize::MAX).min(bytes.len());
+                    let most = usize::try_from(message.left).unwrap_or(usize::MAX).min(bytes.len()).min(MARKED);
                     let piece = bytes.split_to(most);
                     message.left = message.left.saturating_sub(piece.len() as u64);
                     hold.send(piece.clone())?;
-                    message.read(&piece, hold)?;
+                    message.read(&piece, self.crowded, hold)?;
                 }
             }
             if let Some(message) = self.message.take_if(|message| message.left == 0) {
@@ -241,11 +276,12 @@ impl Messages {
 }
 
 impl Message {
-    fn read(&mut self, mut piece: &[u8], hold: &mut Hold) -> Result<(), Stop> {
+    fn read(&mut self, mut piece: &[u8], crowded: bool, hold: &mut Hold) -> Result<(), Stop> {
         let Some(decoder) = &mut self.decoder else {
             hold.read(piece)?;
-            if self.size > MAX_WHOLE || is_crowded() {
-                hold.settle(hold.sent());
+            // Marked also while it is held whole: there may be no room for that later.
+            hold.settle(hold.sent());
+            if self.size > MAX_WHOLE || crowded {
                 hold.flow()?;
             }
             return Ok(());
@@ -345,5 +381,31 @@ mod tests {
             assert!(leaving.push(Bytes::copy_from_slice(&[&[flag, 0, 0, 0, 4][..], b"text"].concat())).is_ok());
             assert_eq!(leaving.work().is_ok(), passes, "{flag} {coding:?}");
         }
+    }
+
+    /// Without room for all of a message, it goes behind the lag, and what was held of it goes at once.
+    #[test]
+    fn without_room_a_message_goes_behind_the_lag() {
+        let values = Arc::new(Matcher::new([(Whose::Token, &b"a-value-to-look-for"[..])].into_iter()));
+        let request = http::Request::post("/").header(CONTENT_TYPE, "application/grpc");
+        let parts = request.body(()).unwrap().into_parts().0;
+        let mut leaving = Leaving::of(&parts, &values, BOUNDS).unwrap();
+        let push = |leaving: &mut Leaving, bytes: &[u8]| {
+            assert!(leaving.push(Bytes::copy_from_slice(bytes)).is_ok());
+            while leaving.has_work() {
+                assert!(leaving.work().is_ok());
+            }
+            std::iter::from_fn(|| leaving.take()).map(|piece| piece.len()).sum::<usize>()
+        };
+        let message = [&[0, 0, 0x0f, 0, 0][..], &[b'x'; 500_000]].concat();
+        assert_eq!(push(&mut leaving, &message), 0, "it is held whole");
+        assert_eq!(leaving.held_for_its_text(), message.len());
+        assert!(leaving.set_crowded(true).is_ok());
+        let gone: usize = std::iter::from_fn(|| leaving.take()).map(|piece| piece.len()).sum();
+        assert!(gone > 400_000 && leaving.held_for_its_text() < leaving.least(), "{gone}");
+        assert!(push(&mut leaving, &[b'x'; 100_000]) > 90_000);
+        // A value is found nevertheless.
+        assert!(leaving.push(Bytes::from_static(b"a-value-to-look-for")).is_ok());
+        assert!(leaving.work().is_err());
     }
 }

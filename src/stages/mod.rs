@@ -2,6 +2,7 @@
 
 pub mod approve;
 pub mod authorize;
+pub mod budget;
 mod choice;
 mod cut;
 pub mod dial;

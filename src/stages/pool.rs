@@ -3,9 +3,12 @@
 //! hyper-util's ready-made pool tells connections apart by scheme and authority only. Here the key also
 //! holds the execution and the policy's generation, and a connection is only taken if its address is in
 //! the pin of the request at hand.
+//!
+//! The pool is shared by all executions, so each of them has a quota. When the pool is full, room is made by closing
+//! the connection that has been idle for longest of the execution that holds most.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -16,6 +19,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use tokio::task::AbortHandle;
 
+use super::budget::Reservation;
 use super::pin::PinnedTarget;
 use super::upload::RequestBody;
 use crate::model::name::ExecutionId;
@@ -27,9 +31,10 @@ const MAX_IDLE: Duration = Duration::from_secs(30);
 const READY: Duration = Duration::from_secs(5);
 /// No connection outlives its DNS answer by much.
 const MAX_AGE: Duration = Duration::from_secs(300);
-/// Idle connections of one key, and of one shard.
+/// Connections that are kept for one key, for one execution, and in all.
 const MAX_PER_KEY: usize = 16;
-const MAX_PER_SHARD: usize = 128;
+const MAX_PER_EXECUTION: usize = 256;
+const MAX: usize = 2048;
 /// Streams that are opened on one h2 connection before another one is dialled. Their windows together
 /// are the connection's, so that answers which nobody reads cannot starve the others.
 pub(super) const MAX_STREAMS: usize = 16;
@@ -37,7 +42,7 @@ pub(super) const MAX_STREAMS: usize = 16;
 const SHARDS: usize = 16;
 
 /// Who may use a connection.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq)]
 pub(super) struct Key {
     execution: ExecutionId,
     target: Target,
@@ -65,6 +70,8 @@ pub(super) struct H2 {
     allowed: Allowed,
     idle_since: Mutex<Instant>,
     _task: AbortOnDrop,
+    /// For what the origin may send that nobody has read.
+    _windows: Option<Reservation>,
 }
 
 /// Asks an h2 connection how many streams the origin allows at a time.
@@ -79,6 +86,7 @@ impl Drop for AbortOnDrop {
 }
 
 struct Pooled {
+    key: Key,
     sender: Sender,
     address: SocketAddr,
     born: Instant,
@@ -88,7 +96,23 @@ struct Pooled {
 /// All connections that may be used again.
 #[derive(Default)]
 pub(super) struct Pool {
-    shards: [Mutex<HashMap<Key, Vec<Pooled>>>; SHARDS],
+    kept: Kept<Pooled>,
+}
+
+/// What is kept for executions: each has its quota, and all of them share the room.
+struct Kept<T> {
+    count: AtomicUsize,
+    most: usize,
+    per_execution: usize,
+    /// Of each execution what is kept, in the order in which it came.
+    shards: [Mutex<HashMap<ExecutionId, Vec<T>>>; SHARDS],
+    hasher: RandomState,
+}
+
+/// What can be kept.
+trait Idle {
+    /// The begin of the time in which nobody uses it.
+    fn idle_since(&self, now: Instant) -> Instant;
 }
 
 /// The use of a connection for one exchange. Dropped, an h1 connection goes with it; given back, the
@@ -106,6 +130,10 @@ impl Key {
     pub(super) fn new(execution: &ExecutionId, pinned: &PinnedTarget) -> Self {
         Self { execution: execution.clone(), target: pinned.target().clone(), generation: pinned.generation() }
     }
+
+    pub(super) fn execution(&self) -> &ExecutionId {
+        &self.execution
+    }
 }
 
 impl Sender {
@@ -113,9 +141,15 @@ impl Sender {
         Self::H1(H1 { sender, _task: AbortOnDrop(task) })
     }
 
-    pub(super) fn h2(sender: http2::SendRequest<RequestBody>, allowed: Allowed, task: AbortHandle) -> Self {
-        let idle_since = Mutex::new(Instant::now());
-        Self::H2(Arc::new(H2 { sender, streams: AtomicUsize::new(0), allowed, idle_since, _task: AbortOnDrop(task) }))
+    pub(super) fn h2(
+        sender: http2::SendRequest<RequestBody>,
+        allowed: Allowed,
+        task: AbortHandle,
+        windows: Option<Reservation>,
+    ) -> Self {
+        let (streams, idle_since) = (AtomicUsize::new(0), Mutex::new(Instant::now()));
+        let h2 = H2 { sender, streams, allowed, idle_since, _task: AbortOnDrop(task), _windows: windows };
+        Self::H2(Arc::new(h2))
     }
 
     fn is_open(&self) -> bool {
@@ -135,76 +169,148 @@ impl H2 {
 impl Pool {
     /// A connection of this key to an address of this pin.
     pub(super) fn take(self: &Arc<Self>, key: &Key, pinned: &PinnedTarget) -> Option<Lease> {
-        let mut shard = lock(self.shard(key));
-        let found = shard.get_mut(key)?;
         let now = Instant::now();
-        found.retain(|pooled| pooled.is_fresh(now));
-        let usable = |pooled: &Pooled| pinned.addresses().contains(&pooled.address) && pooled.has_room();
-        let at = found.iter().rposition(usable)?;
-        let pooled = match found.get(at).and_then(Pooled::share) {
-            Some(shared) => shared,
-            None => found.swap_remove(at),
-        };
-        Some(self.lease(key.clone(), pooled, true))
+        let pooled = self.kept.with(&key.execution, |kept| {
+            kept.retain(|pooled| pooled.key != *key || pooled.is_fresh(now));
+            let is_there = |pooled: &Pooled| pooled.key == *key && pinned.addresses().contains(&pooled.address);
+            let at = kept.iter().rposition(|pooled| is_there(pooled) && pooled.has_room())?;
+            kept.get(at).and_then(Pooled::share).or_else(|| Some(kept.remove(at)))
+        })?;
+        Some(self.lease(pooled, true))
     }
 
     /// A lease of a connection that has just been made. An h2 one can be shared from now on.
     pub(super) fn adopt(self: &Arc<Self>, key: Key, sender: Sender, address: SocketAddr) -> Lease {
         let now = Instant::now();
-        let pooled = Pooled { sender, address, born: now, idle_since: now };
+        let pooled = Pooled { key, sender, address, born: now, idle_since: now };
         if let Some(shared) = pooled.share() {
-            self.put(key.clone(), shared);
+            self.put(shared);
         }
-        self.lease(key, pooled, false)
+        self.lease(pooled, false)
     }
 
     /// Drops what has been idle or alive for too long.
     pub(super) fn sweep(&self) {
         let now = Instant::now();
-        for shard in &self.shards {
-            let mut shard = lock(shard);
-            shard.retain(|_, found| {
-                found.retain(|pooled| pooled.is_fresh(now));
-                !found.is_empty()
-            });
-        }
+        self.kept.retain(|pooled| pooled.is_fresh(now));
     }
 
-    fn lease(self: &Arc<Self>, key: Key, pooled: Pooled, reused: bool) -> Lease {
-        let Pooled { sender, address, born, .. } = pooled;
+    fn lease(self: &Arc<Self>, pooled: Pooled, reused: bool) -> Lease {
+        let Pooled { key, sender, address, born, .. } = pooled;
         if let Sender::H2(h2) = &sender {
             h2.streams.fetch_add(1, Ordering::Relaxed);
         }
         Lease { pool: Arc::downgrade(self), key, sender: Some(sender), address, born, reused }
     }
 
-    fn put(&self, key: Key, pooled: Pooled) {
-        let mut shard = lock(self.shard(&key));
-        let room = shard.values().map(Vec::len).sum::<usize>() < MAX_PER_SHARD;
-        let found = shard.entry(key).or_default();
-        if room && found.len() < MAX_PER_KEY {
-            found.push(pooled);
+    fn put(&self, pooled: Pooled) {
+        let execution = pooled.key.execution.clone();
+        let of_key = |kept: &mut Vec<Pooled>| kept.iter().filter(|known| known.key == pooled.key).count();
+        if self.kept.with(&execution, of_key) < MAX_PER_KEY {
+            self.kept.put(&execution, pooled);
+        }
+    }
+}
+
+impl<T> Default for Kept<T> {
+    fn default() -> Self {
+        let shards = std::array::from_fn(|_| Mutex::default());
+        Self {
+            count: AtomicUsize::new(0),
+            most: MAX,
+            per_execution: MAX_PER_EXECUTION,
+            shards,
+            hasher: RandomState::new(),
+        }
+    }
+}
+
+impl<T> Kept<T> {
+    /// Does something with what is kept for an execution, and counts what is left.
+    fn with<R>(&self, execution: &ExecutionId, act: impl FnOnce(&mut Vec<T>) -> R) -> R {
+        let mut shard = lock(self.shard(execution));
+        let kept = shard.entry(execution.clone()).or_default();
+        let before = kept.len();
+        let done = act(kept);
+        let after = kept.len();
+        if after == 0 {
+            shard.remove(execution);
+        }
+        self.count.fetch_add(after, Ordering::Relaxed);
+        self.count.fetch_sub(before, Ordering::Relaxed);
+        done
+    }
+
+    /// Drops whatever is not to be kept.
+    fn retain(&self, keep: impl Fn(&T) -> bool) {
+        for shard in &self.shards {
+            lock(shard).retain(|_, kept| {
+                let before = kept.len();
+                kept.retain(&keep);
+                self.count.fetch_sub(before.saturating_sub(kept.len()), Ordering::Relaxed);
+                !kept.is_empty()
+            });
         }
     }
 
-    fn shard(&self, key: &Key) -> &Mutex<HashMap<Key, Vec<Pooled>>> {
-        let mut hasher = DefaultHasher::new();
-        key.hash(&mut hasher);
+    /// The execution for which most is kept, and how much.
+    fn largest(&self) -> Option<(ExecutionId, usize)> {
+        let of_shard = |shard: &Mutex<HashMap<ExecutionId, Vec<T>>>| {
+            let shard = lock(shard);
+            let largest = shard.iter().max_by_key(|(_, kept)| kept.len());
+            largest.map(|(execution, kept)| (execution.clone(), kept.len()))
+        };
+        self.shards.iter().filter_map(of_shard).max_by_key(|(_, count)| *count)
+    }
+
+    fn shard(&self, execution: &ExecutionId) -> &Mutex<HashMap<ExecutionId, Vec<T>>> {
         let [first, ..] = &self.shards;
-        let at = usize::try_from(hasher.finish() % SHARDS as u64).unwrap_or_default();
+        let at = usize::try_from(self.hasher.hash_one(execution) % SHARDS as u64).unwrap_or_default();
         self.shards.get(at).unwrap_or(first)
+    }
+}
+
+impl<T: Idle> Kept<T> {
+    /// Keeps one more. One that has been idle for longest makes room: of the same execution if that has its quota or
+    /// holds as many as any other, else of the one that holds most.
+    fn put(&self, execution: &ExecutionId, one: T) {
+        let count = self.with(execution, |kept| {
+            kept.push(one);
+            if kept.len() > self.per_execution {
+                remove_idlest(kept);
+            }
+            kept.len()
+        });
+        if self.count.load(Ordering::Relaxed) > self.most {
+            let larger = self.largest().filter(|(_, most)| *most > count);
+            let from = larger.map_or_else(|| execution.clone(), |(largest, _)| largest);
+            self.with(&from, remove_idlest);
+        }
+    }
+}
+
+fn remove_idlest<T: Idle>(kept: &mut Vec<T>) {
+    let now = Instant::now();
+    let idlest = kept.iter().enumerate().min_by_key(|(_, one)| one.idle_since(now));
+    if let Some((at, _)) = idlest {
+        kept.remove(at);
+    }
+}
+
+impl Idle for Pooled {
+    fn idle_since(&self, now: Instant) -> Instant {
+        match &self.sender {
+            Sender::H1(_) => self.idle_since,
+            Sender::H2(h2) if h2.streams.load(Ordering::Relaxed) > 0 => now,
+            Sender::H2(h2) => *lock(&h2.idle_since),
+        }
     }
 }
 
 impl Pooled {
     fn is_fresh(&self, now: Instant) -> bool {
-        let idle_since = match &self.sender {
-            Sender::H1(_) => self.idle_since,
-            Sender::H2(h2) if h2.streams.load(Ordering::Relaxed) > 0 => now,
-            Sender::H2(h2) => *lock(&h2.idle_since),
-        };
         let age = now.saturating_duration_since(self.born);
-        now.saturating_duration_since(idle_since) < MAX_IDLE && age < MAX_AGE && self.sender.is_open()
+        now.saturating_duration_since(self.idle_since(now)) < MAX_IDLE && age < MAX_AGE && self.sender.is_open()
     }
 
     fn has_room(&self) -> bool {
@@ -218,7 +324,7 @@ impl Pooled {
     fn share(&self) -> Option<Self> {
         match &self.sender {
             Sender::H1(_) => None,
-            Sender::H2(h2) => Some(Self { sender: Sender::H2(h2.clone()), ..*self }),
+            Sender::H2(h2) => Some(Self { key: self.key.clone(), sender: Sender::H2(h2.clone()), ..*self }),
         }
     }
 }
@@ -264,8 +370,7 @@ impl Lease {
         tokio::spawn(async move {
             let ready = tokio::time::timeout(READY, std::future::poll_fn(|cx| h1.sender.poll_ready(cx))).await;
             if let (Ok(Ok(())), Some(pool)) = (ready, pool.upgrade()) {
-                let pooled = Pooled { sender: Sender::H1(h1), address, born, idle_since: Instant::now() };
-                pool.put(key, pooled);
+                pool.put(Pooled { key, sender: Sender::H1(h1), address, born, idle_since: Instant::now() });
             }
         });
     }
@@ -283,4 +388,58 @@ impl Drop for Lease {
 /// A panic while the lock was held cannot leave these maps half-changed in a way that matters.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Idle for Instant {
+        fn idle_since(&self, _: Instant) -> Instant {
+            *self
+        }
+    }
+
+    fn execution(n: usize) -> ExecutionId {
+        ExecutionId::new(&n.to_string())
+    }
+
+    fn count(kept: &Kept<Instant>, n: usize) -> usize {
+        kept.with(&execution(n), |kept| kept.len())
+    }
+
+    #[test]
+    fn a_full_pool_takes_from_whoever_holds_most() {
+        let kept = Kept { most: 100, per_execution: 60, ..Kept::default() };
+        let begin = Instant::now();
+        let at = |n: u64| begin + Duration::from_secs(n);
+        for n in 0..500 {
+            // The idlest is not the first that came.
+            kept.put(&execution(1), at(1_000 - n));
+        }
+        assert_eq!(count(&kept, 1), 60, "a quota");
+        kept.with(&execution(1), |kept| assert!(kept.iter().all(|since| *since >= at(941)), "the idlest went"));
+        // A small one keeps what it has, whatever the others do.
+        for n in 0..10 {
+            kept.put(&execution(2), at(n));
+        }
+        for n in 0..500 {
+            kept.put(&execution(3), at(n));
+            kept.put(&execution(1), at(n));
+        }
+        assert_eq!(count(&kept, 2), 10);
+        assert_eq!((count(&kept, 1), count(&kept, 3)), (45, 45));
+        assert_eq!(kept.count.load(Ordering::Relaxed), 100);
+        // So do many small ones against one large one.
+        for n in 4..34 {
+            kept.put(&execution(n), at(0));
+        }
+        assert!((2..34).all(|n| count(&kept, n) >= 1) && count(&kept, 2) == 10);
+        kept.retain(|since| *since > at(0));
+        let left: usize = (1..34).map(|n| count(&kept, n)).sum();
+        assert_eq!(kept.count.load(Ordering::Relaxed), left);
+        kept.retain(|_| false);
+        assert_eq!(kept.count.load(Ordering::Relaxed), 0);
+        assert!(kept.shards.iter().all(|shard| lock(shard).is_empty()));
+    }
 }

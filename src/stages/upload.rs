@@ -11,14 +11,15 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::authorize::Grant;
+use super::budget::{Budget, Full, Reservation};
 use super::leaving::{Leaving, Stop};
 use super::{fields, keys};
-use crate::audit::record::Counts;
+use crate::audit::record::{Counts, Record};
 use crate::leak::coding::Undecodable;
 use crate::model::limited::Bound;
-use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::policy::credential::Place;
-use crate::policy::plan::Limits;
 
 /// Why a body ended early.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +54,8 @@ pub struct RequestBody {
     /// Fields that no trailer may have.
     places: Vec<Place>,
     looked_through: Option<Box<LookedThrough>>,
+    /// For the bytes that are held here.
+    reservation: Reservation,
 }
 
 /// A body that is looked through on its way.
@@ -95,10 +98,12 @@ enum Source {
 }
 
 impl RequestBody {
-    /// Wraps what the client sends, which may be so much. A wait for the client ends once nothing has moved in
-    /// either direction for the idle time.
+    /// Wraps what the client sends, within the limits of the grant; what of it is held is charged to the budget. A wait
+    /// for the client ends once nothing has moved in either direction for the idle time.
     #[must_use]
-    pub fn new(inner: Incoming, limits: &Limits, counts: Arc<Counts>) -> Self {
+    pub fn new(inner: Incoming, grant: &Grant, budget: &Arc<Budget>, counts: Arc<Counts>) -> Self {
+        let limits = grant.limits();
+        let reservation = budget.reserve(grant.admitted().caller().execution(), counts.clone());
         if inner.is_end_stream() {
             counts.request_done();
         }
@@ -113,6 +118,7 @@ impl RequestBody {
             began: Instant::now(),
             places: Vec::new(),
             looked_through: None,
+            reservation,
         }
     }
 
@@ -156,12 +162,12 @@ impl RequestBody {
         !self.is_end_stream() && self.size_hint().exact().is_some_and(|length| length <= most)
     }
 
-    /// Reads it to its end, which has to be known.
+    /// Reads it to its end, which has to be known. It is charged together with the bytes of its head.
     ///
     /// # Errors
     /// [`Fail::RequestTimedOut`] or [`Deny::RequestMalformed`] for a client that does not send what it
-    /// announced.
-    pub(super) async fn whole(mut self) -> Verdict<Self> {
+    /// announced; [`Fail::Overloaded`] if the budget has no room for it.
+    pub(super) async fn whole(mut self, head: usize, record: &mut Record) -> Verdict<Self> {
         // What is only announced takes no room.
         let announced = usize::try_from(self.size_hint().lower()).unwrap_or_default();
         let mut data = BytesMut::with_capacity(announced.min(ROOM));
@@ -170,16 +176,34 @@ impl RequestBody {
             let frame = frame.map_err(|error| match error {
                 BodyError::TimedOut => Fail::RequestTimedOut.into(),
                 BodyError::Over | BodyError::Peer(_) | BodyError::Stopped | BodyError::Unread(_) => {
-                    crate::model::refusal::Refusal::from(Deny::RequestMalformed)
+                    Refusal::from(Deny::RequestMalformed)
                 }
             })?;
             match frame.into_data() {
-                Ok(bytes) => data.extend_from_slice(&bytes),
+                Ok(bytes) => {
+                    // Charged before it is copied: what has no room is not kept either.
+                    let held = head.saturating_add(data.len()).saturating_add(bytes.len());
+                    self.reservation.hold(held as u64).map_err(|full| no_room(full, record))?;
+                    data.extend_from_slice(&bytes);
+                }
                 Err(frame) => trailers = frame.into_trailers().ok(),
             }
         }
-        self.source = Source::Here { data: Some(data.freeze()), trailers };
+        let behind = trailers.as_ref().map_or(0, fields::size);
+        let held = head.saturating_add(data.len()).saturating_add(behind);
+        self.reservation.hold(held as u64).map_err(|full| no_room(full, record))?;
+        self.reservation.complete();
+        let reservation = self.reservation();
+        let reservation = std::mem::replace(&mut self.reservation, reservation);
+        // The origin may be slow to take it, and hyper keeps it for so long.
+        let data = Bytes::from_owner(Charged { data: data.freeze(), _reservation: reservation });
+        self.source = Source::Here { data: Some(data), trailers };
         Ok(self)
+    }
+
+    /// Another reservation on behalf of the same exchange.
+    pub(super) fn reservation(&self) -> Reservation {
+        self.reservation.another()
     }
 
     /// The data and the trailers, if all of it is here.
@@ -233,6 +257,9 @@ impl RequestBody {
             if looked.ended {
                 return Poll::Ready(Ok(looked.trailers.take().map(Frame::trailers)));
             }
+            if let Some(data) = self.charge(&mut looked.leaving)? {
+                return Poll::Ready(Ok(Some(Frame::data(data))));
+            }
             let Poll::Ready(frame) = self.poll_source(cx) else {
                 ready!(looked.pauses.poll(looked.leaving.held(), cx));
                 looked.leaving.pause()?;
@@ -258,6 +285,18 @@ impl RequestBody {
         // There is more to look through, but others wait too.
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Charges what is held. Without room, no more is held than has to be, and what becomes free by that is returned.
+    fn charge(&mut self, leaving: &mut Leaving) -> Result<Option<Bytes>, Stop> {
+        let Err(full) = self.reservation.hold(leaving.held_for_its_text() as u64) else {
+            leaving.set_crowded(false)?;
+            return Ok(None);
+        };
+        leaving.set_crowded(true)?;
+        let data = leaving.take();
+        let too_much = data.is_none() && leaving.held_for_its_text() > leaving.least();
+        if too_much || full == Full::GivenUp { Err(Stop::NoRoom) } else { Ok(data) }
     }
 
     /// The next frame, if the client sends one before its time is over.
@@ -334,6 +373,23 @@ impl Body for RequestBody {
             Source::Here { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
         }
     }
+}
+
+/// Bytes that are given back to the budget when they are dropped.
+struct Charged {
+    data: Bytes,
+    _reservation: Reservation,
+}
+
+impl AsRef<[u8]> for Charged {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
+    }
+}
+
+fn no_room(full: Full, record: &mut Record) -> Refusal {
+    record.rule(full.rule());
+    Fail::Overloaded.into()
 }
 
 /// Why there is no next frame.

@@ -16,9 +16,10 @@ use http::{HeaderMap, Method, Version};
 use sha1::{Digest, Sha1};
 use zeroize::Zeroizing;
 
+use super::budget::Reservation;
 use super::frames::{Frames, Piece};
 pub use crate::leak::Found;
-use crate::leak::{Hold, Matcher, Redactor, Whose, is_crowded};
+use crate::leak::{Hold, Matcher, Redactor, Whose};
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::tool::EXEAT_TOOL;
 
@@ -35,6 +36,8 @@ pub const PROTOCOL_ERROR: u16 = 1002;
 pub const POLICY_VIOLATION: u16 = 1008;
 /// Fragments without end that say nothing.
 pub const TOO_BIG: u16 = 1009;
+/// There is no room for it now (registered with IANA, as 1014 is).
+pub const TRY_AGAIN_LATER: u16 = 1013;
 /// The origin broke the protocol.
 pub const BAD_GATEWAY: u16 = 1014;
 
@@ -137,6 +140,8 @@ pub struct Upward {
 /// What is looked through before it goes.
 struct Held {
     messages: Hold,
+    /// For what is held of a message.
+    reservation: Option<Reservation>,
     /// Bytes of the message under way.
     size: u64,
     /// It goes behind a lag.
@@ -153,6 +158,14 @@ impl Upward {
     #[must_use]
     pub fn new(values: Arc<Matcher>) -> Self {
         Self { frames: Frames::of_client(), held: (!values.is_empty()).then(|| Held::new(values)) }
+    }
+
+    /// Charges what is held of a message; without room for all of it, a message goes behind a lag.
+    pub(super) fn charged_to(mut self, reservation: Reservation) -> Self {
+        if let Some(held) = &mut self.held {
+            held.reservation = Some(reservation);
+        }
+        self
     }
 
     /// True if what was given out ends with a frame.
@@ -188,7 +201,15 @@ impl Upward {
 impl Held {
     fn new(values: Arc<Matcher>) -> Self {
         let (messages, controls) = (Hold::coded(values.clone()), Hold::coded(values));
-        Self { messages, size: 0, flows: false, controls, frame: Vec::new(), payload: Zeroizing::default() }
+        Self {
+            messages,
+            reservation: None,
+            size: 0,
+            flows: false,
+            controls,
+            frame: Vec::new(),
+            payload: Zeroizing::default(),
+        }
     }
 
     fn take(&mut self, piece: Piece<'_>, out: &mut Vec<u8>) -> Result<(), Stop> {
@@ -241,10 +262,11 @@ impl Held {
         messages.send(Bytes::copy_from_slice(bytes))?;
         messages.read(text)?;
         self.size = self.size.saturating_add(bytes.len() as u64);
-        self.flows |= self.size > MAX_MESSAGE || is_crowded();
-        if ends || self.flows {
-            messages.settle(messages.sent());
-        }
+        let reservation = &mut self.reservation;
+        let mut fits = |held: usize| reservation.as_mut().is_none_or(|it| it.hold(held as u64).is_ok());
+        self.flows |= self.size > MAX_MESSAGE || !fits(messages.held());
+        // Marked also while it is held whole: there may be no room for that later.
+        messages.settle(messages.sent());
         if ends {
             messages.end_message()?;
             (self.size, self.flows) = (0, false);
@@ -254,6 +276,8 @@ impl Held {
         while let Some(piece) = messages.take() {
             out.extend_from_slice(&piece);
         }
+        // Where there is no room even for the lag, that is bounded by itself.
+        fits(messages.held());
         if messages.held() as u64 > MAX_MESSAGE.saturating_mul(2) { Err(Stop::TooBig) } else { Ok(()) }
     }
 }
@@ -368,6 +392,9 @@ pub fn close_frame(code: u16, as_client: bool) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::audit::record::Counts;
+    use crate::model::name::ExecutionId;
+    use crate::stages::budget::Budget;
 
     const VALUE: &[u8] = b"a-value-to-look-for";
 
@@ -381,6 +408,24 @@ mod tests {
             assert!(matches!(passed, Err(Stop::Leak(_))), "{first:x}: {passed:?}");
             let harmless = [&[first, 0x84][..], b"mask", b"text"].concat();
             assert_eq!(Upward::new(values.clone()).pass(&harmless).map(Cow::into_owned), Ok(harmless));
+        }
+    }
+
+    /// Without room for all of a message, it goes behind a lag.
+    #[test]
+    fn without_room_a_message_is_not_held_whole() {
+        let values = Arc::new(Matcher::new([(Whose::Token, VALUE)].into_iter()));
+        let frame = [&[0x82, 0xff, 0, 0, 0, 0, 0, 0x0f, 0, 0][..], &[0; 4], &[b'x'; 500_000]].concat();
+        for (fits, least) in [(true, 0), (false, 400_000)] {
+            let budget = Arc::new(Budget::new(if fits { 1_000_000 } else { 10_000 }, 1_000_000));
+            let reserve = || budget.reserve(&ExecutionId::new("e"), Arc::new(Counts::new()));
+            let mut upward = Upward::new(values.clone()).charged_to(reserve());
+            let out: usize = frame.chunks(10_000).map(|bytes| upward.pass(bytes).unwrap().len()).sum();
+            assert!(if fits { out == 0 } else { out > least }, "{out}");
+            assert!(reserve().hold(600_000).is_err(), "what is held is charged");
+            assert!(matches!(upward.pass(VALUE), Err(Stop::Leak(_))));
+            drop(upward);
+            assert_eq!(reserve().hold(600_000).is_ok(), fits, "and given back");
         }
     }
 }

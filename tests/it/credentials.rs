@@ -60,6 +60,7 @@ async fn every_auth_type_is_injected_in_every_way() {
                     let case = format!("{auth_type} {choice} h1:{h1} {way:?}");
                     let mark = if choice == "secrets" { "${secrets.KEY}" } else { PLACEHOLDER };
                     let mut fields = vec![("x-other", "kept"), ("range", "bytes=0-9"), ("if-range", "x")];
+                    fields.push(("accept-charset", "utf-16"));
                     let given = match auth_type {
                         "bearer" => format!("Bearer {mark}"),
                         "basic" => format!("Basic {}", STANDARD.encode(format!("user:{mark}"))),
@@ -101,7 +102,7 @@ async fn every_auth_type_is_injected_in_every_way() {
                         assert_eq!((values, query), (vec![want], "a=%2F&b"), "{case}");
                     }
                     assert_eq!(seen.body, "body", "{case}");
-                    for gone in ["exeat-credential", "range", "if-range", "proxy-authorization"] {
+                    for gone in ["exeat-credential", "range", "if-range", "accept-charset", "proxy-authorization"] {
                         assert!(!seen.headers.contains_key(gone), "{case}: {gone}");
                     }
                     assert_eq!(seen.headers["x-other"], "kept");

@@ -112,9 +112,8 @@ fn peak_kb(served: &Served, name: &str) -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "holds many downloads"]
 async fn unread_downloads_are_not_kept_for_their_readers() {
-    const DOWNLOADS: usize = 116;
     const LENGTH: usize = 8 << 20;
-    for apart in [false, true] {
+    for (downloads, apart, most) in [(116, false, 256_000), (116, true, 256_000), (1000, false, 384_000)] {
         let ground = Ground::new().await;
         let origin = ground.origin("api.test").await;
         let dir = ground.dir.path();
@@ -125,7 +124,7 @@ async fn unread_downloads_are_not_kept_for_their_readers() {
         let ca = fs::read(dir.join("state/exeat/ca.pem")).unwrap();
         let mut senders = Vec::new();
         let mut held = Vec::new();
-        for n in 0..DOWNLOADS {
+        for n in 0..downloads {
             // The proxy lets a hundred streams be open on one connection.
             if apart || n % 100 == 0 {
                 let io = TokioIo::new(tls(&served, &to, &ca, "h2").await);
@@ -153,13 +152,79 @@ async fn unread_downloads_are_not_kept_for_their_readers() {
             before = now;
         }
         let peak = peak_kb(&served, "VmHWM");
-        println!("{DOWNLOADS} unread downloads, apart: {apart}: {peak} kB at most");
-        assert!(peak < 256_000, "{peak} kB");
+        println!("{downloads} unread downloads, apart: {apart}: {peak} kB at most");
+        assert!(peak < most, "{peak} kB");
         for response in held.into_iter().take(4) {
             assert_eq!(response.status(), 200);
             if apart {
                 assert_eq!(response.into_body().collect().await.unwrap().to_bytes().len(), LENGTH);
             }
         }
+    }
+}
+
+/// Bodies that are one byte short, on ten tunnels: such as a person has to approve, and such as the origin does not read.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "sends a thousand bodies"]
+async fn bodies_that_never_end_do_not_fill_the_memory() {
+    const LENGTH: usize = 1_000_000;
+    const TUNNELS: usize = 10;
+    const STREAMS: usize = 100;
+    for (path, approval) in [("", "approval = \"required\""), ("stall", "")] {
+        let ground = Ground::new().await;
+        let origin = ground.origin("api.test").await;
+        let dir = ground.dir.path();
+        let allow = lab::allow_api(origin.port()).replacen("\n[tasks.t]", &format!("\n{approval}\n[tasks.t]"), 1);
+        let config = ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{allow}"));
+        fs::write(dir.join("e.toml"), config).unwrap();
+        let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+        let to = format!("api.test:{}", origin.port());
+        let ca = fs::read(dir.join("state/exeat/ca.pem")).unwrap();
+        let idle = peak_kb(&served, "VmRSS");
+        let mut clients = tokio::task::JoinSet::new();
+        for _ in 0..TUNNELS {
+            let io = TokioIo::new(tls(&served, &to, &ca, "h2").await);
+            let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+            tokio::spawn(connection);
+            for _ in 0..STREAMS {
+                let (mut body, stream) = Channel::<Bytes>::new(1);
+                let mut sender = sender.clone();
+                let request =
+                    Request::post(format!("https://{to}/{path}")).header("content-length", LENGTH).body(stream);
+                clients.spawn(async move {
+                let sending = async {
+                    let mut left = LENGTH - 1;
+                    while left > 0 {
+                        let n = left.min(16_000);
+                        if body.send_data(Bytes::from(vec![7; n])).await.is_err() {
+                            break;
+                        }
+                        left -= n;
+                    }
+                    std::future::pending::<()>().await;
+                };
+                tokio::select! {
+                    answer = sender.send_request(request.unwrap()) => answer.ok().map(|answer| answer.status().as_u16()),
+                    () = sending => None,
+                }
+            });
+            }
+        }
+        // All has come that comes once nothing more does.
+        let (mut refused, mut before) = (0, u64::MAX);
+        loop {
+            tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+            while let Some(answer) = clients.try_join_next() {
+                refused += usize::from(answer.unwrap() == Some(503));
+            }
+            let now = peak_kb(&served, "VmHWM");
+            if now == before {
+                break;
+            }
+            before = now;
+        }
+        println!("/{path}: {idle} kB idle, {before} kB at most; {refused} of {} refused", TUNNELS * STREAMS);
+        assert!(before < if path.is_empty() { 128_000 } else { 192_000 }, "{before} kB");
+        assert_eq!(refused > 900, path.is_empty());
     }
 }

@@ -171,6 +171,58 @@ fn allow(port: u16, more: &str) -> String {
     )
 }
 
+/// An origin that reads the field opens another endpoint than the one that was judged.
+#[tokio::test]
+async fn no_handshake_names_another_path() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let paths = allow(echo.port, "").replace("plain_http = true", "paths = [\"/ws\"]");
+    let lab = ground.proxy(&paths).await;
+    let mut socket = lab.socket(echo.port, &[("X-Original-URL", "/admin"), ("x-kept", "1")]).await;
+    chat(&mut socket).await;
+    let seen = echo.handshakes.lock().unwrap()[0].clone();
+    assert_eq!((seen.get("x-original-url"), seen["x-kept"].as_bytes()), (None, &b"1"[..]));
+    assert_eq!(lab.ended(0).await["path"], "/ws");
+}
+
+/// What is held of messages has a limit; who stalls within one makes room for the next.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_stalls_is_given_up_where_its_room_is_needed() {
+    let ground = Ground::new().await;
+    let echo = Echo::start(&ground, Some(&["http/1.1"])).await;
+    let lab = ground.proxy(&allow(echo.port, "")).await;
+    let begun = |length| Message::Frame(Frame::message("x".repeat(length), OpCode::Data(Data::Text), false));
+    let mut first = lab.socket(echo.port, &[]).await;
+    first.send(begun(950_000)).await.unwrap();
+    // All of it has come before the others begin.
+    first.send(Message::Ping("is it there".into())).await.unwrap();
+    assert_eq!(next(&mut first).await.unwrap().unwrap(), Message::Pong("is it there".into()));
+    let mut others = Vec::new();
+    for _ in 0..15 {
+        let mut socket = lab.socket(echo.port, &[]).await;
+        socket.send(begun(950_000)).await.unwrap();
+        others.push(socket);
+    }
+    let since = std::time::Instant::now();
+    let closed = closed_with(&mut first);
+    tokio::pin!(closed);
+    // Until one has stalled, what has no room goes behind a lag.
+    let code = loop {
+        assert!(since.elapsed() < PATIENCE);
+        let mut socket = lab.socket(echo.port, &[]).await;
+        socket.send(begun(950_000)).await.unwrap();
+        socket.send(Message::Ping("is it there".into())).await.unwrap();
+        tokio::select! {
+            code = &mut closed => break code,
+            pong = next(&mut socket) => assert_eq!(pong.unwrap().unwrap(), Message::Pong("is it there".into())),
+        }
+    };
+    assert_eq!(code, Some(1013));
+    let lines = lab.audit().await;
+    assert!(lines.iter().any(|line| line["code"] == "overloaded"), "{lines:#?}");
+    chat(&mut lab.socket(echo.port, &[]).await).await;
+}
+
 #[tokio::test]
 async fn messages_pass_on_every_way_in() {
     for way in ["tunnel", "absolute", "plain tunnel", "plain absolute"] {

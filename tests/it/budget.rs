@@ -1,0 +1,208 @@
+//! Places and memory that callers share: what one of them holds does not shut the others out.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use base64::Engine;
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{Channel, Full};
+use hyper::client::conn::http2::SendRequest;
+use tokio::sync::{Barrier, mpsc};
+
+use crate::lab::client::Way;
+use crate::lab::{self, Ground, Lab, Origin, PATIENCE, Reply};
+
+const MB: usize = 1_000_000;
+const OTHER: &str = "another-token-of-more-than-24-bytes";
+
+/// Tasks `t` and `u` with the same integration.
+async fn lab(integration: &str) -> (Lab, Origin, String) {
+    let ground = Ground::new().await;
+    std::fs::write(ground.dir.path().join("other"), OTHER).unwrap();
+    let origin = ground.origin("api.test").await;
+    let allow = lab::allow_api(origin.port()).replacen("\n[tasks.t]", &format!("\n{integration}\n[tasks.t]"), 1);
+    let text = format!("{allow}[tasks.u]\nintegrations = [\"api\"]\ntoken = \"file:other\"\n");
+    let to = format!("api.test:{}", origin.port());
+    (ground.proxy(&text).await, origin, to)
+}
+
+fn as_other() -> String {
+    format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("u:{OTHER}")))
+}
+
+/// Sends a head and these bytes, and no end. The answer comes over the channel, if there is one.
+fn begin(
+    sender: &SendRequest<Channel<Bytes>>,
+    request: http::request::Builder,
+    bytes: Bytes,
+    answers: &mpsc::UnboundedSender<Reply>,
+) -> tokio::task::JoinHandle<()> {
+    let (mut body, stream) = Channel::<Bytes>::new(1);
+    let (mut sender, answers) = (sender.clone(), answers.clone());
+    let request = request.body(stream).unwrap();
+    tokio::spawn(async move {
+        let sending = async {
+            for piece in bytes.chunks(16_000) {
+                if body.send_data(Bytes::copy_from_slice(piece)).await.is_err() {
+                    break;
+                }
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            answer = sender.send_request(request) => if let Ok(answer) = answer {
+                let _ = answers.send(Reply::read(answer).await);
+            },
+            () = sending => {}
+        }
+    })
+}
+
+fn post(to: &str) -> http::request::Builder {
+    Request::post(format!("https://{to}/sink"))
+}
+
+async fn next(answers: &mut mpsc::UnboundedReceiver<Reply>) -> Reply {
+    tokio::time::timeout(PATIENCE, answers.recv()).await.expect("an answer comes").unwrap()
+}
+
+const REQUIRED: &str = "approval = \"required\"";
+
+/// A whole body of this size that waits for a person, by `t`.
+async fn whole(lab: &Lab, to: &str, size: usize) -> Reply {
+    lab.by(Way::TunnelH2, "POST", &format!("https://{to}/"), &[], &"x".repeat(size)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_stall_take_no_more_than_their_execution_may_hold() {
+    let (lab, origin, to) = lab(REQUIRED).await;
+    let sender = lab.h2(&to).await;
+    let (send, mut answers) = mpsc::unbounded_channel();
+    for _ in 0..20 {
+        begin(&sender, post(&to).header("content-length", MB), vec![b'x'; MB - 1].into(), &send);
+    }
+    for _ in 0..4 {
+        next(&mut answers).await.assert_refused(503, "overloaded");
+    }
+    // Another task does not notice.
+    let url = format!("https://{to}/");
+    let mut request = lab.absolute("POST", &url).body(Full::new(Bytes::from(vec![b'x'; MB]))).unwrap();
+    request.headers_mut().insert("proxy-authorization", as_other().parse().unwrap());
+    lab.send(request).await.assert_refused(403, "approval_pending");
+    // Those that have stalled go first.
+    let since = Instant::now();
+    loop {
+        let reply = whole(&lab, &to, MB).await;
+        if reply.status != 503 {
+            reply.assert_refused(403, "approval_pending");
+            break;
+        }
+        assert!(since.elapsed() < PATIENCE, "{reply:?}");
+    }
+    next(&mut answers).await.assert_refused(503, "overloaded");
+    let lines = lab.audit().await;
+    let rules: Vec<_> = lines.iter().filter(|line| line["code"] == "overloaded").map(|line| &line["rule"]).collect();
+    for rule in ["16 MB are held for the execution", "given up while others needed its room"] {
+        assert!(
+            rules.iter().any(|found| found.as_str().is_some_and(|found| found.contains(rule))),
+            "{rule}: {rules:?}"
+        );
+    }
+    assert!(origin.seen().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_break_off_or_are_refused_give_their_room_back() {
+    let (lab, _origin, to) = lab(REQUIRED).await;
+    let mut ended = 0;
+    for _ in 0..3 {
+        let sender = lab.h2(&to).await;
+        let (send, _answers) = mpsc::unbounded_channel();
+        // Broken off and whole: more than 16 MB together.
+        let begun =
+            (0..9).map(|_| begin(&sender, post(&to).header("content-length", MB), vec![b'x'; MB - 1].into(), &send));
+        let begun: Vec<_> = begun.collect();
+        for reply in futures_util::future::join_all((0..5).map(|_| whole(&lab, &to, MB))).await {
+            reply.assert_refused(403, "approval_pending");
+        }
+        begun.iter().for_each(tokio::task::JoinHandle::abort);
+        ended += 14;
+        lab.ended(ended - 1).await;
+    }
+    assert!(lab.audit().await.iter().all(|line| line["code"] != "overloaded"));
+}
+
+/// A compressed message goes when it is whole, and not before.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_are_held_within_the_same_budget() {
+    let (lab, _origin, to) = lab("").await;
+    let sender = lab.h2(&to).await;
+    let (send, mut answers) = mpsc::unbounded_channel();
+    // A flag and a length, a head of gzip, and blocks that are stored as they are (RFC 1951 §3.2.4).
+    let head = [1, 0, 0x0f, 0, 0, 0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
+    let block = [&[0, 0xff, 0xff, 0, 0][..], &[b'n'; 0xffff]].concat();
+    let body: Bytes = [&head[..], &block.repeat(14)].concat().into();
+    for _ in 0..25 {
+        let request = post(&to).header("content-type", "application/grpc").header("grpc-encoding", "gzip");
+        begin(&sender, request, body.clone(), &send);
+    }
+    for _ in 0..5 {
+        next(&mut answers).await.assert_refused(503, "overloaded");
+    }
+    // A small one of another task passes.
+    let mut request = lab.absolute("POST", &format!("https://{to}/")).body(Full::new(Bytes::from("x"))).unwrap();
+    request.headers_mut().insert("proxy-authorization", as_other().parse().unwrap());
+    assert_eq!(lab.send(request).await.status, 200);
+}
+
+/// Hosts in whose names one task keeps connections, and connections to each.
+const HOSTS: usize = 213;
+const TO_EACH: usize = 16;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "opens thousands of connections"]
+async fn connections_of_one_task_do_not_push_out_those_of_another() {
+    let ground = Ground::new().await;
+    std::fs::write(ground.dir.path().join("other"), OTHER).unwrap();
+    let origin = Origin::http().await;
+    for n in 0..HOSTS {
+        ground.dns.set(&format!("h{n}.many.test"), &["127.0.0.1"]);
+    }
+    let port = origin.port();
+    let text = format!(
+        "[integrations.api]\nallowed_domains = [\"*.many.test\"]\nports = [{port}]\nplain_http = true\n\
+         [tasks.t]\nintegrations = [\"api\"]\n[tasks.u]\nintegrations = [\"api\"]\ntoken = \"file:other\"\n"
+    );
+    let lab = Arc::new(ground.proxy(&text).await);
+    let barrier = Arc::new(Barrier::new(TO_EACH));
+    let workers = (0..TO_EACH).map(|_| {
+        let (lab, barrier) = (lab.clone(), barrier.clone());
+        tokio::spawn(async move {
+            let stream = lab.connect().await;
+            let (mut sender, connection) =
+                hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(stream)).await.unwrap();
+            tokio::spawn(connection);
+            for n in 0..HOSTS {
+                barrier.wait().await;
+                let request = lab.absolute("GET", &format!("http://h{n}.many.test:{port}/"));
+                let request = request.body(lab::client::empty()).unwrap();
+                let reply = Reply::read(sender.send_request(request).await.unwrap()).await;
+                assert_eq!(reply.status, 200, "{reply:?}");
+            }
+        })
+    });
+    for worker in workers.collect::<Vec<_>>() {
+        worker.await.unwrap();
+    }
+    let before = origin.connections();
+    for _ in 0..30 {
+        let mut request =
+            lab.absolute("GET", &format!("http://h0.many.test:{port}/")).body(lab::client::empty()).unwrap();
+        request.headers_mut().insert("proxy-authorization", as_other().parse().unwrap());
+        assert_eq!(lab.send(request).await.status, 200);
+    }
+    let victim = origin.connections() - before;
+    println!("{before} connections of one task; {victim} for 30 requests of the other");
+    assert!(victim <= 3, "{victim}");
+}
