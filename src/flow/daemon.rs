@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use zeroize::Zeroizing;
 
 use super::admin::Admin;
+use super::admission::Admission;
 use super::listen::{Door, Inherited, Listener};
 use super::reload::{self, ConfigFile, Reloaded};
 use super::seats::Seats;
@@ -123,7 +124,8 @@ impl Daemon {
         if services.ledger.is_shared() {
             tokio::spawn(remember::watch(services.clone()));
         }
-        let connections = Arc::new(Semaphore::new(services.settings.proxy.max_connections));
+        let proxy_settings = &services.settings.proxy;
+        let connections = Arc::new(Admission::new(proxy_settings.max_connections, proxy_settings.header_timeout));
         for listener in listeners {
             tokio::spawn(accept::run(listener, services.clone(), connections.clone()));
         }

@@ -17,7 +17,7 @@ use http::{Method, Request};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::chunks::Chunks;
 use super::io::Linger;
@@ -50,7 +50,10 @@ pub(super) struct Heads<T> {
     /// A byte of the next head has come, or an empty line before it.
     begun: bool,
     blank: bool,
-    waiting: Option<Pin<Box<Sleep>>>,
+    /// When the wait for the next bytes of a head began, and its end.
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// When all waits end.
+    deadline: Box<dyn Fn() -> Option<Instant> + Send>,
     passage: Passage,
     refuse: Box<dyn FnMut(Refusal) -> Vec<u8> + Send>,
     /// Our answer to what was refused, as far as it is not out.
@@ -149,11 +152,17 @@ impl<T> Heads<T> {
             begun: false,
             blank: false,
             waiting: None,
+            deadline: Box::new(|| None),
             passage: Passage::default(),
             refuse: Box::new(refuse),
             farewell: None,
             linger: None,
         }
+    }
+
+    /// Waits for no head beyond this deadline, which is asked for at each wait.
+    pub(super) fn until(self, deadline: impl Fn() -> Option<Instant> + Send + 'static) -> Self {
+        Self { deadline: Box::new(deadline), ..self }
     }
 
     /// The key to it.
@@ -212,7 +221,11 @@ impl<T: AsyncRead + Unpin> Heads<T> {
             return Poll::Ready(read);
         }
         let most = if self.begun || self.first { self.limits.header_timeout } else { self.limits.idle };
-        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(most)));
+        let (since, waiting) = self.waiting.get_or_insert_with(|| (Instant::now(), Box::pin(sleep(most))));
+        let until = (self.deadline)().map_or(*since + most, |deadline| deadline.min(*since + most));
+        if waiting.deadline() != until {
+            waiting.as_mut().reset(until);
+        }
         ready!(waiting.as_mut().poll(cx));
         if self.buffer.is_empty() {
             // Nobody waits for an answer. That it was the first is worth a line.
@@ -402,7 +415,6 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::VecDeque;
     use tokio::io::{AsyncReadExt, duplex};
-    use tokio::time::Instant;
 
     /// A client that sends its bytes in these pieces and is then through.
     struct Pieces(VecDeque<Vec<u8>>);

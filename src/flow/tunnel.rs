@@ -114,8 +114,18 @@ async fn open(
 }
 
 impl Tunnel {
+    /// Runs the tunnel until it ends, its client has gone, or the daemon breaks off.
+    pub(super) async fn run_while_wanted(self, client: Arc<Client>, record: Record) {
+        let abort = client.services.abort.clone();
+        tokio::select! {
+            () = self.run(client.clone(), record) => {}
+            () = client.gone() => {}
+            () = abort.cancelled() => {}
+        }
+    }
+
     /// Runs the tunnel once the 200 has been sent.
-    pub(super) async fn run(mut self, client: Arc<Client>, mut record: Record) {
+    async fn run(mut self, client: Arc<Client>, mut record: Record) {
         let patience = client.services.settings.proxy.handshake_timeout;
         let first = async {
             match upgraded(&mut self.upgrade).await {
