@@ -16,9 +16,11 @@ use tokio_util::sync::CancellationToken;
 const SHARE: usize = 5;
 /// One peer address may have half of the unidentified slots, and as many as this if there are so few.
 const MIN_PER_SOURCE: usize = 16;
-/// No unidentified connection is evicted within this time. A request that is sent at once identifies its connection
-/// within it, so that a burst of well-meaning clients waits a moment in the backlog and does not evict itself.
-const GRACE: Duration = Duration::from_millis(20);
+/// No unidentified connection is evicted within its first moments, in milliseconds: one for each connection that a
+/// source may have, within these bounds. A request that is sent at once identifies its connection meanwhile, so that a
+/// burst of well-meaning clients waits in the backlog and does not evict itself; and at least so many connections are
+/// accepted in a flood that nobody waits there for long.
+const GRACE: (usize, usize) = (10, 250);
 /// How long an accepted connection waits for an evicted one to end.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long an unidentified connection may take beyond its time to receive the last answer.
@@ -32,6 +34,8 @@ pub(super) struct Admission {
     per_source: usize,
     /// How long a connection may stay unidentified.
     lifetime: Duration,
+    /// How long it is not evicted.
+    grace: Duration,
     state: Mutex<State>,
     /// A connection was identified or has ended.
     changed: Notify,
@@ -101,7 +105,8 @@ impl Admission {
     pub(super) fn new(total: usize, lifetime: Duration) -> Self {
         let share = total.div_ceil(SHARE).max(1);
         let per_source = share.div_ceil(2).max(MIN_PER_SOURCE.min(share));
-        Self { total, share, per_source, lifetime, state: Mutex::default(), changed: Notify::new() }
+        let grace = Duration::from_millis(per_source.clamp(GRACE.0, GRACE.1) as u64);
+        Self { total, share, per_source, lifetime, grace, state: Mutex::default(), changed: Notify::new() }
     }
 
     /// A slot for a connection that was just accepted. The oldest unidentified connection is closed if there would be
@@ -152,7 +157,7 @@ impl Admission {
             None => None,
         };
         if let Some(id) = oldest {
-            state.evict(id, now)?;
+            state.evict(id, now, self.grace)?;
             if is_full {
                 return Err(Full::Ending);
             }
@@ -191,8 +196,8 @@ impl State {
         Some(found)
     }
 
-    fn evict(&mut self, id: u64, now: Instant) -> Result<(), Full> {
-        let from = self.unidentified.get(&id).map_or(now, |found| found.since + GRACE);
+    fn evict(&mut self, id: u64, now: Instant, grace: Duration) -> Result<(), Full> {
+        let from = self.unidentified.get(&id).map_or(now, |found| found.since + grace);
         if now < from {
             return Err(Full::Until(from));
         }
@@ -305,7 +310,7 @@ mod tests {
         let mut slots = admitted(&admission, 1, 10).await;
         slots.append(&mut admitted(&admission, 2, 10).await);
         assert!(slots[1].identify());
-        advance(GRACE).await;
+        advance(admission.grace).await;
         // One has been identified, so that one more fits.
         let more = admitted(&admission, 3, 3).await;
         assert_eq!(evicted(&slots), (0..20).map(|n| n == 0 || n == 2).collect::<Vec<_>>());
@@ -318,7 +323,7 @@ mod tests {
         let admission = admission(100);
         let other = admitted(&admission, 2, 1).await;
         let slots = admitted(&admission, 1, 16).await;
-        advance(GRACE).await;
+        advance(admission.grace).await;
         let _more = admitted(&admission, 1, 2).await;
         assert_eq!(evicted(&other), [false], "though it is older");
         assert_eq!(evicted(&slots), (0..16).map(|n| n < 2).collect::<Vec<_>>());
@@ -340,7 +345,7 @@ mod tests {
         let last = admission.admit(source(1)).await.unwrap();
         assert!(slots.iter().all(|slot| !slot.evicted.is_cancelled()));
         // The unidentified one among them goes, and its slot is given away once it has ended.
-        advance(GRACE).await;
+        advance(admission.grace).await;
         let waiting = admission.clone();
         let next = tokio::spawn(async move { waiting.admit(source(2)).await });
         last.evicted().await;
@@ -361,7 +366,7 @@ mod tests {
         let third = next.await.unwrap().unwrap();
         assert_eq!((start.elapsed(), evicted(&slots)), (Duration::ZERO, vec![false, false]));
         let _fourth = admission.admit(source(1)).await.unwrap();
-        assert_eq!((start.elapsed() >= GRACE, evicted(&slots)), (true, vec![true, false]));
+        assert_eq!((start.elapsed() >= admission.grace, evicted(&slots)), (true, vec![true, false]));
         assert!(!third.evicted.is_cancelled());
     }
 
@@ -384,7 +389,7 @@ mod tests {
         let admission = admission(10);
         for n in 0..50 {
             let slots = admitted(&admission, n, 2).await;
-            assert_eq!(slots[0].identify(), true);
+            assert!(slots[0].identify());
         }
         let state = admission.lock();
         assert_eq!((state.held, state.evicted, state.unidentified.len(), state.by_source.len()), (0, 0, 0, 0));

@@ -66,7 +66,10 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
     let passage = stream.passage();
     let service = service_fn(|request| {
         let (client, passage) = (client.clone(), passage.clone());
-        async move { Ok::<_, Infallible>(answer(&client, &passage, request).await) }
+        async move {
+            let _unanswered = passage.awaits(&request);
+            Ok::<_, Infallible>(answer(&client, &passage, request).await)
+        }
     });
     let connection = h1().serve_connection(TokioIo::new(stream), service).with_upgrades();
     let served = async {
@@ -77,8 +80,10 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
         }
     };
     tokio::select! {
-        () = served => {}
+        // It may ask for a probe, which is sent behind it.
+        biased;
         () = client.gone() => {}
+        () = served => {}
     }
 }
 
@@ -99,13 +104,13 @@ pub(super) fn gated<T: AsyncRead + AsyncWrite + Unpin>(
 ) -> Heads<T> {
     let settings = &client.services.settings.proxy;
     let limits = Limits { head: settings.max_head_bytes, header_timeout: settings.header_timeout, idle };
-    let (client, slot) = (client.clone(), client.slot.clone());
+    let (client, slot, watch) = (client.clone(), client.slot.clone(), client.watch.clone());
     let refuse = move |refusal| {
         let mut record = client.services.record(&client.peer);
         introduce(&mut record);
         respond::raw(refusal, record)
     };
-    Heads::new(stream, limits, refuse).until(move || slot.deadline())
+    Heads::new(stream, limits, refuse).until(move || slot.deadline()).probed_for(watch)
 }
 
 /// Runs a connection to its end; when the daemon drains, to the end of the requests in flight.

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -20,6 +20,9 @@ use tokio::time::{Instant, sleep, sleep_until};
 const MAX_READ: usize = 64 * 1024;
 /// How often a socket with unread data is checked for a FIN behind that data.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long after a FIN the client is probed, and how long after that again: a relay in between may take the first
+/// probe for it.
+const PROBE_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
 
 /// A client's socket, TCP or Unix.
 pub(super) struct ClientSocket(Arc<Shared>);
@@ -33,6 +36,9 @@ struct Shared {
     opened: Instant,
     /// Milliseconds from `opened` to the last bytes that the kernel took for the client.
     written: AtomicU64,
+    /// The client should be sent something, to see whether it is still there; and how often it has been.
+    probe: AtomicBool,
+    probed: AtomicUsize,
 }
 
 enum Io {
@@ -63,7 +69,13 @@ impl From<UnixStream> for ClientSocket {
 
 impl ClientSocket {
     fn new(io: Io) -> Self {
-        Self(Arc::new(Shared { io, opened: Instant::now(), written: AtomicU64::new(0) }))
+        Self(Arc::new(Shared {
+            io,
+            opened: Instant::now(),
+            written: AtomicU64::new(0),
+            probe: AtomicBool::new(false),
+            probed: AtomicUsize::new(0),
+        }))
     }
 
     /// A watch on this socket.
@@ -91,14 +103,29 @@ impl ClientSocket {
 }
 
 impl Watch {
-    /// Returns once the client has gone: at once after a reset, and after a FIN once `grace` has passed in which
-    /// nothing could be written to the client. A FIN alone may be a half-close (RFC 9112 §9.6), whose sender waits
-    /// for its answer. Never returns if the socket has been closed here.
+    /// Returns once the client has gone: at once after a reset; after a FIN once `grace` has passed in which nothing
+    /// could be written to the client. A FIN alone may be a half-close (RFC 9112 §9.6), whose sender waits for its
+    /// answer. A client that has closed answers a probe with a reset; one that does not is still there, and there is
+    /// no grace that ends. Never returns if the socket has been closed here.
     pub(super) async fn gone(&self, grace: Duration) {
         let Some(shared) = self.0.upgrade() else { return std::future::pending().await };
         tokio::select! {
             () = shared.failed() => {}
             () = shared.finished(grace) => {}
+        }
+    }
+}
+
+impl Watch {
+    /// True if the client should be sent a probe now; the next call says so for the next probe.
+    pub(super) fn wants_probe(&self) -> bool {
+        self.0.upgrade().is_some_and(|shared| shared.probe.swap(false, Ordering::AcqRel))
+    }
+
+    /// Notes that a probe is on its way.
+    pub(super) fn probed(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.probed.fetch_add(1, Ordering::AcqRel);
         }
     }
 }
@@ -129,6 +156,27 @@ impl Shared {
             return;
         }
         let finished = Instant::now();
+        tokio::select! {
+            () = self.ask_for_probes() => {}
+            () = self.quiet_since(finished, grace) => return,
+        }
+        self.quiet_since(finished, grace).await;
+        if self.probed.load(Ordering::Acquire) >= PROBE_AFTER.len() {
+            std::future::pending().await
+        }
+    }
+
+    /// Asks for each probe in its time.
+    async fn ask_for_probes(&self) {
+        for pause in PROBE_AFTER {
+            sleep(pause).await;
+            // Whoever serves the connection is polled behind this watch.
+            self.probe.store(true, Ordering::Release);
+        }
+    }
+
+    /// Returns once nothing could be written for `grace`.
+    async fn quiet_since(&self, finished: Instant, grace: Duration) {
         loop {
             let written = self.opened + Duration::from_millis(self.written.load(Ordering::Relaxed));
             let until = finished.max(written) + grace;

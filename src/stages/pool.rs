@@ -170,6 +170,13 @@ impl Pool {
         }
     }
 
+    /// Drops the connections that may be used again, those of one execution or all. What is under way goes on.
+    pub(super) fn drop_idle(&self, execution: Option<&ExecutionId>) {
+        for shard in &self.shards {
+            lock(shard).retain(|key, _| execution.is_some_and(|execution| key.execution != *execution));
+        }
+    }
+
     fn lease(self: &Arc<Self>, key: Key, pooled: Pooled, reused: bool) -> Lease {
         let Pooled { sender, address, born, .. } = pooled;
         if let Sender::H2(h2) = &sender {

@@ -91,6 +91,26 @@ async fn a_close_frees_the_place_after_the_header_timeout() {
     assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200);
 }
 
+/// A client that has closed answers what it is sent with a reset, so that it is sent something.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_close_is_noticed_by_a_probe() {
+    let (lab, origin) = lab("max_connections_per_caller = 1\nheader_timeout = \"60s\"").await;
+    let to = format!("api.test:{}", origin.port());
+    let mut stream = lab.connect().await;
+    stream.write_all(stalled(&origin).as_bytes()).await.unwrap();
+    until_asked(&origin, 1).await;
+    drop(stream);
+    let took = abandoned(&lab, 0).await;
+    assert!(took < AT_ONCE, "{took:?}");
+    let mut tls = lab.tls(&to, &["http/1.1"]).await;
+    tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
+    until_asked(&origin, 2).await;
+    drop(tls);
+    let took = abandoned(&lab, 1).await;
+    assert!(took < AT_ONCE, "{took:?}");
+    assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_h2_connection_is_noticed_at_once() {
     let (lab, origin) = lab("max_connections_per_caller = 1").await;
@@ -188,4 +208,39 @@ async fn a_half_closed_client_is_answered_to_the_end() {
     assert!(reply.starts_with("HTTP/1.1 200") && reply.ends_with("\r\n\r\nxxxxxx"), "{reply}");
     assert_eq!(lab.ended(0).await["verdict"], "allow");
     drop(answering.await.unwrap());
+}
+
+/// A client that was probed and is still there waits for its answer as long as any other, on HTTP/1.1. One of HTTP/1.0
+/// knows no interim answers, and is given up after the grace.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_half_closed_client_that_is_still_there_outlasts_the_grace() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let ground = Ground::new().await;
+    ground.dns.set("api.test", &["127.0.0.1"]);
+    let plain = lab::allow_api(port).replace("[tasks.t]", "plain_http = true\n[tasks.t]");
+    let lab = ground.proxy(&format!("[proxy]\nheader_timeout = \"2500ms\"\n{plain}")).await;
+    for (version, begins) in
+        [("1.1", "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200"), ("1.0", "")]
+    {
+        let mut stream = lab.connect().await;
+        let head = format!(
+            "GET http://api.test:{port}/ HTTP/{version}\r\nHost: api.test:{port}\r\nProxy-Authorization: {}\r\n\r\n",
+            auth()
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let (mut origin, _) = listener.accept().await.unwrap();
+        read_head(&mut origin).await;
+        let answering = tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(6500)).await;
+            let _ = origin.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+            origin
+        });
+        let reply = read_to_end(&mut stream).await;
+        assert!(reply.starts_with(begins) && reply.is_empty() == begins.is_empty(), "{version}: {reply}");
+        drop(answering.await.unwrap());
+    }
+    assert_eq!(lab.ended(0).await["verdict"], "allow");
+    abandoned(&lab, 1).await;
 }
