@@ -28,16 +28,11 @@ pub(super) fn no_core() {
     }
 }
 
-/// Takes as many descriptors as are allowed, and says so if they are too few: a connection needs one, and
-/// one more to its origin.
-pub(super) fn descriptors(connections: usize) {
+/// Takes as many descriptors as are allowed. The daemon divides them.
+pub(super) fn descriptors() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
         tracing::warn!(%error, "the limit of open files cannot be raised");
-    }
-    let wanted = (connections as u64).saturating_mul(2);
-    if let Some(most) = limit.maximum.filter(|most| *most < wanted) {
-        tracing::warn!(most, wanted, "proxy.max_connections needs a higher limit of open files");
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
-    harden::descriptors(loaded.settings.proxy.max_connections);
+    harden::descriptors();
     if args.no_confine {
         tracing::warn!("not confined, as --no-confine asks");
     } else {

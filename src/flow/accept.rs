@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Services;
+use super::admission::{Admission, Slot};
 use super::connection::{self, Client};
 use super::io::{Impatient, Linger};
-use super::listen::{Accepted, Listener};
+use super::listen::{Accepted, Listener, Opened};
 use super::respond;
 use super::seats::Held;
 use crate::model::refusal::{Deny, Fail};
@@ -25,7 +26,7 @@ const TOLD_AT_ONCE: usize = 64;
 const BACK_OFF: Duration = Duration::from_millis(50);
 
 /// Accepts until the daemon drains.
-pub(super) async fn run(listener: Listener, services: Arc<Services>, connections: Arc<Semaphore>) {
+pub(super) async fn run(listener: Listener, services: Arc<Services>, connections: Arc<Admission>) {
     let telling = Arc::new(Semaphore::new(TOLD_AT_ONCE));
     loop {
         let accepted = tokio::select! {
@@ -33,11 +34,11 @@ pub(super) async fn run(listener: Listener, services: Arc<Services>, connections
             () = services.drain.cancelled() => return,
         };
         match accepted {
-            Ok(accepted) => match connections.clone().try_acquire_owned() {
-                Ok(permit) => {
-                    services.tracker.spawn(serve(services.clone(), accepted, permit));
+            Ok(accepted) => match connections.admit(accepted.source()).await {
+                Some(slot) => {
+                    services.tracker.spawn(serve(services.clone(), accepted, slot.into()));
                 }
-                Err(_) => {
+                None => {
                     if let Ok(permit) = telling.clone().try_acquire_owned() {
                         let services = services.clone();
                         tokio::spawn(async move {
@@ -57,14 +58,26 @@ pub(super) async fn run(listener: Listener, services: Arc<Services>, connections
     }
 }
 
-async fn serve(services: Arc<Services>, accepted: Accepted, permit: OwnedSemaphorePermit) {
-    let abort = services.abort.clone();
-    abort.run_until_cancelled(served(services, accepted, permit)).await;
+/// Serves a connection for as long as it may have its slot.
+async fn serve(services: Arc<Services>, accepted: Accepted, slot: Arc<Slot>) {
+    let peer = services.door.peer(&accepted);
+    tokio::select! {
+        () = services.abort.cancelled() => {}
+        () = slot.evicted() => {
+            let mut record = services.record(&peer);
+            record.rule("connection: unidentified, closed for a newer one");
+            record.failed(Fail::Overloaded.into());
+        }
+        () = slot.overdue() => {}
+        () = served(&services, accepted, &slot) => {}
+    }
 }
 
-async fn served(services: Arc<Services>, accepted: Accepted, permit: OwnedSemaphorePermit) {
+async fn served(services: &Arc<Services>, accepted: Accepted, slot: &Arc<Slot>) {
     let peer = services.door.peer(&accepted);
-    let (stream, peer) = match timeout(services.settings.proxy.handshake_timeout, services.door.open(accepted)).await {
+    let handshake = Instant::now() + services.settings.proxy.handshake_timeout;
+    let handshake = slot.deadline().map_or(handshake, |deadline| deadline.min(handshake));
+    let Opened { stream, peer, watch } = match timeout_at(handshake, services.door.open(accepted)).await {
         Ok(Ok(opened)) => opened,
         Ok(Err(error)) => {
             let mut record = services.record(&peer);
@@ -74,7 +87,7 @@ async fn served(services: Arc<Services>, accepted: Accepted, permit: OwnedSemaph
         Err(_) => return services.record(&peer).failed(Deny::HeaderTimeout.into()),
     };
     let stream = Impatient::new(stream, Timeouts::default().idle);
-    let client = Client { services, peer, held: Held::default(), _permit: permit };
+    let client = Client { services: services.clone(), peer, held: Held::default(), slot: slot.clone(), watch };
     connection::serve(Arc::new(client), stream).await;
 }
 

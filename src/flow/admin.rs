@@ -14,9 +14,9 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
 
 use super::Services;
+use super::admission::{Admission, Slot};
 use super::listen::{Accepted, Listener};
 use super::reload::{self, ConfigFile, Reloaded};
 use super::{approvals, executions, secrets};
@@ -39,22 +39,22 @@ impl Admin {
     /// Accepts until the daemon drains.
     pub(super) async fn run(self, listener: Listener) {
         let admin = Arc::new(self);
-        let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let lifetime = admin.services.settings.proxy.header_timeout;
+        let connections = Arc::new(Admission::new(MAX_CONNECTIONS, lifetime));
         loop {
-            let Ok(permit) = connections.clone().acquire_owned().await else { return };
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 () = admin.services.drain.cancelled() => return,
             };
             match accepted {
                 Ok(accepted) => {
+                    let slot = connections.admit_in_turn(accepted.source()).await;
                     let admin = admin.clone();
                     tokio::spawn(async move {
                         match accepted {
-                            Accepted::Tcp(stream, _) => admin.serve(stream, false).await,
-                            Accepted::Unix(stream, uid) => admin.serve(stream, admin.knows(uid)).await,
+                            Accepted::Tcp(stream, _) => admin.serve(stream, false, slot).await,
+                            Accepted::Unix(stream, uid) => admin.serve(stream, admin.knows(uid), slot).await,
                         }
-                        drop(permit);
                     });
                 }
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -67,10 +67,13 @@ impl Admin {
         uid == rustix::process::geteuid().as_raw() || self.services.settings.admin.uids.contains(&uid)
     }
 
-    async fn serve(self: &Arc<Self>, stream: impl AsyncRead + AsyncWrite + Unpin, known: bool) {
+    async fn serve(self: &Arc<Self>, stream: impl AsyncRead + AsyncWrite + Unpin, known: bool, slot: Slot) {
+        if known && !slot.identify() {
+            return;
+        }
         let service = service_fn(|request| {
-            let admin = self.clone();
-            async move { Ok::<_, Infallible>(admin.answer(request, known).await) }
+            let (admin, slot) = (self.clone(), &slot);
+            async move { Ok::<_, Infallible>(admin.answer(request, known, slot).await) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -84,11 +87,13 @@ impl Admin {
                     tracing::debug!(%error, "an admin connection broke");
                 }
             }
+            () = slot.evicted() => {}
+            () = slot.overdue() => {}
             () = self.services.drain.cancelled() => {}
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>, known: bool) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: Request<Incoming>, known: bool, slot: &Slot) -> Response<Full<Bytes>> {
         if !is_for_us(request.headers()) {
             return words(StatusCode::FORBIDDEN, "the Host or Origin field names another site\n");
         }
@@ -97,6 +102,7 @@ impl Admin {
             (&Method::GET, "/healthz") => return words(StatusCode::OK, "ok\n"),
             (&Method::GET, "/readyz") => return self.ready().await,
             _ if !known && !self.is_authorized(request.headers()) => return unauthorized(),
+            _ if !slot.identify() => return words(StatusCode::SERVICE_UNAVAILABLE, "too many connections\n"),
             _ => {}
         }
         if secrets::owns(path) {

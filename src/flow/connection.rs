@@ -11,8 +11,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::OwnedSemaphorePermit;
 
+use super::admission::Slot;
 use super::exchange::{self, Destination};
 use super::heads::{Heads, Limits, Passage};
 use super::io::Impatient;
@@ -20,6 +20,7 @@ use super::listen::Stream;
 use super::own;
 use super::respond::{self, Answer};
 use super::seats::Held;
+use super::socket::Watch;
 use super::websocket::{self, Doorway};
 use super::{Services, tunnel};
 use crate::audit::record::Record;
@@ -37,7 +38,15 @@ pub(super) struct Client {
     /// Its callers' seats.
     pub(super) held: Held,
     /// Held as long as the connection or a tunnel on it lives.
-    pub(super) _permit: OwnedSemaphorePermit,
+    pub(super) slot: Arc<Slot>,
+    pub(super) watch: Watch,
+}
+
+impl Client {
+    /// Returns once the client has gone. What is done for it ends then: nobody reads the answer.
+    pub(super) async fn gone(&self) {
+        self.watch.gone(self.services.settings.proxy.header_timeout).await;
+    }
 }
 
 /// What a request to the proxy came to.
@@ -57,13 +66,24 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
     let passage = stream.passage();
     let service = service_fn(|request| {
         let (client, passage) = (client.clone(), passage.clone());
-        async move { Ok::<_, Infallible>(answer(&client, &passage, request).await) }
+        async move {
+            let _unanswered = passage.awaits(&request);
+            Ok::<_, Infallible>(answer(&client, &passage, request).await)
+        }
     });
     let connection = h1().serve_connection(TokioIo::new(stream), service).with_upgrades();
-    let ended = until_drained(connection, |it| it.graceful_shutdown(), &passage, &client.services).await;
-    passage.farewell().await;
-    if let Err(error) = ended {
-        note_broken(&client, &error);
+    let served = async {
+        let ended = until_drained(connection, |it| it.graceful_shutdown(), &passage, &client.services).await;
+        passage.farewell().await;
+        if let Err(error) = ended {
+            note_broken(&client, &error);
+        }
+    };
+    tokio::select! {
+        // It may ask for a probe, which is sent behind it.
+        biased;
+        () = client.gone() => {}
+        () = served => {}
     }
 }
 
@@ -84,12 +104,13 @@ pub(super) fn gated<T: AsyncRead + AsyncWrite + Unpin>(
 ) -> Heads<T> {
     let settings = &client.services.settings.proxy;
     let limits = Limits { head: settings.max_head_bytes, header_timeout: settings.header_timeout, idle };
-    let client = client.clone();
-    Heads::new(stream, limits, move |refusal| {
+    let (client, slot, watch) = (client.clone(), client.slot.clone(), client.watch.clone());
+    let refuse = move |refusal| {
         let mut record = client.services.record(&client.peer);
         introduce(&mut record);
         respond::raw(refusal, record)
-    })
+    };
+    Heads::new(stream, limits, refuse).until(move || slot.deadline()).probed_for(watch)
 }
 
 /// Runs a connection to its end; when the daemon drains, to the end of the requests in flight.
@@ -149,8 +170,8 @@ async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<In
         Ok(Passed::Tunnelled(tunnel)) => {
             passage.switches();
             let established = respond::established(&record);
-            let (client, abort) = (client.clone(), services.abort.clone());
-            services.tracker.spawn(async move { abort.run_until_cancelled(tunnel.run(client, record)).await });
+            let client = client.clone();
+            services.tracker.spawn(tunnel.run_while_wanted(client, record));
             established
         }
         Err(refusal) if connect => {
@@ -178,6 +199,9 @@ async fn judged(
     let caller = identify::caller(&policy, &services.ledger, request.headers(), &client.peer).await?;
     record.caller(caller.task(), caller.execution());
     client.held.sit(&services.seats, caller.execution())?;
+    if !client.slot.identify() {
+        return Err(Fail::Overloaded.into());
+    }
     if let Some(page) = page {
         return own::answer(services, &policy, &caller, (page, request), record).await.map(Passed::Own);
     }

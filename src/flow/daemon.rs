@@ -5,12 +5,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc};
+use rustix::process::{Resource, getrlimit};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use zeroize::Zeroizing;
 
 use super::admin::Admin;
+use super::admission::Admission;
 use super::listen::{Door, Inherited, Listener};
 use super::reload::{self, ConfigFile, Reloaded};
 use super::seats::Seats;
@@ -18,6 +20,7 @@ use super::{Services, accept, billing, keep, ledger, remember};
 use crate::audit::finds::Finds;
 use crate::audit::sink::{Place, Sink, Written};
 use crate::files;
+use crate::model::descriptors::Descriptors;
 use crate::model::secret::TokenHash;
 use crate::policy::compile;
 use crate::policy::rule::Policy;
@@ -112,7 +115,8 @@ impl Daemon {
             None => None,
         };
         let (written, told) = mpsc::channel(billing::MOST_WAITING);
-        let (services, last) = services(settings, policy, proxy.clone(), own, written)?;
+        let descriptors = descriptors(&settings);
+        let (services, last) = services((settings, descriptors), policy, proxy.clone(), own, written)?;
         let services = Arc::new(services);
         let is_up = billing::catch_up(&services, &last).await.map_err(StartError::Audit)?;
         tokio::spawn(billing::run(services.clone(), told, (!is_up).then_some(last)));
@@ -123,7 +127,8 @@ impl Daemon {
         if services.ledger.is_shared() {
             tokio::spawn(remember::watch(services.clone()));
         }
-        let connections = Arc::new(Semaphore::new(services.settings.proxy.max_connections));
+        let lifetime = services.settings.proxy.header_timeout;
+        let connections = Arc::new(Admission::new(descriptors.connections, lifetime));
         for listener in listeners {
             tokio::spawn(accept::run(listener, services.clone(), connections.clone()));
         }
@@ -245,8 +250,19 @@ async fn bind(at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
     Listener::bind(at, mode).await.map_err(|source| StartError::Listen { address: at.clone(), source })
 }
 
+/// Divides the descriptors that the process may open, and says so if there are too few for what is configured.
+fn descriptors(settings: &Settings) -> Descriptors {
+    let (limit, wanted) = (getrlimit(Resource::Nofile).current, settings.proxy.max_connections);
+    let divided = Descriptors::divided(limit, wanted);
+    if divided.connections < wanted {
+        let connections = divided.connections;
+        tracing::warn!(limit, wanted, connections, "proxy.max_connections needs a higher limit of open files");
+    }
+    divided
+}
+
 fn services(
-    settings: Settings,
+    (settings, descriptors): (Settings, Descriptors),
     policy: Policy,
     listeners: Vec<ListenAt>,
     own: OwnEndpoints,
@@ -262,7 +278,7 @@ fn services(
     if !begun {
         keep::note_chain(&settings).map_err(unusable)?;
     }
-    let resolver = Arc::new(Resolver::new(&settings.dns, &tls, own).map_err(StartError::Resolver)?);
+    let resolver = Arc::new(Resolver::new(&settings.dns, &tls, own, &descriptors).map_err(StartError::Resolver)?);
     let policies = Arc::new(PolicyStore::new(policy));
     let ledger = Arc::new(ledger::open(&settings, &policies, &resolver, &tls, &audit).map_err(StartError::Ledger)?);
     let finds = Arc::new(Finds::default());
@@ -273,7 +289,12 @@ fn services(
         door,
         seats,
         resolver,
-        forwarder: Forwarder::new(tls, settings.upstream.connect_timeout, settings.proxy.handshake_timeout),
+        forwarder: Forwarder::new(
+            tls,
+            settings.upstream.connect_timeout,
+            settings.proxy.handshake_timeout,
+            &descriptors,
+        ),
         policies,
         authority,
         audit,

@@ -13,14 +13,15 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::UPGRADE;
-use http::{Method, Request};
+use http::{Method, Request, Version};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::chunks::Chunks;
 use super::io::Linger;
+use super::socket::Watch;
 use crate::model::refusal::{Deny, Refusal};
 use crate::stages::parse::{self, Framing, Head};
 
@@ -50,7 +51,14 @@ pub(super) struct Heads<T> {
     /// A byte of the next head has come, or an empty line before it.
     begun: bool,
     blank: bool,
-    waiting: Option<Pin<Box<Sleep>>>,
+    /// When the wait for the next bytes of a head began, and its end.
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// When all waits end.
+    deadline: Box<dyn Fn() -> Option<Instant> + Send>,
+    /// Knows when the client should be probed.
+    watch: Option<Watch>,
+    /// What is left to write of a probe.
+    probe: &'static [u8],
     passage: Passage,
     refuse: Box<dyn FnMut(Refusal) -> Vec<u8> + Send>,
     /// Our answer to what was refused, as far as it is not out.
@@ -78,6 +86,8 @@ struct Shared {
     open: AtomicBool,
     reading: AtomicBool,
     ended: AtomicBool,
+    /// A request waits for its answer, of which no byte has been written, and its client understands 1xx.
+    unanswered: AtomicBool,
     /// What hyper keeps ready for a switch that did not come.
     pending: Mutex<Option<OnUpgrade>>,
 }
@@ -103,6 +113,13 @@ impl Passage {
     /// It may not, and what the client sends behind it is no HTTP.
     pub(super) fn ends(&self) {
         self.0.ended.store(true, Ordering::Release);
+    }
+
+    /// Notes a request, until the guard is dropped, before its answer is handed over.
+    pub(super) fn awaits<B>(&self, request: &Request<B>) -> Unanswered {
+        let has_interim = request.version() == Version::HTTP_11 && *request.method() != Method::CONNECT;
+        self.0.unanswered.store(has_interim, Ordering::Release);
+        Unanswered(self.clone())
     }
 
     /// It may, and somebody else takes the connection.
@@ -137,6 +154,19 @@ impl Passage {
     }
 }
 
+/// A request that waits for its answer.
+pub(super) struct Unanswered(Passage);
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        self.0.0.unanswered.store(false, Ordering::Release);
+    }
+}
+
+/// The interim answer that every client of HTTP/1.1 skips (RFC 9110 §15.2). A client that has closed its connection
+/// answers it with a reset.
+const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
 impl<T> Heads<T> {
     /// `refuse` writes a refusal down and gives our answer.
     pub(super) fn new(inner: T, limits: Limits, refuse: impl FnMut(Refusal) -> Vec<u8> + Send + 'static) -> Self {
@@ -149,11 +179,24 @@ impl<T> Heads<T> {
             begun: false,
             blank: false,
             waiting: None,
+            deadline: Box::new(|| None),
+            watch: None,
+            probe: &[],
             passage: Passage::default(),
             refuse: Box::new(refuse),
             farewell: None,
             linger: None,
         }
+    }
+
+    /// Waits for no head beyond this deadline, which is asked for at each wait.
+    pub(super) fn until(self, deadline: impl Fn() -> Option<Instant> + Send + 'static) -> Self {
+        Self { deadline: Box::new(deadline), ..self }
+    }
+
+    /// Probes the client when this watch asks for it.
+    pub(super) fn probed_for(self, watch: Watch) -> Self {
+        Self { watch: Some(watch), ..self }
     }
 
     /// The key to it.
@@ -212,7 +255,11 @@ impl<T: AsyncRead + Unpin> Heads<T> {
             return Poll::Ready(read);
         }
         let most = if self.begun || self.first { self.limits.header_timeout } else { self.limits.idle };
-        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(most)));
+        let (since, waiting) = self.waiting.get_or_insert_with(|| (Instant::now(), Box::pin(sleep(most))));
+        let until = (self.deadline)().map_or(*since + most, |deadline| deadline.min(*since + most));
+        if waiting.deadline() != until {
+            waiting.as_mut().reset(until);
+        }
         ready!(waiting.as_mut().poll(cx));
         if self.buffer.is_empty() {
             // Nobody waits for an answer. That it was the first is worth a line.
@@ -350,13 +397,43 @@ impl<T: AsyncRead + Unpin> AsyncRead for Heads<T> {
     }
 }
 
+impl<T: AsyncWrite + Unpin> Heads<T> {
+    /// Begins a probe if one is wanted. hyper flushes once it has written all that it has, so that a probe stands
+    /// between answers and never within one.
+    fn begin_probe(&mut self) {
+        if !self.passage.0.unanswered.load(Ordering::Acquire) || !self.probe.is_empty() {
+            return;
+        }
+        if let Some(watch) = self.watch.as_ref().filter(|watch| watch.wants_probe()) {
+            watch.probed();
+            self.probe = PROBE;
+        }
+    }
+
+    fn poll_probe(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.probe.is_empty() {
+            let n = ready!(Pin::new(&mut self.inner).poll_write(cx, self.probe))?;
+            if n == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.probe = self.probe.get(n..).unwrap_or_default();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
 impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Heads<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().inner).poll_write(cx, buf)
+        let this = self.get_mut();
+        ready!(this.poll_probe(cx))?;
+        Pin::new(&mut this.inner).poll_write(cx, buf)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+        let this = self.get_mut();
+        this.begin_probe();
+        ready!(this.poll_probe(cx))?;
+        Pin::new(&mut this.inner).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -388,7 +465,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Heads<T> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().inner).poll_write_vectored(cx, bufs)
+        let this = self.get_mut();
+        ready!(this.poll_probe(cx))?;
+        Pin::new(&mut this.inner).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -402,7 +481,6 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::VecDeque;
     use tokio::io::{AsyncReadExt, duplex};
-    use tokio::time::Instant;
 
     /// A client that sends its bytes in these pieces and is then through.
     struct Pieces(VecDeque<Vec<u8>>);

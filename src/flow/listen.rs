@@ -14,6 +14,8 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::admission::Source;
+use super::socket::{ClientSocket, Watch};
 use crate::model::name::TaskName;
 use crate::model::peer::Peer;
 use crate::policy::settings::{ListenAt, Proxy, ProxyTls};
@@ -50,9 +52,25 @@ pub(super) enum Accepted {
 
 /// A client's end of a connection, once it is ready for HTTP.
 pub(super) enum Stream {
-    Tcp(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-    Unix(UnixStream),
+    Plain(ClientSocket),
+    Tls(Box<TlsStream<ClientSocket>>),
+}
+
+/// A connection that is ready for HTTP.
+pub(super) struct Opened {
+    pub(super) stream: Stream,
+    pub(super) peer: Peer,
+    pub(super) watch: Watch,
+}
+
+impl Accepted {
+    /// The peer address as the cap on unidentified connections counts it.
+    pub(super) fn source(&self) -> Source {
+        match self {
+            Self::Tcp(_, address) => address.ip().into(),
+            Self::Unix(_, uid) => Source::Unix(*uid),
+        }
+    }
 }
 
 struct SocketFile {
@@ -185,22 +203,25 @@ impl Door {
     }
 
     /// Does the handshake, if there is one. The caller bounds its time.
-    pub(super) async fn open(&self, accepted: Accepted) -> io::Result<(Stream, Peer)> {
+    pub(super) async fn open(&self, accepted: Accepted) -> io::Result<Opened> {
         let peer = self.peer(&accepted);
-        let (stream, address) = match accepted {
-            Accepted::Unix(stream, _) => return Ok((Stream::Unix(stream), peer)),
-            Accepted::Tcp(stream, address) => (stream, address),
+        let (socket, address) = match accepted {
+            Accepted::Unix(stream, _) => (ClientSocket::from(stream), None),
+            Accepted::Tcp(stream, address) => (ClientSocket::from(stream), Some(address)),
         };
-        let Some((files, config)) = &self.tls else { return Ok((Stream::Tcp(stream), peer)) };
+        let watch = socket.watch();
+        let (Some((files, config)), Some(address)) = (&self.tls, address) else {
+            return Ok(Opened { stream: Stream::Plain(socket), peer, watch });
+        };
         let config = config.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let stream = TlsAcceptor::from(config).accept(stream).await?;
+        let stream = Box::new(TlsAcceptor::from(config).accept(socket).await?);
         if files.client_ca.is_none() {
-            return Ok((Stream::Tls(Box::new(stream)), peer));
+            return Ok(Opened { stream: Stream::Tls(stream), peer, watch });
         }
         let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let names = leaf.map(front::names).unwrap_or_default();
         let tasks = names.iter().map(|name| TaskName::new(name)).collect();
-        Ok((Stream::Tls(Box::new(stream)), Peer::certified(address, tasks)))
+        Ok(Opened { stream: Stream::Tls(stream), peer: Peer::certified(address, tasks), watch })
     }
 
     pub(super) fn has_tls(&self) -> bool {
@@ -220,9 +241,8 @@ fn read(files: &ProxyTls) -> Result<Arc<ServerConfig>, FrontError> {
 macro_rules! each {
     ($stream:expr, $inner:ident => $call:expr) => {
         match $stream.get_mut() {
-            Stream::Tcp($inner) => $call,
+            Stream::Plain($inner) => $call,
             Stream::Tls($inner) => $call,
-            Stream::Unix($inner) => $call,
         }
     };
 }
@@ -256,9 +276,8 @@ impl AsyncWrite for Stream {
 
     fn is_write_vectored(&self) -> bool {
         match self {
-            Self::Tcp(inner) => inner.is_write_vectored(),
+            Self::Plain(inner) => inner.is_write_vectored(),
             Self::Tls(inner) => inner.is_write_vectored(),
-            Self::Unix(inner) => inner.is_write_vectored(),
         }
     }
 }

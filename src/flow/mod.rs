@@ -2,6 +2,7 @@
 
 pub mod accept;
 pub mod admin;
+mod admission;
 mod approvals;
 mod billing;
 mod chunks;
@@ -20,6 +21,7 @@ mod remember;
 pub mod respond;
 mod seats;
 mod secrets;
+mod socket;
 mod tunnel;
 mod websocket;
 

@@ -306,7 +306,7 @@ impl Asking<'_> {
     }
 
     async fn certificate(&self, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Value> {
-        let shown = self.services.forwarder.look(pinned, record).await?;
+        let shown = self.services.forwarder.look(pinned, self.caller.execution(), record).await?;
         // Its texts are the origin's, who may have been sent a value. Only what is the caller's own is overwritten:
         // a gap elsewhere would tell whose it is.
         let clean = |text: String| {
@@ -331,7 +331,7 @@ impl Asking<'_> {
 
     async fn probe(&self, admitted: &Admitted, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Value> {
         let started = Instant::now();
-        match self.services.forwarder.knock(pinned, &record.counts()).await {
+        match self.services.forwarder.knock(pinned, self.caller.execution(), &record.counts()).await {
             Ok(address) => {
                 record.address(address.ip());
                 let latency_ms = (started.elapsed().as_secs_f64() * 1_000_000.0).round() / 1000.0;

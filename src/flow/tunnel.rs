@@ -15,7 +15,6 @@ use hyper::service::service_fn;
 use hyper::upgrade::{OnUpgrade, Parts};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 
@@ -32,6 +31,7 @@ use crate::model::tool::Kind;
 use crate::policy::rule::{Mode, Policy};
 use crate::stages::authorize::{self, Admitted};
 use crate::stages::budget::Reservation;
+use crate::stages::dial::OriginStream;
 use crate::stages::identify::Caller;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::Taken;
@@ -44,7 +44,7 @@ pub(super) struct Tunnel {
     admitted: Admitted,
     pinned: PinnedTarget,
     /// The origin's end of an opaque tunnel.
-    origin: Option<TcpStream>,
+    origin: Option<OriginStream>,
 }
 
 /// The client's end, with what was read of it put back.
@@ -115,8 +115,20 @@ async fn open(
 }
 
 impl Tunnel {
+    /// Runs the tunnel until it ends, its client has gone, or the daemon breaks off.
+    pub(super) async fn run_while_wanted(self, client: Arc<Client>, record: Record) {
+        let abort = client.services.abort.clone();
+        tokio::select! {
+            // It may ask for a probe, which is sent behind it.
+            biased;
+            () = client.gone() => {}
+            () = abort.cancelled() => {}
+            () = self.run(client.clone(), record) => {}
+        }
+    }
+
     /// Runs the tunnel once the 200 has been sent.
-    pub(super) async fn run(mut self, client: Arc<Client>, mut record: Record) {
+    async fn run(mut self, client: Arc<Client>, mut record: Record) {
         let patience = client.services.settings.proxy.handshake_timeout;
         let first = async {
             match upgraded(&mut self.upgrade).await {
@@ -156,7 +168,7 @@ impl Tunnel {
     }
 
     /// Bytes pass unseen, for as long as the policy lets them.
-    async fn opaque(self, client: &Client, stream: ClientStream, origin: TcpStream, mut record: Record) {
+    async fn opaque(self, client: &Client, stream: ClientStream, origin: OriginStream, mut record: Record) {
         if let Err(refusal) = record.decided().await {
             return record.failed(refusal);
         }
@@ -282,8 +294,12 @@ impl Inner {
         let io = connection::gated(&inner.client, io, inner.idle(), move |record| tunnel.introduce(record));
         let passage = io.passage();
         let service = service_fn(|mut request| {
-            let (inner, doorway) = (inner.clone(), Doorway::of(&mut request, &passage));
-            async move { Ok::<_, Infallible>(inner.answer(request, doorway).await) }
+            let (inner, unanswered) = (inner.clone(), passage.awaits(&request));
+            let doorway = Doorway::of(&mut request, &passage);
+            async move {
+                let _unanswered = unanswered;
+                Ok::<_, Infallible>(inner.answer(request, doorway).await)
+            }
         });
         let connection = connection::h1().serve_connection(TokioIo::new(io), service).with_upgrades();
         let ended =

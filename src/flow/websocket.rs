@@ -13,7 +13,6 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncWrite, AsyncWriteExt, split};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Services;
 use super::connection::Client;
 use super::heads::Passage;
 use super::io::{Clock, Filter, pump};
@@ -79,7 +78,7 @@ async fn relay(client: Arc<Client>, doorway: Doorway, agreed: Relay, mut record:
         up: Up { inner: up, stop: None, clean: Cell::new(true) },
         down: Down { inner: down, finder: record.finder(), stop: None, clean: Cell::new(true) },
     };
-    ends.carry(&client.services, (ours, theirs), (idle, until), withdrawn, &mut record).await;
+    ends.carry(&client, (ours, theirs), (idle, until), withdrawn, &mut record).await;
     ends.down.finder.reached(ends.down.inner.finds(true));
     if let Some((count, whose)) = ends.down.inner.found() {
         record.redacted(count, &whose);
@@ -133,7 +132,7 @@ struct Down {
 impl Ends {
     async fn carry(
         &mut self,
-        services: &Services,
+        client: &Client,
         (ours, theirs): (Upgraded, Upgraded),
         (idle, until): (Duration, Option<Instant>),
         withdrawn: impl Future<Output = Refusal>,
@@ -169,7 +168,8 @@ impl Ends {
                 refusal = withdrawn => (Some(code_of(refusal)), Ended::Refused(refusal)),
                 refusal = counts.until_stopped() => (Some(websocket::TRY_AGAIN_LATER), Ended::Refused(refusal)),
                 () = overdue => (Some(websocket::POLICY_VIOLATION), Ended::Refused(Fail::RequestTimedOut.into())),
-                () = services.drain.cancelled() => (Some(websocket::GOING_AWAY), Ended::Whole),
+                () = client.gone() => (None, Ended::Broken),
+                () = client.services.drain.cancelled() => (Some(websocket::GOING_AWAY), Ended::Whole),
             }
         };
         let (code, ended) = match (self.up.stop.take(), self.down.stop.take()) {

@@ -1,5 +1,6 @@
 //! The nouns: hosts, targets, names, peers, tools, secrets, refusals, fields. No I/O and no policy.
 
+pub mod descriptors;
 pub mod host;
 pub mod limited;
 pub mod name;

@@ -2,16 +2,22 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::pin::PinnedTarget;
+use super::quota::{Permit, Quota};
 use crate::audit::record::Counts;
 use crate::model::limited::Bound;
+use crate::model::name::ExecutionId;
 use crate::model::refusal::{Fail, Verdict};
 
 /// Addresses that are tried, of both families.
@@ -19,20 +25,37 @@ const MOST_DIALLED: usize = 16;
 /// How long one address is alone in the race before the next joins (RFC 8305 §5).
 const STAGGER: Duration = Duration::from_millis(250);
 
+/// A connection to an origin, counted for as long as it is open.
+pub struct OriginStream {
+    stream: TcpStream,
+    _permit: Permit,
+}
+
+/// The permits for the sockets of a dial: the first, and where more are taken from.
+pub(super) struct Sockets<'q> {
+    pub(super) first: Permit,
+    pub(super) quota: &'q Arc<Quota>,
+    pub(super) execution: &'q ExecutionId,
+}
+
 /// Connects to the first address of the pin that answers, IPv6 and IPv4 in turn.
 ///
 /// # Errors
 /// [`Fail::ConnectFailed`] if all refused, [`Fail::ConnectTimedOut`] if none answered in time.
 pub(super) async fn connect(
     pinned: &PinnedTarget,
+    sockets: Sockets<'_>,
     within: Duration,
     counts: &Counts,
-) -> Verdict<(TcpStream, SocketAddr)> {
-    match timeout(within, race(interleaved(pinned.addresses()).into_iter().take(MOST_DIALLED))).await {
-        Ok(Some((stream, address))) => {
+) -> Verdict<(OriginStream, SocketAddr)> {
+    let Sockets { first, quota, execution } = sockets;
+    let mut first = Some(first);
+    let permits = || first.take().or_else(|| quota.take(Some(execution)));
+    match timeout(within, race(interleaved(pinned.addresses()).into_iter().take(MOST_DIALLED), permits)).await {
+        Ok(Some((stream, address, permit))) => {
             // Latency matters more than packets; a stream that cannot take the option still works.
             let _ = stream.set_nodelay(true);
-            Ok((stream, address))
+            Ok((OriginStream { stream, _permit: permit }, address))
         }
         Ok(None) => Err(Fail::ConnectFailed.into()),
         Err(_) => Err(counts.reached(Bound::Connect(within))),
@@ -44,15 +67,19 @@ pub(super) async fn connect(
 /// # Errors
 /// If none of the addresses answers in time.
 pub async fn own(addresses: &[SocketAddr], within: Duration) -> io::Result<TcpStream> {
-    let raced = timeout(within, race(interleaved(addresses).into_iter().take(MOST_DIALLED))).await;
-    let (stream, _) = raced.map_err(|_| io::ErrorKind::TimedOut)?.ok_or(io::ErrorKind::ConnectionRefused)?;
+    let raced = timeout(within, race(interleaved(addresses).into_iter().take(MOST_DIALLED), || Some(()))).await;
+    let (stream, ..) = raced.map_err(|_| io::ErrorKind::TimedOut)?.ok_or(io::ErrorKind::ConnectionRefused)?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-async fn race(mut waiting: impl ExactSizeIterator<Item = SocketAddr>) -> Option<(TcpStream, SocketAddr)> {
+/// Each address joins the race with a permit, and later if there is none.
+async fn race<P>(
+    mut waiting: impl ExactSizeIterator<Item = SocketAddr>,
+    mut permits: impl FnMut() -> Option<P>,
+) -> Option<(TcpStream, SocketAddr, P)> {
     let mut running = FuturesUnordered::new();
-    running.push(open(waiting.next()?));
+    running.push(open(waiting.next()?, permits()?));
     let mut next_joins = Instant::now() + STAGGER;
     loop {
         tokio::select! {
@@ -60,10 +87,12 @@ async fn race(mut waiting: impl ExactSizeIterator<Item = SocketAddr>) -> Option<
                 Some(Ok(connected)) => return Some(connected),
                 // One failed: the next need not wait for its turn.
                 Some(Err(_)) => next_joins = Instant::now(),
-                None => running.push(open(waiting.next()?)),
+                None => running.push(open(waiting.next()?, permits()?)),
             },
             () = sleep_until(next_joins), if waiting.len() > 0 => {
-                running.extend(waiting.next().map(open));
+                if let Some(permit) = permits() {
+                    running.extend(waiting.next().map(|address| open(address, permit)));
+                }
                 next_joins = Instant::now() + STAGGER;
             }
         }
@@ -71,8 +100,40 @@ async fn race(mut waiting: impl ExactSizeIterator<Item = SocketAddr>) -> Option<
 }
 
 #[expect(clippy::disallowed_methods, reason = "the one place that dials; addresses come from a PinnedTarget")]
-async fn open(address: SocketAddr) -> std::io::Result<(TcpStream, SocketAddr)> {
-    Ok((TcpStream::connect(address).await?, address))
+async fn open<P>(address: SocketAddr, permit: P) -> std::io::Result<(TcpStream, SocketAddr, P)> {
+    Ok((TcpStream::connect(address).await?, address, permit))
+}
+
+impl AsyncRead for OriginStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for OriginStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
 }
 
 /// IPv6 first, then the families in turn (RFC 8305 §4).

@@ -13,18 +13,18 @@ use hyper::client::conn::{TrySendError, http1, http2};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use super::authorize::Admitted;
 use super::budget::{Budget, Reservation};
-use super::dial;
+use super::dial::{self, OriginStream, Sockets};
 use super::fields;
 use super::forgiving::Forgiving;
 use super::inject::{Outbound, Parcel};
 use super::pin::PinnedTarget;
 use super::pool::{Key, Lease, MAX_STREAMS, Pool, Sender, lock};
+use super::quota::Quota;
 use super::redact::{self, Guard, Undo};
 use super::standing::Withdrawn;
 use super::trailers::Reader;
@@ -32,6 +32,7 @@ use super::upload::RequestBody;
 use super::websocket::{Downward, Upward, Wanted};
 use crate::audit::record::{Counts, Record};
 use crate::leak::Matcher;
+use crate::model::descriptors::{self, Descriptors};
 use crate::model::limited::Bound;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
@@ -57,6 +58,8 @@ pub struct Forwarder {
     tls: UpstreamTls,
     pool: Arc<Pool>,
     windows: Arc<Budget>,
+    /// Sockets to origins.
+    sockets: Arc<Quota>,
     connect_timeout: Duration,
     handshake_timeout: Duration,
 }
@@ -139,7 +142,12 @@ impl Received {
 impl Forwarder {
     /// Sets the forwarder up, and the task that sweeps its pool for as long as it lives.
     #[must_use]
-    pub fn new(tls: UpstreamTls, connect_timeout: Duration, handshake_timeout: Duration) -> Self {
+    pub fn new(
+        tls: UpstreamTls,
+        connect_timeout: Duration,
+        handshake_timeout: Duration,
+        descriptors: &Descriptors,
+    ) -> Self {
         let pool = Arc::new(Pool::default());
         let swept = Arc::downgrade(&pool);
         tokio::spawn(async move {
@@ -150,32 +158,53 @@ impl Forwarder {
             }
         });
         let windows = Arc::new(Budget::new(WINDOWS_PER_EXECUTION, WINDOWS_PER_PROCESS));
-        Self { tls, pool, windows, connect_timeout, handshake_timeout }
+        let sockets = Quota::new(descriptors.origins, descriptors.origins_each);
+        Self { tls, pool, windows, sockets, connect_timeout, handshake_timeout }
     }
 
     /// Opens a connection for an opaque tunnel. What goes over it is the client's.
     ///
     /// # Errors
-    /// [`Fail::ConnectFailed`] or [`Fail::ConnectTimedOut`]; [`Deny::AuthorityMismatch`] if the destination
+    /// [`Fail::ConnectFailed`], [`Fail::ConnectTimedOut`] or [`Fail::Overloaded`]; [`Deny::AuthorityMismatch`] if the destination
     /// is not an opaque one, or the pin another's: whatever is inspected goes through [`Self::exchange`].
     pub async fn connect(
         &self,
         admitted: &Admitted,
         pinned: &PinnedTarget,
         counts: &Counts,
-    ) -> Verdict<(TcpStream, SocketAddr)> {
+    ) -> Verdict<(OriginStream, SocketAddr)> {
         if admitted.mode() != Mode::Opaque || admitted.target() != pinned.target() {
             return Err(Deny::AuthorityMismatch.into());
         }
-        dial::connect(pinned, self.connect_timeout, counts).await
+        self.dial(pinned, admitted.caller().execution(), counts).await
+    }
+
+    /// Dials once there is a descriptor for it. Connections that nobody uses give theirs up: all of them, or only the
+    /// execution's own where it has its part already.
+    async fn dial(
+        &self,
+        pinned: &PinnedTarget,
+        execution: &ExecutionId,
+        counts: &Counts,
+    ) -> Verdict<(OriginStream, SocketAddr)> {
+        let first = match self.sockets.take(Some(execution)) {
+            Some(permit) => permit,
+            None => {
+                self.pool.drop_idle((!self.sockets.is_exhausted()).then_some(execution));
+                let taken = self.sockets.take_within(Some(execution), descriptors::PATIENCE).await;
+                taken.ok_or(Fail::Overloaded)?
+            }
+        };
+        let sockets = Sockets { first, quota: &self.sockets, execution };
+        dial::connect(pinned, sockets, self.connect_timeout, counts).await
     }
 
     /// Dials, and hangs up: which address answered.
     ///
     /// # Errors
-    /// [`Fail::ConnectFailed`] or [`Fail::ConnectTimedOut`].
-    pub async fn knock(&self, pinned: &PinnedTarget, counts: &Counts) -> Verdict<SocketAddr> {
-        dial::connect(pinned, self.connect_timeout, counts).await.map(|(_, address)| address)
+    /// [`Fail::ConnectFailed`], [`Fail::ConnectTimedOut`] or [`Fail::Overloaded`].
+    pub async fn knock(&self, pinned: &PinnedTarget, execution: &ExecutionId, counts: &Counts) -> Verdict<SocketAddr> {
+        self.dial(pinned, execution, counts).await.map(|(_, address)| address)
     }
 
     /// Dials, and brings back what the origin shows of itself in a TLS handshake, be it believed or not. Nothing else
@@ -183,9 +212,9 @@ impl Forwarder {
     ///
     /// # Errors
     /// As [`Self::knock`]; [`Fail::TlsFailed`] where there is no TLS.
-    pub async fn look(&self, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Shown> {
+    pub async fn look(&self, pinned: &PinnedTarget, execution: &ExecutionId, record: &mut Record) -> Verdict<Shown> {
         let counts = record.counts();
-        let (tcp, address) = dial::connect(pinned, self.connect_timeout, &counts).await?;
+        let (tcp, address) = self.dial(pinned, execution, &counts).await?;
         record.address(address.ip());
         let looked = timeout(self.handshake_timeout, self.tls.look(pinned.target().host(), tcp)).await;
         let looked = looked.map_err(|_| counts.reached(Bound::Handshake(self.handshake_timeout)))?;
@@ -253,7 +282,7 @@ impl Forwarder {
         loop {
             let mut lease = match pooled.take() {
                 Some(lease) => lease,
-                None => self.open(key.clone(), pinned, upgrades, record).await?,
+                None => self.open((key.clone(), execution), pinned, upgrades, record).await?,
             };
             record.address(lease.address());
             record.alpn(lease.alpn());
@@ -268,9 +297,15 @@ impl Forwarder {
         }
     }
 
-    async fn open(&self, key: Key, pinned: &PinnedTarget, upgrades: bool, record: &mut Record) -> Verdict<Lease> {
+    async fn open(
+        &self,
+        (key, execution): (Key, &ExecutionId),
+        pinned: &PinnedTarget,
+        upgrades: bool,
+        record: &mut Record,
+    ) -> Verdict<Lease> {
         let counts = record.counts();
-        let (tcp, address) = dial::connect(pinned, self.connect_timeout, &counts).await?;
+        let (tcp, address) = self.dial(pinned, execution, &counts).await?;
         record.address(address.ip());
         let tcp = Forgiving::new(tcp);
         let handshake = async {
@@ -286,7 +321,7 @@ impl Forwarder {
 
     async fn over_tls(
         &self,
-        tcp: Forgiving<TcpStream>,
+        tcp: Forgiving<OriginStream>,
         key: &Key,
         (pinned, upgrades): (&PinnedTarget, bool),
         record: &mut Record,

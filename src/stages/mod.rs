@@ -22,6 +22,7 @@ pub mod parse;
 pub mod pin;
 mod pool;
 mod query;
+mod quota;
 mod redact;
 pub mod sni;
 pub mod standing;

@@ -19,8 +19,11 @@ use tokio::time::error::Elapsed;
 use tokio::time::{timeout, timeout_at};
 
 use super::authorize::Admitted;
+use super::quota::Quota;
 use crate::audit::record::Record;
+use crate::model::descriptors::Descriptors;
 use crate::model::host::{Host, HostName};
+use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
 use crate::policy::address::embedded_v4;
@@ -101,6 +104,8 @@ pub struct Resolver {
     /// Where the ledger's server was found.
     ledger: RwLock<Vec<SocketAddr>>,
     answers: Cache<HostName, Arc<Slot>>,
+    /// Look-ups at a time.
+    lookups: Arc<Quota>,
 }
 
 /// One name's answer, made once by whoever comes first.
@@ -118,7 +123,7 @@ impl Resolver {
     ///
     /// # Errors
     /// If the resolver cannot be built. A machine without `/etc/resolv.conf` resolves nothing.
-    pub fn new(settings: &Dns, tls: &UpstreamTls, own: OwnEndpoints) -> io::Result<Self> {
+    pub fn new(settings: &Dns, tls: &UpstreamTls, own: OwnEndpoints, descriptors: &Descriptors) -> io::Result<Self> {
         let mut name_servers = Vec::new();
         for server in &settings.servers {
             name_servers.extend(name_servers_of(server));
@@ -143,15 +148,18 @@ impl Resolver {
         options.try_tcp_on_error = true;
         let dns = builder.build().map_err(io::Error::other)?;
         let answers = Cache::builder().max_capacity(CACHED_NAMES).time_to_live(MAX_TTL).build();
-        Ok(Self { dns, servers, timeout: settings.timeout, own, ledger: RwLock::default(), answers })
+        let lookups = Quota::new(descriptors.lookups, descriptors.lookups_each);
+        Ok(Self { dns, servers, timeout: settings.timeout, own, ledger: RwLock::default(), answers, lookups })
     }
 
     /// Resolves an admitted destination and judges every address. Literals come through here too.
     ///
     /// # Errors
-    /// [`Deny::AddressNotAllowed`], [`Deny::LoopDetected`], [`Fail::ResolveFailed`].
+    /// [`Deny::AddressNotAllowed`], [`Deny::LoopDetected`], [`Fail::ResolveFailed`]; [`Fail::Overloaded`] if too many
+    /// look-ups of the execution, or of all, wait for their answers.
     pub async fn pin(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<PinnedTarget> {
-        let addresses = self.addresses(policy, admitted.target()).await?;
+        let execution = Some(admitted.caller().execution());
+        let addresses = self.addresses(policy, admitted.target().host(), execution).await?;
         let port = admitted.target().port();
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
         self.judge(policy, admitted, addresses, record)
@@ -161,7 +169,7 @@ impl Resolver {
     /// a newer policy. Nothing is asked.
     ///
     /// # Errors
-    /// As [`Self::pin`], without [`Fail::ResolveFailed`].
+    /// As [`Self::pin`], without [`Fail::ResolveFailed`] and [`Fail::Overloaded`].
     pub fn confirm(
         &self,
         policy: &Policy,
@@ -181,7 +189,7 @@ impl Resolver {
     /// # Errors
     /// [`Fail::ResolveFailed`] or [`Deny::AddressNotAllowed`].
     pub async fn foresee(&self, policy: &Policy, webhook: &Target) -> Verdict<()> {
-        let addresses = self.addresses(policy, webhook).await?;
+        let addresses = self.addresses(policy, webhook.host(), None).await?;
         let judged = addresses.into_iter().try_for_each(|ip| policy.judge(ip, &Allowed::as_webhook()));
         judged.map_err(|_| Deny::AddressNotAllowed.into())
     }
@@ -191,23 +199,19 @@ impl Resolver {
     /// # Errors
     /// [`Fail::ResolveFailed`].
     pub async fn ledger(&self, policy: &Policy, host: &Host, port: u16) -> Verdict<Vec<SocketAddr>> {
-        let addresses = self.addresses_of(policy, host).await?;
+        let addresses = self.addresses(policy, host, None).await?;
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
         let mut known = self.ledger.write().unwrap_or_else(PoisonError::into_inner);
         addresses.clone_into(&mut known);
         Ok(addresses)
     }
 
-    async fn addresses(&self, policy: &Policy, target: &Target) -> Verdict<Vec<IpAddr>> {
-        self.addresses_of(policy, target.host()).await
-    }
-
-    async fn addresses_of(&self, policy: &Policy, host: &Host) -> Verdict<Vec<IpAddr>> {
+    async fn addresses(&self, policy: &Policy, host: &Host, execution: Option<&ExecutionId>) -> Verdict<Vec<IpAddr>> {
         match host {
             Host::Ip(ip) => Ok(vec![*ip]),
             Host::Name(name) => match policy.hosts_override(name) {
                 Some(addresses) => Ok(addresses.to_vec()),
-                None => self.resolve(name).await,
+                None => self.resolve(name, execution).await,
             },
         }
     }
@@ -264,10 +268,10 @@ impl Resolver {
         })
     }
 
-    async fn resolve(&self, name: &HostName) -> Verdict<Vec<IpAddr>> {
+    async fn resolve(&self, name: &HostName, execution: Option<&ExecutionId>) -> Verdict<Vec<IpAddr>> {
         for _ in 0..2 {
             let slot = self.answers.get_with(name.clone(), Arc::default);
-            let answer = slot.0.get_or_init(|| self.ask(name)).await;
+            let answer = self.answered(&slot, name, execution).await?;
             if answer.until > Instant::now() {
                 return if answer.addresses.is_empty() {
                     Err(Fail::ResolveFailed.into())
@@ -278,8 +282,30 @@ impl Resolver {
             // Stale: whoever finds it so first takes it out; another may already have put a new one in.
             self.answers.remove_if_same(name, &slot);
         }
+        let permit = self.lookups.take_within(execution, self.timeout).await;
+        let _permit = permit.ok_or(Fail::Overloaded)?;
         let answer = self.ask(name).await;
         if answer.addresses.is_empty() { Err(Fail::ResolveFailed.into()) } else { Ok(answer.addresses) }
+    }
+
+    /// The answer in a slot, asked for if it is empty. Whoever waits for a permit does not hold the slot meanwhile:
+    /// others that ask for the same name would wait with it.
+    async fn answered<'s>(
+        &self,
+        slot: &'s Slot,
+        name: &HostName,
+        execution: Option<&ExecutionId>,
+    ) -> Verdict<&'s Answer> {
+        let asked = slot.0.get_or_try_init(|| async {
+            let _permit = self.lookups.take(execution).ok_or(())?;
+            Ok::<_, ()>(self.ask(name).await)
+        });
+        if let Ok(answer) = asked.await {
+            return Ok(answer);
+        }
+        let permit = self.lookups.take_within(execution, self.timeout).await;
+        let _permit = permit.ok_or(Fail::Overloaded)?;
+        Ok(slot.0.get_or_init(|| self.ask(name)).await)
     }
 
     /// A and AAAA apart. A family that fails is left out; none left is a failure.

@@ -195,6 +195,11 @@ impl Pool {
         self.kept.retain(|pooled| pooled.is_fresh(now));
     }
 
+    /// Drops the connections that may be used again, those of one execution or all. What is under way goes on.
+    pub(super) fn drop_idle(&self, execution: Option<&ExecutionId>) {
+        self.kept.retain(|pooled| execution.is_some_and(|execution| pooled.key.execution != *execution));
+    }
+
     fn lease(self: &Arc<Self>, pooled: Pooled, reused: bool) -> Lease {
         let Pooled { key, sender, address, born, .. } = pooled;
         if let Sender::H2(h2) = &sender {

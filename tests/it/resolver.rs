@@ -2,9 +2,11 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use exeat::cli::demo::dns::ScriptedDns;
+use exeat::model::descriptors::Descriptors;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -15,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
+use crate::lab::client::{auth, read_head};
 use crate::lab::{self, Ground};
 
 /// Accepts TLS and hands each connection to `serve`.
@@ -128,6 +131,56 @@ async fn answers_are_kept_for_a_while_even_with_a_ttl_of_zero_and_asked_for_once
     let all = futures_util::future::join_all((0..20).map(|_| lab.get(&url))).await;
     assert!(all.iter().all(|reply| reply.status == 200));
     assert_eq!(lab.dns.queries("api.test"), 2, "A and AAAA, once each for twenty requests");
+}
+
+/// A look-up holds several sockets until its server answers, so that they are limited, and shared out.
+#[tokio::test(flavor = "multi_thread")]
+async fn look_ups_without_an_answer_keep_no_other_execution_waiting() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    std::fs::write(ground.dir.path().join("other-token"), "the-other-token-of-24-bytes").unwrap();
+    let port = origin.port();
+    let lab = ground
+        .proxy(&format!(
+            "[integrations.silent]\nallowed_domains = [\"*.silent.test\"]\nports = [{port}]\n[tasks.other]\nintegrations = [\"api\"]\ntoken = \"file:other-token\"\n{}",
+            lab::allow_api(port).replace("[\"api\"]", "[\"api\", \"silent\"]")
+        ))
+        .await;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let most = Descriptors::divided(limit, lab.settings.proxy.max_connections).lookups_each;
+    let mut asking = Vec::new();
+    for n in 0..most + 20 {
+        let name = format!("n{n}.silent.test");
+        lab.dns.silence(&name);
+        let mut stream = lab.connect().await;
+        let head =
+            format!("CONNECT {name}:{port} HTTP/1.1\r\nHost: {name}:{port}\r\nProxy-Authorization: {}\r\n\r\n", auth());
+        stream.write_all(head.as_bytes()).await.unwrap();
+        asking.push(stream);
+    }
+    let asked = || {
+        let mut asked = lab.dns.all_queries();
+        asked.retain(|name| name.ends_with(".silent.test"));
+        asked.sort();
+        asked.dedup();
+        asked.len()
+    };
+    let start = Instant::now();
+    while asked() < most {
+        assert!(start.elapsed() < lab::PATIENCE);
+        tokio::task::yield_now().await;
+    }
+    let mut stream = lab.connect().await;
+    let to = format!("api.test:{port}");
+    let token = "Proxy-Authorization: Bearer the-other-token-of-24-bytes";
+    stream.write_all(format!("GET https://{to}/ HTTP/1.1\r\nHost: {to}\r\n{token}\r\n\r\n").as_bytes()).await.unwrap();
+    assert!(read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
+    assert!(start.elapsed() < Duration::from_secs(4), "before any look-up has given up: {:?}", start.elapsed());
+    assert_eq!(asked(), most);
+    // The rest is asked for once there is room.
+    for stream in &mut asking {
+        assert!(read_head(stream).await.starts_with("HTTP/1.1 50"));
+    }
 }
 
 #[tokio::test]

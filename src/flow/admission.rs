@@ -1,0 +1,397 @@
+//! Connection slots. A connection that has not proven its caller is cheap to open for anybody, so such connections
+//! share a part of the slots, live for a limited time, and make room for newer ones.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+/// Unidentified connections have one slot in so many.
+const SHARE: usize = 5;
+/// One peer address may have half of the unidentified slots, and as many as this if there are so few.
+const MIN_PER_SOURCE: usize = 16;
+/// No unidentified connection is evicted within its first moments, in milliseconds: one for each connection that a
+/// source may have, within these bounds. A request that is sent at once identifies its connection meanwhile, so that a
+/// burst of well-meaning clients waits in the backlog and does not evict itself; and at least so many connections are
+/// accepted in a flood that nobody waits there for long.
+const GRACE: (usize, usize) = (10, 250);
+/// How long an accepted connection waits for an evicted one to end.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long an unidentified connection may take beyond its time to receive the last answer.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// The slots of all listeners of one kind.
+pub(super) struct Admission {
+    total: usize,
+    /// Most unidentified connections at a time, and most of one source.
+    share: usize,
+    per_source: usize,
+    /// How long a connection may stay unidentified.
+    lifetime: Duration,
+    /// How long it is not evicted.
+    grace: Duration,
+    state: Mutex<State>,
+    /// A connection was identified or has ended.
+    changed: Notify,
+}
+
+/// The peer address as the cap counts it: an IPv4 address, an IPv6 /64, or the user at a Unix socket. Whoever has one
+/// address of an IPv6 /64 has them all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    V4([u8; 4]),
+    V6([u8; 8]),
+    Unix(u32),
+}
+
+#[derive(Default)]
+struct State {
+    /// Slots that are held, those of evicted connections that have not ended yet included.
+    held: usize,
+    evicted: usize,
+    next: u64,
+    /// By age: the first is the oldest.
+    unidentified: BTreeMap<u64, Unidentified>,
+    by_source: HashMap<Source, BTreeSet<u64>>,
+}
+
+struct Unidentified {
+    source: Source,
+    since: Instant,
+    evict: CancellationToken,
+}
+
+/// Why there is no slot now.
+#[derive(Debug, PartialEq, Eq)]
+enum Full {
+    /// All connections are identified ones.
+    Taken,
+    /// An evicted connection is about to end.
+    Ending,
+    /// The oldest unidentified connection may be evicted from then on.
+    Until(Instant),
+}
+
+/// A slot, held for as long as the connection or a tunnel on it lives.
+pub(super) struct Slot {
+    admission: Arc<Admission>,
+    id: u64,
+    /// When the connection has to be identified.
+    deadline: Instant,
+    evicted: CancellationToken,
+    identified: AtomicBool,
+}
+
+impl From<IpAddr> for Source {
+    fn from(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Self::V4(address.octets()),
+            IpAddr::V6(address) => {
+                let [a, b, c, d, e, f, g, h, ..] = address.octets();
+                Self::V6([a, b, c, d, e, f, g, h])
+            }
+        }
+    }
+}
+
+impl Admission {
+    /// So many slots. An unidentified connection is closed after `lifetime`.
+    pub(super) fn new(total: usize, lifetime: Duration) -> Self {
+        let share = total.div_ceil(SHARE).max(1);
+        let per_source = share.div_ceil(2).max(MIN_PER_SOURCE.min(share));
+        let grace = Duration::from_millis(per_source.clamp(GRACE.0, GRACE.1) as u64);
+        Self { total, share, per_source, lifetime, grace, state: Mutex::default(), changed: Notify::new() }
+    }
+
+    /// A slot for a connection that was just accepted. The oldest unidentified connection is closed if there would be
+    /// none otherwise, that of the same source if the source has its part. None if all connections are identified.
+    pub(super) async fn admit(self: &Arc<Self>, source: Source) -> Option<Slot> {
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let until = match self.try_admit(source) {
+                Ok(slot) => return Some(slot),
+                Err(Full::Taken) => return None,
+                Err(Full::Ending) => give_up,
+                Err(Full::Until(instant)) => instant,
+            };
+            if give_up <= Instant::now() {
+                return None;
+            }
+            let _ = timeout_at(until.min(give_up), changed).await;
+        }
+    }
+
+    /// As [`Self::admit`], but waits until an identified connection has ended.
+    pub(super) async fn admit_in_turn(self: &Arc<Self>, source: Source) -> Slot {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            match self.admit(source).await {
+                Some(slot) => return slot,
+                None => changed.await,
+            }
+        }
+    }
+
+    fn try_admit(self: &Arc<Self>, source: Source) -> Result<Slot, Full> {
+        let now = Instant::now();
+        let mut state = self.lock();
+        let of_source = state.by_source.get(&source).filter(|ids| ids.len() >= self.per_source);
+        let is_full = state.held >= self.total;
+        if is_full && state.evicted > 0 {
+            return Err(Full::Ending);
+        }
+        let oldest = match of_source.and_then(BTreeSet::first) {
+            Some(id) => Some(*id),
+            None if is_full || state.unidentified.len() >= self.share => {
+                Some(*state.unidentified.keys().next().ok_or(Full::Taken)?)
+            }
+            None => None,
+        };
+        if let Some(id) = oldest {
+            state.evict(id, now, self.grace)?;
+            if is_full {
+                return Err(Full::Ending);
+            }
+        }
+        let (id, evicted) = state.add(source, now);
+        drop(state);
+        let deadline = now + self.lifetime;
+        Ok(Slot { admission: self.clone(), id, deadline, evicted, identified: AtomicBool::new(false) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing within can panic but for want of memory.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn add(&mut self, source: Source, since: Instant) -> (u64, CancellationToken) {
+        let (id, evict) = (self.next, CancellationToken::new());
+        self.next = self.next.wrapping_add(1);
+        self.held = self.held.saturating_add(1);
+        self.unidentified.insert(id, Unidentified { source, since, evict: evict.clone() });
+        self.by_source.entry(source).or_default().insert(id);
+        (id, evict)
+    }
+
+    /// Takes a connection out of the unidentified ones, if it is one.
+    fn remove(&mut self, id: u64) -> Option<Unidentified> {
+        let found = self.unidentified.remove(&id)?;
+        if let Some(ids) = self.by_source.get_mut(&found.source) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_source.remove(&found.source);
+            }
+        }
+        Some(found)
+    }
+
+    fn evict(&mut self, id: u64, now: Instant, grace: Duration) -> Result<(), Full> {
+        let from = self.unidentified.get(&id).map_or(now, |found| found.since + grace);
+        if now < from {
+            return Err(Full::Until(from));
+        }
+        if let Some(found) = self.remove(id) {
+            self.evicted = self.evicted.saturating_add(1);
+            found.evict.cancel();
+        }
+        Ok(())
+    }
+}
+
+impl Slot {
+    /// Notes that the connection has proven its caller. False if it has lost its slot in the meantime.
+    pub(super) fn identify(&self) -> bool {
+        if self.is_identified() {
+            return true;
+        }
+        let was_unidentified = self.admission.lock().remove(self.id).is_some();
+        if was_unidentified {
+            self.identified.store(true, Ordering::Release);
+            self.admission.changed.notify_waiters();
+        }
+        // Two requests of one connection may come here at once.
+        was_unidentified || !self.evicted.is_cancelled()
+    }
+
+    /// When the connection is closed unless it is identified before; none once it is.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        (!self.is_identified()).then_some(self.deadline)
+    }
+
+    /// Returns if the connection has to end for another one.
+    pub(super) async fn evicted(&self) {
+        self.evicted.cancelled().await;
+    }
+
+    /// Returns if the connection has not been identified in time, nor ended by itself.
+    pub(super) async fn overdue(&self) {
+        sleep_until(self.deadline + FAREWELL).await;
+        if self.is_identified() {
+            std::future::pending().await
+        }
+    }
+
+    fn is_identified(&self) -> bool {
+        self.identified.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut state = self.admission.lock();
+        state.remove(self.id);
+        state.held = state.held.saturating_sub(1);
+        if self.evicted.is_cancelled() {
+            state.evicted = state.evicted.saturating_sub(1);
+        }
+        drop(state);
+        self.admission.changed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::time::advance;
+
+    fn source(last: u8) -> Source {
+        Source::from(IpAddr::from([127, 0, 0, last]))
+    }
+
+    fn admission(total: usize) -> Arc<Admission> {
+        Arc::new(Admission::new(total, Duration::from_secs(10)))
+    }
+
+    async fn admitted(admission: &Arc<Admission>, last: u8, count: usize) -> Vec<Slot> {
+        let mut slots = Vec::new();
+        for _ in 0..count {
+            slots.push(admission.admit(source(last)).await.unwrap());
+        }
+        slots
+    }
+
+    fn evicted(slots: &[Slot]) -> Vec<bool> {
+        slots.iter().map(|slot| slot.evicted.is_cancelled()).collect()
+    }
+
+    #[test]
+    fn shares_of_few_and_many_slots() {
+        for (total, share, per_source) in
+            [(1, 1, 1), (2, 1, 1), (48, 10, 10), (64, 13, 13), (100, 20, 16), (200, 40, 20), (10_000, 2_000, 1_000)]
+        {
+            let admission = admission(total);
+            assert_eq!((admission.share, admission.per_source), (share, per_source), "{total}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_one_peer_has_count_as_one() {
+        let of = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());
+        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+        assert_eq!(of("2001:db8:0:1::1"), of("2001:db8:0:1:ffff::9"));
+        assert_ne!(of("2001:db8:0:1::1"), of("2001:db8:0:2::1"));
+        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_unidentified_connection_makes_room_for_a_newer_one() {
+        let admission = admission(100);
+        let mut slots = admitted(&admission, 1, 10).await;
+        slots.append(&mut admitted(&admission, 2, 10).await);
+        assert!(slots[1].identify());
+        advance(admission.grace).await;
+        // One has been identified, so that one more fits.
+        let more = admitted(&admission, 3, 3).await;
+        assert_eq!(evicted(&slots), (0..20).map(|n| n == 0 || n == 2).collect::<Vec<_>>());
+        assert_eq!(evicted(&more), [false; 3]);
+        assert!(!slots[0].identify(), "it has lost its slot");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_source_makes_room_for_itself_at_its_cap() {
+        let admission = admission(100);
+        let other = admitted(&admission, 2, 1).await;
+        let slots = admitted(&admission, 1, 16).await;
+        advance(admission.grace).await;
+        let _more = admitted(&admission, 1, 2).await;
+        assert_eq!(evicted(&other), [false], "though it is older");
+        assert_eq!(evicted(&slots), (0..16).map(|n| n < 2).collect::<Vec<_>>());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn identified_connections_are_never_evicted() {
+        let admission = admission(10);
+        let slots = admitted(&admission, 1, 2).await;
+        assert!(slots.iter().all(Slot::identify));
+        let mut slots = slots;
+        for _ in 0..8 {
+            let slot = admission.admit(source(1)).await.unwrap();
+            assert!(slot.identify());
+            slots.push(slot);
+        }
+        assert!(admission.admit(source(1)).await.is_none());
+        slots.pop();
+        let last = admission.admit(source(1)).await.unwrap();
+        assert!(slots.iter().all(|slot| !slot.evicted.is_cancelled()));
+        // The unidentified one among them goes, and its slot is given away once it has ended.
+        advance(admission.grace).await;
+        let waiting = admission.clone();
+        let next = tokio::spawn(async move { waiting.admit(source(2)).await });
+        last.evicted().await;
+        assert!(!next.is_finished());
+        drop(last);
+        assert!(next.await.unwrap().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_waits_until_the_first_are_identified_or_had_their_moment() {
+        let admission = admission(10);
+        let slots = admitted(&admission, 1, 2).await;
+        let start = Instant::now();
+        let waiting = admission.clone();
+        let next = tokio::spawn(async move { waiting.admit(source(1)).await });
+        tokio::task::yield_now().await;
+        assert!(slots[1].identify());
+        let third = next.await.unwrap().unwrap();
+        assert_eq!((start.elapsed(), evicted(&slots)), (Duration::ZERO, vec![false, false]));
+        let _fourth = admission.admit(source(1)).await.unwrap();
+        assert_eq!((start.elapsed() >= admission.grace, evicted(&slots)), (true, vec![true, false]));
+        assert!(!third.evicted.is_cancelled());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_unidentified_connections_are_ever_overdue() {
+        let admission = admission(10);
+        let slots = admitted(&admission, 1, 2).await;
+        assert!(slots[0].identify());
+        let start = Instant::now();
+        tokio::select! {
+            () = slots[0].overdue() => panic!("it is identified"),
+            () = slots[1].overdue() => {}
+        }
+        assert!(start.elapsed() >= Duration::from_secs(10));
+        assert_eq!((slots[0].deadline(), slots[1].deadline().is_some()), (None, true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_left_of_connections_that_have_ended() {
+        let admission = admission(10);
+        for n in 0..50 {
+            let slots = admitted(&admission, n, 2).await;
+            assert!(slots[0].identify());
+        }
+        let state = admission.lock();
+        assert_eq!((state.held, state.evicted, state.unidentified.len(), state.by_source.len()), (0, 0, 0, 0));
+    }
+}

@@ -1,0 +1,193 @@
+//! A connection that has not proven its caller shuts nobody out: not from the proxy, not from the operator's listener.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream, UnixStream};
+use tokio::time::timeout;
+
+use crate::lab::client::{auth, read_head, read_to_end};
+use crate::lab::{self, Ground, Lab, Origin, PATIENCE};
+
+async fn lab(proxy: &str, more: &str) -> (Lab, Origin) {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let lab = ground.proxy(&format!("[proxy]\n{proxy}\n{more}{}", lab::allow_api(origin.port()))).await;
+    (lab, origin)
+}
+
+/// A connection from an address of the loopback network.
+#[allow(clippy::disallowed_methods, reason = "the test plays the sandbox: it connects to the proxy")]
+async fn connect_from(lab: &Lab, host: u8) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, host), 0))).unwrap();
+    socket.connect(lab.proxy).await.unwrap()
+}
+
+fn stranger(origin: &Origin) -> String {
+    format!("GET https://api.test:{}/ HTTP/1.1\r\nHost: api.test:{0}\r\n\r\n", origin.port())
+}
+
+/// Sends the head of a request and reads the whole answer; none if the connection is closed.
+async fn asked(stream: &mut TcpStream, text: &str) -> Option<String> {
+    stream.write_all(text.as_bytes()).await.ok()?;
+    let head = read_head(stream).await;
+    let length = head.to_ascii_lowercase().split_once("content-length: ")?.1.split_once("\r\n")?.0.parse().unwrap();
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await.ok()?;
+    Some(head)
+}
+
+async fn is_closed(stream: &mut TcpStream) -> bool {
+    let mut rest = Vec::new();
+    // A reset is as good a close as any.
+    timeout(Duration::from_millis(1), stream.read_to_end(&mut rest)).await.is_ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_that_keep_their_connections_take_no_place_of_a_caller() {
+    let (lab, origin) = lab("max_connections = 20", "").await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let mut kept = Vec::new();
+    for n in 0..60 {
+        let mut stream = connect_from(&lab, 1 + n % 30).await;
+        let head = asked(&mut stream, &stranger(&origin)).await.expect("it is answered");
+        assert!(head.starts_with("HTTP/1.1 407 "), "{head}");
+        kept.push(stream);
+    }
+    assert_eq!(lab.get(&url).await.status, 200);
+    let mut open = 0;
+    for stream in &mut kept {
+        open += usize::from(!is_closed(stream).await);
+    }
+    // The caller's own connection was one of the four while it was unknown.
+    assert!((3..=4).contains(&open), "{open} of 60 are open");
+    let lines = lab.audit().await;
+    let closed = lines.iter().filter(|line| line["code"] == "overloaded").count();
+    assert_eq!((lines.iter().filter(|line| line["code"] == "caller_unknown").count(), closed), (60, 60 - open));
+}
+
+/// Whoever floods from one address closes its own connections and not those of others.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_address_does_not_take_the_places_of_another() {
+    let (lab, _origin) = lab("max_connections = 200", "").await;
+    let mut quiet = connect_from(&lab, 2).await;
+    let mut flood = Vec::new();
+    for _ in 0..80 {
+        flood.push(connect_from(&lab, 3).await);
+    }
+    let mut last = flood.pop().unwrap();
+    let head = asked(&mut last, "GET https://api.test/ HTTP/1.1\r\nHost: api.test\r\n\r\n").await.unwrap();
+    assert!(head.starts_with("HTTP/1.1 407 "), "{head}");
+    let head = asked(&mut quiet, "GET https://api.test/ HTTP/1.1\r\nHost: api.test\r\n\r\n").await;
+    assert!(head.expect("it is still there").starts_with("HTTP/1.1 407 "));
+    let mut open = 0;
+    for stream in &mut flood {
+        open += usize::from(!is_closed(stream).await);
+    }
+    assert_eq!(open, 19, "with the last one they are half of the fifth");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_time_to_become_known_does_not_begin_anew() {
+    let (lab, origin) = lab("header_timeout = \"1s\"", "").await;
+    let request = stranger(&origin);
+    let mut asking = lab.connect().await;
+    let mut pipelining = lab.connect().await;
+    let start = Instant::now();
+    pipelining.write_all(request.repeat(20).as_bytes()).await.unwrap();
+    let pipelined = tokio::spawn(async move { (read_to_end(&mut pipelining).await, start.elapsed()) });
+    let mut answers = 0;
+    while let Some(head) = asked(&mut asking, &request).await {
+        assert!(head.starts_with("HTTP/1.1 407 "), "{head}");
+        answers += 1;
+        assert!(start.elapsed() < PATIENCE, "it goes on for ever");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(900) && answers > 2, "{took:?}, {answers} answers");
+    let (text, took) = pipelined.await.unwrap();
+    assert_eq!(text.matches("HTTP/1.1 407 ").count(), 20);
+    assert!(took < PATIENCE, "{took:?}");
+    // A caller that has become known has the idle time.
+    let mut known = lab.connect().await;
+    let request = request.replace("\r\n\r\n", &format!("\r\nProxy-Authorization: {}\r\n\r\n", auth()));
+    assert!(asked(&mut known, &request).await.unwrap().starts_with("HTTP/1.1 200 "));
+    assert!(timeout(Duration::from_millis(1600), known.read_u8()).await.is_err(), "it is kept");
+    assert!(asked(&mut known, &request).await.unwrap().starts_with("HTTP/1.1 200 "));
+}
+
+/// Neither a body without end nor answers that nobody reads lengthen the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stranger_that_sends_or_does_not_read_is_cut_in_time() {
+    let (lab, origin) = lab("header_timeout = \"1s\"", "").await;
+    let requests = stranger(&origin).repeat(10);
+    let mut client = lab.connect().await;
+    let unread = async { while client.write_all(requests.as_bytes()).await.is_ok() {} };
+    timeout(PATIENCE, unread).await.expect("it is cut although it reads nothing");
+    let to = format!("api.test:{}", origin.port());
+    let head = format!("POST https://{to}/ HTTP/1.1\r\nHost: {to}\r\nContent-Length: 9999999\r\n\r\n");
+    let mut client = lab.connect().await;
+    client.write_all(head.as_bytes()).await.unwrap();
+    let dripping = async {
+        while client.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, dripping).await.expect("it is cut although it goes on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_is_part_of_the_time_to_become_known() {
+    let ground = Ground::new().await;
+    let identity = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(ground.dir.path().join("proxy.pem"), identity.cert.pem()).unwrap();
+    std::fs::write(ground.dir.path().join("proxy-key.pem"), identity.signing_key.serialize_pem()).unwrap();
+    let lab = ground
+        .proxy("[proxy]\nheader_timeout = \"300ms\"\nhandshake_timeout = \"60s\"\ntls = { cert = \"proxy.pem\", key = \"proxy-key.pem\" }\n")
+        .await;
+    let mut silent = lab.connect().await;
+    assert_eq!(read_to_end(&mut silent).await, "");
+    assert_eq!(lab.ended(0).await["code"], "header_timeout");
+}
+
+/// A peer that the listener vouches for is known once it has asked, and then has its place like any caller.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_of_a_unix_socket_keeps_its_place() {
+    let uid = rustix::process::geteuid().as_raw();
+    let listen =
+        format!("max_connections = 10\nlisten = [\"127.0.0.1:0\", \"unix:p.sock\"]\nunix_tasks = {{ {uid} = \"t\" }}");
+    let (lab, origin) = lab(&listen, "").await;
+    let mut stream = UnixStream::connect(lab.dir.path().join("p.sock")).await.unwrap();
+    for _ in 0..2 {
+        stream.write_all(stranger(&origin).as_bytes()).await.unwrap();
+        let head = read_head(&mut stream).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        stream.read_exact(&mut [0; 6]).await.unwrap();
+        let mut strangers = Vec::new();
+        for _ in 0..20 {
+            strangers.push(lab.connect().await);
+        }
+        let mut last = strangers.pop().unwrap();
+        assert!(asked(&mut last, &stranger(&origin)).await.unwrap().starts_with("HTTP/1.1 407 "));
+    }
+}
+
+/// Silent connections, and such that show a wrong token again and again, do not keep the operator waiting.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operator_is_served_however_many_strangers_are_there() {
+    let (lab, _origin) = lab("", "[admin]\nlisten = \"127.0.0.1:0\"\n").await;
+    let address = lab.daemon.admin_address().unwrap();
+    let mut strangers = Vec::new();
+    for _ in 0..200 {
+        #[allow(clippy::disallowed_methods, reason = "the test plays a stranger")]
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let _ = stream.write_all(b"GET /v1/tasks HT").await;
+        strangers.push(stream);
+    }
+    let start = Instant::now();
+    let (status, tasks) = lab.ask("GET", "/v1/tasks", &serde_json::Value::Null).await;
+    assert_eq!((status, tasks["tasks"][0]["task"].as_str()), (200, Some("t")));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
