@@ -134,6 +134,8 @@ pub struct Record {
     limited: Option<Limited>,
     /// What it takes for as long as it is under way.
     held: Vec<Box<dyn Send + Sync>>,
+    /// It has a line of its own, however many refusals there are beside it.
+    is_kept: bool,
 }
 
 /// What the bodies of an exchange have in common: how much has passed, when something last did, and how
@@ -317,6 +319,7 @@ impl Record {
             found: false,
             limited: None,
             held: Vec::new(),
+            is_kept: false,
         }
     }
 
@@ -587,6 +590,28 @@ impl Record {
         self.counts.clone()
     }
 
+    /// Has its line written, and never only counted. What asks for that must be bounded otherwise.
+    pub fn keep_line(&mut self) {
+        self.is_kept = true;
+    }
+
+    /// Whether the log can be written, as far as that is known. One that could not is tried again.
+    ///
+    /// # Errors
+    /// [`Fail::AuditUnavailable`]: then nothing may leave.
+    pub async fn can_be_written(&self) -> Verdict<()> {
+        if self.sink.is_healthy() || (self.sink.flush().await.is_ok() && self.sink.is_healthy()) {
+            return Ok(());
+        }
+        Err(Fail::AuditUnavailable.into())
+    }
+
+    /// Whether `decided` has been written: from then on something may have left.
+    #[must_use]
+    pub fn is_decided(&self) -> bool {
+        self.progress == Progress::Decided
+    }
+
     /// Writes `decided` and waits until it has been written.
     ///
     /// # Errors
@@ -697,7 +722,7 @@ impl Drop for Record {
             self.line.verdict = if self.line.response_status.is_some() { "allow" } else { "abandoned" };
         }
         let refused = self.progress == Progress::Undecided;
-        if refused && !self.sink.admits(self.source(), self.line.code.unwrap_or(self.line.verdict)) {
+        if refused && !self.is_kept && !self.sink.admits(self.source(), self.line.code.unwrap_or(self.line.verdict)) {
             return;
         }
         let mut line = self.stamped(if refused { "refused" } else { "closed" });

@@ -148,6 +148,7 @@ async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<In
         Ok(Passed::Own(said)) => respond::own(said, &record),
         Ok(Passed::Tunnelled(tunnel)) => {
             passage.switches();
+            record.keep_line();
             let established = respond::established(&record);
             let (client, abort) = (client.clone(), services.abort.clone());
             services.tracker.spawn(async move { abort.run_until_cancelled(tunnel.run(client, record)).await });

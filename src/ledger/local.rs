@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::value::RawValue;
 
@@ -119,6 +120,18 @@ impl Local {
         let (id, raw) = (who.id.as_str().into(), kind == Kind::Raw);
         let receipt = self.write(&Change::Counted { id, raw, counter: *entry.counter(kind) })?;
         Ok((take, receipt))
+    }
+
+    pub(super) async fn give_back(&self, who: &Execution, kind: Kind, taken: Duration, now: Millis) -> Result<()> {
+        self.ready()?;
+        let receipt = {
+            let mut shard = self.book.shard(&who.id);
+            let Some(entry) = shard.get_mut(&who.id) else { return Ok(()) };
+            entry.counter(kind).give_back(now.before(taken));
+            let (id, raw) = (who.id.as_str().into(), kind == Kind::Raw);
+            self.write(&Change::Counted { id, raw, counter: *entry.counter(kind) })?
+        };
+        receipt.written().await
     }
 
     pub(super) async fn find_noted(&self, id: &ExecutionId, most: u32, now: Millis) -> Result<bool> {

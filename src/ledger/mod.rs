@@ -208,6 +208,17 @@ impl Ledger {
         }
     }
 
+    /// Takes back one call that [`Self::take`] counted so long ago; of an execution that is no longer known, none.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`]. Then it stays counted.
+    pub async fn give_back(&self, who: &Execution, kind: Kind, taken: Duration, now: Millis) -> Result<()> {
+        match &self.0 {
+            Store::Local(local) => local.give_back(who, kind, taken, now).await,
+            Store::Shared(shared) => shared.give_back(who, kind, taken).await,
+        }
+    }
+
     /// Notes that a credential was found in what an execution wanted to send; the find that makes `most` of them
     /// stops it. True if it is stopped now, or not known.
     ///

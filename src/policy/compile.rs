@@ -612,6 +612,7 @@ pub(super) mod tests {
             ("[proxy]\nmax_connections = 0", "proxy.max_connections", "whole number"),
             ("proxy = 3", "proxy", "[proxy]"),
             ("[dns]\nservers = [\"dns.example\"]", "dns.servers[0]", "system"),
+            ("[dns]\nnew_names_per_minute = 0", "dns.new_names_per_minute", "1 to 1000000"),
             ("[dns]\nhosts = { \"API.test\" = [\"127.0.0.1\"] }", "dns.hosts.\"API.test\"", "api.test"),
             ("[dns]\nhosts = { \"api.test\" = [\"localhost\"] }", "dns.hosts.\"api.test\"[0]", "192.0.2.1"),
             ("[network]\nallow_cidrs = [\"10.0.0.1/8\"]", "network.allow_cidrs[0]", "bits behind"),

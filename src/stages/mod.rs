@@ -17,6 +17,7 @@ pub mod inspect;
 mod keys;
 mod leaving;
 pub mod limit;
+mod names;
 pub mod parse;
 pub mod pin;
 mod pool;

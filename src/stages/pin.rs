@@ -19,8 +19,10 @@ use tokio::time::error::Elapsed;
 use tokio::time::{timeout, timeout_at};
 
 use super::authorize::Admitted;
+use super::names::{Names, Seen};
 use crate::audit::record::Record;
 use crate::model::host::{Host, HostName};
+use crate::model::limited::{Limited, Within};
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
 use crate::policy::address::embedded_v4;
@@ -101,6 +103,8 @@ pub struct Resolver {
     /// Where the ledger's server was found.
     ledger: RwLock<Vec<SocketAddr>>,
     answers: Cache<HostName, Arc<Slot>>,
+    /// What executions have asked for.
+    names: Names,
 }
 
 /// One name's answer, made once by whoever comes first.
@@ -143,14 +147,19 @@ impl Resolver {
         options.try_tcp_on_error = true;
         let dns = builder.build().map_err(io::Error::other)?;
         let answers = Cache::builder().max_capacity(CACHED_NAMES).time_to_live(MAX_TTL).build();
-        Ok(Self { dns, servers, timeout: settings.timeout, own, ledger: RwLock::default(), answers })
+        let names = Names::new(settings.new_names_per_minute);
+        Ok(Self { dns, servers, timeout: settings.timeout, own, ledger: RwLock::default(), answers, names })
     }
 
     /// Resolves an admitted destination and judges every address. Literals come through here too.
     ///
     /// # Errors
-    /// [`Deny::AddressNotAllowed`], [`Deny::LoopDetected`], [`Fail::ResolveFailed`].
+    /// [`Fail::AuditUnavailable`] if the log cannot be written: then nothing may leave; [`Deny::RateLimited`] if the
+    /// execution has asked for too many new names; [`Deny::AddressNotAllowed`], [`Deny::LoopDetected`],
+    /// [`Fail::ResolveFailed`].
     pub async fn pin(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<PinnedTarget> {
+        record.can_be_written().await?;
+        self.judge_name(policy, admitted, record)?;
         let addresses = self.addresses(policy, admitted.target()).await?;
         let port = admitted.target().port();
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
@@ -196,6 +205,27 @@ impl Resolver {
         let mut known = self.ledger.write().unwrap_or_else(PoisonError::into_inner);
         addresses.clone_into(&mut known);
         Ok(addresses)
+    }
+
+    /// Whether the execution may ask for the name. One that it has not asked for before has its line in the log,
+    /// whatever becomes of the request.
+    fn judge_name(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<()> {
+        let Host::Name(name) = admitted.target().host() else { return Ok(()) };
+        if policy.hosts_override(name).is_some() {
+            return Ok(());
+        }
+        match self.names.ask(admitted.caller().execution(), name, Instant::now()) {
+            Ok(Seen::Before) => Ok(()),
+            Ok(Seen::Never) => {
+                record.keep_line();
+                Ok(())
+            }
+            Err(wait) => {
+                let (limit, within) = (self.names.per_minute().into(), Within::Time(Names::window()));
+                let name = "dns.new_names_per_minute";
+                Err(record.limited(Deny::RateLimited, Limited { name, limit, within, retry_after: Some(wait) }))
+            }
+        }
     }
 
     async fn addresses(&self, policy: &Policy, target: &Target) -> Verdict<Vec<IpAddr>> {

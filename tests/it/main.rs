@@ -41,6 +41,7 @@ mod malformed;
 mod mcp;
 mod memory;
 mod misuse;
+mod names;
 mod nowhere;
 mod operator;
 mod own;

@@ -129,6 +129,13 @@ impl Shared {
         read::take(&taken, number, caps)
     }
 
+    pub(super) async fn give_back(&self, who: &Execution, kind: Kind, taken: Duration) -> Result<()> {
+        let kind = if kind == Kind::Raw { "r" } else { "t" };
+        let mut call = self.scripts.give_back.of(&who.id);
+        call.arg(kind).arg(taken.as_millis().to_string());
+        self.link.invoke::<u8>(&call).await.map(drop)
+    }
+
     pub(super) async fn find_noted(&self, id: &ExecutionId, most: u32) -> Result<bool> {
         let mut call = self.scripts.found.of(id);
         call.arg(id.as_str()).arg(most);
