@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::finds::Finds;
-use super::flood::Source;
+use super::flood::{self, Source};
 use super::sink::{Sink, SinkError, Told};
 use crate::files;
 use crate::leak::{Found, Matcher, Whose};
@@ -88,6 +88,10 @@ const REDACTED: &str = "[redacted]";
 /// Longest method and path that are written down, in characters.
 const MOST_METHOD: usize = 64;
 const MOST_PATH: usize = 2048;
+
+/// Finds of one execution whose lines are written whatever else is refused. Many more than it takes to stop it, so
+/// that only what is under way all at once is ever counted.
+const MOST_FIND_LINES: u32 = 1_000;
 
 /// What a request costs that carried a credential and was not blocked.
 const FEE: f64 = 0.5;
@@ -667,7 +671,7 @@ impl Record {
             return;
         }
         if let Some((_, execution)) = &self.caller {
-            self.finds.note(execution);
+            self.is_kept |= self.finds.note(execution) <= MOST_FIND_LINES;
         }
     }
 
@@ -722,7 +726,8 @@ impl Drop for Record {
             self.line.verdict = if self.line.response_status.is_some() { "allow" } else { "abandoned" };
         }
         let refused = self.progress == Progress::Undecided;
-        if refused && !self.is_kept && !self.sink.admits(self.source(), self.line.code.unwrap_or(self.line.verdict)) {
+        let what = if refused { self.line.code.unwrap_or(self.line.verdict) } else { flood::ANSWERED };
+        if !decided && !self.is_kept && !self.sink.admits(self.source(), what) {
             return;
         }
         let mut line = self.stamped(if refused { "refused" } else { "closed" });

@@ -1,6 +1,6 @@
 //! The proxy's own paths: what a sandbox may ask the proxy itself, in origin-form on its listener and nowhere else.
 //!
-//! Questions about the caller's own take from the rate only. What asks about the world outside is a tool call, judged
+//! All of them have a rate of their own. Questions about the caller's own take from that of the plan besides. What asks about the world outside is a tool call, judged
 //! as a request to `https://host:port/` would be; none is ever sent.
 
 use std::time::{Duration, Instant};
@@ -128,6 +128,7 @@ pub(super) async fn answer(
     let (mut head, body) = request.into_parts();
     let task = policy.task(caller.task()).ok_or(Deny::CallerUnknown)?;
     let asking = Asking { services, policy, caller, task };
+    services.throttle.ask(caller, record)?;
     let said = match page {
         Page::Reach(verb) if head.method == Method::GET => {
             record.asks(verb.as_str());

@@ -3,6 +3,7 @@
 //! Calls of an execution and of a minute are counted by the ledger, exactly and for all proxies that share it; how
 //! fast they come and how many are under way is this process's own affair.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,8 +15,12 @@ use crate::ledger::{Caps, Ledger, LedgerError, Millis, Take};
 use crate::model::limited::{Limited, Within};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::tool::Kind;
-use crate::policy::plan::{Calls, Limits};
+use crate::policy::plan::{Calls, Limits, Rate};
 use crate::policy::rule::Policy;
+
+/// How fast questions to the proxy itself may come of one execution, whatever its plan says: in a second, and at once.
+const OWN_PER_SECOND: NonZeroU32 = NonZeroU32::new(20).unwrap();
+const OWN_BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
 /// How long the window of `calls_per_minute` is.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -43,13 +48,15 @@ pub struct Throttle {
     ledger: Arc<Ledger>,
     finds: Arc<Finds>,
     gates: Gates,
+    /// Of questions to the proxy itself.
+    own: Gates,
 }
 
 impl Throttle {
     /// Counts in a ledger.
     #[must_use]
     pub fn new(ledger: Arc<Ledger>, finds: Arc<Finds>) -> Self {
-        Self { ledger, finds, gates: Gates::default() }
+        Self { ledger, finds, gates: Gates::default(), own: Gates::default() }
     }
 
     /// Takes one call. As long as it is under way, the record holds its place.
@@ -95,6 +102,17 @@ impl Throttle {
         if let Err(error) = self.ledger.give_back(caller.facts(), Kind::Raw, taken, Millis::now()).await {
             tracing::warn!(%error, "the call of a tunnel stays counted");
         }
+    }
+
+    /// Takes a question to the proxy itself, before what its kind of question takes besides.
+    ///
+    /// # Errors
+    /// [`Deny::RateLimited`].
+    pub fn ask(&self, caller: &Caller, record: &mut Record) -> Verdict<()> {
+        let rate = Some(Rate { per_second: OWN_PER_SECOND, burst: OWN_BURST });
+        let asked = self.own.enter(caller.execution(), Kind::Raw, &Limits { rate, ..Limits::default() });
+        let named = |limited| Limited { name: "self_requests_per_second", ..limited };
+        asked.map(drop).map_err(|limited| record.limited(Deny::RateLimited, named(limited)))
     }
 
     /// Takes what is no call, or has been counted: it has to come no faster than calls of its kind may, and from an

@@ -60,6 +60,7 @@ mod sni;
 mod soak;
 mod ssrf;
 mod texts;
+mod thinning;
 mod tools;
 mod turn;
 mod unruly;
