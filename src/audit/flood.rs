@@ -13,8 +13,9 @@ use crate::model::peer::Whence;
 
 /// From the first refusal on that has a line of its own.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Windows that are open at a time. Executions beyond share their lines and their number.
-const MOST: usize = 4_096;
+/// Windows that are open at a time: of a thousand executions, if each has all kinds. Those beyond share their lines and
+/// their number.
+const MOST: usize = 1_024 * (1 + APART.len());
 /// What has lines of its own, whatever else its source is refused.
 const APART: [&str; 6] =
     ["address_not_allowed", ANSWERED, "authority_mismatch", "caller_unknown", "leak_detected", "sni_mismatch"];

@@ -241,6 +241,12 @@ impl Local {
         self.book.each().find_map(|shard| shard.values().find_map(find)).map(|known| known.shown_at(now))
     }
 
+    pub(super) fn approval_of(&self, who: &ExecutionId, id: &str, now: Millis) -> Option<Approval> {
+        let shard = self.book.shard(who);
+        let known = shard.get(who)?.approvals.iter().find(|known| known.id == id).cloned();
+        known.map(|known| known.shown_at(now))
+    }
+
     pub(super) fn approvals_of(&self, id: &ExecutionId, now: Millis) -> Vec<Approval> {
         let known = self.book.shard(id).get(id).map(|entry| entry.approvals.clone()).unwrap_or_default();
         approval::in_order(known.into_iter().map(|known| known.shown_at(now)).collect())

@@ -312,6 +312,17 @@ impl Ledger {
         }
     }
 
+    /// One approval of an execution. Others' are not looked at, so nothing tells whether they have it.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn approval_of(&self, who: &ExecutionId, id: &str, now: Millis) -> Result<Option<Approval>> {
+        match &self.0 {
+            Store::Local(local) => Ok(local.approval_of(who, id, now)),
+            Store::Shared(shared) => shared.approval_of(who, id).await,
+        }
+    }
+
     /// The approvals of an execution, oldest first; none of one that is not known.
     ///
     /// # Errors

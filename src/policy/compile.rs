@@ -329,6 +329,9 @@ fn judge(name: &str, raw: &RawIntegration, findings: &Findings) {
             "an integration of their own for these domains",
         );
     }
+    if raw.any_public_host && !raw.allow_cidrs.is_empty() {
+        findings.warning(at("allow_cidrs"), "beside any_public_host: whoever owns any name can lead it there");
+    }
     if !raw.any_public_host && !raw.denied_domains.is_empty() {
         findings.problem(
             at("denied_domains"),
@@ -980,6 +983,20 @@ pub(super) mod tests {
             ("approval = { methods = [\"POST\"] }", None),
         ] {
             let warnings = try_compile(&format!("{integration}{keys}")).ok().map(|config| config.warnings).unwrap();
+            assert_eq!(warnings.first().map(|warning| warning.path.as_str()), want, "{keys}");
+        }
+    }
+
+    #[test]
+    fn every_name_that_leads_inside_is_a_warning() {
+        let rows = [
+            ("any_public_host = true\nallow_cidrs = [\"10.0.0.0/8\"]", Some("integrations.a.allow_cidrs")),
+            ("allowed_domains = [\"a.example\"]\nallow_cidrs = [\"10.0.0.0/8\"]", None),
+            ("any_public_host = true", None),
+        ];
+        for (keys, want) in rows {
+            let warnings =
+                try_compile(&format!("[integrations.a]\n{keys}")).ok().map(|config| config.warnings).unwrap();
             assert_eq!(warnings.first().map(|warning| warning.path.as_str()), want, "{keys}");
         }
     }

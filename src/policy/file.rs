@@ -335,10 +335,12 @@ fn rate(s: &mut Section<'_>, findings: &Findings) -> Option<Rate> {
 }
 
 fn timeouts(s: &mut Section<'_>, default: Timeouts) -> Timeouts {
+    let request = s.take("request_timeout");
     Timeouts {
         response_header: s.take("response_header_timeout").unwrap_or(default.response_header),
         idle: s.take("idle_timeout").unwrap_or(default.idle),
-        request: s.take("request_timeout").or(default.request),
+        request: request.or(default.request),
+        most_asked: request.unwrap_or(default.most_asked),
     }
 }
 

@@ -123,6 +123,7 @@ async fn behaves(mut subject: Subject) {
     judged_calls_outlast_reported_ones(&subject).await;
     approvals_are_asked_once_decided_once_and_used_once(&mut subject).await;
     approvals_are_bounded(&mut subject).await;
+    approvals_are_found_among_ones_own(&subject).await;
     ended_ones_are_forgotten(&mut subject).await;
 }
 
@@ -142,6 +143,22 @@ async fn executions_are_what_was_started(subject: &Subject) {
     ledger.check().await.unwrap();
     let odd = ExecutionId::new(&"x}:{\r\n\"".repeat(10_000));
     assert_eq!(ledger.find(&odd).await, Ok(None), "whatever a client claims to be");
+}
+
+async fn approvals_are_found_among_ones_own(subject: &Subject) {
+    for name in ["own1", "own2"] {
+        subject.start(&execution(name)).await;
+    }
+    assert_eq!(subject.ask(&subject.asked("mine", "own1", 1)).await, Ok(Answer::Pending("mine".to_owned())));
+    let known = async |who: &str, approval: &str| {
+        let found = subject.ledger.approval_of(&id(who), approval, subject.now()).await.unwrap();
+        found.map(|found| (found.execution.to_string(), found.state))
+    };
+    assert_eq!(known("own1", "mine").await, Some(("own1".to_owned(), State::Pending)));
+    let odd = "x".repeat(100_000);
+    for (who, approval) in [("own2", "mine"), ("own1", "none"), ("nobody", "mine"), ("own1", &*odd), ("own1", "")] {
+        assert_eq!(known(who, approval).await, None, "{who}");
+    }
 }
 
 async fn a_call_that_is_given_back_was_none(subject: &mut Subject) {

@@ -227,6 +227,21 @@ async fn a_static_execution_that_made_no_call_is_told_of_itself_too() {
     assert_eq!(told["limits"]["tools"]["calls_left"], Value::Null);
 }
 
+/// What comes behind a CONNECT is no HTTP, whatever it was that it named.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connect_to_one_of_these_paths_ends_its_connection() {
+    for path in ["/v1/self", "/v1/self/ca.pem", "/v1/self/approvals/x", "/v1/self/tool_calls", "/v1/self/resolve"] {
+        let here = here("").await;
+        let behind = "GET /v1/self HTTP/1.1\r\nHost: x\r\n{auth}\r\n";
+        let told = here.lab.raw(&format!("CONNECT {path} HTTP/1.1\r\nHost: x\r\n{{auth}}\r\n{behind}{behind}")).await;
+        assert!(told.starts_with("HTTP/1.1 4"), "{path}: {told}");
+        assert_eq!(told.matches("HTTP/1.1 ").count(), 1, "{path}: {told}");
+        assert!(told.to_lowercase().contains("connection: close"), "{path}: {told}");
+        here.lab.ended(0).await;
+        assert_eq!(here.lab.audit().await.len(), 1, "{path}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_interception_ca_is_for_its_clients_to_read() {
     let here = here("").await;

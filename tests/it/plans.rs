@@ -283,8 +283,15 @@ async fn each_kind_of_request_has_timeouts_of_its_own() {
         ("[plans.p.raw]\nresponse_header_timeout = \"200ms\"", "stall", &[], told("response_header_timeout", 0.2)),
         ("[plans.p]\nidle_timeout = \"200ms\"", "stall-body", &[TOOL], None),
         ("[plans.p.raw]\nidle_timeout = \"200ms\"", "stall-body", &[], None),
-        // Without any, the call says how long.
+        // Without any, the call says how long; with one, no longer than that.
         ("[plans.p]", "stall", &[TOOL, ("exeat-timeout", "1")], told("request_timeout", 1.0)),
+        (
+            "[plans.p]\nrequest_timeout = \"200ms\"",
+            "stall",
+            &[TOOL, ("exeat-timeout", "60")],
+            told("request_timeout", 0.2),
+        ),
+        ("[plans.p]\nrequest_timeout = \"5m\"", "stall", &[TOOL, ("exeat-timeout", "1")], told("request_timeout", 1.0)),
     ];
     for (plan, path, fields, want) in rows {
         let (lab, _, url) = lab(plan).await;

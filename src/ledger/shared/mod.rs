@@ -198,9 +198,18 @@ impl Shared {
     }
 
     pub(super) async fn approval(&self, id: &str) -> Result<Option<Approval>> {
-        let Some(execution) = self.asked_by(id).await? else { return Ok(None) };
+        match self.asked_by(id).await? {
+            Some(execution) => self.approval_of(&execution, id).await,
+            None => Ok(None),
+        }
+    }
+
+    pub(super) async fn approval_of(&self, who: &ExecutionId, id: &str) -> Result<Option<Approval>> {
+        if id.len() > MAX_ID {
+            return Ok(None);
+        }
         let mut both = Pipeline::new();
-        both.cmd("HGET").arg(key(&execution, "approvals")).arg(id).cmd("TIME");
+        both.cmd("HGET").arg(key(who, "approvals")).arg(id).cmd("TIME");
         let (text, time): (Option<String>, (u64, u64)) = self.link.query_all(&both).await?;
         text.map(|text| Ok(read::approval(&text)?.shown_at(read::time(time)))).transpose()
     }
