@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use http::Request;
@@ -93,7 +93,7 @@ const MOST_PATH: usize = 2048;
 /// that only what is under way all at once is ever counted.
 const MOST_FIND_LINES: u32 = 1_000;
 
-/// What a request costs that carried a credential and was not blocked.
+/// What a request costs whose head went to its origin with a credential.
 const FEE: f64 = 0.5;
 
 /// How far an exchange has come.
@@ -158,6 +158,8 @@ pub struct Counts {
     stopped: OnceLock<(Refusal, Option<Found>)>,
     stops: Notify,
     reached: OnceLock<Bound>,
+    /// Of the connection that the request was given to: what counts heads there, and how many had gone before.
+    heads: Mutex<Option<(Arc<AtomicU64>, u64)>>,
 }
 
 /// What a tool call asked for, before anything was cleaned out of it.
@@ -181,6 +183,7 @@ impl Counts {
             stopped: OnceLock::new(),
             stops: Notify::new(),
             reached: OnceLock::new(),
+            heads: Mutex::default(),
         }
     }
 
@@ -218,6 +221,19 @@ impl Counts {
             }
             stops.await;
         }
+    }
+
+    /// Notes that the request is given to a connection, where heads are counted as they go out.
+    pub fn sends(&self, heads: Arc<AtomicU64>) {
+        let before = heads.load(Ordering::Relaxed);
+        *self.heads.lock().unwrap_or_else(PoisonError::into_inner) = Some((heads, before));
+    }
+
+    /// Whether the request's head has gone out. Where several go out at once, it is one of them at least.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        let heads = self.heads.lock().unwrap_or_else(PoisonError::into_inner);
+        heads.as_ref().is_some_and(|(heads, before)| heads.load(Ordering::Relaxed) > *before)
     }
 
     /// Adds bytes that went to the origin.
@@ -741,9 +757,8 @@ impl Drop for Record {
         }
         let elapsed = self.started.elapsed().as_secs_f64() * 1000.0;
         line.latency_ms = Some((elapsed * 1000.0).round() / 1000.0);
-        // Whether it came to its end is of no account: the origin may have done what it was asked for.
-        let is_blocked = line.code.and_then(Refusal::with_code).is_some_and(Refusal::is_blocked);
-        line.credits = line.credential_used.as_ref().filter(|_| decided && !is_blocked).map(|_| FEE);
+        // How it ended is of no account: the origin may have done what it was asked for.
+        line.credits = line.credential_used.as_ref().filter(|_| decided && self.counts.has_left()).map(|_| FEE);
         let told = match (line.credits, line.tool, &line.execution) {
             (Some(_), _, _) => Told::Bill,
             (None, Some(_), Some(_)) => Told::Record,

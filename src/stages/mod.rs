@@ -29,3 +29,4 @@ pub mod throttle;
 mod trailers;
 pub mod upload;
 pub mod websocket;
+mod written;

@@ -158,7 +158,7 @@ mod tests {
         for n in 0..REMEMBERED * 5 {
             assert_eq!(names.ask(&execution("1"), &name(n), now), Ok(Seen::Never));
             assert_eq!(
-                names.ask(&execution("1"), &name(n.saturating_sub(REMEMBERED - 1)), now),
+                names.ask(&execution("1"), &name(n.saturating_sub(REMEMBERED / 2 - 1)), now),
                 Ok(Seen::Before),
                 "{n}"
             );

@@ -22,6 +22,7 @@ mod cli;
 mod clients;
 mod crash;
 mod credentials;
+mod credits;
 mod echoes;
 mod executions;
 mod finds;
