@@ -216,6 +216,11 @@ impl Asking<'_> {
                 json!({ "name": credential.name().as_str(), "domains": credential.domains().collect::<Vec<_>>() })
             })
             .collect();
+        let limits = self.task.limits(KIND);
+        let mut tools = left(&limits, &standing.tool);
+        if let Value::Object(tools) = &mut tools {
+            tools.insert("max_timeout_s".to_owned(), limits.timeouts.most_asked.as_secs_f64().into());
+        }
         Ok(Said::Document(json!({
             "task": self.task.name().as_str(),
             "execution": shown(self.services, &standing),
@@ -224,7 +229,7 @@ impl Asking<'_> {
             "approved": self.task.approved(),
             "webhooks": self.task.takes_webhooks(),
             "limits": {
-                "tools": left(&self.task.limits(KIND), &standing.tool),
+                "tools": tools,
                 "raw": left(&self.task.limits(Kind::Raw), &standing.raw),
             },
             "credentials": credentials,

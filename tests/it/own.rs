@@ -201,6 +201,7 @@ async fn everyone_is_told_who_they_are_and_what_is_left() {
         ("concurrent", json!(5)),
         ("max_response_bytes", json!(500_000)),
         ("request_timeout_s", json!(9.0)),
+        ("max_timeout_s", json!(9.0)),
     ] {
         assert_eq!(tools[key], want, "{key}: {told:#}");
     }
