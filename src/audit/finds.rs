@@ -79,13 +79,14 @@ impl Finds {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Notes one more.
-    pub(super) fn note(&self, execution: &ExecutionId) {
+    /// Notes one more, and returns how many there are now.
+    pub(super) fn note(&self, execution: &ExecutionId) -> u32 {
         self.change(execution, |count| if count < STOPPED_HERE { count.saturating_add(1) } else { count });
         if self.notes.try_send(Note::Find(execution.clone())).is_err() {
             // What cannot be written down must not be forgotten by a restart: nothing more comes of it.
             self.change(execution, |_| STOPPED_HERE);
         }
+        self.found.borrow().get(execution).copied().unwrap_or(STOPPED_HERE)
     }
 
     /// An execution goes on no longer: what of it is under way ends.

@@ -1,4 +1,5 @@
-//! Refusals beyond so many a second are counted, by whose they are: a flood of them must not drown the log.
+//! Refusals beyond so many a second are counted, by whose they are: a flood of them must not drown the log. Those that
+//! tell of an attack are counted apart, so that no flood of others takes their lines; and so are answers of our own.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,8 +13,14 @@ use crate::model::peer::Whence;
 
 /// From the first refusal on that has a line of its own.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Executions with a refusal within the last second that are told apart. The others share their lines and their number.
-const MOST: usize = 1_024;
+/// Windows that are open at a time: of a thousand executions, if each has all kinds. Those beyond share their lines and
+/// their number.
+const MOST: usize = 1_024 * (1 + APART.len());
+/// What has lines of its own, whatever else its source is refused.
+const APART: [&str; 6] =
+    ["address_not_allowed", ANSWERED, "authority_mismatch", "caller_unknown", "leak_detected", "sni_mismatch"];
+/// What the proxy has answered by itself, in the place of a code.
+pub(super) const ANSWERED: &str = "answered";
 
 /// Whose refusals have lines together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -27,10 +34,13 @@ pub(super) enum Source {
     Unknown(Whence),
 }
 
+/// What shares its lines: a source, and which of its codes if it is one of [`APART`].
+type Key = (Source, Option<&'static str>);
+
 /// What had no line of its own.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Counted {
-    source: Source,
+    key: Key,
     /// When the first of them was refused.
     since: String,
     codes: BTreeMap<&'static str, u64>,
@@ -56,14 +66,16 @@ struct Line<'c> {
 impl Counted {
     /// The line, as JSON.
     pub(super) fn json(&self) -> String {
-        let (task, execution, callers) = match &self.source {
+        let (source, apart) = &self.key;
+        let (task, execution, callers) = match source {
             Source::Execution(task, execution) => (Some(task.as_str()), Some(execution.as_str()), None),
             Source::Others => (None, None, Some("other executions")),
             Source::Unknown(whence) => (None, None, Some(whence.as_str())),
         };
         let count = self.codes.values().fold(0, |sum: u64, n| sum.saturating_add(*n));
         let (ts, since, codes) = (record::now(), self.since.as_str(), &self.codes);
-        let line = Line { ts, event: "refused", since, task, execution, callers, verdict: "counted", count, codes };
+        let event = if *apart == Some(ANSWERED) { "closed" } else { "refused" };
+        let line = Line { ts, event, since, task, execution, callers, verdict: "counted", count, codes };
         serde_json::to_string(&line).unwrap_or_default()
     }
 }
@@ -76,9 +88,9 @@ pub(super) struct Flood {
 
 #[derive(Default)]
 struct Windows {
-    open: HashMap<Source, Window>,
+    open: HashMap<Key, Window>,
     /// All are equally long, so the first to begin is the first to end.
-    ends: VecDeque<(Instant, Source)>,
+    ends: VecDeque<(Instant, Key)>,
 }
 
 #[derive(Default)]
@@ -96,7 +108,7 @@ impl Flood {
     /// True if the refusal is to have a line of its own; else it has been counted. `what` is one of few words.
     pub(super) fn admits(&self, source: Source, what: &'static str, now: Instant) -> bool {
         let mut windows = self.lock();
-        let window = windows.of(source, now);
+        let window = windows.of((source, APART.into_iter().find(|apart| *apart == what)), now);
         if window.lines < self.per_second {
             window.lines = window.lines.saturating_add(1);
             return true;
@@ -116,23 +128,23 @@ impl Flood {
     pub(super) fn ended(&self, now: Instant) -> Vec<Counted> {
         let mut windows = self.lock();
         let mut counted = Vec::new();
-        while let Some((_, source)) = windows.ends.pop_front_if(|(end, _)| *end <= now) {
-            let window = windows.open.remove(&source);
-            counted.extend(window.and_then(|mut window| window.take(&source)));
+        while let Some((_, key)) = windows.ends.pop_front_if(|(end, _)| *end <= now) {
+            let window = windows.open.remove(&key);
+            counted.extend(window.and_then(|mut window| window.take(&key)));
         }
         counted
     }
 
     /// What has been counted by now. Who has had all of its lines gets no more of them for that.
     pub(super) fn counted(&self) -> Vec<Counted> {
-        self.lock().open.iter_mut().filter_map(|(source, window)| window.take(source)).collect()
+        self.lock().open.iter_mut().filter_map(|(key, window)| window.take(key)).collect()
     }
 
     /// Takes back what could not be written, so that it is told later.
     pub(super) fn put_back(&self, counted: Vec<Counted>, now: Instant) {
         let mut windows = self.lock();
-        for Counted { source, since, codes } in counted {
-            let window = windows.of(source, now);
+        for Counted { key, since, codes } in counted {
+            let window = windows.of(key, now);
             // What was counted meanwhile came later.
             window.since = Some(since);
             for (what, more) in codes {
@@ -149,24 +161,24 @@ impl Flood {
 }
 
 impl Windows {
-    fn of(&mut self, source: Source, now: Instant) -> &mut Window {
-        let is_full = self.open.len() >= MOST && !self.open.contains_key(&source);
-        let source = match source {
-            Source::Execution(..) if is_full => Source::Others,
-            source => source,
+    fn of(&mut self, key: Key, now: Instant) -> &mut Window {
+        let is_full = self.open.len() >= MOST && !self.open.contains_key(&key);
+        let key = match key {
+            (Source::Execution(..), apart) if is_full => (Source::Others, apart),
+            key => key,
         };
         let Self { open, ends } = self;
-        open.entry(source).or_insert_with_key(|source| {
-            ends.push_back((now + WINDOW, source.clone()));
+        open.entry(key).or_insert_with_key(|key| {
+            ends.push_back((now + WINDOW, key.clone()));
             Window::default()
         })
     }
 }
 
 impl Window {
-    fn take(&mut self, source: &Source) -> Option<Counted> {
+    fn take(&mut self, key: &Key) -> Option<Counted> {
         let codes = std::mem::take(&mut self.codes);
-        Some(Counted { source: source.clone(), since: self.since.take()?, codes })
+        Some(Counted { key: key.clone(), since: self.since.take()?, codes })
     }
 }
 
@@ -211,6 +223,23 @@ mod tests {
     }
 
     #[test]
+    fn what_tells_of_an_attack_is_counted_apart() {
+        let (flood, now) = (Flood::new(50), Instant::now());
+        let one = execution("one");
+        assert_eq!(lines(&flood, &one, "host_not_allowed", 10_000, now), 50);
+        for what in APART {
+            assert_eq!(lines(&flood, &one, what, 60, now), 50, "{what}");
+        }
+        assert_eq!(lines(&flood, &one, "path_not_allowed", 1, now), 0);
+        let told = told(&flood.ended(now + WINDOW));
+        assert_eq!(told.len(), 1 + APART.len());
+        for line in told {
+            let is_answer = line["codes"].get(ANSWERED).is_some();
+            assert_eq!(line["event"], if is_answer { "closed" } else { "refused" }, "{line}");
+        }
+    }
+
+    #[test]
     fn who_keeps_within_the_number_leaves_nothing_behind() {
         let (flood, begin) = (Flood::new(50), Instant::now());
         for second in 0..5 {
@@ -238,14 +267,14 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_the_number_stays_exact() {
-        let (flood, now) = (Flood::new(50), Instant::now());
-        let lines: usize = (0..MOST * 2).map(|n| lines(&flood, &execution(&n.to_string()), "x", 60, now)).sum();
+        let (flood, now) = (Flood::new(5), Instant::now());
+        let lines: usize = (0..MOST * 2).map(|n| lines(&flood, &execution(&n.to_string()), "x", 6, now)).sum();
         assert_eq!(flood.lock().open.len(), MOST + 1);
         assert_eq!(flood.lock().ends.len(), MOST + 1);
-        assert_eq!(lines, (MOST + 1) * 50);
+        assert_eq!(lines, (MOST + 1) * 5);
         let told = told(&flood.ended(now + WINDOW));
         let counted: u64 = told.iter().filter_map(|line| line["count"].as_u64()).sum();
-        assert_eq!(lines as u64 + counted, MOST as u64 * 2 * 60);
+        assert_eq!(lines as u64 + counted, MOST as u64 * 2 * 6);
         assert_eq!(told.iter().filter(|line| line["callers"] == "other executions").count(), 1);
     }
 

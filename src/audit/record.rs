@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use http::Request;
@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::finds::{Finder, Finds};
-use super::flood::Source;
+use super::flood::{self, Source};
 use super::sink::{Sink, SinkError, Told};
 use crate::files;
 use crate::leak::{Found, Matcher, Whose};
@@ -89,7 +89,11 @@ const REDACTED: &str = "[redacted]";
 const MOST_METHOD: usize = 64;
 const MOST_PATH: usize = 2048;
 
-/// What a request costs that carried a credential and was not blocked.
+/// Finds of one execution whose lines are written whatever else is refused. Many more than it takes to stop it, so
+/// that only what is under way all at once is ever counted.
+const MOST_FIND_LINES: u32 = 1_000;
+
+/// What a request costs whose head went to its origin with a credential.
 const FEE: f64 = 0.5;
 
 /// How far an exchange has come.
@@ -136,6 +140,8 @@ pub struct Record {
     limited: Option<Limited>,
     /// What it takes for as long as it is under way.
     held: Vec<Box<dyn Send + Sync>>,
+    /// It has a line of its own, however many refusals there are beside it.
+    is_kept: bool,
 }
 
 /// What the bodies of an exchange have in common: how much has passed, when something last did, and how
@@ -154,6 +160,8 @@ pub struct Counts {
     stopped: OnceLock<(Refusal, Option<Found>)>,
     stops: Notify,
     reached: OnceLock<Bound>,
+    /// Of the connection that the request was given to: what counts heads there, and how many had gone before.
+    heads: Mutex<Option<(Arc<AtomicU64>, u64)>>,
 }
 
 /// What a tool call asked for, before anything was cleaned out of it.
@@ -177,6 +185,7 @@ impl Counts {
             stopped: OnceLock::new(),
             stops: Notify::new(),
             reached: OnceLock::new(),
+            heads: Mutex::default(),
         }
     }
 
@@ -214,6 +223,19 @@ impl Counts {
             }
             stops.await;
         }
+    }
+
+    /// Notes that the request is given to a connection, where heads are counted as they go out.
+    pub fn sends(&self, heads: Arc<AtomicU64>) {
+        let before = heads.load(Ordering::Relaxed);
+        *self.heads.lock().unwrap_or_else(PoisonError::into_inner) = Some((heads, before));
+    }
+
+    /// Whether the request's head has gone out. Where several go out at once, it is one of them at least.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        let heads = self.heads.lock().unwrap_or_else(PoisonError::into_inner);
+        heads.as_ref().is_some_and(|(heads, before)| heads.load(Ordering::Relaxed) > *before)
     }
 
     /// Adds bytes that went to the origin.
@@ -320,6 +342,7 @@ impl Record {
             finds_in_answer: 0,
             limited: None,
             held: Vec::new(),
+            is_kept: false,
         }
     }
 
@@ -607,6 +630,28 @@ impl Record {
         self.counts.clone()
     }
 
+    /// Has its line written, and never only counted. What asks for that must be bounded otherwise.
+    pub fn keep_line(&mut self) {
+        self.is_kept = true;
+    }
+
+    /// Whether the log can be written, as far as that is known. One that could not is tried again.
+    ///
+    /// # Errors
+    /// [`Fail::AuditUnavailable`]: then nothing may leave.
+    pub async fn can_be_written(&self) -> Verdict<()> {
+        if self.sink.is_healthy() || (self.sink.flush().await.is_ok() && self.sink.is_healthy()) {
+            return Ok(());
+        }
+        Err(Fail::AuditUnavailable.into())
+    }
+
+    /// Whether `decided` has been written: from then on something may have left.
+    #[must_use]
+    pub fn is_decided(&self) -> bool {
+        self.progress == Progress::Decided
+    }
+
     /// Writes `decided` and waits until it has been written.
     ///
     /// # Errors
@@ -662,7 +707,7 @@ impl Record {
             return;
         }
         if let Some((_, execution)) = &self.caller {
-            self.finds.note(execution);
+            self.is_kept |= self.finds.note(execution) <= MOST_FIND_LINES;
         }
     }
 
@@ -717,7 +762,8 @@ impl Drop for Record {
             self.line.verdict = if self.line.response_status.is_some() { "allow" } else { "abandoned" };
         }
         let refused = self.progress == Progress::Undecided;
-        if refused && !self.sink.admits(self.source(), self.line.code.unwrap_or(self.line.verdict)) {
+        let what = if refused { self.line.code.unwrap_or(self.line.verdict) } else { flood::ANSWERED };
+        if !decided && !self.is_kept && !self.sink.admits(self.source(), what) {
             return;
         }
         let mut line = self.stamped(if refused { "refused" } else { "closed" });
@@ -731,9 +777,8 @@ impl Drop for Record {
         }
         let elapsed = self.started.elapsed().as_secs_f64() * 1000.0;
         line.latency_ms = Some((elapsed * 1000.0).round() / 1000.0);
-        // Whether it came to its end is of no account: the origin may have done what it was asked for.
-        let is_blocked = line.code.and_then(Refusal::with_code).is_some_and(Refusal::is_blocked);
-        line.credits = line.credential_used.as_ref().filter(|_| decided && !is_blocked).map(|_| FEE);
+        // How it ended is of no account: the origin may have done what it was asked for.
+        line.credits = line.credential_used.as_ref().filter(|_| decided && self.counts.has_left()).map(|_| FEE);
         let told = match (line.credits, line.tool, &line.execution) {
             (Some(_), _, _) => Told::Bill,
             (None, Some(_), Some(_)) => Told::Record,

@@ -263,7 +263,10 @@ impl Scribe {
         let ours = counted.iter().map(Counted::json).chain(lost);
         group.extend(ours.map(|json| Entry { json, told: Told::No, written: None }));
         let done = self.writer.write_group(&group);
-        self.healthy.store(done.is_ok(), Ordering::Relaxed);
+        // Where nothing was to be written, nobody has learnt anything.
+        if group.iter().any(|entry| !entry.json.is_empty()) {
+            self.healthy.store(done.is_ok(), Ordering::Relaxed);
+        }
         if let Err(error) = &done {
             tracing::error!(%error, lines = group.len(), "the audit log cannot be written; requests are refused");
             // Whoever waits is told; the others are counted.

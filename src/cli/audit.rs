@@ -91,7 +91,10 @@ fn tail(path: &Path, denied: bool, most: usize, json: bool) -> Exit {
         Err(error) => return fail(&format!("{} cannot be read: {error}", path.display())),
     };
     let read = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok().map(|value| (line, value)));
-    let is_denied = |value: &Value| ["deny", "fail", "counted"].iter().any(|verdict| value["verdict"] == *verdict);
+    let is_denied = |value: &Value| {
+        let counted = value["verdict"] == "counted" && value["event"] == "refused";
+        counted || value["verdict"] == "deny" || value["verdict"] == "fail"
+    };
     let wanted: Vec<_> = read.filter(|(_, value)| !denied || is_denied(value)).collect();
     for (line, value) in wanted.iter().skip(wanted.len().saturating_sub(most)) {
         if json {

@@ -10,8 +10,8 @@ use zeroize::Zeroizing;
 
 use super::terminal::{self, print, say};
 use super::{Exit, sources};
-use crate::leak::strength::{Strength, WEAK};
 use crate::flow::keep;
+use crate::leak::strength::{Strength, WEAK};
 use crate::model::name::is_plain;
 use crate::model::secret::Secret;
 use crate::policy::compile::usable;

@@ -166,9 +166,14 @@ async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<In
     services.settle(judged.as_ref().err().copied(), &mut record).await;
     match judged {
         Ok(Passed::Answered(received)) => websocket::answer(client, doorway, received, record).await,
+        Ok(Passed::Own(said)) if connect => {
+            passage.ends();
+            respond::closing(respond::own(said, &record))
+        }
         Ok(Passed::Own(said)) => respond::own(said, &record),
         Ok(Passed::Tunnelled(tunnel)) => {
             passage.switches();
+            record.keep_line();
             let established = respond::established(&record);
             let client = client.clone();
             services.tracker.spawn(tunnel.run_while_wanted(client, record));

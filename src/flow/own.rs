@@ -1,6 +1,6 @@
 //! The proxy's own paths: what a sandbox may ask the proxy itself, in origin-form on its listener and nowhere else.
 //!
-//! Questions about the caller's own take from the rate only. What asks about the world outside is a tool call, judged
+//! All of them have a rate of their own. Questions about the caller's own take from that of the plan besides. What asks about the world outside is a tool call, judged
 //! as a request to `https://host:port/` would be; none is ever sent.
 
 use std::time::{Duration, Instant};
@@ -128,6 +128,7 @@ pub(super) async fn answer(
     let (mut head, body) = request.into_parts();
     let task = policy.task(caller.task()).ok_or(Deny::CallerUnknown)?;
     let asking = Asking { services, policy, caller, task };
+    services.throttle.ask(caller, record)?;
     let said = match page {
         Page::Reach(verb) if head.method == Method::GET => {
             record.asks(verb.as_str());
@@ -215,6 +216,11 @@ impl Asking<'_> {
                 json!({ "name": credential.name().as_str(), "domains": credential.domains().collect::<Vec<_>>() })
             })
             .collect();
+        let limits = self.task.limits(KIND);
+        let mut tools = left(&limits, &standing.tool);
+        if let Value::Object(tools) = &mut tools {
+            tools.insert("max_timeout_s".to_owned(), limits.timeouts.most_asked.as_secs_f64().into());
+        }
         Ok(Said::Document(json!({
             "task": self.task.name().as_str(),
             "execution": shown(self.services, &standing),
@@ -223,7 +229,7 @@ impl Asking<'_> {
             "approved": self.task.approved(),
             "webhooks": self.task.takes_webhooks(),
             "limits": {
-                "tools": left(&self.task.limits(KIND), &standing.tool),
+                "tools": tools,
                 "raw": left(&self.task.limits(Kind::Raw), &standing.raw),
             },
             "credentials": credentials,
@@ -240,9 +246,9 @@ impl Asking<'_> {
     }
 
     async fn approval(&self, id: &str) -> Verdict<Said> {
-        let known = self.services.ledger.approval(id, Millis::now()).await.map_err(unavailable)?;
-        // That others have one of that id is none of the caller's business.
-        let own = known.filter(|approval| approval.execution == *self.caller.execution());
+        // That others have one of that id is none of the caller's business, and does not make it wait longer.
+        let execution = self.caller.execution();
+        let own = self.services.ledger.approval_of(execution, id, Millis::now()).await.map_err(unavailable)?;
         Ok(own.map_or(Said::Unknown("There is no such approval"), |approval| {
             Said::Document(approvals::shown(&approval, Millis::now()))
         }))

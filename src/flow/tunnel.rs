@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::error::Error as _;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -27,6 +27,7 @@ use super::respond::{self, Answer};
 use super::websocket::{self, Doorway};
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::target::{Scheme, Target};
 use crate::model::tool::Kind;
 use crate::policy::rule::{Mode, Policy};
 use crate::stages::authorize::{self, Admitted};
@@ -34,7 +35,7 @@ use crate::stages::budget::Reservation;
 use crate::stages::dial::OriginStream;
 use crate::stages::identify::Caller;
 use crate::stages::pin::PinnedTarget;
-use crate::stages::throttle::Taken;
+use crate::stages::throttle::{Prepaid, Taken};
 use crate::stages::{parse, sni, standing};
 use crate::tls::hello::{self, Hello, MAX_HELLO, Progress};
 
@@ -43,6 +44,8 @@ pub(super) struct Tunnel {
     upgrade: OnUpgrade,
     admitted: Admitted,
     pinned: PinnedTarget,
+    /// The call that it was opened with.
+    prepaid: Prepaid,
     /// The origin's end of an opaque tunnel.
     origin: Option<OriginStream>,
 }
@@ -56,7 +59,7 @@ enum First {
     Tls(Hello),
 }
 
-/// How often, where to, may they. A tunnel that is inspected costs no call: the requests in it do.
+/// How often, where to, may they. A tunnel is one call, which is that of the first request in it.
 pub(super) async fn judged(
     services: &Services,
     policy: &Policy,
@@ -64,20 +67,9 @@ pub(super) async fn judged(
     request: Request<Incoming>,
     record: &mut Record,
 ) -> Verdict<Tunnel> {
-    let taken = services.throttle.knock(policy, caller, record).await?;
-    let judged = destination(policy, (caller, taken), request, record);
-    let mode = judged.as_ref().ok().map(|(admitted, _)| admitted.mode());
-    if mode == Some(Mode::Opaque) {
-        services.throttle.count(policy, caller, Kind::Raw, record).await?;
-    }
-    let opened = match judged {
-        Ok((admitted, request)) => open(services, policy, admitted, request, record).await,
-        Err(refusal) => Err(refusal),
-    };
-    if opened.is_err() && mode != Some(Mode::Opaque) {
-        services.throttle.count(policy, caller, Kind::Raw, record).await?;
-    }
-    opened
+    let (taken, prepaid) = services.throttle.connect(policy, caller, record).await?;
+    let (admitted, request) = destination(policy, (caller, taken), request, record)?;
+    open(services, policy, (admitted, prepaid), request, record).await
 }
 
 fn destination(
@@ -97,7 +89,7 @@ fn destination(
 async fn open(
     services: &Services,
     policy: &Policy,
-    admitted: Admitted,
+    (admitted, prepaid): (Admitted, Prepaid),
     mut request: Request<Incoming>,
     record: &mut Record,
 ) -> Verdict<Tunnel> {
@@ -111,7 +103,7 @@ async fn open(
             Some(origin)
         }
     };
-    Ok(Tunnel { upgrade: hyper::upgrade::on(&mut request), admitted, pinned, origin })
+    Ok(Tunnel { upgrade: hyper::upgrade::on(&mut request), admitted, pinned, prepaid, origin })
 }
 
 impl Tunnel {
@@ -160,10 +152,7 @@ impl Tunnel {
         match (self.origin.take(), first) {
             (Some(origin), _) => self.opaque(&client, stream, origin, record).await,
             (None, First::Tls(_)) => self.inspected(client, stream, record).await,
-            (None, First::Http) => {
-                record.forget();
-                self.in_the_clear(client, stream).await;
-            }
+            (None, First::Http) => self.in_the_clear(client, stream, record).await,
         }
     }
 
@@ -243,17 +232,16 @@ impl Tunnel {
             Err(_) => return record.failed(Deny::HeaderTimeout.into()),
         };
         let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
-        let to = Ok(Destination { admitted: self.admitted, pin: Some(self.pinned) });
-        let inner = Inner { client, to, unused: Mutex::new(Some(record)) };
+        let to = Ok(self.admitted.clone());
+        let inner = Inner::new(client, self, to, record);
         if h2 { inner.serve_h2(tls).await } else { inner.serve_h1(tls).await }
     }
 
     /// Some clients send plain HTTP through CONNECT. It is judged as what it is.
-    async fn in_the_clear(self, client: Arc<Client>, stream: ClientStream) {
+    async fn in_the_clear(self, client: Arc<Client>, stream: ClientStream, record: Record) {
         let policy = client.services.policies.snapshot();
-        let pin = Some(self.pinned);
-        let to = authorize::in_the_clear(&policy, &self.admitted).map(|admitted| Destination { admitted, pin });
-        Inner { client, to, unused: Mutex::default() }.serve_h1(stream).await;
+        let to = authorize::in_the_clear(&policy, &self.admitted);
+        Inner::new(client, self, to, record).serve_h1(stream).await;
     }
 }
 
@@ -272,22 +260,37 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// The requests inside a tunnel. If their destination was refused, so is each of them.
 struct Inner {
     client: Arc<Client>,
+    caller: Caller,
+    target: Target,
     to: Verdict<Destination>,
     /// The tunnel's own record, until a request comes: then they have theirs.
     unused: Mutex<Option<Record>>,
+    /// The call that the tunnel was opened with, until it is used.
+    prepaid: Mutex<Option<Prepaid>>,
 }
 
 impl Drop for Inner {
     /// Some clients learn within TLS that they do not trust our CA, and only close.
     fn drop(&mut self) {
         if let Some(mut record) = self.take_record() {
-            record.rule("client handshake: closed behind it, without a request");
+            if self.target.scheme() == Scheme::Https {
+                record.rule("client handshake: closed behind it, without a request");
+            }
             record.abandoned();
         }
     }
 }
 
 impl Inner {
+    fn new(client: Arc<Client>, tunnel: Tunnel, to: Verdict<Admitted>, record: Record) -> Self {
+        let Tunnel { admitted, pinned, prepaid, .. } = tunnel;
+        // Only plain HTTP can have been refused by now.
+        let target = to.as_ref().map_or_else(|_| admitted.target().in_the_clear(), |to| to.target().clone());
+        let to = to.map(|admitted| Destination { admitted, pin: Some(pinned) });
+        let (unused, prepaid) = (Mutex::new(Some(record)), Mutex::new(Some(prepaid)));
+        Self { client, caller: admitted.caller().clone(), target, to, unused, prepaid }
+    }
+
     async fn serve_h1(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let inner = &Arc::new(self);
         let tunnel = inner.clone();
@@ -376,18 +379,20 @@ impl Inner {
 
     /// Who asks and where to, of a request that nobody could read.
     fn introduce(&self, record: &mut Record) {
-        self.used();
-        if let Ok(to) = &self.to {
-            let caller = to.admitted.caller();
-            record.caller(caller.task(), caller.execution());
-            record.target(to.admitted.target());
-        }
+        self.used(record);
+        self.name(record);
     }
 
-    /// Something came; from now on each request has its own line.
-    fn used(&self) {
+    fn name(&self, record: &mut Record) {
+        record.caller(self.caller.task(), self.caller.execution());
+        record.target(&self.target);
+    }
+
+    /// Something came; from now on each request has its own line. That of the first stands for the tunnel's, too.
+    fn used(&self, first: &mut Record) {
         if let Some(record) = self.take_record() {
             record.forget();
+            first.keep_line();
         }
     }
 
@@ -395,10 +400,32 @@ impl Inner {
         self.unused.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    fn prepaid(&self) -> MutexGuard<'_, Option<Prepaid>> {
+        self.prepaid.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a request; the first raw one is what the tunnel was opened with.
+    async fn take(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
+        let throttle = &self.client.services.throttle;
+        let prepaid = if kind == Kind::Raw { self.prepaid().take() } else { None };
+        let Some(prepaid) = prepaid else { return throttle.take(policy, caller, kind, record).await };
+        throttle.redeem(policy, caller, prepaid, record).await.map_err(|(refusal, prepaid)| {
+            *self.prepaid() = Some(prepaid);
+            refusal
+        })
+    }
+
+    /// A tool call that was let go is counted as one: then the tunnel it came in costs nothing besides.
+    async fn settle(&self, caller: &Caller, kind: Kind, record: &Record) {
+        let prepaid = if kind != Kind::Raw && record.is_decided() { self.prepaid().take() } else { None };
+        if let Some(prepaid) = prepaid {
+            self.client.services.throttle.give_back(caller, prepaid).await;
+        }
+    }
+
     fn idle(&self) -> Duration {
         let policy = self.client.services.policies.snapshot();
-        let task = self.to.as_ref().ok().and_then(|to| policy.task(to.admitted.caller().task()));
-        task.map_or(Duration::ZERO, |task| task.idle())
+        policy.task(self.caller.task()).map_or(Duration::ZERO, |task| task.idle())
     }
 
     /// Room for the connection's window; none once the execution has many tunnels.
@@ -408,9 +435,9 @@ impl Inner {
     }
 
     async fn answer(&self, request: Request<Incoming>, doorway: Option<Doorway>) -> Response<Answer> {
-        self.used();
         let services = &self.client.services;
         let mut record = services.record(&self.client.peer);
+        self.used(&mut record);
         record.request(&request);
         let judged = self.judged(request, &mut record).await;
         services.settle(judged.as_ref().err().copied(), &mut record).await;
@@ -425,17 +452,18 @@ impl Inner {
         request: Request<Incoming>,
         record: &mut Record,
     ) -> Verdict<crate::stages::forward::Received> {
+        self.name(record);
         let to = self.to.as_ref().map_err(|refusal| *refusal)?;
-        let caller = to.admitted.caller();
-        record.caller(caller.task(), caller.execution());
-        record.target(to.admitted.target());
+        let caller = &self.caller;
         parse::count_fields(request.headers())?;
         let services = &self.client.services;
         let (policy, kind) = (services.policies.snapshot(), Kind::said_by(request.headers()));
-        let taken = services.throttle.take(&policy, caller, kind, record).await?;
+        let taken = self.take(&policy, caller, kind, record).await?;
         let (mut head, body) = request.into_parts();
         parse::inner(&mut head)?;
-        exchange::run(services, to, taken, Request::from_parts(head, body), record).await
+        let received = exchange::run(services, to, taken, Request::from_parts(head, body), record).await;
+        self.settle(caller, kind, record).await;
+        received
     }
 }
 

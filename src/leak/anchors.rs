@@ -17,6 +17,8 @@ const WIDE: usize = 8;
 const NARROW: usize = 4;
 /// Most bytes from one look to the next.
 const MAX_STRIDE: usize = 8;
+/// Windows are kept off so many bytes at the beginning of a pattern where it is long enough: the better known ones.
+const KNOWN: usize = 12;
 /// Windows are drawn from so many places behind a pattern's lead.
 const SPREAD: usize = 32;
 /// Groups with fewer different bytes than this stand in ordinary texts, in runs: they are not counted as near misses.
@@ -54,7 +56,11 @@ impl Anchors {
     pub(super) fn new(forms: &[(Form, u32)]) -> Self {
         let shortest = forms.iter().map(|(form, _)| form.bytes.len()).min().unwrap_or(WIDE);
         let width = if shortest > WIDE.saturating_add(2) { WIDE } else { NARROW };
-        let stride = shortest.saturating_sub(width.saturating_sub(1)).clamp(1, MAX_STRIDE);
+        let stride = if width == WIDE {
+            shortest.saturating_sub(width).saturating_sub(KNOWN).clamp(2, MAX_STRIDE)
+        } else {
+            shortest.saturating_sub(width.saturating_sub(1)).clamp(1, MAX_STRIDE)
+        };
         let window = width.saturating_add(stride).saturating_sub(1);
         let mut random = Random::new();
         let (mut groups, mut before) = (Zeroizing::new(Vec::new()), 0);
@@ -248,7 +254,9 @@ mod tests {
                 let anchors = Anchors::new(&[(form(pattern, lead), 7)]);
                 for before in 0..40 {
                     let mut text = vec![b'.'; before];
-                    text.extend(pattern.iter().map(|byte| if *byte == b'_' { b'/' } else { byte.to_ascii_uppercase() }));
+                    text.extend(
+                        pattern.iter().map(|byte| if *byte == b'_' { b'/' } else { byte.to_ascii_uppercase() }),
+                    );
                     text.truncate(before + anchors.reach());
                     let look = anchors.find(&text).expect("enough of it is there");
                     assert!((before..=before + anchors.before()).contains(&look.at), "{before}: {look:?}");

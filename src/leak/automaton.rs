@@ -293,7 +293,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn automaton(patterns: &[Vec<u8>]) -> Automaton {
-        let form = |bytes: &Vec<u8>| Form { bytes: Zeroizing::new(bytes.clone()), half: bytes.len().div_ceil(2), lead: 0 };
+        let form =
+            |bytes: &Vec<u8>| Form { bytes: Zeroizing::new(bytes.clone()), half: bytes.len().div_ceil(2), lead: 0 };
         Automaton::new(patterns.iter().enumerate().map(|(i, p)| (form(p), narrow(i))).collect())
     }
 

@@ -7,7 +7,6 @@
 use memchr::{memchr_iter, memchr3_iter};
 use zeroize::{Zeroize, Zeroizing};
 
-
 /// The longest escape that is undone, in bytes: two `\u` of a surrogate pair.
 pub(super) const LONGEST: usize = 12;
 /// Most digits between the braces of `\u{}`.
@@ -253,7 +252,10 @@ fn is_likely(bytes: &[u8]) -> bool {
         [b'%', next, ..] => next.is_ascii_hexdigit() || matches!(next, b'u' | b'U'),
         [b'\\', next, ..] => {
             next.is_ascii_digit()
-                || matches!(next, b'u' | b'U' | b'x' | b'/' | b'"' | b'\\' | b'\'' | b'`' | b'n' | b'r' | b't' | b'b' | b'f')
+                || matches!(
+                    next,
+                    b'u' | b'U' | b'x' | b'/' | b'"' | b'\\' | b'\'' | b'`' | b'n' | b'r' | b't' | b'b' | b'f'
+                )
         }
         [b'&', next, ..] => next.is_ascii_alphabetic() || *next == b'#',
         _ => true,

@@ -12,8 +12,6 @@ use super::fold::fold;
 pub const MIN_VALUE: usize = 8;
 /// Values shorter than this are not looked for at all, in bytes.
 pub(super) const MIN_SEARCHED: usize = 4;
-/// A value of this many bytes or more is found by its first half alone, and by its second half alone.
-const HALVES_FROM: usize = 32;
 /// The filter prefers bytes of a form that stand behind so many bytes of the value: prefixes of well-known kinds of
 /// keys are no secret.
 const PREFIX: usize = 16;
@@ -37,22 +35,7 @@ pub(super) struct Searched<'v> {
 }
 
 /// All forms of a value, each once.
-pub(super) fn of(searched: Searched<'_>) -> Vec<Form> {
-    let mut forms = whole(searched);
-    let Searched { value, public } = searched;
-    let secret = value.len().saturating_sub(public);
-    if secret >= HALVES_FROM {
-        let (first, second) = value.split_at(public.saturating_add(secret.div_ceil(2)).min(value.len()));
-        let parts = [(first, public), (second, 0)];
-        let parts = parts.into_iter().flat_map(|(value, public)| whole(Searched { value, public }));
-        // Each is found as a whole: no part of it counts.
-        forms.extend(parts.map(|form| Form { half: form.bytes.len(), ..form }));
-    }
-    forms
-}
-
-/// The forms of these bytes as a whole.
-fn whole(Searched { value, public }: Searched<'_>) -> Vec<Form> {
+pub(super) fn of(Searched { value, public }: Searched<'_>) -> Vec<Form> {
     let least = value.len().clamp(MIN_SEARCHED, MIN_VALUE);
     let raw_half = |length: usize| {
         let secret = length.saturating_sub(public);
@@ -125,7 +108,10 @@ mod tests {
     #[test]
     fn forms_are_what_encoders_write_around_a_value() {
         let value = b"s3cr3t/+? value";
-        let forms: Vec<_> = of(Searched { value, public: 0 }).into_iter().map(|form| String::from_utf8(form.bytes.to_vec()).unwrap()).collect();
+        let forms: Vec<_> = of(Searched { value, public: 0 })
+            .into_iter()
+            .map(|form| String::from_utf8(form.bytes.to_vec()).unwrap())
+            .collect();
         let folded = |text: &str| text.bytes().map(|byte| char::from(fold(byte))).collect::<String>();
         for wanted in ["s3cr3t/+? value", "733363723374 2f2b3f2076616c7565", "733363723374 2F2B3F2076616C7565"] {
             let wanted = folded(&wanted.replacen("74 2", "742", 1));

@@ -116,7 +116,9 @@ impl Layers {
     pub(super) fn half(&self, index: &Index, before: u64) -> Option<(u64, u32)> {
         let half = |buffer: &Buffer| buffer.reading.half(&index.patterns.automaton, before);
         let mut halves: Vec<(u64, u32)> = half(&self.plain).into_iter().collect();
-        self.once.each(&mut |undone| halves.extend(Some(undone).filter(|it| it.is_parted()).and_then(|it| half(&it.buffer))));
+        self.once.each(&mut |undone| {
+            halves.extend(Some(undone).filter(|it| it.is_parted()).and_then(|it| half(&it.buffer)))
+        });
         halves.into_iter().min()
     }
 }

@@ -241,7 +241,8 @@ mod tests {
     #[test]
     fn a_value_as_a_list_of_numbers_is_found_wherever_it_is_cut() {
         let matcher = Matcher::new([(Whose::Token, VALUE)].into_iter());
-        let list = |each: &dyn Fn(&u8) -> String, between: &str| VALUE.iter().map(each).collect::<Vec<_>>().join(between);
+        let list =
+            |each: &dyn Fn(&u8) -> String, between: &str| VALUE.iter().map(each).collect::<Vec<_>>().join(between);
         let decimal = |byte: &u8| byte.to_string();
         let hex = |byte: &u8| format!("{byte:02x}");
         let upper = |byte: &u8| format!("{byte:02X}");

@@ -152,13 +152,7 @@ impl Reading {
         end
     }
 
-    fn walk(
-        &mut self,
-        index: &Index,
-        spans: &[Span],
-        (text, is_loose): (&[u8], bool),
-        hits: &mut Hits,
-    ) -> usize {
+    fn walk(&mut self, index: &Index, spans: &[Span], (text, is_loose): (&[u8], bool), hits: &mut Hits) -> usize {
         let Patterns { automaton, anchors } = &index.patterns;
         let mut state = self.state;
         // Every byte is looked at up to here at least.

@@ -126,8 +126,11 @@ mod tests {
 
     /// The same by another engine, a byte at a time, with nothing left out.
     fn wanted(text: &[u8]) -> Ends {
-        let forms: BTreeSet<Vec<u8>> =
-            VALUES.iter().flat_map(|value| forms::of(forms::Searched { value, public: 0 })).map(|form| form.bytes.to_vec()).collect();
+        let forms: BTreeSet<Vec<u8>> = VALUES
+            .iter()
+            .flat_map(|value| forms::of(forms::Searched { value, public: 0 }))
+            .map(|form| form.bytes.to_vec())
+            .collect();
         let engine = DoubleArrayAhoCorasick::<u32>::new(forms).unwrap();
         let placed = |(at, byte): (u64, &u8)| Placed { byte: *byte, from: at, to: at + 1 };
         let mut readings: Vec<Vec<Placed>> = vec![(0..).zip(text).map(placed).collect()];
@@ -178,8 +181,10 @@ mod tests {
             for decoy in ["%", "%u", "&#x", "&#", "\\x", "\\u", "\\", "%25", "%5cx", "%26#x"] {
                 for at in [1, 9, hex.len() - 1] {
                     let text = format!("{{\"a\": \"{decoy}{}\"}}", with(escape, at));
-                    let eats_itself = [decoy.starts_with('\\'), decoy.starts_with('%'), decoy.starts_with('&')][n.min(2)];
-                    if n == 3 || eats_itself || decoy.starts_with("%5c") && n == 0 || decoy.starts_with("%26") && n == 2 {
+                    let eats_itself =
+                        [decoy.starts_with('\\'), decoy.starts_with('%'), decoy.starts_with('&')][n.min(2)];
+                    if n == 3 || eats_itself || decoy.starts_with("%5c") && n == 0 || decoy.starts_with("%26") && n == 2
+                    {
                         // A reader of that family would not get the value either.
                         continue;
                     }
@@ -233,8 +238,11 @@ mod tests {
     }
 
     fn part() -> impl Strategy<Value = Vec<u8>> {
-        let all: Vec<Vec<u8>> =
-            VALUES.iter().flat_map(|value| forms::of(forms::Searched { value, public: 0 })).map(|form| form.bytes.to_vec()).collect();
+        let all: Vec<Vec<u8>> = VALUES
+            .iter()
+            .flat_map(|value| forms::of(forms::Searched { value, public: 0 }))
+            .map(|form| form.bytes.to_vec())
+            .collect();
         let form = prop::sample::select(all);
         let escaped = |form: Vec<u8>, how: Vec<u8>| -> Vec<u8> {
             let each = |(byte, how): (&u8, &u8)| match how {

@@ -67,12 +67,25 @@ mod tests {
 
     #[test]
     fn words_dates_runs_and_short_values_are_weak() {
-        let weak = ["abc123", "password", "Password", "2026-11-22", "aaaaaaaaaaaaaaaaaaaaaaab", "Winter1987?", "abcdefghijklmnop"];
+        let weak = [
+            "abc123",
+            "password",
+            "Password",
+            "2026-11-22",
+            "aaaaaaaaaaaaaaaaaaaaaaab",
+            "Winter1987?",
+            "abcdefghijklmnop",
+        ];
         for value in weak {
             assert!(!Strength::of(value.as_bytes()).is_strong(), "{value}");
         }
         assert_eq!(Strength::of(b"s3cr3t!"), Strength::Weak(Weakness::Short));
-        let strong = ["ghp_16C7e42F292c6912E7710c838347Ae178B4a", "qhzvkwplmxtbnrjd", "correcthorsebatterystaple", "7381946205174839"];
+        let strong = [
+            "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+            "qhzvkwplmxtbnrjd",
+            "correcthorsebatterystaple",
+            "7381946205174839",
+        ];
         for value in strong {
             assert!(Strength::of(value.as_bytes()).is_strong(), "{value}");
         }

@@ -160,6 +160,12 @@ impl Millis {
         Self(self.0.saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)))
     }
 
+    /// So much earlier.
+    #[must_use]
+    pub fn before(self, time: Duration) -> Self {
+        Self(self.0.saturating_sub(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)))
+    }
+
     /// How much later it is than another; nothing if it is earlier.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
@@ -201,6 +207,15 @@ impl Counter {
         self.window = Some(window);
         self.calls = self.calls.saturating_add(1);
         Take::Counted { call: self.calls }
+    }
+
+    /// Takes back one call that was counted at that time.
+    pub(super) fn give_back(&mut self, taken_at: Millis) {
+        self.calls = self.calls.saturating_sub(1);
+        // A minute that has begun since has not counted it.
+        if let Some(window) = self.window.as_mut().filter(|window| window.started_at <= taken_at) {
+            window.calls = window.calls.saturating_sub(1);
+        }
     }
 }
 
@@ -330,6 +345,24 @@ mod tests {
         let minute_only = Caps { per_execution: None, ..caps };
         assert_eq!(counter.take(minute_only, Millis(90_000)), limited(60_000), "put back once more");
         assert_eq!(counter.take(minute_only, Millis(150_000)), Take::Counted { call: 6 });
+    }
+
+    #[test]
+    fn a_call_that_is_given_back_counts_neither_in_all_nor_in_its_minute() {
+        let caps = Caps { per_execution: Some(3), per_minute: Some(2) };
+        let mut counter = Counter::default();
+        for (now, call) in [(1_000, 1), (2_000, 2)] {
+            assert_eq!(counter.take(caps, Millis(now)), Take::Counted { call });
+        }
+        counter.give_back(Millis(1_000));
+        assert_eq!(counter.take(caps, Millis(3_000)), Take::Counted { call: 2 });
+        // Another minute has begun: the call was none of it.
+        assert_eq!(counter.take(caps, Millis(70_000)), Take::Counted { call: 3 });
+        counter.give_back(Millis(3_000));
+        assert_eq!(counter, Counter { calls: 2, window: Some(Window { started_at: Millis(70_000), calls: 1 }) });
+        let mut nothing = Counter::default();
+        nothing.give_back(Millis(1));
+        assert_eq!(nothing, Counter::default());
     }
 
     #[test]

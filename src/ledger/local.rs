@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::value::RawValue;
 
@@ -121,6 +122,18 @@ impl Local {
         Ok((take, receipt))
     }
 
+    pub(super) async fn give_back(&self, who: &Execution, kind: Kind, taken: Duration, now: Millis) -> Result<()> {
+        self.ready()?;
+        let receipt = {
+            let mut shard = self.book.shard(&who.id);
+            let Some(entry) = shard.get_mut(&who.id) else { return Ok(()) };
+            entry.counter(kind).give_back(now.before(taken));
+            let (id, raw) = (who.id.as_str().into(), kind == Kind::Raw);
+            self.write(&Change::Counted { id, raw, counter: *entry.counter(kind) })?
+        };
+        receipt.written().await
+    }
+
     pub(super) async fn find_noted(&self, id: &ExecutionId, most: u32, now: Millis) -> Result<bool> {
         self.ready()?;
         let (is_stopped, receipt) = {
@@ -226,6 +239,12 @@ impl Local {
     pub(super) fn approval(&self, id: &str, now: Millis) -> Option<Approval> {
         let find = |entry: &Entry| entry.approvals.iter().find(|known| known.id == id).cloned();
         self.book.each().find_map(|shard| shard.values().find_map(find)).map(|known| known.shown_at(now))
+    }
+
+    pub(super) fn approval_of(&self, who: &ExecutionId, id: &str, now: Millis) -> Option<Approval> {
+        let shard = self.book.shard(who);
+        let known = shard.get(who)?.approvals.iter().find(|known| known.id == id).cloned();
+        known.map(|known| known.shown_at(now))
     }
 
     pub(super) fn approvals_of(&self, id: &ExecutionId, now: Millis) -> Vec<Approval> {

@@ -209,6 +209,17 @@ impl Ledger {
         }
     }
 
+    /// Takes back one call that [`Self::take`] counted so long ago; of an execution that is no longer known, none.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`]. Then it stays counted.
+    pub async fn give_back(&self, who: &Execution, kind: Kind, taken: Duration, now: Millis) -> Result<()> {
+        match &self.0 {
+            Store::Local(local) => local.give_back(who, kind, taken, now).await,
+            Store::Shared(shared) => shared.give_back(who, kind, taken).await,
+        }
+    }
+
     /// Notes that a credential was found in what an execution wanted to send; the find that makes `most` of them
     /// stops it. True if it is stopped now, or not known.
     ///
@@ -299,6 +310,17 @@ impl Ledger {
         match &self.0 {
             Store::Local(local) => Ok(local.approval(id, now)),
             Store::Shared(shared) => shared.approval(id).await,
+        }
+    }
+
+    /// One approval of an execution. Others' are not looked at, so nothing tells whether they have it.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unavailable`].
+    pub async fn approval_of(&self, who: &ExecutionId, id: &str, now: Millis) -> Result<Option<Approval>> {
+        match &self.0 {
+            Store::Local(local) => Ok(local.approval_of(who, id, now)),
+            Store::Shared(shared) => shared.approval_of(who, id).await,
         }
     }
 

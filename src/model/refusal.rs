@@ -530,7 +530,7 @@ impl Deny {
                 StatusCode::TOO_MANY_REQUESTS,
                 Throttle,
                 DENIED,
-                "This execution calls faster than its plan allows",
+                "This execution calls faster than it may",
                 "Wait as long as Retry-After says, then retry.",
             ),
             Self::RawNotAllowed => never(

@@ -336,6 +336,9 @@ fn judge(name: &str, raw: &RawIntegration, findings: &Findings) {
             "an integration of their own for these domains",
         );
     }
+    if raw.any_public_host && !raw.allow_cidrs.is_empty() {
+        findings.warning(at("allow_cidrs"), "beside any_public_host: whoever owns any name can lead it there");
+    }
     if !raw.any_public_host && !raw.denied_domains.is_empty() {
         findings.problem(
             at("denied_domains"),
@@ -632,6 +635,7 @@ pub(super) mod tests {
             ("[proxy]\nmax_connections = 0", "proxy.max_connections", "whole number"),
             ("proxy = 3", "proxy", "[proxy]"),
             ("[dns]\nservers = [\"dns.example\"]", "dns.servers[0]", "system"),
+            ("[dns]\nnew_names_per_minute = 0", "dns.new_names_per_minute", "1 to 1000000"),
             ("[dns]\nhosts = { \"API.test\" = [\"127.0.0.1\"] }", "dns.hosts.\"API.test\"", "api.test"),
             ("[dns]\nhosts = { \"api.test\" = [\"localhost\"] }", "dns.hosts.\"api.test\"[0]", "192.0.2.1"),
             ("[network]\nallow_cidrs = [\"10.0.0.1/8\"]", "network.allow_cidrs[0]", "bits behind"),
@@ -1002,6 +1006,20 @@ pub(super) mod tests {
             ("approval = { methods = [\"POST\"] }", None),
         ] {
             let warnings = try_compile(&format!("{integration}{keys}")).ok().map(|config| config.warnings).unwrap();
+            assert_eq!(warnings.first().map(|warning| warning.path.as_str()), want, "{keys}");
+        }
+    }
+
+    #[test]
+    fn every_name_that_leads_inside_is_a_warning() {
+        let rows = [
+            ("any_public_host = true\nallow_cidrs = [\"10.0.0.0/8\"]", Some("integrations.a.allow_cidrs")),
+            ("allowed_domains = [\"a.example\"]\nallow_cidrs = [\"10.0.0.0/8\"]", None),
+            ("any_public_host = true", None),
+        ];
+        for (keys, want) in rows {
+            let warnings =
+                try_compile(&format!("[integrations.a]\n{keys}")).ok().map(|config| config.warnings).unwrap();
             assert_eq!(warnings.first().map(|warning| warning.path.as_str()), want, "{keys}");
         }
     }

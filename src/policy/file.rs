@@ -82,7 +82,7 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let admin = admin(root.section("admin"), base);
     let interception = interception(root.section("interception"), &dir);
     let upstream = upstream(root.section("upstream"), base);
-    let (dns, hosts) = dns(root.section("dns"));
+    let (dns, hosts) = dns(root.section("dns"), findings);
     let mut network = root.section("network");
     let (allow_cidrs, deny_cidrs) = (network.take("allow_cidrs"), network.take("deny_cidrs"));
     let vault = vault(root.section("vault"), &dir);
@@ -186,11 +186,15 @@ fn upstream(mut s: Section<'_>, base: &Path) -> Upstream {
     }
 }
 
-fn dns(mut s: Section<'_>) -> (Dns, Vec<(String, Vec<IpAddr>)>) {
+fn dns(mut s: Section<'_>, findings: &Findings) -> (Dns, Vec<(String, Vec<IpAddr>)>) {
     let servers = s.take("servers").unwrap_or_else(|| vec![DnsServer::System]);
     let timeout = s.take("timeout").unwrap_or(Duration::from_secs(5));
     let hosts = s.take::<Hosts>("hosts").map_or_else(Vec::new, |hosts| hosts.0);
-    (Dns { servers, timeout }, hosts)
+    let new_names_per_minute = s.take("new_names_per_minute").unwrap_or(300);
+    if !(1..=1_000_000).contains(&new_names_per_minute) {
+        findings.problem(s.at("new_names_per_minute"), format!("{new_names_per_minute} names"), "1 to 1000000");
+    }
+    (Dns { servers, timeout, new_names_per_minute }, hosts)
 }
 
 fn vault(mut s: Section<'_>, dir: &Path) -> Vault {
@@ -333,10 +337,12 @@ fn rate(s: &mut Section<'_>, findings: &Findings) -> Option<Rate> {
 }
 
 fn timeouts(s: &mut Section<'_>, default: Timeouts) -> Timeouts {
+    let request = s.take("request_timeout");
     Timeouts {
         response_header: s.take("response_header_timeout").unwrap_or(default.response_header),
         idle: s.take("idle_timeout").unwrap_or(default.idle),
-        request: s.take("request_timeout").or(default.request),
+        request: request.or(default.request),
+        most_asked: request.unwrap_or(default.most_asked),
     }
 }
 

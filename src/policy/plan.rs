@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::model::tool::{Kind, Tool};
+use crate::model::tool::{Kind, MAX_TIMEOUT, Tool};
 
 /// How long a tool call may take.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -64,6 +64,8 @@ pub struct Timeouts {
     pub idle: Duration,
     /// The whole exchange. None: as long as bytes flow.
     pub request: Option<Duration>,
+    /// The longest that a call may ask for: what the plan says for the whole exchange, if it does.
+    pub most_asked: Duration,
 }
 
 /// How much of a body may come back.
@@ -124,7 +126,12 @@ impl Default for Limits {
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { response_header: Duration::from_secs(120), idle: Duration::from_secs(300), request: None }
+        Self {
+            response_header: Duration::from_secs(120),
+            idle: Duration::from_secs(300),
+            request: None,
+            most_asked: MAX_TIMEOUT,
+        }
     }
 }
 
@@ -172,7 +179,7 @@ mod tests {
         let tools = Limits {
             calls: Calls { per_execution: Some(20), per_minute: Some(10) },
             concurrent: Some(2),
-            timeouts: Timeouts { request: Some(seconds(20)), ..none.timeouts },
+            timeouts: Timeouts { request: Some(seconds(20)), most_asked: seconds(20), ..none.timeouts },
             request: Some(2_000_000),
             response: Sizes { most: Some(500_000), oversize: Oversize::Refuse },
             ..none

@@ -147,6 +147,8 @@ pub struct Dns {
     pub servers: Vec<DnsServer>,
     /// For both families together.
     pub timeout: Duration,
+    /// Names that an execution may have looked up in a minute, of those that it has not asked for before.
+    pub new_names_per_minute: u32,
 }
 
 /// One DNS server.

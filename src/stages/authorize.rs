@@ -446,10 +446,12 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     })
 }
 
-/// What the plan says, and how long the call itself asks to take.
+/// What the plan says, and how long the call itself asks to take: never longer than the plan says.
 fn limits(task: &Task, kind: Kind, parts: &Parts) -> Verdict<Limits> {
     let mut limits = task.limits(kind);
-    limits.timeouts.request = kind.timeout(&parts.headers)?.or(limits.timeouts.request);
+    if let Some(asked) = kind.timeout(&parts.headers)? {
+        limits.timeouts.request = Some(asked.min(limits.timeouts.most_asked));
+    }
     Ok(limits)
 }
 

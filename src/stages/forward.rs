@@ -30,6 +30,7 @@ use super::standing::Withdrawn;
 use super::trailers::Reader;
 use super::upload::RequestBody;
 use super::websocket::{Downward, Upward, Wanted};
+use super::written::Written;
 use crate::audit::record::{Counts, Record};
 use crate::leak::Matcher;
 use crate::model::descriptors::{self, Descriptors};
@@ -286,6 +287,7 @@ impl Forwarder {
             };
             record.address(lease.address());
             record.alpn(lease.alpn());
+            record.counts().sends(lease.heads());
             let shaped = shape(request, &lease);
             match within(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
                 Ok(response) => return Ok((response, lease)),
@@ -347,6 +349,8 @@ fn handshake_failed(error: &std::io::Error, record: &mut Record) -> Refusal {
 }
 
 async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
+    let io = Written::h1(io);
+    let heads = io.heads();
     let (sender, connection) = http1::Builder::new()
         .preserve_header_case(true)
         .max_header_size(MAX_RESPONSE_HEAD)
@@ -354,12 +358,14 @@ async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
     let task = tokio::spawn(connection.with_upgrades());
-    Ok(Sender::h1(sender, task.abort_handle()))
+    Ok(Sender::h1(sender, heads, task.abort_handle()))
 }
 
 /// A connection of a budget that has no room for its windows has small ones.
 async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: Option<Reservation>) -> Verdict<Sender> {
     let window = if windows.is_some() { STREAM_WINDOW } else { SMALL_STREAM_WINDOW };
+    let io = Written::h2(io);
+    let heads = io.heads();
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(window)
@@ -377,7 +383,7 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: O
     let asked = Arc::downgrade(&connection);
     let allowed = Box::new(move || asked.upgrade().map_or(0, |it| lock(&it).current_max_send_streams()));
     let task = tokio::spawn(std::future::poll_fn(move |cx| Pin::new(&mut *lock(&connection)).poll(cx)));
-    Ok(Sender::h2(sender, allowed, task.abort_handle(), windows))
+    Ok(Sender::h2(sender, heads, allowed, (task.abort_handle(), windows)))
 }
 
 /// Fits a request to the protocol of the connection. Left at HTTP/2, hyper would send it over h1

@@ -19,10 +19,12 @@ use tokio::time::error::Elapsed;
 use tokio::time::{timeout, timeout_at};
 
 use super::authorize::Admitted;
+use super::names::{Names, Seen};
 use super::quota::Quota;
 use crate::audit::record::Record;
 use crate::model::descriptors::Descriptors;
 use crate::model::host::{Host, HostName};
+use crate::model::limited::{Limited, Within};
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
@@ -106,6 +108,8 @@ pub struct Resolver {
     answers: Cache<HostName, Arc<Slot>>,
     /// Look-ups at a time.
     lookups: Arc<Quota>,
+    /// What executions have asked for.
+    names: Names,
 }
 
 /// One name's answer, made once by whoever comes first.
@@ -149,15 +153,20 @@ impl Resolver {
         let dns = builder.build().map_err(io::Error::other)?;
         let answers = Cache::builder().max_capacity(CACHED_NAMES).time_to_live(MAX_TTL).build();
         let lookups = Quota::new(descriptors.lookups, descriptors.lookups_each);
-        Ok(Self { dns, servers, timeout: settings.timeout, own, ledger: RwLock::default(), answers, lookups })
+        let names = Names::new(settings.new_names_per_minute);
+        Ok(Self { dns, servers, timeout: settings.timeout, own, ledger: RwLock::default(), answers, lookups, names })
     }
 
     /// Resolves an admitted destination and judges every address. Literals come through here too.
     ///
     /// # Errors
-    /// [`Deny::AddressNotAllowed`], [`Deny::LoopDetected`], [`Fail::ResolveFailed`]; [`Fail::Overloaded`] if too many
-    /// look-ups of the execution, or of all, wait for their answers.
+    /// [`Fail::AuditUnavailable`] if the log cannot be written: then nothing may leave; [`Deny::RateLimited`] if the
+    /// execution has asked for too many new names; [`Deny::AddressNotAllowed`], [`Deny::LoopDetected`],
+    /// [`Fail::ResolveFailed`]; [`Fail::Overloaded`] if too many look-ups of the execution, or of all, wait for their
+    /// answers.
     pub async fn pin(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<PinnedTarget> {
+        record.can_be_written().await?;
+        self.judge_name(policy, admitted, record)?;
         let execution = Some(admitted.caller().execution());
         let addresses = self.addresses(policy, admitted.target().host(), execution).await?;
         let port = admitted.target().port();
@@ -204,6 +213,27 @@ impl Resolver {
         let mut known = self.ledger.write().unwrap_or_else(PoisonError::into_inner);
         addresses.clone_into(&mut known);
         Ok(addresses)
+    }
+
+    /// Whether the execution may ask for the name. One that it has not asked for before has its line in the log,
+    /// whatever becomes of the request.
+    fn judge_name(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<()> {
+        let Host::Name(name) = admitted.target().host() else { return Ok(()) };
+        if policy.hosts_override(name).is_some() {
+            return Ok(());
+        }
+        match self.names.ask(admitted.caller().execution(), name, Instant::now()) {
+            Ok(Seen::Before) => Ok(()),
+            Ok(Seen::Never) => {
+                record.keep_line();
+                Ok(())
+            }
+            Err(wait) => {
+                let (limit, within) = (self.names.per_minute().into(), Within::Time(Names::window()));
+                let name = "dns.new_names_per_minute";
+                Err(record.limited(Deny::RateLimited, Limited { name, limit, within, retry_after: Some(wait) }))
+            }
+        }
     }
 
     async fn addresses(&self, policy: &Policy, host: &Host, execution: Option<&ExecutionId>) -> Verdict<Vec<IpAddr>> {

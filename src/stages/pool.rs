@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -59,12 +59,16 @@ pub(super) enum Sender {
 /// reads nothing would otherwise keep the socket for ever.
 pub(super) struct H1 {
     sender: http1::SendRequest<RequestBody>,
+    /// Heads that have gone out.
+    heads: Arc<AtomicU64>,
     _task: AbortOnDrop,
 }
 
 /// An h2 connection, shared by the requests on it.
 pub(super) struct H2 {
     sender: http2::SendRequest<RequestBody>,
+    /// Heads that have gone out.
+    heads: Arc<AtomicU64>,
     streams: AtomicUsize,
     /// What the origin allows at a time.
     allowed: Allowed,
@@ -137,18 +141,18 @@ impl Key {
 }
 
 impl Sender {
-    pub(super) fn h1(sender: http1::SendRequest<RequestBody>, task: AbortHandle) -> Self {
-        Self::H1(H1 { sender, _task: AbortOnDrop(task) })
+    pub(super) fn h1(sender: http1::SendRequest<RequestBody>, heads: Arc<AtomicU64>, task: AbortHandle) -> Self {
+        Self::H1(H1 { sender, heads, _task: AbortOnDrop(task) })
     }
 
     pub(super) fn h2(
         sender: http2::SendRequest<RequestBody>,
+        heads: Arc<AtomicU64>,
         allowed: Allowed,
-        task: AbortHandle,
-        windows: Option<Reservation>,
+        (task, windows): (AbortHandle, Option<Reservation>),
     ) -> Self {
         let (streams, idle_since) = (AtomicUsize::new(0), Mutex::new(Instant::now()));
-        let h2 = H2 { sender, streams, allowed, idle_since, _task: AbortOnDrop(task), _windows: windows };
+        let h2 = H2 { sender, heads, streams, allowed, idle_since, _task: AbortOnDrop(task), _windows: windows };
         Self::H2(Arc::new(h2))
     }
 
@@ -352,6 +356,15 @@ impl Lease {
     /// True if an earlier request used it: then it may have died unnoticed.
     pub(super) fn is_reused(&self) -> bool {
         self.reused
+    }
+
+    /// Counts the heads that go out on it.
+    pub(super) fn heads(&self) -> Arc<AtomicU64> {
+        match &self.sender {
+            Some(Sender::H1(h1)) => h1.heads.clone(),
+            Some(Sender::H2(h2)) => h2.heads.clone(),
+            None => Arc::default(),
+        }
     }
 
     /// Sends a request. The error holds the request if none of it was sent.

@@ -3,8 +3,9 @@
 //! Calls of an execution and of a minute are counted by the ledger, exactly and for all proxies that share it; how
 //! fast they come and how many are under way is this process's own affair.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::gate::Gates;
 use super::identify::Caller;
@@ -12,10 +13,14 @@ use crate::audit::finds::Finds;
 use crate::audit::record::Record;
 use crate::ledger::{Caps, Ledger, LedgerError, Millis, Take};
 use crate::model::limited::{Limited, Within};
-use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::tool::Kind;
-use crate::policy::plan::{Calls, Limits};
+use crate::policy::plan::{Calls, Limits, Rate};
 use crate::policy::rule::Policy;
+
+/// How fast questions to the proxy itself may come of one execution, whatever its plan says: in a second, and at once.
+const OWN_PER_SECOND: NonZeroU32 = NonZeroU32::new(20).unwrap();
+const OWN_BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
 /// How long the window of `calls_per_minute` is.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -32,18 +37,26 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Taken(());
 
+/// A call that a tunnel has been opened with. The first raw request in it is that call; a tunnel without one has cost
+/// it.
+pub struct Prepaid {
+    at: Instant,
+}
+
 /// What calls are taken from.
 pub struct Throttle {
     ledger: Arc<Ledger>,
     finds: Arc<Finds>,
     gates: Gates,
+    /// Of questions to the proxy itself.
+    own: Gates,
 }
 
 impl Throttle {
     /// Counts in a ledger.
     #[must_use]
     pub fn new(ledger: Arc<Ledger>, finds: Arc<Finds>) -> Self {
-        Self { ledger, finds, gates: Gates::default() }
+        Self { ledger, finds, gates: Gates::default(), own: Gates::default() }
     }
 
     /// Takes one call. As long as it is under way, the record holds its place.
@@ -57,20 +70,53 @@ impl Throttle {
         self.count(policy, caller, kind, record).await
     }
 
-    /// Takes a CONNECT, of which nobody knows yet whether it is a call: one that is refused is, and one whose tunnel
-    /// passes unseen. These are counted with [`Self::count`].
+    /// Takes a CONNECT. It is a raw call before anything leaves for it, or names could be carried out for nothing.
     ///
     /// # Errors
-    /// As [`Self::take`], also if a call would be refused.
-    pub async fn knock(&self, policy: &Policy, caller: &Caller, record: &mut Record) -> Verdict<Taken> {
-        let limits = limits(policy, caller, Kind::Raw);
-        self.enter(policy, caller, (Kind::Raw, &limits), record)?;
-        let asked = self.ledger.peek(caller.facts(), Kind::Raw, caps(&limits.calls), Millis::now()).await;
-        judge(asked, record)
+    /// As [`Self::take`].
+    pub async fn connect(&self, policy: &Policy, caller: &Caller, record: &mut Record) -> Verdict<(Taken, Prepaid)> {
+        let taken = self.take(policy, caller, Kind::Raw, record).await?;
+        Ok((taken, Prepaid { at: Instant::now() }))
     }
 
-    /// Takes a question about the caller's own, which is no call: it has to come no faster than tool calls may, and
-    /// from an execution that goes on.
+    /// Takes the first raw request in a tunnel, which is counted by now.
+    ///
+    /// # Errors
+    /// As [`Self::look`]. Then the tunnel's call is still to be used.
+    pub async fn redeem(
+        &self,
+        policy: &Policy,
+        caller: &Caller,
+        prepaid: Prepaid,
+        record: &mut Record,
+    ) -> Result<Taken, (Refusal, Prepaid)> {
+        match self.look(policy, caller, Kind::Raw, record).await {
+            Ok(()) => Ok(Taken(())),
+            Err(refusal) => Err((refusal, prepaid)),
+        }
+    }
+
+    /// Takes back the call of a tunnel whose request was counted as another. A ledger that cannot be asked keeps it.
+    pub async fn give_back(&self, caller: &Caller, prepaid: Prepaid) {
+        let taken = prepaid.at.elapsed();
+        if let Err(error) = self.ledger.give_back(caller.facts(), Kind::Raw, taken, Millis::now()).await {
+            tracing::warn!(%error, "the call of a tunnel stays counted");
+        }
+    }
+
+    /// Takes a question to the proxy itself, before what its kind of question takes besides.
+    ///
+    /// # Errors
+    /// [`Deny::RateLimited`].
+    pub fn ask(&self, caller: &Caller, record: &mut Record) -> Verdict<()> {
+        let rate = Some(Rate { per_second: OWN_PER_SECOND, burst: OWN_BURST });
+        let asked = self.own.enter(caller.execution(), Kind::Raw, &Limits { rate, ..Limits::default() });
+        let named = |limited| Limited { name: "self_requests_per_second", ..limited };
+        asked.map(drop).map_err(|limited| record.limited(Deny::RateLimited, named(limited)))
+    }
+
+    /// Takes what is no call, or has been counted: it has to come no faster than calls of its kind may, and from an
+    /// execution that goes on.
     ///
     /// # Errors
     /// [`Deny::ExecutionStopped`]; [`Deny::RateLimited`] or [`Deny::ConcurrencyLimited`]; [`Deny::CallerUnknown`];
@@ -82,11 +128,7 @@ impl Throttle {
         judge(asked, record).map(drop)
     }
 
-    /// Counts one call.
-    ///
-    /// # Errors
-    /// As [`Self::take`].
-    pub async fn count(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
+    async fn count(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
         let limits = limits(policy, caller, kind);
         let taken = self.ledger.take(caller.facts(), kind, caps(&limits.calls), Millis::now()).await;
         judge(taken, record)

@@ -11,7 +11,7 @@ pub const MAX_HELLO: usize = 64 * 1024;
 pub struct Hello {
     /// The server name as sent (RFC 6066 §3).
     pub server_name: Option<String>,
-    /// An `encrypted_client_hello` extension is there, real or GREASE; the two cannot be told apart.
+    /// An `encrypted_client_hello` extension is there, or one of its drafts, real or GREASE; they cannot be told apart.
     pub ech: bool,
 }
 
@@ -32,7 +32,10 @@ pub struct NotTls;
 const RECORD_HANDSHAKE: u8 = 22;
 const CLIENT_HELLO: u8 = 1;
 const EXT_SERVER_NAME: u16 = 0;
-const EXT_ECH: u16 = 0xfe0d;
+/// `encrypted_client_hello` (RFC 9849) and its drafts from the eighth on.
+const EXT_ECH: std::ops::RangeInclusive<u16> = 0xfe08..=0xfe0d;
+/// `encrypted_server_name` of the drafts up to the sixth, and what the seventh and its working copies called it.
+const EXT_ESNI: [u16; 3] = [0xffce, 0xff02, 0xff08];
 /// A record's fragment (RFC 8446 §5.1).
 const MAX_RECORD: usize = 1 << 14;
 
@@ -117,7 +120,7 @@ fn parse(message: &[u8]) -> Option<Hello> {
                 seen_name = true;
                 hello.server_name = Some(server_name(content)?);
             }
-            EXT_ECH => hello.ech = true,
+            kind if EXT_ECH.contains(&kind) || EXT_ESNI.contains(&kind) => hello.ech = true,
             _ => {}
         }
     }
@@ -247,6 +250,17 @@ mod tests {
         let wire = hello_with(&[(0x15, vec![0; 9000]), sni(b"far.example"), (0xfe0d, vec![1, 2, 3])]);
         let want = Hello { server_name: Some("far.example".to_owned()), ech: true };
         assert_eq!(read(&wire), Ok(Progress::Hello(want)));
+    }
+
+    #[test]
+    fn every_draft_that_hides_the_name_is_found() {
+        let rows = [(0xfe07, false), (0xfe08, true), (0xfe0a, true), (0xfe0d, true), (0xfe0e, false), (0xffce, true)];
+        for (number, ech) in rows.into_iter().chain([(0xff02, true), (0xff08, true), (0xff01, false), (0x0a0a, false)])
+        {
+            let wire = hello_with(&[sni(b"far.example"), (number, vec![0])]);
+            let want = Hello { ech, ..named("far.example") };
+            assert_eq!(read(&wire), Ok(Progress::Hello(want)), "{number:x}");
+        }
     }
 
     #[test]

@@ -150,11 +150,15 @@ async fn read(
 /// An answer that has no end. Only the proxy's clock and the origin know why; ours tells whether it was the clock.
 async fn broken(proxy: &Proxy, mut result: ToolCallResult, (took, within): (Duration, Option<u64>)) -> Outcome {
     let took = took.as_secs_f64();
-    let limit = match within {
-        // What the call asks for holds in place of the plan's.
-        Some(within) => Some(Duration::from_secs(within).as_secs_f64()),
+    let asked = within.map(|within| Duration::from_secs(within).as_secs_f64());
+    let limit = match asked.filter(|asked| took >= *asked) {
+        Some(asked) => Some(asked),
+        // What the call asks for holds in place of what calls have by themselves, and no longer than the plan lets it.
         None => match proxy.ask(Method::GET, "/v1/self", None).await {
-            Ok(Said::Document(about)) => about.pointer("/limits/tools/request_timeout_s").and_then(Value::as_f64),
+            Ok(Said::Document(about)) => {
+                let key = if asked.is_some() { "max_timeout_s" } else { "request_timeout_s" };
+                about.pointer(&format!("/limits/tools/{key}")).and_then(Value::as_f64)
+            }
             Ok(Said::Refused(_)) | Err(_) => None,
         },
     };

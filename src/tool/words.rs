@@ -42,6 +42,7 @@ pub(super) fn refused(refused: &Refused, tool: &str) -> String {
         Some(Refusal::Deny(Deny::RateLimited)) => {
             let what = match limit("name").and_then(Value::as_str) {
                 Some("calls_per_minute") => "API calls per minute",
+                Some("dns.new_names_per_minute") => "new host names per minute",
                 _ => "requests per second",
             };
             format!("Error: Rate limit reached ({} {what})", seconds(limit("allowed")))
@@ -179,6 +180,11 @@ mod tests {
                 "rate_limited",
                 json!({"limit": {"name": "requests_per_second", "allowed": 5}}),
                 "Error: Rate limit reached (5 requests per second)",
+            ),
+            (
+                "rate_limited",
+                json!({"limit": {"name": "dns.new_names_per_minute", "allowed": 300}}),
+                "Error: Rate limit reached (300 new host names per minute)",
             ),
             (
                 "request_timed_out",

@@ -36,7 +36,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         (0_usize..9_000).prop_map(Step::Junk),
         (0..half).prop_map(Step::Guess),
-        (0..half).prop_map(Step::Missed),
+        (0..VALUE.len()).prop_map(Step::Missed),
         Just(Step::Pause),
     ];
     // A guess that goes on where another ended may grow to half of the value: junk stands between.

@@ -114,6 +114,7 @@ async fn behaves(mut subject: Subject) {
     executions_are_what_was_started(&subject).await;
     calls_are_counted_exactly(&subject).await;
     kinds_are_counted_apart(&subject).await;
+    a_call_that_is_given_back_was_none(&mut subject).await;
     a_minute_begins_with_its_first_call(&mut subject).await;
     what_is_stopped_or_expired_takes_no_call(&mut subject).await;
     static_ones_begin_with_a_call_and_anew(&subject).await;
@@ -122,6 +123,7 @@ async fn behaves(mut subject: Subject) {
     judged_calls_outlast_reported_ones(&subject).await;
     approvals_are_asked_once_decided_once_and_used_once(&mut subject).await;
     approvals_are_bounded(&mut subject).await;
+    approvals_are_found_among_ones_own(&subject).await;
     ended_ones_are_forgotten(&mut subject).await;
 }
 
@@ -141,6 +143,52 @@ async fn executions_are_what_was_started(subject: &Subject) {
     ledger.check().await.unwrap();
     let odd = ExecutionId::new(&"x}:{\r\n\"".repeat(10_000));
     assert_eq!(ledger.find(&odd).await, Ok(None), "whatever a client claims to be");
+}
+
+async fn approvals_are_found_among_ones_own(subject: &Subject) {
+    for name in ["own1", "own2"] {
+        subject.start(&execution(name)).await;
+    }
+    assert_eq!(subject.ask(&subject.asked("mine", "own1", 1)).await, Ok(Answer::Pending("mine".to_owned())));
+    let known = async |who: &str, approval: &str| {
+        let found = subject.ledger.approval_of(&id(who), approval, subject.now()).await.unwrap();
+        found.map(|found| (found.execution.to_string(), found.state))
+    };
+    assert_eq!(known("own1", "mine").await, Some(("own1".to_owned(), State::Pending)));
+    let odd = "x".repeat(100_000);
+    for (who, approval) in [("own2", "mine"), ("own1", "none"), ("nobody", "mine"), ("own1", &*odd), ("own1", "")] {
+        assert_eq!(known(who, approval).await, None, "{who}");
+    }
+}
+
+async fn a_call_that_is_given_back_was_none(subject: &mut Subject) {
+    let (who, second) = (execution("given"), Duration::from_secs(1));
+    let caps = Caps { per_execution: Some(3), per_minute: Some(2) };
+    subject.start(&who).await;
+    let back = async |subject: &Subject, who: &Execution, taken| {
+        subject.ledger.give_back(who, Kind::Raw, taken, subject.now()).await.unwrap();
+    };
+    for call in 1..=2 {
+        assert_eq!(subject.take(&who, Kind::Raw, caps).await, Take::Counted { call });
+    }
+    subject.pass(second);
+    back(subject, &who, second).await;
+    assert_eq!(subject.take(&who, Kind::Raw, caps).await, Take::Counted { call: 2 });
+    assert!(matches!(subject.take(&who, Kind::Raw, caps).await, Take::RateLimited { .. }));
+    assert_eq!(subject.take(&who, TOOL, caps).await, Take::Counted { call: 1 });
+    // Given back in another minute than the one that has counted it.
+    subject.pass(Duration::from_secs(61));
+    assert_eq!(subject.take(&who, Kind::Raw, caps).await, Take::Counted { call: 3 });
+    back(subject, &who, Duration::from_secs(61)).await;
+    let raw = subject.ledger.standing(&who.id).await.unwrap().unwrap().raw;
+    assert_eq!((raw.calls, raw.window.unwrap().calls), (2, 1));
+    // Never fewer than none, and nothing comes into being by it.
+    for _ in 0..4 {
+        back(subject, &who, Duration::ZERO).await;
+    }
+    assert_eq!(subject.ledger.standing(&who.id).await.unwrap().unwrap().raw.calls, 0);
+    back(subject, &execution("nobody"), Duration::ZERO).await;
+    assert_eq!(subject.ledger.standing(&id("nobody")).await, Ok(None));
 }
 
 async fn calls_are_counted_exactly(subject: &Subject) {

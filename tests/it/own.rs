@@ -201,6 +201,7 @@ async fn everyone_is_told_who_they_are_and_what_is_left() {
         ("concurrent", json!(5)),
         ("max_response_bytes", json!(500_000)),
         ("request_timeout_s", json!(9.0)),
+        ("max_timeout_s", json!(9.0)),
     ] {
         assert_eq!(tools[key], want, "{key}: {told:#}");
     }
@@ -225,6 +226,21 @@ async fn a_static_execution_that_made_no_call_is_told_of_itself_too() {
     let told = here("").await.told("/v1/self").await;
     assert_eq!((&told["execution"]["id"], &told["execution"]["calls"]), (&json!("t"), &json!(0)), "{told:#}");
     assert_eq!(told["limits"]["tools"]["calls_left"], Value::Null);
+}
+
+/// What comes behind a CONNECT is no HTTP, whatever it was that it named.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connect_to_one_of_these_paths_ends_its_connection() {
+    for path in ["/v1/self", "/v1/self/ca.pem", "/v1/self/approvals/x", "/v1/self/tool_calls", "/v1/self/resolve"] {
+        let here = here("").await;
+        let behind = "GET /v1/self HTTP/1.1\r\nHost: x\r\n{auth}\r\n";
+        let told = here.lab.raw(&format!("CONNECT {path} HTTP/1.1\r\nHost: x\r\n{{auth}}\r\n{behind}{behind}")).await;
+        assert!(told.starts_with("HTTP/1.1 4"), "{path}: {told}");
+        assert_eq!(told.matches("HTTP/1.1 ").count(), 1, "{path}: {told}");
+        assert!(told.to_lowercase().contains("connection: close"), "{path}: {told}");
+        here.lab.ended(0).await;
+        assert_eq!(here.lab.audit().await.len(), 1, "{path}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -377,7 +393,11 @@ async fn a_reported_call_is_stored_as_such() {
     // What holds a value of somebody else's is written down without it, and its caller does not learn that it does.
     let reply = here.report(&json!({ "tool": SHORT, "block_reason": format!("says {SHORT}"), "url": SHORT })).await;
     let said = reply.problem();
-    assert_eq!((said["tool"].as_str(), said["block_reason"].as_str()), (Some(SHORT), Some("says q7-2zt9lmx4vb")), "{said}");
+    assert_eq!(
+        (said["tool"].as_str(), said["block_reason"].as_str()),
+        (Some(SHORT), Some("says q7-2zt9lmx4vb")),
+        "{said}"
+    );
     let kept = here.tool_calls("t", 2).await;
     assert!(!json!(kept).to_string().contains(SHORT), "{kept:?}");
     assert_eq!(kept[1]["block_reason"], "says **************", "{kept:?}");

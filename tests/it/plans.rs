@@ -113,13 +113,13 @@ async fn a_call_that_the_limiter_lets_pass_counts_whatever_becomes_of_it() {
     assert_eq!(origin.seen().len(), 0);
 }
 
+/// A tunnel costs what is in it, and one call if nothing is.
 #[tokio::test]
-async fn a_tunnel_that_is_looked_into_is_no_call_and_every_other_connect_is() {
-    let (lab, origin, url) = lab("[plans.p.raw]\ncalls_per_execution = 3").await;
+async fn every_connect_is_a_call_and_that_of_the_first_request_in_it() {
+    let (lab, origin, url) = lab("[plans.p.raw]\ncalls_per_execution = 5").await;
     let to = format!("api.test:{}", origin.port());
-    for _ in 0..5 {
-        drop(lab.tunnel(&to).await);
-    }
+    drop(lab.tunnel(&to).await);
+    drop(lab.tls(&to, &["h2"]).await);
     // One request in it, one tunnel unseen, one that is refused.
     assert_eq!(lab.by(Way::TunnelH1, "GET", &url, &[], "").await.status, 200);
     drop(lab.tunnel(&format!("open.test:{}", origin.port())).await);
@@ -283,8 +283,15 @@ async fn each_kind_of_request_has_timeouts_of_its_own() {
         ("[plans.p.raw]\nresponse_header_timeout = \"200ms\"", "stall", &[], told("response_header_timeout", 0.2)),
         ("[plans.p]\nidle_timeout = \"200ms\"", "stall-body", &[TOOL], None),
         ("[plans.p.raw]\nidle_timeout = \"200ms\"", "stall-body", &[], None),
-        // Without any, the call says how long.
+        // Without any, the call says how long; with one, no longer than that.
         ("[plans.p]", "stall", &[TOOL, ("exeat-timeout", "1")], told("request_timeout", 1.0)),
+        (
+            "[plans.p]\nrequest_timeout = \"200ms\"",
+            "stall",
+            &[TOOL, ("exeat-timeout", "60")],
+            told("request_timeout", 0.2),
+        ),
+        ("[plans.p]\nrequest_timeout = \"5m\"", "stall", &[TOOL, ("exeat-timeout", "1")], told("request_timeout", 1.0)),
     ];
     for (plan, path, fields, want) in rows {
         let (lab, _, url) = lab(plan).await;
@@ -370,16 +377,20 @@ async fn what_was_counted_is_still_counted_after_a_restart_and_a_reload() {
 /// Without a name for what it asks, and in whatever way: who has had their calls gets no further.
 #[tokio::test]
 async fn the_same_code_by_every_way() {
-    let (lab, origin, url) = lab("[plans.p.raw]\ncalls_per_execution = 1").await;
+    let (lab, origin, url) = lab("[plans.p.raw]\ncalls_per_execution = 2").await;
     let to = format!("api.test:{}", origin.port());
     let mut standing = lab.h2::<Full<Bytes>>(&to).await;
     assert_eq!(lab.get(&url).await.status, 200);
-    let request = Request::builder().uri(&url).body(empty()).unwrap();
-    let reply = timeout(lab::PATIENCE, standing.send_request(request)).await.unwrap().unwrap();
-    assert_eq!((reply.status().as_u16(), reply.headers()["exeat-refusal"].to_str().unwrap()), (429, "execution_limit"));
+    // Its first request was counted when it was opened.
+    for (status, code) in [(200, None), (429, Some("execution_limit"))] {
+        let request = Request::builder().uri(&url).body(empty()).unwrap();
+        let reply = timeout(lab::PATIENCE, standing.send_request(request)).await.unwrap().unwrap();
+        let said = reply.headers().get("exeat-refusal").map(|code| code.to_str().unwrap());
+        assert_eq!((reply.status().as_u16(), said), (status, code));
+    }
     lab.get(&url).await.assert_refused(429, "execution_limit");
     lab.get(&format!("http://{to}/")).await.assert_refused(429, "execution_limit");
-    assert_eq!(origin.seen().len(), 1);
+    assert_eq!(origin.seen().len(), 2);
 }
 
 /// A client that begins and does not go on, with a body that is waited for.

@@ -94,6 +94,21 @@ pub fn extend(mut wire: Vec<u8>, extension: &[u8]) -> Vec<u8> {
     wire
 }
 
+/// Earlier drafts of it had other numbers, and clients and servers that speak them.
+#[tokio::test]
+async fn earlier_drafts_of_encrypted_client_hello_are_refused_as_well() {
+    for number in [0xffce_u16, 0xff02, 0xfe08, 0xfe09, 0xfe0a, 0xfe0b, 0xfe0c] {
+        let (lab, _, targets) = both_modes().await;
+        let mut stream = lab.tunnel(&targets[1]).await;
+        let extension = [&number.to_be_bytes()[..], &[0, 1, 0]].concat();
+        stream.write_all(&extend(hello("sealed.test"), &extension)).await.unwrap();
+        let mut answer = Vec::new();
+        let _ = tokio::time::timeout(crate::lab::PATIENCE, stream.read_to_end(&mut answer)).await.unwrap();
+        assert_eq!(answer, [21, 3, 3, 0, 2, 2, 112], "{number:x}");
+        assert_eq!(lab.ended(0).await["code"], "sni_mismatch", "{number:x}");
+    }
+}
+
 /// Adds an `encrypted_client_hello` extension.
 fn with_ech(wire: Vec<u8>) -> Vec<u8> {
     // An outer one (RFC 9849): suite, config id, empty key, one byte of payload.

@@ -151,6 +151,13 @@ impl Shared {
         read::take(&taken, number, caps)
     }
 
+    pub(super) async fn give_back(&self, who: &Execution, kind: Kind, taken: Duration) -> Result<()> {
+        let kind = if kind == Kind::Raw { "r" } else { "t" };
+        let mut call = self.scripts.give_back.of(&who.id);
+        call.arg(kind).arg(taken.as_millis().to_string());
+        self.link.invoke::<u8>(&call).await.map(drop)
+    }
+
     pub(super) async fn find_noted(&self, id: &ExecutionId, most: u32) -> Result<bool> {
         let mut call = self.scripts.found.of(id);
         call.arg(id.as_str()).arg(most);
@@ -239,11 +246,20 @@ impl Shared {
     }
 
     pub(super) async fn approval(&self, id: &str) -> Result<Option<Approval>> {
-        let Some(execution) = self.asked_by(id).await? else { return Ok(None) };
+        match self.asked_by(id).await? {
+            Some(execution) => self.approval_of(&execution, id).await,
+            None => Ok(None),
+        }
+    }
+
+    pub(super) async fn approval_of(&self, who: &ExecutionId, id: &str) -> Result<Option<Approval>> {
+        if id.len() > MAX_ID {
+            return Ok(None);
+        }
         let mut both = Pipeline::new();
-        both.cmd("HGET").arg(key(&execution, "approvals")).arg(id).cmd("TIME");
+        both.cmd("HGET").arg(key(who, "approvals")).arg(id).cmd("TIME");
         let (text, time): (Option<String>, (u64, u64)) = self.link.query_all(&both).await?;
-        let read = text.map(|text| read::approval(&execution, id, &text, &self.seal));
+        let read = text.map(|text| read::approval(who, id, &text, &self.seal));
         Ok(read.transpose()?.map(|one| one.shown_at(read::time(time))))
     }
 
