@@ -242,7 +242,7 @@ mod tests {
             hold.feed(miss.repeat(9_000).into()).unwrap();
             hold.end_message().unwrap();
         }
-        let found = hold.feed(miss.repeat(10_001).into());
+        let found = hold.feed(miss.repeat(20_000).into());
         assert_eq!(found.map_err(|found| found.whose), Err(crate::leak::Whose::Token));
     }
 }

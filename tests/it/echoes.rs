@@ -211,7 +211,7 @@ async fn a_reason_phrase_tells_nothing() {
 async fn an_echo_behind_odd_encodings_or_in_a_name_is_redacted_and_raises_the_alarm() {
     let folded = "Ghp7q2zt9lmx4vbn8kcYW3P";
     for words in [
-        &b"HTTP/1.1 200 OK\r\nlocation: /?k=%47hp012345678%39abcdefGHIJ\r\ncontent-length: 0\r\n\r\n"[..],
+        &b"HTTP/1.1 200 OK\r\nlocation: /?k=%47hp7q2zt%39lmx4vbn8kcYW3P\r\ncontent-length: 0\r\n\r\n"[..],
         b"HTTP/1.1 200 OK\r\nx-ghp7q2zt9lmx4vbn8kcyw3p: 1\r\ncontent-length: 0\r\n\r\n",
     ] {
         let ground = Ground::new().await;
@@ -220,7 +220,7 @@ async fn an_echo_behind_odd_encodings_or_in_a_name_is_redacted_and_raises_the_al
         let lab = ground.proxy(&config(port, "auth_type = \"bearer\"").replace("env:KEY", "file:folded")).await;
         let reply = lab.by(Way::Absolute, "GET", &format!("https://api.test:{port}/"), &[], "").await;
         let fields = format!("{:?}", reply.headers).to_lowercase();
-        assert!(reply.status == 200 && !fields.contains("abcdefghij"), "{fields}");
+        assert!(reply.status == 200 && !fields.contains("4vbn8kcyw3p"), "{fields}");
         let line = lab.ended(0).await;
         assert_eq!((line["redacted"].as_u64(), line["alarm"].is_string()), (Some(1), true), "{line}");
     }

@@ -41,6 +41,7 @@ mod limits;
 mod listeners;
 mod loops;
 mod malformed;
+mod masks;
 mod mcp;
 mod memory;
 mod misuse;

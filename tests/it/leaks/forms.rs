@@ -91,7 +91,7 @@ const fn coded(name: &'static str, codings: &'static [&'static str]) -> Form {
 }
 
 /// All of them; those behind codings come last.
-pub const FORMS: [Form; 48] = [
+pub const FORMS: [Form; 54] = [
     form("as it is", <[u8]>::to_vec),
     form("with a line break in it", |v| [&v[..v.len() / 3], b"\r\n", &v[v.len() / 3..]].concat()),
     form("percent-encoded, `%4A`", |v| each(v, |b| format!("%{b:02X}"))),
@@ -118,6 +118,7 @@ pub const FORMS: [Form; 48] = [
     cased("base64 in lines of 76, CRLF", |v| lines(&base64(&[b'x'; 45], v, STANDARD, true), 76, b"\r\n")),
     cased("base64 in lines of 64, LF", |v| lines(&base64(&[b'x'; 37], v, STANDARD, true), 64, b"\n")),
     cased("base64 in lines of 20, LF", |v| lines(&base64(b"", v, STANDARD, true), 20, b"\n")),
+    cased("base64 in lines of 20, indented", |v| lines(&base64(b"", v, STANDARD, true), 20, b"\n\t  ")),
     cased("base64, percent-encoded", |v| each(&base64(b"", v, STANDARD, true), |b| reserved(b, "%"))),
     cased("base64 in JSON, `\\/`", |v| json(&base64(b"", v, STANDARD, true))),
     cased("`Basic`: base64 of `user:value`", |v| [&b"Basic "[..], &base64(b"user:", v, STANDARD, true)].concat()),
@@ -130,6 +131,11 @@ pub const FORMS: [Form; 48] = [
             .collect()
     }),
     form("`\\x4a`", |v| each(v, |b| format!("\\x{b:02x}"))),
+    form("hex with `-` between, `4a-61`", |v| join(v, |b| format!("{b:02x}"), "-")),
+    form("hex, `0x4a, 0x61`", |v| join(v, |b| format!("0x{b:02x}"), ", ")),
+    form("decimal bytes, `74,97`", |v| join(v, |b| b.to_string(), ",")),
+    form("`\\U0000004a`", |v| each(v, |b| format!("\\U{b:08x}"))),
+    form("CSS, `\\4a `", |v| each(v, |b| format!("\\{b:x} "))),
     form("JSON, `\\u004a`", |v| each(v, |b| format!("\\u{b:04x}"))),
     form("JSON, `\\u004A` here and there", |v| mixed(v, |b, _| format!("\\u{b:04X}"))),
     form("JSON, `\\/` and `\\\"`", json),
@@ -158,6 +164,10 @@ pub const FORMS: [Form; 48] = [
     coded("in a zstd body", &["zstd"]),
     coded("in a gzip body within br", &["gzip", "br"]),
 ];
+
+fn join(value: &[u8], write: impl Fn(u8) -> String, between: &str) -> Vec<u8> {
+    value.iter().map(|byte| write(*byte)).collect::<Vec<_>>().join(between).into_bytes()
+}
 
 fn each(value: &[u8], write: impl Fn(u8) -> String) -> Vec<u8> {
     value.iter().flat_map(|byte| write(*byte).into_bytes()).collect()

@@ -1,0 +1,103 @@
+//! What is overwritten in an answer confirms a guess: it counts, and nothing that can be guessed is overwritten.
+
+use crate::lab::client::Way;
+use crate::lab::{Ground, KEY, Lab, Origin};
+
+/// `open.test` is allowed, and no credential is bound to it.
+async fn lab(auth: &str, value: &str, pages: &[(&str, String)]) -> (Lab, Origin, String) {
+    let ground = Ground::new().await;
+    std::fs::write(ground.dir.path().join("value"), value).unwrap();
+    let origin = ground.origin("api.test").await;
+    for (path, page) in pages {
+        origin.serve_file(path, "text/plain", page.clone());
+    }
+    let port = origin.port();
+    let lab = ground
+        .proxy(&format!(
+            "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
+             [credentials.KEY]\nauth_type = \"{auth}\"\nvalue = \"file:value\"\ndomains = [\"api.test\"]\n\
+             [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n"
+        ))
+        .await;
+    (lab, origin, format!("https://api.test:{port}"))
+}
+
+const SENT: &[(&str, &str)] = &[("exeat-credential", "KEY")];
+
+/// As often as a value is found in requests.
+#[tokio::test(flavor = "multi_thread")]
+async fn three_answers_with_a_value_that_was_not_sent_stop_the_execution() {
+    for way in Way::ALL {
+        let (lab, _origin, url) = lab("bearer", KEY, &[("/whole", format!("a {KEY} b {KEY} c"))]).await;
+        let whole = format!("{url}/whole");
+        for _ in 0..5 {
+            let echo = lab.by(way, "GET", &whole, SENT, "").await;
+            assert_eq!((echo.status.as_u16(), echo.text().contains(KEY)), (200, false), "{way:?}");
+        }
+        for n in 0..3 {
+            let answer = lab.by(way, "GET", &whole, &[], "").await;
+            assert!(answer.status == 200 && !answer.text().contains(KEY) && answer.text().contains("a ***"), "{way:?}");
+            let line = lab.ended(5 + n).await;
+            let alarm = line["alarm"].as_str().unwrap_or_default();
+            assert!(alarm.contains("KEY") && line["redacted"] == 2, "{way:?} {line}");
+        }
+        lab.by(way, "GET", &whole, &[], "").await.assert_refused(403, "execution_stopped");
+    }
+}
+
+/// A part at the end, with nothing behind it, answers a guess whoever sent what.
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_without_the_rest_are_finds() {
+    for fields in [&[][..], SENT] {
+        let (lab, _origin, url) = lab("bearer", KEY, &[("/part", format!("x {}", &KEY[..14]))]).await;
+        let part = format!("{url}/part");
+        for n in 0..3 {
+            let answer = lab.by(Way::TunnelH2, "GET", &part, fields, "").await;
+            assert_eq!(answer.text(), format!("x {}", "*".repeat(14)), "{fields:?}");
+            assert!(lab.ended(n).await["alarm"].is_string(), "{fields:?}");
+        }
+        lab.by(Way::TunnelH2, "GET", &part, fields, "").await.assert_refused(403, "execution_stopped");
+    }
+}
+
+/// The user of a Basic credential is no secret, however long it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn half_of_a_password_is_half_of_the_password() {
+    let user = "AC7d1c0be94b37a29f6e58c0d4a1b2f3e9";
+    let password = "rT2qLz9Vb4Xn7Ks1Wc8Yd3Hf6Jg5MpQe";
+    let known = format!("{user}:{}", &password[..8]);
+    let half = format!("{user}:{}", &password[..16]);
+    let pages = [("/known", known.clone()), ("/half", half)];
+    let (lab, _origin, url) = lab("basic", &format!("{user}:{password}"), &pages).await;
+    for n in 0..5 {
+        assert_eq!(lab.by(Way::Absolute, "GET", &format!("{url}/known"), &[], "").await.text(), known);
+        let line = lab.ended(n).await;
+        assert!(line.get("redacted").is_none() && line.get("alarm").is_none(), "{line}");
+    }
+    let answer = lab.by(Way::Absolute, "GET", &format!("{url}/half"), &[], "").await.text();
+    assert!(answer.contains("****") && !answer.contains(&password[..16]), "{answer}");
+}
+
+/// A dictionary holds it, and any reaction to one of its words would tell which it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_weak_value_is_masked_where_it_was_sent_and_nowhere_else() {
+    for weak in ["Winter1987?", "hunter2", "password"] {
+        let (lab, origin, url) = lab("bearer", weak, &[("/words", format!("Winter1986? {weak} Winter1988?"))]).await;
+        let words = format!("{url}/words");
+        for way in Way::ALL {
+            for _ in 0..4 {
+                let answer = lab.by(way, "GET", &words, &[], "").await;
+                assert!(answer.status == 200 && answer.text().contains(weak), "{weak} {way:?}");
+                let sent = lab.by(way, "POST", &format!("{url}/x"), &[("x-word", weak)], weak).await;
+                assert_eq!(sent.status, 200, "{weak} {way:?}: {sent:?}");
+                assert_eq!(origin.last().headers["x-word"], weak);
+            }
+            let answer = lab.by(way, "GET", &words, SENT, "").await;
+            assert!(answer.status == 200 && !answer.text().contains(weak), "{weak} {way:?}: {}", answer.text());
+            let line = lab.decisions().await.pop().unwrap();
+            assert_eq!(line["credential_used"], "KEY", "{line}");
+        }
+        let lines = lab.audit().await;
+        assert!(lines.iter().all(|line| line.get("code").is_none() && line.get("alarm").is_none()), "{weak}");
+    }
+}
