@@ -74,8 +74,8 @@ async fn half_of_a_password_is_half_of_the_password() {
         let line = lab.ended(n).await;
         assert!(line.get("redacted").is_none() && line.get("alarm").is_none(), "{line}");
     }
-    let answer = lab.by(Way::Absolute, "GET", &format!("{url}/half"), &[], "").await.text();
-    assert!(answer.contains("****") && !answer.contains(&password[..16]), "{answer}");
+    let answer = lab.by(Way::Absolute, "GET", &format!("{url}/half"), &[], "").await;
+    assert!(answer.text().contains("****") && !answer.text().contains(&password[..16]), "{answer:?}");
 }
 
 /// A dictionary holds it, and any reaction to one of its words would tell which it is.
