@@ -21,7 +21,7 @@ struct Node {
     ends: u32,
     /// The longest proper suffix at which a pattern ends, or 0.
     output: u32,
-    /// Of whose patterns this is half or more: a set, or 0.
+    /// Of whose patterns this is half or more, but not all: a set, or 0.
     half: u32,
     children: u8,
     byte: u8,
@@ -118,8 +118,10 @@ impl Automaton {
         let byte = shortest.bytes.get(depth.saturating_sub(1)).copied().unwrap_or_default();
         let fail = if parent == 0 { 0 } else { self.step(self.node(narrow(parent)).fail, byte) };
         let ends = if shortest.bytes.len() == depth { self.set(owners.clone(), known) } else { 0 };
+        // A whole one is no part.
+        let is_part = |form: &Form| form.half <= depth && depth < form.bytes.len();
         let mut halves: Vec<u32> =
-            group.iter().filter(|(form, _)| form.half <= depth).flat_map(|(_, owners)| owners.clone()).collect();
+            group.iter().filter(|(form, _)| is_part(form)).flat_map(|(_, owners)| owners.clone()).collect();
         halves.sort_unstable();
         halves.dedup();
         let half = self.set(halves, known);
@@ -258,7 +260,7 @@ impl Automaton {
         })
     }
 
-    /// How many bytes at the end are half a pattern or more, the most first, and of whose.
+    /// How many bytes at the end are half a pattern or more, but not all of it, the most first, and of whose.
     pub(super) fn halves(&self, mut state: State) -> impl Iterator<Item = (usize, &[u32])> {
         std::iter::from_fn(move || {
             while state != 0 {
@@ -326,7 +328,7 @@ mod tests {
                     let whose = (0..).zip(&patterns).filter(|(_, p)| text[..end].ends_with(p) && p.len() == length);
                     prop_assert_eq!(owners, whose.map(|(owner, _)| owner).collect::<Vec<u32>>());
                 }
-                let prefixes = |p: &'_ Vec<u8>| (p.len().div_ceil(2)..=p.len()).map(|n| p[..n].to_vec()).collect::<Vec<_>>();
+                let prefixes = |p: &'_ Vec<u8>| (p.len().div_ceil(2)..p.len()).map(|n| p[..n].to_vec()).collect::<Vec<_>>();
                 let halves = patterns.iter().flat_map(prefixes);
                 let half = halves.filter(|h| text[..end].ends_with(h)).map(|h| h.len()).max();
                 prop_assert_eq!(automaton.halves(state).next().map(|(length, _)| length), half);

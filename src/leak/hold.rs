@@ -33,6 +33,8 @@ pub struct Hold {
     queue: Queue,
     due: u64,
     hits: Hits,
+    /// What was found in what is sent, where that is not the text.
+    hits_sent: Hits,
     /// Looks for keys that are not ours. What is held back is longer than any of them.
     lookout: Option<Lookout>,
 }
@@ -43,7 +45,17 @@ impl Hold {
     pub fn new(matcher: Arc<Matcher>) -> Self {
         let (text, queue) = (Text::default(), Queue::default());
         let lookout = (!matcher.families.is_empty()).then(|| Lookout::new(matcher.families.clone()));
-        Self { matcher, text, sent: None, marks: None, queue, due: 0, hits: Hits::default(), lookout }
+        Self {
+            matcher,
+            text,
+            sent: None,
+            marks: None,
+            queue,
+            due: 0,
+            hits: Hits::default(),
+            hits_sent: Hits::default(),
+            lookout,
+        }
     }
 
     /// For a text behind a coding, or in frames.
@@ -67,7 +79,7 @@ impl Hold {
     /// As [`Self::feed`].
     pub fn send(&mut self, bytes: Bytes) -> Result<(), Found> {
         if let Some(scan) = &mut self.sent {
-            scan.feed(&self.matcher.index, &bytes, &mut self.hits);
+            scan.feed(&self.matcher.index, &bytes, &mut self.hits_sent);
         }
         self.queue.push(bytes);
         self.found()
@@ -135,6 +147,7 @@ impl Hold {
     /// As [`Self::pause`].
     pub fn end_message(&mut self) -> Result<(), Found> {
         self.hits.next_message();
+        self.hits_sent.next_message();
         self.pause()
     }
 
@@ -197,7 +210,8 @@ impl Hold {
     }
 
     fn found(&mut self) -> Result<(), Found> {
-        self.matcher.found_among(&self.hits).map_or(Ok(()), Err)
+        let found = self.matcher.found_among(&self.hits);
+        found.or_else(|| self.matcher.found_among(&self.hits_sent)).map_or(Ok(()), Err)
     }
 }
 
@@ -236,7 +250,7 @@ mod tests {
     fn pieces_without_end_are_a_find() {
         let value = b"tok7q2zt9lmx4vbn8kcyw3pd";
         let matcher = Arc::new(Matcher::new([(crate::leak::Whose::Token, &value[..])].into_iter()));
-        let miss = [value.get(..23).unwrap_or_default(), b"!"].concat();
+        let miss = [value.get(..23).unwrap_or_default(), b"!!"].concat();
         let mut hold = Hold::new(matcher);
         for _ in 0..3 {
             hold.feed(miss.repeat(9_000).into()).unwrap();

@@ -23,33 +23,44 @@ pub(super) struct Hit {
 #[derive(Clone, Default)]
 pub(super) struct Hits {
     pub(super) places: Vec<Hit>,
-    /// For each value, how often a piece of it stood in the stream without the rest.
-    misses: BTreeMap<u32, u64>,
+    /// For each value, how often a piece of it stood in the stream without the rest, and where the last one did.
+    misses: BTreeMap<u32, Misses>,
+}
+
+/// Pieces of one value.
+#[derive(Clone, Copy, Default)]
+struct Misses {
+    count: u64,
+    /// Behind the last one.
+    behind: u64,
 }
 
 /// So many pieces of one value in one message do not stand there by accident: somebody tries what the rest may be.
 const MOST_MISSES: u64 = 10_000;
 
 impl Hits {
-    /// Notes a piece of a value.
-    pub(super) fn piece(&mut self, owner: u32) {
-        let count = self.misses.entry(owner).or_default();
-        *count = count.saturating_add(1);
+    /// Notes a piece of a value at a place. Several readings may have the same piece: it counts once.
+    pub(super) fn piece(&mut self, owner: u32, at: u64) {
+        let misses = self.misses.entry(owner).or_default();
+        if at >= misses.behind {
+            misses.count = misses.count.saturating_add(1);
+            misses.behind = at.saturating_add(1);
+        }
     }
 
     /// Notes a value. The piece that led to it was no miss.
     pub(super) fn whole(&mut self, hit: Hit) {
-        if let Some(count) = self.misses.get_mut(&hit.owner) {
-            *count = count.saturating_sub(1);
+        if let Some(misses) = self.misses.get_mut(&hit.owner) {
+            misses.count = misses.count.saturating_sub(1);
         }
         self.places.push(hit);
     }
 
     /// Takes over the misses of another stream.
     pub(super) fn take_misses(&mut self, other: &mut Self) {
-        for (owner, count) in std::mem::take(&mut other.misses) {
-            let known = self.misses.entry(owner).or_default();
-            *known = known.saturating_add(count);
+        for (owner, misses) in &mut other.misses {
+            let known = self.misses.entry(*owner).or_default();
+            known.count = known.count.saturating_add(std::mem::take(&mut misses.count));
         }
     }
 
@@ -60,7 +71,7 @@ impl Hits {
 
     /// A value of which too many pieces stood in the stream.
     pub(super) fn guessed(&self) -> Option<u32> {
-        self.misses.iter().find(|(_, count)| **count >= MOST_MISSES).map(|(owner, _)| *owner)
+        self.misses.iter().find(|(_, misses)| misses.count >= MOST_MISSES).map(|(owner, _)| *owner)
     }
 }
 
@@ -133,6 +144,8 @@ struct Level {
     seen: [Option<u64>; Families::EACH.len()],
     /// What was undone since the readings parted.
     run: Families,
+    /// Escapes up to this place have been undone elsewhere, so what they consist of begins nothing here.
+    floor: u64,
 }
 
 /// A way to undo escapes, and what shows then undone in turn.
@@ -145,7 +158,7 @@ struct Branch {
 impl Level {
     fn clear(&mut self) {
         self.alone.clear();
-        (self.seen, self.run) = Default::default();
+        (self.seen, self.run, self.floor) = Default::default();
         if let Some(all) = &mut self.all {
             all.undone.clear();
             all.next.clear();
@@ -179,7 +192,8 @@ impl Level {
             return;
         }
         self.part(come, other, index);
-        let all = self.all.get_or_insert_with(|| Box::new(Branch::of(Families::ALL)));
+        let floor = self.floor;
+        let all = self.all.get_or_insert_with(|| Box::new(Branch::behind(Families::ALL, floor, floor)));
         for branch in std::iter::once(&mut **all).chain(&mut self.alone) {
             if branch.undone.is_parted() || branch.undone.families().meets(come) {
                 branch.take(other, index, (depth, is_loose), hits);
@@ -210,10 +224,11 @@ impl Level {
         if !mixed.is_mixed() {
             self.alone.retain(|branch| branch.undone.is_parted());
         } else if self.alone.is_empty() {
-            let (run, all) = (self.run, self.all.as_deref());
+            let (run, all, floor) = (self.run, self.all.as_deref(), self.floor);
+            let undone = all.map_or(floor, |all| all.undone.undone_to().max(floor));
             let alone = |family: Families| {
                 let known = all.filter(|_| run == family).map(|all| all.alone(family));
-                known.unwrap_or_else(|| Branch::of(family))
+                known.unwrap_or_else(|| Branch::behind(family, floor, undone))
             };
             self.alone = Families::EACH.into_iter().map(alone).collect();
         }
@@ -235,8 +250,9 @@ impl Level {
 }
 
 impl Branch {
-    fn of(families: Families) -> Self {
-        Self { undone: Undone::of(families), next: Level::default() }
+    /// One that begins where escapes have been undone up to some place, at its own level and at the next.
+    fn behind(families: Families, floor: u64, next: u64) -> Self {
+        Self { undone: Undone::behind(families, floor), next: Level { floor: next, ..Level::default() } }
     }
 
     /// The same for one family alone, of a stream in which it was the only one so far.

@@ -102,10 +102,15 @@ impl<const RADIX: u32> List<RADIX> {
             if self.digits == 0 {
                 self.from = at;
             }
-            self.number = self.number.saturating_mul(RADIX).saturating_add(digit);
-            self.digits = self.digits.saturating_add(1);
-            if self.digits > Self::DIGITS.1 {
+            let number = self.number.saturating_mul(RADIX).saturating_add(digit);
+            if self.digits == Self::DIGITS.1 || number > u32::from(u8::MAX) {
+                // Something else stands right before or behind a list.
+                let (from, digits) = (self.from, self.digits);
                 self.finish(index, hits);
+                (self.number, self.digits) = (number % RADIX.pow(digits.into()), digits);
+                self.from = from.saturating_add(1).max(at.saturating_sub(digits.saturating_sub(1).into()));
+            } else {
+                (self.number, self.digits) = (number, self.digits.saturating_add(1));
             }
         } else if RADIX == 16 && matches!(byte, b'x' | b'X') && (self.number, self.digits) == (0, 1) {
             // `0x` before the digits.
@@ -178,10 +183,15 @@ impl<const RADIX: u32> List<RADIX> {
         if self.places.is_empty() {
             return;
         }
-        self.scan.feed(index, &self.out, &mut self.hits);
-        self.scan.end(index, &mut self.hits);
-        self.give(hits);
-        self.scan.clear();
+        // Most digits are in no list, and a short one holds nothing.
+        if self.passed > 0 || self.places.len() >= index.shortest {
+            self.scan.feed(index, &self.out, &mut self.hits);
+            self.scan.end(index, &mut self.hits);
+            self.give(hits);
+        }
+        if self.scan.position() > 0 {
+            self.scan.clear();
+        }
         self.out.clear();
         self.places.clear();
         self.passed = 0;

@@ -164,7 +164,10 @@ impl Reading {
                 let found = anchors.find(rest);
                 let skipped = match found {
                     Some(look) => {
-                        look.owner.into_iter().for_each(|owner| hits.piece(owner));
+                        if let Some(owner) = look.owner {
+                            let stands = self.stands(at.saturating_add(look.at)).0 as u64;
+                            hits.piece(owner, span_place(spans, stands).0);
+                        }
                         until = at.saturating_add(look.at).saturating_add(anchors.width());
                         look.at.saturating_sub(anchors.before())
                     }

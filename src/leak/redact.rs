@@ -366,11 +366,12 @@ mod tests {
     fn a_mask_is_a_find_unless_the_value_was_sent_and_came_back_whole() {
         let (half, rest) = VALUE.split_at(14);
         let (more, last) = rest.split_at(4);
-        let rows: [(&str, Option<&str>, &[&[u8]], u64); 9] = [
+        let rows: [(&str, Option<&str>, &[&[u8]], u64); 10] = [
             ("nothing", None, &[b"nothing", b" at all"], 0),
             ("a value that was sent", Some("KEY"), &[VALUE, b"...", VALUE], 0),
             ("one that was not", None, &[VALUE, b"...", VALUE], 1),
             ("another one was sent", Some("OTHER"), &[VALUE], 1),
+            ("one that was sent, and a line break", Some("KEY"), &[VALUE, b"\n"], 0),
             ("one that was sent, in parts", Some("KEY"), &[half, more, last, b"..."], 0),
             ("a part of it, and nothing behind it", Some("KEY"), &[half], 1),
             ("parts of it that something else follows", Some("KEY"), &[half, b"#", half, b"#"], 2),

@@ -226,6 +226,17 @@ mod tests {
         hits.places.iter().map(|hit| (hit.to, hit.from)).collect()
     }
 
+    /// A reading that begins late knows which bytes have been used up before it.
+    #[test]
+    fn two_families_in_one_value_are_read_alike_wherever_they_are_cut() {
+        let matcher = Matcher::new(VALUES.into_iter().map(|value| (Whose::Token, value)));
+        let text = br"p4s/w0rd%37\u0030%33%34\u0037%33%32\u0066%37%37\u0033%30%37\u0032%36%34";
+        for cut in 0..=text.len() {
+            let (one, two) = text.split_at(cut);
+            assert_eq!(found(&matcher, &[one, two]), wanted(text), "cut at {cut}");
+        }
+    }
+
     /// `%0c` is one byte: what it ended with is no beginning any more, for all that follows.
     #[test]
     fn what_an_escape_has_used_up_begins_nothing() {

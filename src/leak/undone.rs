@@ -18,7 +18,17 @@ pub(super) struct Undone {
 
 impl Undone {
     pub(super) fn of(families: Families) -> Self {
-        Self { families, unescape: Unescape::of(families), ..Self::default() }
+        Self::behind(families, 0)
+    }
+
+    /// As [`Self::of`], where escapes up to a place have been undone in other ways.
+    pub(super) fn behind(families: Families, undone_to: u64) -> Self {
+        Self { families, undone_to, unescape: Unescape::of(families), ..Self::default() }
+    }
+
+    /// Where in the stream something was undone for the last time.
+    pub(super) fn undone_to(&self) -> u64 {
+        self.undone_to
     }
 
     /// The same, of a stream in which no other escapes have been undone so far.

@@ -14,7 +14,7 @@ async fn lab(auth: &str, value: &str, pages: &[(&str, String)]) -> (Lab, Origin,
     let port = origin.port();
     let lab = ground
         .proxy(&format!(
-            "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
+            "[leak]\nmax_finds = 3\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
              [credentials.KEY]\nauth_type = \"{auth}\"\nvalue = \"file:value\"\ndomains = [\"api.test\"]\n\
              [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n"
         ))
@@ -28,8 +28,8 @@ const SENT: &[(&str, &str)] = &[("exeat-credential", "KEY")];
 #[tokio::test(flavor = "multi_thread")]
 async fn three_answers_with_a_value_that_was_not_sent_stop_the_execution() {
     for way in Way::ALL {
-        let (lab, _origin, url) = lab("bearer", KEY, &[("/whole", format!("a {KEY} b {KEY} c"))]).await;
-        let whole = format!("{url}/whole");
+        let (lab, _origin, url) = lab("bearer", KEY, &[("whole", format!("a {KEY} b {KEY} c"))]).await;
+        let whole = format!("{url}/files/whole");
         for _ in 0..5 {
             let echo = lab.by(way, "GET", &whole, SENT, "").await;
             assert_eq!((echo.status.as_u16(), echo.text().contains(KEY)), (200, false), "{way:?}");
@@ -49,9 +49,10 @@ async fn three_answers_with_a_value_that_was_not_sent_stop_the_execution() {
 #[tokio::test(flavor = "multi_thread")]
 async fn parts_without_the_rest_are_finds() {
     for fields in [&[][..], SENT] {
-        let (lab, _origin, url) = lab("bearer", KEY, &[("/part", format!("x {}", &KEY[..14]))]).await;
-        let part = format!("{url}/part");
+        let (lab, _origin, url) = lab("bearer", KEY, &[("part", format!("x {}", &KEY[..14]))]).await;
+        let part = format!("{url}/files/part");
         for n in 0..3 {
+            // Also of a value that was sent: nothing follows that completes it.
             let answer = lab.by(Way::TunnelH2, "GET", &part, fields, "").await;
             assert_eq!(answer.text(), format!("x {}", "*".repeat(14)), "{fields:?}");
             assert!(lab.ended(n).await["alarm"].is_string(), "{fields:?}");
@@ -67,14 +68,14 @@ async fn half_of_a_password_is_half_of_the_password() {
     let password = "rT2qLz9Vb4Xn7Ks1Wc8Yd3Hf6Jg5MpQe";
     let known = format!("{user}:{}", &password[..8]);
     let half = format!("{user}:{}", &password[..16]);
-    let pages = [("/known", known.clone()), ("/half", half)];
+    let pages = [("known", known.clone()), ("half", half)];
     let (lab, _origin, url) = lab("basic", &format!("{user}:{password}"), &pages).await;
     for n in 0..5 {
-        assert_eq!(lab.by(Way::Absolute, "GET", &format!("{url}/known"), &[], "").await.text(), known);
+        assert_eq!(lab.by(Way::Absolute, "GET", &format!("{url}/files/known"), &[], "").await.text(), known);
         let line = lab.ended(n).await;
         assert!(line.get("redacted").is_none() && line.get("alarm").is_none(), "{line}");
     }
-    let answer = lab.by(Way::Absolute, "GET", &format!("{url}/half"), &[], "").await;
+    let answer = lab.by(Way::Absolute, "GET", &format!("{url}/files/half"), &[], "").await;
     assert!(answer.text().contains("****") && !answer.text().contains(&password[..16]), "{answer:?}");
 }
 
@@ -82,8 +83,8 @@ async fn half_of_a_password_is_half_of_the_password() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_weak_value_is_masked_where_it_was_sent_and_nowhere_else() {
     for weak in ["Winter1987?", "hunter2", "password"] {
-        let (lab, origin, url) = lab("bearer", weak, &[("/words", format!("Winter1986? {weak} Winter1988?"))]).await;
-        let words = format!("{url}/words");
+        let (lab, origin, url) = lab("bearer", weak, &[("words", format!("Winter1986? {weak} Winter1988?"))]).await;
+        let words = format!("{url}/files/words");
         for way in Way::ALL {
             for _ in 0..4 {
                 let answer = lab.by(way, "GET", &words, &[], "").await;
@@ -94,8 +95,8 @@ async fn a_weak_value_is_masked_where_it_was_sent_and_nowhere_else() {
             }
             let answer = lab.by(way, "GET", &words, SENT, "").await;
             assert!(answer.status == 200 && !answer.text().contains(weak), "{weak} {way:?}: {}", answer.text());
-            let line = lab.decisions().await.pop().unwrap();
-            assert_eq!(line["credential_used"], "KEY", "{line}");
+            let used = lab.audit().await.iter().filter(|line| line["credential_used"] == "KEY").count();
+            assert!(used > 0, "{weak} {way:?}");
         }
         let lines = lab.audit().await;
         assert!(lines.iter().all(|line| line.get("code").is_none() && line.get("alarm").is_none()), "{weak}");

@@ -400,7 +400,7 @@ async fn a_reported_call_is_stored_as_such() {
     );
     let kept = here.tool_calls("t", 2).await;
     assert!(!json!(kept).to_string().contains(SHORT), "{kept:?}");
-    assert_eq!(kept[1]["block_reason"], "says **************", "{kept:?}");
+    assert_eq!(kept[1]["block_reason"], "says *************", "{kept:?}");
     let line = here.lab.ended(0).await;
     let told = [&line["event"], &line["method"], &line["path"]].map(|value| value.as_str().unwrap_or_default());
     assert_eq!(told, ["closed", "POST", "/v1/self/tool_calls"], "{line}");

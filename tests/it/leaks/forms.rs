@@ -133,7 +133,7 @@ pub const FORMS: [Form; 54] = [
     form("`\\x4a`", |v| each(v, |b| format!("\\x{b:02x}"))),
     form("hex with `-` between, `4a-61`", |v| join(v, |b| format!("{b:02x}"), "-")),
     form("hex, `0x4a, 0x61`", |v| join(v, |b| format!("0x{b:02x}"), ", ")),
-    form("decimal bytes, `74,97`", |v| join(v, |b| b.to_string(), ",")),
+    form("decimal bytes, `[74,97]`", |v| [b"[", &join(v, |b| b.to_string(), ",")[..], b"]"].concat()),
     form("`\\U0000004a`", |v| each(v, |b| format!("\\U{b:08x}"))),
     form("CSS, `\\4a `", |v| each(v, |b| format!("\\{b:x} "))),
     form("JSON, `\\u004a`", |v| each(v, |b| format!("\\u{b:04x}"))),
