@@ -233,8 +233,15 @@ mod tests {
         let text = br"p4s/w0rd%37\u0030%33%34\u0037%33%32\u0066%37%37\u0033%30%37\u0032%36%34";
         for cut in 0..=text.len() {
             let (one, two) = text.split_at(cut);
-            assert_eq!(found(&matcher, &[one, two]), wanted(text), "cut at {cut}");
+            assert!(agree(&found(&matcher, &[one, two]), &wanted(text)), "cut at {cut}");
         }
+    }
+
+    /// True if all that is wanted has been found. What else was found may only be the end of something wanted: a reading
+    /// that begins within an escape does not know where that began.
+    fn agree(found: &Ends, wanted: &Ends) -> bool {
+        let is_within = |(to, from): &(u64, u64)| wanted.iter().any(|(end, begin)| end == to && begin < from);
+        wanted.is_subset(found) && found.difference(wanted).all(is_within)
     }
 
     /// `%0c` is one byte: what it ended with is no beginning any more, for all that follows.
@@ -293,7 +300,8 @@ mod tests {
             let mut at: Vec<_> = cuts.iter().map(|cut| cut.index(text.len() + 1)).chain([0, text.len()]).collect();
             at.sort_unstable();
             let pieces: Vec<_> = at.windows(2).map(|w| &text[w[0]..w[1]]).collect();
-            prop_assert_eq!(&found(&matcher, &pieces), &want);
+            let found = found(&matcher, &pieces);
+            prop_assert!(agree(&found, &want), "{:?} {:?}", found, want);
         }
     }
 }
