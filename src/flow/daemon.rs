@@ -283,7 +283,7 @@ fn services(
     let ledger = Arc::new(ledger::open(&settings, &policies, &resolver, &tls, &audit).map_err(StartError::Ledger)?);
     let finds = Arc::new(Finds::default());
     let door = Door::new(&settings.proxy)?;
-    let seats = Arc::new(Seats::new(settings.proxy.max_connections_per_caller));
+    let seats = Arc::new(Seats::new(settings.proxy.max_connections_per_caller, descriptors.connections));
     let services = Services {
         listeners,
         door,

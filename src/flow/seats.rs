@@ -9,6 +9,8 @@ use crate::model::refusal::{Fail, Verdict};
 /// All seats that are taken. It is asked when a connection learns who its caller is, not at each request.
 pub(super) struct Seats {
     most: usize,
+    /// Connections that there can be at a time.
+    places: usize,
     taken: Mutex<HashMap<ExecutionId, usize>>,
 }
 
@@ -23,9 +25,16 @@ struct Seat {
 }
 
 impl Seats {
-    /// So many for each caller.
-    pub(super) fn new(most: usize) -> Self {
-        Self { most, taken: Mutex::default() }
+    /// So many for each caller, of so many connections in all.
+    pub(super) fn new(most: usize, places: usize) -> Self {
+        Self { most, places, taken: Mutex::default() }
+    }
+
+    /// True if a caller that holds so many may have one more. Beyond a quarter of all connections it may as long as
+    /// another quarter is free: the last places are for others.
+    fn admits(&self, count: usize, taken: usize) -> bool {
+        let quarter = self.places.div_ceil(4);
+        count < self.most && (count < quarter || taken < self.places.saturating_sub(quarter))
     }
 
     /// Callers that hold one.
@@ -42,10 +51,11 @@ impl Held {
             return Ok(());
         }
         let mut taken = lock(&seats.taken);
-        let count = taken.entry(caller.clone()).or_default();
-        if *count >= seats.most {
+        let all = taken.values().fold(0, |sum: usize, count| sum.saturating_add(*count));
+        if !seats.admits(taken.get(caller).copied().unwrap_or_default(), all) {
             return Err(Fail::Overloaded.into());
         }
+        let count = taken.entry(caller.clone()).or_default();
         *count = count.saturating_add(1);
         drop(taken);
         held.push(Seat { seats: seats.clone(), caller: caller.clone() });
@@ -77,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_caller_has_so_many_seats_and_gets_them_back() {
-        let seats = Arc::new(Seats::new(2));
+        let seats = Arc::new(Seats::new(2, 100));
         let caller = |name: &str| ExecutionId::of_static(&TaskName::new(name));
         let connections: Vec<Held> = (0..3).map(|_| Held::default()).collect();
         let sit = |at: usize, name: &str| connections[at].sit(&seats, &caller(name)).is_ok();
@@ -86,5 +96,18 @@ mod tests {
         assert!(sit(2, "b") && sit(0, "b") && !sit(1, "b"));
         drop(connections);
         assert!(lock(&seats.taken).is_empty());
+    }
+
+    #[test]
+    fn the_last_quarter_is_for_others() {
+        let seats = Arc::new(Seats::new(1000, 40));
+        let caller = |name: &str| ExecutionId::of_static(&TaskName::new(name));
+        let connections: Vec<Held> = (0..60).map(|_| Held::default()).collect();
+        let taken = |from: usize, name: &str| {
+            connections[from..].iter().take_while(|held| held.sit(&seats, &caller(name)).is_ok()).count()
+        };
+        assert_eq!(taken(0, "a"), 30);
+        assert_eq!(taken(30, "b"), 10);
+        assert_eq!(taken(40, "c"), 10, "the places themselves are counted elsewhere");
     }
 }

@@ -24,6 +24,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// probe for it.
 const PROBE_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
 
+/// How long the last probe has at least before the client is given up.
+const PROBE_ROOM: Duration = Duration::from_millis(250);
+
 /// A client's socket, TCP or Unix.
 pub(super) struct ClientSocket(Arc<Shared>);
 
@@ -147,6 +150,8 @@ impl Shared {
     }
 
     async fn finished(&self, grace: Duration) {
+        // A client is not given up before it has been probed.
+        let grace = grace.max(PROBE_AFTER.iter().sum::<Duration>().saturating_add(PROBE_ROOM));
         while !self.ready(Interest::READABLE).await.is_read_closed() {
             sleep(LOOK_EVERY).await;
         }

@@ -21,7 +21,7 @@ const MAX_STRIDE: usize = 8;
 const KNOWN: usize = 12;
 /// Windows are drawn from so many places behind a pattern's lead.
 const SPREAD: usize = 32;
-/// Groups with fewer different bytes than this stand in ordinary texts, in runs: they are not counted as near misses.
+/// Groups with fewer different bytes than this stand in ordinary texts, in runs: others are preferred.
 const MIN_DISTINCT: usize = 4;
 /// What is looked at of a byte: the case of letters is left out.
 const CASELESS: u64 = 0xdfdf_dfdf_dfdf_dfdf;
@@ -36,23 +36,11 @@ pub(super) struct Anchors {
     /// How far before a look a pattern may begin.
     before: usize,
     /// All groups, in order.
-    groups: Zeroizing<Vec<(u64, u32)>>,
+    groups: Zeroizing<Vec<u64>>,
 }
-
-/// A group that was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Look {
-    /// Where it begins.
-    pub(super) at: usize,
-    /// The number of the value that it is a part of, if it is too odd to stand there by accident.
-    pub(super) owner: Option<u32>,
-}
-
-/// Stands for no owner.
-const COMMON: u32 = u32::MAX;
 
 impl Anchors {
-    /// Prepares to look for these forms; each has the number of its value.
+    /// Prepares to look for these forms.
     pub(super) fn new(forms: &[(Form, u32)]) -> Self {
         let shortest = forms.iter().map(|(form, _)| form.bytes.len()).min().unwrap_or(WIDE);
         let width = if shortest > WIDE.saturating_add(2) { WIDE } else { NARROW };
@@ -64,18 +52,14 @@ impl Anchors {
         let window = width.saturating_add(stride).saturating_sub(1);
         let mut random = Random::new();
         let (mut groups, mut before) = (Zeroizing::new(Vec::new()), 0);
-        for (form, owner) in forms {
+        for (form, _) in forms {
             let at = place(form, window, width, &mut random);
             before = before.max(at.saturating_add(stride).saturating_sub(1));
             let window = form.bytes.get(at..).unwrap_or_default();
-            for group in window.windows(width).take(stride) {
-                let is_common = distinct(group) < MIN_DISTINCT.min(width);
-                let owner = if is_common { COMMON } else { *owner };
-                groups.extend(written(group).into_iter().map(|group| (group, owner)));
-            }
+            groups.extend(window.windows(width).take(stride).flat_map(written));
         }
         groups.sort_unstable();
-        groups.dedup_by_key(|(group, _)| *group);
+        groups.dedup();
         // One bit in sixty is set, or fewer; a look asks for two.
         let size = groups.len().saturating_mul(64).next_power_of_two().clamp(1 << 15, 1 << 23);
         let mut this = Self {
@@ -87,7 +71,7 @@ impl Anchors {
             before,
             groups,
         };
-        let slots: Vec<[u64; 2]> = this.groups.iter().map(|(group, _)| this.slots(*group)).collect();
+        let slots: Vec<[u64; 2]> = this.groups.iter().map(|group| this.slots(*group)).collect();
         for slot in slots.into_iter().flatten() {
             if let Some(word) = usize::try_from(slot >> 6).ok().and_then(|at| this.bits.get_mut(at)) {
                 *word |= 1 << (slot & 63);
@@ -113,23 +97,21 @@ impl Anchors {
         self.is_set(first) && self.is_set(second)
     }
 
-    fn look(&self, group: u64, at: usize) -> Option<Look> {
-        let found = self.groups.binary_search_by_key(&group, |(group, _)| *group).ok()?;
-        let owner = self.groups.get(found).map(|(_, owner)| *owner).filter(|owner| *owner != COMMON);
-        Some(Look { at, owner })
+    fn has(&self, group: u64) -> bool {
+        self.may_have(group) && self.groups.binary_search(&group).is_ok()
     }
 
     /// The first look that finds something: before it begins no pattern that has as many bytes in this text as
     /// [`Self::reach`].
-    pub(super) fn find(&self, text: &[u8]) -> Option<Look> {
+    pub(super) fn find(&self, text: &[u8]) -> Option<usize> {
         if self.width == WIDE && self.stride == MAX_STRIDE {
             let (pieces, _) = text.as_chunks::<WIDE>();
             let (mut known, mut rest) = (0_usize, pieces);
             while let Some(more) = rest.iter().position(|piece| self.may_have(wide(*piece))) {
                 let piece = rest.get(more).copied().unwrap_or_default();
                 known = known.saturating_add(more);
-                if let Some(look) = self.look(wide(piece), known.saturating_mul(WIDE)) {
-                    return Some(look);
+                if self.has(wide(piece)) {
+                    return Some(known.saturating_mul(WIDE));
                 }
                 known = known.saturating_add(1);
                 rest = pieces.get(known..).unwrap_or_default();
@@ -138,10 +120,8 @@ impl Anchors {
         }
         let mut at = 0_usize;
         while let Some(group) = self.group(text, at) {
-            if self.may_have(group)
-                && let Some(look) = self.look(group, at)
-            {
-                return Some(look);
+            if self.has(group) {
+                return Some(at);
             }
             at = at.saturating_add(self.stride);
         }
@@ -259,8 +239,7 @@ mod tests {
                     );
                     text.truncate(before + anchors.reach());
                     let look = anchors.find(&text).expect("enough of it is there");
-                    assert!((before..=before + anchors.before()).contains(&look.at), "{before}: {look:?}");
-                    assert_eq!(look.owner, Some(7));
+                    assert!((before..=before + anchors.before()).contains(&look), "{before}: {look}");
                 }
                 assert_eq!(anchors.find(&vec![b'.'; 1000]), None);
             }
@@ -277,12 +256,5 @@ mod tests {
             let text: Vec<u8> = guess.iter().chain(b"#").copied().cycle().take(4096).collect();
             assert_eq!(anchors.find(&text), None, "{start}");
         }
-    }
-
-    /// Runs of one byte stand in many texts: a value that holds one is found, but they count for nothing.
-    #[test]
-    fn a_group_of_few_different_bytes_has_no_owner() {
-        let anchors = Anchors::new(&[(form(&[b'A'; 40], 16), 0)]);
-        assert_eq!(anchors.find(&[b'A'; 64]).map(|look| look.owner), Some(None));
     }
 }

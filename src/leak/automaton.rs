@@ -21,7 +21,7 @@ struct Node {
     ends: u32,
     /// The longest proper suffix at which a pattern ends, or 0.
     output: u32,
-    /// Of whose patterns this is half or more, but not all: a set, or 0.
+    /// Of whose patterns this is half or more, but not all, and then of whose it is less: a set, or 0.
     half: u32,
     children: u8,
     byte: u8,
@@ -120,10 +120,20 @@ impl Automaton {
         let ends = if shortest.bytes.len() == depth { self.set(owners.clone(), known) } else { 0 };
         // A whole one is no part.
         let is_part = |form: &Form| form.half <= depth && depth < form.bytes.len();
-        let mut halves: Vec<u32> =
-            group.iter().filter(|(form, _)| is_part(form)).flat_map(|(_, owners)| owners.clone()).collect();
-        halves.sort_unstable();
-        halves.dedup();
+        let owners_of = |is_among: &dyn Fn(&Form) -> bool| {
+            let mut owners: Vec<u32> =
+                group.iter().filter(|(form, _)| is_among(form)).flat_map(|(_, owners)| owners.clone()).collect();
+            owners.sort_unstable();
+            owners.dedup();
+            owners
+        };
+        let mut halves = owners_of(&is_part);
+        if !halves.is_empty() {
+            // It may become another value, of which it is less than half.
+            let others = owners_of(&|form| depth < form.bytes.len());
+            let new: Vec<u32> = others.into_iter().filter(|owner| !halves.contains(owner)).collect();
+            halves.extend(new);
+        }
         let half = self.set(halves, known);
         let behind = self.node(fail);
         let output = if behind.ends > 0 { fail } else { behind.output };
@@ -236,6 +246,12 @@ impl Automaton {
         self.nodes
             .get(state as usize)
             .map_or((0, false), |node| (node.depth as usize, node.ends > 0 || node.output > 0))
+    }
+
+    /// The first of those of whose patterns this is half or more, but not all.
+    pub(super) fn part(&self, state: State) -> Option<u32> {
+        let node = self.nodes.get(state as usize)?;
+        self.owners(node.half).first().copied()
     }
 
     /// The longest state of these that holds: this one, and what it ends with.

@@ -32,10 +32,12 @@ pub(super) struct Searched<'v> {
     pub(super) value: &'v [u8],
     /// Bytes before the secret part, such as the user of `user:password`.
     pub(super) public: usize,
+    /// No part of it counts.
+    pub(super) is_whole: bool,
 }
 
 /// All forms of a value, each once.
-pub(super) fn of(Searched { value, public }: Searched<'_>) -> Vec<Form> {
+pub(super) fn of(Searched { value, public, is_whole }: Searched<'_>) -> Vec<Form> {
     let least = value.len().clamp(MIN_SEARCHED, MIN_VALUE);
     let raw_half = |length: usize| {
         let secret = length.saturating_sub(public);
@@ -45,6 +47,7 @@ pub(super) fn of(Searched { value, public }: Searched<'_>) -> Vec<Form> {
     let mut add = |bytes: Zeroizing<Vec<u8>>, half: usize, lead: usize| {
         let bytes: Zeroizing<Vec<u8>> = Zeroizing::new(bytes.iter().map(|byte| fold(*byte)).collect());
         if bytes.len() >= least && forms.iter().all(|form| form.bytes != bytes) {
+            let half = if is_whole { bytes.len() } else { half };
             forms.push(Form { bytes, half, lead });
         }
     };
@@ -108,7 +111,7 @@ mod tests {
     #[test]
     fn forms_are_what_encoders_write_around_a_value() {
         let value = b"s3cr3t/+? value";
-        let forms: Vec<_> = of(Searched { value, public: 0 })
+        let forms: Vec<_> = of(Searched { value, public: 0, is_whole: false })
             .into_iter()
             .map(|form| String::from_utf8(form.bytes.to_vec()).unwrap())
             .collect();

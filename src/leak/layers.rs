@@ -23,7 +23,7 @@ pub(super) struct Hit {
 #[derive(Clone, Default)]
 pub(super) struct Hits {
     pub(super) places: Vec<Hit>,
-    /// For each value, how often a piece of it stood in the stream without the rest, and where the last one did.
+    /// For each value, how often half of it or more stood in the stream without the rest, and where it last did.
     misses: BTreeMap<u32, Misses>,
 }
 
@@ -39,21 +39,14 @@ struct Misses {
 const MOST_MISSES: u64 = 10_000;
 
 impl Hits {
-    /// Notes a piece of a value at a place. Several readings may have the same piece: it counts once.
-    pub(super) fn piece(&mut self, owner: u32, at: u64) {
+    /// Notes half of a value or more, before a place, that something else follows. Several readings may have it: it counts
+    /// once.
+    pub(super) fn part(&mut self, owner: u32, at: u64) {
         let misses = self.misses.entry(owner).or_default();
         if at >= misses.behind {
             misses.count = misses.count.saturating_add(1);
             misses.behind = at.saturating_add(1);
         }
-    }
-
-    /// Notes a value. The piece that led to it was no miss.
-    pub(super) fn whole(&mut self, hit: Hit) {
-        if let Some(misses) = self.misses.get_mut(&hit.owner) {
-            misses.count = misses.count.saturating_sub(1);
-        }
-        self.places.push(hit);
     }
 
     /// Takes over the misses of another stream.
@@ -123,14 +116,15 @@ impl Layers {
         self.once.any(&|undone| undone.is_amid_escape())
     }
 
-    /// The longest half of a value at the end that begins before: where, and its number.
-    pub(super) fn half(&self, index: &Index, before: u64) -> Option<(u64, u32)> {
-        let half = |buffer: &Buffer| buffer.reading.half(&index.patterns.automaton, before);
-        let mut halves: Vec<(u64, u32)> = half(&self.plain).into_iter().collect();
+    /// The halves of values at the end that begin before a place: where, and their numbers.
+    pub(super) fn halves(&self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+        let mut halves = self.plain.reading.halves(&index.patterns.automaton, before);
         self.once.each(&mut |undone| {
-            halves.extend(Some(undone).filter(|it| it.is_parted()).and_then(|it| half(&it.buffer)))
+            if undone.is_parted() {
+                halves.extend(undone.buffer.reading.halves(&index.patterns.automaton, before));
+            }
         });
-        halves.into_iter().min()
+        halves
     }
 }
 
@@ -140,10 +134,8 @@ impl Layers {
 struct Level {
     all: Option<Box<Branch>>,
     alone: Vec<Branch>,
-    /// Where escapes of each family stood for the last time.
-    seen: [Option<u64>; Families::EACH.len()],
-    /// What was undone since the readings parted.
-    run: Families,
+    /// The families of all escapes so far.
+    seen: Families,
     /// Escapes up to this place have been undone elsewhere, so what they consist of begins nothing here.
     floor: u64,
 }
@@ -158,7 +150,7 @@ struct Branch {
 impl Level {
     fn clear(&mut self) {
         self.alone.clear();
-        (self.seen, self.run, self.floor) = Default::default();
+        (self.seen, self.floor) = Default::default();
         if let Some(all) = &mut self.all {
             all.undone.clear();
             all.next.clear();
@@ -191,7 +183,7 @@ impl Level {
         if come == Families::default() && !self.is_parted() {
             return;
         }
-        self.part(come, other, index);
+        self.part(come);
         let floor = self.floor;
         let all = self.all.get_or_insert_with(|| Box::new(Branch::behind(Families::ALL, floor, floor)));
         for branch in std::iter::once(&mut **all).chain(&mut self.alone) {
@@ -209,31 +201,21 @@ impl Level {
         Families::within(if self.is_parted() { other.fresh() } else { bytes.get(from..).unwrap_or_default() })
     }
 
-    /// Reads each family alone as long as several are near each other.
-    fn part(&mut self, come: Families, other: &Buffer, index: &Index) {
-        let at = other.end();
-        let near = at.saturating_sub(index.reach());
-        let mut mixed = come;
-        for (family, seen) in Families::EACH.into_iter().zip(&mut self.seen) {
-            if family.meets(come) {
-                *seen = Some(at);
-            } else if seen.is_some_and(|seen| seen >= near) {
-                mixed = mixed.with(family);
-            }
+    /// Reads each family alone from when a second one comes on. How far apart they are does not matter: line breaks may
+    /// stand between.
+    fn part(&mut self, come: Families) {
+        let known = self.seen;
+        self.seen = known.with(come);
+        if !self.seen.is_mixed() || !self.alone.is_empty() {
+            return;
         }
-        if !mixed.is_mixed() {
-            self.alone.retain(|branch| branch.undone.is_parted());
-        } else if self.alone.is_empty() {
-            let (run, all, floor) = (self.run, self.all.as_deref(), self.floor);
-            let undone = all.map_or(floor, |all| all.undone.undone_to().max(floor));
-            let alone = |family: Families| {
-                let known = all.filter(|_| run == family).map(|all| all.alone(family));
-                known.unwrap_or_else(|| Branch::behind(family, floor, undone))
-            };
-            self.alone = Families::EACH.into_iter().map(alone).collect();
-        }
-        let is_new = !self.all.as_ref().is_some_and(|all| all.undone.is_parted());
-        self.run = if is_new { come } else { self.run.with(come) };
+        let (all, floor) = (self.all.as_deref(), self.floor);
+        let undone = all.map_or(floor, |all| all.undone.undone_to().max(floor));
+        let alone = |family: Families| {
+            let known = all.filter(|_| known == family).map(|all| all.alone(family));
+            known.unwrap_or_else(|| Branch::behind(family, floor, undone))
+        };
+        self.alone = Families::EACH.into_iter().map(alone).collect();
     }
 
     /// The reading has come to its end.

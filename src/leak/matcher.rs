@@ -37,13 +37,20 @@ impl<'v> Value<'v> {
     /// A value that is secret from its first byte on.
     #[must_use]
     pub fn new(whose: Whose, value: &'v [u8]) -> Self {
-        Self { whose, searched: Searched { value, public: 0 } }
+        Self { whose, searched: Searched { value, public: 0, is_whole: false } }
     }
 
     /// `user:password` of HTTP Basic (RFC 7617), of which the password alone is secret.
     #[must_use]
     pub fn basic(whose: Whose, value: &'v [u8]) -> Self {
-        Self { whose, searched: Searched { value, public: value.len().saturating_sub(password(value).len()) } }
+        let public = value.len().saturating_sub(password(value).len());
+        Self { whose, searched: Searched { public, ..Self::new(Whose::Token, value).searched } }
+    }
+
+    /// The same, of which only the whole counts, and no part.
+    #[must_use]
+    pub fn whole(self) -> Self {
+        Self { searched: Searched { is_whole: true, ..self.searched }, ..self }
     }
 }
 
@@ -76,7 +83,7 @@ impl Patterns {
     fn first(&self, text: &[u8]) -> Option<u32> {
         let mut at = 0_usize;
         while let Some(look) = self.anchors.find(text.get(at..)?) {
-            let look = at.saturating_add(look.at);
+            let look = at.saturating_add(look);
             let mut state = 0;
             for byte in text.get(look.saturating_sub(self.anchors.before())..)? {
                 state = self.automaton.step(state, *byte);
@@ -101,16 +108,6 @@ pub(super) struct Index {
     /// Bytes of the shortest form of a value.
     pub(super) shortest: usize,
 }
-
-impl Index {
-    /// How far apart in a stream the parts of a value may stand that are escaped in different ways.
-    pub(super) fn reach(&self) -> u64 {
-        self.longest.saturating_mul(WIDEST) as u64
-    }
-}
-
-/// Bytes that one byte of a value may take, nearly always.
-const WIDEST: usize = 12;
 
 /// A value, and all that it is.
 struct Owner {

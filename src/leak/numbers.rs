@@ -61,11 +61,11 @@ impl Numbers {
         self.finish(index, hits);
     }
 
-    /// The longest half of a value at the end that begins before a place: where, and its number.
-    pub(super) fn half(&mut self, index: &Index, before: u64) -> Option<(u64, u32)> {
+    /// The halves of values at the end that begin before a place: where, and their numbers.
+    pub(super) fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
         let is_all = is_near(before, self.at);
-        let halves = [self.decimal.half(index, is_all), self.hex.half(index, is_all)];
-        halves.into_iter().flatten().filter(|(from, _)| *from < before).min()
+        let halves = [self.decimal.halves(index, is_all), self.hex.halves(index, is_all)];
+        halves.into_iter().flatten().filter(|(from, _)| *from < before).collect()
     }
 }
 
@@ -197,9 +197,9 @@ impl<const RADIX: u32> List<RADIX> {
         self.passed = 0;
     }
 
-    fn half(&mut self, index: &Index, is_all: bool) -> Option<(u64, u32)> {
-        let (from, owner) = self.scan.half_of(index, u64::MAX, is_all)?;
-        Some((self.place(from).0, owner))
+    fn halves(&mut self, index: &Index, is_all: bool) -> Vec<(u64, u32)> {
+        let halves = self.scan.halves_of(index, u64::MAX, is_all);
+        halves.into_iter().map(|(from, owner)| (self.place(from).0, owner)).collect()
     }
 }
 

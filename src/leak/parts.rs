@@ -10,7 +10,7 @@ use super::escape::{Front, LONGEST, Placed, Unescape, front};
 use super::fold::{begins_escape, is_break};
 use super::layers::{Hit, Hits};
 use super::matcher::Index;
-use super::scan::{Scan, is_near};
+use super::scan::{Scan, is_near, wholes};
 
 /// Characters are looked at in blocks of this size, in bytes.
 const BLOCK: usize = 8;
@@ -177,10 +177,10 @@ impl Parts {
         self.finish(index, hits);
     }
 
-    /// The longest half of a value at the end that begins before a place: where, and whose.
-    pub(super) fn half(&mut self, index: &Index, before: u64) -> Option<(u64, u32)> {
+    /// The halves of values at the end that begin before a place: where, and their numbers.
+    pub(super) fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
         if !self.is_decoding {
-            return None;
+            return Vec::new();
         }
         let mut ended = None;
         if !self.unescape.is_idle() {
@@ -193,8 +193,9 @@ impl Parts {
             }
         }
         let part = ended.as_mut().unwrap_or(&mut self.part);
-        let half = part.half(index, is_near(before, self.at));
-        half.map(|(from, owner)| (part.place(from), owner)).filter(|(from, _)| *from < before)
+        let halves = part.halves(index, is_near(before, self.at));
+        let placed = halves.into_iter().map(|(from, owner)| (part.place(from), owner));
+        placed.filter(|(from, _)| *from < before).collect()
     }
 }
 
@@ -265,15 +266,18 @@ impl Part {
         (self.bits, self.characters) = (0, 0);
     }
 
-    /// The longest half of a value at the end, with what is left of a group.
-    fn half(&mut self, index: &Index, is_all: bool) -> Option<(u64, u32)> {
+    /// The halves of values at the end, with what is left of a group.
+    fn halves(&mut self, index: &Index, is_all: bool) -> Vec<(u64, u32)> {
         let (bytes, length) = self.left();
         if length == 0 || !is_all {
-            return self.scan.half_of(index, u64::MAX, is_all);
+            return self.scan.halves_of(index, u64::MAX, is_all);
         }
         let mut scan = self.scan.clone();
-        scan.feed(index, bytes.get(..length).unwrap_or_default(), &mut Hits::default());
-        scan.half(index, u64::MAX)
+        let mut hits = Hits::default();
+        scan.feed(index, bytes.get(..length).unwrap_or_default(), &mut hits);
+        let mut halves = scan.halves(index, u64::MAX);
+        halves.extend(wholes(&hits));
+        halves
     }
 
     fn look(&mut self, index: &Index, decoded: &[u8]) {
@@ -407,7 +411,7 @@ mod tests {
         for piece in pieces {
             parts.feed(&matcher.index, piece, &mut hits);
         }
-        let half = parts.half(&matcher.index, u64::MAX);
+        let half = parts.halves(&matcher.index, u64::MAX).into_iter().min();
         parts.end(&matcher.index, &mut hits);
         let mut hits = hits.places;
         hits.sort_unstable();

@@ -6,12 +6,15 @@ use zeroize::Zeroizing;
 
 use super::automaton::{Automaton, State};
 use super::escape::Placed;
-use super::fold::{fold, is_indent};
+use super::fold::{fold, is_break, is_indent};
 use super::layers::{Hit, Hits};
 use super::matcher::{Index, Patterns};
 
 /// Fewer bytes of a pattern are left to the filter.
 const SHALLOW: usize = 4;
+
+/// More bytes than this do not wait for the next ones, but for those that count.
+const MAX_REST: usize = 1024;
 
 /// Where some bytes stand; it goes on to the next span.
 #[derive(Clone, Copy)]
@@ -78,6 +81,8 @@ pub(super) struct Reading {
     lines: Vec<Line>,
     /// Nothing but blanks has come since the last line break.
     is_indented: bool,
+    /// The value of which half or more stands at the end of what has been searched.
+    part: Option<u32>,
 }
 
 impl Reading {
@@ -95,7 +100,7 @@ impl Reading {
         let begin = |depth: usize| other.begin(other.read.saturating_sub(depth as u64));
         self.state = automaton.shortened(other.state, |depth| begin(depth) >= place);
         (self.read, self.before) = (other.read, other.read);
-        self.is_indented = other.is_indented;
+        (self.is_indented, self.part) = (other.is_indented, None);
         self.seen.clone_from(&other.seen);
     }
 
@@ -164,12 +169,8 @@ impl Reading {
                 let found = anchors.find(rest);
                 let skipped = match found {
                     Some(look) => {
-                        if let Some(owner) = look.owner {
-                            let stands = self.stands(at.saturating_add(look.at)).0 as u64;
-                            hits.piece(owner, span_place(spans, stands).0);
-                        }
-                        until = at.saturating_add(look.at).saturating_add(anchors.width());
-                        look.at.saturating_sub(anchors.before())
+                        until = at.saturating_add(look).saturating_add(anchors.width());
+                        look.saturating_sub(anchors.before())
                     }
                     None => {
                         until = text.len();
@@ -186,8 +187,12 @@ impl Reading {
                 state = automaton.step(state, fold(*byte));
                 at = at.saturating_add(1);
                 let (depth, ends) = automaton.look(state);
+                let part = std::mem::replace(&mut self.part, automaton.part(state));
                 if ends {
                     self.hit((automaton, state), at, spans, hits);
+                } else if let (Some(owner), None) = (part, self.part) {
+                    let stands = self.stands(at.saturating_sub(1)).0 as u64;
+                    hits.part(owner, span_place(spans, stands).0);
                 }
                 if depth < SHALLOW && at.checked_sub(depth).is_some_and(|start| start >= until) {
                     // So few bytes are better left to the filter.
@@ -210,7 +215,7 @@ impl Reading {
                 Some(start) => place(start).0,
                 None => self.begin(self.before.saturating_add(at as u64).saturating_sub(length as u64)),
             };
-            hits.whole(Hit { owner, from, to: place(at.saturating_sub(1)).1 });
+            hits.places.push(Hit { owner, from, to: place(at.saturating_sub(1)).1 });
         }
     }
 
@@ -248,11 +253,12 @@ impl Reading {
         }
     }
 
-    /// The longest half of a value at the end, if it begins before.
-    pub(super) fn half(&self, automaton: &Automaton, before: u64) -> Option<(u64, u32)> {
-        let halves = automaton.halves(self.state).filter_map(|(n, owners)| Some((n, *owners.first()?)));
+    /// The halves of values at the end that begin before a place, the longest first.
+    pub(super) fn halves(&self, automaton: &Automaton, before: u64) -> Vec<(u64, u32)> {
         let start = |n: usize| self.begin(self.read.saturating_sub(n as u64));
-        halves.map(|(n, owner)| (start(n), owner)).find(|(from, _)| *from < before)
+        let halves = automaton.halves(self.state).map(|(n, owners)| (start(n), owners));
+        let halves = halves.filter(|(from, _)| *from < before);
+        halves.flat_map(|(from, owners)| owners.iter().map(move |owner| (from, *owner))).collect()
     }
 }
 
@@ -319,11 +325,6 @@ impl Buffer {
         self.old
     }
 
-    /// Where in the stream the text ends.
-    pub(super) fn end(&self) -> u64 {
-        self.text.len().checked_sub(1).map_or(0, |last| span_place(&self.spans, last as u64).1)
-    }
-
     /// Adds bytes that stand one after the other from a place on.
     pub(super) fn push(&mut self, bytes: &[u8], from: u64) {
         note(&mut self.spans, Span { at: self.text.len() as u64, from, width: 1 });
@@ -376,7 +377,29 @@ impl Buffer {
         if self.text.is_empty() {
             self.spans.clear();
         }
+        if self.text.len() > MAX_REST {
+            self.drop_skipped();
+        }
         self.old = self.text.len();
+    }
+
+    /// Drops the line breaks and what follows them as indentation: of these, any number may stand between the bytes that
+    /// wait for more.
+    fn drop_skipped(&mut self) {
+        let (text, spans) = (std::mem::take(&mut self.text), std::mem::take(&mut self.spans));
+        let mut skipped: Option<Placed> = None;
+        for (at, byte) in text.iter().enumerate() {
+            let (from, to) = span_place(&spans, at as u64);
+            let placed = Placed { byte: *byte, from, to };
+            if is_break(*byte) {
+                skipped = Some(placed);
+            } else if skipped.is_none() || !is_indent(*byte) {
+                skipped = None;
+                self.put(placed);
+            }
+        }
+        // What follows may go on with the indentation.
+        skipped.into_iter().for_each(|line_break| self.put(line_break));
     }
 
     /// True if whatever may be found from here on stands at a place or behind it.

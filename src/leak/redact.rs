@@ -45,7 +45,7 @@ pub struct Redactor {
     owners: BTreeSet<u32>,
     finds: u64,
     /// The values that have been counted as finds for standing there as a whole.
-    counted: BTreeSet<u32>,
+    counted: BTreeSet<Whose>,
     /// A part of the value that was sent, which the rest may follow.
     part: Option<Range<u64>>,
 }
@@ -107,10 +107,10 @@ impl Redactor {
     pub fn end(&mut self) {
         self.scan.end(&self.matcher.index, &mut self.hits);
         self.overwrite();
+        self.pause();
         if self.part.take().is_some() {
             self.find();
         }
-        self.pause();
     }
 
     /// The next piece that is certain by now.
@@ -123,12 +123,14 @@ impl Redactor {
         if due <= self.due {
             return;
         }
-        if let Some((from, owner)) = self.scan.half(&self.matcher.index, due)
+        let halves = self.scan.halves(&self.matcher.index, due);
+        if let Some((from, owner)) = halves.iter().min().copied()
             && due.max(from) > self.due
             // What ends a whole value may begin another one, and has been overwritten.
             && !(self.overwritten.start <= from && due <= self.overwritten.end)
         {
-            if self.was_sent(owner) {
+            // Several values may begin alike.
+            if halves.iter().any(|(_, owner)| self.was_sent(*owner)) {
                 self.part = Some(from..due);
             } else {
                 self.find();
@@ -141,8 +143,8 @@ impl Redactor {
     /// A part of the value that was sent is a find if the rest does not follow.
     fn settle_part(&mut self) {
         let Some(part) = &self.part else { return };
-        let going_on = self.scan.half(&self.matcher.index, u64::MAX);
-        if going_on.is_none_or(|(from, _)| from > part.start) {
+        let going_on = self.scan.halves(&self.matcher.index, u64::MAX);
+        if going_on.iter().all(|(from, owner)| *from > part.start || !self.was_sent(*owner)) {
             self.part = None;
             self.find();
         }
@@ -162,7 +164,9 @@ impl Redactor {
 
     /// Notes a whole value: a find, unless it was sent.
     fn note_whole(&mut self, owner: u32) {
-        if !self.was_sent(owner) && self.counted.insert(owner) {
+        // Of `user:password`, both are one value.
+        let whose = self.matcher.whose(owner).next().cloned();
+        if !self.was_sent(owner) && whose.is_some_and(|whose| self.counted.insert(whose)) {
             self.find();
         }
     }

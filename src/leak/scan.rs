@@ -73,25 +73,33 @@ impl Scan {
         in_order(&mut hits.places, before);
     }
 
-    /// The longest half of a value at the end that begins before a place: where, and its number.
-    pub(super) fn half(&mut self, index: &Index, before: u64) -> Option<(u64, u32)> {
-        self.half_of(index, before, is_near(before, self.at))
+    /// The halves of values at the end that begin before a place: where, and their numbers.
+    pub(super) fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+        self.halves_of(index, before, is_near(before, self.at))
     }
 
-    /// As [`Self::half`]; of what has been looked through alone, unless `is_all`.
-    pub(super) fn half_of(&mut self, index: &Index, before: u64, is_all: bool) -> Option<(u64, u32)> {
+    /// As [`Self::halves`]; of what has been looked through alone, unless `is_all`.
+    pub(super) fn halves_of(&mut self, index: &Index, before: u64, is_all: bool) -> Vec<(u64, u32)> {
         if is_all {
             self.settle(index, &mut Hits::default());
         }
-        let half = self.layers.half(index, before);
-        if half.is_some() || !self.layers.is_amid_escape() {
-            return half;
+        let mut halves = self.layers.halves(index, before);
+        if !self.layers.is_amid_escape() {
+            return halves;
         }
         // An escape that has not ended may have said what it stands for.
         let mut ended = self.layers.clone();
-        ended.end(index, &mut Hits::default());
-        ended.half(index, before)
+        let mut hits = Hits::default();
+        ended.end(index, &mut hits);
+        halves.extend(ended.halves(index, before));
+        halves.extend(wholes(&hits).filter(|(from, _)| *from < before));
+        halves
     }
+}
+
+/// Values that would be whole if the stream ended here.
+pub(super) fn wholes(hits: &Hits) -> impl Iterator<Item = (u64, u32)> {
+    hits.places.iter().map(|hit| (hit.from, hit.owner))
 }
 
 /// True if what has not been looked through at the end of a stream could begin before a place. It is shorter than any
@@ -128,7 +136,7 @@ mod tests {
     fn wanted(text: &[u8]) -> Ends {
         let forms: BTreeSet<Vec<u8>> = VALUES
             .iter()
-            .flat_map(|value| forms::of(forms::Searched { value, public: 0 }))
+            .flat_map(|value| forms::of(forms::Searched { value, public: 0, is_whole: false }))
             .map(|form| form.bytes.to_vec())
             .collect();
         let engine = DoubleArrayAhoCorasick::<u32>::new(forms).unwrap();
@@ -258,7 +266,7 @@ mod tests {
     fn part() -> impl Strategy<Value = Vec<u8>> {
         let all: Vec<Vec<u8>> = VALUES
             .iter()
-            .flat_map(|value| forms::of(forms::Searched { value, public: 0 }))
+            .flat_map(|value| forms::of(forms::Searched { value, public: 0, is_whole: false }))
             .map(|form| form.bytes.to_vec())
             .collect();
         let form = prop::sample::select(all);

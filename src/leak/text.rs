@@ -34,10 +34,16 @@ impl Text {
         self.numbers.end(index, hits);
     }
 
-    /// The longest half of a value at the end that begins before a place: where, and whose.
+    /// The longest half of a value at the end that begins before a place: where, and its number.
     pub(super) fn half(&mut self, index: &Index, before: u64) -> Option<(u64, u32)> {
-        let of_numbers = self.numbers.half(index, before);
-        let halves = [self.scan.half(index, before), self.parts.half(index, before), of_numbers];
-        halves.into_iter().flatten().min()
+        self.halves(index, before).into_iter().min()
+    }
+
+    /// The halves of values at the end that begin before a place: where, and their numbers.
+    pub(super) fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+        let mut halves = self.scan.halves(index, before);
+        halves.extend(self.parts.halves(index, before));
+        halves.extend(self.numbers.halves(index, before));
+        halves
     }
 }

@@ -16,7 +16,7 @@ use super::leak::Leak;
 use super::path;
 use super::pattern::{HostPattern, PathPattern};
 use super::plan::{Limits, Plan};
-use crate::leak::Matcher;
+use crate::leak::{Matcher, Value};
 use crate::model::host::{Host, HostName};
 use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::Deny;
@@ -277,7 +277,8 @@ impl Task {
         let Some((weak, known)) = weak.and_then(|weak| Some((weak, self.masked.get(weak.name())?))) else {
             return self.own.clone();
         };
-        let matcher = || Arc::new(Matcher::new(strong_values(self.credentials.iter()).chain(weak.searched())));
+        let matcher =
+            || Arc::new(Matcher::new(strong_values(self.credentials.iter()).chain(weak.searched().map(Value::whole))));
         known.get_or_init(matcher).clone()
     }
 

@@ -243,7 +243,9 @@ impl Unsent {
         if is_leak && is_fixed {
             return Outcome { result, state: State::Denied };
         }
-        let tool = if is_leak { String::new() } else { result.tool.clone() };
+        // Refused before it was looked through, a name that is none of ours may hold anything.
+        let is_ours = Tool::named(&self.tool).is_some();
+        let tool = if is_leak || !is_ours { String::new() } else { result.tool.clone() };
         refusal(refused, ToolCallResult { tool, ..result })
     }
 }

@@ -24,6 +24,7 @@ mod clients;
 mod crash;
 mod credentials;
 mod credits;
+mod decoys;
 mod echoes;
 mod executions;
 mod finds;
