@@ -436,11 +436,9 @@ impl Record {
     pub fn own_in_call(&self, own: &Matcher) -> Option<Found> {
         let (Call { method, path }, host) = (self.call.as_ref()?, self.asked.as_deref()?);
         let whole = self.at(host, path);
-        let found = own
-            .find_in_name(host)
+        own.find_in_name(host)
             .or_else(|| own.find_in_name(&whole))
-            .or_else(|| [&whole, path, method].into_iter().find_map(|text| own.find(text.as_bytes())));
-        found
+            .or_else(|| [&whole, path, method].into_iter().find_map(|text| own.find(text.as_bytes())))
     }
 
     /// Notes a value that was found in what is refused for another reason: it is a find all the same.

@@ -370,7 +370,8 @@ mod tests {
     fn a_mask_is_a_find_unless_the_value_was_sent_and_came_back_whole() {
         let (half, rest) = VALUE.split_at(14);
         let (more, last) = rest.split_at(4);
-        let rows: [(&str, Option<&str>, &[&[u8]], u64); 10] = [
+        type Row<'r> = (&'r str, Option<&'r str>, &'r [&'r [u8]], u64);
+        let rows: [Row<'_>; 10] = [
             ("nothing", None, &[b"nothing", b" at all"], 0),
             ("a value that was sent", Some("KEY"), &[VALUE, b"...", VALUE], 0),
             ("one that was not", None, &[VALUE, b"...", VALUE], 1),
