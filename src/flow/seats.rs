@@ -33,7 +33,7 @@ impl Seats {
     /// True if a caller that holds so many may have one more. Beyond a quarter of all connections it may as long as
     /// another quarter is free: the last places are for others.
     fn admits(&self, count: usize, taken: usize) -> bool {
-        let quarter = self.places.div_ceil(4);
+        let quarter = self.places / 4;
         count < self.most && (count < quarter || taken < self.places.saturating_sub(quarter))
     }
 
