@@ -455,7 +455,11 @@ impl Drop for Server {
 #[ignore = "needs redis-server"]
 async fn a_fleet_asks_once_and_lets_one_through() {
     let (_server, port) = Server::start();
-    let shared = format!("[ledger]\nstore = \"redis://127.0.0.1:{port}\"\n");
+    // Proxies with vaults of their own have a key in common.
+    let mut key = tempfile::NamedTempFile::new().unwrap();
+    std::io::Write::write_all(&mut key, "0f".repeat(32).as_bytes()).unwrap();
+    let key_line = format!("key = \"file:{}\"\n", key.path().display());
+    let shared = format!("[ledger]\nstore = \"redis://127.0.0.1:{port}\"\n{key_line}");
     let (one, origin, url) = lab_with(REQUIRED, &shared).await;
     let admin = "[admin]\nlisten = \"127.0.0.1:0\"\n";
     let two = Ground::new().await.proxy(&format!("{admin}{}{shared}", config(origin.port(), REQUIRED))).await;

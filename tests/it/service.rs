@@ -7,6 +7,8 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -298,13 +300,20 @@ async fn sockets_to_origins_are_shared_by_executions() {
 #[ignore = "opens ten thousand connections"]
 async fn idle_connections_beyond_the_limit_harm_nobody() {
     const ROOM: usize = 200;
-    let (ground, origin) = place(&format!("[proxy]\nmax_connections = {ROOM}\n")).await;
+    // One caller alone does not get the last quarter.
+    let other = "[tasks.u]\ntoken = \"file:other\"\nintegrations = [\"api\"]\n";
+    let (ground, origin) = place(&format!("[proxy]\nmax_connections = {ROOM}\n{other}")).await;
+    fs::write(ground.dir.path().join("other"), "another-token-of-24-bytes-or-more").unwrap();
     let served = Served::start(exeat(ground.dir.path(), &["serve", "-c", "e.toml"]));
     let url = format!("https://api.test:{}/", origin.port());
-    let ask =
-        format!("GET {url} HTTP/1.1\r\nHost: api.test:{}\r\nProxy-Authorization: {}\r\n\r\n", origin.port(), auth());
+    let asked_by = |auth: &str| {
+        format!("GET {url} HTTP/1.1\r\nHost: api.test:{}\r\nProxy-Authorization: {auth}\r\n\r\n", origin.port())
+    };
+    let ask = asked_by(&auth());
+    let other = asked_by(&format!("Basic {}", STANDARD.encode("u:another-token-of-24-bytes-or-more")));
     let mut inside = Vec::new();
-    for _ in 0..ROOM {
+    for n in 0..ROOM {
+        let ask = if n < ROOM * 3 / 4 { &ask } else { &other };
         let mut stream = connect(&served).await;
         stream.write_all(ask.as_bytes()).await.unwrap();
         assert!(read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
