@@ -27,15 +27,15 @@ pub(super) struct Hits {
     misses: BTreeMap<u32, Misses>,
 }
 
-/// Pieces of one value.
+/// Parts of one value without the rest.
 #[derive(Clone, Copy, Default)]
 struct Misses {
     count: u64,
-    /// Behind the last one.
+    /// The place behind the last one.
     behind: u64,
 }
 
-/// So many pieces of one value in one message do not stand there by accident: somebody tries what the rest may be.
+/// So many parts of one value in one message do not stand there by accident: somebody tries what the rest may be.
 const MOST_MISSES: u64 = 10_000;
 
 impl Hits {
@@ -62,7 +62,7 @@ impl Hits {
         self.misses.clear();
     }
 
-    /// A value of which too many pieces stood in the stream.
+    /// A value of which too many parts stood in the stream.
     pub(super) fn guessed(&self) -> Option<u32> {
         self.misses.iter().find(|(_, misses)| misses.count >= MOST_MISSES).map(|(owner, _)| *owner)
     }

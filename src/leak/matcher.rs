@@ -289,7 +289,7 @@ impl Matcher {
         Found { whose: self.whose(owner).next().cloned().unwrap_or(Whose::Token) }
     }
 
-    /// The first value in what was found, or the one of which too many pieces were.
+    /// The first value in what was found, or the one of which too many parts were.
     pub(super) fn found_among(&self, hits: &Hits) -> Option<Found> {
         let first = hits.places.first().map(|hit| hit.owner);
         first.or_else(|| hits.guessed()).map(|owner| self.found(owner))
