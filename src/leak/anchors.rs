@@ -1,15 +1,21 @@
 //! A filter that finds where a pattern may stand without walking through every byte.
 //!
 //! Of each pattern a window of some bytes is chosen, and its groups of eight bytes are kept in a table. A search looks
-//! at one group every few bytes; in each window that stands in the text, one of these looks falls on a group of it.
+//! at one group every few bytes; in each window that stands in the text, one of these looks falls on a group of it. A
+//! group that is in the table is a candidate: a keyed hash of the bytes around it is compared with those of the
+//! patterns, and only where it is among them the text is walked through.
 //!
-//! The time that a search takes must not tell a sender how far a guess is right. So a look reacts to whole groups only:
-//! seven right bytes cost as much as seven wrong ones. Where in a pattern its window stands is drawn at random, behind
-//! what the prefixes of well-known keys take up, and the table is keyed, so that nobody can prepare a text for it.
+//! The time that a search takes must not tell a sender how far a guess is right. A look reacts to whole groups only:
+//! seven right bytes cost as much as seven wrong ones. A candidate costs one hash over a fixed number of bytes, whatever
+//! these are: of a pattern of up to [`REGION`] bytes all have to be right before anything differs, and of a longer one
+//! its first [`REGION`]. The table and the hashes are keyed and the windows are drawn at random, so that nobody can
+//! prepare a text for them.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 use zeroize::Zeroizing;
 
-use super::fold::unfolded;
+use super::fold::{fold, unfolded};
 use super::forms::Form;
 
 /// Bytes of a group, and of one where patterns are too short for that.
@@ -17,13 +23,13 @@ const WIDE: usize = 8;
 const NARROW: usize = 4;
 /// Most bytes from one look to the next.
 const MAX_STRIDE: usize = 8;
-/// Windows are kept off so many bytes at the beginning of a pattern where it is long enough: the better known ones.
-const KNOWN: usize = 12;
+/// Most bytes of a pattern that are compared before the text is walked through, from its first byte on.
+const REGION: usize = 64;
 /// Windows are drawn from so many places behind a pattern's lead.
 const SPREAD: usize = 32;
 /// Groups with fewer different bytes than this stand in ordinary texts, in runs: others are preferred.
 const MIN_DISTINCT: usize = 4;
-/// What is looked at of a byte: the case of letters is left out.
+/// A group is compared without the case of letters.
 const CASELESS: u64 = 0xdfdf_dfdf_dfdf_dfdf;
 
 pub(super) struct Anchors {
@@ -35,8 +41,34 @@ pub(super) struct Anchors {
     stride: usize,
     /// How far before a look a pattern may begin.
     before: usize,
-    /// All groups, in order.
+    /// How many bytes of a pattern have to stand in a text for it to be found.
+    reach: usize,
+    /// All groups, in order, and for each where in a pattern it stands.
     groups: Zeroizing<Vec<u64>>,
+    candidates: Vec<Candidate>,
+    hasher: RandomState,
+    /// Hashes of the first bytes of patterns, in order.
+    regions: Zeroizing<Vec<u64>>,
+    /// Hashes of halves of patterns, in order, and whose they are.
+    halves: Zeroizing<Vec<(u64, u32)>>,
+}
+
+/// Where in a pattern a group stands, and how much of the pattern is compared.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    at: usize,
+    region: usize,
+    /// How many bytes are half of the pattern; none if that is more than the region.
+    half: Option<usize>,
+}
+
+/// A look that has found something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Look {
+    /// Where in the text.
+    pub(super) at: usize,
+    /// The pattern's owner, if only half of the pattern stands there.
+    pub(super) part: Option<u32>,
 }
 
 impl Anchors {
@@ -44,22 +76,39 @@ impl Anchors {
     pub(super) fn new(forms: &[(Form, u32)]) -> Self {
         let shortest = forms.iter().map(|(form, _)| form.bytes.len()).min().unwrap_or(WIDE);
         let width = if shortest > WIDE.saturating_add(2) { WIDE } else { NARROW };
-        let stride = if width == WIDE {
-            shortest.saturating_sub(width).saturating_sub(KNOWN).clamp(2, MAX_STRIDE)
-        } else {
-            shortest.saturating_sub(width.saturating_sub(1)).clamp(1, MAX_STRIDE)
-        };
+        let stride = shortest.saturating_sub(width.saturating_sub(1)).clamp(1, MAX_STRIDE);
         let window = width.saturating_add(stride).saturating_sub(1);
         let mut random = Random::new();
-        let (mut groups, mut before) = (Zeroizing::new(Vec::new()), 0);
-        for (form, _) in forms {
+        let hasher = RandomState::new();
+        let (mut before, mut reach) = (0_usize, width);
+        let mut found: Zeroizing<Vec<(u64, usize, usize, usize)>> = Zeroizing::new(Vec::new());
+        let (mut regions, mut halves) = (Zeroizing::new(Vec::new()), Zeroizing::new(Vec::new()));
+        for (form, owner) in forms {
             let at = place(form, window, width, &mut random);
+            let region = form.bytes.len().min(REGION);
+            let half = if form.half < region { form.half } else { 0 };
             before = before.max(at.saturating_add(stride).saturating_sub(1));
+            reach = reach.max(before.saturating_add(width)).max(region);
+            regions.push(hash(&hasher, form.bytes.get(..region).unwrap_or_default()));
+            if half > 0 {
+                halves.push((hash(&hasher, form.bytes.get(..half).unwrap_or_default()), *owner));
+            }
             let window = form.bytes.get(at..).unwrap_or_default();
-            groups.extend(window.windows(width).take(stride).flat_map(written));
+            for (group, at) in window.windows(width).take(stride).zip(at..) {
+                found.extend(written(group).into_iter().map(|group| (group, at, region, half)));
+            }
         }
-        groups.sort_unstable();
-        groups.dedup();
+        found.sort_unstable();
+        found.dedup();
+        regions.sort_unstable();
+        halves.sort_unstable();
+        let groups = Zeroizing::new(found.iter().map(|(group, ..)| *group).collect::<Vec<_>>());
+        let candidate = |(_, at, region, half): &(u64, usize, usize, usize)| Candidate {
+            at: *at,
+            region: *region,
+            half: Some(*half).filter(|half| *half > 0),
+        };
+        let candidates = found.iter().map(candidate).collect();
         // One bit in sixty is set, or fewer; a look asks for two.
         let size = groups.len().saturating_mul(64).next_power_of_two().clamp(1 << 15, 1 << 23);
         let mut this = Self {
@@ -69,7 +118,12 @@ impl Anchors {
             width,
             stride,
             before,
+            reach,
             groups,
+            candidates,
+            hasher,
+            regions,
+            halves,
         };
         let slots: Vec<[u64; 2]> = this.groups.iter().map(|group| this.slots(*group)).collect();
         for slot in slots.into_iter().flatten() {
@@ -97,31 +151,57 @@ impl Anchors {
         self.is_set(first) && self.is_set(second)
     }
 
-    fn has(&self, group: u64) -> bool {
-        self.may_have(group) && self.groups.binary_search(&group).is_ok()
+    /// Compares a text around a group that may be in the table with the patterns.
+    fn judge(&self, text: &[u8], at: usize, group: u64) -> Option<Look> {
+        let first = self.groups.partition_point(|known| *known < group);
+        let alike = self.groups.get(first..)?.iter().take_while(|known| **known == group).count();
+        let mut part = None;
+        for candidate in self.candidates.get(first..first.saturating_add(alike))? {
+            let Some(begin) = at.checked_sub(candidate.at) else { continue };
+            let bytes = |length: usize| text.get(begin..begin.saturating_add(length));
+            // Both, so that it takes as long whether or not the half is right.
+            let is_whole = bytes(candidate.region).is_some_and(|region| self.has_region(region));
+            let half = candidate.half.and_then(bytes).and_then(|half| self.owner_of_half(half));
+            if is_whole {
+                return Some(Look { at, part: None });
+            }
+            part = part.or(half);
+        }
+        part.map(|owner| Look { at, part: Some(owner) })
     }
 
-    /// The first look that finds something: before it begins no pattern that has as many bytes in this text as
-    /// [`Self::reach`].
-    pub(super) fn find(&self, text: &[u8]) -> Option<usize> {
+    fn has_region(&self, text: &[u8]) -> bool {
+        self.regions.binary_search(&hash(&self.hasher, text)).is_ok()
+    }
+
+    fn owner_of_half(&self, text: &[u8]) -> Option<u32> {
+        let hash = hash(&self.hasher, text);
+        let first = self.halves.partition_point(|(known, _)| *known < hash);
+        self.halves.get(first).filter(|(known, _)| *known == hash).map(|(_, owner)| *owner)
+    }
+
+    /// The first look from a place on that finds something: before it begins no pattern that has as many bytes in this
+    /// text as [`Self::reach`].
+    pub(super) fn find(&self, text: &[u8], from: usize) -> Option<Look> {
         if self.width == WIDE && self.stride == MAX_STRIDE {
-            let (pieces, _) = text.as_chunks::<WIDE>();
+            let (pieces, _) = text.get(from..)?.as_chunks::<WIDE>();
             let (mut known, mut rest) = (0_usize, pieces);
             while let Some(more) = rest.iter().position(|piece| self.may_have(wide(*piece))) {
                 let piece = rest.get(more).copied().unwrap_or_default();
                 known = known.saturating_add(more);
-                if self.has(wide(piece)) {
-                    return Some(known.saturating_mul(WIDE));
+                let at = from.saturating_add(known.saturating_mul(WIDE));
+                if let Some(look) = self.judge(text, at, wide(piece)) {
+                    return Some(look);
                 }
                 known = known.saturating_add(1);
                 rest = pieces.get(known..).unwrap_or_default();
             }
             return None;
         }
-        let mut at = 0_usize;
+        let mut at = from;
         while let Some(group) = self.group(text, at) {
-            if self.has(group) {
-                return Some(at);
+            if let Some(look) = self.may_have(group).then(|| self.judge(text, at, group)).flatten() {
+                return Some(look);
             }
             at = at.saturating_add(self.stride);
         }
@@ -144,17 +224,31 @@ impl Anchors {
 
     /// How many bytes of a pattern have to stand in a text for it to be found there.
     pub(super) fn reach(&self) -> usize {
-        self.before.saturating_add(self.width)
+        self.reach
     }
 
     /// Bytes of a group.
     pub(super) fn width(&self) -> usize {
         self.width
     }
+
+    /// Bytes from one look to the next.
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
 }
 
 fn wide(group: [u8; WIDE]) -> u64 {
     u64::from_le_bytes(group) & CASELESS
+}
+
+/// A keyed hash of a text as the automaton reads it, which takes as long for any text of its length.
+fn hash(hasher: &RandomState, text: &[u8]) -> u64 {
+    let mut folded = [0_u8; REGION];
+    folded.iter_mut().zip(text).for_each(|(folded, byte)| *folded = fold(*byte));
+    let mut hasher = hasher.build_hasher();
+    hasher.write(folded.get(..text.len()).unwrap_or(&folded));
+    hasher.finish()
 }
 
 /// Where in a form its window begins: at random among the places with the most different bytes.
@@ -234,27 +328,49 @@ mod tests {
                 let anchors = Anchors::new(&[(form(pattern, lead), 7)]);
                 for before in 0..40 {
                     let mut text = vec![b'.'; before];
-                    text.extend(
-                        pattern.iter().map(|byte| if *byte == b'_' { b'/' } else { byte.to_ascii_uppercase() }),
-                    );
+                    text.extend(pattern.iter().filter_map(|byte| unfolded(fold(*byte)).next()));
                     text.truncate(before + anchors.reach());
-                    let look = anchors.find(&text).expect("enough of it is there");
-                    assert!((before..=before + anchors.before()).contains(&look), "{before}: {look}");
+                    let look = anchors.find(&text, 0).expect("enough of it is there");
+                    assert_eq!(look.part, None);
+                    assert!((before..=before + anchors.before()).contains(&look.at), "{before}: {look:?}");
                 }
-                assert_eq!(anchors.find(&vec![b'.'; 1000]), None);
+                assert_eq!(anchors.find(&vec![b'.'; 1000], 0), None);
             }
         }
     }
 
     /// A guess of which less than a whole group is right costs what any other costs.
     #[test]
-    fn seven_right_bytes_are_no_look() {
+    fn seven_right_bytes_are_no_candidate() {
         let pattern = b"ghp_R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
         let anchors = Anchors::new(&[(form(pattern, 16), 0)]);
         for start in 0..pattern.len() - 7 {
             let guess = &pattern[start..start + 7];
             let text: Vec<u8> = guess.iter().chain(b"#").copied().cycle().take(4096).collect();
-            assert_eq!(anchors.find(&text), None, "{start}");
+            for (at, group) in text.windows(WIDE).enumerate() {
+                let group = wide(*group.first_chunk().unwrap());
+                assert!(anchors.groups.binary_search(&group).is_err(), "{start} {at}");
+            }
+        }
+    }
+
+    /// A pattern but for its last byte is no reason to walk through the text; from half of it on it is a part.
+    #[test]
+    fn all_of_a_pattern_has_to_be_right() {
+        let pattern = b"ghp_R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
+        let mut whole = form(pattern, 16);
+        whole.half = 20;
+        let anchors = Anchors::new(&[(whole, 7)]);
+        for right in 0..pattern.len() {
+            let guess = [&pattern[..right], b"#"].concat();
+            for before in 0..8 {
+                let text = [&vec![b'.'; before], &*guess, &[b'.'; 80]].concat();
+                let mut from = 0;
+                while let Some(look) = anchors.find(&text, from) {
+                    assert_eq!((look.part, right >= 20), (Some(7), true), "{right}");
+                    from = look.at + anchors.stride();
+                }
+            }
         }
     }
 }

@@ -81,19 +81,15 @@ impl Patterns {
 
     /// The value of the first pattern in a folded text.
     fn first(&self, text: &[u8]) -> Option<u32> {
-        let mut at = 0_usize;
-        while let Some(look) = self.anchors.find(text.get(at..)?) {
-            let look = at.saturating_add(look);
-            let mut state = 0;
-            for byte in text.get(look.saturating_sub(self.anchors.before())..)? {
-                state = self.automaton.step(state, *byte);
-                if let Some(owner) = self.automaton.ends(state).find_map(|(_, owners)| owners.first()) {
-                    return Some(*owner);
-                }
-            }
-            at = look.saturating_add(1);
+        let mut look = self.anchors.find(text, 0)?;
+        while look.part.is_some() {
+            look = self.anchors.find(text, look.at.saturating_add(self.anchors.stride()))?;
         }
-        None
+        let mut state = 0;
+        text.get(look.at.saturating_sub(self.anchors.before())..)?.iter().find_map(|byte| {
+            state = self.automaton.step(state, *byte);
+            self.automaton.ends(state).find_map(|(_, owners)| owners.first().copied())
+        })
     }
 }
 

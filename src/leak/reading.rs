@@ -166,7 +166,7 @@ impl Reading {
         while at < text.len() {
             if !is_walking {
                 let rest = text.get(at..).unwrap_or_default();
-                let found = anchors.find(rest);
+                let found = self.look(index, (rest, at), spans, hits);
                 let skipped = match found {
                     Some(look) => {
                         until = at.saturating_add(look).saturating_add(anchors.width());
@@ -204,6 +204,19 @@ impl Reading {
         }
         self.state = state;
         at
+    }
+
+    /// Where in the rest of the last text a pattern may stand. Notes the halves of values before it.
+    fn look(&self, index: &Index, (rest, at): (&[u8], usize), spans: &[Span], hits: &mut Hits) -> Option<usize> {
+        let anchors = &index.patterns.anchors;
+        let mut from = 0;
+        loop {
+            let look = anchors.find(rest, from)?;
+            let Some(owner) = look.part else { return Some(look.at) };
+            let stands = self.stands(at.saturating_add(look.at)).0 as u64;
+            hits.part(owner, span_place(spans, stands).0);
+            from = look.at.saturating_add(anchors.stride());
+        }
     }
 
     /// Notes what ends behind so many bytes of the last text.
