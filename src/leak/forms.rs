@@ -63,8 +63,8 @@ pub(super) fn of(Searched { value, public, is_whole }: Searched<'_>) -> Vec<Form
     for offset in 0..3 {
         let form = aligned(value, offset);
         let characters = |bytes: usize| bytes.saturating_mul(8).div_ceil(6);
-        let whole = characters(offset.saturating_add(raw_half(value.len())));
-        let half = whole.saturating_sub(characters(offset)).min(form.len());
+        let end = offset.saturating_add(raw_half(value.len())).saturating_mul(8) / 6;
+        let half = end.saturating_sub(characters(offset)).min(form.len());
         add(form, half, characters(PREFIX));
     }
     let hex = hex(value);

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use zeroize::Zeroizing;
 
 use super::anchors::Anchors;
-use super::automaton::Automaton;
+use super::automaton::{Automaton, narrow};
 use super::escape;
 use super::families::{Families, Family};
 use super::fold::{begins_escape, fold};
 use super::forms::{self, Form, MIN_SEARCHED, MIN_VALUE, Searched};
 use super::layers::{Hit, Hits};
 use super::redact::mask;
+use super::strength::{self, Halves, Strength};
 use super::text::Text;
 use crate::model::name::CredentialName;
 use crate::model::secret::TokenHash;
@@ -31,26 +32,38 @@ use crate::model::secret::TokenHash;
 pub struct Value<'v> {
     whose: Whose,
     searched: Searched<'v>,
+    halves: Halves,
 }
 
 impl<'v> Value<'v> {
     /// A value that is secret from its first byte on.
     #[must_use]
     pub fn new(whose: Whose, value: &'v [u8]) -> Self {
-        Self { whose, searched: Searched { value, public: 0, is_whole: false } }
+        Self { whose, searched: Searched { value, public: 0, is_whole: false }, halves: Halves::default() }
+    }
+
+    /// The same, and the halves of it that are looked for alone.
+    #[must_use]
+    pub fn with_halves(self, strength: Strength) -> Self {
+        match strength {
+            Strength::Strong(halves) => Self { halves, ..self },
+            Strength::Weak(_) => self,
+        }
     }
 
     /// `user:password` of HTTP Basic (RFC 7617), of which the password alone is secret.
     #[must_use]
     pub fn basic(whose: Whose, value: &'v [u8]) -> Self {
         let public = value.len().saturating_sub(password(value).len());
-        Self { whose, searched: Searched { public, ..Self::new(Whose::Token, value).searched } }
+        let all = Self::new(whose, value);
+        Self { searched: Searched { public, ..all.searched }, ..all }
     }
 
     /// The same, of which only the whole counts, and no part.
     #[must_use]
     pub fn whole(self) -> Self {
-        Self { searched: Searched { is_whole: true, ..self.searched }, ..self }
+        let searched = Searched { is_whole: true, ..self.searched };
+        Self { searched, halves: Halves::default(), ..self }
     }
 }
 
@@ -110,6 +123,17 @@ struct Owner {
     whose: Vec<Whose>,
     /// Distinguishes it from others.
     hash: TokenHash,
+    /// Only this half of a value.
+    half: Option<Half>,
+}
+
+/// A half of a value that is looked for alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Half {
+    /// The rest may follow.
+    First,
+    /// The rest may have come before.
+    Second,
 }
 
 /// What a value is.
@@ -168,12 +192,12 @@ impl Matcher {
     pub fn new<'v>(values: impl Iterator<Item = impl Into<Value<'v>>>) -> Self {
         let mut owners: Vec<Owner> = Vec::new();
         let mut known: HashMap<&[u8], usize> = HashMap::new();
-        let mut distinct: Vec<Searched<'_>> = Vec::new();
+        let mut distinct: Vec<(Searched<'_>, Halves)> = Vec::new();
         let values = values.map(Into::into).filter(|value| value.searched.value.len() >= MIN_SEARCHED);
-        for Value { whose, searched } in values {
+        for Value { whose, searched, halves } in values {
             let at = *known.entry(searched.value).or_insert_with(|| {
-                distinct.push(searched);
-                owners.push(Owner { whose: Vec::new(), hash: TokenHash::of(searched.value) });
+                distinct.push((searched, halves));
+                owners.push(Owner { whose: Vec::new(), hash: TokenHash::of(searched.value), half: None });
                 owners.len().saturating_sub(1)
             });
             if let Some(owner) = owners.get_mut(at).filter(|owner| !owner.whose.contains(&whose)) {
@@ -181,12 +205,24 @@ impl Matcher {
             }
         }
         let (mut all, mut names) = (Vec::new(), Vec::new());
-        for (owner, searched) in (0..).zip(&distinct) {
-            all.extend(forms::of(*searched).into_iter().map(|form| (form, owner)));
+        let mut add = |searched: Searched<'_>, owner: u32| {
+            all.extend(forms::of(searched).into_iter().map(|form| (form, owner)));
             names.extend(forms::in_name(searched.value).map(|form| (form, owner)));
+        };
+        for (owner, (searched, _)) in (0..).zip(&distinct) {
+            add(*searched, owner);
+        }
+        for (at, (Searched { value, .. }, wanted)) in distinct.iter().enumerate() {
+            let (first, second) = strength::halves(value);
+            let halves = [(wanted.first, first, Half::First), (wanted.second, second, Half::Second)];
+            for (_, value, half) in halves.into_iter().filter(|(is_wanted, ..)| *is_wanted) {
+                add(Searched { value, public: 0, is_whole: true }, narrow(owners.len()));
+                let whose = owners.get(at).map(|owner| owner.whose.clone()).unwrap_or_default();
+                owners.push(Owner { whose, hash: TokenHash::of(value), half: Some(half) });
+            }
         }
         let shortest = all.iter().map(|(form, _): &(Form, u32)| form.bytes.len()).min().unwrap_or(MIN_VALUE);
-        let longest = distinct.iter().map(|searched| searched.value.len()).max().unwrap_or_default();
+        let longest = distinct.iter().map(|(searched, _)| searched.value.len()).max().unwrap_or_default();
         let index = Index { patterns: Patterns::new(all), names: Patterns::new(names), owners, longest, shortest };
         Self { index: Arc::new(index), families: Arc::default() }
     }
@@ -289,6 +325,11 @@ impl Matcher {
     pub(super) fn found_among(&self, hits: &Hits) -> Option<Found> {
         let first = hits.places.first().map(|hit| hit.owner);
         first.or_else(|| hits.guessed()).map(|owner| self.found(owner))
+    }
+
+    /// The half of a value that this is, if it is not all of one.
+    pub(super) fn half(&self, owner: u32) -> Option<Half> {
+        self.index.owners.get(owner as usize)?.half
     }
 
     /// All that a value is.

@@ -1,6 +1,6 @@
 //! Overwrites values in a stream, byte for byte, wherever it is cut.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::fold::is_break;
 use super::layers::{Hit, Hits};
-use super::matcher::{Matcher, Whose};
+use super::matcher::{Half, Matcher, Whose};
 use super::queue::Queue;
 use super::text::Text;
 use crate::model::name::CredentialName;
@@ -48,7 +48,12 @@ pub struct Redactor {
     counted: BTreeSet<Whose>,
     /// A part of the value that was sent, which the rest may follow.
     part: Option<Range<u64>>,
+    /// The last whole values. The halves of these are no parts.
+    wholes: VecDeque<Range<u64>>,
 }
+
+/// So many whole values are remembered: readings of one place agree on where it ends, or lag by a few bytes.
+const MAX_WHOLES: usize = 8;
 
 impl Redactor {
     /// A redactor at the beginning of a stream, in an exchange in which no credential was sent.
@@ -73,6 +78,7 @@ impl Redactor {
             finds: 0,
             counted: BTreeSet::new(),
             part: None,
+            wholes: VecDeque::new(),
         }
     }
 
@@ -152,8 +158,16 @@ impl Redactor {
 
     fn overwrite(&mut self) {
         for Hit { owner, from, to } in std::mem::take(&mut self.hits.places) {
-            self.part = self.part.take().filter(|part| part.start < from || part.end > to);
-            self.note_whole(owner);
+            match self.matcher.half(owner) {
+                Some(half) if self.was_sent(owner) => self.note_half(half, from..to),
+                None => {
+                    self.part = self.part.take().filter(|part| part.start < from || part.end > to);
+                    self.wholes.truncate(MAX_WHOLES.saturating_sub(1));
+                    self.wholes.push_front(from..to);
+                    self.note_whole(owner);
+                }
+                Some(_) => self.note_whole(owner),
+            }
             self.note(from..to, owner);
         }
         if let Some(owner) = self.hits.guessed() {
@@ -168,6 +182,21 @@ impl Redactor {
         let whose = self.matcher.whose(owner).next().cloned();
         if !self.was_sent(owner) && whose.is_some_and(|whose| self.counted.insert(whose)) {
             self.find();
+        }
+    }
+
+    /// Notes half of the value that was sent: a find, unless the other half stands beside it.
+    fn note_half(&mut self, half: Half, place: Range<u64>) {
+        if self.wholes.iter().any(|whole| whole.start <= place.start && place.end <= whole.end) {
+            return;
+        }
+        match half {
+            Half::Second => self.find(),
+            Half::First => {
+                if self.part.replace(place.clone()).is_some_and(|part| part.end <= place.start) {
+                    self.find();
+                }
+            }
         }
     }
 
@@ -203,14 +232,21 @@ impl Redactor {
         let places = self.matcher.places(text);
         let mut bytes = (!places.is_empty()).then(|| text.to_vec())?;
         let mut done = 0;
+        let wholes = places.iter().filter(|(_, owner)| self.matcher.half(*owner).is_none());
+        let wholes: Vec<Range<usize>> = wholes.map(|(place, _)| place.clone()).collect();
         for (place, owner) in places {
             if place.start >= done {
                 self.count = self.count.saturating_add(1);
             }
             done = done.max(place.end);
-            mask(bytes.get_mut(place).unwrap_or_default());
+            mask(bytes.get_mut(place.clone()).unwrap_or_default());
             self.owners.insert(owner);
-            self.note_whole(owner);
+            let is_half = self.matcher.half(owner).is_some();
+            if !is_half || !self.was_sent(owner) {
+                self.note_whole(owner);
+            } else if wholes.iter().all(|whole| place.start < whole.start || whole.end < place.end) {
+                self.find();
+            }
         }
         Some(bytes)
     }
@@ -234,7 +270,9 @@ impl Redactor {
 
     /// What was found so far: for each value, all that it is.
     pub fn found(&self) -> impl Iterator<Item = Vec<&Whose>> {
-        self.owners.iter().map(|owner| self.matcher.whose(*owner).collect())
+        let found: BTreeSet<Vec<&Whose>> =
+            self.owners.iter().map(|owner| self.matcher.whose(*owner).collect()).collect();
+        found.into_iter()
     }
 
     /// How many finds there were so far. If nothing more comes, a part that waits for its rest is one as well.
@@ -246,6 +284,8 @@ impl Redactor {
 
 #[cfg(test)]
 mod tests {
+    use super::super::matcher::Value;
+    use super::super::strength::Strength;
     use super::*;
     use proptest::prelude::*;
 
@@ -386,5 +426,67 @@ mod tests {
         for (name, sent, pieces, want) in rows {
             assert_eq!(finds(sent, pieces), want, "{name}");
         }
+    }
+
+    const LONG: &[u8] = b"k7Qz2mXv9LpW4sVt6eRRu8Yb/N3cHd5JfTgA1xZq";
+
+    fn long(sent: Option<&str>) -> Redactor {
+        let value = Value::new(named("KEY"), LONG).with_halves(Strength::of(LONG));
+        Redactor::after(Arc::new(Matcher::new([value].into_iter())), sent.map(CredentialName::new))
+    }
+
+    /// Half of a long value is overwritten wherever it stands, and is a find unless it is part of a whole that was sent.
+    #[test]
+    fn halves_of_long_values_are_overwritten_and_counted() {
+        let (half, rest) = LONG.split_at(20);
+        let hex: Vec<u8> = rest.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect();
+        let echo = String::from_utf8_lossy(LONG).replace('/', "\\/").into_bytes();
+        let masked = |text: &[u8], place: Range<usize>| {
+            let mut text = text.to_vec();
+            mask(&mut text[place]);
+            text
+        };
+        let first = [half, b", and text"].concat();
+        let second = [b"text, and ", rest].concat();
+        let coded = [b"text, and ", &*hex, b"."].concat();
+        let less = [&half[..19], b", and text"].concat();
+        let echoes = [&*echo, b", ", &*echo, b", ", &*echo].concat();
+        type Row<'r> = (&'r str, &'r [u8], Range<usize>, u64, u64);
+        let rows: [Row<'_>; 6] = [
+            ("first", &first, 0..20, 1, 1),
+            ("second", &second, 10..30, 1, 1),
+            ("second in hex", &coded, 10..50, 1, 1),
+            ("less than half", &less, 0..0, 0, 0),
+            ("whole", LONG, 0..40, 1, 0),
+            ("escaped echoes", &echoes, 0..41, 1, 0),
+        ];
+        for (name, text, place, unsent, sent) in rows {
+            for (credential, want) in [(None, unsent), (Some("OTHER"), unsent), (Some("KEY"), sent)] {
+                for cut in 0..=text.len() {
+                    let mut redactor = long(credential);
+                    let (one, two) = text.split_at(cut);
+                    redactor.feed(Bytes::copy_from_slice(one));
+                    redactor.feed(Bytes::copy_from_slice(two));
+                    redactor.end();
+                    let out = taken(&mut redactor);
+                    let want_out = if name == "escaped echoes" {
+                        [0..41, 43..84, 86..127].into_iter().fold(text.to_vec(), |text, place| masked(&text, place))
+                    } else {
+                        masked(text, place.clone())
+                    };
+                    assert_eq!(out, want_out, "{name} {credential:?} cut at {cut}");
+                    assert_eq!(redactor.finds(true), want, "{name} {credential:?} cut at {cut}");
+                    assert!(redactor.found().count() <= 1);
+                }
+                let mut redactor = long(credential);
+                redactor.whole(text);
+                assert_eq!(redactor.finds(true), want, "{name} {credential:?} in a field");
+            }
+        }
+        // Each half without the rest counts where the value was sent.
+        let mut redactor = long(Some("KEY"));
+        redactor.feed([&first[..], &first, &second, LONG, &first].concat().into());
+        redactor.end();
+        assert_eq!(redactor.finds(true), 4);
     }
 }

@@ -13,13 +13,24 @@ const LONGEST_LOOK: usize = 100;
 pub const WEAK: &str = "it is injected, but masked only in answers of the exchange in which it was sent, and not looked \
                         for in requests";
 
+/// Strong values of so many bytes or more are looked for in halves as well.
+pub const MIN_HALVED: usize = 32;
+
 /// How hard a value is to guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strength {
-    /// It is looked for everywhere.
-    Strong,
+    /// It is looked for everywhere, and so are these halves of it.
+    Strong(Halves),
     /// It is masked only in answers of the exchange in which it was sent, and looked for nowhere else.
     Weak(Weakness),
+}
+
+/// The halves of a value that are looked for alone: those of a value of [`MIN_HALVED`] bytes or more that are strong
+/// themselves. A half that can be guessed, or that is public, would stand in texts that have nothing to do with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Halves {
+    pub(super) first: bool,
+    pub(super) second: bool,
 }
 
 /// Why a value is weak.
@@ -39,26 +50,44 @@ impl Strength {
     /// The estimator copies it into memory that is not wiped.
     #[must_use]
     pub fn of(secret: &[u8]) -> Self {
-        if secret.len() < MIN_VALUE {
-            return Self::Weak(Weakness::Short);
+        match weakness(secret) {
+            Some(why) => Self::Weak(why),
+            None if secret.len() < MIN_HALVED => Self::Strong(Halves::default()),
+            None => {
+                let (first, second) = halves(secret);
+                Self::Strong(Halves { first: weakness(first).is_none(), second: weakness(second).is_none() })
+            }
         }
-        let text = String::from_utf8_lossy(secret);
-        let guesses = |most: usize| {
-            let read: zeroize::Zeroizing<String> = zeroize::Zeroizing::new(text.chars().take(most).collect());
-            zxcvbn::zxcvbn(&read, &[]).guesses()
-        };
-        let mut known = guesses(FIRST_LOOK);
-        if known < STRONG && secret.len() > FIRST_LOOK {
-            known = guesses(LONGEST_LOOK);
-        }
-        if known < STRONG { Self::Weak(Weakness::Guessable(known.max(1).ilog2())) } else { Self::Strong }
     }
 
     /// True for a value that is looked for everywhere.
     #[must_use]
     pub fn is_strong(self) -> bool {
-        self == Self::Strong
+        matches!(self, Self::Strong(_))
     }
+}
+
+/// The halves of a value; both have the byte in the middle if there is one.
+pub(super) fn halves(value: &[u8]) -> (&[u8], &[u8]) {
+    let first = value.get(..value.len().div_ceil(2)).unwrap_or_default();
+    (first, value.get(value.len() / 2..).unwrap_or_default())
+}
+
+/// Why a value is weak, if it is.
+fn weakness(secret: &[u8]) -> Option<Weakness> {
+    if secret.len() < MIN_VALUE {
+        return Some(Weakness::Short);
+    }
+    let text = String::from_utf8_lossy(secret);
+    let guesses = |most: usize| {
+        let read: zeroize::Zeroizing<String> = zeroize::Zeroizing::new(text.chars().take(most).collect());
+        zxcvbn::zxcvbn(&read, &[]).guesses()
+    };
+    let mut known = guesses(FIRST_LOOK);
+    if known < STRONG && secret.len() > FIRST_LOOK {
+        known = guesses(LONGEST_LOOK);
+    }
+    (known < STRONG).then(|| Weakness::Guessable(known.max(1).ilog2()))
 }
 
 #[cfg(test)]
@@ -95,5 +124,19 @@ mod tests {
     fn a_long_run_before_a_random_end_does_not_make_a_value_weak() {
         let value = "0".repeat(60) + "ghp_16C7e42F292c6912E7710c838347Ae178B4a";
         assert!(Strength::of(value.as_bytes()).is_strong());
+    }
+
+    #[test]
+    fn halves_that_can_be_guessed_are_not_looked_for_alone() {
+        let rows = [
+            ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", true, true),
+            ("k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf", true, true),
+            ("k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5J", false, false),
+            ("0000000000000000000k7Qz2mXv9LpW4sVt6eR", false, true),
+            ("k7Qz2mXv9LpW4sVt6eRpasswordpassword1234", true, false),
+        ];
+        for (value, first, second) in rows {
+            assert_eq!(Strength::of(value.as_bytes()), Strength::Strong(Halves { first, second }), "{value}");
+        }
     }
 }

@@ -180,13 +180,13 @@ fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Sett
         settings: &file.settings,
         compiled: HashMap::new(),
     };
-    let tasks: Vec<(Task, Option<Secret>)> =
+    let tasks: Vec<(Task, Option<Token>)> =
         file.tasks.into_iter().map(|(name, raw)| task(&name, raw, &mut known, around, findings)).collect();
     let all = strong_values(known.compiled.values().flatten());
     let everything = Matcher::new(all.chain(tasks.iter().filter_map(|(_, token)| as_value(token.as_ref()))));
     let families = Arc::new(Families::of(file.leak.families().iter().copied()));
     let mut sets = HashMap::new();
-    let watchful = |(task, token): (Task, Option<Secret>)| watchful(task, token.as_ref(), &mut sets, &families);
+    let watchful = |(task, token): (Task, Option<Token>)| watchful(task, token.as_ref(), &mut sets, &families);
     let tasks: Vec<Arc<Task>> = tasks.into_iter().map(watchful).map(Arc::new).collect();
     let mut tokens = HashMap::new();
     for task in &tasks {
@@ -453,17 +453,23 @@ impl Known<'_> {
     }
 }
 
+/// The token of a task. The strength is estimated once, because that takes time.
+struct Token {
+    value: Secret,
+    strength: Strength,
+}
+
 /// A token as a value that must not leave, if it is strong.
-fn as_value(token: Option<&Secret>) -> Option<Value<'_>> {
-    let token = token.filter(|token| Strength::of(token.expose()).is_strong())?;
-    Some(Value::new(Whose::Token, token.expose()))
+fn as_value(token: Option<&Token>) -> Option<Value<'_>> {
+    let Token { value, strength } = token.filter(|token| token.strength.is_strong())?;
+    Some(Value::new(Whose::Token, value.expose()).with_halves(*strength))
 }
 
 /// Indexes by the credentials whose values they hold, for the tasks that share them.
 type Sets = HashMap<Vec<*const Credential>, Arc<Matcher>>;
 
 /// A task with indexes of what must not leave and what must not come back: its own values and no others.
-fn watchful(task: Task, token: Option<&Secret>, sets: &mut Sets, families: &Arc<Families>) -> Task {
+fn watchful(task: Task, token: Option<&Token>, sets: &mut Sets, families: &Arc<Families>) -> Task {
     let mut key: Vec<_> = task.credentials.iter().map(Arc::as_ptr).collect();
     key.sort_unstable();
     let own = || Arc::new(Matcher::new(strong_values(task.credentials.iter())));
@@ -483,7 +489,7 @@ fn task(
     known: &mut Known<'_>,
     around: &Surroundings<'_>,
     findings: &Findings,
-) -> (Task, Option<Secret>) {
+) -> (Task, Option<Token>) {
     let at = |key: &str| format!("tasks.{name}.{key}");
     let found = known.integrations(&raw.integrations, &at("integrations"), findings);
     let plan = match &raw.plan {
@@ -494,7 +500,8 @@ fn task(
         }),
     };
     let token = raw.token.as_ref().and_then(|source| token(source, &at("token"), around, findings));
-    if let Some(Strength::Weak(why)) = token.as_ref().map(|token| Strength::of(token.expose())) {
+    let token = token.map(|value| Token { strength: Strength::of(value.expose()), value });
+    if let Some(Strength::Weak(why)) = token.as_ref().map(|token| token.strength) {
         findings.warning(at("token"), format!("the token is weak: {why}; it is not looked for in requests"));
     }
     let proxy = &known.settings.proxy;
@@ -516,7 +523,7 @@ fn task(
     }
     let task = Task {
         name: TaskName::new(name),
-        token: token.as_ref().map(|token| TokenHash::of(token.expose())),
+        token: token.as_ref().map(|token| TokenHash::of(token.value.expose())),
         integrations: found,
         observe: raw.observe,
         plan,

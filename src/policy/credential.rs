@@ -138,9 +138,10 @@ impl Credential {
         let password = value.filter(|_| self.auth == Auth::Basic).map(leak::password);
         let whole = value.map(|value| match password {
             Some(_) => Value::basic(whose(), value),
-            None => Value::new(whose(), value),
+            None => Value::new(whose(), value).with_halves(self.strength),
         });
-        whole.into_iter().chain(password.map(|password| Value::new(whose(), password)))
+        let password = password.map(|password| Value::new(whose(), password).with_halves(self.strength));
+        whole.into_iter().chain(password)
     }
 
     /// Where it may be put, as the configuration writes it: `host` or `host:port`.
@@ -255,6 +256,7 @@ fn own<'t>(credentials: &[Arc<Credential>], text: &'t [u8]) -> Option<Mark<'t>> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::leak::strength::Halves;
 
     fn credential(name: &str, placeholder: Option<&str>) -> Arc<Credential> {
         Arc::new(Credential {
@@ -264,7 +266,7 @@ mod tests {
             always: false,
             placeholder: placeholder.map(str::to_owned),
             swap_in: Vec::new(),
-            strength: Strength::Strong,
+            strength: Strength::Strong(Halves::default()),
             value: None,
         })
     }

@@ -16,7 +16,7 @@ use super::reader::{Findings, Readable, Section, choice};
 use super::rule::{Integration, Mode};
 use super::settings::{Settings, Source};
 use crate::leak;
-use crate::leak::strength::{Strength, WEAK};
+use crate::leak::strength::{Halves, Strength, WEAK};
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
@@ -207,7 +207,8 @@ impl RawCredential {
             AuthType::Query => Auth::Query(self.auth_query_name.clone().unwrap_or_else(|| "api_key".to_owned())),
         };
         let value = self.value(workspace, settings, around, findings);
-        let strength = value.as_ref().map_or(Strength::Strong, |value| self.strength(value, findings));
+        let strength =
+            value.as_ref().map_or(Strength::Strong(Halves::default()), |value| self.strength(value, findings));
         if let (Some(value), Some(placeholder)) = (&value, &self.placeholder)
             && memchr::memmem::find(value.expose(), placeholder.as_bytes()).is_some()
         {
