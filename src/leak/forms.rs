@@ -6,7 +6,7 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 use zeroize::Zeroizing;
 
 use super::escape;
-use super::fold::fold;
+use super::fold::{fold, without_ignorable};
 
 /// Values shorter than this are weak, in bytes: they stand in texts that have nothing to do with them.
 pub const MIN_VALUE: usize = 8;
@@ -51,14 +51,16 @@ pub(super) fn of(Searched { value, public, is_whole }: Searched<'_>) -> Vec<Form
             forms.push(Form { bytes, half, lead });
         }
     };
-    add(Zeroizing::new(value.to_vec()), raw_half(value.len()), PREFIX);
+    // Code points that nobody sees are left out of texts.
+    add(without_ignorable(value), raw_half(value.len()), PREFIX);
     // Where escapes are undone, those that the value itself seems to hold are undone with them.
     let mut undone = Zeroizing::new(value.to_vec());
     for _ in 0..2 {
         undone = escape::undone(&undone);
         undone.retain(|byte| fold(*byte) != super::fold::SKIPPED);
-        let half = raw_half(undone.len());
-        add(undone.clone(), half, PREFIX);
+        let seen = without_ignorable(&undone);
+        let half = raw_half(seen.len());
+        add(seen, half, PREFIX);
     }
     for offset in 0..3 {
         let form = aligned(value, offset);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::escape::{Families, LONGEST};
 use super::matcher::Index;
-use super::reading::{Buffer, Source};
+use super::reading::{Buffer, Source, Until};
 use super::undone::Undone;
 
 /// A value that was found: whose it is, and where in the stream.
@@ -88,8 +88,8 @@ impl Layers {
     /// Looks through a piece of the stream that stands at a place, and notes what ends in it.
     pub(super) fn take(&mut self, index: &Index, piece: &[u8], from: u64, hits: &mut Hits) {
         self.plain.push(piece, from);
-        self.once.take(&self.plain, index, (DEPTH, true), hits);
-        self.plain.search(index, true, hits);
+        self.once.take(&self.plain, index, (DEPTH, Until::Filter), hits);
+        self.plain.search(index, Until::Filter, hits);
         self.plain.advance();
     }
 
@@ -100,14 +100,18 @@ impl Layers {
 
     /// Looks through the last bytes, though too few of them have come for the filter.
     pub(super) fn settle(&mut self, index: &Index, hits: &mut Hits) {
-        self.once.take(&self.plain, index, (DEPTH, false), hits);
-        self.plain.search(index, false, hits);
+        self.finish(index, Until::Pause, hits);
+    }
+
+    fn finish(&mut self, index: &Index, until: Until, hits: &mut Hits) {
+        self.once.take(&self.plain, index, (DEPTH, until), hits);
+        self.plain.search(index, until, hits);
         self.plain.advance();
     }
 
     /// Nothing more comes: an escape may end where nothing follows it.
     pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
-        self.settle(index, hits);
+        self.finish(index, Until::End, hits);
         self.once.end(index, DEPTH, hits);
     }
 
@@ -177,7 +181,7 @@ impl Level {
     }
 
     /// Undoes the escapes in what came of a reading, and looks through it.
-    fn take(&mut self, other: &Buffer, index: &Index, (depth, is_loose): (usize, bool), hits: &mut Hits) {
+    fn take(&mut self, other: &Buffer, index: &Index, (depth, until): (usize, Until), hits: &mut Hits) {
         let Some(depth) = depth.checked_sub(1) else { return };
         let come = self.come(other);
         if come == Families::default() && !self.is_parted() {
@@ -188,7 +192,7 @@ impl Level {
         let all = self.all.get_or_insert_with(|| Box::new(Branch::behind(Families::ALL, floor, floor)));
         for branch in std::iter::once(&mut **all).chain(&mut self.alone) {
             if branch.undone.is_parted() || branch.undone.families().meets(come) {
-                branch.take(other, index, (depth, is_loose), hits);
+                branch.take(other, index, (depth, until), hits);
             }
         }
     }
@@ -224,7 +228,7 @@ impl Level {
         for branch in self.all.iter_mut().map(|all| &mut **all).chain(&mut self.alone) {
             if branch.undone.is_parted() {
                 branch.undone.finish();
-                branch.search(index, (depth, false), hits);
+                branch.search(index, (depth, Until::End), hits);
                 branch.next.end(index, depth, hits);
             }
         }
@@ -242,15 +246,15 @@ impl Branch {
         Self { undone: self.undone.alone(family), next: self.next.clone() }
     }
 
-    fn take(&mut self, other: &Buffer, index: &Index, how: (usize, bool), hits: &mut Hits) {
+    fn take(&mut self, other: &Buffer, index: &Index, how: (usize, Until), hits: &mut Hits) {
         self.undone.take(other, &index.patterns.automaton);
         self.search(index, how, hits);
     }
 
     /// Looks through what was undone.
-    fn search(&mut self, index: &Index, (depth, is_loose): (usize, bool), hits: &mut Hits) {
-        self.next.take(&self.undone.buffer, index, (depth, is_loose), hits);
-        self.undone.buffer.search(index, is_loose, hits);
+    fn search(&mut self, index: &Index, (depth, until): (usize, Until), hits: &mut Hits) {
+        self.next.take(&self.undone.buffer, index, (depth, until), hits);
+        self.undone.buffer.search(index, until, hits);
         self.undone.advance(!self.next.is_parted(), &index.patterns.automaton);
     }
 }

@@ -1,12 +1,11 @@
 //! One way to read a stream: its bytes as they come or with escapes undone, and where each of them stands. Line
-//! breaks and the indentation behind them are left out of what is searched.
+//! breaks, the indentation behind them and code points that nobody sees are left out of what is searched.
 
-use memchr::memchr2;
 use zeroize::Zeroizing;
 
 use super::automaton::{Automaton, State};
 use super::escape::Placed;
-use super::fold::{fold, is_break, is_indent};
+use super::fold::{begun_ignorable, fold, ignorable, is_break, is_indent, next_skipped};
 use super::layers::{Hit, Hits};
 use super::matcher::{Index, Patterns};
 
@@ -60,7 +59,18 @@ pub(super) struct Source<'t> {
     pub(super) spans: &'t [Span],
 }
 
-/// A line of what is searched: bytes before it, there and with the line breaks.
+/// How far a text is looked through.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Until {
+    /// As far as the filter can tell that nothing has begun.
+    Filter,
+    /// To its last byte, but for the beginning of a code point that may be ignorable.
+    Pause,
+    /// To its last byte: nothing more comes.
+    End,
+}
+
+/// A line of what is searched: bytes before it, there and with what is skipped.
 #[derive(Clone, Copy)]
 struct Line {
     at: usize,
@@ -107,8 +117,7 @@ impl Reading {
     /// Notes the lines of a text, without what they are indented by. True if the text is in one, from its first byte on.
     fn split(&mut self, text: &[u8]) -> bool {
         self.lines.clear();
-        let next_break = memchr2(b'\n', b'\r', text);
-        if next_break.is_none() && !(self.is_indented && text.first().is_some_and(|byte| is_indent(*byte))) {
+        if next_skipped(text).is_none() && !(self.is_indented && text.first().is_some_and(|byte| is_indent(*byte))) {
             self.is_indented &= text.is_empty();
             self.lines.push(Line { at: 0, stands: 0 });
             return true;
@@ -118,15 +127,16 @@ impl Reading {
         while let Some(rest) = text.get(stands..).filter(|rest| !rest.is_empty()) {
             let indent = rest.iter().take_while(|byte| self.is_indented && is_indent(**byte)).count();
             let rest = rest.get(indent..).unwrap_or_default();
-            let length = memchr2(b'\n', b'\r', rest).unwrap_or(rest.len());
+            let (length, skipped) = next_skipped(rest).unwrap_or((rest.len(), 0));
+            let is_line_end = rest.get(length).is_some_and(|byte| is_break(*byte));
             stands = stands.saturating_add(indent);
             if length > 0 {
                 self.lines.push(Line { at: self.joined.len(), stands });
                 self.joined.extend_from_slice(rest.get(..length).unwrap_or_default());
             }
             // A line that has not ended may go on with a blank that counts.
-            self.is_indented = length < rest.len() || (length == 0 && self.is_indented);
-            stands = stands.saturating_add(length).saturating_add(1);
+            self.is_indented = is_line_end || (length == 0 && self.is_indented);
+            stands = stands.saturating_add(length).saturating_add(skipped);
         }
         false
     }
@@ -140,19 +150,21 @@ impl Reading {
         (stands, next.saturating_sub(at))
     }
 
-    /// Looks through a text, and notes what ends in it. Loosely: as far as the filter can tell that nothing has begun.
-    /// Returns up to where.
-    fn search(&mut self, index: &Index, source: Source<'_>, is_loose: bool, hits: &mut Hits) -> usize {
-        let is_one = self.split(source.bytes);
+    /// Looks through a text, and notes what ends in it. Returns up to where.
+    fn search(&mut self, index: &Index, source: Source<'_>, until: Until, hits: &mut Hits) -> usize {
+        let begun = if until == Until::End { 0 } else { begun_ignorable(source.bytes) };
+        let limit = source.bytes.len().saturating_sub(begun);
+        let bytes = source.bytes.get(..limit).unwrap_or_default();
+        let is_one = self.split(bytes);
         let joined = std::mem::take(&mut self.joined);
-        let text = if is_one { source.bytes } else { &joined };
+        let text = if is_one { bytes } else { &joined };
         self.before = self.read;
-        let read = self.walk(index, source.spans, (text, is_loose), hits);
+        let read = self.walk(index, source.spans, (text, until == Until::Filter), hits);
         self.read = self.before.saturating_add(read as u64);
         self.see(&index.patterns.automaton, source.spans, read);
-        let end = if read < text.len() { self.stands(read).0 } else { source.bytes.len() };
+        let end = if read < text.len() { self.stands(read).0 } else { limit };
         // What is left begins with a byte that counts.
-        self.is_indented &= end == source.bytes.len();
+        self.is_indented &= end == limit;
         self.joined = joined;
         end
     }
@@ -367,10 +379,10 @@ impl Buffer {
         self.text.extend_from_slice(bytes);
     }
 
-    /// Looks through the text. Loosely: as far as the filter can judge it.
-    pub(super) fn search(&mut self, index: &Index, is_loose: bool, hits: &mut Hits) {
+    /// Looks through the text.
+    pub(super) fn search(&mut self, index: &Index, until: Until, hits: &mut Hits) {
         let source = Source { bytes: &self.text, spans: &self.spans };
-        self.searched = self.reading.search(index, source, is_loose, hits);
+        self.searched = self.reading.search(index, source, until, hits);
     }
 
     /// Drops what has been searched. Whoever reads this in another way has taken it.
@@ -396,12 +408,19 @@ impl Buffer {
         self.old = self.text.len();
     }
 
-    /// Drops the line breaks and what follows them as indentation: of these, any number may stand between the bytes that
-    /// wait for more.
+    /// Drops ignorable code points, line breaks and what follows these as indentation: any number of them may stand
+    /// between the bytes that wait for more.
     fn drop_skipped(&mut self) {
         let (text, spans) = (std::mem::take(&mut self.text), std::mem::take(&mut self.spans));
         let mut skipped: Option<Placed> = None;
+        let mut behind = 0;
         for (at, byte) in text.iter().enumerate() {
+            if let Some(length) = text.get(at..).and_then(ignorable) {
+                behind = at.saturating_add(length);
+            }
+            if at < behind {
+                continue;
+            }
             let (from, to) = span_place(&spans, at as u64);
             let placed = Placed { byte: *byte, from, to };
             if is_break(*byte) {

@@ -121,7 +121,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::escape::{Placed, Unescape};
-    use super::super::fold::{fold, is_break, is_indent};
+    use super::super::fold::{fold, ignorable, is_break, is_indent};
     use super::super::forms;
     use super::super::matcher::{Matcher, Whose};
     use super::*;
@@ -146,11 +146,17 @@ mod tests {
         for _ in 0..3 {
             for reading in &readings {
                 let mut is_indented = false;
-                let read = reading.iter().filter(|placed| {
+                let bytes: Vec<u8> = reading.iter().map(|placed| placed.byte).collect();
+                let mut unseen = 0;
+                let read = reading.iter().enumerate().filter(|(at, placed)| {
+                    unseen = ignorable(&bytes[*at..]).map_or(unseen, |length| at + length);
+                    if *at < unseen {
+                        return false;
+                    }
                     is_indented = is_break(placed.byte) || (is_indented && is_indent(placed.byte));
                     !is_indented
                 });
-                let read: Vec<&Placed> = read.collect();
+                let read: Vec<&Placed> = read.map(|(_, placed)| placed).collect();
                 let folded: Vec<u8> = read.iter().map(|placed| fold(placed.byte)).collect();
                 for found in engine.find_overlapping_no_suffix_iter(&folded) {
                     ends.insert((read[found.end() - 1].to, read[found.start()].from));
@@ -279,6 +285,9 @@ mod tests {
                 4 => vec![b'\n', b' ', b'\t', *byte],
                 7 => vec![b'%', b'u', *byte],
                 5 => vec![b'\\', b'n', *byte],
+                9 => [&[0xe2, 0x80, 0x8b], &[*byte][..]].concat(),
+                10 => [&b"\\u200B"[..], &[*byte]].concat(),
+                11 => [&b"%c2%AD"[..], &[*byte], &[0xf3, 0xa0, 0x80, 0x81]].concat(),
                 _ => vec![*byte],
             };
             form.iter().zip(how.iter().cycle()).flat_map(each).collect()
@@ -287,8 +296,9 @@ mod tests {
             form.clone(),
             (form.clone(), any::<prop::sample::Index>()).prop_map(|(form, at)| form[..at.index(form.len())].to_vec()),
             (form.clone(), any::<prop::sample::Index>()).prop_map(|(form, at)| form[at.index(form.len())..].to_vec()),
-            (form, proptest::collection::vec(0_u8..9, 1..40)).prop_map(move |(form, how)| escaped(form, how)),
+            (form, proptest::collection::vec(0_u8..13, 1..40)).prop_map(move |(form, how)| escaped(form, how)),
             proptest::collection::vec(any::<u8>(), 0..40),
+            "[\u{200b}\u{ad}\u{e2}\u{feff}\n a]{0,20}".prop_map(String::into_bytes),
             "[%\\\\&u#;x0-9a-f{}\n]{0,20}".prop_map(String::into_bytes),
             (0_usize..3000).prop_map(|n| vec![b'.'; n]),
         ]
