@@ -259,4 +259,30 @@ mod tests {
         let found = hold.feed(miss.repeat(20_000).into());
         assert_eq!(found.map_err(|found| found.whose), Err(crate::leak::Whose::Token));
     }
+
+    /// Nobody sees a zero-width character, whoever wrote it and however; it may come in pieces.
+    #[test]
+    fn a_value_with_unseen_characters_in_it_does_not_leave() {
+        let value = b"tok7q2zt9lmx4vbn8kcyw3pd";
+        let matcher = Arc::new(Matcher::new([(crate::leak::Whose::Token, &value[..])].into_iter()));
+        let unseen =
+            ["\u{200b}", "\u{ad}", "\u{feff}", "\u{e0041}", "\\u200d", "%E2%81%A0", "&#8203;", "&zwnj;", "\u{200b}\n"];
+        for unseen in unseen {
+            for every in [1, 2, 12] {
+                let parts = value.chunks(every).map(|part| str::from_utf8(part).unwrap());
+                let text = format!("text {} more", parts.collect::<Vec<_>>().join(unseen));
+                for cut in 0..=text.len() {
+                    let mut hold = Hold::new(matcher.clone());
+                    let (first, second) = text.as_bytes().split_at(cut);
+                    let mut fed = || {
+                        hold.feed(Bytes::copy_from_slice(first))?;
+                        hold.pause()?;
+                        hold.feed(Bytes::copy_from_slice(second))?;
+                        hold.end()
+                    };
+                    assert!(fed().is_err(), "{unseen:?} every {every}, cut at {cut}");
+                }
+            }
+        }
+    }
 }
