@@ -12,7 +12,7 @@ use super::anchors::Anchors;
 use super::automaton::{Automaton, narrow};
 use super::escape;
 use super::families::{Families, Family};
-use super::fold::{begins_escape, fold};
+use super::fold::{begins_escape, fold, without_ignorable};
 use super::forms::{self, Form, MIN_SEARCHED, MIN_VALUE, Searched};
 use super::layers::{Hit, Hits};
 use super::redact::mask;
@@ -307,8 +307,8 @@ impl Matcher {
         let twice = once.as_ref().map(|once| escape::undone(once));
         let undone = [&once, &twice].into_iter().flatten().map(|text| text.as_slice());
         let folded = [name.as_bytes(), joined.as_bytes()].into_iter().chain(undone).find_map(|text| {
-            let text: Zeroizing<Vec<u8>> =
-                Zeroizing::new(text.iter().map(|byte| fold(byte.to_ascii_lowercase())).collect());
+            let mut text = without_ignorable(text);
+            text.iter_mut().for_each(|byte| *byte = fold(byte.to_ascii_lowercase()));
             self.index.names.first(&text)
         });
         let in_text = |text: &[u8]| self.places(text).first().map(|(_, owner)| *owner);

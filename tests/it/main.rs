@@ -33,6 +33,7 @@ mod forward;
 mod front;
 mod gone;
 mod guesser;
+mod halves;
 mod hostile;
 mod isolate;
 mod layering;

@@ -91,9 +91,12 @@ const fn coded(name: &'static str, codings: &'static [&'static str]) -> Form {
 }
 
 /// All of them; those behind codings come last.
-pub const FORMS: [Form; 54] = [
+pub const FORMS: [Form; 57] = [
     form("as it is", <[u8]>::to_vec),
     form("with a line break in it", |v| [&v[..v.len() / 3], b"\r\n", &v[v.len() / 3..]].concat()),
+    form("with zero-width spaces in it", |v| join(v, |b| char::from(b).into(), "\u{200b}")),
+    form("with soft hyphens in it, `\\u00ad`", |v| join(v, |b| char::from(b).into(), "\\u00ad")),
+    form("with zero-width joiners in it, `%E2%80%8D`", |v| join(v, |b| reserved(b, "%"), "%E2%80%8D")),
     form("percent-encoded, `%4A`", |v| each(v, |b| format!("%{b:02X}"))),
     form("percent-encoded, `%4a`", |v| each(v, |b| format!("%{b:02x}"))),
     form("percent-encoded where it must be", |v| each(v, |b| reserved(b, "%"))),
