@@ -14,7 +14,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use bytes::Bytes;
 use daachorse::DoubleArrayAhoCorasick;
-use exeat::leak::{Hold, Matcher, Redactor, Whose};
+use exeat::leak::strength::Strength;
+use exeat::leak::{Hold, Matcher, Redactor, Value, Whose};
 use exeat::model::name::CredentialName;
 
 const SIZE: usize = 4 << 20;
@@ -78,7 +79,8 @@ fn values(n: usize) -> Vec<Vec<u8>> {
 
 fn matcher(values: &[Vec<u8>]) -> Arc<Matcher> {
     let whose = |at: usize| Whose::Credential(CredentialName::new(&format!("KEY_{at}")));
-    Arc::new(Matcher::new(values.iter().enumerate().map(|(at, value)| (whose(at), value.as_slice()))))
+    let values = values.iter().enumerate();
+    Arc::new(Matcher::new(values.map(|(at, value)| Value::new(whose(at), value).with_halves(Strength::of(value)))))
 }
 
 /// As the index has them: plain, in base64 at three alignments, in hex.

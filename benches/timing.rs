@@ -18,7 +18,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use exeat::leak::coding::{Bounds, Coding, Decoder, Direction};
-use exeat::leak::{Hold, Matcher, Whose};
+use exeat::leak::strength::Strength;
+use exeat::leak::{Hold, Matcher, Value, Whose};
 use exeat::model::name::CredentialName;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -34,7 +35,7 @@ fn main() {
     println!("{} bodies a guess, {} guesses, {} MiB a body once decoded", size.bodies, size.guesses, size.bytes >> 20);
     println!("{:<44} {:>8} {:>7} {:>6} {:>8} {:>8}", "", "ratio", "sd", "rank", "slowest", "fastest");
     for whose in ["own", "other", "token"] {
-        for known in [3, 8] {
+        for known in [3, 8, 12] {
             for text in [Text::Plain, Text::Escaped, Text::Hex] {
                 let name = format!("{whose}, {known} bytes known, {}", text.name());
                 if wanted.is_empty() || wanted.iter().any(|word| name.contains(word.as_str())) {
@@ -111,7 +112,8 @@ fn round(whose: &str, (known, text): (usize, Text), size: &Size, each: usize) ->
         "token" => vec![(credential, &other), (Whose::Token, &value)],
         _ => vec![(credential, &other)],
     };
-    let matcher = Arc::new(Matcher::new(held.into_iter()));
+    let held = held.into_iter().map(|(whose, value)| Value::new(whose, value).with_halves(Strength::of(value)));
+    let matcher = Arc::new(Matcher::new(held));
     let mut next: Vec<u8> = vec![value[known]];
     while next.len() < size.guesses {
         let letter = random(1)[0];

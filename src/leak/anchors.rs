@@ -8,7 +8,8 @@
 //! The time that a search takes must not tell a sender how far a guess is right. A look reacts to whole groups only:
 //! seven right bytes cost as much as seven wrong ones. A candidate costs one hash over a fixed number of bytes, whatever
 //! these are: of a pattern of up to [`REGION`] bytes all have to be right before anything differs, and of a longer one
-//! its first [`REGION`]. The table and the hashes are keyed and the windows are drawn at random, so that nobody can
+//! its first [`REGION`]. Whether a group is in the table can be told, so windows keep off the beginning of a pattern, which
+//! may be known. The table and the hashes are keyed and the windows are drawn at random, so that nobody can
 //! prepare a text for them.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -25,6 +26,10 @@ const NARROW: usize = 4;
 const MAX_STRIDE: usize = 8;
 /// Most bytes of a pattern that are compared before the text is walked through, from its first byte on.
 const REGION: usize = 64;
+/// Who knows so many bytes at the beginning of a pattern, as the better known prefixes have, lacks at least
+/// [`UNKNOWN`] bytes of each group in its window, where the pattern is long enough: one byte too few could be tried.
+const KNOWN: usize = 12;
+const UNKNOWN: usize = 5;
 /// Windows are drawn from so many places behind a pattern's lead.
 const SPREAD: usize = 32;
 /// Groups with fewer different bytes than this stand in ordinary texts, in runs: others are preferred.
@@ -76,7 +81,11 @@ impl Anchors {
     pub(super) fn new(forms: &[(Form, u32)]) -> Self {
         let shortest = forms.iter().map(|(form, _)| form.bytes.len()).min().unwrap_or(WIDE);
         let width = if shortest > WIDE.saturating_add(2) { WIDE } else { NARROW };
-        let stride = shortest.saturating_sub(width.saturating_sub(1)).clamp(1, MAX_STRIDE);
+        let stride = if width == WIDE {
+            shortest.saturating_sub(KNOWN).saturating_sub(UNKNOWN.saturating_sub(1)).clamp(2, MAX_STRIDE)
+        } else {
+            shortest.saturating_sub(width.saturating_sub(1)).clamp(1, MAX_STRIDE)
+        };
         let window = width.saturating_add(stride).saturating_sub(1);
         let mut random = Random::new();
         let hasher = RandomState::new();
@@ -370,6 +379,19 @@ mod tests {
                     assert_eq!((look.part, right >= 20), (Some(7), true), "{right}");
                     from = look.at + anchors.stride();
                 }
+            }
+        }
+    }
+
+    /// Who knows a prefix cannot try the next byte: no group has only one byte that is not known.
+    #[test]
+    fn windows_keep_off_what_may_be_known() {
+        let pattern = b"sk-ant-api03-R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
+        for (length, known) in [(16, 10), (17, 11), (20, 12), (24, 12), (31, 12), (49, 19)] {
+            for _ in 0..50 {
+                let anchors = Anchors::new(&[(form(&pattern[..length], 16), 0)]);
+                let first = anchors.candidates.iter().map(|candidate| candidate.at).min().unwrap();
+                assert!(first + WIDE >= known + UNKNOWN, "{length}: {first}");
             }
         }
     }
