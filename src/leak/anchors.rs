@@ -39,8 +39,8 @@ const CASELESS: u64 = 0xdfdf_dfdf_dfdf_dfdf;
 
 pub(super) struct Anchors {
     bits: Zeroizing<Vec<u64>>,
-    /// The bits of a hash that are a slot.
-    slots: u32,
+    /// The bits of a hash that choose a word.
+    words: u32,
     key: u64,
     width: usize,
     stride: usize,
@@ -82,7 +82,12 @@ impl Anchors {
         let shortest = forms.iter().map(|(form, _)| form.bytes.len()).min().unwrap_or(WIDE);
         let width = if shortest > WIDE.saturating_add(2) { WIDE } else { NARROW };
         let stride = if width == WIDE {
-            shortest.saturating_sub(KNOWN).saturating_sub(UNKNOWN.saturating_sub(1)).clamp(2, MAX_STRIDE)
+            // One of those that have a loop of their own.
+            match shortest.saturating_sub(KNOWN).saturating_sub(UNKNOWN.saturating_sub(1)) {
+                0..4 => 2,
+                4..8 => 4,
+                _ => MAX_STRIDE,
+            }
         } else {
             shortest.saturating_sub(width.saturating_sub(1)).clamp(1, MAX_STRIDE)
         };
@@ -118,11 +123,11 @@ impl Anchors {
             half: Some(*half).filter(|half| *half > 0),
         };
         let candidates = found.iter().map(candidate).collect();
-        // One bit in sixty is set, or fewer; a look asks for two.
+        // One bit in sixty is set, or fewer; a look asks for two of one word.
         let size = groups.len().saturating_mul(64).next_power_of_two().clamp(1 << 15, 1 << 23);
         let mut this = Self {
             bits: Zeroizing::new(vec![0; size / 64]),
-            slots: size.trailing_zeros(),
+            words: (size / 64).trailing_zeros(),
             key: random.next() | 1,
             width,
             stride,
@@ -134,30 +139,30 @@ impl Anchors {
             regions,
             halves,
         };
-        let slots: Vec<[u64; 2]> = this.groups.iter().map(|group| this.slots(*group)).collect();
-        for slot in slots.into_iter().flatten() {
-            if let Some(word) = usize::try_from(slot >> 6).ok().and_then(|at| this.bits.get_mut(at)) {
-                *word |= 1 << (slot & 63);
+        let slots: Vec<(usize, u64)> = this.groups.iter().map(|group| this.slot(*group)).collect();
+        for (word, bits) in slots {
+            if let Some(word) = this.bits.get_mut(word) {
+                *word |= bits;
             }
         }
         this
     }
 
-    /// Multiplicative hashing (Knuth, TAOCP 6.4): two slots from the upper bits of one product.
-    fn slots(&self, group: u64) -> [u64; 2] {
-        let hash = group.wrapping_mul(self.key);
-        let shift = 64_u32.saturating_sub(self.slots);
-        [hash >> shift, (hash << self.slots) >> shift]
-    }
-
-    fn is_set(&self, slot: u64) -> bool {
-        self.bits.get((slot >> 6) as usize).is_some_and(|word| word >> (slot & 63) & 1 == 1)
+    /// The word of a group in the table, and its two bits there: from both halves of a product, so that each bit of the
+    /// group counts.
+    #[inline]
+    fn slot(&self, group: u64) -> (usize, u64) {
+        let product = u128::from(group).wrapping_mul(u128::from(self.key));
+        let hash = (product >> 64) as u64 ^ product as u64;
+        let word = hash.checked_shr(64_u32.saturating_sub(self.words)).unwrap_or_default();
+        (word as usize, 1 << (hash & 63) | 1 << (hash >> 6 & 63))
     }
 
     /// True for nearly no group but those of the table.
+    #[inline]
     fn may_have(&self, group: u64) -> bool {
-        let [first, second] = self.slots(group);
-        self.is_set(first) && self.is_set(second)
+        let (word, bits) = self.slot(group);
+        self.bits.get(word).is_some_and(|word| word & bits == bits)
     }
 
     /// Compares a text around a group that may be in the table with the patterns.
@@ -192,29 +197,36 @@ impl Anchors {
     /// The first look from a place on that finds something: before it begins no pattern that has as many bytes in this
     /// text as [`Self::reach`].
     pub(super) fn find(&self, text: &[u8], from: usize) -> Option<Look> {
-        if self.width == WIDE && self.stride == MAX_STRIDE {
-            let (pieces, _) = text.get(from..)?.as_chunks::<WIDE>();
-            let (mut known, mut rest) = (0_usize, pieces);
-            while let Some(more) = rest.iter().position(|piece| self.may_have(wide(*piece))) {
-                let piece = rest.get(more).copied().unwrap_or_default();
-                known = known.saturating_add(more);
-                let at = from.saturating_add(known.saturating_mul(WIDE));
-                if let Some(look) = self.judge(text, at, wide(piece)) {
-                    return Some(look);
+        match (self.width, self.stride) {
+            (WIDE, MAX_STRIDE) => self.find_by::<MAX_STRIDE>(text, from),
+            (WIDE, 4) => self.find_by::<4>(text, from),
+            (WIDE, 2) => self.find_by::<2>(text, from),
+            _ => {
+                let mut at = from;
+                while let Some(group) = self.group(text, at) {
+                    if let Some(look) = self.may_have(group).then(|| self.judge(text, at, group)).flatten() {
+                        return Some(look);
+                    }
+                    at = at.saturating_add(self.stride);
                 }
-                known = known.saturating_add(1);
-                rest = pieces.get(known..).unwrap_or_default();
+                None
             }
-            return None;
         }
-        let mut at = from;
-        while let Some(group) = self.group(text, at) {
-            if let Some(look) = self.may_have(group).then(|| self.judge(text, at, group)).flatten() {
+    }
+
+    /// The same with wide groups and a stride that the compiler knows.
+    fn find_by<const STRIDE: usize>(&self, text: &[u8], mut from: usize) -> Option<Look> {
+        loop {
+            let rest = text.get(from..)?;
+            let mut looks = rest.array_windows::<WIDE>().step_by(STRIDE);
+            let found = looks.position(|group| self.may_have(wide(*group)))?;
+            let at = from.saturating_add(found.saturating_mul(STRIDE));
+            let group = text.get(at..)?.first_chunk::<WIDE>()?;
+            if let Some(look) = self.judge(text, at, wide(*group)) {
                 return Some(look);
             }
-            at = at.saturating_add(self.stride);
+            from = at.saturating_add(STRIDE);
         }
-        None
     }
 
     fn group(&self, text: &[u8], at: usize) -> Option<u64> {

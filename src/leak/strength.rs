@@ -13,6 +13,9 @@ const LONGEST_LOOK: usize = 100;
 pub const WEAK: &str = "it is injected, but masked only in answers of the exchange in which it was sent, and not looked \
                         for in requests";
 
+/// Behind a prefix that other keys have as well, half of a value must take so many guesses to be told from theirs: eight
+/// random bytes take more.
+const OWN: u64 = 1 << 26;
 /// Strong values of so many bytes or more are looked for in halves as well.
 pub const MIN_HALVED: usize = 32;
 
@@ -26,7 +29,8 @@ pub enum Strength {
 }
 
 /// The halves of a value that are looked for alone: those of a value of [`MIN_HALVED`] bytes or more that are strong
-/// themselves. A half that can be guessed, or that is public, would stand in texts that have nothing to do with it.
+/// themselves. A half that can be guessed, or that is mostly a prefix of its kind of keys, would stand in texts that have
+/// nothing to do with it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Halves {
     pub(super) first: bool,
@@ -55,7 +59,9 @@ impl Strength {
             None if secret.len() < MIN_HALVED => Self::Strong(Halves::default()),
             None => {
                 let (first, second) = halves(secret);
-                Self::Strong(Halves { first: weakness(first).is_none(), second: weakness(second).is_none() })
+                let behind = first.get(prefix(first)..).unwrap_or_default();
+                let is_own = behind.len() >= MIN_VALUE && guesses(behind) >= OWN;
+                Self::Strong(Halves { first: is_own && weakness(first).is_none(), second: weakness(second).is_none() })
             }
         }
     }
@@ -73,11 +79,35 @@ pub(super) fn halves(value: &[u8]) -> (&[u8], &[u8]) {
     (first, value.get(value.len() / 2..).unwrap_or_default())
 }
 
+/// How many bytes at the beginning of a value look like the prefix of a kind of keys, such as `sk-ant-api03-`: words and
+/// numbers of up to eight bytes with a separator behind each.
+fn prefix(value: &[u8]) -> usize {
+    const MAX_WORD: usize = 8;
+    let mut end = 0_usize;
+    while let Some(rest) = value.get(end..) {
+        let word = rest.iter().take_while(|byte| byte.is_ascii_alphanumeric()).count();
+        let separator = rest.get(word).is_some_and(|byte| b"-_.:".contains(byte));
+        let bytes = rest.get(..word).unwrap_or_default();
+        let is_mixed = bytes.iter().any(u8::is_ascii_lowercase) && bytes.iter().any(u8::is_ascii_uppercase);
+        if !(1..=MAX_WORD).contains(&word) || !separator || is_mixed {
+            break;
+        }
+        end = end.saturating_add(word).saturating_add(1);
+    }
+    end
+}
+
 /// Why a value is weak, if it is.
 fn weakness(secret: &[u8]) -> Option<Weakness> {
     if secret.len() < MIN_VALUE {
         return Some(Weakness::Short);
     }
+    let known = guesses(secret);
+    (known < STRONG).then(|| Weakness::Guessable(known.max(1).ilog2()))
+}
+
+/// About how many guesses find a value.
+fn guesses(secret: &[u8]) -> u64 {
     let text = String::from_utf8_lossy(secret);
     let guesses = |most: usize| {
         let read: zeroize::Zeroizing<String> = zeroize::Zeroizing::new(text.chars().take(most).collect());
@@ -87,7 +117,7 @@ fn weakness(secret: &[u8]) -> Option<Weakness> {
     if known < STRONG && secret.len() > FIRST_LOOK {
         known = guesses(LONGEST_LOOK);
     }
-    (known < STRONG).then(|| Weakness::Guessable(known.max(1).ilog2()))
+    known
 }
 
 #[cfg(test)]
@@ -134,6 +164,9 @@ mod tests {
             ("k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5J", false, false),
             ("0000000000000000000k7Qz2mXv9LpW4sVt6eR", false, true),
             ("k7Qz2mXv9LpW4sVt6eRpasswordpassword1234", true, false),
+            ("sk_live_4eC39HqLyjWDarjtT1zdp7dc", true, true),
+            ("sk-ant-api03-_HJTNJ-dzNnk5vSk8VE", false, true),
+            ("k7Qz2mXv9LpW-sVt6eRRu8YbN3cHd5Jf", true, true),
         ];
         for (value, first, second) in rows {
             assert_eq!(Strength::of(value.as_bytes()), Strength::Strong(Halves { first, second }), "{value}");
