@@ -22,7 +22,6 @@ use super::approvals;
 use super::executions::shown;
 use crate::audit::record::{Counts, Record};
 use crate::files;
-use crate::leak::Redactor;
 use crate::ledger::{Counter, LedgerError, Millis, Standing, State, ToolCall};
 use crate::model::limited::Bound;
 use crate::model::name::is_plain;
@@ -35,6 +34,7 @@ use crate::stages::authorize::{self, Admitted};
 use crate::stages::identify::Caller;
 use crate::stages::parse;
 use crate::stages::pin::PinnedTarget;
+use crate::stages::redact::Texts;
 use crate::stages::throttle::Taken;
 use crate::tls::look::Certificate;
 
@@ -319,10 +319,9 @@ impl Asking<'_> {
         self.services.finds.judge(self.caller.execution(), policy.leak().max_finds())?;
         // Its texts are the origin's, who may have been sent a value. Only what is the caller's own is overwritten:
         // a gap elsewhere would tell whose it is. What is overwritten confirms a guess, as in any other answer.
-        let mut redactor = Redactor::new(self.task.own().clone());
+        let mut texts = Texts::without(self.task.own().clone());
         let mut clean = |text: String| {
-            let redacted = redactor.whole(text.as_bytes());
-            let mut text = redacted.map_or(text, |bytes| String::from_utf8_lossy(&bytes).into_owned());
+            let mut text = texts.clean(text);
             text.truncate(text.floor_char_boundary(MAX_TEXT));
             text
         };
@@ -340,10 +339,7 @@ impl Asking<'_> {
             "reason": shown.doubt.map(&mut clean),
             "chain": chain,
         });
-        record.finds_in_answer(redactor.finds(true));
-        if redactor.count() > 0 {
-            record.redacted(redactor.count(), &redactor.found().collect::<Vec<_>>());
-        }
+        texts.note(record);
         Ok(told)
     }
 
