@@ -644,10 +644,11 @@ impl Record {
         Err(Fail::AuditUnavailable.into())
     }
 
-    /// Whether `decided` has been written: from then on something may have left.
+    /// Whether `decided` has been written, or is on its way to the log where nobody waited for it: the call was let
+    /// through, and is closed by a second line.
     #[must_use]
     pub fn is_decided(&self) -> bool {
-        self.progress == Progress::Decided
+        matches!(self.progress, Progress::Deciding | Progress::Decided)
     }
 
     /// Writes `decided` and waits until it has been written.

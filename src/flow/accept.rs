@@ -11,12 +11,14 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Services;
-use super::admission::{Admission, Slot};
+use super::admission::Slot;
 use super::connection::{self, Client};
 use super::io::{Impatient, Linger};
 use super::listen::{Accepted, Listener, Opened};
+use super::lobby::{Lobby, Step};
 use super::respond;
 use super::seats::Held;
+use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Fail};
 use crate::policy::plan::Timeouts;
 
@@ -25,29 +27,21 @@ const TOLD_AT_ONCE: usize = 64;
 /// After an error such as EMFILE, which passes only when others close something.
 const BACK_OFF: Duration = Duration::from_millis(50);
 
-/// Accepts until the daemon drains.
-pub(super) async fn run(listener: Listener, services: Arc<Services>, connections: Arc<Admission>) {
+/// Accepts until the daemon drains. It waits for no single connection.
+pub(super) async fn run(listener: Listener, services: Arc<Services>, lobby: Arc<Lobby<Accepted>>) {
     let telling = Arc::new(Semaphore::new(TOLD_AT_ONCE));
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            biased;
             () = services.drain.cancelled() => return,
+            step = lobby.next() => {
+                take(&services, step, &telling);
+                continue;
+            }
+            accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok(accepted) => match connections.admit(accepted.source()).await {
-                Some(slot) => {
-                    services.tracker.spawn(serve(services.clone(), accepted, slot.into()));
-                }
-                None => {
-                    if let Ok(permit) = telling.clone().try_acquire_owned() {
-                        let services = services.clone();
-                        tokio::spawn(async move {
-                            overloaded(&services, accepted).await;
-                            drop(permit);
-                        });
-                    }
-                }
-            },
+            Ok(accepted) => lobby.arrive(accepted.source(), accepted),
             Err(error) => {
                 if is_about_the_listener(&error) {
                     tracing::warn!(%error, "cannot accept connections for now");
@@ -58,16 +52,36 @@ pub(super) async fn run(listener: Listener, services: Arc<Services>, connections
     }
 }
 
+fn take(services: &Arc<Services>, step: Step<Accepted>, telling: &Arc<Semaphore>) {
+    match step {
+        Step::Serve(accepted, slot) => {
+            services.tracker.spawn(serve(services.clone(), accepted, slot.into()));
+        }
+        Step::Close(accepted) => closed_for_another(services, &services.door.peer(&accepted)),
+        Step::Refuse(accepted) => {
+            if let Ok(permit) = telling.clone().try_acquire_owned() {
+                let services = services.clone();
+                tokio::spawn(async move {
+                    overloaded(&services, accepted).await;
+                    drop(permit);
+                });
+            }
+        }
+    }
+}
+
+fn closed_for_another(services: &Services, peer: &Peer) {
+    let mut record = services.record(peer);
+    record.rule("connection: unidentified, closed for a newer one");
+    record.failed(Fail::Overloaded.into());
+}
+
 /// Serves a connection for as long as it may have its slot.
 async fn serve(services: Arc<Services>, accepted: Accepted, slot: Arc<Slot>) {
     let peer = services.door.peer(&accepted);
     tokio::select! {
         () = services.abort.cancelled() => {}
-        () = slot.evicted() => {
-            let mut record = services.record(&peer);
-            record.rule("connection: unidentified, closed for a newer one");
-            record.failed(Fail::Overloaded.into());
-        }
+        () = slot.evicted() => closed_for_another(&services, &peer),
         () = slot.overdue() => {}
         () = served(&services, accepted, &slot) => {}
     }

@@ -18,6 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::Services;
 use super::admission::{Admission, Slot};
 use super::listen::{Accepted, Listener};
+use super::lobby::{Lobby, Step};
 use super::reload::{self, ConfigFile, Reloaded};
 use super::{approvals, executions, secrets};
 use crate::model::host::Host;
@@ -41,24 +42,30 @@ impl Admin {
         let admin = Arc::new(self);
         let lifetime = admin.services.settings.proxy.header_timeout;
         let connections = Arc::new(Admission::new(MAX_CONNECTIONS, lifetime));
+        let lobby = Lobby::new(connections).waiting_for(MOST_TIME);
         loop {
             let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
+                biased;
                 () = admin.services.drain.cancelled() => return,
+                step = lobby.next() => {
+                    if let Step::Serve(accepted, slot) = step {
+                        tokio::spawn(admin.clone().take(accepted, slot));
+                    }
+                    continue;
+                }
+                accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok(accepted) => {
-                    let slot = connections.admit_in_turn(accepted.source()).await;
-                    let admin = admin.clone();
-                    tokio::spawn(async move {
-                        match accepted {
-                            Accepted::Tcp(stream, _) => admin.serve(stream, false, slot).await,
-                            Accepted::Unix(stream, uid) => admin.serve(stream, admin.knows(uid), slot).await,
-                        }
-                    });
-                }
+                Ok(accepted) => lobby.arrive(accepted.source(), accepted),
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
+        }
+    }
+
+    async fn take(self: Arc<Self>, accepted: Accepted, slot: Slot) {
+        match accepted {
+            Accepted::Tcp(stream, _) => self.serve(stream, false, slot).await,
+            Accepted::Unix(stream, uid) => self.serve(stream, self.knows(uid), slot).await,
         }
     }
 

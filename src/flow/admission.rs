@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::sync::futures::Notified;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 /// Unidentified connections have one slot in so many.
@@ -18,11 +18,9 @@ const SHARE: usize = 5;
 const MIN_PER_SOURCE: usize = 16;
 /// No unidentified connection is evicted within its first moments, in milliseconds: one for each connection that a
 /// source may have, within these bounds. A request that is sent at once identifies its connection meanwhile, so that a
-/// burst of well-meaning clients waits in the backlog and does not evict itself; and at least so many connections are
-/// accepted in a flood that nobody waits there for long.
+/// burst of well-meaning clients waits and does not evict itself; and at least so many connections are admitted in a flood
+/// that nobody waits for long.
 const GRACE: (usize, usize) = (10, 250);
-/// How long an accepted connection waits for an evicted one to end.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// How long an unidentified connection may take beyond its time to receive the last answer.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -68,14 +66,16 @@ struct Unidentified {
 }
 
 /// Why there is no slot now.
-#[derive(Debug, PartialEq, Eq)]
-enum Full {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Full {
     /// All connections are identified ones.
     Taken,
     /// An evicted connection is about to end.
     Ending,
-    /// The oldest unidentified connection may be evicted from then on.
-    Until(Instant),
+    /// The source has its part. Its oldest unidentified connection may be evicted from then on.
+    Source(Instant),
+    /// The oldest unidentified connection of all may be evicted from then on.
+    All(Instant),
 }
 
 /// A slot, held for as long as the connection or a tunnel on it lives.
@@ -109,55 +109,37 @@ impl Admission {
         Self { total, share, per_source, lifetime, grace, state: Mutex::default(), changed: Notify::new() }
     }
 
-    /// A slot for a connection that was just accepted. The oldest unidentified connection is closed if there would be
-    /// none otherwise, that of the same source if the source has its part. None if all connections are identified.
-    pub(super) async fn admit(self: &Arc<Self>, source: Source) -> Option<Slot> {
-        let give_up = Instant::now() + PATIENCE;
-        loop {
-            let mut changed = pin!(self.changed.notified());
-            changed.as_mut().enable();
-            let until = match self.try_admit(source) {
-                Ok(slot) => return Some(slot),
-                Err(Full::Taken) => return None,
-                Err(Full::Ending) => give_up,
-                Err(Full::Until(instant)) => instant,
-            };
-            if give_up <= Instant::now() {
-                return None;
-            }
-            let _ = timeout_at(until.min(give_up), changed).await;
-        }
+    /// Slots that are free.
+    pub(super) fn free(&self) -> usize {
+        self.total.saturating_sub(self.lock().held)
     }
 
-    /// As [`Self::admit`], but waits until an identified connection has ended.
-    pub(super) async fn admit_in_turn(self: &Arc<Self>, source: Source) -> Slot {
-        loop {
-            let mut changed = pin!(self.changed.notified());
-            changed.as_mut().enable();
-            match self.admit(source).await {
-                Some(slot) => return slot,
-                None => changed.await,
-            }
-        }
+    /// Returns once a connection was identified or has ended. It is armed when it is first polled or enabled.
+    pub(super) fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
     }
 
-    fn try_admit(self: &Arc<Self>, source: Source) -> Result<Slot, Full> {
+    /// A slot for a connection that was accepted. The oldest unidentified connection is closed if there would be none
+    /// otherwise, that of the same source if the source has its part.
+    pub(super) fn admit(self: &Arc<Self>, source: Source) -> Result<Slot, Full> {
         let now = Instant::now();
         let mut state = self.lock();
-        let of_source = state.by_source.get(&source).filter(|ids| ids.len() >= self.per_source);
+        let own = state.by_source.get(&source).filter(|ids| ids.len() >= self.per_source);
+        let (own, of_source) = (own.and_then(BTreeSet::first).copied(), own.is_some());
         let is_full = state.held >= self.total;
         if is_full && state.evicted > 0 {
             return Err(Full::Ending);
         }
-        let oldest = match of_source.and_then(BTreeSet::first) {
-            Some(id) => Some(*id),
+        let oldest = match own {
+            Some(id) => Some(id),
             None if is_full || state.unidentified.len() >= self.share => {
                 Some(*state.unidentified.keys().next().ok_or(Full::Taken)?)
             }
             None => None,
         };
         if let Some(id) = oldest {
-            state.evict(id, now, self.grace)?;
+            let waits = |until| if of_source { Full::Source(until) } else { Full::All(until) };
+            state.evict(id, now, self.grace).map_err(waits)?;
             if is_full {
                 return Err(Full::Ending);
             }
@@ -196,10 +178,11 @@ impl State {
         Some(found)
     }
 
-    fn evict(&mut self, id: u64, now: Instant, grace: Duration) -> Result<(), Full> {
+    /// Closes a connection, or says from when on it may be closed.
+    fn evict(&mut self, id: u64, now: Instant, grace: Duration) -> Result<(), Instant> {
         let from = self.unidentified.get(&id).map_or(now, |found| found.since + grace);
         if now < from {
-            return Err(Full::Until(from));
+            return Err(from);
         }
         if let Some(found) = self.remove(id) {
             self.evicted = self.evicted.saturating_add(1);
@@ -242,6 +225,11 @@ impl Slot {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn is_evicted(&self) -> bool {
+        self.evicted.is_cancelled()
+    }
+
     fn is_identified(&self) -> bool {
         self.identified.load(Ordering::Acquire)
     }
@@ -273,12 +261,8 @@ mod tests {
         Arc::new(Admission::new(total, Duration::from_secs(10)))
     }
 
-    async fn admitted(admission: &Arc<Admission>, last: u8, count: usize) -> Vec<Slot> {
-        let mut slots = Vec::new();
-        for _ in 0..count {
-            slots.push(admission.admit(source(last)).await.unwrap());
-        }
-        slots
+    fn admitted(admission: &Arc<Admission>, last: u8, count: usize) -> Vec<Slot> {
+        (0..count).map(|_| admission.admit(source(last)).unwrap()).collect()
     }
 
     fn evicted(slots: &[Slot]) -> Vec<bool> {
@@ -307,12 +291,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_oldest_unidentified_connection_makes_room_for_a_newer_one() {
         let admission = admission(100);
-        let mut slots = admitted(&admission, 1, 10).await;
-        slots.append(&mut admitted(&admission, 2, 10).await);
+        let mut slots = admitted(&admission, 1, 10);
+        slots.append(&mut admitted(&admission, 2, 10));
         assert!(slots[1].identify());
         advance(admission.grace).await;
         // One has been identified, so that one more fits.
-        let more = admitted(&admission, 3, 3).await;
+        let more = admitted(&admission, 3, 3);
         assert_eq!(evicted(&slots), (0..20).map(|n| n == 0 || n == 2).collect::<Vec<_>>());
         assert_eq!(evicted(&more), [false; 3]);
         assert!(!slots[0].identify(), "it has lost its slot");
@@ -321,10 +305,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_source_makes_room_for_itself_at_its_cap() {
         let admission = admission(100);
-        let other = admitted(&admission, 2, 1).await;
-        let slots = admitted(&admission, 1, 16).await;
+        let other = admitted(&admission, 2, 1);
+        let slots = admitted(&admission, 1, 16);
         advance(admission.grace).await;
-        let _more = admitted(&admission, 1, 2).await;
+        let _more = admitted(&admission, 1, 2);
         assert_eq!(evicted(&other), [false], "though it is older");
         assert_eq!(evicted(&slots), (0..16).map(|n| n < 2).collect::<Vec<_>>());
     }
@@ -332,48 +316,50 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn identified_connections_are_never_evicted() {
         let admission = admission(10);
-        let slots = admitted(&admission, 1, 2).await;
+        let slots = admitted(&admission, 1, 2);
         assert!(slots.iter().all(Slot::identify));
         let mut slots = slots;
         for _ in 0..8 {
-            let slot = admission.admit(source(1)).await.unwrap();
+            let slot = admission.admit(source(1)).unwrap();
             assert!(slot.identify());
             slots.push(slot);
         }
-        assert!(admission.admit(source(1)).await.is_none());
+        assert_eq!((admission.admit(source(1)).err(), admission.free()), (Some(Full::Taken), 0));
         slots.pop();
-        let last = admission.admit(source(1)).await.unwrap();
+        let last = admission.admit(source(1)).unwrap();
         assert!(slots.iter().all(|slot| !slot.evicted.is_cancelled()));
         // The unidentified one among them goes, and its slot is given away once it has ended.
         advance(admission.grace).await;
-        let waiting = admission.clone();
-        let next = tokio::spawn(async move { waiting.admit(source(2)).await });
+        assert_eq!(admission.admit(source(2)).err(), Some(Full::Ending));
         last.evicted().await;
-        assert!(!next.is_finished());
+        assert_eq!(admission.admit(source(2)).err(), Some(Full::Ending));
         drop(last);
-        assert!(next.await.unwrap().is_some());
+        assert!(admission.admit(source(2)).is_ok());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_burst_waits_until_the_first_are_identified_or_had_their_moment() {
-        let admission = admission(10);
-        let slots = admitted(&admission, 1, 2).await;
+        let admission = admission(20);
+        let (own, other) = (admitted(&admission, 1, 2), admitted(&admission, 2, 2));
         let start = Instant::now();
-        let waiting = admission.clone();
-        let next = tokio::spawn(async move { waiting.admit(source(1)).await });
-        tokio::task::yield_now().await;
-        assert!(slots[1].identify());
-        let third = next.await.unwrap().unwrap();
-        assert_eq!((start.elapsed(), evicted(&slots)), (Duration::ZERO, vec![false, false]));
-        let _fourth = admission.admit(source(1)).await.unwrap();
-        assert_eq!((start.elapsed() >= admission.grace, evicted(&slots)), (true, vec![true, false]));
+        assert_eq!(admission.admit(source(3)).err(), Some(Full::All(start + admission.grace)));
+        assert!(own[1].identify());
+        let third = admission.admit(source(3)).unwrap();
+        advance(admission.grace).await;
+        let _fourth = admission.admit(source(3)).unwrap();
+        assert_eq!((evicted(&own), evicted(&other)), (vec![true, false], vec![false, false]));
         assert!(!third.evicted.is_cancelled());
+        let admission = super::tests::admission(100);
+        let _own = admitted(&admission, 1, 16);
+        let wait = Full::Source(Instant::now() + admission.grace);
+        assert_eq!(admission.admit(source(1)).err(), Some(wait));
+        assert!(admission.admit(source(2)).is_ok());
     }
 
     #[tokio::test(start_paused = true)]
     async fn only_unidentified_connections_are_ever_overdue() {
         let admission = admission(10);
-        let slots = admitted(&admission, 1, 2).await;
+        let slots = admitted(&admission, 1, 2);
         assert!(slots[0].identify());
         let start = Instant::now();
         tokio::select! {
@@ -388,7 +374,7 @@ mod tests {
     async fn nothing_is_left_of_connections_that_have_ended() {
         let admission = admission(10);
         for n in 0..50 {
-            let slots = admitted(&admission, n, 2).await;
+            let slots = admitted(&admission, n, 2);
             assert!(slots[0].identify());
         }
         let state = admission.lock();

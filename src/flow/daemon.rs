@@ -14,6 +14,7 @@ use zeroize::Zeroizing;
 use super::admin::Admin;
 use super::admission::Admission;
 use super::listen::{Door, Inherited, Listener};
+use super::lobby::Lobby;
 use super::reload::{self, ConfigFile, Reloaded};
 use super::seats::Seats;
 use super::{Services, accept, billing, keep, ledger, remember};
@@ -129,8 +130,9 @@ impl Daemon {
         }
         let lifetime = services.settings.proxy.header_timeout;
         let connections = Arc::new(Admission::new(descriptors.connections, lifetime));
+        let lobby = Arc::new(Lobby::new(connections));
         for listener in listeners {
-            tokio::spawn(accept::run(listener, services.clone(), connections.clone()));
+            tokio::spawn(accept::run(listener, services.clone(), lobby.clone()));
         }
         if let (Some(listener), Some(token)) = (admin_listener, admin_token) {
             let admin = Admin { services: services.clone(), token, file: file.clone() };

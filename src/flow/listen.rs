@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -20,6 +20,10 @@ use crate::model::name::TaskName;
 use crate::model::peer::Peer;
 use crate::policy::settings::{ListenAt, Proxy, ProxyTls};
 use crate::tls::front::{self, FrontError};
+
+/// Connections that the kernel keeps until they are accepted, if `net.core.somaxconn` lets it. One that comes when there
+/// are so many is dropped, and its client tries again after a second: a burst from elsewhere must not cost that.
+const BACKLOG: u32 = 4096;
 
 /// A socket that connections are accepted from.
 pub struct Listener {
@@ -104,7 +108,13 @@ impl Listener {
     /// The address is taken, or not ours.
     pub async fn bind(at: &ListenAt, mode: u32) -> io::Result<Self> {
         match at {
-            ListenAt::Tcp(address) => Self::tcp(TcpListener::bind(address).await?),
+            ListenAt::Tcp(address) => {
+                let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+                // A restart does not wait for connections of the last run to be forgotten.
+                socket.set_reuseaddr(true)?;
+                socket.bind(*address)?;
+                Self::tcp(socket.listen(BACKLOG)?)
+            }
             ListenAt::Unix(path) => {
                 remove_dead(path)?;
                 let socket = UnixListener::bind(path)?;

@@ -15,6 +15,7 @@ mod io;
 pub mod keep;
 mod ledger;
 pub mod listen;
+mod lobby;
 mod own;
 pub mod reload;
 mod remember;

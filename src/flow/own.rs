@@ -34,6 +34,7 @@ use crate::stages::authorize::{self, Admitted};
 use crate::stages::identify::Caller;
 use crate::stages::parse;
 use crate::stages::pin::PinnedTarget;
+use crate::stages::redact::Texts;
 use crate::stages::throttle::Taken;
 use crate::tls::look::Certificate;
 
@@ -313,26 +314,33 @@ impl Asking<'_> {
 
     async fn certificate(&self, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Value> {
         let shown = self.services.forwarder.look(pinned, self.caller.execution(), record).await?;
+        // Who was stopped meanwhile learns nothing more from it.
+        let policy = self.services.policies.snapshot();
+        self.services.finds.judge(self.caller.execution(), policy.leak().max_finds())?;
         // Its texts are the origin's, who may have been sent a value. Only what is the caller's own is overwritten:
-        // a gap elsewhere would tell whose it is.
-        let clean = |text: String| {
-            let mut text = self.task.own().clean(&text).into_owned();
+        // a gap elsewhere would tell whose it is. What is overwritten confirms a guess, as in any other answer.
+        let mut texts = Texts::without(self.task.own().clone());
+        let mut clean = |text: String| {
+            let mut text = texts.clean(text);
             text.truncate(text.floor_char_boundary(MAX_TEXT));
             text
         };
-        let cleaned = |one: Certificate| Certificate {
-            subject: one.subject.map(clean),
-            issuer: one.issuer.map(clean),
-            sans: one.sans.into_iter().map(clean).collect(),
+        let mut cleaned = |one: Certificate| Certificate {
+            subject: one.subject.map(&mut clean),
+            issuer: one.issuer.map(&mut clean),
+            sans: one.sans.into_iter().map(&mut clean).collect(),
             ..one
         };
-        Ok(json!({
+        let chain: Vec<_> = shown.chain.into_iter().map(&mut cleaned).collect();
+        let told = json!({
             "protocol": shown.protocol,
-            "alpn": shown.alpn.map(clean),
+            "alpn": shown.alpn.map(&mut clean),
             "valid": shown.doubt.is_none(),
-            "reason": shown.doubt.map(clean),
-            "chain": shown.chain.into_iter().map(cleaned).collect::<Vec<_>>(),
-        }))
+            "reason": shown.doubt.map(&mut clean),
+            "chain": chain,
+        });
+        texts.note(record);
+        Ok(told)
     }
 
     async fn probe(&self, admitted: &Admitted, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Value> {

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::net::Shutdown;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 
 /// Most bytes that one read takes, so that the buffer which has to be zeroed before it stays small.
@@ -42,6 +43,8 @@ struct Shared {
     /// The client should be sent something, to see whether it is still there; and how often it has been.
     probe: AtomicBool,
     probed: AtomicUsize,
+    /// A probe is on its way.
+    sent: Notify,
 }
 
 enum Io {
@@ -78,6 +81,7 @@ impl ClientSocket {
             written: AtomicU64::new(0),
             probe: AtomicBool::new(false),
             probed: AtomicUsize::new(0),
+            sent: Notify::new(),
         }))
     }
 
@@ -129,6 +133,7 @@ impl Watch {
     pub(super) fn probed(&self) {
         if let Some(shared) = self.0.upgrade() {
             shared.probed.fetch_add(1, Ordering::AcqRel);
+            shared.sent.notify_one();
         }
     }
 }
@@ -171,12 +176,16 @@ impl Shared {
         }
     }
 
-    /// Asks for each probe in its time.
+    /// Asks for each probe in its time. The time of the second one begins when the first has been sent, which may be
+    /// long after it was due: no probe is sent within an answer.
     async fn ask_for_probes(&self) {
-        for pause in PROBE_AFTER {
+        for (n, pause) in PROBE_AFTER.into_iter().enumerate() {
             sleep(pause).await;
             // Whoever serves the connection is polled behind this watch.
             self.probe.store(true, Ordering::Release);
+            while self.probed.load(Ordering::Acquire) <= n {
+                self.sent.notified().await;
+            }
         }
     }
 

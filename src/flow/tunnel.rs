@@ -15,6 +15,8 @@ use hyper::service::service_fn;
 use hyper::upgrade::{OnUpgrade, Parts};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 
@@ -404,23 +406,24 @@ impl Inner {
         self.prepaid.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a request; the first raw one is what the tunnel was opened with.
+    /// Takes a request; the first raw one is what the tunnel was opened with. One that is refused or aborted before it
+    /// was taken leaves that call to the next.
     async fn take(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
         let throttle = &self.client.services.throttle;
         let prepaid = if kind == Kind::Raw { self.prepaid().take() } else { None };
         let Some(prepaid) = prepaid else { return throttle.take(policy, caller, kind, record).await };
-        throttle.redeem(policy, caller, prepaid, record).await.map_err(|(refusal, prepaid)| {
-            *self.prepaid() = Some(prepaid);
-            refusal
-        })
+        let mut unused = Unused { inner: self, prepaid: Some(prepaid) };
+        throttle.redeem(policy, caller, &mut unused.prepaid, record).await
     }
 
-    /// A tool call that was let go is counted as one: then the tunnel it came in costs nothing besides.
-    async fn settle(&self, caller: &Caller, kind: Kind, record: &Record) {
-        let prepaid = if kind != Kind::Raw && record.is_decided() { self.prepaid().take() } else { None };
-        if let Some(prepaid) = prepaid {
-            self.client.services.throttle.give_back(caller, prepaid).await;
-        }
+    /// Gives the tunnel's call back, if it has not been used. It goes on if nobody waits for it: its caller may reset.
+    fn give_back(&self) -> Option<JoinHandle<()>> {
+        // Without a runtime the process is about to end, and the ledger keeps the call.
+        let runtime = Handle::try_current().ok()?;
+        let prepaid = self.prepaid().take()?;
+        let (services, caller) = (self.client.services.clone(), self.caller.clone());
+        let giving = async move { services.throttle.give_back(&caller, prepaid).await };
+        Some(self.client.services.tracker.spawn_on(giving, &runtime))
     }
 
     fn idle(&self) -> Duration {
@@ -461,9 +464,52 @@ impl Inner {
         let taken = self.take(&policy, caller, kind, record).await?;
         let (mut head, body) = request.into_parts();
         parse::inner(&mut head)?;
-        let received = exchange::run(services, to, taken, Request::from_parts(head, body), record).await;
-        self.settle(caller, kind, record).await;
+        let settling = Settling { inner: self, kind, record };
+        let received = exchange::run(services, to, taken, Request::from_parts(head, body), settling.record).await;
+        settling.settle().await;
         received
+    }
+}
+
+/// The call of a tunnel while a raw request asks to be it.
+struct Unused<'a> {
+    inner: &'a Inner,
+    prepaid: Option<Prepaid>,
+}
+
+impl Drop for Unused<'_> {
+    fn drop(&mut self) {
+        if let Some(prepaid) = self.prepaid.take() {
+            *self.inner.prepaid() = Some(prepaid);
+        }
+    }
+}
+
+/// An exchange in a tunnel. A tool call that was let through is counted as one, and the tunnel that it came in costs
+/// nothing besides, also if its client resets before the exchange is over.
+struct Settling<'a> {
+    inner: &'a Inner,
+    kind: Kind,
+    record: &'a mut Record,
+}
+
+impl Settling<'_> {
+    /// Returns once the ledger has the tunnel's call back, if it gets it: the next request may count on it.
+    async fn settle(self) {
+        if let Some(giving) = self.give_back() {
+            // One that panicked has given nothing back, and the ledger keeps the call.
+            let _ = giving.await;
+        }
+    }
+
+    fn give_back(&self) -> Option<JoinHandle<()>> {
+        if self.kind == Kind::Raw || !self.record.is_decided() { None } else { self.inner.give_back() }
+    }
+}
+
+impl Drop for Settling<'_> {
+    fn drop(&mut self) {
+        drop(self.give_back());
     }
 }
 

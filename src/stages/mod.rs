@@ -24,7 +24,7 @@ pub mod pin;
 mod pool;
 mod query;
 mod quota;
-mod redact;
+pub mod redact;
 pub mod sni;
 pub mod standing;
 pub mod throttle;

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 use super::leaving::codings;
 use super::upload::{BodyError, with_held};
+use crate::audit::record::Record;
 use crate::leak::coding::{Bounds, Decoder};
 use crate::leak::{Matcher, Redactor, Whose};
 use crate::model::name::CredentialName;
@@ -107,6 +108,31 @@ pub(super) fn head(response: Response<Incoming>, guard: Option<(Guard, Undo)>) -
     parts.extensions.remove::<hyper::ext::ReasonPhrase>();
     let guarding = Guarding { redactor, decoder, coded: Bytes::new(), came: 0, more: false, ended: false, last: None };
     Response::from_parts(parts, Guarded { inner, guard: Some(Box::new(guarding)) })
+}
+
+/// Texts of an origin in an answer of our own, to which no credential was sent.
+pub struct Texts(Redactor);
+
+impl Texts {
+    /// Texts in which these values are overwritten.
+    #[must_use]
+    pub fn without(values: Arc<Matcher>) -> Self {
+        Self(Redactor::new(values))
+    }
+
+    /// A whole text, with values overwritten.
+    pub fn clean(&mut self, text: String) -> String {
+        let redacted = self.0.whole(text.as_bytes());
+        redacted.map_or(text, |bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Writes down what was overwritten. Each value confirms a guess and is a find, as in any other answer.
+    pub fn note(self, record: &mut Record) {
+        record.finds_in_answer(self.0.finds(true));
+        if self.0.count() > 0 {
+            record.redacted(self.0.count(), &self.0.found().collect::<Vec<_>>());
+        }
+    }
 }
 
 /// Takes out of a head what is true of the coded body alone (RFC 9110 §8.4, §8.8.3; RFC 9530).

@@ -13,7 +13,7 @@ use crate::audit::finds::Finds;
 use crate::audit::record::Record;
 use crate::ledger::{Caps, Ledger, LedgerError, Millis, Take};
 use crate::model::limited::{Limited, Within};
-use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
+use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::tool::Kind;
 use crate::policy::plan::{Calls, Limits, Rate};
 use crate::policy::rule::Policy;
@@ -82,18 +82,17 @@ impl Throttle {
     /// Takes the first raw request in a tunnel, which is counted by now.
     ///
     /// # Errors
-    /// As [`Self::look`]. Then the tunnel's call is still to be used.
+    /// As [`Self::look`]. Then the tunnel's call is still there, as it is if nobody waits for the result.
     pub async fn redeem(
         &self,
         policy: &Policy,
         caller: &Caller,
-        prepaid: Prepaid,
+        prepaid: &mut Option<Prepaid>,
         record: &mut Record,
-    ) -> Result<Taken, (Refusal, Prepaid)> {
-        match self.look(policy, caller, Kind::Raw, record).await {
-            Ok(()) => Ok(Taken(())),
-            Err(refusal) => Err((refusal, prepaid)),
-        }
+    ) -> Verdict<Taken> {
+        self.look(policy, caller, Kind::Raw, record).await?;
+        *prepaid = None;
+        Ok(Taken(()))
     }
 
     /// Takes back the call of a tunnel whose request was counted as another. A ledger that cannot be asked keeps it.

@@ -244,3 +244,46 @@ async fn a_half_closed_client_that_is_still_there_outlasts_the_grace() {
     assert_eq!(lab.ended(0).await["verdict"], "allow");
     abandoned(&lab, 1).await;
 }
+
+/// Probes that could not be sent within an answer are sent while the next request waits, one after the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_half_closed_client_is_answered_to_all_that_it_has_sent() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let ground = Ground::new().await;
+    ground.dns.set("api.test", &["127.0.0.1"]);
+    let plain = lab::allow_api(port).replace("[tasks.t]", "plain_http = true\n[tasks.t]");
+    let lab = ground.proxy(&format!("[proxy]\nheader_timeout = \"1s\"\n{plain}")).await;
+    let mut stream = lab.connect().await;
+    let head = format!(
+        "GET http://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\nProxy-Authorization: {}\r\n\r\n",
+        auth()
+    );
+    stream.write_all(head.repeat(2).as_bytes()).await.unwrap();
+    stream.shutdown().await.unwrap();
+    let (mut origin, _) = listener.accept().await.unwrap();
+    read_head(&mut origin).await;
+    let answering = tokio::spawn(async move {
+        origin.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 14\r\n\r\n").await.unwrap();
+        // Both probes fall due meanwhile.
+        let mut pause = tokio::time::interval(Duration::from_millis(400));
+        for _ in 0..14 {
+            pause.tick().await;
+            origin.write_all(b"x").await.unwrap();
+        }
+        let (mut origin, _) = listener.accept().await.unwrap();
+        read_head(&mut origin).await;
+        tokio::time::sleep(Duration::from_millis(6500)).await;
+        let _ = origin.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+        origin
+    });
+    let reply = read_to_end(&mut stream).await;
+    let (first, rest) = reply.split_once("xxxxxxxxxxxxxx").unwrap_or_default();
+    assert!(first.starts_with("HTTP/1.1 200"), "{reply}");
+    let probes = "HTTP/1.1 100 Continue\r\n\r\n".repeat(2);
+    assert!(rest.starts_with(&format!("{probes}HTTP/1.1 200")) && rest.ends_with("\r\n\r\nok"), "{reply}");
+    for n in 0..2 {
+        assert_eq!(lab.ended(n).await["verdict"], "allow");
+    }
+    drop(answering.await.unwrap());
+}

@@ -228,3 +228,85 @@ async fn bodies_that_never_end_do_not_fill_the_memory() {
         assert_eq!(refused > 900, path.is_empty());
     }
 }
+
+/// A connection to the proxy.
+async fn dial(served: &Served) -> tokio::net::TcpStream {
+    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+    let stream = tokio::net::TcpStream::connect(served.proxy()).await;
+    stream.unwrap()
+}
+
+/// More executions than fill the process, each with more bodies than it may hold, all one byte short. One that comes
+/// late has room for its own.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "sends 360 MB"]
+async fn executions_that_fill_their_budgets_leave_room_for_another() {
+    const LENGTH: usize = 1_000_000;
+    const TASKS: usize = 18;
+    const BODIES: usize = 20;
+    let token = |n: usize| format!("{n:02}-0123456789abcdef0123456789abcdef");
+    for (path, approval) in [("", "approval = \"required\""), ("stall", "")] {
+        let ground = Ground::new().await;
+        let origin = ground.origin("api.test").await;
+        let dir = ground.dir.path();
+        let mut text = lab::allow_api(origin.port()).replacen("\n[tasks.t]", &format!("\n{approval}\n[tasks.t]"), 1);
+        for n in 0..=TASKS {
+            fs::write(dir.join(format!("token-{n}")), token(n)).unwrap();
+            text += &format!("[tasks.t{n}]\nintegrations = [\"api\"]\ntoken = \"file:token-{n}\"\n");
+        }
+        fs::write(dir.join("e.toml"), ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{text}"))).unwrap();
+        let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+        let to = format!("api.test:{}", origin.port());
+        let idle = peak_kb(&served, "VmRSS");
+        let head = |n: usize, length: usize| {
+            let auth = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, format!("t{n}:{}", token(n)));
+            format!(
+                "POST https://{to}/{path} HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: Basic {auth}\r\n\
+                 Content-Length: {length}\r\n\r\n"
+            )
+        };
+        let mut clients = tokio::task::JoinSet::new();
+        for n in (0..TASKS).flat_map(|n| std::iter::repeat_n(n, BODIES)) {
+            let (head, mut stream) = (head(n, LENGTH), dial(&served).await);
+            clients.spawn(async move {
+                stream.write_all(head.as_bytes()).await.ok()?;
+                // Whoever is refused in the middle may be cut.
+                let _ = stream.write_all(&vec![b'x'; LENGTH - 1]).await;
+                let answer = head_of(&mut stream).await;
+                answer.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok())
+            });
+        }
+        let (mut refused, mut before) = (0, u64::MAX);
+        loop {
+            tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+            while let Some(answer) = clients.try_join_next() {
+                refused += usize::from(answer.unwrap() == Some(503));
+            }
+            let now = peak_kb(&served, "VmHWM");
+            if now == before {
+                break;
+            }
+            before = now;
+        }
+        let held = peak_kb(&served, "VmRSS");
+        println!(
+            "/{path}: {idle} kB idle, {held} kB held, {before} kB at most; {refused} of {} refused",
+            TASKS * BODIES
+        );
+        if !approval.is_empty() {
+            let mut stream = dial(&served).await;
+            let request = [head(TASKS, LENGTH).as_bytes(), &[b'x'; LENGTH]].concat();
+            stream.write_all(&request).await.unwrap();
+            let answer = client::read_head(&mut stream).await;
+            assert!(answer.contains("exeat-refusal: approval_pending"), "{answer}");
+        }
+        assert!(before < 640_000, "{before} kB");
+    }
+}
+
+/// The first bytes of an answer, however long it takes.
+async fn head_of(stream: &mut tokio::net::TcpStream) -> String {
+    let mut bytes = vec![0; 64];
+    let read = tokio::io::AsyncReadExt::read(stream, &mut bytes).await.unwrap_or_default();
+    String::from_utf8_lossy(&bytes[..read]).into_owned()
+}

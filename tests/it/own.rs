@@ -661,3 +661,17 @@ async fn origins_may_have_such_paths_too() {
     assert!(origin.seen().iter().all(|seen| seen.uri.path() == "/v1/self"));
     assert_eq!(lab.ended(0).await["host"], "api.test");
 }
+
+/// A value that is overwritten in a certificate confirms a guess, as one in an answer does.
+#[tokio::test(flavor = "multi_thread")]
+async fn values_in_certificates_are_finds() {
+    let here = here("[plans.p]\n[leak]\nmax_finds = 3").await;
+    let path = format!("/v1/self/certificate?host=other.test&port={}", here.other.port());
+    for n in 0..3 {
+        let told = here.told(&path).await;
+        assert!(!told.to_string().contains(KEY) && told.to_string().contains("***"), "{told}");
+        let line = here.lab.ended(n).await;
+        assert!(line["redacted"].is_number() && line["alarm"].as_str().is_some_and(|it| it.contains("KEY")), "{line}");
+    }
+    here.get(&path).await.assert_refused(403, "execution_stopped");
+}

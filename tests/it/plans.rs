@@ -133,6 +133,76 @@ async fn every_connect_is_a_call_and_that_of_the_first_request_in_it() {
     assert_eq!(lines(&lab, "execution_limit").await.len(), 3);
 }
 
+/// Waits until the origin has been asked so often.
+async fn until_asked(origin: &Origin, count: usize) {
+    let start = Instant::now();
+    while origin.seen().len() < count {
+        assert!(start.elapsed() < lab::PATIENCE);
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A tool call whose client resets was let through all the same. A raw request that is reset has used the tunnel's call.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_call_that_its_client_aborts_gives_the_tunnels_call_back() {
+    let (lab, origin, _) = lab("[plans.p.raw]\ncalls_per_execution = 1").await;
+    let to = format!("api.test:{}", origin.port());
+    for (n, fields) in ["Exeat-Tool: http_request\r\n", "Exeat-Tool: http_get\r\n", ""].into_iter().enumerate() {
+        let start = Instant::now();
+        // It is given back a moment after the reset was noticed.
+        let stream = loop {
+            let (head, stream) = lab.try_connect(&to).await;
+            if head.starts_with("HTTP/1.1 200") {
+                break stream;
+            }
+            assert!(start.elapsed() < lab::PATIENCE, "{n}: {head}");
+        };
+        let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(lab.trusting(&["http/1.1"])));
+        let mut tls = connector.connect("api.test".try_into().unwrap(), stream).await.unwrap();
+        tls.write_all(format!("GET /stall HTTP/1.1\r\nHost: {to}\r\n{fields}\r\n").as_bytes()).await.unwrap();
+        until_asked(&origin, n + 1).await;
+        let stream = tls.into_inner().0;
+        socket2::SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO)).unwrap();
+        drop(stream);
+        let start = Instant::now();
+        while ends(&lab, "abandoned").await < n + 1 {
+            assert!(start.elapsed() < lab::PATIENCE);
+        }
+    }
+    let (head, _) = lab.try_connect(&to).await;
+    assert!(head.contains("exeat-refusal: execution_limit"), "{head}");
+}
+
+/// However many calls in a tunnel are aborted at once, its call is given back once.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_call_of_a_tunnel_is_given_back_once() {
+    let (lab, origin, url) = lab("[plans.p.raw]\ncalls_per_execution = 3").await;
+    assert_eq!(lab.get(&url).await.status, 200);
+    let mut sender = lab.h2(&format!("api.test:{}", origin.port())).await;
+    let calls: Vec<_> = (0..8)
+        .map(|_| {
+            let request = Request::builder().uri(format!("{url}stall")).header(TOOL.0, TOOL.1).body(empty()).unwrap();
+            tokio::spawn(sender.send_request(request))
+        })
+        .collect();
+    until_asked(&origin, 9).await;
+    drop(sender);
+    calls.iter().for_each(tokio::task::JoinHandle::abort);
+    let start = Instant::now();
+    while ends(&lab, "abandoned").await < 8 {
+        assert!(start.elapsed() < lab::PATIENCE);
+    }
+    assert_eq!(lab.get(&url).await.status, 200);
+    while lab.get(&url).await.status != 200 {
+        assert!(start.elapsed() < lab::PATIENCE, "it is not given back");
+    }
+    lab.get(&url).await.assert_refused(429, "execution_limit");
+}
+
+async fn ends(lab: &Lab, verdict: &str) -> usize {
+    lab.audit().await.iter().filter(|line| line["event"] == "closed" && line["verdict"] == verdict).count()
+}
+
 #[tokio::test]
 async fn requests_follow_one_another_no_faster_than_the_plan_says() {
     let (lab, origin, url) = lab("[plans.p.raw]\nrequests_per_second = 1\nburst = 4").await;

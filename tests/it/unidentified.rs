@@ -191,3 +191,36 @@ async fn the_operator_is_served_however_many_strangers_are_there() {
     assert_eq!((status, tasks["tasks"][0]["task"].as_str()), (200, Some("t")));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
+
+/// Connects from one address as fast as the kernel takes it, and keeps the connections.
+fn flood(to: SocketAddr, host: u8, count: usize) -> Vec<socket2::Socket> {
+    let mut kept = Vec::new();
+    for _ in 0..count {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((Ipv4Addr::new(127, 0, 0, host), 0)).into()).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        // It is under way.
+        let _ = socket.connect(&to.into());
+        kept.push(socket);
+    }
+    kept
+}
+
+/// However many connections one address has opened, those of another are taken in at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_from_one_address_keeps_no_other_waiting() {
+    let (lab, origin) = lab("max_connections = 20", "[admin]\nlisten = \"127.0.0.1:0\"\n").await;
+    let url = format!("https://api.test:{}/", origin.port());
+    let _flood = flood(lab.proxy, 2, 900);
+    let start = Instant::now();
+    assert_eq!(lab.get(&url).await.status, 200);
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    let _flood = flood(lab.daemon.admin_address().unwrap(), 2, 900);
+    let start = Instant::now();
+    let (status, _) = lab.ask("GET", "/v1/tasks", &serde_json::Value::Null).await;
+    assert_eq!(status, 200);
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    let lines = lab.audit().await;
+    let closed = |line: &&serde_json::Value| line["code"] == "overloaded" || line["codes"]["overloaded"].is_number();
+    assert!(lines.iter().any(|line| closed(&line)), "{lines:#?}");
+}
