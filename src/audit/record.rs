@@ -66,6 +66,8 @@ struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     alpn: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    repeated: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     response_status: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
     request_bytes: Option<u64>,
@@ -160,8 +162,23 @@ pub struct Counts {
     stopped: OnceLock<(Refusal, Option<Found>)>,
     stops: Notify,
     reached: OnceLock<Bound>,
-    /// Of the connection that the request was given to: what counts heads there, and how many had gone before.
-    heads: Mutex<Option<(Arc<AtomicU64>, u64)>>,
+    heads: Mutex<Heads>,
+}
+
+/// Whether the request's head has gone out.
+#[derive(Debug, Default)]
+struct Heads {
+    /// On an earlier connection, it has.
+    has_left: bool,
+    /// The counter of the connection that the request was given to last, and its value before.
+    last: Option<(Arc<AtomicU64>, u64)>,
+}
+
+impl Heads {
+    fn has_left(&self) -> bool {
+        let counted = |(heads, before): &(Arc<AtomicU64>, u64)| heads.load(Ordering::Relaxed) > *before;
+        self.has_left || self.last.as_ref().is_some_and(counted)
+    }
 }
 
 /// What a tool call asked for, before anything was cleaned out of it.
@@ -228,20 +245,25 @@ impl Counts {
     /// Notes that the request is given to a connection, where heads are counted as they go out.
     pub fn sends(&self, heads: Arc<AtomicU64>) {
         let before = heads.load(Ordering::Relaxed);
-        *self.heads.lock().unwrap_or_else(PoisonError::into_inner) = Some((heads, before));
+        let mut known = self.heads.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = Heads { has_left: known.has_left(), last: Some((heads, before)) };
     }
 
     /// Whether the request's head has gone out. Where several go out at once, it is one of them at least.
     #[must_use]
     pub fn has_left(&self) -> bool {
-        let heads = self.heads.lock().unwrap_or_else(PoisonError::into_inner);
-        heads.as_ref().is_some_and(|(heads, before)| heads.load(Ordering::Relaxed) > *before)
+        self.heads.lock().unwrap_or_else(PoisonError::into_inner).has_left()
     }
 
     /// Adds bytes that went to the origin.
     pub fn sent(&self, bytes: usize) {
         self.request.fetch_add(bytes as u64, Ordering::Relaxed);
         self.tick();
+    }
+
+    /// Begins counting them anew, for a request that goes out again from its first byte.
+    fn sends_again(&self) {
+        self.request.store(0, Ordering::Relaxed);
     }
 
     /// Bytes that went to the origin so far.
@@ -311,6 +333,12 @@ impl Counts {
     /// The exchange is over: nothing of the request goes out any more.
     pub fn end(&self) {
         self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// True if the request must not go on, for a reason that is not its connection's.
+    #[must_use]
+    pub fn is_broken_off(&self) -> bool {
+        self.stopped().is_some() || self.has_client_stalled() || self.has_client_failed() || self.is_over()
     }
 
     /// True if the exchange is over.
@@ -615,6 +643,12 @@ impl Record {
     /// The protocol spoken with the origin.
     pub fn alpn(&mut self, alpn: &'static str) {
         self.line.alpn = Some(alpn);
+    }
+
+    /// Notes that the request goes out a second time, because the kept connection that it was sent on has ended.
+    pub fn repeated(&mut self) {
+        self.line.repeated = Some(true);
+        self.counts.sends_again();
     }
 
     /// The status that the origin answered.

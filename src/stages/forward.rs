@@ -5,11 +5,12 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{Request, Response, StatusCode, Version};
 use http_body::Body;
 use hyper::body::Incoming;
-use hyper::client::conn::{TrySendError, http1, http2};
+use hyper::client::conn::{http1, http2};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -23,9 +24,10 @@ use super::fields;
 use super::forgiving::Forgiving;
 use super::inject::{Outbound, Parcel};
 use super::pin::PinnedTarget;
-use super::pool::{Key, Lease, MAX_STREAMS, Pool, Sender, lock};
+use super::pool::{Key, Lease, MAX_STREAMS, Pool, SendError, Sender, Task, lock};
 use super::quota::Quota;
 use super::redact::{self, Guard, Undo};
+use super::repeat::Copy;
 use super::standing::Withdrawn;
 use super::trailers::Reader;
 use super::upload::RequestBody;
@@ -224,8 +226,8 @@ impl Forwarder {
 
     /// Sends a request and returns the head of the answer with the connection it came on.
     ///
-    /// A request goes out a second time only if hyper still holds it whole, which means that the reused
-    /// connection was found dead before a byte was written.
+    /// A request goes out a second time, once and on a new connection, if a reused one has ended: where nothing of it
+    /// was written, or where it is held whole and [`Copy::after`] says that a second time does no harm.
     ///
     /// # Errors
     /// What dialling and TLS say; [`Fail::UpstreamProtocol`] for an origin that breaks HTTP, and
@@ -288,14 +290,24 @@ impl Forwarder {
             record.address(lease.address());
             record.alpn(lease.alpn());
             record.counts().sends(lease.heads());
-            let shaped = shape(request, &lease);
-            match within(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
-                Ok(response) => return Ok((response, lease)),
-                Err(mut error) => match error.take_message() {
-                    Some(unsent) if lease.is_reused() => request = unsent,
-                    _ => return Err(blame(error, &record.counts())),
-                },
+            let copy = if lease.is_reused() { Copy::of(&request) } else { None };
+            let (shaped, received) = (shape(request, &lease), lease.received());
+            let SendError { unsent, error } =
+                match within(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
+                    Ok(response) => return Ok((response, lease)),
+                    Err(error) => error,
+                };
+            if let Some(unsent) = unsent.filter(|_| lease.is_reused()) {
+                request = unsent;
+                continue;
             }
+            let is_answered = lease.received() > received;
+            let may_go_on = !record.counts().is_broken_off();
+            request = copy
+                .filter(|_| may_go_on)
+                .and_then(|copy| copy.after(error.as_ref()?, is_answered))
+                .ok_or_else(|| blame(error.as_ref(), &record.counts()))?;
+            record.repeated();
         }
     }
 
@@ -350,15 +362,15 @@ fn handshake_failed(error: &std::io::Error, record: &mut Record) -> Refusal {
 
 async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
     let io = Written::h1(io);
-    let heads = io.heads();
+    let counters = (io.heads(), io.received());
     let (sender, connection) = http1::Builder::new()
         .preserve_header_case(true)
         .max_header_size(MAX_RESPONSE_HEAD)
         .handshake(TokioIo::new(io))
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
-    let task = tokio::spawn(connection.with_upgrades());
-    Ok(Sender::h1(sender, heads, task.abort_handle()))
+    let task = Task::run(connection.with_upgrades().map(drop));
+    Ok(Sender::h1(sender, counters, task))
 }
 
 /// A connection of a budget that has no room for its windows has small ones.
@@ -382,8 +394,8 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: O
     let connection = Arc::new(Mutex::new(connection));
     let asked = Arc::downgrade(&connection);
     let allowed = Box::new(move || asked.upgrade().map_or(0, |it| lock(&it).current_max_send_streams()));
-    let task = tokio::spawn(std::future::poll_fn(move |cx| Pin::new(&mut *lock(&connection)).poll(cx)));
-    Ok(Sender::h2(sender, heads, allowed, (task.abort_handle(), windows)))
+    let task = Task::run(std::future::poll_fn(move |cx| Pin::new(&mut *lock(&connection)).poll(cx)).map(drop));
+    Ok(Sender::h2(sender, heads, allowed, (task, windows)))
 }
 
 /// Fits a request to the protocol of the connection. Left at HTTP/2, hyper would send it over h1
@@ -474,7 +486,7 @@ fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
     Ok(response)
 }
 
-fn blame(error: TrySendError<Request<RequestBody>>, counts: &Counts) -> Refusal {
+fn blame(error: Option<&hyper::Error>, counts: &Counts) -> Refusal {
     if let Some(refusal) = counts.stopped() {
         return refusal;
     }
@@ -485,6 +497,6 @@ fn blame(error: TrySendError<Request<RequestBody>>, counts: &Counts) -> Refusal 
         // Its body's framing is broken, or it has gone and hears nothing of this.
         return Deny::RequestMalformed.into();
     }
-    tracing::debug!(error = %error.into_error(), "the exchange broke off");
+    tracing::debug!(?error, "the exchange broke off");
     Fail::UpstreamProtocol.into()
 }

@@ -1,4 +1,5 @@
-//! Whether the head of a request has left for its origin. Not a stage: what `forward` puts between HTTP and a connection.
+//! Whether the head of a request has left for its origin, and bytes have come back. Not a stage: what `forward` puts
+//! between HTTP and a connection.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -13,11 +14,12 @@ const PREFACE: usize = 24;
 const FRAME_HEADER: usize = 9;
 const HEADERS: u8 = 1;
 
-/// A connection to an origin that counts heads as they go out.
+/// A connection to an origin that counts heads as they go out, and bytes as they come.
 pub(super) struct Written<T> {
     inner: T,
     reader: Reader,
     heads: Arc<AtomicU64>,
+    received: Arc<AtomicU64>,
 }
 
 /// How heads are told in what is written.
@@ -43,17 +45,22 @@ struct Frames {
 impl<T> Written<T> {
     /// For HTTP/1.1.
     pub(super) fn h1(inner: T) -> Self {
-        Self { inner, reader: Reader::Bytes, heads: Arc::default() }
+        Self { inner, reader: Reader::Bytes, heads: Arc::default(), received: Arc::default() }
     }
 
     /// For HTTP/2, from its first byte.
     pub(super) fn h2(inner: T) -> Self {
-        Self { inner, reader: Reader::Frames(Frames::new()), heads: Arc::default() }
+        Self { inner, reader: Reader::Frames(Frames::new()), heads: Arc::default(), received: Arc::default() }
     }
 
     /// How many heads have gone out. Over HTTP/1.1 it only says whether one has since it was asked last.
     pub(super) fn heads(&self) -> Arc<AtomicU64> {
         self.heads.clone()
+    }
+
+    /// How many bytes have come, of answers and whatever else.
+    pub(super) fn received(&self) -> Arc<AtomicU64> {
+        self.received.clone()
     }
 
     fn went(&mut self, bytes: &[u8]) {
@@ -100,7 +107,11 @@ impl Frames {
 
 impl<T: AsyncRead + Unpin> AsyncRead for Written<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buf)
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.inner).poll_read(cx, buf);
+        let came = buf.filled().len().saturating_sub(before);
+        self.received.fetch_add(came as u64, Ordering::Relaxed);
+        read
     }
 }
 

@@ -65,6 +65,7 @@ mod sizes;
 mod sni;
 mod soak;
 mod ssrf;
+mod stale;
 mod texts;
 mod thinning;
 mod tools;
