@@ -24,6 +24,7 @@ use crate::model::name::{CredentialName, ExecutionId, TaskName, is_plain};
 use crate::model::peer::{Peer, Whence};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::{Scheme, Target};
+use crate::model::tls::TlsFailure;
 use crate::model::tool::{EXEAT_TOOL, Kind, Tool};
 
 /// One line, less its mac. What is not known is left out.
@@ -59,6 +60,8 @@ struct Line {
     stage: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls_error: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     approval: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -140,6 +143,8 @@ pub struct Record {
     finds_in_answer: u64,
     /// The limit that was reached.
     limited: Option<Limited>,
+    /// The way in which TLS with the origin failed.
+    tls_failure: Option<TlsFailure>,
     /// What it takes for as long as it is under way.
     held: Vec<Box<dyn Send + Sync>>,
     /// It has a line of its own, however many refusals there are beside it.
@@ -369,6 +374,7 @@ impl Record {
             found: false,
             finds_in_answer: 0,
             limited: None,
+            tls_failure: None,
             held: Vec::new(),
             is_kept: false,
         }
@@ -570,6 +576,19 @@ impl Record {
         self.rule(format!("{}: {}", limited.name, limited.limit));
         self.limited = Some(limited);
         deny.into()
+    }
+
+    /// A refusal because TLS with the origin failed.
+    pub fn tls_failed(&mut self, failure: TlsFailure) -> Refusal {
+        self.line.tls_error = Some(failure.kind.words().name);
+        self.tls_failure = Some(failure);
+        Fail::TlsFailed.into()
+    }
+
+    /// The way in which TLS with the origin failed, if that is the reason.
+    #[must_use]
+    pub fn tls_failure(&self) -> Option<TlsFailure> {
+        self.tls_failure
     }
 
     /// The limit that was reached, if that is the reason.

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -40,10 +41,12 @@ use crate::model::limited::Bound;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Scheme;
+use crate::model::tls::TlsFailure;
 use crate::policy::plan::{Limits, Timeouts};
 use crate::policy::rule::Mode;
+use crate::tls::failure;
 use crate::tls::look::Shown;
-use crate::tls::upstream::{self, UpstreamTls};
+use crate::tls::upstream::{self, RootsError, UpstreamTls};
 
 /// Heads of answers, in bytes. Origins are not trusted either.
 const MAX_RESPONSE_HEAD: usize = 256 * 1024;
@@ -165,6 +168,19 @@ impl Forwarder {
         Self { tls, pool, windows, sockets, connect_timeout, handshake_timeout }
     }
 
+    /// Reads the lists of revoked certificates again. No connection that was made before is used for a further request.
+    ///
+    /// # Errors
+    /// [`RootsError::Crl`]: then the old lists stay in force.
+    pub fn renew(&self) -> Result<(), RootsError> {
+        let before = self.tls.generation();
+        self.tls.renew()?;
+        if self.tls.generation() != before {
+            self.pool.drop_idle(None);
+        }
+        Ok(())
+    }
+
     /// Opens a connection for an opaque tunnel. What goes over it is the client's.
     ///
     /// # Errors
@@ -278,7 +294,7 @@ impl Forwarder {
         execution: &ExecutionId,
         record: &mut Record,
     ) -> Verdict<(Response<Incoming>, Lease)> {
-        let key = Key::new(execution, pinned);
+        let key = Key::new(execution, pinned, self.tls.generation());
         // A WebSocket takes the whole connection, and only HTTP/1.1 has it.
         let upgrades = request.extensions().get::<Wanted>().is_some();
         let mut pooled = if upgrades { None } else { self.pool.take(&key, pinned) };
@@ -289,9 +305,10 @@ impl Forwarder {
             };
             record.address(lease.address());
             record.alpn(lease.alpn());
-            record.counts().sends(lease.heads());
+            let traffic = lease.traffic();
+            record.counts().sends(traffic.heads.clone());
             let copy = if lease.is_reused() { Copy::of(&request) } else { None };
-            let (shaped, received) = (shape(request, &lease), lease.received());
+            let (shaped, received) = (shape(request, &lease), traffic.received.load(Ordering::Relaxed));
             let SendError { unsent, error } =
                 match within(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
                     Ok(response) => return Ok((response, lease)),
@@ -301,12 +318,12 @@ impl Forwarder {
                 request = unsent;
                 continue;
             }
-            let is_answered = lease.received() > received;
-            let may_go_on = !record.counts().is_broken_off();
-            request = copy
-                .filter(|_| may_go_on)
-                .and_then(|copy| copy.after(error.as_ref()?, is_answered))
-                .ok_or_else(|| blame(error.as_ref(), &record.counts()))?;
+            // Streams share what comes over h2; there, an answer that has begun is no error here.
+            let is_answered = !lease.is_h2() && traffic.received.load(Ordering::Relaxed) > received;
+            let copy = copy.filter(|_| !record.counts().is_broken_off());
+            let again = copy.and_then(|copy| copy.after(error.as_ref()?, is_answered));
+            let alert = traffic.alert.get().filter(|_| !lease.is_reused());
+            request = again.ok_or_else(|| blame(error.as_ref(), alert.copied(), record))?;
             record.repeated();
         }
     }
@@ -353,16 +370,17 @@ impl Forwarder {
 }
 
 fn handshake_failed(error: &std::io::Error, record: &mut Record) -> Refusal {
+    let failure = failure::of_handshake(error);
     // The names in a certificate are an outside text.
     let error = record.clean(&error.to_string()).into_owned();
     record.rule(format!("origin handshake: {error}"));
     tracing::info!(error, host = record.host(), "TLS with the origin failed");
-    Fail::TlsFailed.into()
+    record.tls_failed(failure)
 }
 
 async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
     let io = Written::h1(io);
-    let counters = (io.heads(), io.received());
+    let traffic = io.traffic();
     let (sender, connection) = http1::Builder::new()
         .preserve_header_case(true)
         .max_header_size(MAX_RESPONSE_HEAD)
@@ -370,14 +388,14 @@ async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
     let task = Task::run(connection.with_upgrades().map(drop));
-    Ok(Sender::h1(sender, counters, task))
+    Ok(Sender::h1(sender, traffic, task))
 }
 
 /// A connection of a budget that has no room for its windows has small ones.
 async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: Option<Reservation>) -> Verdict<Sender> {
     let window = if windows.is_some() { STREAM_WINDOW } else { SMALL_STREAM_WINDOW };
     let io = Written::h2(io);
-    let heads = io.heads();
+    let traffic = io.traffic();
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(window)
@@ -395,7 +413,7 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: O
     let asked = Arc::downgrade(&connection);
     let allowed = Box::new(move || asked.upgrade().map_or(0, |it| lock(&it).current_max_send_streams()));
     let task = Task::run(std::future::poll_fn(move |cx| Pin::new(&mut *lock(&connection)).poll(cx)).map(drop));
-    Ok(Sender::h2(sender, heads, allowed, (task, windows)))
+    Ok(Sender::h2(sender, traffic, allowed, (task, windows)))
 }
 
 /// Fits a request to the protocol of the connection. Left at HTTP/2, hyper would send it over h1
@@ -486,7 +504,8 @@ fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
     Ok(response)
 }
 
-fn blame(error: Option<&hyper::Error>, counts: &Counts) -> Refusal {
+fn blame(error: Option<&hyper::Error>, alert: Option<TlsFailure>, record: &mut Record) -> Refusal {
+    let counts = record.counts();
     if let Some(refusal) = counts.stopped() {
         return refusal;
     }
@@ -498,5 +517,5 @@ fn blame(error: Option<&hyper::Error>, counts: &Counts) -> Refusal {
         return Deny::RequestMalformed.into();
     }
     tracing::debug!(?error, "the exchange broke off");
-    Fail::UpstreamProtocol.into()
+    alert.map_or(Fail::UpstreamProtocol.into(), |alert| record.tls_failed(alert))
 }

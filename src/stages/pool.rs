@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::budget::Reservation;
 use super::pin::PinnedTarget;
 use super::upload::RequestBody;
+use super::written::Traffic;
 use crate::model::name::ExecutionId;
 use crate::model::target::Target;
 
@@ -49,6 +50,8 @@ pub(super) struct Key {
     execution: ExecutionId,
     target: Target,
     generation: u64,
+    /// The lists of revoked certificates under which it was made.
+    trust: u64,
 }
 
 /// A connection that one request uses, or several where it speaks h2.
@@ -61,10 +64,7 @@ pub(super) enum Sender {
 /// reads nothing would otherwise keep the socket for ever.
 pub(super) struct H1 {
     sender: http1::SendRequest<RequestBody>,
-    /// Heads that have gone out.
-    heads: Arc<AtomicU64>,
-    /// Bytes that have come.
-    received: Arc<AtomicU64>,
+    traffic: Arc<Traffic>,
     task: Task,
 }
 
@@ -72,8 +72,7 @@ pub(super) struct H1 {
 pub(super) struct H2 {
     /// None once the connection has ended.
     sender: Mutex<Option<http2::SendRequest<RequestBody>>>,
-    /// Heads that have gone out.
-    heads: Arc<AtomicU64>,
+    traffic: Arc<Traffic>,
     streams: AtomicUsize,
     /// What the origin allows at a time.
     allowed: Allowed,
@@ -168,8 +167,9 @@ pub(super) struct Lease {
 }
 
 impl Key {
-    pub(super) fn new(execution: &ExecutionId, pinned: &PinnedTarget) -> Self {
-        Self { execution: execution.clone(), target: pinned.target().clone(), generation: pinned.generation() }
+    pub(super) fn new(execution: &ExecutionId, pinned: &PinnedTarget, trust: u64) -> Self {
+        let (target, generation) = (pinned.target().clone(), pinned.generation());
+        Self { execution: execution.clone(), target, generation, trust }
     }
 
     pub(super) fn execution(&self) -> &ExecutionId {
@@ -178,23 +178,19 @@ impl Key {
 }
 
 impl Sender {
-    pub(super) fn h1(
-        sender: http1::SendRequest<RequestBody>,
-        (heads, received): (Arc<AtomicU64>, Arc<AtomicU64>),
-        task: Task,
-    ) -> Self {
-        Self::H1(H1 { sender, heads, received, task })
+    pub(super) fn h1(sender: http1::SendRequest<RequestBody>, traffic: Arc<Traffic>, task: Task) -> Self {
+        Self::H1(H1 { sender, traffic, task })
     }
 
     pub(super) fn h2(
         sender: http2::SendRequest<RequestBody>,
-        heads: Arc<AtomicU64>,
+        traffic: Arc<Traffic>,
         allowed: Allowed,
         (task, windows): (Task, Option<Reservation>),
     ) -> Self {
         let sender = Mutex::new(Some(sender));
         let (streams, idle_since) = (AtomicUsize::new(0), Mutex::new(Instant::now()));
-        let h2 = H2 { sender, heads, streams, allowed, idle_since, task, _windows: windows };
+        let h2 = H2 { sender, traffic, streams, allowed, idle_since, task, _windows: windows };
         Self::H2(Arc::new(h2))
     }
 
@@ -400,21 +396,12 @@ impl Lease {
         self.reused
     }
 
-    /// Counts the heads that go out on it.
-    pub(super) fn heads(&self) -> Arc<AtomicU64> {
+    /// What has passed over it, also once it has ended.
+    pub(super) fn traffic(&self) -> Arc<Traffic> {
         match &self.sender {
-            Some(Sender::H1(h1)) => h1.heads.clone(),
-            Some(Sender::H2(h2)) => h2.heads.clone(),
+            Some(Sender::H1(h1)) => h1.traffic.clone(),
+            Some(Sender::H2(h2)) => h2.traffic.clone(),
             None => Arc::default(),
-        }
-    }
-
-    /// Bytes that have come on it. Over h2, where streams share it, always 0.
-    pub(super) fn received(&self) -> u64 {
-        match &self.sender {
-            Some(Sender::H1(h1)) => h1.received.load(Ordering::Relaxed),
-            Some(Sender::H2(_)) => 0,
-            None => u64::MAX,
         }
     }
 

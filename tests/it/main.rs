@@ -69,6 +69,7 @@ mod stale;
 mod texts;
 mod thinning;
 mod tools;
+mod trust;
 mod turn;
 mod unidentified;
 mod unruly;
