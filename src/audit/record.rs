@@ -24,6 +24,7 @@ use crate::model::name::{CredentialName, ExecutionId, TaskName, is_plain};
 use crate::model::peer::{Peer, Whence};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::{Scheme, Target};
+use crate::model::tls::TlsFailure;
 use crate::model::tool::{EXEAT_TOOL, Kind, Tool};
 
 /// One line, less its mac. What is not known is left out.
@@ -60,11 +61,15 @@ struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    tls_error: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     approval: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     addr: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     alpn: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repeated: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     response_status: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,6 +143,8 @@ pub struct Record {
     finds_in_answer: u64,
     /// The limit that was reached.
     limited: Option<Limited>,
+    /// The way in which TLS with the origin failed.
+    tls_failure: Option<TlsFailure>,
     /// What it takes for as long as it is under way.
     held: Vec<Box<dyn Send + Sync>>,
     /// It has a line of its own, however many refusals there are beside it.
@@ -160,8 +167,23 @@ pub struct Counts {
     stopped: OnceLock<(Refusal, Option<Found>)>,
     stops: Notify,
     reached: OnceLock<Bound>,
-    /// Of the connection that the request was given to: what counts heads there, and how many had gone before.
-    heads: Mutex<Option<(Arc<AtomicU64>, u64)>>,
+    heads: Mutex<Heads>,
+}
+
+/// Whether the request's head has gone out.
+#[derive(Debug, Default)]
+struct Heads {
+    /// On an earlier connection, it has.
+    has_left: bool,
+    /// The counter of the connection that the request was given to last, and its value before.
+    last: Option<(Arc<AtomicU64>, u64)>,
+}
+
+impl Heads {
+    fn has_left(&self) -> bool {
+        let counted = |(heads, before): &(Arc<AtomicU64>, u64)| heads.load(Ordering::Relaxed) > *before;
+        self.has_left || self.last.as_ref().is_some_and(counted)
+    }
 }
 
 /// What a tool call asked for, before anything was cleaned out of it.
@@ -228,20 +250,25 @@ impl Counts {
     /// Notes that the request is given to a connection, where heads are counted as they go out.
     pub fn sends(&self, heads: Arc<AtomicU64>) {
         let before = heads.load(Ordering::Relaxed);
-        *self.heads.lock().unwrap_or_else(PoisonError::into_inner) = Some((heads, before));
+        let mut known = self.heads.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = Heads { has_left: known.has_left(), last: Some((heads, before)) };
     }
 
     /// Whether the request's head has gone out. Where several go out at once, it is one of them at least.
     #[must_use]
     pub fn has_left(&self) -> bool {
-        let heads = self.heads.lock().unwrap_or_else(PoisonError::into_inner);
-        heads.as_ref().is_some_and(|(heads, before)| heads.load(Ordering::Relaxed) > *before)
+        self.heads.lock().unwrap_or_else(PoisonError::into_inner).has_left()
     }
 
     /// Adds bytes that went to the origin.
     pub fn sent(&self, bytes: usize) {
         self.request.fetch_add(bytes as u64, Ordering::Relaxed);
         self.tick();
+    }
+
+    /// Begins counting them anew, for a request that goes out again from its first byte.
+    fn sends_again(&self) {
+        self.request.store(0, Ordering::Relaxed);
     }
 
     /// Bytes that went to the origin so far.
@@ -313,6 +340,12 @@ impl Counts {
         self.over.store(true, Ordering::Relaxed);
     }
 
+    /// True if the request must not go on, for a reason that is not its connection's.
+    #[must_use]
+    pub fn is_broken_off(&self) -> bool {
+        self.stopped().is_some() || self.has_client_stalled() || self.has_client_failed() || self.is_over()
+    }
+
     /// True if the exchange is over.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -341,6 +374,7 @@ impl Record {
             found: false,
             finds_in_answer: 0,
             limited: None,
+            tls_failure: None,
             held: Vec::new(),
             is_kept: false,
         }
@@ -544,6 +578,19 @@ impl Record {
         deny.into()
     }
 
+    /// A refusal because TLS with the origin failed.
+    pub fn tls_failed(&mut self, failure: TlsFailure) -> Refusal {
+        self.line.tls_error = Some(failure.kind.words().name);
+        self.tls_failure = Some(failure);
+        Fail::TlsFailed.into()
+    }
+
+    /// The way in which TLS with the origin failed, if that is the reason.
+    #[must_use]
+    pub fn tls_failure(&self) -> Option<TlsFailure> {
+        self.tls_failure
+    }
+
     /// The limit that was reached, if that is the reason.
     #[must_use]
     pub fn limit(&self) -> Option<&Limited> {
@@ -615,6 +662,12 @@ impl Record {
     /// The protocol spoken with the origin.
     pub fn alpn(&mut self, alpn: &'static str) {
         self.line.alpn = Some(alpn);
+    }
+
+    /// Notes that the request goes out a second time, because the kept connection that it was sent on has ended.
+    pub fn repeated(&mut self) {
+        self.line.repeated = Some(true);
+        self.counts.sends_again();
     }
 
     /// The status that the origin answered.

@@ -187,7 +187,7 @@ fn restrict(own: &[PathBuf], read: &[PathBuf]) -> Result<RulesetStatus, RulesetE
 fn sources(settings: &Settings, config: Option<&Path>) -> Vec<PathBuf> {
     let tls = settings.proxy.tls.iter();
     let tls = tls.flat_map(|tls| [&tls.cert, &tls.key].into_iter().chain(&tls.client_ca).chain(&tls.crl));
-    let named = settings.upstream.extra_roots.iter().chain(tls).cloned();
+    let named = settings.upstream.extra_roots.iter().chain(&settings.upstream.crls).chain(tls).cloned();
     let roots = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     let base = config.and_then(folder).unwrap_or_default();
     let text = config.and_then(|config| fs::read_to_string(config).ok()).unwrap_or_default();

@@ -272,7 +272,7 @@ fn services(
 ) -> Result<(Services, String), StartError> {
     let authority = Authority::of(&settings.interception.ca_cert, settings.interception.ca_key.as_deref())?;
     let system = settings.upstream.roots == Roots::System;
-    let tls = UpstreamTls::new(system, &settings.upstream.extra_roots)?;
+    let tls = UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls)?;
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);
     let (audit_key, begun) = keep::audit_key(&settings).map_err(unusable)?;
     let (audit, last) = Sink::open(audit_place(&settings), audit_key, !begun, told).map_err(StartError::Audit)?;

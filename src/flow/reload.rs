@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::{Services, keep};
 use crate::policy::compile::{self, Config, Problem, Surroundings};
+use crate::tls::crl;
 
 /// A file is taken once it has not changed for this long: editors and mounts write in steps.
 const SETTLED: Duration = Duration::from_secs(1);
@@ -57,7 +58,10 @@ impl ConfigFile {
         let text = String::from_utf8(bytes).map_err(|_| unreadable(&"it is not UTF-8"))?;
         let base = self.path.parent().unwrap_or(Path::new(""));
         let env = |name: &str| std::env::var(name).ok();
-        compile::compile(&text, &Surroundings { base, state_dir: &self.state_dir, env: &env, secrets })
+        let mut config =
+            compile::compile(&text, &Surroundings { base, state_dir: &self.state_dir, env: &env, secrets })?;
+        config.warnings.extend(crls(&config.settings.upstream.crls)?);
+        Ok(config)
     }
 
     fn last_read(&self) -> Option<Vec<u8>> {
@@ -84,6 +88,9 @@ fn now(services: &Services, file: &ConfigFile) -> Reloaded {
     if let Err(error) = services.door.renew() {
         tracing::error!(%error, "the listener's old certificates stay in use");
     }
+    if let Err(error) = services.forwarder.renew() {
+        tracing::error!(%error, "the old lists of revoked certificates stay in use");
+    }
     let _swap = file.swap.lock().unwrap_or_else(PoisonError::into_inner);
     // The vault is a setting: secrets are set in the one that the daemon was started with.
     match file.load_with(&keep::Reader::of(&services.settings.vault)) {
@@ -106,6 +113,25 @@ fn now(services: &Services, file: &ConfigFile) -> Reloaded {
             Reloaded::Kept(problems)
         }
     }
+}
+
+/// Reads the lists of revoked certificates, and warns of those that are out of date: what their issuers have signed is
+/// refused until there are newer ones.
+fn crls(files: &[PathBuf]) -> Result<Vec<Problem>, Vec<Problem>> {
+    let (mut problems, mut warnings) = (Vec::new(), Vec::new());
+    for (i, file) in files.iter().enumerate() {
+        let suggestion = "a current CRL, in PEM or DER".to_owned();
+        let of = |problem| Problem { path: format!("upstream.crls[{i}]"), problem, suggestion };
+        match crl::read(file).map(|lists| lists.expired) {
+            Ok(None) => {}
+            Ok(Some(end)) => {
+                let file = file.display();
+                warnings.push(of(format!("{file} is out of date since {end}: its issuer's certificates are refused")));
+            }
+            Err(error) => problems.push(of(error.to_string())),
+        }
+    }
+    if problems.is_empty() { Ok(warnings) } else { Err(problems) }
 }
 
 /// Looks at the file until the daemon drains, and reloads once a change has settled.

@@ -20,7 +20,8 @@ use super::own::Said;
 use crate::audit::record::Record;
 use crate::model::limited::{Bound, Limited, Most};
 use crate::model::name::{CredentialName, TaskName};
-use crate::model::refusal::{Deny, Refusal};
+use crate::model::refusal::{Deny, Fail, Refusal};
+use crate::model::tls::TlsFailure;
 use crate::model::wire::{EXEAT_CREDENTIAL_USED, EXEAT_REFUSAL, EXEAT_REQUEST_ID};
 use crate::stages::forward::Received;
 use crate::stages::limit::{self, ResponseBody};
@@ -124,6 +125,7 @@ struct About<'a> {
     approval: Option<&'a str>,
     limited: Option<&'a Limited>,
     bound: Option<Bound>,
+    tls: Option<TlsFailure>,
 }
 
 /// Passes an origin's answer on. The record goes with its body.
@@ -233,22 +235,25 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
     let is_of_approval = matches!(refusal, Refusal::Deny(Deny::ApprovalPending | Deny::ApprovalDenied));
     let approval = record.approval_id().filter(|_| is_of_approval);
     let (limited, bound) = (record.limit(), record.counts().bound(refusal));
-    render(refusal, record.id(), About { url, method, host, approved, credential, approval, limited, bound })
+    let tls = record.tls_failure().filter(|_| refusal == Fail::TlsFailed.into());
+    render(refusal, record.id(), About { url, method, host, approved, credential, approval, limited, bound, tls })
 }
 
 fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
-    let About { url, method, host, approved, credential, approval, limited, bound } = about;
+    let About { url, method, host, approved, credential, approval, limited, bound, tls } = about;
     let notice = refusal.notice();
+    let words = tls.map(|failure| failure.kind.words());
+    let error = tls.map_or_else(|| notice.proxy_status.to_owned(), TlsFailure::proxy_status);
     let problem = Problem {
         r#type: format!("urn:exeat:{}", notice.code),
         title: notice.title,
         status: notice.status.as_u16(),
-        detail: notice.title,
+        detail: words.map_or(notice.title, |words| words.detail),
         instance: id,
         code: notice.code,
         stage: notice.stage.as_str(),
         retry: notice.retry.as_str(),
-        hint: notice.hint,
+        hint: words.map_or(notice.hint, |words| words.hint),
         url,
         method,
         host,
@@ -268,9 +273,7 @@ fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(EXEAT_REFUSAL, HeaderValue::from_static(notice.code));
-    if let Ok(status) =
-        HeaderValue::from_str(&format!("exeat; error={}; details=\"{}\"", notice.proxy_status, notice.code))
-    {
+    if let Ok(status) = HeaderValue::from_str(&format!("exeat; error={error}; details=\"{}\"", notice.code)) {
         headers.insert(PROXY_STATUS, status);
     }
     if let Ok(id) = HeaderValue::from_str(id) {
@@ -300,7 +303,6 @@ fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
 
 /// After these the next bytes on the connection could be read in two ways, or nobody should go on.
 fn closes(refusal: Refusal) -> bool {
-    use crate::model::refusal::Fail;
     matches!(
         refusal,
         Refusal::Deny(Deny::RequestMalformed | Deny::NotImplemented | Deny::TargetMalformed | Deny::NotTls)

@@ -8,6 +8,7 @@ pub mod peer;
 pub mod refusal;
 pub mod secret;
 pub mod target;
+pub mod tls;
 pub mod token;
 pub mod tool;
 pub mod wire;

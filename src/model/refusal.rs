@@ -713,9 +713,9 @@ impl Fail {
                 "tls_failed",
                 StatusCode::BAD_GATEWAY,
                 Forward,
-                "tls_certificate_error",
+                "tls_protocol_error",
                 "The origin's TLS certificate or handshake is not acceptable",
-                "Do not retry. The origin could not prove that it is the host; only the operator can add a root certificate.",
+                "Do not retry. The origin could not prove that it is the host; the audit log has more.",
             ),
             Self::UpstreamProtocol => later(
                 "upstream_protocol",

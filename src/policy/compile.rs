@@ -234,10 +234,14 @@ fn hosts(raw: Vec<(String, Vec<IpAddr>)>, findings: &Findings) -> HashMap<HostNa
 
 /// What the settings refer to must be there, or the daemon would only find out at its start.
 fn check_references(settings: &Settings, policy: &Policy, around: &Surroundings<'_>, findings: &Findings) {
-    for (i, file) in settings.upstream.extra_roots.iter().enumerate() {
-        if let Err(error) = std::fs::File::open(file) {
-            let problem = format!("{} cannot be read: {error}", file.display());
-            findings.problem(format!("upstream.extra_roots[{i}]"), problem, "a PEM file");
+    let named =
+        [("extra_roots", &settings.upstream.extra_roots, "a PEM file"), ("crls", &settings.upstream.crls, "a CRL")];
+    for (key, files, wanted) in named {
+        for (i, file) in files.iter().enumerate() {
+            if let Err(error) = std::fs::File::open(file) {
+                let problem = format!("{} cannot be read: {error}", file.display());
+                findings.problem(format!("upstream.{key}[{i}]"), problem, wanted);
+            }
         }
     }
     if settings.vault.path.is_dir() {
@@ -634,6 +638,8 @@ pub(super) mod tests {
             ("[admin]\ntoken = \"env:SHORT\"", "admin.token", "24"),
             ("[admin]\ntoken = \"env:X\"\n[tasks.a]\ntoken = \"env:X\"", "admin.token", "of its own"),
             ("[upstream]\nextra_roots = [\"missing.pem\"]", "upstream.extra_roots[0]", "PEM"),
+            ("[upstream]\ncrls = [\"missing.crl\"]", "upstream.crls[0]", "CRL"),
+            ("[upstream]\ncrls = \"revoked.crl\"", "upstream.crls", "["),
             (
                 "[integrations.a]\nallowed_domains = [\"*.kawasaki.jp\"]",
                 "integrations.a.allowed_domains[0]",

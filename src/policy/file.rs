@@ -178,10 +178,15 @@ fn interception(mut s: Section<'_>, dir: &Path) -> Interception {
 }
 
 fn upstream(mut s: Section<'_>, base: &Path) -> Upstream {
-    let extra: Vec<PathBuf> = s.take("extra_roots").unwrap_or_default();
+    let mut files = |key| -> Vec<PathBuf> {
+        let files: Vec<PathBuf> = s.take(key).unwrap_or_default();
+        files.into_iter().map(|file| base.join(file)).collect()
+    };
+    let (extra_roots, crls) = (files("extra_roots"), files("crls"));
     Upstream {
         roots: s.take("roots").unwrap_or(Roots::Webpki),
-        extra_roots: extra.into_iter().map(|file| base.join(file)).collect(),
+        extra_roots,
+        crls,
         connect_timeout: s.take("connect_timeout").unwrap_or(Duration::from_secs(5)),
     }
 }

@@ -127,6 +127,8 @@ pub struct Upstream {
     pub roots: Roots,
     /// PEM files with more roots.
     pub extra_roots: Vec<PathBuf>,
+    /// Files with lists of revoked certificates, PEM or DER.
+    pub crls: Vec<PathBuf>,
     /// For all addresses of a host together.
     pub connect_timeout: Duration,
 }

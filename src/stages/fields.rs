@@ -46,6 +46,11 @@ pub(super) fn remove_overrides(headers: &mut HeaderMap) {
     }
 }
 
+/// Whether a field may make an origin take another method or path than the request's own.
+pub(super) fn has_override(headers: &HeaderMap) -> bool {
+    headers.keys().any(is_override)
+}
+
 /// Servers that hand fields over as variables (RFC 3875 §4.1.18) tell neither case nor `-` and `_` apart.
 fn is_override(name: &HeaderName) -> bool {
     let name = name.as_str().replace('_', "-");

@@ -2,14 +2,16 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{Request, Response, StatusCode, Version};
 use http_body::Body;
 use hyper::body::Incoming;
-use hyper::client::conn::{TrySendError, http1, http2};
+use hyper::client::conn::{http1, http2};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -23,9 +25,10 @@ use super::fields;
 use super::forgiving::Forgiving;
 use super::inject::{Outbound, Parcel};
 use super::pin::PinnedTarget;
-use super::pool::{Key, Lease, MAX_STREAMS, Pool, Sender, lock};
+use super::pool::{Key, Lease, MAX_STREAMS, Pool, SendError, Sender, Task, lock};
 use super::quota::Quota;
 use super::redact::{self, Guard, Undo};
+use super::repeat::Copy;
 use super::standing::Withdrawn;
 use super::trailers::Reader;
 use super::upload::RequestBody;
@@ -38,10 +41,12 @@ use crate::model::limited::Bound;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Scheme;
+use crate::model::tls::TlsFailure;
 use crate::policy::plan::{Limits, Timeouts};
 use crate::policy::rule::Mode;
+use crate::tls::failure;
 use crate::tls::look::Shown;
-use crate::tls::upstream::{self, UpstreamTls};
+use crate::tls::upstream::{self, RootsError, UpstreamTls};
 
 /// Heads of answers, in bytes. Origins are not trusted either.
 const MAX_RESPONSE_HEAD: usize = 256 * 1024;
@@ -163,6 +168,19 @@ impl Forwarder {
         Self { tls, pool, windows, sockets, connect_timeout, handshake_timeout }
     }
 
+    /// Reads the lists of revoked certificates again. No connection that was made before is used for a further request.
+    ///
+    /// # Errors
+    /// [`RootsError::Crl`]: then the old lists stay in force.
+    pub fn renew(&self) -> Result<(), RootsError> {
+        let before = self.tls.generation();
+        self.tls.renew()?;
+        if self.tls.generation() != before {
+            self.pool.drop_idle(None);
+        }
+        Ok(())
+    }
+
     /// Opens a connection for an opaque tunnel. What goes over it is the client's.
     ///
     /// # Errors
@@ -224,8 +242,8 @@ impl Forwarder {
 
     /// Sends a request and returns the head of the answer with the connection it came on.
     ///
-    /// A request goes out a second time only if hyper still holds it whole, which means that the reused
-    /// connection was found dead before a byte was written.
+    /// A request goes out a second time, once and on a new connection, if a reused one has ended: where nothing of it
+    /// was written, or where it is held whole and [`Copy::after`] says that a second time does no harm.
     ///
     /// # Errors
     /// What dialling and TLS say; [`Fail::UpstreamProtocol`] for an origin that breaks HTTP, and
@@ -276,7 +294,7 @@ impl Forwarder {
         execution: &ExecutionId,
         record: &mut Record,
     ) -> Verdict<(Response<Incoming>, Lease)> {
-        let key = Key::new(execution, pinned);
+        let key = Key::new(execution, pinned, self.tls.generation());
         // A WebSocket takes the whole connection, and only HTTP/1.1 has it.
         let upgrades = request.extensions().get::<Wanted>().is_some();
         let mut pooled = if upgrades { None } else { self.pool.take(&key, pinned) };
@@ -287,15 +305,26 @@ impl Forwarder {
             };
             record.address(lease.address());
             record.alpn(lease.alpn());
-            record.counts().sends(lease.heads());
-            let shaped = shape(request, &lease);
-            match within(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
-                Ok(response) => return Ok((response, lease)),
-                Err(mut error) => match error.take_message() {
-                    Some(unsent) if lease.is_reused() => request = unsent,
-                    _ => return Err(blame(error, &record.counts())),
-                },
+            let traffic = lease.traffic();
+            record.counts().sends(traffic.heads.clone());
+            let copy = if lease.is_reused() { Copy::of(&request) } else { None };
+            let (shaped, received) = (shape(request, &lease), traffic.received.load(Ordering::Relaxed));
+            let SendError { unsent, error } =
+                match within(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
+                    Ok(response) => return Ok((response, lease)),
+                    Err(error) => error,
+                };
+            if let Some(unsent) = unsent.filter(|_| lease.is_reused()) {
+                request = unsent;
+                continue;
             }
+            // Streams share what comes over h2; there, an answer that has begun is no error here.
+            let is_answered = !lease.is_h2() && traffic.received.load(Ordering::Relaxed) > received;
+            let copy = copy.filter(|_| !record.counts().is_broken_off());
+            let again = copy.and_then(|copy| copy.after(error.as_ref()?, is_answered));
+            let alert = traffic.alert.get().filter(|_| !lease.is_reused());
+            request = again.ok_or_else(|| blame(error.as_ref(), alert.copied(), record))?;
+            record.repeated();
         }
     }
 
@@ -341,31 +370,32 @@ impl Forwarder {
 }
 
 fn handshake_failed(error: &std::io::Error, record: &mut Record) -> Refusal {
+    let failure = failure::of_handshake(error);
     // The names in a certificate are an outside text.
     let error = record.clean(&error.to_string()).into_owned();
     record.rule(format!("origin handshake: {error}"));
     tracing::info!(error, host = record.host(), "TLS with the origin failed");
-    Fail::TlsFailed.into()
+    record.tls_failed(failure)
 }
 
 async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
     let io = Written::h1(io);
-    let heads = io.heads();
+    let traffic = io.traffic();
     let (sender, connection) = http1::Builder::new()
         .preserve_header_case(true)
         .max_header_size(MAX_RESPONSE_HEAD)
         .handshake(TokioIo::new(io))
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
-    let task = tokio::spawn(connection.with_upgrades());
-    Ok(Sender::h1(sender, heads, task.abort_handle()))
+    let task = Task::run(connection.with_upgrades().map(drop));
+    Ok(Sender::h1(sender, traffic, task))
 }
 
 /// A connection of a budget that has no room for its windows has small ones.
 async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: Option<Reservation>) -> Verdict<Sender> {
     let window = if windows.is_some() { STREAM_WINDOW } else { SMALL_STREAM_WINDOW };
     let io = Written::h2(io);
-    let heads = io.heads();
+    let traffic = io.traffic();
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(window)
@@ -382,8 +412,8 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: O
     let connection = Arc::new(Mutex::new(connection));
     let asked = Arc::downgrade(&connection);
     let allowed = Box::new(move || asked.upgrade().map_or(0, |it| lock(&it).current_max_send_streams()));
-    let task = tokio::spawn(std::future::poll_fn(move |cx| Pin::new(&mut *lock(&connection)).poll(cx)));
-    Ok(Sender::h2(sender, heads, allowed, (task.abort_handle(), windows)))
+    let task = Task::run(std::future::poll_fn(move |cx| Pin::new(&mut *lock(&connection)).poll(cx)).map(drop));
+    Ok(Sender::h2(sender, traffic, allowed, (task, windows)))
 }
 
 /// Fits a request to the protocol of the connection. Left at HTTP/2, hyper would send it over h1
@@ -474,7 +504,8 @@ fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
     Ok(response)
 }
 
-fn blame(error: TrySendError<Request<RequestBody>>, counts: &Counts) -> Refusal {
+fn blame(error: Option<&hyper::Error>, alert: Option<TlsFailure>, record: &mut Record) -> Refusal {
+    let counts = record.counts();
     if let Some(refusal) = counts.stopped() {
         return refusal;
     }
@@ -485,6 +516,6 @@ fn blame(error: TrySendError<Request<RequestBody>>, counts: &Counts) -> Refusal 
         // Its body's framing is broken, or it has gone and hears nothing of this.
         return Deny::RequestMalformed.into();
     }
-    tracing::debug!(error = %error.into_error(), "the exchange broke off");
-    Fail::UpstreamProtocol.into()
+    tracing::debug!(?error, "the exchange broke off");
+    alert.map_or(Fail::UpstreamProtocol.into(), |alert| record.tls_failed(alert))
 }

@@ -25,6 +25,7 @@ mod pool;
 mod query;
 mod quota;
 pub mod redact;
+mod repeat;
 pub mod sni;
 pub mod standing;
 pub mod throttle;

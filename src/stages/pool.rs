@@ -10,18 +10,21 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use futures_util::future::Either;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::budget::Reservation;
 use super::pin::PinnedTarget;
 use super::upload::RequestBody;
+use super::written::Traffic;
 use crate::model::name::ExecutionId;
 use crate::model::target::Target;
 
@@ -47,6 +50,8 @@ pub(super) struct Key {
     execution: ExecutionId,
     target: Target,
     generation: u64,
+    /// The lists of revoked certificates under which it was made.
+    trust: u64,
 }
 
 /// A connection that one request uses, or several where it speaks h2.
@@ -59,21 +64,20 @@ pub(super) enum Sender {
 /// reads nothing would otherwise keep the socket for ever.
 pub(super) struct H1 {
     sender: http1::SendRequest<RequestBody>,
-    /// Heads that have gone out.
-    heads: Arc<AtomicU64>,
-    _task: AbortOnDrop,
+    traffic: Arc<Traffic>,
+    task: Task,
 }
 
 /// An h2 connection, shared by the requests on it.
 pub(super) struct H2 {
-    sender: http2::SendRequest<RequestBody>,
-    /// Heads that have gone out.
-    heads: Arc<AtomicU64>,
+    /// None once the connection has ended.
+    sender: Mutex<Option<http2::SendRequest<RequestBody>>>,
+    traffic: Arc<Traffic>,
     streams: AtomicUsize,
     /// What the origin allows at a time.
     allowed: Allowed,
     idle_since: Mutex<Instant>,
-    _task: AbortOnDrop,
+    task: Task,
     /// For what the origin may send that nobody has read.
     _windows: Option<Reservation>,
 }
@@ -81,11 +85,43 @@ pub(super) struct H2 {
 /// Asks an h2 connection how many streams the origin allows at a time.
 pub(super) type Allowed = Box<dyn Fn() -> usize + Send + Sync>;
 
-struct AbortOnDrop(AbortHandle);
+/// The task of a connection, which ends when this is dropped.
+pub(super) struct Task {
+    handle: AbortHandle,
+    /// Cancelled once the task is over and the connection dropped.
+    ended: CancellationToken,
+}
 
-impl Drop for AbortOnDrop {
+impl Task {
+    /// Runs a connection.
+    pub(super) fn run(connection: impl Future<Output = ()> + Send + 'static) -> Self {
+        let ended = CancellationToken::new();
+        let guard = ended.clone().drop_guard();
+        let task = tokio::spawn(async move {
+            connection.await;
+            drop(guard);
+        });
+        Self { handle: task.abort_handle(), ended }
+    }
+}
+
+impl Drop for Task {
     fn drop(&mut self) {
-        self.0.abort();
+        self.handle.abort();
+    }
+}
+
+/// A request that has no answer.
+pub(super) struct SendError {
+    /// The request, if none of it was sent.
+    pub(super) unsent: Option<Request<RequestBody>>,
+    /// The reason. None if the connection had ended before.
+    pub(super) error: Option<hyper::Error>,
+}
+
+impl From<TrySendError<Request<RequestBody>>> for SendError {
+    fn from(mut error: TrySendError<Request<RequestBody>>) -> Self {
+        Self { unsent: error.take_message(), error: Some(error.into_error()) }
     }
 }
 
@@ -131,8 +167,9 @@ pub(super) struct Lease {
 }
 
 impl Key {
-    pub(super) fn new(execution: &ExecutionId, pinned: &PinnedTarget) -> Self {
-        Self { execution: execution.clone(), target: pinned.target().clone(), generation: pinned.generation() }
+    pub(super) fn new(execution: &ExecutionId, pinned: &PinnedTarget, trust: u64) -> Self {
+        let (target, generation) = (pinned.target().clone(), pinned.generation());
+        Self { execution: execution.clone(), target, generation, trust }
     }
 
     pub(super) fn execution(&self) -> &ExecutionId {
@@ -141,25 +178,26 @@ impl Key {
 }
 
 impl Sender {
-    pub(super) fn h1(sender: http1::SendRequest<RequestBody>, heads: Arc<AtomicU64>, task: AbortHandle) -> Self {
-        Self::H1(H1 { sender, heads, _task: AbortOnDrop(task) })
+    pub(super) fn h1(sender: http1::SendRequest<RequestBody>, traffic: Arc<Traffic>, task: Task) -> Self {
+        Self::H1(H1 { sender, traffic, task })
     }
 
     pub(super) fn h2(
         sender: http2::SendRequest<RequestBody>,
-        heads: Arc<AtomicU64>,
+        traffic: Arc<Traffic>,
         allowed: Allowed,
-        (task, windows): (AbortHandle, Option<Reservation>),
+        (task, windows): (Task, Option<Reservation>),
     ) -> Self {
+        let sender = Mutex::new(Some(sender));
         let (streams, idle_since) = (AtomicUsize::new(0), Mutex::new(Instant::now()));
-        let h2 = H2 { sender, heads, streams, allowed, idle_since, _task: AbortOnDrop(task), _windows: windows };
+        let h2 = H2 { sender, traffic, streams, allowed, idle_since, task, _windows: windows };
         Self::H2(Arc::new(h2))
     }
 
     fn is_open(&self) -> bool {
         match self {
             Self::H1(h1) => !h1.sender.is_closed() && h1.sender.is_ready(),
-            Self::H2(h2) => !h2.sender.is_closed(),
+            Self::H2(h2) => lock(&h2.sender).as_ref().is_some_and(|sender| !sender.is_closed()),
         }
     }
 }
@@ -358,26 +396,42 @@ impl Lease {
         self.reused
     }
 
-    /// Counts the heads that go out on it.
-    pub(super) fn heads(&self) -> Arc<AtomicU64> {
+    /// What has passed over it, also once it has ended.
+    pub(super) fn traffic(&self) -> Arc<Traffic> {
         match &self.sender {
-            Some(Sender::H1(h1)) => h1.heads.clone(),
-            Some(Sender::H2(h2)) => h2.heads.clone(),
+            Some(Sender::H1(h1)) => h1.traffic.clone(),
+            Some(Sender::H2(h2)) => h2.traffic.clone(),
             None => Arc::default(),
         }
     }
 
-    /// Sends a request. The error holds the request if none of it was sent.
-    pub(super) async fn send(
-        &mut self,
-        request: Request<RequestBody>,
-    ) -> Result<Response<Incoming>, TrySendError<Request<RequestBody>>> {
-        match &mut self.sender {
-            Some(Sender::H1(h1)) => h1.sender.try_send_request(request).await,
-            Some(Sender::H2(h2)) => h2.sender.clone().try_send_request(request).await,
-            // Only `give_back` takes the sender out, and it consumes the lease.
-            None => std::future::pending().await,
+    /// Sends a request.
+    ///
+    /// A request that is queued in the very moment in which the connection ends can get stuck in hyper's channel: it is
+    /// neither sent nor returned until the last handle to the channel has been dropped. So the handles are dropped once
+    /// the connection has ended.
+    pub(super) async fn send(&mut self, request: Request<RequestBody>) -> Result<Response<Incoming>, SendError> {
+        let unsent = |request| SendError { unsent: Some(request), error: None };
+        let (sending, ended) = match &mut self.sender {
+            Some(Sender::H1(h1)) => (Either::Left(h1.sender.try_send_request(request)), h1.task.ended.clone()),
+            Some(Sender::H2(h2)) => {
+                let Some(mut sender) = lock(&h2.sender).clone() else { return Err(unsent(request)) };
+                (Either::Right(sender.try_send_request(request)), h2.task.ended.clone())
+            }
+            // The connection ended while an earlier request was sent.
+            None => return Err(unsent(request)),
+        };
+        tokio::pin!(sending);
+        tokio::select! {
+            biased;
+            done = &mut sending => return done.map_err(SendError::from),
+            () = ended.cancelled() => {}
         }
+        match &mut self.sender {
+            Some(Sender::H2(h2)) => drop(lock(&h2.sender).take()),
+            Some(Sender::H1(_)) | None => drop(self.sender.take()),
+        }
+        sending.await.map_err(SendError::from)
     }
 
     /// The exchange is over and the connection sound.

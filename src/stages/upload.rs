@@ -214,6 +214,32 @@ impl RequestBody {
         }
     }
 
+    /// A second copy, for a request that may have to be sent again. None if bytes of it are still to come.
+    pub(super) fn copy(&self) -> Option<Self> {
+        let source = match &self.source {
+            Source::Here { data, trailers } => Source::Here { data: data.clone(), trailers: trailers.clone() },
+            Source::Client(_) if self.is_end_stream() => Source::Here { data: None, trailers: None },
+            Source::Client(_) => return None,
+        };
+        if self.looked_through.is_some() {
+            return None;
+        }
+        let mut reservation = self.reservation();
+        reservation.complete();
+        Some(Self {
+            source,
+            idle: self.idle,
+            waiting: None,
+            most: self.most,
+            left: self.left,
+            counts: self.counts.clone(),
+            began: self.began,
+            places: self.places.clone(),
+            looked_through: None,
+            reservation,
+        })
+    }
+
     /// Has it looked through on its way.
     pub(super) fn look_through(&mut self, leaving: Leaving) {
         let pauses = if self.size_hint().exact().is_some() {

@@ -1,23 +1,38 @@
-//! Whether the head of a request has left for its origin. Not a stage: what `forward` puts between HTTP and a connection.
+//! Whether the head of a request has left for its origin, and bytes have come back. Not a stage: what `forward` puts
+//! between HTTP and a connection.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::model::tls::TlsFailure;
+use crate::tls::failure;
 
 /// What HTTP/2 begins with (RFC 9113 §3.4), in bytes, and a frame's header (§4.1).
 const PREFACE: usize = 24;
 const FRAME_HEADER: usize = 9;
 const HEADERS: u8 = 1;
 
-/// A connection to an origin that counts heads as they go out.
+/// A connection to an origin that counts heads as they go out, and bytes as they come.
 pub(super) struct Written<T> {
     inner: T,
     reader: Reader,
-    heads: Arc<AtomicU64>,
+    traffic: Arc<Traffic>,
+}
+
+/// What has passed over a connection.
+#[derive(Default)]
+pub(super) struct Traffic {
+    /// Heads that have gone out. Over HTTP/1.1 it only says whether one has since it was asked last.
+    pub(super) heads: Arc<AtomicU64>,
+    /// Bytes that have come, of answers and whatever else.
+    pub(super) received: AtomicU64,
+    /// The TLS alert that ended it.
+    pub(super) alert: OnceLock<TlsFailure>,
 }
 
 /// How heads are told in what is written.
@@ -43,17 +58,17 @@ struct Frames {
 impl<T> Written<T> {
     /// For HTTP/1.1.
     pub(super) fn h1(inner: T) -> Self {
-        Self { inner, reader: Reader::Bytes, heads: Arc::default() }
+        Self { inner, reader: Reader::Bytes, traffic: Arc::default() }
     }
 
     /// For HTTP/2, from its first byte.
     pub(super) fn h2(inner: T) -> Self {
-        Self { inner, reader: Reader::Frames(Frames::new()), heads: Arc::default() }
+        Self { inner, reader: Reader::Frames(Frames::new()), traffic: Arc::default() }
     }
 
-    /// How many heads have gone out. Over HTTP/1.1 it only says whether one has since it was asked last.
-    pub(super) fn heads(&self) -> Arc<AtomicU64> {
-        self.heads.clone()
+    /// The counters, which stay when it has ended.
+    pub(super) fn traffic(&self) -> Arc<Traffic> {
+        self.traffic.clone()
     }
 
     fn went(&mut self, bytes: &[u8]) {
@@ -61,7 +76,7 @@ impl<T> Written<T> {
             Reader::Bytes => u64::from(!bytes.is_empty()),
             Reader::Frames(frames) => frames.read(bytes),
         };
-        self.heads.fetch_add(heads, Ordering::Relaxed);
+        self.traffic.heads.fetch_add(heads, Ordering::Relaxed);
     }
 }
 
@@ -100,7 +115,16 @@ impl Frames {
 
 impl<T: AsyncRead + Unpin> AsyncRead for Written<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buf)
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.inner).poll_read(cx, buf);
+        let came = buf.filled().len().saturating_sub(before);
+        self.traffic.received.fetch_add(came as u64, Ordering::Relaxed);
+        if let Poll::Ready(Err(error)) = &read
+            && let Some(failure) = failure::alert_behind(error)
+        {
+            let _ = self.traffic.alert.set(failure);
+        }
+        read
     }
 }
 
@@ -172,7 +196,7 @@ mod tests {
     async fn what_is_not_written_is_not_counted() {
         let (ours, theirs) = tokio::io::duplex(16);
         let mut io = Written::h1(ours);
-        let heads = io.heads();
+        let heads = io.traffic().heads.clone();
         assert_eq!(heads.load(Ordering::Relaxed), 0);
         io.write_all(b"GET /").await.unwrap();
         assert!(heads.load(Ordering::Relaxed) > 0);
@@ -182,7 +206,7 @@ mod tests {
         assert_eq!(heads.load(Ordering::Relaxed), before);
         let (ours, mut theirs) = tokio::io::duplex(1_000);
         let mut io = Written::h2(ours);
-        let heads = io.heads();
+        let heads = io.traffic().heads.clone();
         let bytes = [vec![0; PREFACE], frame(HEADERS, 10)].concat();
         let (one, two) = bytes.split_at(30);
         let parts = [IoSlice::new(one), IoSlice::new(two)];

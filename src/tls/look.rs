@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
+use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, ProtocolVersion, SignatureScheme};
 use serde::Serialize;
@@ -17,7 +17,7 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 
 use super::provider;
-use super::upstream::{UpstreamTls, server_name};
+use super::upstream::{UpstreamTls, Verifier, server_name};
 use crate::files;
 use crate::model::host::Host;
 
@@ -85,7 +85,7 @@ impl UpstreamTls {
 }
 
 /// A client that asks for the certificate every time, and takes any.
-fn curious(verifier: &Arc<WebPkiServerVerifier>) -> Result<ClientConfig, rustls::Error> {
+fn curious(verifier: &Arc<Verifier>) -> Result<ClientConfig, rustls::Error> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()?
         .dangerous()
@@ -98,7 +98,7 @@ fn curious(verifier: &Arc<WebPkiServerVerifier>) -> Result<ClientConfig, rustls:
 
 /// Takes any certificate whose key signs the handshake. What it is worth is asked afterwards.
 #[derive(Debug)]
-struct Any(Arc<WebPkiServerVerifier>);
+struct Any(Arc<Verifier>);
 
 impl ServerCertVerifier for Any {
     fn verify_server_cert(

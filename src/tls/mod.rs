@@ -1,7 +1,9 @@
-//! TLS on both sides: certificates for clients, the proxy's own listener, the first bytes of a tunnel, trust in origins, and what they
-//! show of themselves.
+//! TLS on both sides: certificates for clients, the proxy's own listener, the first bytes of a tunnel, trust in origins,
+//! lists of revoked certificates, the kinds of failures, and what origins show of themselves.
 
 pub mod authority;
+pub mod crl;
+pub mod failure;
 pub mod front;
 pub mod hello;
 pub mod look;

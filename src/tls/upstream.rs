@@ -1,13 +1,16 @@
 //! Which origins are believed: roots, verification against the original name, ALPN.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
-use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
+use super::crl::{self, CrlError};
 use super::provider;
 use crate::model::host::Host;
 
@@ -16,15 +19,22 @@ pub struct UpstreamTls {
     config: Arc<ClientConfig>,
     config_h1: Arc<ClientConfig>,
     /// Who is believed, for questions about it.
-    pub(super) verifier: Arc<WebPkiServerVerifier>,
+    pub(super) verifier: Arc<Verifier>,
+    /// Files of lists of revoked certificates.
+    crls: Vec<PathBuf>,
+    /// How often the lists have changed.
+    generation: AtomicU64,
 }
 
-/// No roots could be loaded.
+/// No roots or lists could be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum RootsError {
     /// A file of `extra_roots` holds no certificate, or cannot be read.
     #[error("upstream.extra_roots: {0} holds no PEM certificate that can be used")]
     Extra(String),
+    /// A file of `crls` holds no list of revoked certificates, or cannot be read.
+    #[error("upstream.crls: {0}")]
+    Crl(#[from] CrlError),
     /// The machine has no roots.
     #[error("upstream.roots = \"system\": this machine has no root certificates")]
     NoSystemRoots,
@@ -33,12 +43,96 @@ pub enum RootsError {
     Tls(#[from] rustls::Error),
 }
 
+/// A verifier whose lists of revoked certificates can be replaced. Everything that was configured with it sees the new
+/// ones: connections to origins, to DNS servers and to the ledger.
+#[derive(Debug)]
+pub(super) struct Verifier {
+    roots: Arc<RootCertStore>,
+    current: RwLock<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    lists: Vec<CertificateRevocationListDer<'static>>,
+    verifier: Arc<WebPkiServerVerifier>,
+}
+
+impl Verifier {
+    fn new(roots: RootCertStore, lists: Vec<CertificateRevocationListDer<'static>>) -> Result<Self, RootsError> {
+        let roots = Arc::new(roots);
+        let current = RwLock::new(Current::new(&roots, lists)?);
+        Ok(Self { roots, current })
+    }
+
+    /// Puts other lists in force. False if they are the same.
+    fn replace(&self, lists: Vec<CertificateRevocationListDer<'static>>) -> Result<bool, RootsError> {
+        let renewed = Current::new(&self.roots, lists)?;
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let is_new = current.lists != renewed.lists;
+        *current = renewed;
+        Ok(is_new)
+    }
+
+    fn current(&self) -> Arc<WebPkiServerVerifier> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).verifier.clone()
+    }
+}
+
+impl Current {
+    /// Origins that no list speaks of are believed as without lists. A list that is out of date, or that its issuer has not
+    /// signed, ends belief in what it speaks of.
+    fn new(roots: &Arc<RootCertStore>, lists: Vec<CertificateRevocationListDer<'static>>) -> Result<Self, RootsError> {
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider())
+            .with_crls(lists.iter().cloned())
+            .allow_unknown_revocation_status()
+            .enforce_revocation_expiration()
+            .build()
+            .map_err(|error| rustls::Error::General(error.to_string()))?;
+        Ok(Self { lists, verifier })
+    }
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        self.current().verify_server_cert(own, others, name, ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.current().verify_tls12_signature(message, cert, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.current().verify_tls13_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.current().supported_verify_schemes()
+    }
+}
+
 impl UpstreamTls {
-    /// Loads the roots: Mozilla's or the machine's, and the extra files.
+    /// Loads the roots, Mozilla's or the machine's, the extra files, and the lists of revoked certificates.
     ///
     /// # Errors
     /// [`RootsError`]: nothing is believed by mistake because a file was missing.
-    pub fn new(system: bool, extra: &[impl AsRef<Path>]) -> Result<Self, RootsError> {
+    pub fn new(system: bool, extra: &[impl AsRef<Path>], crls: &[PathBuf]) -> Result<Self, RootsError> {
         let mut roots = RootCertStore::empty();
         if system {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -57,17 +151,38 @@ impl UpstreamTls {
                 return Err(unusable());
             }
         }
-        let roots = Arc::new(roots);
-        let verifier = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider()).build();
-        let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
+        let verifier = Arc::new(Verifier::new(roots, lists(crls)?)?);
         let mut config = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
+            .dangerous()
+            .with_custom_certificate_verifier(verifier.clone())
             .with_no_client_auth();
+        if !crls.is_empty() {
+            // A resumed session would skip the look at a list that has been renewed since.
+            config.resumption = Resumption::disabled();
+        }
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let mut config_h1 = config.clone();
         config_h1.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { config: Arc::new(config), config_h1: Arc::new(config_h1), verifier })
+        let (config, config_h1, crls) = (Arc::new(config), Arc::new(config_h1), crls.to_vec());
+        Ok(Self { config, config_h1, verifier, crls, generation: AtomicU64::new(0) })
+    }
+
+    /// Reads the lists of revoked certificates again. Connections that are open stay open.
+    ///
+    /// # Errors
+    /// [`RootsError::Crl`]: then the old lists stay in force.
+    pub fn renew(&self) -> Result<(), RootsError> {
+        if self.verifier.replace(lists(&self.crls)?)? {
+            self.generation.fetch_add(1, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// How often the lists have changed. A connection that was made under an earlier one is not used again.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     /// The configuration for origins that may speak h2 or http/1.1.
@@ -75,14 +190,26 @@ impl UpstreamTls {
     pub fn config(&self) -> Arc<ClientConfig> {
         self.config.clone()
     }
-}
 
-impl UpstreamTls {
     /// The configuration for requests that HTTP/2 has no form for.
     #[must_use]
     pub fn config_h1(&self) -> Arc<ClientConfig> {
         self.config_h1.clone()
     }
+}
+
+/// All lists of these files.
+fn lists(files: &[PathBuf]) -> Result<Vec<CertificateRevocationListDer<'static>>, RootsError> {
+    let mut all = Vec::new();
+    for file in files {
+        let read = crl::read(file)?;
+        if let Some(expired) = read.expired {
+            let file = file.display();
+            tracing::warn!(%file, %expired, "a list of revoked certificates is out of date: its issuer's certificates are refused");
+        }
+        all.extend(read.lists);
+    }
+    Ok(all)
 }
 
 /// The name that goes into SNI and that the certificate must bear: the host that was asked for, never

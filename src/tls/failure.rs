@@ -1,0 +1,82 @@
+//! The kind of a TLS failure, read from rustls's errors.
+
+use std::error::Error;
+use std::io;
+
+use rustls::{AlertDescription, CertificateError, InvalidMessage, PeerIncompatible};
+
+use crate::model::tls::{TlsError, TlsFailure};
+
+/// The kind of failure that ended a handshake.
+#[must_use]
+pub fn of_handshake(error: &io::Error) -> TlsFailure {
+    let kind = match within(error) {
+        Some(error) => return of(error),
+        None if error.kind() == io::ErrorKind::InvalidData => TlsError::Protocol,
+        None => TlsError::Closed,
+    };
+    TlsFailure { kind, alert: None }
+}
+
+/// The alert that ended a connection behind its handshake, if one did. With TLS 1.3 an origin that wants a client
+/// certificate says so only then (RFC 8446 §4.4.2.4).
+#[must_use]
+pub fn alert_behind(error: &(dyn Error + 'static)) -> Option<TlsFailure> {
+    let causes = std::iter::successors(Some(error), |error| (*error).source());
+    let found = causes.filter_map(|error| within(error.downcast_ref()?)).next()?;
+    matches!(found, rustls::Error::AlertReceived(_)).then(|| of(found))
+}
+
+fn within(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+fn of(error: &rustls::Error) -> TlsFailure {
+    let kind = match error {
+        rustls::Error::AlertReceived(alert) => {
+            return TlsFailure { kind: of_alert(*alert), alert: Some(u8::from(*alert)) };
+        }
+        rustls::Error::InvalidCertificate(error) => of_certificate(error),
+        rustls::Error::InvalidCertRevocationList(_) => TlsError::CrlUnusable,
+        rustls::Error::NoCertificatesPresented => TlsError::CertificateInvalid,
+        rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => TlsError::NotTls,
+        rustls::Error::PeerIncompatible(
+            PeerIncompatible::ServerDoesNotSupportTls12Or13
+            | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig
+            | PeerIncompatible::NoCipherSuitesInCommon
+            | PeerIncompatible::NoKxGroupsInCommon
+            | PeerIncompatible::NoSignatureSchemesInCommon,
+        ) => TlsError::NoCommonVersion,
+        _ => TlsError::Protocol,
+    };
+    TlsFailure { kind, alert: None }
+}
+
+fn of_alert(alert: AlertDescription) -> TlsError {
+    match alert {
+        AlertDescription::ProtocolVersion | AlertDescription::InsufficientSecurity => TlsError::NoCommonVersion,
+        AlertDescription::UnrecognisedName => TlsError::NameUnknown,
+        // We never show one, so that can only be about its absence.
+        AlertDescription::NoCertificate | AlertDescription::BadCertificate | AlertDescription::CertificateRequired => {
+            TlsError::ClientCertificateRequired
+        }
+        _ => TlsError::Alert,
+    }
+}
+
+fn of_certificate(error: &CertificateError) -> TlsError {
+    match error {
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => TlsError::CertificateExpired,
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => TlsError::CertificateNotYetValid,
+        CertificateError::Revoked => TlsError::CertificateRevoked,
+        CertificateError::UnknownIssuer => TlsError::CertificateIssuerUnknown,
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            TlsError::CertificateNameMismatch
+        }
+        CertificateError::ExpiredRevocationList | CertificateError::ExpiredRevocationListContext { .. } => {
+            TlsError::CrlExpired
+        }
+        CertificateError::UnknownRevocationStatus => TlsError::CrlUnusable,
+        _ => TlsError::CertificateInvalid,
+    }
+}
