@@ -15,6 +15,7 @@ mod lab;
 mod admin;
 mod approvals;
 mod attack;
+mod attacked;
 mod audit;
 mod behaviour;
 mod budget;

@@ -1,0 +1,281 @@
+//! Attacks on the scanner that succeed.
+
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use bytes::Bytes;
+use exeat::leak::strength::Strength;
+use exeat::leak::{Hold, Matcher, Redactor, Value, Whose};
+use exeat::model::name::CredentialName;
+
+const VALUE: &[u8] = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
+
+fn matcher(values: &[(&str, &[u8])]) -> Arc<Matcher> {
+    let value = |(name, value): &(&str, &'_ [u8])| (CredentialName::new(*name), value.to_vec());
+    let values: Vec<_> = values.iter().map(value).collect();
+    Arc::new(Matcher::new(
+        values
+            .iter()
+            .map(|(name, value)| Value::new(Whose::Credential(name.clone()), value).with_halves(Strength::of(value))),
+    ))
+}
+
+fn taken(hold: &mut Hold) -> Vec<u8> {
+    std::iter::from_fn(|| hold.take()).flatten().collect()
+}
+
+/// What has left of a stream without pauses before a find, or all of it.
+fn left(matcher: &Arc<Matcher>, pieces: &[&[u8]]) -> (Vec<u8>, bool) {
+    let (mut hold, mut out) = (Hold::new(matcher.clone()), Vec::new());
+    for piece in pieces {
+        for piece in piece.chunks(1000) {
+            if hold.feed(Bytes::copy_from_slice(piece)).and_then(|()| hold.flow()).is_err() {
+                return (out, true);
+            }
+            out.extend(taken(&mut hold));
+        }
+    }
+    if hold.end().is_err() {
+        return (out, true);
+    }
+    out.extend(taken(&mut hold));
+    (out, false)
+}
+
+/// Of a value that goes on behind more line breaks than the lag is long, no half leaves.
+#[test]
+fn nearly_all_of_a_value_leaves_before_a_long_run_of_what_is_skipped() {
+    let matcher = matcher(&[("KEY", VALUE)]);
+    for skipped in ["\n", "\u{200b}", " "] {
+        for right in [12, 16, 20, 23] {
+            let run = format!("\n{}", skipped.repeat(30_000));
+            let before = "some text ".repeat(1000);
+            let (out, is_found) =
+                left(&matcher, &[before.as_bytes(), &VALUE[..right], run.as_bytes(), &VALUE[right..], b" more"]);
+            assert!(is_found);
+            assert!(
+                !out.windows(right).any(|left| left == &VALUE[..right]),
+                "{right} of {} bytes have left: {skipped:?}",
+                VALUE.len()
+            );
+        }
+    }
+}
+
+/// The same in hex behind base64, where carriage returns are skipped.
+#[test]
+fn nearly_all_of_a_value_leaves_in_a_part_with_a_long_run_of_carriage_returns() {
+    let matcher = matcher(&[("KEY", VALUE)]);
+    let hex: String = VALUE.iter().map(|byte| format!("{byte:02x}")).collect();
+    let coded = STANDARD.encode(hex);
+    let (first, rest) = coded.split_at(coded.len() - 4);
+    let first = format!("{}\"{first}", "some text ".repeat(1000));
+    let (out, is_found) =
+        left(&matcher, &[first.as_bytes(), "\r".repeat(30_000).as_bytes(), rest.as_bytes(), b"\" and so on"]);
+    assert!(is_found);
+    assert!(!out.starts_with(first.as_bytes()));
+}
+
+fn jwt(role: &str, signature: &str) -> String {
+    let payload = format!(
+        "{{\"iss\":\"supabase\",\"ref\":\"xkqzvtwplmdbnrjgyhcf\",\"role\":\"{role}\",\"iat\":1612345678,\"exp\":1927921678}}"
+    );
+    let head = URL_SAFE_NO_PAD.encode(r#"{"alg":"HS256","typ":"JWT"}"#);
+    format!("{head}.{}.{signature}", URL_SAFE_NO_PAD.encode(payload))
+}
+
+/// The first half of a signed token says who it is for, and is the same in other tokens of the same issuer.
+#[test]
+fn another_token_of_the_same_issuer_is_no_find() {
+    let held = jwt("service_role", "b7KqWz2mXv9LpW4sVt6eRRu8YbQ3nH5jG1fD0sA9kL2");
+    let public = jwt("anon", "RvGcU3hZk1mQp8sTnWx2Yb5Ae7Lc9Dd0Ff4Jj6Kk8Mm");
+    let shared = held.bytes().zip(public.bytes()).take_while(|(a, b)| a == b).count();
+    println!("supabase: {shared} shared, half is {}", held.len().div_ceil(2));
+    assert!(matcher(&[("KEY", held.as_bytes())]).find(public.as_bytes()).is_none(), "an anon key");
+}
+
+/// The same, when a token is renewed.
+#[test]
+fn the_same_token_renewed_is_no_find() {
+    let of = |iat: u64, signature: &str| {
+        let payload = format!(
+            "{{\"iss\":\"https://id.example.com/\",\"sub\":\"auth0|5f7c8ec7c33c6c004bbafe82\",\"aud\":\"https://api.example.com/\",\"iat\":{iat},\"exp\":{}}}",
+            iat + 86_400
+        );
+        let head = URL_SAFE_NO_PAD.encode(r#"{"alg":"HS256","typ":"JWT"}"#);
+        format!("{head}.{}.{signature}", URL_SAFE_NO_PAD.encode(payload))
+    };
+    let held = of(1_700_000_000, "b7KqWz2mXv9LpW4sVt6eRRu8YbQ3nH5jG1fD0sA9kL2");
+    let renewed = of(1_700_086_400, "RvGcU3hZk1mQp8sTnWx2Yb5Ae7Lc9Dd0Ff4Jj6Kk8Mm");
+    let shared = held.bytes().zip(renewed.bytes()).take_while(|(a, b)| a == b).count();
+    println!("renewed: {shared} shared, half is {}", held.len().div_ceil(2));
+    let mut redactor = Redactor::after(matcher(&[("KEY", held.as_bytes())]), Some(CredentialName::new("KEY")));
+    for _ in 0..3 {
+        redactor.feed(format!("{{\"access_token\":\"{renewed}\"}}\n").into());
+    }
+    redactor.end();
+    assert_eq!(redactor.finds(true), 0);
+}
+
+/// Each row is a way to write the value that a reader of the language reads back.
+#[test]
+fn escapes_of_strings_and_unseen_characters() {
+    let matcher = matcher(&[("KEY", VALUE)]);
+    let value = std::str::from_utf8(VALUE).unwrap();
+    let (a, b) = value.split_at(11);
+    let hex: String = VALUE.iter().map(|byte| format!("{byte:02x}")).collect();
+    let spaced: Vec<String> = STANDARD.encode(&hex).chars().map(String::from).collect();
+    let rows = [
+        ("JavaScript, Python, CSS: a line that goes on", format!("'{a}\\\n{b}'")),
+        ("JavaScript, with CRLF", format!("'{a}\\\r\n{b}'")),
+        ("JavaScript, CSS: a letter escaped as itself", format!("'{a}\\{b}'")),
+        ("JavaScript: many zeros in braces", format!("'\\u{{000000006b}}{}'", &value[1..])),
+        ("CSS: soft hyphen", format!("'{a}\\ad {b}'")),
+        ("CSS: byte order mark", format!("'{a}\\feff {b}'")),
+        ("CSS: soft hyphen with zeros", format!("'{a}\\0000ad {b}'")),
+        ("CSS: zero-width space", format!("'{a}\\200b {b}'")),
+        ("HTML: word joiner", format!("{a}&NoBreak;{b}")),
+        ("HTML: af", format!("{a}&af;{b}")),
+        ("HTML: lrm", format!("{a}&lrm;{b}")),
+        ("HTML: many zeros", format!("{a}&#x{}200b;{b}", "0".repeat(700))),
+        ("in a part: zero-width spaces in base64 of hex", format!("\"{}\"", spaced.join("\u{200b}"))),
+        ("in a list of numbers", VALUE.iter().map(|b| b.to_string()).collect::<Vec<_>>().join(",\u{200b}")),
+        (
+            "in a list, long lines",
+            VALUE.iter().map(|b| b.to_string()).collect::<Vec<_>>().join(&format!(",\n{}", " ".repeat(70))),
+        ),
+        ("lone surrogates of an unseen character, percent CESU", format!("{a}%uDB40%uDC41{b}")),
+        ("JSON surrogates", format!("{a}\\uDB40\\uDC41{b}")),
+        ("JSON surrogates twice", format!("{a}\\\\uDB40\\\\uDC41{b}")),
+    ];
+    let missed: Vec<&str> =
+        rows.iter().filter(|(_, text)| matcher.find(text.as_bytes()).is_none()).map(|(name, _)| *name).collect();
+    assert!(missed.is_empty(), "{missed:#?}");
+}
+
+/// A line break, an unseen character that is cut, and the line's indentation, behind so many that they are dropped.
+#[test]
+fn a_value_in_indented_lines_is_found_though_an_unseen_character_is_cut() {
+    let matcher = matcher(&[("KEY", VALUE)]);
+    let unseen = "\u{200b}".as_bytes();
+    let breaks = b"\n".repeat(2000);
+    let before = b"some text ".repeat(500);
+    for cut in 0..=3 {
+        let first = [&before[..], &VALUE[..8], &breaks, &unseen[..cut]].concat();
+        let second = [&unseen[cut..], b"  ", &VALUE[8..], b" more text"].concat();
+        let mut hold = Hold::new(matcher.clone());
+        let found = hold.feed(first.into()).and_then(|()| hold.feed(second.into())).and_then(|()| hold.end());
+        assert!(found.is_err(), "cut after {cut} of 3 bytes");
+    }
+}
+
+/// A line that is broken before a blank of the value itself.
+#[test]
+fn a_line_break_before_a_blank_of_the_value_hides_nothing() {
+    let value = "vexing quartz jumbles 93";
+    let matcher = matcher(&[("KEY", value.as_bytes())]);
+    let text = value.replacen(" jumbles", "\n jumbles", 1);
+    assert!(matcher.find(format!("text: {text}.").as_bytes()).is_some());
+}
+
+/// The same in one piece: a text is looked through in blocks, and the character is cut at the end of one.
+#[test]
+fn a_value_in_indented_lines_is_found_though_an_unseen_character_stands_at_the_end_of_a_block() {
+    let matcher = matcher(&[("KEY", VALUE)]);
+    let breaks = b"\n".repeat(2000);
+    for behind in 1..=3 {
+        let before = b".".repeat(4096 - behind - 2000 - 8);
+        let text = [&before[..], &VALUE[..8], &breaks, "\u{200b}  ".as_bytes(), &VALUE[8..], b" more text"].concat();
+        assert!(matcher.find(&text).is_some(), "{behind} of 3 bytes before the end of a block");
+    }
+}
+
+/// An answer has the value that was sent as a list of bytes, and as it is.
+#[test]
+fn an_echo_in_two_encodings_is_no_find() {
+    let value = "k7Qz2mXv9LpW4sVt6eRRu8YbwN3cHd5JfTgA1xZq";
+    let matcher = matcher(&[("KEY", value.as_bytes())]);
+    let list = value.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(",");
+    let coded = STANDARD.encode(value.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>());
+    let mut all = 0;
+    for (name, before) in [("list", &list), ("part", &coded)] {
+        let text = format!("{{\"a\":[\"{before}\"],\"text\":\"{value}\"}}").replace(&format!("\"{list}\""), &list);
+        let mut wrong = Vec::new();
+        for cut in 0..=text.len() {
+            let mut redactor = Redactor::after(matcher.clone(), Some(CredentialName::new("KEY")));
+            let (first, second) = text.as_bytes().split_at(cut);
+            redactor.feed(Bytes::copy_from_slice(first));
+            redactor.feed(Bytes::copy_from_slice(second));
+            redactor.end();
+            if redactor.finds(true) > 0 {
+                wrong.push(cut);
+            }
+        }
+        println!("{name}: {} of {} cuts, from {:?}", wrong.len(), text.len() + 1, wrong.first());
+        all += wrong.len();
+    }
+    assert_eq!(all, 0);
+}
+
+/// Line breaks are no dearer than other things that are skipped.
+#[test]
+fn line_breaks_take_no_longer_than_unseen_characters() {
+    let matcher = matcher(&[("KEY", VALUE)]);
+    let time = |unit: &str| {
+        let text = unit.repeat(256 * 1024 / unit.len());
+        let began = std::time::Instant::now();
+        assert!(matcher.find(text.as_bytes()).is_none());
+        began.elapsed()
+    };
+    let (breaks, unseen) = (time("\n"), time("\u{200b}"));
+    println!("{breaks:?} for line breaks, {unseen:?} for zero-width spaces");
+    assert!(breaks < unseen * 8);
+}
+
+fn misses(matcher: &Arc<Matcher>, unit: &str, piece: usize) -> Option<usize> {
+    let (text, mut hold) = (unit.repeat(20_000), Hold::new(matcher.clone()));
+    let mut at = 0;
+    for piece in text.as_bytes().chunks(piece) {
+        at += piece.len();
+        if hold.feed(Bytes::copy_from_slice(piece)).and_then(|()| hold.flow()).is_err() {
+            return Some(at / unit.len());
+        }
+        while hold.take().is_some() {}
+    }
+    None
+}
+
+/// Half of a value of 24 bytes, 20,000 times: the window of the filter lies behind it.
+#[test]
+fn ten_thousand_halves_of_a_value_are_a_find() {
+    let matcher = matcher(&[("KEY", VALUE)]);
+    let value = std::str::from_utf8(VALUE).unwrap();
+    for right in [12, 14, 16, 20, 23] {
+        assert!(misses(&matcher, &format!("{}#", &value[..right]), 16 * 1024).is_some(), "{right} bytes");
+    }
+}
+
+/// All of it but the last byte, in lists and in parts.
+#[test]
+fn ten_thousand_parts_in_lists_and_in_base64_are_a_find() {
+    let matcher = matcher(&[("KEY", VALUE)]);
+    let list: Vec<String> = VALUE[..23].iter().map(u8::to_string).collect();
+    let hex: String = VALUE[..23].iter().map(|byte| format!("{byte:02x}")).collect();
+    let units = [format!("[{},1,1]\n", list.join(",")), format!("\"{}\",", STANDARD.encode(hex + "##!!"))];
+    let counts = units.map(|unit| misses(&matcher, &unit, 16 * 1024));
+    assert!(counts.iter().all(Option::is_some), "{counts:?}");
+}
+
+/// How a text is cut does not make more of it.
+#[test]
+fn parts_count_once_however_they_are_cut() {
+    let matcher = matcher(&[("KEY", VALUE)]);
+    let escaped: String = VALUE[..23].iter().map(|byte| format!("%{byte:02x}")).collect();
+    for unit in [escaped + "#", format!("{} some other text\n", std::str::from_utf8(&VALUE[..23]).unwrap())] {
+        for piece in [1, 37, 500, 16 * 1024] {
+            let count = misses(&matcher, &unit, piece);
+            assert!(count.is_none_or(|count| count > 9_900), "{count:?} of {unit:?} by {piece}");
+        }
+    }
+}
