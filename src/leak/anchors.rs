@@ -72,8 +72,8 @@ struct Candidate {
 pub(super) struct Look {
     /// Where in the text.
     pub(super) at: usize,
-    /// The pattern's owner, if only half of the pattern stands there.
-    pub(super) part: Option<u32>,
+    /// The pattern's owner and where it begins, if only half of the pattern stands there.
+    pub(super) part: Option<(u32, usize)>,
 }
 
 impl Anchors {
@@ -175,13 +175,14 @@ impl Anchors {
             let bytes = |length: usize| text.get(begin..begin.saturating_add(length));
             // Both, so that it takes as long whether or not the half is right.
             let is_whole = bytes(candidate.region).is_some_and(|region| self.has_region(region));
-            let half = candidate.half.and_then(bytes).and_then(|half| self.owner_of_half(half));
+            let half =
+                candidate.half.and_then(bytes).and_then(|half| self.owner_of_half(half)).map(|owner| (owner, begin));
             if is_whole {
                 return Some(Look { at, part: None });
             }
             part = part.or(half);
         }
-        part.map(|owner| Look { at, part: Some(owner) })
+        part.map(|part| Look { at, part: Some(part) })
     }
 
     fn has_region(&self, text: &[u8]) -> bool {
@@ -388,7 +389,7 @@ mod tests {
                 let text = [&vec![b'.'; before], &*guess, &[b'.'; 80]].concat();
                 let mut from = 0;
                 while let Some(look) = anchors.find(&text, from) {
-                    assert_eq!((look.part, right >= 20), (Some(7), true), "{right}");
+                    assert_eq!((look.part, right >= 20), (Some((7, before)), true), "{right}");
                     from = look.at + anchors.stride();
                 }
             }

@@ -31,7 +31,7 @@ pub(super) struct Hits {
 #[derive(Clone, Copy, Default)]
 struct Misses {
     count: u64,
-    /// The place behind the last one.
+    /// Behind where the last one begins.
     behind: u64,
 }
 
@@ -39,13 +39,13 @@ struct Misses {
 const MOST_MISSES: u64 = 10_000;
 
 impl Hits {
-    /// Notes half of a value or more, before a place, that something else follows. Several readings may have it: it counts
+    /// Notes half of a value or more, from a place on, that something else follows. Several readings may have it: it counts
     /// once.
-    pub(super) fn part(&mut self, owner: u32, at: u64) {
+    pub(super) fn part(&mut self, owner: u32, from: u64) {
         let misses = self.misses.entry(owner).or_default();
-        if at >= misses.behind {
+        if from >= misses.behind {
             misses.count = misses.count.saturating_add(1);
-            misses.behind = at.saturating_add(1);
+            misses.behind = from.saturating_add(1);
         }
     }
 
@@ -113,6 +113,17 @@ impl Layers {
     pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
         self.finish(index, Until::End, hits);
         self.once.end(index, DEPTH, hits);
+    }
+
+    /// Where the first byte stands that some reading has not looked through; none if there is none.
+    pub(super) fn pending(&self) -> Option<u64> {
+        let mut first = self.plain.pending();
+        self.once.each(&mut |undone| {
+            if undone.is_parted() {
+                first = first.into_iter().chain(undone.buffer.pending()).min();
+            }
+        });
+        first
     }
 
     /// True if an escape has begun that has not ended.

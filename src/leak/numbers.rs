@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::layers::{Hit, Hits};
 use super::matcher::Index;
-use super::scan::{Scan, is_near};
+use super::scan::Scan;
 
 /// Bytes of a list for each byte that it stands for, at least: a digit, and what separates it from the next.
 const LEAST: usize = 2;
@@ -63,8 +63,7 @@ impl Numbers {
 
     /// The halves of values at the end that begin before a place: where, and their numbers.
     pub(super) fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
-        let is_all = is_near(before, self.at);
-        let halves = [self.decimal.halves(index, is_all), self.hex.halves(index, is_all)];
+        let halves = [self.decimal.halves(index, before), self.hex.halves(index, before)];
         halves.into_iter().flatten().filter(|(from, _)| *from < before).collect()
     }
 }
@@ -197,7 +196,8 @@ impl<const RADIX: u32> List<RADIX> {
         self.passed = 0;
     }
 
-    fn halves(&mut self, index: &Index, is_all: bool) -> Vec<(u64, u32)> {
+    fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+        let is_all = self.scan.pending().is_some_and(|pending| self.place(pending).0 < before);
         let halves = self.scan.halves_of(index, u64::MAX, is_all);
         halves.into_iter().map(|(from, owner)| (self.place(from).0, owner)).collect()
     }

@@ -10,7 +10,7 @@ use super::escape::{Front, LONGEST, Placed, Unescape, front};
 use super::fold::{begins_escape, is_break};
 use super::layers::{Hit, Hits};
 use super::matcher::Index;
-use super::scan::{Scan, is_near, wholes};
+use super::scan::{Scan, wholes};
 
 /// Characters are looked at in blocks of this size, in bytes.
 const BLOCK: usize = 8;
@@ -193,7 +193,7 @@ impl Parts {
             }
         }
         let part = ended.as_mut().unwrap_or(&mut self.part);
-        let halves = part.halves(index, is_near(before, self.at));
+        let halves = part.halves(index, before);
         let placed = halves.into_iter().map(|(from, owner)| (part.place(from), owner));
         placed.filter(|(from, _)| *from < before).collect()
     }
@@ -266,9 +266,13 @@ impl Part {
         (self.bits, self.characters) = (0, 0);
     }
 
-    /// The halves of values at the end, with what is left of a group.
-    fn halves(&mut self, index: &Index, is_all: bool) -> Vec<(u64, u32)> {
+    /// The halves of values at the end, with what is left of a group if that or something else that has not been looked
+    /// through stands before a place.
+    fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
         let (bytes, length) = self.left();
+        let left = (length > 0).then_some(self.decoded);
+        let pending = self.scan.pending().into_iter().chain(left).min();
+        let is_all = pending.is_some_and(|pending| self.place(pending) < before);
         if length == 0 || !is_all {
             return self.scan.halves_of(index, u64::MAX, is_all);
         }

@@ -91,8 +91,8 @@ pub(super) struct Reading {
     lines: Vec<Line>,
     /// Nothing but blanks has come since the last line break.
     is_indented: bool,
-    /// The value of which half or more stands at the end of what has been searched.
-    part: Option<u32>,
+    /// The value of which half or more stands at the end of what has been searched, and where it begins.
+    part: Option<(u32, u64)>,
 }
 
 impl Reading {
@@ -117,7 +117,10 @@ impl Reading {
     /// Notes the lines of a text, without what they are indented by. True if the text is in one, from its first byte on.
     fn split(&mut self, text: &[u8]) -> bool {
         self.lines.clear();
-        if next_skipped(text).is_none() && !(self.is_indented && text.first().is_some_and(|byte| is_indent(*byte))) {
+        let is_ascii = text.is_ascii();
+        if next_skipped(text, is_ascii).is_none()
+            && !(self.is_indented && text.first().is_some_and(|byte| is_indent(*byte)))
+        {
             self.is_indented &= text.is_empty();
             self.lines.push(Line { at: 0, stands: 0 });
             return true;
@@ -127,7 +130,7 @@ impl Reading {
         while let Some(rest) = text.get(stands..).filter(|rest| !rest.is_empty()) {
             let indent = rest.iter().take_while(|byte| self.is_indented && is_indent(**byte)).count();
             let rest = rest.get(indent..).unwrap_or_default();
-            let (length, skipped) = next_skipped(rest).unwrap_or((rest.len(), 0));
+            let (length, skipped) = next_skipped(rest, is_ascii).unwrap_or((rest.len(), 0));
             let is_line_end = rest.get(length).is_some_and(|byte| is_break(*byte));
             stands = stands.saturating_add(indent);
             if length > 0 {
@@ -161,6 +164,11 @@ impl Reading {
         self.before = self.read;
         let read = self.walk(index, source.spans, (text, until == Until::Filter), hits);
         self.read = self.before.saturating_add(read as u64);
+        if until == Until::End
+            && let Some((owner, from)) = self.part.take()
+        {
+            hits.part(owner, from);
+        }
         self.see(&index.patterns.automaton, source.spans, read);
         let end = if read < text.len() { self.stands(read).0 } else { limit };
         // What is left begins with a byte that counts.
@@ -199,12 +207,12 @@ impl Reading {
                 state = automaton.step(state, fold(*byte));
                 at = at.saturating_add(1);
                 let (depth, ends) = automaton.look(state);
-                let part = std::mem::replace(&mut self.part, automaton.part(state));
+                let next = automaton.part(state).map(|owner| (owner, self.start(at, depth, spans)));
+                let part = std::mem::replace(&mut self.part, next);
                 if ends {
                     self.hit((automaton, state), at, spans, hits);
-                } else if let (Some(owner), None) = (part, self.part) {
-                    let stands = self.stands(at.saturating_sub(1)).0 as u64;
-                    hits.part(owner, span_place(spans, stands).0);
+                } else if let (Some((owner, from)), None) = (part, next) {
+                    hits.part(owner, from);
                 }
                 if depth < SHALLOW && at.checked_sub(depth).is_some_and(|start| start >= until) {
                     // So few bytes are better left to the filter.
@@ -224,8 +232,8 @@ impl Reading {
         let mut from = 0;
         loop {
             let look = anchors.find(rest, from)?;
-            let Some(owner) = look.part else { return Some(look.at) };
-            let stands = self.stands(at.saturating_add(look.at)).0 as u64;
+            let Some((owner, begin)) = look.part else { return Some(look.at) };
+            let stands = self.stands(at.saturating_add(begin)).0 as u64;
             hits.part(owner, span_place(spans, stands).0);
             from = look.at.saturating_add(anchors.stride());
         }
@@ -235,12 +243,16 @@ impl Reading {
     fn hit(&self, (automaton, state): (&Automaton, State), at: usize, spans: &[Span], hits: &mut Hits) {
         let found = automaton.ends(state).find_map(|(n, owners)| Some((n, *owners.first()?)));
         if let Some((length, owner)) = found {
-            let place = |at: usize| span_place(spans, self.stands(at).0 as u64);
-            let from = match at.checked_sub(length) {
-                Some(start) => place(start).0,
-                None => self.begin(self.before.saturating_add(at as u64).saturating_sub(length as u64)),
-            };
-            hits.places.push(Hit { owner, from, to: place(at.saturating_sub(1)).1 });
+            let (_, to) = span_place(spans, self.stands(at.saturating_sub(1)).0 as u64);
+            hits.places.push(Hit { owner, from: self.start(at, length, spans), to });
+        }
+    }
+
+    /// Where those bytes begin that stand before a place of the last text.
+    fn start(&self, at: usize, length: usize, spans: &[Span]) -> u64 {
+        match at.checked_sub(length) {
+            Some(start) => span_place(spans, self.stands(start).0 as u64).0,
+            None => self.begin(self.before.saturating_add(at as u64).saturating_sub(length as u64)),
         }
     }
 
@@ -385,6 +397,11 @@ impl Buffer {
         self.searched = self.reading.search(index, source, until, hits);
     }
 
+    /// Where the first byte stands that has not been searched.
+    pub(super) fn pending(&self) -> Option<u64> {
+        self.text.first().map(|_| span_place(&self.spans, 0).0)
+    }
+
     /// Drops what has been searched. Whoever reads this in another way has taken it.
     pub(super) fn advance(&mut self) {
         let searched = std::mem::take(&mut self.searched);
@@ -413,8 +430,18 @@ impl Buffer {
     fn drop_skipped(&mut self) {
         let (text, spans) = (std::mem::take(&mut self.text), std::mem::take(&mut self.spans));
         let mut skipped: Option<Placed> = None;
+        // A code point that has begun may be one that is dropped.
+        let whole = text.len().saturating_sub(begun_ignorable(&text));
         let mut behind = 0;
         for (at, byte) in text.iter().enumerate() {
+            if at == whole {
+                skipped.take().into_iter().for_each(|line_break| self.put(line_break));
+            }
+            if at >= whole {
+                let (from, to) = span_place(&spans, at as u64);
+                self.put(Placed { byte: *byte, from, to });
+                continue;
+            }
             if let Some(length) = text.get(at..).and_then(ignorable) {
                 behind = at.saturating_add(length);
             }

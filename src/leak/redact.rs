@@ -46,14 +46,16 @@ pub struct Redactor {
     finds: u64,
     /// The values that have been counted as finds for standing there as a whole.
     counted: BTreeSet<Whose>,
-    /// A part of the value that was sent, which the rest may follow.
-    part: Option<Range<u64>>,
+    /// Parts of the value that was sent, which the rest may follow, each in a reading of its own.
+    parts: Vec<Range<u64>>,
     /// The last whole values. The halves of these are no parts.
     wholes: VecDeque<Range<u64>>,
 }
 
 /// So many whole values are remembered: readings of one place agree on where it ends, or lag by a few bytes.
 const MAX_WHOLES: usize = 8;
+/// So many parts may wait for their rest; more are finds at once.
+const MAX_PARTS: usize = 64;
 
 impl Redactor {
     /// A redactor at the beginning of a stream, in an exchange in which no credential was sent.
@@ -77,7 +79,7 @@ impl Redactor {
             owners: BTreeSet::new(),
             finds: 0,
             counted: BTreeSet::new(),
-            part: None,
+            parts: Vec::new(),
             wholes: VecDeque::new(),
         }
     }
@@ -93,7 +95,7 @@ impl Redactor {
         self.scan.feed(&self.matcher.index, &bytes, &mut self.hits);
         self.queue.push(bytes);
         self.overwrite();
-        self.settle_part();
+        self.settle_parts();
         let lag = self.matcher.lag() as u64;
         self.release(self.queue.end().saturating_sub(lag));
     }
@@ -114,7 +116,7 @@ impl Redactor {
         self.scan.end(&self.matcher.index, &mut self.hits);
         self.overwrite();
         self.pause();
-        if self.part.take().is_some() {
+        for _ in std::mem::take(&mut self.parts) {
             self.find();
         }
     }
@@ -137,7 +139,7 @@ impl Redactor {
         {
             // Several values may begin alike.
             if halves.iter().any(|(_, owner)| self.was_sent(*owner)) {
-                self.part = Some(from..due);
+                self.add_part(from..due);
             } else {
                 self.find();
             }
@@ -146,12 +148,28 @@ impl Redactor {
         self.due = due;
     }
 
-    /// A part of the value that was sent is a find if the rest does not follow.
-    fn settle_part(&mut self) {
-        let Some(part) = &self.part else { return };
+    /// Parts of the value that was sent are finds if the rest does not follow.
+    fn settle_parts(&mut self) {
+        if self.parts.is_empty() {
+            return;
+        }
         let going_on = self.scan.halves(&self.matcher.index, u64::MAX);
-        if going_on.iter().all(|(from, owner)| *from > part.start || !self.was_sent(*owner)) {
-            self.part = None;
+        let going_on: Vec<u64> =
+            going_on.into_iter().filter(|(_, owner)| self.was_sent(*owner)).map(|(from, _)| from).collect();
+        let before = self.parts.len();
+        self.parts.retain(|part| going_on.iter().any(|from| *from <= part.start));
+        for _ in self.parts.len()..before {
+            self.find();
+        }
+    }
+
+    /// Notes a part of the value that was sent. One that has grown is the same.
+    fn add_part(&mut self, place: Range<u64>) {
+        if let Some(part) = self.parts.iter_mut().find(|part| part.start == place.start) {
+            part.end = part.end.max(place.end);
+        } else if self.parts.len() < MAX_PARTS {
+            self.parts.push(place);
+        } else {
             self.find();
         }
     }
@@ -161,7 +179,7 @@ impl Redactor {
             match self.matcher.half(owner) {
                 Some(half) if self.was_sent(owner) => self.note_half(half, from..to),
                 None => {
-                    self.part = self.part.take().filter(|part| part.start < from || part.end > to);
+                    self.parts.retain(|part| part.start < from || part.end > to);
                     self.wholes.truncate(MAX_WHOLES.saturating_sub(1));
                     self.wholes.push_front(from..to);
                     self.note_whole(owner);
@@ -192,11 +210,7 @@ impl Redactor {
         }
         match half {
             Half::Second => self.find(),
-            Half::First => {
-                if self.part.replace(place.clone()).is_some_and(|part| part.end <= place.start) {
-                    self.find();
-                }
-            }
+            Half::First => self.add_part(place),
         }
     }
 
@@ -278,7 +292,7 @@ impl Redactor {
     /// How many finds there were so far. If nothing more comes, a part that waits for its rest is one as well.
     #[must_use]
     pub fn finds(&self, is_over: bool) -> u64 {
-        self.finds.saturating_add(u64::from(is_over && self.part.is_some()))
+        self.finds.saturating_add(if is_over { self.parts.len() as u64 } else { 0 })
     }
 }
 

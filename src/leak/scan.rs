@@ -75,7 +75,14 @@ impl Scan {
 
     /// The halves of values at the end that begin before a place: where, and their numbers.
     pub(super) fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
-        self.halves_of(index, before, is_near(before, self.at))
+        self.halves_of(index, before, self.pending().is_some_and(|pending| pending < before))
+    }
+
+    /// Where the first byte stands that has not been looked through; none if there is none. The rest is shorter than any
+    /// lag, unless much of it is skipped. Looking through it at once costs more where a guess is right, so only a pause
+    /// or what has lagged behind far enough may ask for it.
+    pub(super) fn pending(&self) -> Option<u64> {
+        self.layers.pending()
     }
 
     /// As [`Self::halves`]; of what has been looked through alone, unless `is_all`.
@@ -102,14 +109,8 @@ pub(super) fn wholes(hits: &Hits) -> impl Iterator<Item = (u64, u32)> {
     hits.places.iter().map(|hit| (hit.from, hit.owner))
 }
 
-/// True if what has not been looked through at the end of a stream could begin before a place. It is shorter than any
-/// lag, and looking through it at once costs more where a guess is right: only a pause, which is rare, may ask for it.
-pub(super) fn is_near(before: u64, end: u64) -> bool {
-    before.saturating_add(BLOCK as u64) > end
-}
-
-/// The layers note one after another what they have found.
-fn in_order(hits: &mut [Hit], before: usize) {
+/// Puts in order what several readings have found one after another.
+pub(super) fn in_order(hits: &mut [Hit], before: usize) {
     hits.get_mut(before..).unwrap_or_default().sort_unstable();
 }
 

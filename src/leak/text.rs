@@ -4,7 +4,7 @@ use super::layers::Hits;
 use super::matcher::Index;
 use super::numbers::Numbers;
 use super::parts::Parts;
-use super::scan::Scan;
+use super::scan::{Scan, in_order};
 
 /// One stream, as far as it has come.
 #[derive(Default)]
@@ -22,16 +22,20 @@ impl Text {
 
     /// Looks through the next bytes.
     pub(super) fn feed(&mut self, index: &Index, text: &[u8], hits: &mut Hits) {
+        let before = hits.places.len();
         self.scan.feed(index, text, hits);
         self.parts.feed(index, text, hits);
         self.numbers.feed(index, text, hits);
+        in_order(&mut hits.places, before);
     }
 
     /// Nothing more comes.
     pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
+        let before = hits.places.len();
         self.scan.end(index, hits);
         self.parts.end(index, hits);
         self.numbers.end(index, hits);
+        in_order(&mut hits.places, before);
     }
 
     /// The longest half of a value at the end that begins before a place: where, and its number.
