@@ -293,6 +293,29 @@ async fn other_requests_are_never_sent_again() {
     }
 }
 
+/// Also the second time a field's name keeps its case.
+#[tokio::test]
+async fn a_repetition_is_the_same_to_the_letter() {
+    let script = Script::start(once(Act::Close)).await;
+    let (url, lab) = (script.url(), lab_for(&[script.port], "").await);
+    let request = async || {
+        let host = format!("api.test:{}", script.port);
+        let head = format!("GET {url} HTTP/1.1\r\nHost: {host}\r\n{{auth}}X-MiXeD: 1\r\nConnection: close\r\n\r\n");
+        let text = lab.raw(&head).await;
+        assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+        Reply {
+            status: http::StatusCode::OK,
+            headers: http::HeaderMap::new(),
+            body: Bytes::new(),
+            trailers: http::HeaderMap::new(),
+        }
+    };
+    let (_, _, came) = on_a_kept_connection(&lab, &script, request, &url).await;
+    assert_eq!(came.len(), 2);
+    assert!(came.iter().all(|one| one.text.contains("X-MiXeD: 1")), "{came:#?}");
+    assert_eq!(came[0].text, came[1].text);
+}
+
 /// A body that is still coming is not held, whatever the method.
 #[tokio::test]
 async fn a_body_that_is_on_its_way_is_not_sent_again() {
