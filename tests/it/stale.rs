@@ -700,6 +700,28 @@ async fn an_h2_origin_that_refuses_again_is_not_asked_a_third_time() {
     }
 }
 
+/// Many streams that end with their connection: each is sent again once at most, and what was not answered says why.
+#[tokio::test]
+async fn many_streams_that_end_together_are_each_sent_again_once_at_most() {
+    const COUNT: usize = 40;
+    for leave in [Leave::Behind, Leave::With, Leave::Close, Leave::Refuse(7)] {
+        let ground = Ground::new().await;
+        let (port, heads) = h2_origin(&ground, leave, false).await;
+        let lab = lab_on(ground, &[port], "").await;
+        let url = format!("https://api.test:{port}/");
+        assert_eq!(lab.get(&url).await.status, 200);
+        let replies: Vec<_> = iter(0..COUNT).map(|_| lab.get(&url)).buffer_unordered(8).collect().await;
+        for reply in &replies {
+            assert!(reply.status == 200 || reply.header("exeat-refusal") == Some("upstream_protocol"), "{reply:?}");
+        }
+        let lines = ended(&lab, COUNT + 1).await;
+        assert_eq!(lines.len(), COUNT + 1, "one line each");
+        let repeated = lines.iter().filter(|line| line["repeated"] == true).count();
+        let came: usize = heads.lock().unwrap().iter().sum();
+        assert!(repeated > 0 && came <= COUNT + 1 + repeated, "{leave:?}: {came} heads, {repeated} repeated");
+    }
+}
+
 /// A body that the client is still sending cannot be sent again, also where nothing of it was processed.
 #[tokio::test]
 async fn an_h2_stream_with_a_body_on_its_way_is_not_repeated() {
