@@ -243,7 +243,8 @@ impl Forwarder {
     /// Sends a request and returns the head of the answer with the connection it came on.
     ///
     /// A request goes out a second time, once and on a new connection, if a reused one has ended: where nothing of it
-    /// was written, or where it is held whole and [`Copy::after`] says that a second time does no harm.
+    /// was written, or where it is held whole and a second time does no harm (RFC 9110 §9.2.2,
+    /// RFC 9113 §8.7).
     ///
     /// # Errors
     /// What dialling and TLS say; [`Fail::UpstreamProtocol`] for an origin that breaks HTTP, and

@@ -25,6 +25,8 @@ impl Copy {
         copy.method_mut().clone_from(request.method());
         copy.uri_mut().clone_from(request.uri());
         copy.headers_mut().clone_from(request.headers());
+        // The case of the fields' names is among them.
+        copy.extensions_mut().clone_from(request.extensions());
         Some(Self { request: copy })
     }
 

@@ -12,8 +12,8 @@ use crate::model::tls::{TlsError, TlsFailure};
 pub fn of_handshake(error: &io::Error) -> TlsFailure {
     let kind = match within(error) {
         Some(error) => return of(error),
-        None if error.kind() == io::ErrorKind::InvalidData => TlsError::Protocol,
-        None => TlsError::Closed,
+        None if is_of_connection(error.kind()) => TlsError::Closed,
+        None => TlsError::Protocol,
     };
     TlsFailure { kind, alert: None }
 }
@@ -25,6 +25,12 @@ pub fn alert_behind(error: &(dyn Error + 'static)) -> Option<TlsFailure> {
     let causes = std::iter::successors(Some(error), |error| (*error).source());
     let found = causes.filter_map(|error| within(error.downcast_ref()?)).next()?;
     matches!(found, rustls::Error::AlertReceived(_)).then(|| of(found))
+}
+
+/// Whether the connection has ended, and not what came over it was wrong.
+fn is_of_connection(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof};
+    matches!(kind, BrokenPipe | ConnectionAborted | ConnectionReset | TimedOut | UnexpectedEof)
 }
 
 fn within(error: &io::Error) -> Option<&rustls::Error> {

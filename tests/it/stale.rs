@@ -293,6 +293,29 @@ async fn other_requests_are_never_sent_again() {
     }
 }
 
+/// Also the second time a field's name keeps its case.
+#[tokio::test]
+async fn a_repetition_is_the_same_to_the_letter() {
+    let script = Script::start(once(Act::Close)).await;
+    let (url, lab) = (script.url(), lab_for(&[script.port], "").await);
+    let request = async || {
+        let host = format!("api.test:{}", script.port);
+        let head = format!("GET {url} HTTP/1.1\r\nHost: {host}\r\n{{auth}}X-MiXeD: 1\r\nConnection: close\r\n\r\n");
+        let text = lab.raw(&head).await;
+        assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+        Reply {
+            status: http::StatusCode::OK,
+            headers: http::HeaderMap::new(),
+            body: Bytes::new(),
+            trailers: http::HeaderMap::new(),
+        }
+    };
+    let (_, _, came) = on_a_kept_connection(&lab, &script, request, &url).await;
+    assert_eq!(came.len(), 2);
+    assert!(came.iter().all(|one| one.text.contains("X-MiXeD: 1")), "{came:#?}");
+    assert_eq!(came[0].text, came[1].text);
+}
+
 /// A body that is still coming is not held, whatever the method.
 #[tokio::test]
 async fn a_body_that_is_on_its_way_is_not_sent_again() {
@@ -674,6 +697,28 @@ async fn an_h2_origin_that_refuses_again_is_not_asked_a_third_time() {
         assert_eq!(*heads.lock().unwrap(), [2, 1], "{leave:?}");
         let line = lab.ended(1).await;
         assert_eq!(line["repeated"], true, "{line}");
+    }
+}
+
+/// Many streams that end with their connection: each is sent again once at most, and what was not answered says why.
+#[tokio::test]
+async fn many_streams_that_end_together_are_each_sent_again_once_at_most() {
+    const COUNT: usize = 40;
+    for leave in [Leave::Behind, Leave::With, Leave::Close, Leave::Refuse(7)] {
+        let ground = Ground::new().await;
+        let (port, heads) = h2_origin(&ground, leave, false).await;
+        let lab = lab_on(ground, &[port], "").await;
+        let url = format!("https://api.test:{port}/");
+        assert_eq!(lab.get(&url).await.status, 200);
+        let replies: Vec<_> = iter(0..COUNT).map(|_| lab.get(&url)).buffer_unordered(8).collect().await;
+        for reply in &replies {
+            assert!(reply.status == 200 || reply.header("exeat-refusal") == Some("upstream_protocol"), "{reply:?}");
+        }
+        let lines = ended(&lab, COUNT + 1).await;
+        assert_eq!(lines.len(), COUNT + 1, "one line each");
+        let repeated = lines.iter().filter(|line| line["repeated"] == true).count();
+        let came: usize = heads.lock().unwrap().iter().sum();
+        assert!(repeated > 0 && came <= COUNT + 1 + repeated, "{leave:?}: {came} heads, {repeated} repeated");
     }
 }
 
