@@ -215,6 +215,18 @@ impl<T> Heads<T> {
         self.farewell = Some((self.refuse)(refusal.into()).into());
     }
 
+    /// Writes `*` over a target that means the server as a whole, and returns by how many bytes the head is shorter.
+    fn write_asterisk(&mut self) -> usize {
+        let Some(target) = parse::server_wide(&self.buffer) else { return 0 };
+        let Some(shorter) = target.len().checked_sub(1) else { return 0 };
+        self.buffer.copy_within(..target.start, shorter);
+        self.buffer.advance(shorter);
+        if let Some(byte) = self.buffer.get_mut(target.start) {
+            *byte = b'*';
+        }
+        shorter
+    }
+
     /// Looks at what is here of a head.
     fn look(&mut self, searched: usize) {
         // One empty line before a request is let pass (RFC 9112 §2.2).
@@ -234,7 +246,7 @@ impl<T> Heads<T> {
         match parse::raw_head(&self.buffer, searched, self.limits.head) {
             Ok(Head::Whole(length, framing)) => {
                 self.first = false;
-                self.state = State::Through(length, framing);
+                self.state = State::Through(length.saturating_sub(self.write_asterisk()), framing);
             }
             Ok(Head::Partial) => self.state = State::Head(self.buffer.len()),
             Err(deny) => self.refuse(deny),

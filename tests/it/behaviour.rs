@@ -81,9 +81,11 @@ fn requests() -> Vec<Asked> {
             "GET https://api.test\\@{host}/ HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n",
             TARGET,
         ),
+        asked("a backslash in the path", "GET https://{host}/a\\b HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n", TARGET),
         asked("a scheme other than http and https", "GET ftp://{host}/ HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n", TARGET),
         asked("a target without a host", "GET / HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n", TARGET),
         asked("CONNECT without a port", "CONNECT api.test HTTP/1.1\r\nHost: api.test\r\n{auth}\r\n", TARGET),
+        asked("CONNECT with an empty port", "CONNECT api.test: HTTP/1.1\r\nHost: api.test\r\n{auth}\r\n", TARGET),
         asked(
             "CONNECT with a body",
             "CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n{auth}Content-Length: 5\r\n\r\nhello",
@@ -93,6 +95,21 @@ fn requests() -> Vec<Asked> {
             "TRACE, `OPTIONS *`",
             "TRACE {url} HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n",
             "403 `method_not_allowed`",
+        ),
+        asked(
+            "TRACE in another case, PRI",
+            "Trace {url} HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n",
+            "403 `method_not_allowed`",
+        ),
+        asked(
+            "`OPTIONS https://host` without a path",
+            "OPTIONS https://{host} HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n",
+            "403 `method_not_allowed`",
+        ),
+        asked(
+            "a method over 32 bytes",
+            format!("{} {{url}} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}\r\n", "M".repeat(33)),
+            "501 `not_implemented`, closed",
         ),
         asked(
             "a target over 32 KiB",
@@ -168,6 +185,30 @@ fn requests() -> Vec<Asked> {
                 "passes without it",
             ),
             |seen| seen.uri.path() == "/x" && !seen.uri.to_string().contains("there"),
+        ),
+        with(
+            asked(
+                "an empty path, with or without a fragment",
+                "GET https://{host}#there HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n",
+                "passes as `/`",
+            ),
+            |seen| seen.uri.path_and_query().is_some_and(|path| path.as_str() == "/"),
+        ),
+        with(
+            asked(
+                "a query behind an empty path",
+                "GET https://{host}?q HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n",
+                "passes as `/?q`",
+            ),
+            |seen| seen.uri.path_and_query().is_some_and(|path| path.as_str() == "/?q"),
+        ),
+        with(
+            asked(
+                "a backslash in the query",
+                "GET {url}?a\\b HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n",
+                "passes as it is",
+            ),
+            |seen| seen.uri.query() == Some("a\\b"),
         ),
         with(asked("a GET with a body", get("Content-Length: 5\r\n") + "hello", "passes with it"), |seen| {
             seen.body == "hello"

@@ -1,0 +1,247 @@
+//! Targets, methods and paths in their canonical form: on the wire, in the answer and in the audit log.
+
+use tokio::io::AsyncWriteExt;
+
+use crate::lab::client::read_to_end;
+use crate::lab::{self, Ground, Lab, Origin};
+
+const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+
+/// A lab whose `http://api.test` is an origin of raw bytes, and what that has read.
+async fn on_the_wire(keys: &str) -> (Lab, u16, std::sync::Arc<std::sync::Mutex<Vec<u8>>>) {
+    let (port, read) = lab::origin::raw("\r\n\r\n", OK).await;
+    let ground = Ground::new().await;
+    ground.dns.set("api.test", &["127.0.0.1"]);
+    let text = lab::allow_api(port).replace("[tasks.t]", &format!("plain_http = true\n{keys}\n[tasks.t]"));
+    (ground.proxy(&text).await, port, read)
+}
+
+/// What `{host}`, `{name}` and `{port}` stand for, filled in.
+fn filled(text: &str, port: u16) -> String {
+    text.replace("{host}", &format!("api.test:{port}")).replace("{port}", &port.to_string())
+}
+
+#[tokio::test]
+async fn a_target_without_a_path_leaves_with_a_slash_and_without_its_fragment() {
+    let (lab, port, read) = on_the_wire("").await;
+    let rows = [
+        ("http://{host}", "/"),
+        ("http://{host}#", "/"),
+        ("http://{host}#f", "/"),
+        ("http://{host}#f?q", "/"),
+        ("http://{host}/#f", "/"),
+        ("http://{host}?q", "/?q"),
+        ("http://{host}?q#f", "/?q"),
+        ("http://{host}?", "/?"),
+    ];
+    for (n, (target, want)) in rows.iter().enumerate() {
+        let text = format!("GET {target} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}Connection: close\r\n\r\n");
+        let reply = lab.raw(&filled(&text, port)).await;
+        assert!(reply.starts_with("HTTP/1.1 200 "), "{target}: {reply}");
+        let line = lab.ended(n).await;
+        assert_eq!((&line["event"], &line["path"]), (&"closed".into(), &"/".into()), "{target}: {line}");
+        let sent = String::from_utf8(std::mem::take(&mut *read.lock().unwrap())).unwrap();
+        assert!(sent.starts_with(&format!("GET {want} HTTP/1.1\r\n")), "{target}: {sent:?}");
+    }
+}
+
+/// The same inside a tunnel, in absolute-form over HTTP/1.1 and as `:path` over h2, to origins of both versions.
+#[tokio::test]
+async fn a_target_without_a_path_is_a_slash_inside_tunnels_too() {
+    for h2_origin in [false, true] {
+        let ground = Ground::new().await;
+        let origin = if h2_origin { ground.origin("api.test").await } else { ground.origin_h1("api.test").await };
+        let port = origin.port();
+        let lab = ground.proxy(&lab::allow_api(port)).await;
+        let to = format!("api.test:{port}");
+        let mut n = 0;
+        for (target, want) in [(format!("https://{to}#f"), "/"), (format!("https://{to}?q#f"), "/?q")] {
+            let mut tls = lab.tls(&to, &["http/1.1"]).await;
+            let text = format!("GET {target} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n");
+            tls.write_all(text.as_bytes()).await.unwrap();
+            let reply = read_to_end(&mut tls).await;
+            assert!(reply.starts_with("HTTP/1.1 200 "), "{target}: {reply}");
+            assert_line(&lab, n, &origin, want).await;
+            n += 1;
+        }
+        for (path, want) in [("#f", "/"), ("#", "/"), ("?q", "/?q"), ("/#f", "/")] {
+            let mut wire = lab::h2::Wire::open(&lab, &to).await;
+            wire.headers(1, true, &[(":method", "GET"), (":scheme", "https"), (":authority", &to), (":path", path)]);
+            wire.send(&[]).await;
+            assert_eq!(wire.answer(1).await, lab::h2::Answer::Head, "{path}");
+            assert_line(&lab, n, &origin, want).await;
+            n += 1;
+        }
+    }
+}
+
+async fn assert_line(lab: &Lab, n: usize, origin: &Origin, want: &str) {
+    let line = lab.ended(n).await;
+    assert_eq!((&line["event"], &line["path"]), (&"closed".into(), &"/".into()), "{line}");
+    assert_eq!(origin.seen().len(), n + 1);
+    assert_eq!(origin.last().uri.path_and_query().map(|path| path.as_str()), Some(want), "{n}");
+}
+
+#[tokio::test]
+async fn options_without_a_path_is_options_for_the_server() {
+    let (lab, port, read) = on_the_wire("").await;
+    let rows = [
+        ("OPTIONS http://{host}", true),
+        ("OPTIONS http://{host}#f", true),
+        ("OPTIONS HTTP://{host}", true),
+        ("options http://{host}", true),
+        ("OPTIONS https://{host}", true),
+        ("OPTIONS *", true),
+        ("OPTIONS http://{host}/", false),
+        ("OPTIONS http://{host}?q", false),
+    ];
+    for (n, (line, refused)) in rows.iter().enumerate() {
+        let text = format!("{line} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}Connection: close\r\n\r\n");
+        let reply = lab.raw(&filled(&text, port)).await;
+        let ended = lab.ended(n).await;
+        if *refused {
+            assert!(reply.starts_with("HTTP/1.1 403 "), "{line}: {reply}");
+            assert!(reply.contains("exeat-refusal: method_not_allowed\r\n"), "{line}: {reply}");
+            let said = (&ended["event"], &ended["code"], &ended["task"]);
+            assert_eq!(said, (&"refused".into(), &"method_not_allowed".into(), &"t".into()), "{line}: {ended}");
+            assert!(read.lock().unwrap().is_empty(), "{line}");
+        } else {
+            assert!(reply.starts_with("HTTP/1.1 200 "), "{line}: {reply}");
+            read.lock().unwrap().clear();
+        }
+    }
+    // A body that follows is read as what it is, and so is the next request.
+    let text = "OPTIONS http://{host} HTTP/1.1\r\nHost: {host}\r\n{auth}Content-Length: 5\r\n\r\nhelloGET http://{host}/x HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n";
+    let reply = lab.raw(&filled(text, port)).await;
+    assert!(reply.starts_with("HTTP/1.1 403 ") && reply.contains("HTTP/1.1 200 OK"), "{reply}");
+    assert!(read.lock().unwrap().starts_with(b"GET /x HTTP/1.1\r\n"));
+}
+
+#[tokio::test]
+async fn an_empty_port_is_the_schemes_own() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let lab = ground.proxy(&lab::allow_api(origin.port())).await;
+    // Port 443 is not approved: what was understood stands in the refusal's line.
+    let rows = [
+        ("GET https://api.test:/ HTTP/1.1\r\nHost: api.test:\r\n", "port_not_allowed", 443),
+        ("GET https://api.test:#f HTTP/1.1\r\nHost: api.test\r\n", "port_not_allowed", 443),
+        ("GET http://api.test:/ HTTP/1.1\r\nHost: api.test:80\r\n", "scheme_not_allowed", 80),
+    ];
+    for (n, (head, code, port)) in rows.iter().enumerate() {
+        let reply = lab.raw(&format!("{head}{{auth}}Connection: close\r\n\r\n")).await;
+        assert!(reply.contains(&format!("exeat-refusal: {code}\r\n")), "{head}: {reply}");
+        let line = lab.ended(n).await;
+        assert_eq!((&line["code"], &line["port"]), (&(*code).into(), &(*port).into()), "{line}");
+    }
+    for (n, connect) in ["api.test:", "api.test", ":443"].iter().enumerate() {
+        let (head, _) = lab.try_connect(connect).await;
+        assert!(head.starts_with("HTTP/1.1 400 "), "{connect}: {head}");
+        assert_eq!(lab.ended(rows.len() + n).await["code"], "target_malformed", "{connect}");
+    }
+}
+
+/// In a field, an empty port is the default one, and another than the target's.
+#[tokio::test]
+async fn an_empty_port_in_host_is_compared_as_the_default() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let port = origin.port();
+    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let text = format!("GET https://api.test:{port}/ HTTP/1.1\r\nHost: api.test:\r\n{{auth}}Connection: close\r\n\r\n");
+    let reply = lab.raw(&text).await;
+    assert!(reply.contains("exeat-refusal: authority_mismatch\r\n"), "{reply}");
+    assert_eq!(lab.ended(0).await["code"], "authority_mismatch");
+}
+
+#[tokio::test]
+async fn methods_that_no_proxy_forwards_are_refused_in_every_way_in() {
+    let ground = Ground::new().await;
+    let origin = ground.origin_h1("api.test").await;
+    let port = origin.port();
+    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let (to, longest, long) = (format!("api.test:{port}"), "M".repeat(32), "M".repeat(33));
+    let rows = [
+        ("trace", Some((403, "method_not_allowed"))),
+        ("Trace", Some((403, "method_not_allowed"))),
+        ("PRI", Some((403, "method_not_allowed"))),
+        ("pri", Some((403, "method_not_allowed"))),
+        (long.as_str(), Some((501, "not_implemented"))),
+        (longest.as_str(), None),
+        ("TRACER", None),
+    ];
+    let mut n = 0;
+    for (method, want) in rows {
+        for way in lab::client::Way::ALL {
+            let reply = lab.by(way, method, &format!("https://{to}/x"), &[], "").await;
+            let line = lab.ended(n).await;
+            n += 1;
+            match want {
+                Some((status, code)) => {
+                    reply.assert_refused(status, code);
+                    assert_eq!((&line["event"], &line["code"]), (&"refused".into(), &code.into()), "{method}: {line}");
+                }
+                None => assert_eq!((reply.status.as_u16(), &line["event"]), (200, &"closed".into()), "{method}"),
+            }
+        }
+    }
+    assert_eq!(origin.seen().len(), 6, "two methods by three ways");
+}
+
+#[tokio::test]
+async fn a_backslash_in_the_path_is_refused_in_every_way_in() {
+    let (lab, origin) = lab::simple().await;
+    let to = format!("api.test:{}", origin.port());
+    let text = format!("GET https://{to}/a\\b HTTP/1.1\r\nHost: {to}\r\n{{auth}}\r\n");
+    let reply = lab.raw(&text).await;
+    assert!(reply.starts_with("HTTP/1.1 400 ") && reply.contains("exeat-refusal: target_malformed"), "{reply}");
+    let mut tls = lab.tls(&to, &["http/1.1"]).await;
+    tls.write_all(format!("GET /a\\b HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
+    let reply = read_to_end(&mut tls).await;
+    assert!(reply.starts_with("HTTP/1.1 400 ") && reply.contains("exeat-refusal: target_malformed"), "{reply}");
+    let mut wire = lab::h2::Wire::open(&lab, &to).await;
+    wire.headers(1, true, &[(":method", "GET"), (":scheme", "https"), (":authority", &to), (":path", "/a\\b")]);
+    wire.send(&[]).await;
+    assert_eq!(wire.answer(1).await, lab::h2::Answer::Head);
+    for n in 0..3 {
+        let line = lab.ended(n).await;
+        assert_eq!((&line["event"], &line["code"]), (&"refused".into(), &"target_malformed".into()), "{line}");
+    }
+    assert!(origin.seen().is_empty());
+    // In a query it has one reading, and browsers send it there as it is.
+    let text = format!("GET https://{to}/?a\\b HTTP/1.1\r\nHost: {to}\r\n{{auth}}Connection: close\r\n\r\n");
+    assert!(lab.raw(&text).await.starts_with("HTTP/1.1 200 "));
+    assert_eq!(origin.last().uri.query(), Some("a\\b"));
+}
+
+#[tokio::test]
+async fn a_path_of_invalid_utf8_is_not_judged_by_rules() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let port = origin.port();
+    let rules = lab::allow_api(port).replace("[tasks.t]", "paths = [\"/pub/*\"]\n[tasks.t]");
+    let lab = ground.proxy(&rules).await;
+    let rows = [
+        ("/pub/%c3%a9", true),
+        ("/pub/%c0%af", false),
+        ("/pub/%c0%ae%c0%ae/x", false),
+        ("/pub/%e0%80%af", false),
+        ("/pub/%f0%80%80%af", false),
+        ("/pub/%ff", false),
+        ("/pub/%c3", false),
+        ("/pub/%c3x", false),
+        ("/pub/%ed%a0%80", false),
+        ("/pub/%25c0%25af", false),
+    ];
+    for (n, (path, passes)) in rows.iter().enumerate() {
+        let reply = lab.get(&format!("https://api.test:{port}{path}")).await;
+        let line = lab.ended(n).await;
+        if *passes {
+            assert_eq!((reply.status.as_u16(), &line["event"]), (200, &"closed".into()), "{path}");
+        } else {
+            assert_eq!(reply.header("exeat-refusal"), Some("path_not_allowed"), "{path}");
+            assert_eq!((&line["event"], &line["code"]), (&"refused".into(), &"path_not_allowed".into()), "{path}");
+        }
+    }
+    assert_eq!(origin.seen().len(), 1);
+}
