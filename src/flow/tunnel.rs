@@ -483,8 +483,7 @@ fn h2(services: &Services, has_room: bool) -> http2::Builder<TokioExecutor> {
         .initial_connection_window_size(connection)
         .max_send_buf_size(send)
         .keep_alive_interval(Duration::from_secs(20))
-        .keep_alive_timeout(Duration::from_secs(20))
-        .auto_date_header(false);
+        .keep_alive_timeout(Duration::from_secs(20));
     builder
 }
 

@@ -245,3 +245,87 @@ async fn a_path_of_invalid_utf8_is_not_judged_by_rules() {
     }
     assert_eq!(origin.seen().len(), 1);
 }
+
+/// The `Date` fields of an answer, each read as RFC 9110 §5.6.7 wants it written.
+fn dates(reply: &str) -> Vec<std::time::SystemTime> {
+    let head = reply.split("\r\n\r\n").next().unwrap_or_default().to_lowercase();
+    let fields = reply.lines().take(head.lines().count()).filter_map(|line| line.split_once(": "));
+    let dates = fields.filter(|(name, _)| name.eq_ignore_ascii_case("date")).map(|(_, value)| value.to_owned());
+    dates.map(|date| httpdate::parse_http_date(&date).unwrap_or_else(|_| panic!("{date}"))).collect()
+}
+
+fn is_now(dates: &[std::time::SystemTime]) -> bool {
+    let now = std::time::SystemTime::now();
+    let near = |date: std::time::SystemTime| {
+        let apart = now.duration_since(date).unwrap_or_else(|error| error.duration());
+        apart < lab::PATIENCE
+    };
+    dates.len() == 1 && dates.iter().all(|date| near(*date))
+}
+
+#[tokio::test]
+async fn our_own_answers_have_a_date() {
+    let (lab, origin) = lab::simple().await;
+    let to = format!("api.test:{}", origin.port());
+    let rows = [
+        ("GET http:// HTTP/1.1\r\n\r\n".to_owned(), "400"),
+        ("GET / HTTP/1.1\nx\r\n\r\n".to_owned(), "400"),
+        (format!("GET https://{to}/ HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n"), "407"),
+        ("GET https://evil.test/ HTTP/1.1\r\nHost: evil.test\r\n{auth}Connection: close\r\n\r\n".to_owned(), "403"),
+        ("CONNECT evil.test:443 HTTP/1.1\r\nHost: evil.test:443\r\n{auth}\r\n".to_owned(), "403"),
+        ("GET /v1/self HTTP/1.1\r\nHost: x\r\n{auth}Connection: close\r\n\r\n".to_owned(), "200"),
+        ("POST /v1/self HTTP/1.1\r\nHost: x\r\n{auth}Connection: close\r\n\r\n".to_owned(), "405"),
+    ];
+    for (text, status) in rows {
+        let reply = lab.raw(&text).await;
+        assert!(reply.starts_with(&format!("HTTP/1.1 {status} ")), "{text}: {reply}");
+        assert!(is_now(&dates(&reply)), "{text}: {reply}");
+    }
+    for way in lab::client::Way::ALL {
+        let reply = lab.by(way, "TRACE", &format!("https://{to}/"), &[], "").await;
+        assert_eq!((reply.status.as_u16(), reply.headers.get_all("date").iter().count()), (403, 1), "{way:?}");
+    }
+}
+
+/// RFC 9110 §6.6.1: the time at which an answer without one came. One that has one keeps it.
+#[tokio::test]
+async fn an_answer_without_a_date_gets_one() {
+    const OLD: &str = "Tue, 15 Nov 1994 08:12:31 GMT";
+    for (words, is_old) in [
+        (&b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"[..], false),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", false),
+        (b"HTTP/1.1 200 OK\r\nDate: Tue, 15 Nov 1994 08:12:31 GMT\r\nContent-Length: 2\r\n\r\nok", true),
+    ] {
+        let ground = Ground::new().await;
+        let (port, _) = lab::origin::raw_tls(&ground, "api.test", words).await;
+        let lab = ground.proxy(&lab::allow_api(port)).await;
+        for (n, way) in lab::client::Way::ALL.into_iter().enumerate() {
+            let reply = lab.by(way, "GET", &format!("https://api.test:{port}/"), &[], "").await;
+            let dates: Vec<_> = reply.headers.get_all("date").iter().map(|date| date.to_str().unwrap()).collect();
+            assert_eq!(dates.len(), 1, "{way:?}: {reply:?}");
+            let parsed = httpdate::parse_http_date(dates[0]).unwrap();
+            assert!(if is_old { dates == [OLD] } else { is_now(&[parsed]) }, "{way:?}: {dates:?}");
+            assert_eq!(lab.ended(n).await["event"], "closed");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_coding_that_cannot_be_read_is_answered_with_those_that_can() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let port = origin.port();
+    let key = "credentials = [\"K\"]\n[credentials.K]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n";
+    let lab = ground.proxy(&format!("{}{key}", lab::allow_api(port))).await;
+    for (n, way) in lab::client::Way::ALL.into_iter().enumerate() {
+        let fields = [("content-encoding", "compress")];
+        let reply = lab.by(way, "POST", &format!("https://api.test:{port}/"), &fields, "body").await;
+        reply.assert_refused(415, "content_coding_unsupported");
+        assert_eq!(reply.header("accept-encoding"), Some("br, deflate, gzip, zstd"), "{way:?}");
+        assert_eq!(lab.ended(n).await["code"], "content_coding_unsupported");
+    }
+    let text = "POST /v1/self/tool_calls HTTP/1.1\r\nHost: x\r\n{auth}Content-Encoding: gzip\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
+    let reply = lab.raw(text).await;
+    assert!(reply.starts_with("HTTP/1.1 415 ") && reply.contains("\r\naccept-encoding: identity\r\n"), "{reply}");
+    assert!(origin.seen().is_empty());
+}
