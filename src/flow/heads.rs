@@ -19,10 +19,10 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::chunks::Chunks;
 use super::io::Linger;
 use super::socket::Watch;
 use crate::model::refusal::{Deny, Refusal};
+use crate::stages::chunks::Chunks;
 use crate::stages::parse::{self, Framing, Head};
 
 /// What is read of a client at once while its head is not complete, in bytes.

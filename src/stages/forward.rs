@@ -22,6 +22,7 @@ use super::dial::{self, OriginStream, Sockets};
 use super::fields;
 use super::forgiving::Forgiving;
 use super::inject::{Outbound, Parcel};
+use super::late_trailers::{Framing, LateTrailers, Trailers};
 use super::pin::PinnedTarget;
 use super::pool::{Key, Lease, MAX_STREAMS, Pool, Sender, lock};
 use super::quota::Quota;
@@ -351,6 +352,8 @@ fn handshake_failed(error: &std::io::Error, record: &mut Record) -> Refusal {
 async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
     let io = Written::h1(io);
     let heads = io.heads();
+    let io = LateTrailers::new(io);
+    let announced = io.announced();
     let (sender, connection) = http1::Builder::new()
         .preserve_header_case(true)
         .max_header_size(MAX_RESPONSE_HEAD)
@@ -358,7 +361,7 @@ async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
     let task = tokio::spawn(connection.with_upgrades());
-    Ok(Sender::h1(sender, heads, task.abort_handle()))
+    Ok(Sender::h1(sender, heads, announced, task.abort_handle()))
 }
 
 /// A connection of a budget that has no room for its windows has small ones.
@@ -393,12 +396,13 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
     request.extensions_mut().insert(target.clone());
     request.headers_mut().remove(TRANSFER_ENCODING);
     request.headers_mut().remove(CONNECTION);
-    if lease.is_h2() {
+    let Some(announced) = lease.announced() else {
         *request.version_mut() = Version::HTTP_2;
         *request.uri_mut() = target.0;
         request.headers_mut().remove(HOST);
+        request.body_mut().put_trailers(None);
         return request;
-    }
+    };
     *request.version_mut() = Version::HTTP_11;
     if let Some(Ok(host)) = target.0.authority().map(|authority| HeaderValue::from_str(authority.as_str())) {
         request.headers_mut().insert(HOST, host);
@@ -407,10 +411,18 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
     if let Some(path) = target.0.path_and_query().cloned() {
         *request.uri_mut() = path.into();
     }
+    if request.body().has_trailers() {
+        // Behind a body with a length there is no place for them (RFC 9112 §7.1.2).
+        request.headers_mut().remove(CONTENT_LENGTH);
+    }
+    let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     // A body without a length has to be framed here, or hyper would leave it out without an error.
-    if !request.body().is_end_stream() && !request.headers().contains_key(CONTENT_LENGTH) {
+    let trailers = (!request.body().is_end_stream() && length.is_none()).then(Trailers::default);
+    if trailers.is_some() {
         request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
+    announced.push(trailers.clone().map_or(Framing::Length(length.unwrap_or_default()), Framing::Chunked));
+    request.body_mut().put_trailers(trailers);
     if request.extensions().get::<Wanted>().is_some() {
         request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
     } else if request.headers().contains_key(TE) {

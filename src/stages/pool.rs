@@ -20,6 +20,7 @@ use hyper::client::conn::{TrySendError, http1, http2};
 use tokio::task::AbortHandle;
 
 use super::budget::Reservation;
+use super::late_trailers::Announced;
 use super::pin::PinnedTarget;
 use super::upload::RequestBody;
 use crate::model::name::ExecutionId;
@@ -61,6 +62,7 @@ pub(super) struct H1 {
     sender: http1::SendRequest<RequestBody>,
     /// Heads that have gone out.
     heads: Arc<AtomicU64>,
+    announced: Announced,
     _task: AbortOnDrop,
 }
 
@@ -141,8 +143,13 @@ impl Key {
 }
 
 impl Sender {
-    pub(super) fn h1(sender: http1::SendRequest<RequestBody>, heads: Arc<AtomicU64>, task: AbortHandle) -> Self {
-        Self::H1(H1 { sender, heads, _task: AbortOnDrop(task) })
+    pub(super) fn h1(
+        sender: http1::SendRequest<RequestBody>,
+        heads: Arc<AtomicU64>,
+        announced: Announced,
+        task: AbortHandle,
+    ) -> Self {
+        Self::H1(H1 { sender, heads, announced, _task: AbortOnDrop(task) })
     }
 
     pub(super) fn h2(
@@ -354,6 +361,14 @@ impl Lease {
     }
 
     /// True if an earlier request used it: then it may have died unnoticed.
+    /// Where requests over HTTP/1.1 are announced before they are sent.
+    pub(super) fn announced(&self) -> Option<&Announced> {
+        match &self.sender {
+            Some(Sender::H1(h1)) => Some(&h1.announced),
+            Some(Sender::H2(_)) | None => None,
+        }
+    }
+
     pub(super) fn is_reused(&self) -> bool {
         self.reused
     }

@@ -210,6 +210,25 @@ fn requests() -> Vec<Asked> {
             ),
             |seen| seen.uri.query() == Some("a\\b"),
         ),
+        with(
+            asked(
+                "a trailer, also one that `Trailer` does not name",
+                post("Transfer-Encoding: chunked\r\n", "5\r\nhello\r\n0\r\nX-Sum: 1\r\n\r\n"),
+                "passes with it, also to an origin over HTTP/1.1",
+            ),
+            |seen| seen.body == "hello" && seen.trailers["x-sum"] == "1",
+        ),
+        with(
+            asked(
+                "`Host`, `Content-Length`, `Authorization`, `Cookie`, fields of one hop or `Exeat-*` as trailers",
+                post(
+                    "Transfer-Encoding: chunked\r\n",
+                    "0\r\nHost: evil.test\r\nExeat-Tool: x\r\nCookie: a\r\nTE: gzip\r\n\r\n",
+                ),
+                "passes without them",
+            ),
+            |seen| seen.trailers.is_empty(),
+        ),
         with(asked("a GET with a body", get("Content-Length: 5\r\n") + "hello", "passes with it"), |seen| {
             seen.body == "hello"
         }),

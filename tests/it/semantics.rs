@@ -1,5 +1,11 @@
 //! Targets, methods and paths in their canonical form: on the wire, in the answer and in the audit log.
 
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use http::Request;
+use http_body::Frame;
+use http_body_util::StreamBody;
 use tokio::io::AsyncWriteExt;
 
 use crate::lab::client::read_to_end;
@@ -328,4 +334,85 @@ async fn a_coding_that_cannot_be_read_is_answered_with_those_that_can() {
     let reply = lab.raw(text).await;
     assert!(reply.starts_with("HTTP/1.1 415 ") && reply.contains("\r\naccept-encoding: identity\r\n"), "{reply}");
     assert!(origin.seen().is_empty());
+}
+
+/// A request over h2 of these frames.
+async fn over_h2(lab: &Lab, port: u16, fields: &[(&str, &str)], frames: Vec<Frame<Bytes>>) -> lab::Reply {
+    let to = format!("api.test:{port}");
+    let body = StreamBody::new(futures_util::stream::iter(frames.into_iter().map(Ok::<_, Infallible>)));
+    let mut request = Request::builder().method("POST").uri(format!("https://{to}/x"));
+    for (name, value) in fields {
+        request = request.header(*name, *value);
+    }
+    let mut h2 = lab.h2(&to).await;
+    let response = h2.send_request(request.body(body).unwrap());
+    lab::Reply::read(tokio::time::timeout(lab::PATIENCE, response).await.unwrap().unwrap()).await
+}
+
+fn trailers(fields: &[(&'static str, &'static str)]) -> Frame<Bytes> {
+    let value = |value: &str| http::HeaderValue::from_bytes(value.as_bytes()).unwrap();
+    let mut trailers = http::HeaderMap::new();
+    for (name, text) in fields {
+        trailers.append(http::HeaderName::from_static(name), value(text));
+    }
+    Frame::trailers(trailers)
+}
+
+/// Nobody can announce what comes later, and HTTP/1.1 does not ask for it (RFC 9110 §6.6.2).
+#[tokio::test]
+async fn trailers_that_were_not_announced_reach_an_origin_over_http1() {
+    let ground = Ground::new().await;
+    let origin = ground.origin_h1("api.test").await;
+    let lab = ground.proxy(&lab::allow_api(origin.port())).await;
+    let data = |text: &'static str| Frame::data(Bytes::from_static(text.as_bytes()));
+    let large = Bytes::from(b"0\r\n\r\n".repeat(100_000));
+    let late = [("x-late", "1"), ("x-late", "2"), ("exeat-tool", "x"), ("host", "evil.test"), ("x-sum", "\u{e9}")];
+    let rows = [
+        (vec![], vec![data("hello"), data("0\r\n\r\n"), trailers(&late)], "hello0\r\n\r\n".into()),
+        (vec![("trailer", "x-sum")], vec![data("hello"), trailers(&late)], "hello".into()),
+        (vec![], vec![trailers(&late)], Bytes::new()),
+        (vec![], vec![Frame::data(large.clone()), data("end"), trailers(&late)], [&large[..], b"end"].concat().into()),
+    ];
+    for (n, (fields, frames, body)) in rows.into_iter().enumerate() {
+        assert_eq!(over_h2(&lab, origin.port(), &fields, frames).await.status, 200, "{n}");
+        assert_eq!(lab.ended(n).await["event"], "closed");
+        let seen = origin.last();
+        assert_eq!((seen.body.len(), seen.body == body), (body.len(), true), "{n}");
+        let late: Vec<_> = seen.trailers.get_all("x-late").iter().map(|late| late.to_str().unwrap()).collect();
+        assert_eq!((late, seen.trailers.len()), (vec!["1", "2"], 3), "{n}: {:?}", seen.trailers);
+        assert_eq!(seen.trailers["x-sum"].as_bytes(), "\u{e9}".as_bytes(), "{n}");
+    }
+    // The same over HTTP/1.1, and a connection that goes on behind it.
+    let head = format!("POST https://api.test:{0}/x HTTP/1.1\r\nHost: api.test:{0}\r\n{{auth}}", origin.port());
+    let chunked = "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nx-late: 3\r\n\r\n";
+    let known = "Connection: close\r\nContent-Length: 5\r\n\r\n0\r\n\r\n";
+    let reply = lab.raw(&format!("{head}{chunked}{head}{chunked}{head}{known}")).await;
+    assert_eq!(reply.matches("HTTP/1.1 200 OK").count(), 3, "{reply}");
+    let seen = origin.seen();
+    let [.., first, second, third] = seen.as_slice() else { panic!("{}", seen.len()) };
+    assert_eq!((&first.trailers["x-late"], &second.trailers["x-late"]), (&"3".parse().unwrap(), &"3".parse().unwrap()));
+    assert_eq!((third.body.as_ref(), third.trailers.len()), (&b"0\r\n\r\n"[..], 0));
+}
+
+/// A body that is held until it has been looked through has its trailers with it, whatever length was announced.
+#[tokio::test]
+async fn trailers_behind_a_body_of_known_length_reach_an_origin_over_http1() {
+    let ground = Ground::new().await;
+    let origin = ground.origin_h1("api.test").await;
+    let key = "credentials = [\"K\"]\n[credentials.K]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n";
+    let lab = ground.proxy(&format!("{}{key}", lab::allow_api(origin.port()))).await;
+    let body = || Frame::data(Bytes::from_static(b"hello"));
+    for (n, fields) in [vec![("content-length", "5")], vec![]].into_iter().enumerate() {
+        let reply = over_h2(&lab, origin.port(), &fields, vec![body(), trailers(&[("x-late", "1")])]).await;
+        assert_eq!(reply.status, 200);
+        assert_eq!(lab.ended(n).await["event"], "closed");
+        assert_eq!(
+            (&origin.last().body[..], &origin.last().trailers["x-late"]),
+            (&b"hello"[..], &"1".parse().unwrap())
+        );
+    }
+    let leak = over_h2(&lab, origin.port(), &[], vec![body(), trailers(&[("x-late", lab::KEY)])]).await;
+    leak.assert_refused(403, "leak_detected");
+    assert_eq!(lab.ended(2).await["code"], "leak_detected");
+    assert!(origin.seen().iter().all(|seen| seen.trailers.get("x-late").is_none_or(|late| late == "1")));
 }
