@@ -33,6 +33,7 @@ use crate::policy::rule::{Mode, Policy};
 use crate::stages::authorize::{self, Admitted};
 use crate::stages::budget::Reservation;
 use crate::stages::dial::OriginStream;
+use crate::stages::h2_trailers::MarkTrailers;
 use crate::stages::identify::Caller;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::{Prepaid, Taken};
@@ -324,7 +325,8 @@ impl Inner {
         });
         // Held as long as the connection lives.
         let window = inner.window();
-        let connection = h2(&inner.client.services, window.is_some()).serve_connection(TokioIo::new(io), service);
+        let io = TokioIo::new(MarkTrailers::requests(io));
+        let connection = h2(&inner.client.services, window.is_some()).serve_connection(io, service);
         tokio::pin!(connection);
         let ended = tokio::select! {
             ended = &mut connection => ended,

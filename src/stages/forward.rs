@@ -21,6 +21,7 @@ use super::budget::{Budget, Reservation};
 use super::dial::{self, OriginStream, Sockets};
 use super::fields;
 use super::forgiving::Forgiving;
+use super::h2_trailers::MarkTrailers;
 use super::inject::{Outbound, Parcel};
 use super::late_trailers::{Framing, LateTrailers, Trailers};
 use super::pin::PinnedTarget;
@@ -369,6 +370,7 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: O
     let window = if windows.is_some() { STREAM_WINDOW } else { SMALL_STREAM_WINDOW };
     let io = Written::h2(io);
     let heads = io.heads();
+    let io = MarkTrailers::responses(io);
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(window)

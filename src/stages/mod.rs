@@ -13,6 +13,7 @@ mod forgiving;
 pub mod forward;
 mod frames;
 mod gate;
+pub mod h2_trailers;
 pub mod identify;
 pub mod inject;
 pub mod inspect;

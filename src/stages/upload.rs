@@ -15,7 +15,7 @@ use super::authorize::Grant;
 use super::budget::{Budget, Full, Reservation};
 use super::late_trailers::Trailers;
 use super::leaving::{Leaving, Stop};
-use super::{fields, keys};
+use super::{fields, h2_trailers, keys};
 use crate::audit::record::{Counts, Record};
 use crate::leak::coding::Undecodable;
 use crate::model::limited::Bound;
@@ -154,7 +154,7 @@ impl RequestBody {
 
     /// True if it is here, and trailers are.
     pub(super) fn has_trailers(&self) -> bool {
-        self.here().is_some_and(|(_, trailers)| trailers.is_some())
+        self.here().is_some_and(|(_, trailers)| trailers.is_some_and(|trailers| !trailers.is_empty()))
     }
 
     /// Whether what it announces may be sent.
@@ -342,7 +342,11 @@ impl RequestBody {
             };
             *left = rest;
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(BodyError::Peer)))
+        let unmarked = |mut frame: Frame<Bytes>| {
+            frame.trailers_mut().map(h2_trailers::unmark);
+            frame
+        };
+        Poll::Ready(frame.map(|frame| frame.map(unmarked).map_err(BodyError::Peer)))
     }
 }
 

@@ -5,11 +5,11 @@ use std::convert::Infallible;
 use bytes::Bytes;
 use http::Request;
 use http_body::Frame;
-use http_body_util::StreamBody;
+use http_body_util::{BodyExt, StreamBody};
 use tokio::io::AsyncWriteExt;
 
 use crate::lab::client::read_to_end;
-use crate::lab::{self, Ground, Lab, Origin};
+use crate::lab::{self, Ground, Lab, Origin, h2};
 
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
@@ -415,4 +415,182 @@ async fn trailers_behind_a_body_of_known_length_reach_an_origin_over_http1() {
     leak.assert_refused(403, "leak_detected");
     assert_eq!(lab.ended(2).await["code"], "leak_detected");
     assert!(origin.seen().iter().all(|seen| seen.trailers.get("x-late").is_none_or(|late| late == "1")));
+}
+
+/// What a client over h2 sends on stream 1 behind its head, whether that is a request, and what the origin has got.
+struct Sent {
+    what: &'static str,
+    frames: Vec<u8>,
+    passes: bool,
+}
+
+/// Ways to write trailers, with and without pseudo-fields: in the static table, in the dynamic one, and written out, in
+/// one frame and in several, with padding and priority.
+fn trailing(stream: u32) -> Vec<Sent> {
+    let ends = h2::END_STREAM | h2::END_HEADERS;
+    let data = || h2::frame(h2::DATA, 0, stream, b"hello");
+    let headers = |flags: u8, block: &[u8]| h2::frame(h2::HEADERS, flags, stream, block);
+    let more = |flags: u8, block: &[u8]| h2::frame(h2::CONTINUATION, flags, stream, block);
+    let (sound, field) = (h2::block(&[("x-sum", "1")]), h2::block(&[(":path", "/x"), ("x-sum", "1")]));
+    let padded = [&[3, 0, 0, 0, 0, 9][..], &field, &[0; 3]].concat();
+    let padded_sound = [&[3, 0, 0, 0, 0, 9][..], &sound, &[0; 3]].concat();
+    let (half, rest) = field.split_at(3);
+    let (half_sound, rest_sound) = sound.split_at(3);
+    let resized = [&[0x3f, 0x81, 0x0f][..], &sound].concat();
+    let resized_pseudo = [&[0x20, 0x3f, 0x81, 0x0f][..], &field].concat();
+    let row = |what, frames: &[Vec<u8>], passes| Sent { what, frames: frames.concat(), passes };
+    vec![
+        row("written out", &[data(), headers(ends, &field)], false),
+        row("without data", &[headers(ends, &field)], false),
+        row("of the static table", &[data(), headers(ends, &[0x84])], false),
+        row("with a name of the static table", &[data(), headers(ends, &[0x04, 1, b'/'])], false),
+        row("a status", &[data(), headers(ends, &[0x88])], false),
+        row("added to the dynamic table", &[data(), headers(ends, &[0x44, 2, b'/', b'z'])], false),
+        row("behind a field", &[data(), headers(ends, &[&sound[..], &field].concat())], false),
+        row("with padding and priority", &[data(), headers(ends | 0x28, &padded)], false),
+        row("in two frames", &[data(), headers(h2::END_STREAM, half), more(h2::END_HEADERS, rest)], false),
+        row("behind an empty frame", &[data(), headers(h2::END_STREAM, &[]), more(h2::END_HEADERS, &field)], false),
+        row("behind a new size of the table", &[data(), headers(ends, &resized_pseudo)], false),
+        row(
+            "behind a new size in a frame of its own",
+            &[data(), headers(h2::END_STREAM, &[0x3f, 0x81]), more(h2::END_HEADERS, &[&[0x0f], &field[..]].concat())],
+            false,
+        ),
+        row("sound", &[data(), headers(ends, &sound)], true),
+        row("sound, without data", &[headers(ends, &sound)], true),
+        row("sound, padded", &[data(), headers(ends | 0x28, &padded_sound)], true),
+        row(
+            "sound, in two frames",
+            &[data(), headers(h2::END_STREAM, half_sound), more(h2::END_HEADERS, rest_sound)],
+            true,
+        ),
+        row("sound, behind a new size of the table", &[data(), headers(ends, &resized)], true),
+        row("none at all", &[data(), headers(ends, &[])], true),
+    ]
+}
+
+/// RFC 9113 §8.1: trailers have no pseudo-fields, and a stream that has them is malformed.
+#[tokio::test]
+async fn pseudo_fields_among_request_trailers_are_a_stream_error() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let port = origin.port();
+    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let to = format!("api.test:{port}");
+    let head = [(":method", "POST"), (":scheme", "https"), (":authority", to.as_str()), (":path", "/x")];
+    let mut shared = h2::Wire::open(&lab, &to).await;
+    let (mut passed, rows) = (0, trailing(1).len());
+    for n in 0..rows {
+        // On a connection of its own, and behind the others on one that all of them share.
+        for (stream, is_shared) in [(1, false), (u32::try_from(2 * n + 1).unwrap(), true)] {
+            let mut own = if is_shared { None } else { Some(h2::Wire::open(&lab, &to).await) };
+            let wire = own.as_mut().unwrap_or(&mut shared);
+            let Sent { what, frames, passes } = trailing(stream).remove(n);
+            wire.headers(stream, false, &head);
+            wire.send(&frames).await;
+            let answer = wire.answer(stream).await;
+            let line = lab.ended(2 * n + usize::from(is_shared)).await;
+            if passes {
+                passed += 1;
+                assert_eq!(
+                    (answer, &line["event"], &line["verdict"]),
+                    (h2::Answer::Head, &"closed".into(), &"allow".into()),
+                    "{what}"
+                );
+                let (seen, has) = (origin.last(), usize::from(what != "none at all"));
+                assert_eq!(
+                    (seen.trailers.len(), seen.trailers.contains_key("x-sum")),
+                    (has, has == 1),
+                    "{what}: {seen:?}"
+                );
+            } else {
+                assert_eq!(answer, h2::Answer::Reset(1), "{what}: PROTOCOL_ERROR");
+                assert_ne!(line["verdict"], "allow", "{what}: {line}");
+            }
+        }
+    }
+    // What is refused has not reached the origin as a whole request.
+    assert_eq!(origin.seen().len(), passed);
+}
+
+/// Frames of an answer on the stream that asked, and whether the client gets it whole.
+struct Answered {
+    what: &'static str,
+    frames: Vec<u8>,
+    passes: bool,
+}
+
+fn answers(stream: u32) -> Vec<Answered> {
+    let all = h2::END_STREAM | h2::END_HEADERS;
+    let headers = |flags: u8, block: &[u8]| h2::frame(h2::HEADERS, flags, stream, block);
+    let (ok, early) = (headers(h2::END_HEADERS, &[0x88]), headers(h2::END_HEADERS, &[0x48, 3, b'1', b'0', b'3']));
+    let known_early = headers(h2::END_HEADERS, &[0xbe]);
+    let data = || h2::frame(h2::DATA, 0, stream, b"hello");
+    let (sound, field) = (h2::block(&[("x-sum", "1")]), h2::block(&[(":status", "200"), ("x-sum", "1")]));
+    let row = |what, frames: &[Vec<u8>], passes| Answered { what, frames: frames.concat(), passes };
+    vec![
+        row("a status behind a body", &[ok.clone(), data(), headers(all, &[0x88])], false),
+        row("a status written out", &[ok.clone(), data(), headers(all, &field)], false),
+        row("a path", &[ok.clone(), data(), headers(all, &[0x84])], false),
+        row("a status without a body", &[ok.clone(), headers(all, &field)], false),
+        row("a status behind an interim answer", &[early.clone(), ok.clone(), headers(all, &field)], false),
+        row("sound", &[ok.clone(), data(), headers(all, &sound)], true),
+        row("sound, without a body", &[ok.clone(), headers(all, &sound)], true),
+        row("an interim answer, and a head without a body", &[early.clone(), headers(all, &[0x89])], true),
+        row("an indexed interim answer", &[early, known_early, headers(all, &[0x8b])], true),
+        row("no trailers", &[ok, h2::frame(h2::DATA, h2::END_STREAM, stream, b"hello")], true),
+    ]
+}
+
+/// What an origin says so is no answer to be passed on.
+#[tokio::test]
+async fn pseudo_fields_among_answer_trailers_break_the_answer_off() {
+    for n in 0..answers(1).len() {
+        let ground = Ground::new().await;
+        ground.dns.set("api.test", &["127.0.0.1"]);
+        let acceptor = tokio_rustls::TlsAcceptor::from(ground.server_config("api.test"));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut tls = acceptor.accept(stream).await.unwrap();
+            let mut preface = [0; h2::PREFACE.len()];
+            tokio::io::AsyncReadExt::read_exact(&mut tls, &mut preface).await.unwrap();
+            tls.write_all(&h2::frame(h2::SETTINGS, 0, 0, &[])).await.unwrap();
+            while let Some(frame) = h2::read_frame(&mut tls).await {
+                if frame.kind == h2::HEADERS {
+                    tls.write_all(&answers(frame.stream).remove(n).frames).await.unwrap();
+                }
+            }
+        });
+        let lab = ground.proxy(&lab::allow_api(port)).await;
+        let to = format!("api.test:{port}");
+        let Answered { what, passes, .. } = answers(1).remove(n);
+        let mut client = lab.h2(&to).await;
+        let request = Request::builder().uri(format!("https://{to}/")).body(lab::client::empty()).unwrap();
+        let exchange = async {
+            let response = client.send_request(request).await?;
+            Ok::<_, hyper::Error>((response.status(), response.into_body().collect().await?))
+        };
+        let answer = tokio::time::timeout(lab::PATIENCE, exchange).await.unwrap();
+        let line = lab.ended(0).await;
+        if passes {
+            let (status, body) = answer.unwrap_or_else(|error| panic!("{what}: {error}"));
+            let sum = body.trailers().and_then(|trailers| trailers.get("x-sum")).is_some();
+            assert_eq!(
+                (sum, body.trailers().is_some_and(|all| all.contains_key("exeat-trailers"))),
+                (what.starts_with("sound"), false),
+                "{what}"
+            );
+            assert!(status.is_success() || status == 304, "{what}: {status}");
+            assert_eq!((&line["event"], &line["code"]), (&"closed".into(), &serde_json::Value::Null), "{what}: {line}");
+        } else {
+            assert!(answer.as_ref().is_ok_and(|(status, _)| *status == 502) || answer.is_err(), "{what}: {answer:?}");
+            assert_eq!(
+                (&line["event"], &line["code"]),
+                (&"closed".into(), &"upstream_protocol".into()),
+                "{what}: {line}"
+            );
+        }
+    }
 }
