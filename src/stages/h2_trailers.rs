@@ -74,7 +74,11 @@ enum Streams {
     /// A client's: all but the first of a stream.
     Requests { last: u32 },
     /// An origin's: all behind the final head, and before that there may be interim ones.
-    Responses(BTreeMap<u32, Progress>),
+    Responses {
+        streams: BTreeMap<u32, Progress>,
+        /// The dynamic table may hold an interim status.
+        may_index_interim: bool,
+    },
 }
 
 /// How far the answer on a stream has come.
@@ -84,7 +88,7 @@ enum Progress {
     Interim,
     /// The final head has come.
     Final,
-    /// There was a head whose status stands in HPACK's dynamic table.
+    /// The status of the head stands in HPACK's dynamic table, and may be an interim one.
     Unknown,
 }
 
@@ -121,7 +125,7 @@ impl Streams {
                 is_trailers.then_some(Block { stream, is_trailers })
             }
             Self::Requests { .. } => None,
-            Self::Responses(streams) => {
+            Self::Responses { streams, .. } => {
                 let progress = streams.get(&stream).copied();
                 if (ends && matches!(frame.kind, DATA | HEADERS)) || frame.kind == RST_STREAM {
                     streams.remove(&stream);
@@ -138,8 +142,16 @@ impl Streams {
         }
     }
 
-    fn progress(&mut self, stream: u32, progress: Progress) {
-        if let Self::Responses(streams) = self {
+    /// Notes the first field of a head.
+    fn head(&mut self, stream: u32, field: &[u8]) {
+        if let Self::Responses { streams, may_index_interim } = self {
+            let progress = match (progress(field), field) {
+                // Indexed, of the dynamic table.
+                (Progress::Unknown, [0xbe..=0xff, ..]) if !*may_index_interim => Progress::Final,
+                (progress, _) => progress,
+            };
+            // Literal with incremental indexing (RFC 7541 §6.2.1).
+            *may_index_interim |= progress != Progress::Final && matches!(field, [0x40..=0x7f, ..]);
             streams.insert(stream, progress);
             if streams.len() > MAX_STREAMS {
                 streams.pop_first();
@@ -234,7 +246,10 @@ impl Frames {
 
     /// Looks at what is held of a frame: lets it pass, marks it, or waits for more of it.
     fn look(&mut self, frame: &Header, out: &mut BytesMut) -> io::Result<()> {
-        let Some(block) = self.block else { return Ok(self.pass(frame, out)) };
+        let Some(block) = self.block else {
+            self.pass(frame, out);
+            return Ok(());
+        };
         let (padded, priority) = match frame.kind {
             HEADERS => (frame.flags & PADDED != 0, frame.flags & PRIORITY != 0),
             _ => (false, false),
@@ -248,7 +263,8 @@ impl Frames {
         let length = frame.length.checked_sub(before).and_then(|length| length.checked_sub(padding));
         let (Some(length), Some(fragment)) = (length, payload.get(before..)) else {
             // h2 refuses it.
-            return Ok(self.pass(frame, out));
+            self.pass(frame, out);
+            return Ok(());
         };
         let mut within = self.within_size;
         let is_whole = fragment.len() >= length;
@@ -262,7 +278,7 @@ impl Frames {
             }
             Start::Field(at) if is_whole || fragment.len() >= MAX_HELD => {
                 let field = fragment.get(at..length.min(fragment.len())).unwrap_or_default();
-                self.streams.progress(block.stream, progress(field));
+                self.streams.head(block.stream, field);
                 self.block = None;
                 self.pass(frame, out);
             }
@@ -324,7 +340,7 @@ impl<T> MarkTrailers<T> {
 
     /// For what an origin sends.
     pub fn responses(inner: T) -> Self {
-        Self::new(inner, Streams::Responses(BTreeMap::new()), 0)
+        Self::new(inner, Streams::Responses { streams: BTreeMap::new(), may_index_interim: false }, 0)
     }
 
     fn new(inner: T, streams: Streams, skip: usize) -> Self {
@@ -477,9 +493,13 @@ mod tests {
             (&[head(0, &early_coded)], false),
             (&[head(0, &named)], false),
             (&[head(0, &early), head(0, &ok)], true),
-            (&[head(0, &dynamic)], false),
+            (&[head(0, &dynamic)], true),
             (&[head(0, &dynamic), data.clone()], true),
-            (&[head(0, &dynamic), head(0, &ok)], true),
+            // Once an interim status was indexed, nothing tells a head without a body from trailers.
+            (&[head(0, &early), head(0, &dynamic)], false),
+            (&[head(0, &early), head(0, &dynamic), data.clone()], true),
+            (&[head(0, &early), head(0, &dynamic), head(0, &ok)], true),
+            (&[head(0, &[0x7e, 3, b'1', b'0', b'3']), head(0, &dynamic)], false),
             (&[], false),
             (&[head(end, &ok)], false),
             (&[head(0, &ok), frame(DATA, end, 1, b"x")], false),

@@ -206,10 +206,17 @@ fn method(method: &Method) -> Verdict<()> {
 
 /// Puts a slash where the path is empty (RFC 9110 §4.2.3), or refuses the path.
 fn path(parts: &mut Parts) -> Verdict<()> {
-    let Some(given) = parts.uri.path_and_query() else { return Ok(()) };
+    if parts.method == Method::CONNECT {
+        return Ok(());
+    }
+    if parts.uri.scheme().is_none() && parts.uri.authority().is_some() {
+        // Authority-form is CONNECT's alone (RFC 9112 §3.2.3).
+        return Err(Deny::TargetMalformed.into());
+    }
     let slash = PathAndQuery::from_static("/");
-    // An empty path is shown as a slash, and written as nothing.
-    let is_empty = given.as_str() == "/" && *given != slash;
+    // An empty path is none, or is shown as a slash and written as nothing.
+    let is_empty = parts.uri.path_and_query().is_none_or(|given| given.as_str() == "/" && *given != slash);
+    let given = parts.uri.path_and_query().unwrap_or(&slash);
     let is_options = parts.method.as_str().eq_ignore_ascii_case("OPTIONS");
     if given.path() == "*" || (is_empty && is_options) {
         return Err(Deny::MethodNotAllowed.into());
@@ -221,7 +228,7 @@ fn path(parts: &mut Parts) -> Verdict<()> {
         return Ok(());
     }
     let canonical = match given.query() {
-        None => Ok(slash),
+        None => Ok(slash.clone()),
         Some(query) => PathAndQuery::try_from(format!("/?{query}")),
     };
     let mut uri = std::mem::take(&mut parts.uri).into_parts();
@@ -412,6 +419,7 @@ mod tests {
             ("OPTIONS", "https://a.example/", &[host], Ok("https://a.example")),
             ("OPTIONS", "https://a.example?q", &[host], Ok("https://a.example")),
             ("GET", "https://a.example/a\\b", &[host], Err(Deny::TargetMalformed)),
+            ("GET", "a.example:443", &[host], Err(Deny::TargetMalformed)),
             ("GET", "https://a.example/?a\\b", &[host], Ok("https://a.example")),
             ("GET", &longest, &[host], Ok("https://a.example")),
             ("GET", &too_long, &[host], Err(Deny::UriTooLong)),

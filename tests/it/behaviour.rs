@@ -82,6 +82,7 @@ fn requests() -> Vec<Asked> {
             TARGET,
         ),
         asked("a backslash in the path", "GET https://{host}/a\\b HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n", TARGET),
+        asked("an authority alone, but for CONNECT", "GET {host} HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n", TARGET),
         asked("a scheme other than http and https", "GET ftp://{host}/ HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n", TARGET),
         asked("a target without a host", "GET / HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n", TARGET),
         asked("CONNECT without a port", "CONNECT api.test HTTP/1.1\r\nHost: api.test\r\n{auth}\r\n", TARGET),
@@ -220,10 +221,10 @@ fn requests() -> Vec<Asked> {
         ),
         with(
             asked(
-                "`Host`, `Content-Length`, `Authorization`, `Cookie`, fields of one hop or `Exeat-*` as trailers",
+                "trailers of framing, routing, control, authentication, content (RFC 9110 §6.5.1) or one hop, `Exeat-*`",
                 post(
                     "Transfer-Encoding: chunked\r\n",
-                    "0\r\nHost: evil.test\r\nExeat-Tool: x\r\nCookie: a\r\nTE: gzip\r\n\r\n",
+                    "0\r\nHost: evil.test\r\nExeat-Tool: x\r\nCookie: a\r\nTE: gzip\r\nRange: bytes=0-\r\nContent-Type: a/b\r\n\r\n",
                 ),
                 "passes without them",
             ),

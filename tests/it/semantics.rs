@@ -81,6 +81,36 @@ async fn a_target_without_a_path_is_a_slash_inside_tunnels_too() {
     }
 }
 
+/// Over h2 a request need not have `:authority`, and over HTTP/1.1 one may have nothing else.
+#[tokio::test]
+async fn a_target_of_less_is_read_in_the_same_way() {
+    let ground = Ground::new().await;
+    let origin = ground.origin_h1("api.test").await;
+    let lab = ground.proxy(&lab::allow_api(origin.port())).await;
+    let to = format!("api.test:{}", origin.port());
+    let mut wire = h2::Wire::open(&lab, &to).await;
+    for (n, (method, path)) in [("GET", "#f"), ("OPTIONS", "#"), ("OPTIONS", "*")].into_iter().enumerate() {
+        let stream = u32::try_from(2 * n + 1).unwrap();
+        wire.headers(stream, true, &[(":method", method), (":scheme", "https"), (":path", path), ("host", &to)]);
+        wire.send(&[]).await;
+        assert_eq!(wire.answer(stream).await, h2::Answer::Head, "{method} {path}");
+        let (line, passes) = (lab.ended(n).await, method == "GET");
+        let code = if passes { serde_json::Value::Null } else { "method_not_allowed".into() };
+        assert_eq!(
+            (&line["event"], &line["code"]),
+            (&if passes { "closed" } else { "refused" }.into(), &code),
+            "{line}"
+        );
+    }
+    let mut tls = lab.tls(&to, &["http/1.1"]).await;
+    tls.write_all(format!("GET {to} HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
+    let reply = read_to_end(&mut tls).await;
+    assert!(reply.starts_with("HTTP/1.1 400 ") && reply.contains("exeat-refusal: target_malformed"), "{reply}");
+    assert_eq!(lab.ended(3).await["code"], "target_malformed");
+    assert_eq!(origin.seen().len(), 1);
+    assert_eq!(origin.last().uri.path_and_query().map(|path| path.as_str()), Some("/"));
+}
+
 async fn assert_line(lab: &Lab, n: usize, origin: &Origin, want: &str) {
     let line = lab.ended(n).await;
     assert_eq!((&line["event"], &line["path"]), (&"closed".into(), &"/".into()), "{line}");
@@ -366,7 +396,14 @@ async fn trailers_that_were_not_announced_reach_an_origin_over_http1() {
     let lab = ground.proxy(&lab::allow_api(origin.port())).await;
     let data = |text: &'static str| Frame::data(Bytes::from_static(text.as_bytes()));
     let large = Bytes::from(b"0\r\n\r\n".repeat(100_000));
-    let late = [("x-late", "1"), ("x-late", "2"), ("exeat-tool", "x"), ("host", "evil.test"), ("x-sum", "\u{e9}")];
+    let late = [
+        ("x-late", "1"),
+        ("x-late", "2"),
+        ("exeat-tool", "x"),
+        ("host", "evil.test"),
+        ("if-match", "x"),
+        ("x-sum", "\u{e9}"),
+    ];
     let rows = [
         (vec![], vec![data("hello"), data("0\r\n\r\n"), trailers(&late)], "hello0\r\n\r\n".into()),
         (vec![("trailer", "x-sum")], vec![data("hello"), trailers(&late)], "hello".into()),

@@ -43,7 +43,6 @@ pub fn block(fields: &[(&str, &str)]) -> Vec<u8> {
 #[derive(Clone, Debug)]
 pub struct Frame {
     pub kind: u8,
-    pub flags: u8,
     pub stream: u32,
     pub payload: Vec<u8>,
 }
@@ -62,10 +61,10 @@ pub enum Answer {
 pub async fn read_frame(io: &mut (impl AsyncRead + Unpin)) -> Option<Frame> {
     let mut head = [0; 9];
     timeout(PATIENCE, io.read_exact(&mut head)).await.expect("a frame comes").ok()?;
-    let [a, b, c, kind, flags, stream @ ..] = head;
+    let [a, b, c, kind, _flags, stream @ ..] = head;
     let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
     timeout(PATIENCE, io.read_exact(&mut payload)).await.expect("the frame ends").ok()?;
-    Some(Frame { kind, flags, stream: u32::from_be_bytes(stream), payload })
+    Some(Frame { kind, stream: u32::from_be_bytes(stream), payload })
 }
 
 /// A connection inside a tunnel of its own, on which the test writes frames.
@@ -86,10 +85,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Wire<T> {
     pub fn headers(&mut self, stream: u32, ends: bool, fields: &[(&str, &str)]) {
         let flags = END_HEADERS | if ends { END_STREAM } else { 0 };
         self.out.extend(frame(HEADERS, flags, stream, &block(fields)));
-    }
-
-    pub fn data(&mut self, stream: u32, ends: bool, data: &[u8]) {
-        self.out.extend(frame(DATA, u8::from(ends), stream, data));
     }
 
     /// Writes what has been put together, and more bytes behind it.
