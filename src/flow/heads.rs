@@ -586,6 +586,21 @@ mod tests {
         "\x16\x03\x01\r\n\r\n",
     ];
 
+    /// However it comes, the target is rewritten and what follows keeps its place.
+    #[test]
+    fn options_of_the_whole_server_become_an_asterisk_wherever_they_are_cut() {
+        let (one, two) = ("OPTIONS http://a.example", " HTTP/1.1\r\nHost: a.example\r\nContent-Length: 2\r\n\r\nab");
+        let behind = "GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n";
+        let text = format!("{one}{two}{behind}");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        for size in [1, 2, 7, 30, 60, text.len()] {
+            let pieces = text.as_bytes().chunks(size).map(<[u8]>::to_vec).collect();
+            let (found, refused) = runtime.block_on(through(pieces, 3));
+            assert_eq!(String::from_utf8(found).unwrap(), format!("OPTIONS *{two}{behind}"), "in pieces of {size}");
+            assert!(refused.is_empty(), "{refused:?}");
+        }
+    }
+
     proptest! {
         #[test]
         fn sound_messages_pass_as_they_are_wherever_they_are_cut(

@@ -1,8 +1,8 @@
-//! Pseudo-fields among trailers over HTTP/2. Not a stage: what stands between h2 and a connection.
+//! Refuses pseudo-fields among trailers over HTTP/2. Not a stage: a stream between h2 and a connection.
 //!
 //! Trailers with pseudo-fields are malformed (RFC 9113 §8.1), but h2 drops such fields without a word. It does refuse
 //! pseudo-fields behind a regular field. So a regular field is put at the beginning of every block of trailers, in a form
-//! that leaves HPACK's tables alone, and what was put in is removed again where trailers are read.
+//! that leaves HPACK's tables alone; this mark is removed where trailers are read.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,13 +18,13 @@ const MARK: &str = "exeat-trailers";
 /// The field: never indexed, its name of 14 bytes written out, without a value (RFC 7541 §6.2.3).
 const MARK_FIELD: &[u8] = b"\x10\x0eexeat-trailers\x00";
 
-/// What a client's connection begins with (RFC 9113 §3.4), in bytes.
+/// The client's connection preface (RFC 9113 §3.4), in bytes.
 const PREFACE: usize = 24;
 /// The header of a frame (§4.1), in bytes.
 const FRAME_HEADER: usize = 9;
 /// Padding length and priority before a block (§6.2), in bytes.
 const MAX_PREFIX: usize = 6;
-/// What is held of a block before its first field, in bytes. Two new sizes of the table take twelve at most.
+/// The most of a block that is held before its first field, in bytes. Two table size updates take twelve at most.
 const MAX_HELD: usize = 64;
 /// Streams of an origin that are remembered.
 const MAX_STREAMS: usize = 1024;
@@ -38,11 +38,11 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// A connection on which the blocks of trailers that come in are marked.
+/// A connection whose incoming blocks of trailers are marked.
 pub struct MarkTrailers<T> {
     inner: T,
     frames: Frames,
-    /// What has been changed and not given out.
+    /// Bytes that have been rewritten and not yet read.
     out: BytesMut,
 }
 
@@ -57,7 +57,7 @@ struct Frames {
     held: Vec<u8>,
     /// The block that is being looked at, until its first field has come.
     block: Option<Block>,
-    /// The number that a new table size is goes on in the next frame.
+    /// The last table size update continues in the next frame.
     within_size: bool,
 }
 
@@ -115,7 +115,7 @@ impl Header {
 }
 
 impl Streams {
-    /// Notes a frame. Returns what is to be looked at in the block that it begins.
+    /// Records a frame, and returns the block that it begins if that block matters.
     fn note(&mut self, frame: &Header) -> Option<Block> {
         let (stream, ends) = (frame.stream, frame.flags & END_STREAM != 0);
         match self {
@@ -133,7 +133,7 @@ impl Streams {
                 match (frame.kind, progress) {
                     (DATA, Some(_)) if !ends => drop(streams.insert(stream, Progress::Final)),
                     (HEADERS, Some(Progress::Final)) => return Some(Block { stream, is_trailers: true }),
-                    // A head without a body, or trailers behind a head of unknown status: nothing tells them apart.
+                    // With END_STREAM it may be a head without a body or trailers; the two look the same.
                     (HEADERS, _) if !ends => return Some(Block { stream, is_trailers: false }),
                     _ => {}
                 }
@@ -142,7 +142,7 @@ impl Streams {
         }
     }
 
-    /// Notes the first field of a head.
+    /// Records the first field of a head.
     fn head(&mut self, stream: u32, field: &[u8]) {
         if let Self::Responses { streams, may_index_interim } = self {
             let progress = match (progress(field), field) {
@@ -160,11 +160,11 @@ impl Streams {
     }
 }
 
-/// What stands in a fragment of a block before its first field.
+/// The beginning of a fragment, before the first field.
 enum Start {
-    /// Nothing but new table sizes, so far.
+    /// Only table size updates so far.
     Sizes,
-    /// So many bytes of new table sizes, and then a field.
+    /// So many bytes of table size updates, and then a field.
     Field(usize),
 }
 
@@ -173,7 +173,7 @@ fn start(fragment: &[u8], within: &mut bool) -> Start {
     for (at, byte) in fragment.iter().enumerate() {
         match (*within, *byte) {
             (true, byte) => *within = byte & 0x80 != 0,
-            // RFC 7541 §6.3: a new size, with a prefix of five bits.
+            // A table size update has a prefix of five bits (RFC 7541 §6.3).
             (false, 0x20..=0x3f) => *within = byte & 0x1f == 0x1f,
             (false, _) => return Start::Field(at),
         }
@@ -181,7 +181,7 @@ fn start(fragment: &[u8], within: &mut bool) -> Start {
     Start::Sizes
 }
 
-/// What the first field of a head says of the answer: `:status` has to be it.
+/// Reads the status class from the first field of a head, which has to be `:status`.
 fn progress(field: &[u8]) -> Progress {
     let digit = match field {
         // Indexed: 200, 204, 206, 304, 400, 404 and 500 of the static table.
@@ -213,7 +213,7 @@ fn first_digit(value: &[u8]) -> Option<u8> {
 }
 
 impl Frames {
-    /// Takes bytes as they come, and gives out what passes.
+    /// Follows incoming bytes and writes them, with marks, to `out`.
     fn feed(&mut self, mut bytes: &[u8], out: &mut BytesMut) -> io::Result<()> {
         while !bytes.is_empty() {
             if self.skip > 0 || self.drop > 0 {
@@ -244,7 +244,7 @@ impl Frames {
         }
     }
 
-    /// Looks at what is held of a frame: lets it pass, marks it, or waits for more of it.
+    /// Decides on a held frame: passes it on, marks it, or waits for more of it.
     fn look(&mut self, frame: &Header, out: &mut BytesMut) -> io::Result<()> {
         let Some(block) = self.block else {
             self.pass(frame, out);
@@ -309,10 +309,10 @@ impl Frames {
 /// A frame whose block is to be marked before its first field.
 struct Marked<'a> {
     frame: &'a Header,
-    /// What has come of the block in this frame, and how long all of it is.
+    /// The bytes of the block that have come in this frame, and the length of all of them.
     fragment: &'a [u8],
     length: usize,
-    /// New table sizes before the first field: they have to stay at the beginning (RFC 7541 §4.2).
+    /// The length of the table size updates, which have to stay at the beginning (RFC 7541 §4.2).
     sizes: usize,
 }
 
@@ -349,7 +349,7 @@ impl<T> MarkTrailers<T> {
     }
 }
 
-/// Removes from trailers what was put in.
+/// Removes the mark from trailers.
 pub(super) fn unmark(trailers: &mut HeaderMap) {
     trailers.remove(MARK);
 }
@@ -495,7 +495,7 @@ mod tests {
             (&[head(0, &early), head(0, &ok)], true),
             (&[head(0, &dynamic)], true),
             (&[head(0, &dynamic), data.clone()], true),
-            // Once an interim status was indexed, nothing tells a head without a body from trailers.
+            // After an indexed interim status, a head without a body looks like trailers.
             (&[head(0, &early), head(0, &dynamic)], false),
             (&[head(0, &early), head(0, &dynamic), data.clone()], true),
             (&[head(0, &early), head(0, &dynamic), head(0, &ok)], true),

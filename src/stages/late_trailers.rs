@@ -1,4 +1,4 @@
-//! Request trailers towards an origin over HTTP/1.1. Not a stage: what `forward` puts between HTTP and a connection.
+//! Writes request trailers to an origin over HTTP/1.1. Not a stage: a stream between hyper and a connection.
 //!
 //! hyper writes a trailer only if the head announces its name, and a client over h2 need not announce any
 //! (RFC 9110 §6.6.2). So hyper writes the body without its trailers, and they are put in behind the last chunk here.
@@ -20,7 +20,7 @@ use super::pool::lock;
 #[derive(Clone, Default)]
 pub(super) struct Trailers(Arc<Mutex<Bytes>>);
 
-/// What follows the head of a request.
+/// The body that follows the head of a request.
 #[derive(Clone)]
 pub(super) enum Framing {
     /// A chunked body, and these trailers.

@@ -22,9 +22,9 @@ async fn on_the_wire(keys: &str) -> (Lab, u16, std::sync::Arc<std::sync::Mutex<V
     (ground.proxy(&text).await, port, read)
 }
 
-/// What `{host}`, `{name}` and `{port}` stand for, filled in.
+/// Fills in `{host}`.
 fn filled(text: &str, port: u16) -> String {
-    text.replace("{host}", &format!("api.test:{port}")).replace("{port}", &port.to_string())
+    text.replace("{host}", &format!("api.test:{port}"))
 }
 
 #[tokio::test]
@@ -388,7 +388,7 @@ fn trailers(fields: &[(&'static str, &'static str)]) -> Frame<Bytes> {
     Frame::trailers(trailers)
 }
 
-/// Nobody can announce what comes later, and HTTP/1.1 does not ask for it (RFC 9110 §6.6.2).
+/// A client need not announce trailers (RFC 9110 §6.6.2).
 #[tokio::test]
 async fn trailers_that_were_not_announced_reach_an_origin_over_http1() {
     let ground = Ground::new().await;
@@ -431,6 +431,46 @@ async fn trailers_that_were_not_announced_reach_an_origin_over_http1() {
     assert_eq!((third.body.as_ref(), third.trailers.len()), (&b"0\r\n\r\n"[..], 0));
 }
 
+/// Many at a time, on connections that are used again and again: each request has its own trailers.
+#[tokio::test(flavor = "multi_thread")]
+async fn trailers_stay_with_their_request() {
+    let ground = Ground::new().await;
+    let origin = ground.origin_h1("api.test").await;
+    let port = origin.port();
+    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let to = format!("api.test:{port}");
+    let h2 = lab.h2(&to).await;
+    let send = async |n: usize| {
+        let (mut h2, to) = (h2.clone(), to.clone());
+        let mut frames = vec![Ok::<_, Infallible>(Frame::data(Bytes::from(format!("body-{n}"))))];
+        if n.is_multiple_of(3) {
+            frames.clear();
+        }
+        if !n.is_multiple_of(5) {
+            let mut late = http::HeaderMap::new();
+            late.insert("x-late", n.into());
+            frames.push(Ok(Frame::trailers(late)));
+        }
+        let body = StreamBody::new(futures_util::stream::iter(frames));
+        let request = Request::builder().method("POST").uri(format!("https://{to}/{n}")).body(body).unwrap();
+        let reply = lab::Reply::read(h2.send_request(request).await.unwrap()).await;
+        assert_eq!(reply.status, 200);
+    };
+    for round in 0..10 {
+        futures_util::future::join_all((0..20).map(|n| send(round * 20 + n))).await;
+    }
+    let seen = origin.seen();
+    assert_eq!(seen.len(), 200);
+    for seen in seen {
+        let n: usize = seen.uri.path()[1..].parse().unwrap();
+        let late = seen.trailers.get("x-late").map(|late| late.to_str().unwrap().to_owned());
+        assert_eq!(late, (!n.is_multiple_of(5)).then(|| n.to_string()), "{n}");
+        let body = if n.is_multiple_of(3) { String::new() } else { format!("body-{n}") };
+        assert_eq!((seen.body, seen.trailers.len()), (body.into(), usize::from(!n.is_multiple_of(5))), "{n}");
+    }
+    assert!(origin.connections() < 100, "{} connections for 200 requests", origin.connections());
+}
+
 /// A body that is held until it has been looked through has its trailers with it, whatever length was announced.
 #[tokio::test]
 async fn trailers_behind_a_body_of_known_length_reach_an_origin_over_http1() {
@@ -454,7 +494,7 @@ async fn trailers_behind_a_body_of_known_length_reach_an_origin_over_http1() {
     assert!(origin.seen().iter().all(|seen| seen.trailers.get("x-late").is_none_or(|late| late == "1")));
 }
 
-/// What a client over h2 sends on stream 1 behind its head, whether that is a request, and what the origin has got.
+/// The frames that a client sends behind the head of a request, and whether they are well-formed.
 struct Sent {
     what: &'static str,
     frames: Vec<u8>,
@@ -546,7 +586,7 @@ async fn pseudo_fields_among_request_trailers_are_a_stream_error() {
             }
         }
     }
-    // What is refused has not reached the origin as a whole request.
+    // A malformed request has not reached the origin whole.
     assert_eq!(origin.seen().len(), passed);
 }
 
@@ -579,7 +619,7 @@ fn answers(stream: u32) -> Vec<Answered> {
     ]
 }
 
-/// What an origin says so is no answer to be passed on.
+/// The client must not take such an answer for a whole one.
 #[tokio::test]
 async fn pseudo_fields_among_answer_trailers_break_the_answer_off() {
     for n in 0..answers(1).len() {

@@ -47,7 +47,7 @@ pub struct Frame {
     pub payload: Vec<u8>,
 }
 
-/// What comes first on a stream.
+/// The first frame that matters on a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
     Head,
@@ -94,7 +94,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Wire<T> {
         self.io.flush().await.unwrap();
     }
 
-    /// What comes first on a stream; what came for others is kept.
+    /// Waits for the first HEADERS or RST_STREAM of a stream. Those of others are kept.
     pub async fn answer(&mut self, stream: u32) -> Answer {
         let code = |payload: &[u8]| u32::from_be_bytes(payload.try_into().unwrap());
         if let Some(at) = self.came.iter().position(|frame| frame.stream == stream) {
