@@ -671,3 +671,39 @@ async fn pseudo_fields_among_answer_trailers_break_the_answer_off() {
         }
     }
 }
+
+/// Malformed in the first of several frames, h2 ends the connection instead of the stream; and a client that goes on
+/// and on is sent away.
+#[tokio::test]
+async fn a_client_that_sends_malformed_trailers_again_and_again_is_sent_away() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let port = origin.port();
+    let lab = ground.proxy(&lab::allow_api(port)).await;
+    let to = format!("api.test:{port}");
+    let head = [(":method", "POST"), (":scheme", "https"), (":authority", to.as_str()), (":path", "/x")];
+    let mut wire = h2::Wire::open(&lab, &to).await;
+    wire.headers(1, false, &head);
+    let (pseudo, field) = (h2::block(&[(":path", "/x")]), h2::block(&[("x-sum", "1")]));
+    let frames = [
+        h2::frame(h2::HEADERS, h2::END_STREAM, 1, &pseudo),
+        h2::frame(h2::CONTINUATION, 0, 1, &field),
+        h2::frame(h2::CONTINUATION, h2::END_HEADERS, 1, &field),
+    ];
+    wire.send(&frames.concat()).await;
+    let answer = wire.answer(1).await;
+    assert!(matches!(answer, h2::Answer::Reset(1) | h2::Answer::GoAway(1)), "{answer:?}");
+    let line = lab.ended(0).await;
+    // The line is the tunnel's, or that of the request if it had been taken up by then.
+    assert_eq!((line["verdict"] == "allow", &line["task"]), (false, &"t".into()), "{line}");
+    let mut wire = h2::Wire::open(&lab, &to).await;
+    for n in 0..2000 {
+        wire.headers(2 * n + 1, false, &head);
+        wire.headers(2 * n + 1, true, &[(":path", "/x")]);
+    }
+    // The proxy may hang up before it has all of it.
+    let _ = tokio::time::timeout(lab::PATIENCE, wire.io.write_all(&wire.out)).await;
+    assert_eq!(wire.answer(u32::MAX).await, h2::Answer::GoAway(11), "ENHANCE_YOUR_CALM");
+    assert!(origin.seen().is_empty(), "no request came whole");
+    assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200, "others are served");
+}

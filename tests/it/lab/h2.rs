@@ -70,7 +70,7 @@ pub async fn read_frame(io: &mut (impl AsyncRead + Unpin)) -> Option<Frame> {
 /// A connection inside a tunnel of its own, on which the test writes frames.
 pub struct Wire<T = TlsStream<TcpStream>> {
     pub io: T,
-    out: Vec<u8>,
+    pub out: Vec<u8>,
     came: VecDeque<Frame>,
 }
 
