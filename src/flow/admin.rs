@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
+use http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -100,9 +100,15 @@ impl Admin {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>, known: bool, slot: &Slot) -> Response<Full<Bytes>> {
+    async fn answer(&self, mut request: Request<Incoming>, known: bool, slot: &Slot) -> Response<Full<Bytes>> {
         if !is_for_us(request.headers()) {
             return words(StatusCode::FORBIDDEN, "the Host or Origin field names another site\n");
+        }
+        let allowed = methods(request.uri().path());
+        let is_allowed = allowed.is_some_and(|allowed| allowed.split(", ").any(|it| it == request.method().as_str()));
+        if *request.method() == Method::HEAD && is_allowed {
+            // The HTTP server leaves the body out.
+            *request.method_mut() = Method::GET;
         }
         let path = request.uri().path();
         match (request.method(), path) {
@@ -111,6 +117,9 @@ impl Admin {
             _ if !known && !self.is_authorized(request.headers()) => return unauthorized(),
             _ if !slot.identify() => return words(StatusCode::SERVICE_UNAVAILABLE, "too many connections\n"),
             _ => {}
+        }
+        if let Some(allowed) = allowed.filter(|_| !is_allowed) {
+            return another_method(allowed);
         }
         if secrets::owns(path) {
             let (status, value) = secrets::answer(&self.services, self.file.as_ref(), request).await;
@@ -127,9 +136,6 @@ impl Admin {
         match (request.method(), path) {
             (&Method::GET, "/v1/tasks") => self.tasks(),
             (&Method::POST, "/v1/reload") => self.reload().await,
-            (_, "/healthz" | "/readyz" | "/v1/tasks" | "/v1/reload") => {
-                words(StatusCode::METHOD_NOT_ALLOWED, "another method\n")
-            }
             _ => words(StatusCode::NOT_FOUND, "no such page\n"),
         }
     }
@@ -195,6 +201,30 @@ fn is_for_us(headers: &HeaderMap) -> bool {
     let origin_is_ours =
         headers.get(ORIGIN).is_none_or(|origin| origin.as_bytes() == format!("http://{authority}").as_bytes());
     named_by_address && origin_is_ours
+}
+
+/// The methods that a path takes; none if there is no such path.
+fn methods(path: &str) -> Option<&'static str> {
+    let segments: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
+    match segments.as_slice() {
+        ["healthz" | "readyz"] | ["v1", "tasks"] => Some("GET, HEAD"),
+        ["v1", "reload"] => Some("POST"),
+        ["v1", "executions"] => Some("GET, HEAD, POST"),
+        ["v1", "executions", _] => Some("GET, HEAD, DELETE"),
+        ["v1", "executions", _, "tool_calls"] => Some("GET, HEAD"),
+        ["v1", "secrets"] | ["v1", "secrets", _] => Some("GET, HEAD"),
+        ["v1", "secrets", _, _] => Some("GET, HEAD, PUT, DELETE"),
+        ["v1", "approvals"] => Some("GET, HEAD"),
+        ["v1", "approvals", _] => Some("GET, HEAD, POST"),
+        _ => None,
+    }
+}
+
+/// The path is there, and takes these methods (RFC 9110 §15.5.6).
+fn another_method(allowed: &'static str) -> Response<Full<Bytes>> {
+    let mut response = document(StatusCode::METHOD_NOT_ALLOWED, &json!({ "error": "another method" }));
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+    response
 }
 
 fn words(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {

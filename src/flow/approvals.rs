@@ -38,7 +38,6 @@ pub(super) async fn answer(services: &Services, request: Request<Incoming>) -> S
         (&Method::GET, []) => list(services, request.uri().query()).await,
         (&Method::GET, [id]) => show(services, id).await,
         (&Method::POST, [id]) => decide(services, id, request).await,
-        (_, [] | [_]) => Err(said(StatusCode::METHOD_NOT_ALLOWED, "another method")),
         _ => Err(said(StatusCode::NOT_FOUND, "no such page")),
     };
     done.unwrap_or_else(|why| why)

@@ -143,12 +143,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The server for HTTP/1.1, also inside tunnels. How long a head may be and take is the gate's.
 pub(super) fn h1() -> http1::Builder {
     let mut builder = http1::Builder::new();
-    builder
-        .header_read_timeout(None)
-        .max_buf_size(MAX_BUFFER)
-        .preserve_header_case(true)
-        .half_close(true)
-        .auto_date_header(false);
+    builder.header_read_timeout(None).max_buf_size(MAX_BUFFER).preserve_header_case(true).half_close(true);
     builder
 }
 
@@ -159,6 +154,7 @@ async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<In
     let services = &client.services;
     let mut record = services.record(&client.peer);
     let page = own::page(&mut request);
+    let is_own = page.is_some();
     record.request(&request);
     let connect = request.method() == Method::CONNECT;
     let doorway = Doorway::of(&mut request, passage);
@@ -185,6 +181,7 @@ async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<In
             }
             respond::closing(respond::refusal(services, refusal, record))
         }
+        Err(refusal) if is_own => respond::uncoded(respond::refusal(services, refusal, record)),
         Err(refusal) => respond::refusal(services, refusal, record),
     }
 }

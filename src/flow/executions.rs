@@ -65,7 +65,6 @@ pub(super) async fn answer(services: &Arc<Services>, request: Request<Incoming>)
         (&Method::GET, [id]) => show(services, &ExecutionId::new(id)).await,
         (&Method::DELETE, [id]) => stop(services, &ExecutionId::new(id)).await,
         (&Method::GET, [id, "tool_calls"]) => tool_calls(services, &ExecutionId::new(id)).await,
-        (_, [] | [_] | [_, "tool_calls"]) => Err(said(StatusCode::METHOD_NOT_ALLOWED, "another method")),
         _ => Err(said(StatusCode::NOT_FOUND, "no such page")),
     };
     done.unwrap_or_else(|why| why)

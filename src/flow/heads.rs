@@ -19,10 +19,10 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::chunks::Chunks;
 use super::io::Linger;
 use super::socket::Watch;
 use crate::model::refusal::{Deny, Refusal};
+use crate::stages::chunks::Chunks;
 use crate::stages::parse::{self, Framing, Head};
 
 /// What is read of a client at once while its head is not complete, in bytes.
@@ -215,6 +215,18 @@ impl<T> Heads<T> {
         self.farewell = Some((self.refuse)(refusal.into()).into());
     }
 
+    /// Writes `*` over a target that means the server as a whole, and returns by how many bytes the head is shorter.
+    fn write_asterisk(&mut self) -> usize {
+        let Some(target) = parse::server_wide(&self.buffer) else { return 0 };
+        let Some(shorter) = target.len().checked_sub(1) else { return 0 };
+        self.buffer.copy_within(..target.start, shorter);
+        self.buffer.advance(shorter);
+        if let Some(byte) = self.buffer.get_mut(target.start) {
+            *byte = b'*';
+        }
+        shorter
+    }
+
     /// Looks at what is here of a head.
     fn look(&mut self, searched: usize) {
         // One empty line before a request is let pass (RFC 9112 §2.2).
@@ -234,7 +246,7 @@ impl<T> Heads<T> {
         match parse::raw_head(&self.buffer, searched, self.limits.head) {
             Ok(Head::Whole(length, framing)) => {
                 self.first = false;
-                self.state = State::Through(length, framing);
+                self.state = State::Through(length.saturating_sub(self.write_asterisk()), framing);
             }
             Ok(Head::Partial) => self.state = State::Head(self.buffer.len()),
             Err(deny) => self.refuse(deny),
@@ -573,6 +585,21 @@ mod tests {
         "\r\n\r\nGET / HTTP/1.1\r\n\r\n",
         "\x16\x03\x01\r\n\r\n",
     ];
+
+    /// However it comes, the target is rewritten and what follows keeps its place.
+    #[test]
+    fn options_of_the_whole_server_become_an_asterisk_wherever_they_are_cut() {
+        let (one, two) = ("OPTIONS http://a.example", " HTTP/1.1\r\nHost: a.example\r\nContent-Length: 2\r\n\r\nab");
+        let behind = "GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n";
+        let text = format!("{one}{two}{behind}");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        for size in [1, 2, 7, 30, 60, text.len()] {
+            let pieces = text.as_bytes().chunks(size).map(<[u8]>::to_vec).collect();
+            let (found, refused) = runtime.block_on(through(pieces, 3));
+            assert_eq!(String::from_utf8(found).unwrap(), format!("OPTIONS *{two}{behind}"), "in pieces of {size}");
+            assert!(refused.is_empty(), "{refused:?}");
+        }
+    }
 
     proptest! {
         #[test]

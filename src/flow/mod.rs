@@ -5,7 +5,6 @@ pub mod admin;
 mod admission;
 mod approvals;
 mod billing;
-mod chunks;
 mod connection;
 pub mod daemon;
 mod exchange;

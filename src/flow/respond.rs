@@ -2,12 +2,14 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::{
-    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE, RETRY_AFTER, VIA,
+    ACCEPT_ENCODING, ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, DATE, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    RETRY_AFTER, VIA,
 };
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
@@ -28,6 +30,8 @@ use crate::stages::limit::{self, ResponseBody};
 use crate::stages::upload::BodyError;
 
 const PROBLEM: &str = "application/problem+json";
+/// The content codings of requests that can be read (RFC 9110 §12.5.3).
+const CODINGS: &str = "br, deflate, gzip, zstd";
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -295,6 +299,9 @@ fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
     if notice.status == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
         headers.insert(PROXY_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"exeat\""));
     }
+    if refusal == Deny::ContentCodingUnsupported.into() {
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(CODINGS));
+    }
     if closes(refusal) {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -319,10 +326,35 @@ pub(super) fn closing(mut response: Response<Answer>) -> Response<Answer> {
     response
 }
 
+/// Corrects the refusal of a coding where none is read: on the proxy's own paths.
+pub(super) fn uncoded(mut response: Response<Answer>) -> Response<Answer> {
+    if let Some(codings) = response.headers_mut().get_mut(ACCEPT_ENCODING) {
+        *codings = HeaderValue::from_static("identity");
+    }
+    response
+}
+
+/// The `Date` of the current second (RFC 9110 §6.6.1), which is formatted once. The HTTP servers keep one of their own.
+fn date() -> Option<HeaderValue> {
+    static LAST: Mutex<Option<(u64, HeaderValue)>> = Mutex::new(None);
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    // The format ends with the year 9999.
+    let second = since_epoch.as_secs().min(253_402_300_799);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, date)) = last.as_ref().filter(|(at, _)| *at == second) {
+        return Some(date.clone());
+    }
+    let written = httpdate::fmt_http_date(SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(second))?);
+    let date = HeaderValue::try_from(written).ok()?;
+    *last = Some((second, date.clone()));
+    Some(date)
+}
+
 /// A whole answer as bytes, for a connection that gets no HTTP server.
 pub(super) fn raw(refusal: Refusal, mut record: Record) -> Vec<u8> {
     record.failed(refusal);
-    let (head, body) = closing(render(refusal, record.id(), About::default())).into_parts();
+    let (mut head, body) = closing(render(refusal, record.id(), About::default())).into_parts();
+    head.headers.extend(date().map(|date| (DATE, date)));
     let mut bytes = format!("HTTP/1.1 {}\r\n", head.status).into_bytes();
     for (name, value) in &head.headers {
         bytes.extend_from_slice(name.as_str().as_bytes());

@@ -52,7 +52,6 @@ pub(super) async fn answer(services: &Arc<Services>, file: Option<&ConfigFile>, 
                 Err(why) => why,
             }
         }
-        (_, [] | [_] | [_, _]) => said(StatusCode::METHOD_NOT_ALLOWED, "another method"),
         _ => said(StatusCode::NOT_FOUND, "no such page"),
     }
 }

@@ -35,6 +35,7 @@ use crate::policy::rule::{Mode, Policy};
 use crate::stages::authorize::{self, Admitted};
 use crate::stages::budget::Reservation;
 use crate::stages::dial::OriginStream;
+use crate::stages::h2_trailers::MarkTrailers;
 use crate::stages::identify::Caller;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::{Prepaid, Taken};
@@ -326,7 +327,8 @@ impl Inner {
         });
         // Held as long as the connection lives.
         let window = inner.window();
-        let connection = h2(&inner.client.services, window.is_some()).serve_connection(TokioIo::new(io), service);
+        let io = TokioIo::new(MarkTrailers::requests(io));
+        let connection = h2(&inner.client.services, window.is_some()).serve_connection(io, service);
         tokio::pin!(connection);
         let ended = tokio::select! {
             ended = &mut connection => ended,
@@ -529,8 +531,7 @@ fn h2(services: &Services, has_room: bool) -> http2::Builder<TokioExecutor> {
         .initial_connection_window_size(connection)
         .max_send_buf_size(send)
         .keep_alive_interval(Duration::from_secs(20))
-        .keep_alive_timeout(Duration::from_secs(20))
-        .auto_date_header(false);
+        .keep_alive_timeout(Duration::from_secs(20));
     builder
 }
 

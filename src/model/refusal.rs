@@ -498,8 +498,8 @@ impl Deny {
                 StatusCode::NOT_IMPLEMENTED,
                 Parse,
                 BAD,
-                "A transfer coding that the proxy does not speak",
-                "Send the body with Content-Length, or with chunked as the only transfer coding.",
+                "A transfer coding or a method that the proxy does not implement",
+                "Use a method of at most 32 bytes, and send the body with Content-Length, or with chunked as the only transfer coding.",
             ),
             Self::NotTls => never(
                 "not_tls",

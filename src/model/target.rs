@@ -108,9 +108,10 @@ impl Target {
         }
         let (host, port) = split_port(text)?;
         let port = match port {
+            Some("") | None if port_required => return Err(TargetError),
+            // An empty port is the default one, too (RFC 9110 §4.2).
+            Some("") | None => scheme.default_port(),
             Some(digits) => parse_port(digits)?,
-            None if port_required => return Err(TargetError),
-            None => scheme.default_port(),
         };
         let host = Host::parse(host).map_err(|_| TargetError)?;
         Ok(Self { scheme, host, port })
@@ -176,7 +177,7 @@ fn split_port(text: &str) -> Result<(&str, Option<&str>), TargetError> {
 }
 
 fn parse_port(digits: &str) -> Result<u16, TargetError> {
-    if digits.is_empty() || digits.len() > 5 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+    if digits.len() > 5 || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return Err(TargetError);
     }
     digits.parse().ok().filter(|port| *port != 0).ok_or(TargetError)
@@ -194,6 +195,7 @@ mod tests {
             ("[2001:db8::1]:443", Some("[2001:db8::1]:443")),
             ("example.com", None),
             ("example.com:", None),
+            ("[2001:db8::1]:", None),
             ("example.com:0", None),
             ("example.com:65536", None),
             ("example.com:+443", None),
@@ -215,6 +217,11 @@ mod tests {
             ("http://example.com:80/x", Some("http://example.com")),
             ("https://example.com:80/x", Some("https://example.com:80")),
             ("https://[::1]/x", Some("https://[::1]")),
+            ("https://example.com:/x", Some("https://example.com")),
+            ("http://example.com:#f", Some("http://example.com")),
+            ("https://[::1]:/x", Some("https://[::1]")),
+            ("https://example.com::/", None),
+            ("https://:/", None),
             ("ftp://example.com/", None),
             ("https://user:pw@example.com/", None),
             ("https://example.com:99999/", None),

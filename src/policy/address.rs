@@ -60,6 +60,14 @@ pub fn classify(ip: IpAddr) -> Class {
     }
 }
 
+/// Finds a special-purpose block of more than one address that lies whole within a network, with its name.
+#[must_use]
+pub fn covered_block(net: &IpNet) -> Option<(IpNet, &'static str)> {
+    let of_v4 = SPECIAL_V4.iter().map(|(block, name)| (IpNet::from(*block), *name));
+    let of_v6 = SPECIAL_V6.iter().chain(&PARTS_V6).map(|(block, name)| (IpNet::from(*block), *name));
+    of_v4.chain(of_v6).find(|(block, _)| block.prefix_len() < block.max_prefix_len() && net.contains(block))
+}
+
 /// The IPv4 addresses that an IPv6 address stands for or leads to: mapped, compatible, translated
 /// (RFC 2765), NAT64 (RFC 6052, also at the places of its local prefix), ISATAP (RFC 5214), 6to4
 /// (RFC 3056), and the client of Teredo (RFC 4380 §4, whose bits are inverted).
@@ -220,6 +228,9 @@ const SPECIAL_V6: [(Ipv6Net, &str); 24] = [
     (v6(0xfe80 << 112, 9), "link-local or site-local"),
     (v6(0xff00 << 112, 8), "multicast"),
 ];
+
+/// The parts of wider blocks that are in use: locally assigned addresses (RFC 4193 §3.1) and link-local ones.
+const PARTS_V6: [(Ipv6Net, &str); 2] = [(v6(0xfd00 << 112, 8), "unique local"), (v6(0xfe80 << 112, 10), "link-local")];
 
 #[cfg(test)]
 mod tests {

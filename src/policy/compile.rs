@@ -5,6 +5,9 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use ipnet::IpNet;
+
+use super::address;
 use super::credential::{Credential, strong_values};
 use super::file::{self, File, RawIntegration, RawTask};
 use super::plan::Plan;
@@ -200,6 +203,7 @@ fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Sett
             );
         }
     }
+    warn_of_wide_networks("network.allow_cidrs", &file.allow_cidrs, findings);
     let policy = Policy {
         generation: 0,
         hosts: hosts(file.hosts, findings),
@@ -327,6 +331,19 @@ fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integr
     }
 }
 
+/// Warns of networks that open a special-purpose block as a whole.
+fn warn_of_wide_networks(path: &str, networks: &[IpNet], findings: &Findings) {
+    for (n, network) in networks.iter().enumerate() {
+        let Some((block, name)) = address::covered_block(network) else { continue };
+        let what = if network.prefix_len() == 0 {
+            "opens every special address but those of cloud metadata".to_owned()
+        } else {
+            format!("opens the whole of {block} ({name})")
+        };
+        findings.warning(format!("{path}[{n}]"), format!("{what}; name the addresses of the hosts that are meant"));
+    }
+}
+
 /// What keys of one integration must not be to each other.
 fn judge(name: &str, raw: &RawIntegration, findings: &Findings) {
     let at = |key: &str| format!("integrations.{name}.{key}");
@@ -340,6 +357,7 @@ fn judge(name: &str, raw: &RawIntegration, findings: &Findings) {
             "an integration of their own for these domains",
         );
     }
+    warn_of_wide_networks(&at("allow_cidrs"), &raw.allow_cidrs, findings);
     if raw.any_public_host && !raw.allow_cidrs.is_empty() {
         findings.warning(at("allow_cidrs"), "beside any_public_host: whoever owns any name can lead it there");
     }
@@ -1026,14 +1044,52 @@ pub(super) mod tests {
     #[test]
     fn every_name_that_leads_inside_is_a_warning() {
         let rows = [
-            ("any_public_host = true\nallow_cidrs = [\"10.0.0.0/8\"]", Some("integrations.a.allow_cidrs")),
-            ("allowed_domains = [\"a.example\"]\nallow_cidrs = [\"10.0.0.0/8\"]", None),
+            ("any_public_host = true\nallow_cidrs = [\"10.1.0.0/16\"]", Some("integrations.a.allow_cidrs")),
+            ("allowed_domains = [\"a.example\"]\nallow_cidrs = [\"10.1.0.0/16\"]", None),
             ("any_public_host = true", None),
         ];
         for (keys, want) in rows {
             let warnings =
                 try_compile(&format!("[integrations.a]\n{keys}")).ok().map(|config| config.warnings).unwrap();
             assert_eq!(warnings.first().map(|warning| warning.path.as_str()), want, "{keys}");
+        }
+    }
+
+    #[test]
+    fn networks_that_open_whole_special_ranges_are_warnings() {
+        let rows = [
+            ("0.0.0.0/0", Some("every special address")),
+            ("::/0", Some("every special address")),
+            ("0.0.0.0/1", Some("0.0.0.0/8 (this network)")),
+            ("10.0.0.0/8", Some("10.0.0.0/8 (private use)")),
+            ("172.0.0.0/8", Some("172.16.0.0/12 (private use)")),
+            ("127.0.0.0/8", Some("127.0.0.0/8 (loopback)")),
+            ("169.254.0.0/16", Some("169.254.0.0/16 (link-local)")),
+            ("fc00::/7", Some("fc00::/7 (unique local)")),
+            ("fd00::/8", Some("fd00::/8 (unique local)")),
+            ("fe80::/10", Some("fe80::/10 (link-local)")),
+            ("10.20.0.0/16", None),
+            ("172.16.0.0/13", None),
+            ("127.0.0.1/32", None),
+            ("255.255.255.255/32", None),
+            ("::1/128", None),
+            ("fd12::/16", None),
+            ("8.0.0.0/8", None),
+        ];
+        for (net, want) in rows {
+            for (text, path) in [
+                (format!("[network]\nallow_cidrs = [\"192.0.2.1/32\", \"{net}\"]"), "network.allow_cidrs[1]"),
+                (
+                    format!("[integrations.a]\nallowed_domains = [\"a.example\"]\nallow_cidrs = [\"{net}\"]"),
+                    "integrations.a.allow_cidrs[0]",
+                ),
+            ] {
+                let warnings = try_compile(&text).ok().map(|config| config.warnings).unwrap();
+                let warning = warnings.first().map(|warning| (warning.path.as_str(), warning.problem.as_str()));
+                assert_eq!(warning.map(|(path, _)| path), want.map(|_| path), "{net}: {warning:?}");
+                assert!(want.is_none_or(|want| warning.is_some_and(|(_, why)| why.contains(want))), "{warning:?}");
+                assert!(warnings.len() < 2, "{warnings:?}");
+            }
         }
     }
 

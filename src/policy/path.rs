@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use percent_encoding::percent_decode;
+
 /// A path that servers could read in two ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a path with more than one reading")]
@@ -12,10 +14,13 @@ pub struct Ambiguous;
 ///
 /// # Errors
 /// [`Ambiguous`] for dot segments (also with `;` parameters), encoded or raw backslashes, encoded
-/// slashes, semicolons and NUL (also twice encoded), empty segments, broken escapes, and bytes that
-/// no URI has.
+/// slashes, semicolons and NUL (also twice encoded), empty segments, broken escapes, bytes that
+/// no URI has, and escapes of what is no UTF-8 (also twice encoded): decoders differ in what they make of overlong forms.
 pub fn canonical(path: &str) -> Result<Cow<'_, str>, Ambiguous> {
     if !path.starts_with('/') {
+        return Err(Ambiguous);
+    }
+    if !is_utf8(path) {
         return Err(Ambiguous);
     }
     let decoded = decode(path)?;
@@ -32,6 +37,13 @@ pub fn canonical(path: &str) -> Result<Cow<'_, str>, Ambiguous> {
         }
     }
     Ok(decoded)
+}
+
+/// True if escapes stand for UTF-8 (RFC 3629: neither overlong nor surrogates), decoded once and twice.
+fn is_utf8(path: &str) -> bool {
+    let once: Cow<'_, [u8]> = percent_decode(path.as_bytes()).into();
+    let twice: Cow<'_, [u8]> = percent_decode(&once).into();
+    [once.as_ref(), twice.as_ref()].iter().all(|bytes| std::str::from_utf8(bytes).is_ok())
 }
 
 fn decode(path: &str) -> Result<Cow<'_, str>, Ambiguous> {
@@ -124,6 +136,21 @@ mod tests {
             ("/a%25%35%63b", Err(Ambiguous)),
             ("//a", Err(Ambiguous)),
             ("/a//b", Err(Ambiguous)),
+            ("/a%c3%a9", Ok("/a%C3%A9")),
+            ("/a%f0%9f%98%80", Ok("/a%F0%9F%98%80")),
+            ("/a%25c3%25a9", Ok("/a%25c3%25a9")),
+            ("/a%c0%af", Err(Ambiguous)),
+            ("/a%c1%9c", Err(Ambiguous)),
+            ("/a%e0%80%af", Err(Ambiguous)),
+            ("/a%f0%80%80%af", Err(Ambiguous)),
+            ("/a%f4%90%80%80", Err(Ambiguous)),
+            ("/a%ed%a0%80", Err(Ambiguous)),
+            ("/a%ff", Err(Ambiguous)),
+            ("/a%c3", Err(Ambiguous)),
+            ("/a%c3/%a9", Err(Ambiguous)),
+            ("/a%80", Err(Ambiguous)),
+            ("/a%25c0%25af", Err(Ambiguous)),
+            ("/a%25%63%30%25%61%66", Err(Ambiguous)),
             ("/a%zz", Err(Ambiguous)),
             ("/a%2", Err(Ambiguous)),
             ("/a b", Err(Ambiguous)),

@@ -3,8 +3,10 @@
 
 use http::HeaderMap;
 use http::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE,
+    EXPECT, HOST, HeaderName, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE,
+    MAX_FORWARDS, PRAGMA, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RANGE, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING,
+    UPGRADE, VIA, WWW_AUTHENTICATE,
 };
 
 use crate::model::wire;
@@ -57,11 +59,12 @@ fn is_override(name: &HeaderName) -> bool {
     OVERRIDES.contains(&name.as_str())
 }
 
-/// Removes from trailers what is no trailer: framing, routing, control and credentials (RFC 9110 §6.5.1).
+/// Removes from trailers what is no trailer: framing, routing, control, credentials and content (RFC 9110 §6.5.1). An
+/// origin that adds trailers to the head would read it there.
 pub(super) fn remove_from_trailers(trailers: &mut HeaderMap) {
     remove_pretence(trailers);
     remove_overrides(trailers);
-    for name in [HOST, CONTENT_LENGTH, TRAILER, AUTHORIZATION, COOKIE] {
+    for name in &NO_TRAILERS {
         trailers.remove(name);
     }
 }
@@ -110,6 +113,31 @@ const OVERRIDES: [&str; 12] = [
     "x-rewrite-url",
     // The usual snippet for Flask behind a prefix, as in calibre-web.
     "x-script-name",
+];
+
+/// Those of one hop are removed besides.
+const NO_TRAILERS: [HeaderName; 21] = [
+    AUTHORIZATION,
+    CACHE_CONTROL,
+    CONTENT_ENCODING,
+    CONTENT_LENGTH,
+    CONTENT_RANGE,
+    CONTENT_TYPE,
+    COOKIE,
+    EXPECT,
+    HOST,
+    IF_MATCH,
+    IF_MODIFIED_SINCE,
+    IF_NONE_MATCH,
+    IF_RANGE,
+    IF_UNMODIFIED_SINCE,
+    MAX_FORWARDS,
+    PRAGMA,
+    RANGE,
+    SET_COOKIE,
+    TRAILER,
+    VIA,
+    WWW_AUTHENTICATE,
 ];
 
 const PROTECTED: [HeaderName; 6] = [HOST, CONTENT_LENGTH, AUTHORIZATION, COOKIE, SET_COOKIE, TRAILER];

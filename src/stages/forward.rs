@@ -23,7 +23,9 @@ use super::budget::{Budget, Reservation};
 use super::dial::{self, OriginStream, Sockets};
 use super::fields;
 use super::forgiving::Forgiving;
+use super::h2_trailers::MarkTrailers;
 use super::inject::{Outbound, Parcel};
+use super::late_trailers::{Framing, LateTrailers, Trailers};
 use super::pin::PinnedTarget;
 use super::pool::{Key, Lease, MAX_STREAMS, Pool, SendError, Sender, Task, lock};
 use super::quota::Quota;
@@ -382,6 +384,8 @@ fn handshake_failed(error: &std::io::Error, record: &mut Record) -> Refusal {
 async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
     let io = Written::h1(io);
     let traffic = io.traffic();
+    let io = LateTrailers::new(io);
+    let announced = io.announced();
     let (sender, connection) = http1::Builder::new()
         .preserve_header_case(true)
         .max_header_size(MAX_RESPONSE_HEAD)
@@ -389,7 +393,7 @@ async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
     let task = Task::run(connection.with_upgrades().map(drop));
-    Ok(Sender::h1(sender, traffic, task))
+    Ok(Sender::h1(sender, traffic, announced, task))
 }
 
 /// A connection of a budget that has no room for its windows has small ones.
@@ -397,6 +401,7 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: O
     let window = if windows.is_some() { STREAM_WINDOW } else { SMALL_STREAM_WINDOW };
     let io = Written::h2(io);
     let traffic = io.traffic();
+    let io = MarkTrailers::responses(io);
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(window)
@@ -424,12 +429,13 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
     request.extensions_mut().insert(target.clone());
     request.headers_mut().remove(TRANSFER_ENCODING);
     request.headers_mut().remove(CONNECTION);
-    if lease.is_h2() {
+    let Some(announced) = lease.announced() else {
         *request.version_mut() = Version::HTTP_2;
         *request.uri_mut() = target.0;
         request.headers_mut().remove(HOST);
+        request.body_mut().put_trailers(None);
         return request;
-    }
+    };
     *request.version_mut() = Version::HTTP_11;
     if let Some(Ok(host)) = target.0.authority().map(|authority| HeaderValue::from_str(authority.as_str())) {
         request.headers_mut().insert(HOST, host);
@@ -438,10 +444,18 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
     if let Some(path) = target.0.path_and_query().cloned() {
         *request.uri_mut() = path.into();
     }
+    if request.body().has_trailers() {
+        // Behind a body with a length there is no place for them (RFC 9112 §7.1.2).
+        request.headers_mut().remove(CONTENT_LENGTH);
+    }
+    let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     // A body without a length has to be framed here, or hyper would leave it out without an error.
-    if !request.body().is_end_stream() && !request.headers().contains_key(CONTENT_LENGTH) {
+    let trailers = (!request.body().is_end_stream() && length.is_none()).then(Trailers::default);
+    if trailers.is_some() {
         request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
+    announced.push(trailers.clone().map_or(Framing::Length(length.unwrap_or_default()), Framing::Chunked));
+    request.body_mut().put_trailers(trailers);
     if request.extensions().get::<Wanted>().is_some() {
         request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
     } else if request.headers().contains_key(TE) {

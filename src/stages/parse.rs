@@ -1,7 +1,10 @@
 //! Where to: what hyper lets through and a proxy must not, and the target in its normal form.
 
+use std::ops::Range;
+
 use http::header::{CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING};
-use http::{HeaderMap, Method, Version, request::Parts};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Method, Uri, Version, request::Parts};
 
 use super::fields;
 use crate::model::refusal::{Deny, Verdict};
@@ -37,7 +40,7 @@ const MAX_FIELDS: usize = 100;
 /// # Errors
 /// [`Deny::HeadTooLarge`] for more than `most` bytes or a hundred fields; [`Deny::UriTooLong`];
 /// [`Deny::TargetMalformed`]; [`Deny::NotImplemented`] for a transfer coding other than `chunked` alone
-/// (RFC 9112 §6.1); [`Deny::RequestMalformed`] for bare CR or LF, control bytes, folded lines, a space
+/// (RFC 9112 §6.1) or a method without end; [`Deny::RequestMalformed`] for bare CR or LF, control bytes, folded lines, a space
 /// before a colon (RFC 9112 §5.1), a version that is not HTTP/1, and a length that is no number, stands
 /// there twice or beside a transfer coding (RFC 9112 §6.3).
 pub fn raw_head(bytes: &[u8], searched: usize, most: usize) -> Result<Head, Deny> {
@@ -52,7 +55,8 @@ pub fn raw_head(bytes: &[u8], searched: usize, most: usize) -> Result<Head, Deny
     let line = memchr::memchr(b'\n', seen).unwrap_or(seen.len());
     // With the method and the version.
     if line > MAX_TARGET.saturating_add(64) {
-        return Err(Deny::UriTooLong);
+        let method = seen.iter().take(MAX_METHOD.saturating_add(1)).position(|byte| *byte == b' ');
+        return Err(if method.is_some() { Deny::UriTooLong } else { Deny::NotImplemented });
     }
     if seen.len() > most {
         return Err(Deny::HeadTooLarge);
@@ -102,6 +106,23 @@ fn framing(head: &[u8]) -> Result<Framing, Deny> {
     }
 }
 
+/// Finds the target of an `OPTIONS` in absolute-form without path and query. It means the server as a whole, and its
+/// canonical form is `*` (RFC 9112 §3.2.4); parsed as a URI, it could not be told from one with the path `/`.
+#[must_use]
+pub fn server_wide(head: &[u8]) -> Option<Range<usize>> {
+    const METHOD: &[u8] = b"OPTIONS ";
+    let (method, rest) = head.split_at_checked(METHOD.len())?;
+    if !method.eq_ignore_ascii_case(METHOD) {
+        return None;
+    }
+    let target = rest.get(..memchr::memchr(b' ', rest)?)?;
+    let (scheme, behind) = std::str::from_utf8(target).ok()?.split_once("://")?;
+    let is_known = ["http", "https"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
+    let authority = behind.split('#').next().unwrap_or_default();
+    let is_all = !authority.is_empty() && !authority.contains(['/', '?', '@', '\\']);
+    (is_known && is_all).then(|| METHOD.len()..METHOD.len().saturating_add(target.len()))
+}
+
 /// The target of a request to the proxy itself: CONNECT, or absolute-form.
 ///
 /// # Errors
@@ -140,14 +161,17 @@ pub fn count_fields(headers: &HeaderMap) -> Verdict<()> {
 
 /// Longest request target, in bytes. RFC 9110 §4.1 asks for 8000 at least; origins take no more than this.
 const MAX_TARGET: usize = 32 * 1024;
+/// Longest method, in bytes. The longest registered one has 17.
+const MAX_METHOD: usize = 32;
 
 /// Refuses heads that two parsers could read in two ways, wherever they arrive. Cookies that come in pieces
-/// are joined, so that every later step sees the field that leaves.
+/// are joined and an empty path becomes `/`, so that every later step sees the head that leaves.
 ///
 /// # Errors
 /// [`Deny::RequestMalformed`] for a missing or second `Host` (RFC 9112 §3.2) and for CONNECT with a
 /// body (RFC 9110 §9.3.6); [`Deny::NotImplemented`] for a transfer coding other than `chunked` alone
-/// (RFC 9112 §6.1); [`Deny::MethodNotAllowed`] for TRACE and `OPTIONS *`; [`Deny::UriTooLong`].
+/// (RFC 9112 §6.1) and for a method over 32 bytes (RFC 9112 §3); [`Deny::MethodNotAllowed`] for TRACE, PRI
+/// (RFC 9113 §11.6) and `OPTIONS *`; [`Deny::TargetMalformed`] for a backslash in the path; [`Deny::UriTooLong`].
 pub fn head(parts: &mut Parts) -> Verdict<()> {
     fields::join_cookies(&mut parts.headers);
     let hosts = parts.headers.get_all(HOST).iter().count();
@@ -165,9 +189,51 @@ pub fn head(parts: &mut Parts) -> Verdict<()> {
     if parts.method == Method::CONNECT && has_body_fields(&parts.headers) {
         return Err(Deny::RequestMalformed.into());
     }
-    if parts.method == Method::TRACE || parts.uri.path() == "*" {
+    method(&parts.method)?;
+    path(parts)
+}
+
+/// Methods are case-sensitive (RFC 9110 §9.1), but an origin may read them otherwise.
+fn method(method: &Method) -> Verdict<()> {
+    if method.as_str().len() > MAX_METHOD {
+        return Err(Deny::NotImplemented.into());
+    }
+    if ["TRACE", "PRI"].iter().any(|name| method.as_str().eq_ignore_ascii_case(name)) {
         return Err(Deny::MethodNotAllowed.into());
     }
+    Ok(())
+}
+
+/// Puts a slash where the path is empty (RFC 9110 §4.2.3), or refuses the path.
+fn path(parts: &mut Parts) -> Verdict<()> {
+    if parts.method == Method::CONNECT {
+        return Ok(());
+    }
+    if parts.uri.scheme().is_none() && parts.uri.authority().is_some() {
+        // Authority-form is CONNECT's alone (RFC 9112 §3.2.3).
+        return Err(Deny::TargetMalformed.into());
+    }
+    let slash = PathAndQuery::from_static("/");
+    // An empty path is none, or is shown as a slash and written as nothing.
+    let is_empty = parts.uri.path_and_query().is_none_or(|given| given.as_str() == "/" && *given != slash);
+    let given = parts.uri.path_and_query().unwrap_or(&slash);
+    let is_options = parts.method.as_str().eq_ignore_ascii_case("OPTIONS");
+    if given.path() == "*" || (is_empty && is_options) {
+        return Err(Deny::MethodNotAllowed.into());
+    }
+    if given.path().contains('\\') {
+        return Err(Deny::TargetMalformed.into());
+    }
+    if !is_empty && !given.as_str().starts_with('?') {
+        return Ok(());
+    }
+    let canonical = match given.query() {
+        None => Ok(slash.clone()),
+        Some(query) => PathAndQuery::try_from(format!("/?{query}")),
+    };
+    let mut uri = std::mem::take(&mut parts.uri).into_parts();
+    uri.path_and_query = Some(canonical.map_err(|_| Deny::TargetMalformed)?);
+    parts.uri = Uri::from_parts(uri).map_err(|_| Deny::TargetMalformed)?;
     Ok(())
 }
 
@@ -240,6 +306,7 @@ mod tests {
             (&format!("GET / HTTP/1.1\r\n{many}\r\n"), Some(Ok(Framing::None))),
             (&format!("GET / HTTP/1.1\r\nx: 1\r\n{many}\r\n"), Some(Err(Deny::HeadTooLarge))),
             (&format!("GET /{long}"), Some(Err(Deny::UriTooLong))),
+            (&format!("GET{long} /"), Some(Err(Deny::NotImplemented))),
             (&format!("GET / HTTP/1.1\r\nx: {long}{long}"), Some(Err(Deny::HeadTooLarge))),
         ];
         let read = |bytes: &[u8], searched: usize| match raw_head(bytes, searched, MOST) {
@@ -267,6 +334,49 @@ mod tests {
                 searched = length;
             }
             assert_eq!(came, *want, "{shown:?} in pieces");
+        }
+    }
+
+    #[test]
+    fn an_empty_path_is_a_slash() {
+        let host = ("host", "a.example");
+        let rows = [
+            ("https://a.example", "/"),
+            ("https://a.example#f", "/"),
+            ("https://a.example/#f", "/"),
+            ("https://a.example?q", "/?q"),
+            ("https://a.example?q#f", "/?q"),
+            ("https://a.example?", "/?"),
+            ("https://a.example/x?q", "/x?q"),
+        ];
+        for (uri, want) in rows {
+            let mut parts = parts("GET", uri, &[host]);
+            assert!(target(&mut parts).is_ok(), "{uri}");
+            let path = parts.uri.path_and_query().unwrap();
+            assert_eq!((path.as_str(), path), (want, &PathAndQuery::try_from(want).unwrap()), "{uri}");
+            // As hyper writes it.
+            assert_eq!(Uri::from(path.clone()).to_string(), want, "{uri}");
+        }
+    }
+
+    #[test]
+    fn options_of_the_whole_server_are_found() {
+        let rows = [
+            ("OPTIONS http://a HTTP/1.1\r\n", Some("http://a")),
+            ("options HTTPS://a.example:443 HTTP/1.1\r\n", Some("HTTPS://a.example:443")),
+            ("OPTIONS http://a#f/? HTTP/1.1\r\n", Some("http://a#f/?")),
+            ("OPTIONS http://a/ HTTP/1.1\r\n", None),
+            ("OPTIONS http://a?q HTTP/1.1\r\n", None),
+            ("OPTIONS http://u@a HTTP/1.1\r\n", None),
+            ("OPTIONS ftp://a HTTP/1.1\r\n", None),
+            ("OPTIONS * HTTP/1.1\r\n", None),
+            ("OPTIONS / HTTP/1.1\r\n", None),
+            ("GET http://a HTTP/1.1\r\n", None),
+            ("OPTIONS", None),
+            ("OPTIONS http://a", None),
+        ];
+        for (head, want) in rows {
+            assert_eq!(server_wide(head.as_bytes()).map(|range| &head[range]), want, "{head:?}");
         }
     }
 
@@ -300,7 +410,17 @@ mod tests {
             ),
             ("POST", "https://a.example/", &[host, ("transfer-encoding", "identity")], Err(Deny::NotImplemented)),
             ("TRACE", "https://a.example/", &[host], Err(Deny::MethodNotAllowed)),
+            ("trace", "https://a.example/", &[host], Err(Deny::MethodNotAllowed)),
+            ("PRI", "https://a.example/", &[host], Err(Deny::MethodNotAllowed)),
+            ("MMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMM", "https://a.example/", &[host], Err(Deny::NotImplemented)),
+            ("MMMMMMMMMMMMMMMMMMMMMMMMMMMMMMMM", "https://a.example/", &[host], Ok("https://a.example")),
             ("OPTIONS", "*", &[host], Err(Deny::MethodNotAllowed)),
+            ("OPTIONS", "https://a.example#f", &[host], Err(Deny::MethodNotAllowed)),
+            ("OPTIONS", "https://a.example/", &[host], Ok("https://a.example")),
+            ("OPTIONS", "https://a.example?q", &[host], Ok("https://a.example")),
+            ("GET", "https://a.example/a\\b", &[host], Err(Deny::TargetMalformed)),
+            ("GET", "a.example:443", &[host], Err(Deny::TargetMalformed)),
+            ("GET", "https://a.example/?a\\b", &[host], Ok("https://a.example")),
             ("GET", &longest, &[host], Ok("https://a.example")),
             ("GET", &too_long, &[host], Err(Deny::UriTooLong)),
             ("GET", "/", &[host], Err(Deny::TargetMalformed)),

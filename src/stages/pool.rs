@@ -22,6 +22,7 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::budget::Reservation;
+use super::late_trailers::Announced;
 use super::pin::PinnedTarget;
 use super::upload::RequestBody;
 use super::written::Traffic;
@@ -65,6 +66,7 @@ pub(super) enum Sender {
 pub(super) struct H1 {
     sender: http1::SendRequest<RequestBody>,
     traffic: Arc<Traffic>,
+    announced: Announced,
     task: Task,
 }
 
@@ -178,8 +180,13 @@ impl Key {
 }
 
 impl Sender {
-    pub(super) fn h1(sender: http1::SendRequest<RequestBody>, traffic: Arc<Traffic>, task: Task) -> Self {
-        Self::H1(H1 { sender, traffic, task })
+    pub(super) fn h1(
+        sender: http1::SendRequest<RequestBody>,
+        traffic: Arc<Traffic>,
+        announced: Announced,
+        task: Task,
+    ) -> Self {
+        Self::H1(H1 { sender, traffic, announced, task })
     }
 
     pub(super) fn h2(
@@ -392,6 +399,14 @@ impl Lease {
     }
 
     /// True if an earlier request used it: then it may have died unnoticed.
+    /// Where requests over HTTP/1.1 are announced before they are sent.
+    pub(super) fn announced(&self) -> Option<&Announced> {
+        match &self.sender {
+            Some(Sender::H1(h1)) => Some(&h1.announced),
+            Some(Sender::H2(_)) | None => None,
+        }
+    }
+
     pub(super) fn is_reused(&self) -> bool {
         self.reused
     }

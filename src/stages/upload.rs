@@ -13,8 +13,9 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::authorize::Grant;
 use super::budget::{Budget, Full, Reservation};
+use super::late_trailers::Trailers;
 use super::leaving::{Leaving, Stop};
-use super::{fields, keys};
+use super::{fields, h2_trailers, keys};
 use crate::audit::record::{Counts, Record};
 use crate::leak::coding::Undecodable;
 use crate::model::limited::Bound;
@@ -53,6 +54,8 @@ pub struct RequestBody {
     began: Instant,
     /// Fields that no trailer may have.
     places: Vec<Place>,
+    /// Where trailers go instead of behind the body.
+    trailers: Option<Trailers>,
     looked_through: Option<Box<LookedThrough>>,
     /// For the bytes that are held here.
     reservation: Reservation,
@@ -117,6 +120,7 @@ impl RequestBody {
             counts,
             began: Instant::now(),
             places: Vec::new(),
+            trailers: None,
             looked_through: None,
             reservation,
         }
@@ -141,6 +145,16 @@ impl RequestBody {
     /// Keeps further fields out of its trailers: those that credentials go in.
     pub(super) fn keep_out(&mut self, places: impl Iterator<Item = Place>) {
         self.places.extend(places);
+    }
+
+    /// Puts its trailers there, once it has ended, and not behind it.
+    pub(super) fn put_trailers(&mut self, trailers: Option<Trailers>) {
+        self.trailers = trailers;
+    }
+
+    /// True if it is here, and trailers are.
+    pub(super) fn has_trailers(&self) -> bool {
+        self.here().is_some_and(|(_, trailers)| trailers.is_some_and(|trailers| !trailers.is_empty()))
     }
 
     /// Whether what it announces may be sent.
@@ -235,6 +249,8 @@ impl RequestBody {
             counts: self.counts.clone(),
             began: self.began,
             places: self.places.clone(),
+            // They go with the connection that the copy is sent on.
+            trailers: None,
             looked_through: None,
             reservation,
         })
@@ -354,7 +370,11 @@ impl RequestBody {
             };
             *left = rest;
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(BodyError::Peer)))
+        let unmarked = |mut frame: Frame<Bytes>| {
+            frame.trailers_mut().map(h2_trailers::unmark);
+            frame
+        };
+        Poll::Ready(frame.map(|frame| frame.map(unmarked).map_err(BodyError::Peer)))
     }
 }
 
@@ -368,12 +388,16 @@ impl Body for RequestBody {
             return Poll::Ready(Some(Err(BodyError::Over)));
         }
         let mut frame = ready!(this.poll_cleared(cx));
-        if let Some(Ok(frame)) = &mut frame {
-            this.counts.sent(frame.data_ref().map_or(0, Bytes::len));
-            if let Some(trailers) = frame.trailers_mut() {
-                fields::remove_from_trailers(trailers);
+        if let Some(Ok(passing)) = &mut frame {
+            this.counts.sent(passing.data_ref().map_or(0, Bytes::len));
+            if let Some(fields) = passing.trailers_mut() {
+                fields::remove_from_trailers(fields);
                 // Nor is a key one, whatever its field is called.
-                keys::remove_fields(trailers, &this.places);
+                keys::remove_fields(fields, &this.places);
+                if let Some(trailers) = &this.trailers {
+                    trailers.put(fields);
+                    frame = None;
+                }
             }
         }
         if frame.is_none() || this.is_end_stream() {

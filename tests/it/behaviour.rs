@@ -81,9 +81,12 @@ fn requests() -> Vec<Asked> {
             "GET https://api.test\\@{host}/ HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n",
             TARGET,
         ),
+        asked("a backslash in the path", "GET https://{host}/a\\b HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n", TARGET),
+        asked("an authority alone, but for CONNECT", "GET {host} HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n", TARGET),
         asked("a scheme other than http and https", "GET ftp://{host}/ HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n", TARGET),
         asked("a target without a host", "GET / HTTP/1.1\r\nHost: {host}\r\n{auth}\r\n", TARGET),
         asked("CONNECT without a port", "CONNECT api.test HTTP/1.1\r\nHost: api.test\r\n{auth}\r\n", TARGET),
+        asked("CONNECT with an empty port", "CONNECT api.test: HTTP/1.1\r\nHost: api.test\r\n{auth}\r\n", TARGET),
         asked(
             "CONNECT with a body",
             "CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n{auth}Content-Length: 5\r\n\r\nhello",
@@ -93,6 +96,21 @@ fn requests() -> Vec<Asked> {
             "TRACE, `OPTIONS *`",
             "TRACE {url} HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n",
             "403 `method_not_allowed`",
+        ),
+        asked(
+            "TRACE in another case, PRI",
+            "Trace {url} HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n",
+            "403 `method_not_allowed`",
+        ),
+        asked(
+            "`OPTIONS https://host` without a path",
+            "OPTIONS https://{host} HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n",
+            "403 `method_not_allowed`",
+        ),
+        asked(
+            "a method over 32 bytes",
+            format!("{} {{url}} HTTP/1.1\r\nHost: {{host}}\r\n{{auth}}\r\n", "M".repeat(33)),
+            "501 `not_implemented`, closed",
         ),
         asked(
             "a target over 32 KiB",
@@ -168,6 +186,49 @@ fn requests() -> Vec<Asked> {
                 "passes without it",
             ),
             |seen| seen.uri.path() == "/x" && !seen.uri.to_string().contains("there"),
+        ),
+        with(
+            asked(
+                "an empty path, with or without a fragment",
+                "GET https://{host}#there HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n",
+                "passes as `/`",
+            ),
+            |seen| seen.uri.path_and_query().is_some_and(|path| path.as_str() == "/"),
+        ),
+        with(
+            asked(
+                "a query behind an empty path",
+                "GET https://{host}?q HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n",
+                "passes as `/?q`",
+            ),
+            |seen| seen.uri.path_and_query().is_some_and(|path| path.as_str() == "/?q"),
+        ),
+        with(
+            asked(
+                "a backslash in the query",
+                "GET {url}?a\\b HTTP/1.1\r\nHost: {host}\r\n{auth}Connection: close\r\n\r\n",
+                "passes as it is",
+            ),
+            |seen| seen.uri.query() == Some("a\\b"),
+        ),
+        with(
+            asked(
+                "a trailer, also one that `Trailer` does not name",
+                post("Transfer-Encoding: chunked\r\n", "5\r\nhello\r\n0\r\nX-Sum: 1\r\n\r\n"),
+                "passes with it, also to an origin over HTTP/1.1",
+            ),
+            |seen| seen.body == "hello" && seen.trailers["x-sum"] == "1",
+        ),
+        with(
+            asked(
+                "trailers of framing, routing, control, authentication, content (RFC 9110 §6.5.1) or one hop, `Exeat-*`",
+                post(
+                    "Transfer-Encoding: chunked\r\n",
+                    "0\r\nHost: evil.test\r\nExeat-Tool: x\r\nCookie: a\r\nTE: gzip\r\nRange: bytes=0-\r\nContent-Type: a/b\r\n\r\n",
+                ),
+                "passes without them",
+            ),
+            |seen| seen.trailers.is_empty(),
         ),
         with(asked("a GET with a body", get("Content-Length: 5\r\n") + "hello", "passes with it"), |seen| {
             seen.body == "hello"
@@ -257,6 +318,8 @@ fn answers() -> Vec<Answered> {
         row("fields that `Connection` names, `Keep-Alive`, `Proxy-Authenticate`", b"HTTP/1.1 200 OK\r\nX-Hop: 1\r\nConnection: X-Hop\r\nKeep-Alive: timeout=5\r\nProxy-Authenticate: Basic\r\nContent-Length: 5\r\n\r\nhello", "passes without them", WHOLE, &["x-hop", "keep-alive", "proxy-authenticate"]),
         row("`Exeat-*`, `Proxy-Status`", b"HTTP/1.1 200 OK\r\nExeat-Refusal: host_not_allowed\r\nProxy-Status: exeat; error=x\r\nContent-Length: 5\r\n\r\nhello", "passes without them", WHOLE, &["exeat-refusal", "proxy-status"]),
         row("two `Set-Cookie`", b"HTTP/1.1 200 OK\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nContent-Length: 5\r\n\r\nhello", "passes with both", &["set-cookie: a=1\r\n", "set-cookie: b=2\r\n"], &[]),
+        row("no `Date`", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "passes with the time at which it came", &["HTTP/1.1 200 ", "\r\ndate: "], &[]),
+        row("a `Date`", b"HTTP/1.1 200 OK\r\nDate: Tue, 15 Nov 1994 08:12:31 GMT\r\nContent-Length: 5\r\n\r\nhello", "passes with it", &["\r\ndate: Tue, 15 Nov 1994 08:12:31 GMT\r\n"], &[]),
         row("a status that is none", b"HTTP/1.1 99 Odd\r\n\r\n", REFUSED, BAD, &[]),
     ]
 }

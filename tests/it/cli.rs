@@ -76,6 +76,29 @@ async fn check_names_every_problem_and_exits_2() {
     assert_eq!(run(&["nonsense"]).status.code(), Some(2));
 }
 
+/// Warnings are no problems: the exit status stays 0.
+#[tokio::test]
+async fn check_warns_of_networks_that_open_everything() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(
+        dir.path().join("wide.toml"),
+        "[network]\nallow_cidrs = [\"0.0.0.0/0\", \"10.1.2.3/32\"]\n[integrations.a]\nallowed_domains = [\"a.example\"]\nallow_cidrs = [\"fd00::/8\"]\n",
+    )
+    .unwrap();
+    let run = |args: &[&str]| exeat(dir.path(), args).output().unwrap();
+    let wide = run(&["check", "-c", "wide.toml"]);
+    let words = text(&wide.stderr);
+    assert_eq!(wide.status.code(), Some(0), "{words}");
+    for line in [
+        "warning: network.allow_cidrs[0]: opens every special address",
+        "warning: integrations.a.allow_cidrs[0]: opens the whole of fd00::/8 (unique local)",
+    ] {
+        assert!(words.contains(line), "{line:?} is missing in\n{words}");
+    }
+    let json: serde_json::Value = serde_json::from_slice(&run(&["check", "--json", "-c", "wide.toml"]).stdout).unwrap();
+    assert_eq!(json["warnings"].as_array().map(Vec::len), Some(2));
+}
+
 #[tokio::test]
 async fn explain_says_what_would_happen_and_sends_nothing() {
     let ground = Ground::new().await;

@@ -62,6 +62,7 @@ mod quirks;
 mod reload;
 mod resolver;
 mod run;
+mod semantics;
 mod service;
 mod sizes;
 mod sni;

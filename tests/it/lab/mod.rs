@@ -1,6 +1,7 @@
 //! Real things on the loopback: a proxy from a TOML text, origins, a DNS server, and a sandbox to play.
 
 pub mod client;
+pub mod h2;
 pub mod origin;
 pub mod page;
 

@@ -1,10 +1,12 @@
-//! Where a chunked body ends (RFC 9112 §7.1), found without keeping any of it.
+//! Where a chunked body ends (RFC 9112 §7.1), found without keeping any of it. Not a stage: both the client's and
+//! the origin's end of a connection use it.
 
 /// Longest line that says how long a chunk is, with its extensions, in bytes.
 const MAX_SIZE_LINE: usize = 1024;
 
 /// Follows a chunked body.
-pub(super) struct Chunks {
+#[derive(Clone)]
+pub struct Chunks {
     at: At,
     /// What trailers may still take, in bytes.
     trailers_left: usize,
@@ -33,24 +35,45 @@ enum At {
 
 impl Chunks {
     /// With so many bytes of trailers at most.
-    pub(super) fn new(trailers: usize) -> Self {
+    #[must_use]
+    pub fn new(trailers: usize) -> Self {
         Self { at: At::Size(0, 0), trailers_left: trailers }
     }
 
     /// True once the last byte of the body has been seen.
-    pub(super) fn is_over(&self) -> bool {
+    #[must_use]
+    pub fn is_over(&self) -> bool {
         matches!(self.at, At::Over)
     }
 
     /// True if there is no telling where it ends.
-    pub(super) fn is_broken(&self) -> bool {
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
         matches!(self.at, At::Broken)
     }
 
+    /// True behind the last chunk, where trailers begin.
+    #[must_use]
+    pub fn is_at_trailers(&self) -> bool {
+        matches!(self.at, At::Line)
+    }
+
     /// How many of these bytes belong to the body.
-    pub(super) fn pass(&mut self, bytes: &[u8]) -> usize {
+    pub fn pass(&mut self, bytes: &[u8]) -> usize {
+        self.pass_until(bytes, |_| false)
+    }
+
+    /// How many of these bytes belong to what stands before the trailers.
+    pub fn pass_data(&mut self, bytes: &[u8]) -> usize {
+        self.pass_until(bytes, Self::is_at_trailers)
+    }
+
+    fn pass_until(&mut self, bytes: &[u8], is_there: impl Fn(&Self) -> bool) -> usize {
         let mut passed = 0;
         while let Some(rest) = bytes.get(passed..).filter(|rest| !rest.is_empty()) {
+            if is_there(self) {
+                break;
+            }
             match self.at {
                 At::Over | At::Broken => break,
                 At::Data(left) => {
