@@ -206,8 +206,10 @@ pub(super) trait Filter {
         Vec::new()
     }
 
-    /// What was given out has been written.
-    fn written(&mut self) {}
+    /// What was given out has been written. An error ends the direction behind it.
+    fn written(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl<F: Filter> Filter for &mut F {
@@ -223,8 +225,8 @@ impl<F: Filter> Filter for &mut F {
         (**self).pause()
     }
 
-    fn written(&mut self) {
-        (**self).written();
+    fn written(&mut self) -> io::Result<()> {
+        (**self).written()
     }
 }
 
@@ -303,7 +305,7 @@ where
             }
         }
         clock.patient(to.flush()).await?;
-        filter.written();
+        filter.written()?;
     }
     clock.patient(to.shutdown()).await
 }

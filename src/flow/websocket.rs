@@ -5,12 +5,13 @@ use std::borrow::Cow;
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncWrite, AsyncWriteExt, split};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, split};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::connection::Client;
@@ -25,6 +26,12 @@ use crate::stages::websocket::{self, Downward, Stop, Upward};
 
 /// How long the other side may take to end once one has.
 const FAREWELL: Duration = Duration::from_secs(10);
+/// How long a side that has been closed may still speak because the other broke the protocol. Answers to messages before
+/// the broken frame come within it.
+const GRACE: Duration = Duration::from_secs(2);
+/// Bytes that are read and thrown away behind a close frame: unread, they would reset the connection, and the frame
+/// could be lost.
+const LINGER_BYTES: u64 = 64 * 1024 * 1024;
 
 /// The client's end of what may become a WebSocket.
 pub(super) struct Doorway {
@@ -74,15 +81,27 @@ async fn relay(client: Arc<Client>, doorway: Doorway, agreed: Relay, mut record:
     let both = timeout(patience, async { tokio::try_join!(doorway.upgrade, origin) }).await;
     let Ok(Ok((ours, theirs))) = both else { return record.abandoned() };
     drop(lease);
+    let broken = Arc::<AtomicBool>::default();
     let mut ends = Ends {
-        up: Up { inner: up, stop: None, clean: Cell::new(true) },
-        down: Down { inner: down, finder: record.finder(), stop: None, clean: Cell::new(true) },
+        up: Up { inner: up, state: State::new(&broken) },
+        down: Down { inner: down, finder: record.finder(), state: State::new(&broken) },
     };
-    ends.carry(&client, (ours, theirs), (idle, until), withdrawn, &mut record).await;
+    let unread = ends.carry(&client, (ours, theirs), (idle, until), withdrawn, &mut record).await;
     ends.down.finder.reached(ends.down.inner.finds(true));
     if let Some((count, whose)) = ends.down.inner.found() {
         record.redacted(count, &whose);
     }
+    // Its line in the log does not wait for this.
+    drop(record);
+    if let Some((ours, theirs)) = unread {
+        tokio::join!(linger(ours), linger(theirs));
+    }
+}
+
+/// Reads what still comes behind a close frame and throws it away.
+async fn linger(from: impl AsyncRead + Unpin) {
+    let mut rest = from.take(LINGER_BYTES);
+    let _ = timeout(GRACE, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
 }
 
 /// How a relay ended.
@@ -109,6 +128,9 @@ impl Ended {
     }
 }
 
+/// An end of which nothing more is passed on.
+type Reading = ReadHalf<TokioIo<Upgraded>>;
+
 struct Ends {
     up: Up,
     down: Down,
@@ -116,17 +138,80 @@ struct Ends {
 
 struct Up {
     inner: Upward,
-    stop: Option<Stop>,
-    /// No frame is under way on the origin's side.
-    clean: Cell<bool>,
+    /// Of the origin's side.
+    state: State,
 }
 
 struct Down {
     inner: Downward,
     finder: Finder,
+    /// Of the client's side.
+    state: State,
+}
+
+/// State of the side that a direction writes to.
+struct State {
     stop: Option<Stop>,
-    /// No frame is under way on the client's side.
+    /// No frame is under way on it.
     clean: Cell<bool>,
+    /// The proxy has sent it a close frame.
+    closed: bool,
+    /// One side has broken the protocol, and the other has been closed for it.
+    broken: Arc<AtomicBool>,
+}
+
+impl State {
+    fn new(broken: &Arc<AtomicBool>) -> Self {
+        Self { stop: None, clean: Cell::new(true), closed: false, broken: broken.clone() }
+    }
+
+    /// Takes note of the end of a direction. What is left to write may go if there is no error.
+    fn stops(&mut self, stop: Stop, is_between_frames: bool, words: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+        let may_go = matches!(stop, Stop::Broken(_) | Stop::Closed);
+        if matches!(stop, Stop::Broken(_)) && is_between_frames && !self.broken.swap(true, Ordering::Relaxed) {
+            out.extend_from_slice(words);
+            self.closed = true;
+        }
+        self.stop = Some(stop);
+        if may_go {
+            return Ok(());
+        }
+        // Nothing is written behind what was before.
+        self.clean.set(is_between_frames);
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn written(&self, is_between_frames: bool) -> io::Result<()> {
+        self.clean.set(is_between_frames);
+        match (&self.stop, self.closed) {
+            (None, _) => Ok(()),
+            (Some(_), true) => Err(CLOSED.into()),
+            (Some(_), false) => Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    }
+
+    /// The close frame for it, if it can be sent one: not within a frame, and not behind another.
+    fn words(&self, has_passed_one: bool, frame: Vec<u8>) -> Vec<u8> {
+        if self.clean.get() && !self.closed && !has_passed_one { frame } else { Vec::new() }
+    }
+}
+
+/// The error of a direction that has ended with a close frame of the proxy, to which there will be an answer. TLS that
+/// cannot be read is the same kind of error, and then there is no harm in waiting for that.
+const CLOSED: io::ErrorKind = io::ErrorKind::InvalidData;
+
+/// Waits for a direction once the other has ended so.
+async fn behind(first: io::Result<()>, other: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+    match first {
+        // What one side has still to say after the other has ended is little.
+        Ok(()) => timeout(FAREWELL, other).await.unwrap_or(Ok(())),
+        Err(error) => {
+            if error.kind() == CLOSED {
+                let _ = timeout(GRACE, other).await;
+            }
+            Err(error)
+        }
+    }
 }
 
 impl Ends {
@@ -137,10 +222,10 @@ impl Ends {
         (idle, until): (Duration, Option<Instant>),
         withdrawn: impl Future<Output = Refusal>,
         record: &mut Record,
-    ) {
+    ) -> Option<(Reading, Reading)> {
         let counts = record.counts();
-        let (client_read, mut client_write) = split(TokioIo::new(ours));
-        let (origin_read, mut origin_write) = split(TokioIo::new(theirs));
+        let (mut client_read, mut client_write) = split(TokioIo::new(ours));
+        let (mut origin_read, mut origin_write) = split(TokioIo::new(theirs));
         let clock = Clock::new(idle);
         let overdue = async {
             match until {
@@ -149,14 +234,13 @@ impl Ends {
             }
         };
         let (code, ended) = {
-            let up = pump(client_read, &mut origin_write, &clock, &mut self.up, |n| counts.sent(n));
-            let down = pump(origin_read, &mut client_write, &clock, &mut self.down, |n| counts.received(n));
+            let up = pump(&mut client_read, &mut origin_write, &clock, &mut self.up, |n| counts.sent(n));
+            let down = pump(&mut origin_read, &mut client_write, &clock, &mut self.down, |n| counts.received(n));
             let both = async {
                 tokio::pin!(up, down);
-                // What one side has still to say after the other has ended is little.
                 tokio::select! {
-                    first = &mut up => { first?; timeout(FAREWELL, down).await.unwrap_or(Ok(())) }
-                    first = &mut down => { first?; timeout(FAREWELL, up).await.unwrap_or(Ok(())) }
+                    first = &mut up => behind(first, down).await,
+                    first = &mut down => behind(first, up).await,
                 }
             };
             tokio::select! {
@@ -172,29 +256,24 @@ impl Ends {
                 () = client.services.drain.cancelled() => (Some(websocket::GOING_AWAY), Ended::Whole),
             }
         };
-        let (code, ended) = match (self.up.stop.take(), self.down.stop.take()) {
+        let (up, down) = (self.up.state.stop.take(), self.down.state.stop.take());
+        let to_origin = if let Some(Stop::Broken(broken)) = down { broken.code() } else { websocket::GOING_AWAY };
+        let (code, ended) = match (up, down) {
             (Some(Stop::Leak(found)), _) => (Some(websocket::POLICY_VIOLATION), Ended::Leak(found)),
             (Some(Stop::TooBig), _) => (Some(websocket::TOO_BIG), Ended::Refused(Deny::RequestTooLarge.into())),
-            (Some(Stop::Broken), _) => (Some(websocket::PROTOCOL_ERROR), Ended::Refused(Deny::RequestMalformed.into())),
-            (None, Some(_)) => (Some(websocket::BAD_GATEWAY), Ended::Refused(Fail::UpstreamProtocol.into())),
+            (Some(Stop::Broken(broken)), _) => (Some(broken.code()), Ended::Refused(Deny::RequestMalformed.into())),
+            (_, Some(_)) => (Some(websocket::INTERNAL_ERROR), Ended::Refused(Fail::UpstreamProtocol.into())),
             // Behind two close frames it does not matter how the connections end.
-            (None, None) if self.up.inner.is_closed() && self.down.inner.is_closed() => (None, Ended::Whole),
-            (None, None) => (code, ended),
+            _ if self.up.inner.is_closed() && self.down.inner.is_closed() => (None, Ended::Whole),
+            _ => (code, ended),
         };
         // Before a client that reads nothing can make us wait: a find counts at once.
         ended.note(record);
-        if let Some(code) = code {
-            // In the middle of a frame nothing can be said.
-            let words = if self.down.clean.get() { websocket::close_frame(code, false) } else { Vec::new() };
-            let to_origin = if code == websocket::GOING_AWAY && self.up.clean.get() {
-                websocket::close_frame(code, true)
-            } else {
-                Vec::new()
-            };
-            let _ =
-                timeout(FAREWELL, async { tokio::join!(close(client_write, words), close(origin_write, to_origin)) })
-                    .await;
-        }
+        let client = self.down.state.words(self.down.inner.is_closed(), websocket::close_frame(code?, false));
+        let origin = self.up.state.words(self.up.inner.is_closed(), websocket::close_frame(to_origin, true));
+        let closed = async { tokio::join!(close(client_write, client), close(origin_write, origin)) };
+        let _ = timeout(FAREWELL, closed).await;
+        Some((client_read, origin_read))
     }
 }
 
@@ -211,27 +290,37 @@ async fn close(mut to: impl AsyncWrite + Unpin, words: Vec<u8>) -> io::Result<()
 
 impl Filter for Up {
     fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
-        self.clean.set(false);
-        self.inner.pass(bytes).map_err(|stop| {
-            self.stop = Some(stop);
-            io::ErrorKind::InvalidData.into()
-        })
+        self.state.clean.set(false);
+        if self.state.broken.load(Ordering::Relaxed) {
+            self.inner.await_close();
+        }
+        let mut out = Vec::new();
+        if let Err(stop) = self.inner.pass(bytes, &mut out) {
+            let words = websocket::close_frame(websocket::GOING_AWAY, true);
+            self.state.stops(stop, self.inner.is_between_frames(), &words, &mut out)?;
+        }
+        Ok(Cow::Owned(out))
     }
 
-    fn written(&mut self) {
-        self.clean.set(self.inner.is_between_frames());
+    fn written(&mut self) -> io::Result<()> {
+        self.state.written(self.inner.is_between_frames())
     }
 }
 
 impl Filter for Down {
     fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
-        self.clean.set(false);
-        let passed = self.inner.pass(bytes).map_err(|stop| {
-            self.stop = Some(stop);
-            io::ErrorKind::InvalidData.into()
-        });
+        self.state.clean.set(false);
+        if self.state.broken.load(Ordering::Relaxed) {
+            self.inner.await_close();
+        }
+        let mut out = Vec::new();
+        let passed = self.inner.pass(bytes, &mut out);
         self.finder.reached(self.inner.finds(false));
-        passed
+        if let Err(stop) = passed {
+            let words = websocket::close_frame(websocket::INTERNAL_ERROR, false);
+            self.state.stops(stop, self.inner.is_between_frames(), &words, &mut out)?;
+        }
+        Ok(Cow::Owned(out))
     }
 
     fn holds(&self) -> bool {
@@ -244,7 +333,7 @@ impl Filter for Down {
         paused
     }
 
-    fn written(&mut self) {
-        self.clean.set(self.inner.is_between_frames());
+    fn written(&mut self) -> io::Result<()> {
+        self.state.written(self.inner.is_between_frames())
     }
 }

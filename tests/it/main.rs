@@ -31,6 +31,7 @@ mod executions;
 mod finds;
 mod fleet;
 mod forward;
+mod frames;
 mod front;
 mod gone;
 mod guesser;

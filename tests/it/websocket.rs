@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use futures_util::{SinkExt, StreamExt};
 use http::{HeaderMap, Request};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::{CloseCode, Data, OpCode};
 use tokio_tungstenite::tungstenite::protocol::frame::{CloseFrame, Frame};
@@ -383,7 +384,8 @@ async fn a_key_in_a_message_closes_the_socket() {
         assert_eq!((line["code"].as_str(), line["verdict"].as_str()), (Some("leak_detected"), Some("deny")), "{line}");
         assert!(line["rule"].as_str().unwrap().starts_with("K: "), "{line}");
         let seen = echo.seen();
-        assert!(seen.iter().all(|message| message.is_ping()), "{messages:?}: {seen:?}");
+        let told = Message::Close(Some(CloseFrame { code: CloseCode::Away, reason: "".into() }));
+        assert!(seen.iter().all(|message| message.is_ping() || *message == told), "{messages:?}: {seen:?}");
     }
 }
 
@@ -571,7 +573,7 @@ async fn empty_fragments_are_not_kept_without_end() {
     }
     let _ = socket.flush().await;
     assert_eq!(lab.ended(0).await["code"], "request_too_large");
-    assert!(echo.seen().is_empty());
+    assert!(echo.seen().iter().all(Message::is_close));
 }
 
 /// What the proxy says for itself is never taken for a part of what the client was saying.
@@ -643,4 +645,205 @@ async fn a_thousand_at_a_time() {
     assert!(stopped && codes.iter().all(|code| *code == Some(1001)));
     let log = std::fs::read_to_string(dir.path().join("audit.jsonl")).unwrap();
     assert_eq!((log.matches("\"decided\"").count(), log.matches("\"closed\"").count()), (SOCKETS, SOCKETS));
+}
+
+const SWITCH: &[u8] = b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
+
+/// An origin that switches and hands its connections over.
+async fn bare(ground: &Ground) -> (u16, mpsc::Receiver<tokio_rustls::server::TlsStream<TcpStream>>) {
+    ground.dns.set("api.test", &["127.0.0.1"]);
+    let acceptor = TlsAcceptor::from(ground.server_config("api.test"));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (give, take) = mpsc::channel(1);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+            read_head(&mut stream).await;
+            stream.write_all(SWITCH).await.unwrap();
+            if give.send(stream).await.is_err() {
+                return;
+            }
+        }
+    });
+    (port, take)
+}
+
+/// Both ends of a relay, between the frames.
+async fn ends(
+    lab: &Lab,
+    port: u16,
+    origins: &mut mpsc::Receiver<tokio_rustls::server::TlsStream<TcpStream>>,
+) -> (impl AsyncRead + AsyncWrite + Unpin + use<>, tokio_rustls::server::TlsStream<TcpStream>) {
+    let mut client = lab.tls(&format!("api.test:{port}"), &["http/1.1"]).await;
+    client.write_all(format!("GET /ws HTTP/1.1\r\nHost: api.test:{port}\r\n{GOOD}\r\n").as_bytes()).await.unwrap();
+    assert!(read_head(&mut client).await.starts_with("HTTP/1.1 101"));
+    (client, origins.recv().await.unwrap())
+}
+
+/// Reads exactly these bytes.
+async fn reads<S: AsyncRead + Unpin>(stream: &mut S, want: &[u8], what: &str) {
+    let mut got = vec![0; want.len()];
+    let read = tokio::time::timeout(PATIENCE, stream.read_exact(&mut got)).await;
+    assert!(read.is_ok_and(|read| read.is_ok()) && got == want, "{what}: {got:02x?} is not {want:02x?}");
+}
+
+/// Reads these bytes and the end.
+async fn reads_last<S: AsyncRead + Unpin>(stream: &mut S, want: &[u8], what: &str) {
+    let mut got = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut got)).await;
+    assert!(read.is_ok() && got == want, "{what}: {got:02x?} is not {want:02x?}");
+}
+
+/// Both sides learn why, and nothing that was said before is lost: not the message before the broken frame, not the
+/// answer to it.
+#[tokio::test]
+async fn whoever_breaks_the_protocol_both_sides_are_closed() {
+    // As a client sends them, behind a mask of zeros.
+    const MASKED: &[u8] = b"\x81\x84\0\0\0\0good";
+    const PLAIN: &[u8] = b"\x81\x04good";
+    for keyed in [false, true] {
+        let ground = Ground::new().await;
+        let (port, mut origins) = bare(&ground).await;
+        let lab = ground.proxy(&if keyed { with_key(port) } else { allow(port, "") }).await;
+        let rows: [(&str, &[u8], u16); 6] = [
+            ("RSV", b"\xc1\x80\0\0\0\0", 1002),
+            ("a close code that nobody sends", b"\x88\x82\0\0\0\0\x03\xed", 1002),
+            ("a close frame of 1 byte", b"\x88\x81\0\0\0\0\x03", 1002),
+            ("a reason that is not UTF-8", b"\x88\x83\0\0\0\0\x03\xe8\xff", 1007),
+            // The rest never comes.
+            ("the second fragment", b"\x01\x81\0\0\0\0\xe2\x00\x82\0\0\0\0\xff", 1007),
+            ("a character that does not end", b"\x81\x82\0\0\0\0\xe2\x82", 1007),
+        ];
+        for (n, (what, bytes, code)) in rows.into_iter().enumerate() {
+            let what = &format!("{what}, of the client, keyed {keyed}");
+            let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
+            client.write_all(&[MASKED, bytes].concat()).await.unwrap();
+            reads(&mut origin, MASKED, what).await;
+            reads(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9], what).await;
+            // The answer to the message, and to the close frame.
+            origin.write_all(&[PLAIN, b"\x88\x02\x03\xe9"].concat()).await.unwrap();
+            let [high, low] = code.to_be_bytes();
+            reads_last(&mut client, &[PLAIN, &[0x88, 2, high, low]].concat(), what).await;
+            reads_last(&mut origin, b"", what).await;
+            let line = lab.ended(2 * n).await;
+            assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("closed"), Some("request_malformed")));
+
+            let what = &what.replace("of the client", "of the origin");
+            let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
+            let unmasked = frames_unmasked(bytes);
+            origin.write_all(&[PLAIN, &unmasked].concat()).await.unwrap();
+            reads(&mut client, PLAIN, what).await;
+            if what.starts_with("the second") {
+                reads(&mut client, b"\x01\x01\xe2", what).await;
+            }
+            reads(&mut client, &[0x88, 2, 0x03, 0xf3], what).await;
+            client.write_all(&[MASKED, b"\x88\x82\0\0\0\0\x03\xf3"].concat()).await.unwrap();
+            reads_last(&mut origin, &[MASKED, &[0x88, 0x82, 0, 0, 0, 0, high, low]].concat(), what).await;
+            reads_last(&mut client, b"", what).await;
+            let line = lab.ended(2 * n + 1).await;
+            assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("closed"), Some("upstream_protocol")));
+        }
+    }
+}
+
+/// The same frames, without the masks.
+fn frames_unmasked(mut masked: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::new();
+    while let [first, second, _, _, _, _, rest @ ..] = masked {
+        let (payload, behind) = rest.split_at(usize::from((second & 0x7f).min(rest.len() as u8)));
+        plain.extend([*first, second & 0x7f]);
+        plain.extend(payload);
+        masked = behind;
+    }
+    plain
+}
+
+/// Within a frame that has gone in part nothing can be said to the other side; the side that broke it is told at once.
+#[tokio::test]
+async fn bad_text_in_the_middle_of_a_frame_is_refused_before_the_frame_ends() {
+    for keyed in [false, true] {
+        let ground = Ground::new().await;
+        let (port, mut origins) = bare(&ground).await;
+        let lab = ground.proxy(&if keyed { with_key(port) } else { allow(port, "") }).await;
+        let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
+        // 200 bytes are announced, and half a character comes.
+        client.write_all(b"\x81\xfe\x00\xc8\0\0\0\0hello\xe2").await.unwrap();
+        client.write_all(b"\x28").await.unwrap();
+        // It was held to be looked through, so nothing of it has gone.
+        reads(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9], "1001").await;
+        drop(origin);
+        reads_last(&mut client, &[0x88, 2, 0x03, 0xef], "1007").await;
+        assert_eq!(lab.ended(0).await["code"], "request_malformed");
+
+        let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
+        origin.write_all(b"\x81\x7e\x00\xc8hello\xe2").await.unwrap();
+        reads(&mut client, b"\x81\x7e\x00\xc8hello\xe2", "it goes as it comes").await;
+        origin.write_all(b"\x28").await.unwrap();
+        reads_last(&mut client, b"", "no close frame is taken for text").await;
+        reads_last(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xef], "1007").await;
+        assert_eq!(lab.ended(1).await["code"], "upstream_protocol");
+    }
+}
+
+/// What a client says once its origin has broken the protocol is looked through as before.
+#[tokio::test]
+async fn a_key_does_not_leave_behind_the_broken_frame_of_an_origin() {
+    let ground = Ground::new().await;
+    let (port, mut origins) = bare(&ground).await;
+    let lab = ground.proxy(&with_key(port)).await;
+    let key = [&[0x81, 0x80 | KEY.len() as u8, 0, 0, 0, 0][..], KEY.as_bytes()].concat();
+    let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
+    origin.write_all(b"\xff\xff").await.unwrap();
+    reads(&mut client, &[0x88, 2, 0x03, 0xf3], "1011").await;
+    client.write_all(&key).await.unwrap();
+    reads_last(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xea], "nothing but 1002").await;
+    assert_eq!(lab.ended(0).await["code"], "leak_detected");
+    // In one write with a broken frame of the client, and with a good message before both.
+    let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
+    client.write_all(&[b"\x81\x84\0\0\0\0good", &key[..], b"\xff\xff"].concat()).await.unwrap();
+    reads_last(&mut client, &[0x88, 2, 0x03, 0xf0], "1008").await;
+    reads_last(&mut origin, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9], "nothing but 1001").await;
+    assert_eq!(lab.ended(1).await["code"], "leak_detected");
+}
+
+/// A side that does not answer the close frame does not hold the other up for long, whatever it sends meanwhile.
+#[tokio::test]
+async fn a_side_that_ignores_its_close_frame_is_left() {
+    let ground = Ground::new().await;
+    let (port, mut origins) = bare(&ground).await;
+    let lab = ground.proxy(&allow(port, "")).await;
+    let (mut client, origin) = ends(&lab, port, &mut origins).await;
+    let (mut heard, mut says) = tokio::io::split(origin);
+    let talk = tokio::spawn(async move { while says.write_all(b"\x89\x00").await.is_ok() {} });
+    client.write_all(b"\xff\xff").await.unwrap();
+    let mut rest = Vec::new();
+    let since = std::time::Instant::now();
+    tokio::time::timeout(PATIENCE, client.read_to_end(&mut rest)).await.expect("it ends").unwrap();
+    assert!(rest.ends_with(&[0x88, 2, 0x03, 0xea]) && since.elapsed().as_secs() < 8);
+    assert_eq!(lab.ended(0).await["code"], "request_malformed");
+    reads_last(&mut heard, &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9], "1001").await;
+    talk.await.unwrap();
+}
+
+/// RFC 6455 §5.5.1: no data follows a close frame, and none of it is passed on.
+#[tokio::test]
+async fn nothing_passes_behind_a_close_frame() {
+    for keyed in [false, true] {
+        let ground = Ground::new().await;
+        let (port, mut origins) = bare(&ground).await;
+        let lab = ground.proxy(&if keyed { with_key(port) } else { allow(port, "") }).await;
+        let (mut client, mut origin) = ends(&lab, port, &mut origins).await;
+        let close = b"\x88\x82\0\0\0\0\x03\xe8";
+        client.write_all(&[&close[..], b"\x81\x84\0\0\0\0more"].concat()).await.unwrap();
+        client.write_all(b"\xff\xff").await.unwrap();
+        reads(&mut origin, close, "the close frame").await;
+        origin.write_all(b"\x88\x02\x03\xe8\x81\x04more\xff").await.unwrap();
+        origin.shutdown().await.unwrap();
+        reads_last(&mut client, b"\x88\x02\x03\xe8", "the other").await;
+        client.shutdown().await.unwrap();
+        reads_last(&mut origin, b"", "nothing else").await;
+        let line = lab.ended(0).await;
+        assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("closed"), None), "{line}");
+    }
 }
