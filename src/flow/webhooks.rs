@@ -57,20 +57,26 @@ async fn judge(resolver: &Resolver, policy: &Policy, task: TaskName, index: usiz
 
 /// What was found out about the webhooks of the policy in force.
 #[derive(Default)]
-pub(super) struct Foreseen(Mutex<Option<(u64, BTreeMap<(String, usize), Refusal>)>>);
+pub(super) struct Foreseen(Mutex<Option<Noted>>);
+
+struct Noted {
+    generation: u64,
+    /// By the task's name and the place in its `webhook_urls`.
+    unfit: BTreeMap<(String, usize), Refusal>,
+}
 
 impl Foreseen {
     fn note(&self, generation: u64, unfit: &[Unfit]) {
         let of = |unfit: &Unfit| ((unfit.task.as_str().to_owned(), unfit.index), unfit.refusal);
-        let noted = Some((generation, unfit.iter().map(of).collect()));
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = noted;
+        let noted = Noted { generation, unfit: unfit.iter().map(of).collect() };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(noted);
     }
 
     /// The state of a webhook, in the words of the admin listener.
     pub(super) fn state(&self, generation: u64, task: &TaskName, index: usize) -> &'static str {
         let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((_, unfit)) = noted.as_ref().filter(|(of, _)| *of == generation) else { return "unknown" };
-        match unfit.get(&(task.as_str().to_owned(), index)) {
+        let Some(noted) = noted.as_ref().filter(|noted| noted.generation == generation) else { return "unknown" };
+        match noted.unfit.get(&(task.as_str().to_owned(), index)) {
             None => "enabled",
             Some(refusal) if *refusal == Deny::AddressNotAllowed.into() => "disabled",
             Some(_) => "unresolved",
