@@ -2,15 +2,30 @@
 
 use std::path::Path;
 
+use rustix::process::{Resource, getrlimit};
+
 use super::terminal::{print, say};
 use super::{Exit, sources};
 use crate::flow::keep;
+use crate::flow::webhooks::{self, Unfit};
+use crate::model::descriptors::Descriptors;
 use crate::policy::compile::Problem;
-use crate::policy::settings::Vault;
+use crate::policy::rule::Policy;
+use crate::policy::settings::{Roots, Settings, Vault};
+use crate::stages::pin::{OwnEndpoints, Resolver};
+use crate::tls::upstream::UpstreamTls;
 
-pub(super) fn run(config: Option<&Path>, json: bool) -> Exit {
+pub(super) fn run(config: Option<&Path>, json: bool, online: bool) -> Exit {
     let (problems, warnings) = match sources::load(config) {
-        Ok(config) => (vault(&config.settings.vault), config.warnings),
+        Ok(config) => {
+            let (mut problems, mut warnings) = (vault(&config.settings.vault), config.warnings);
+            if online {
+                let (private, unresolved) = webhooks(&config.settings, &config.policy);
+                problems.extend(private);
+                warnings.extend(unresolved);
+            }
+            (problems, warnings)
+        }
         Err(problems) => (problems, Vec::new()),
     };
     let fine = problems.is_empty();
@@ -25,6 +40,46 @@ pub(super) fn run(config: Option<&Path>, json: bool) -> Exit {
         sources::say_problems(config, &problems);
     }
     if fine { Exit::Done } else { Exit::Usage }
+}
+
+/// Registered webhooks whose names lead to an address that is not public, and those that cannot be resolved now.
+fn webhooks(settings: &Settings, policy: &Policy) -> (Vec<Problem>, Vec<Problem>) {
+    if policy.tasks().all(|task| task.webhooks().next().is_none()) {
+        return (Vec::new(), Vec::new());
+    }
+    let unfit = match resolved(settings, policy) {
+        Ok(unfit) => unfit,
+        Err(why) => {
+            let suggestion = String::new();
+            return (vec![Problem { path: "dns".to_owned(), problem: why, suggestion }], Vec::new());
+        }
+    };
+    let problem = |webhook: Unfit| {
+        let what = if webhook.is_private() {
+            "leads to an address that is not public; the webhook is disabled".to_owned()
+        } else {
+            format!("cannot be resolved now ({}); calls of the webhook are refused", webhook.refusal.code())
+        };
+        Problem {
+            path: format!("tasks.{}.webhook_urls[{}]", webhook.task, webhook.index),
+            problem: format!("{} {what}", webhook.host),
+            suggestion: if webhook.is_private() { "a public host".to_owned() } else { String::new() },
+        }
+    };
+    let (private, unresolved): (Vec<_>, Vec<_>) = unfit.into_iter().partition(Unfit::is_private);
+    (private.into_iter().map(problem).collect(), unresolved.into_iter().map(problem).collect())
+}
+
+fn resolved(settings: &Settings, policy: &Policy) -> Result<Vec<Unfit>, String> {
+    let system = settings.upstream.roots == Roots::System;
+    let tls = UpstreamTls::new(system, &settings.upstream.extra_roots).map_err(|why| why.to_string())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|why| why.to_string())?;
+    runtime.block_on(async {
+        let descriptors = Descriptors::divided(getrlimit(Resource::Nofile).current, settings.proxy.max_connections);
+        let resolver = Resolver::new(&settings.dns, &tls, OwnEndpoints::default(), &descriptors);
+        let resolver = resolver.map_err(|why| format!("the resolver cannot be set up: {why}"))?;
+        Ok(webhooks::unfit(&resolver, policy).await)
+    })
 }
 
 /// The daemon opens it at its start, whether a credential wants something of it or not.

@@ -60,6 +60,9 @@ enum Command {
         /// Print the problems as JSON
         #[arg(long)]
         json: bool,
+        /// Ask DNS, too, where registered webhooks lead
+        #[arg(long)]
+        online: bool,
     },
     /// Tell what would happen to a request, step by step, without sending anything
     Explain(explain::ExplainArgs),
@@ -191,7 +194,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(config, args),
         Command::Inside(args) => isolate::run(&args),
         Command::Demo => demo::run().into(),
-        Command::Check { json } => check::run(config, json).into(),
+        Command::Check { json, online } => check::run(config, json, online).into(),
         Command::Explain(args) => explain::run(config, &args).into(),
         Command::Env { task, shell } => env::run(config, &task, shell).into(),
         Command::Ca { action } => ca::run(config, &action).into(),

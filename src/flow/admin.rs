@@ -155,8 +155,17 @@ impl Admin {
 
     fn tasks(&self) -> Response<Full<Bytes>> {
         let policy = self.services.policies.snapshot();
-        let mut tasks: Vec<_> =
-            policy.tasks().map(|task| json!({ "task": task.name().as_str(), "approved": task.approved() })).collect();
+        let mut tasks: Vec<_> = policy
+            .tasks()
+            .map(|task| {
+                let webhooks = task.webhooks().enumerate().map(|(index, target)| {
+                    let state = self.services.foreseen.state(policy.generation(), task.name(), index);
+                    json!({ "host": target.host().to_string(), "port": target.port(), "state": state })
+                });
+                let webhooks: Vec<_> = webhooks.collect();
+                json!({ "task": task.name().as_str(), "approved": task.approved(), "webhooks": webhooks })
+            })
+            .collect();
         tasks.sort_by_key(|task| task["task"].as_str().map(str::to_owned));
         document(StatusCode::OK, &json!({ "generation": policy.generation(), "tasks": tasks }))
     }

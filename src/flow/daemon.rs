@@ -17,7 +17,7 @@ use super::listen::{Door, Inherited, Listener};
 use super::lobby::Lobby;
 use super::reload::{self, ConfigFile, Reloaded};
 use super::seats::Seats;
-use super::{Services, accept, billing, keep, ledger, remember};
+use super::{Services, accept, billing, keep, ledger, remember, webhooks};
 use crate::audit::finds::Finds;
 use crate::audit::sink::{Place, Sink, Written};
 use crate::files;
@@ -138,7 +138,7 @@ impl Daemon {
             let admin = Admin { services: services.clone(), token, file: file.clone() };
             tokio::spawn(admin.run(listener));
         }
-        tokio::spawn(foresee_webhooks(services.clone()));
+        tokio::spawn(webhooks::watch(services.clone()));
         if let Some(file) = &file {
             tokio::spawn(reload::watch(services.clone(), file.clone()));
         }
@@ -224,21 +224,6 @@ impl Daemon {
     }
 }
 
-/// Says early which registered webhooks lead nowhere, or where they must not.
-async fn foresee_webhooks(services: Arc<Services>) {
-    let policy = services.policies.snapshot();
-    for task in policy.tasks() {
-        for webhook in task.webhooks() {
-            let foreseen = services.resolver.foresee(&policy, webhook);
-            let foreseen = services.drain.run_until_cancelled(foreseen).await;
-            if let Some(Err(refusal)) = foreseen {
-                let (code, task) = (refusal.code(), task.name());
-                tracing::warn!(%task, host = %webhook.host(), code, "calls of this webhook will be refused");
-            }
-        }
-    }
-}
-
 /// How long broken-off exchanges may take to write their last line.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -289,6 +274,7 @@ fn services(
     let services = Services {
         listeners,
         door,
+        foreseen: webhooks::Foreseen::default(),
         seats,
         resolver,
         forwarder: Forwarder::new(

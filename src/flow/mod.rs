@@ -23,6 +23,7 @@ mod seats;
 mod secrets;
 mod socket;
 mod tunnel;
+pub mod webhooks;
 mod websocket;
 
 use std::sync::Arc;
@@ -73,6 +74,8 @@ pub struct Services {
     listeners: Vec<ListenAt>,
     /// What turns an accepted connection into one that speaks HTTP.
     door: listen::Door,
+    /// Where registered webhooks lead.
+    foreseen: webhooks::Foreseen,
     /// Connections of each caller.
     seats: Arc<seats::Seats>,
     /// Cancelled when the daemon is told to stop.

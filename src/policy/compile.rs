@@ -583,8 +583,12 @@ fn one_of<'a>(known: impl Iterator<Item = &'a (impl AsRef<str> + ?Sized + 'a)>, 
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::time::Duration;
+
+    use super::super::plan::{Calls, Oversize, Sizes};
     use super::super::settings::ListenAt;
     use super::*;
+    use crate::model::tool::Kind;
 
     /// A vault that has every secret but one.
     struct Everything;
@@ -1012,6 +1016,21 @@ pub(super) mod tests {
     fn default_toml_writes_out_the_defaults() {
         let compiled = |text| try_compile(text).ok().map(|c| (c.settings, c.policy.leak));
         assert_eq!(compiled(include_str!("../../config/default.toml")), compiled(""));
+    }
+
+    #[test]
+    fn the_example_has_the_plans_guru_and_pro_with_their_numbers() {
+        let config = try_compile(include_str!("../../config/example.toml")).unwrap_or_else(|all| panic!("{all:#?}"));
+        for (task, per_execution, per_minute, most) in [("agent", 20, 10, 500_000), ("research", 50, 20, 2_000_000)] {
+            let task = config.policy.task(&TaskName::new(task)).unwrap();
+            for tool in Tool::ALL {
+                let limits = task.limits(Kind::Tool(tool));
+                let calls = Calls { per_execution: Some(per_execution), per_minute: Some(per_minute) };
+                let response = Sizes { most: Some(most), oversize: Oversize::Truncate };
+                assert_eq!((limits.calls, limits.response), (calls, response), "{} {tool:?}", task.name());
+                assert_eq!(limits.timeouts.request, Some(Duration::from_secs(30)), "{} {tool:?}", task.name());
+            }
+        }
     }
 
     #[test]

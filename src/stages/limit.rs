@@ -128,6 +128,7 @@ pub async fn judge(received: Received, record: &mut Record) -> Verdict<Bounded> 
     let Received { response, lease, limits, reader, started, guard, mut withdrawn, .. } = received;
     let (status, timeouts) = (response.status(), limits.timeouts);
     let mut response = redact::head(response, guard);
+    response.body_mut().count(record.counts());
     record.finds_in_answer(response.body().finds(false));
     // The framing follows from the head alone, not from how much of the body is here by now.
     let (hint, ended) = (response.body().size_hint(), response.body().is_end_stream());
@@ -375,7 +376,8 @@ impl Exchange {
             Ok(data) => data,
             Err(frame) => return self.ends(Bytes::new(), frame.into_trailers().ok()),
         };
-        self.counts.received(data.len());
+        // What has been decoded goes on after the last of it came.
+        self.counts.tick();
         self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
         let (data, over) = match &mut self.bounds.cut {
             Some(cut) => cut.take(data),

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use super::leaving::codings;
 use super::upload::{BodyError, with_held};
-use crate::audit::record::Record;
+use crate::audit::record::{Counts, Record};
 use crate::leak::coding::{Bounds, Decoder};
 use crate::leak::{Matcher, Redactor, Whose};
 use crate::model::name::CredentialName;
@@ -73,8 +73,24 @@ impl Guard {
 
 /// An origin's body, with credentials overwritten where they could come back.
 pub(super) struct Guarded {
-    inner: Incoming,
+    inner: Raw,
     guard: Option<Box<Guarding>>,
+}
+
+/// An origin's body as it comes, counted before any coding is undone.
+struct Raw {
+    body: Incoming,
+    counts: Option<Arc<Counts>>,
+}
+
+impl Raw {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let (Some(counts), Some(Ok(frame))) = (&self.counts, &frame) {
+            counts.received(frame.data_ref().map_or(0, Bytes::len));
+        }
+        Poll::Ready(frame)
+    }
 }
 
 struct Guarding {
@@ -93,8 +109,9 @@ struct Guarding {
 
 /// Redacts a head, and gets the body ready for it.
 pub(super) fn head(response: Response<Incoming>, guard: Option<(Guard, Undo)>) -> Response<Guarded> {
-    let Some((guard, undo)) = guard else { return response.map(|inner| Guarded { inner, guard: None }) };
-    let (mut parts, inner) = response.into_parts();
+    let raw = |body| Raw { body, counts: None };
+    let Some((guard, undo)) = guard else { return response.map(|body| Guarded { inner: raw(body), guard: None }) };
+    let (mut parts, body) = response.into_parts();
     let mut redactor = Redactor::after(guard.values, guard.sent);
     let decoder = match undo {
         Undo::Nothing => None,
@@ -107,7 +124,7 @@ pub(super) fn head(response: Response<Incoming>, guard: Option<(Guard, Undo)>) -
     // HTTP/2 has none, and nobody needs it.
     parts.extensions.remove::<hyper::ext::ReasonPhrase>();
     let guarding = Guarding { redactor, decoder, coded: Bytes::new(), came: 0, more: false, ended: false, last: None };
-    Response::from_parts(parts, Guarded { inner, guard: Some(Box::new(guarding)) })
+    Response::from_parts(parts, Guarded { inner: raw(body), guard: Some(Box::new(guarding)) })
 }
 
 /// Texts of an origin in an answer of our own, to which no credential was sent.
@@ -164,6 +181,11 @@ fn fields(headers: &mut HeaderMap, redactor: &mut Redactor) {
 }
 
 impl Guarded {
+    /// Has the bytes counted that come from the origin.
+    pub(super) fn count(&mut self, counts: Arc<Counts>) {
+        self.inner.counts = Some(counts);
+    }
+
     /// Reads a coded body until something has come out of it, so that one which is not what its coding says is known
     /// before its head goes out. Whoever sends nothing, or bytes that say nothing yet, is not waited for.
     ///
@@ -241,11 +263,11 @@ impl Guarding {
     }
 
     /// Decodes a portion, or asks for the next.
-    fn step(&mut self, inner: &mut Incoming, cx: &mut Context<'_>) -> Poll<()> {
+    fn step(&mut self, inner: &mut Raw, cx: &mut Context<'_>) -> Poll<()> {
         if self.has_work() {
             self.work();
         } else {
-            match ready!(Pin::new(&mut *inner).poll_frame(cx)).map(|frame| frame.map(Frame::into_data)) {
+            match ready!(inner.poll_frame(cx)).map(|frame| frame.map(Frame::into_data)) {
                 Some(Ok(Ok(data))) => self.take(data),
                 Some(Ok(Err(frame))) => {
                     let trailers = frame.into_trailers().ok().map(|mut trailers| {
@@ -259,7 +281,7 @@ impl Guarding {
             }
         }
         // Who sends the last byte of a known length may not be asked for more.
-        if !self.ended && !self.has_work() && inner.is_end_stream() {
+        if !self.ended && !self.has_work() && inner.body.is_end_stream() {
             self.finish(None);
         }
         Poll::Ready(())
@@ -300,7 +322,7 @@ impl Body for Guarded {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
         let Some(guard) = &mut this.guard else {
-            return Pin::new(&mut this.inner).poll_frame(cx).map_err(BodyError::Peer);
+            return this.inner.poll_frame(cx).map_err(BodyError::Peer);
         };
         loop {
             if let Some(data) = guard.redactor.take() {
@@ -319,17 +341,17 @@ impl Body for Guarded {
 
     fn is_end_stream(&self) -> bool {
         match &self.guard {
-            None => self.inner.is_end_stream(),
+            None => self.inner.body.is_end_stream(),
             Some(guard) if guard.ended => guard.last.is_none() && guard.redactor.held() == 0,
-            Some(guard) => self.inner.is_end_stream() && guard.redactor.held() == 0 && !guard.has_work(),
+            Some(guard) => self.inner.body.is_end_stream() && guard.redactor.held() == 0 && !guard.has_work(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.guard {
-            None => self.inner.size_hint(),
+            None => self.inner.body.size_hint(),
             Some(guard) if guard.decoder.is_some() && !self.is_end_stream() => SizeHint::new(),
-            Some(guard) => with_held(self.inner.size_hint(), guard.redactor.held() as u64),
+            Some(guard) => with_held(self.inner.body.size_hint(), guard.redactor.held() as u64),
         }
     }
 }

@@ -7,11 +7,13 @@ use crate::model::refusal::{Deny, Fail, Refusal};
 
 /// Longest name that is repeated in a text, in characters.
 const MAX_NAME: usize = 64;
+/// Longest host that is repeated: no name is longer (RFC 1035 §2.3.4, without the final dot).
+const MAX_HOST: usize = 253;
 
 /// The text of a refusal that the proxy gave to a call of `tool`, which chose the credential of that name.
 pub(super) fn refused(refused: &Refused, tool: &str) -> String {
     let known = |text: Option<&str>| text.map(name).unwrap_or_default();
-    let host = || known(refused.text("host"));
+    let host = || refused.text("host").map(|host| short(host, MAX_HOST)).unwrap_or_default();
     let limit = |member: &str| refused.problem.get("limit").and_then(|limit| limit.get(member));
     match refused.refusal {
         // The answer to a HEAD has no body: there is a code, and nothing to put into a text.
@@ -105,12 +107,17 @@ pub(super) fn field_wrong(field: &str, must: &str, tool: &str) -> String {
 
 /// A name from outside, short and on one line.
 pub(super) fn name(text: &str) -> String {
+    short(text, MAX_NAME)
+}
+
+/// A text from outside on one line, of so many characters at most.
+fn short(text: &str, most: usize) -> String {
     let clean = |c: char| if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') { '\u{fffd}' } else { c };
-    let mut name: String = text.chars().take(MAX_NAME).map(clean).collect();
-    if text.chars().nth(MAX_NAME).is_some() {
-        name.push('…');
+    let mut short: String = text.chars().take(most).map(clean).collect();
+    if text.chars().nth(most).is_some() {
+        short.push('…');
     }
-    name
+    short
 }
 
 fn approved(problem: &Value) -> String {
@@ -228,6 +235,24 @@ mod tests {
         for refusal in Refusal::ALL {
             let text = of(refusal.code(), json!({}));
             assert!(text.starts_with("Error: ") && !text.contains('\n'), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_told_whole_and_no_longer_than_hosts_are() {
+        let host = |length: usize| ["b".repeat(63), "c".repeat(63), "d".repeat(63), "e".repeat(length)].join(".");
+        let longest = host(61);
+        assert_eq!(longest.len(), 253);
+        let blocked = |host: &str| of("host_not_allowed", json!({"host": host, "approved": []}));
+        let text = |host: &str| {
+            format!("Error: URL blocked -- Domain {host} not in any approved integration for this task. Approved: []")
+        };
+        assert_eq!(blocked(&longest), text(&longest));
+        assert_eq!(blocked(&host(62)), text(&format!("{longest}…")));
+        assert_eq!(blocked("a\nb\u{2028}c\u{1b}"), text("a\u{fffd}b\u{fffd}c\u{fffd}"));
+        for code in ["resolve_failed", "address_not_allowed"] {
+            let want = format!("Error: DNS resolution failed or blocked for {longest}");
+            assert_eq!(of(code, json!({"host": longest})), want);
         }
     }
 

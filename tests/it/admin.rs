@@ -90,7 +90,7 @@ async fn health_is_open_and_the_rest_wants_the_token() {
     }
     let tasks: serde_json::Value =
         serde_json::from_slice(&admin.ask("GET", "/v1/tasks", Some(&token), &[]).await.body).unwrap();
-    assert_eq!(tasks["tasks"], serde_json::json!([{ "task": "t", "approved": ["api.test"] }]));
+    assert_eq!(tasks["tasks"], serde_json::json!([{ "task": "t", "approved": ["api.test"], "webhooks": [] }]));
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(fs::metadata(admin.dir.path().join("admin.token")).unwrap().permissions().mode() & 0o777, 0o600);
 }

@@ -260,6 +260,77 @@ async fn serve_says_where_it_listens_reloads_on_hup_and_drains_on_term() {
     assert!(text(&tail.stdout).contains("https://evil.test:443/ host_not_allowed"), "{}", text(&tail.stdout));
 }
 
+/// Webhooks are named by URLs that anybody's DNS answers for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_that_leads_inside_is_an_error_when_checked_at_start_and_at_reload() {
+    let ground = Ground::new().await;
+    let dir = ground.dir.path();
+    ground.dns.set("open.test", &["93.184.215.14"]);
+    ground.dns.set("mixed.test", &["93.184.215.14", "10.0.0.7"]);
+    ground.dns.set("inside.test", &["169.254.169.254"]);
+    let config = |urls: &[&str]| {
+        let text = format!(
+            "[admin]\nlisten = \"127.0.0.1:0\"\n[tasks.t]\nintegrations = [\"webhook\"]\ntools = [\"webhook\"]\n\
+             webhook_urls = {urls:?}\n"
+        );
+        fs::write(dir.join("e.toml"), ground.config(&text)).unwrap();
+    };
+    let check = async |arguments: &[&str]| {
+        let output = output(exeat(dir, &[&["check", "-c", "e.toml"], arguments].concat())).await;
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let all = ["https://open.test/secret-1", "https://mixed.test/secret-2", "https://nowhere.test/secret-3"];
+    config(&all);
+    assert_eq!(check(&[]).await.0, Some(0), "nothing is asked");
+    let (code, _, said) = check(&["--online"]).await;
+    let want = "error: tasks.t.webhook_urls[1]: mixed.test leads to an address that is not public; the webhook is \
+                disabled; write a public host";
+    assert!(code == Some(2) && said.contains(want) && said.contains("1 problem"), "{code:?} {said}");
+    let (code, found, _) = check(&["--online", "--json"]).await;
+    let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+    assert_eq!((code, &found["problems"][0]["path"]), (Some(2), &"tasks.t.webhook_urls[1]".into()), "{found:#}");
+    assert_eq!(found["warnings"][0]["path"], "tasks.t.webhook_urls[2]", "{found:#}");
+    assert!(!found.to_string().contains("secret-"), "{found:#}");
+
+    let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+    let until = async |hosts: &[(&str, &str)]| {
+        let start = Instant::now();
+        loop {
+            let tasks = tasks(dir, &served.ready).await;
+            let hooks = tasks["tasks"][0]["webhooks"].as_array().cloned().unwrap_or_default();
+            let seen: Vec<_> =
+                hooks.iter().map(|hook| (hook["host"].as_str().unwrap(), hook["state"].as_str().unwrap())).collect();
+            let is_said = hosts.iter().filter(|(_, state)| *state == "disabled").all(|(host, _)| {
+                served
+                    .said()
+                    .lines()
+                    .any(|line| line.contains("ERROR") && line.contains(host) && line.contains("disabled"))
+            });
+            if seen == hosts && is_said {
+                return;
+            }
+            assert!(start.elapsed() < lab::PATIENCE, "{tasks:#} {}", served.said());
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    until(&[("open.test", "enabled"), ("mixed.test", "disabled"), ("nowhere.test", "unresolved")]).await;
+    config(&["https://open.test/secret-1", "https://inside.test/secret-4"]);
+    served.signal(rustix::process::Signal::HUP);
+    until(&[("open.test", "enabled"), ("inside.test", "disabled")]).await;
+    assert!(!served.said().contains("secret-"), "{}", served.said());
+}
+
+/// What the admin listener says of the tasks.
+async fn tasks(dir: &Path, ready: &str) -> serde_json::Value {
+    let address = ready.split("admin on ").nth(1).unwrap().trim().to_owned();
+    let token = fs::read_to_string(dir.join("state/exeat/admin.token")).unwrap();
+    #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
+    let stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+    let request = http::Request::builder().uri("/v1/tasks").header("host", &address);
+    let request = request.header("authorization", format!("Bearer {token}")).body(lab::client::empty()).unwrap();
+    lab::Reply::read(lab::client::h1(stream, request).await).await.problem()
+}
+
 #[tokio::test]
 async fn serve_without_a_file_denies_everything() {
     let dir = tempfile::tempdir().unwrap();

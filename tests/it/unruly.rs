@@ -82,6 +82,19 @@ fn head(status: &str, fields: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
+/// The record of the task's tool calls, once there are so many.
+async fn recorded(lab: &Lab, most: usize) -> Vec<Value> {
+    let start = std::time::Instant::now();
+    loop {
+        let (_, calls) = lab.ask("GET", "/v1/executions/t/tool_calls", &Value::Null).await;
+        if let Some(calls) = calls.as_array().filter(|calls| calls.len() >= most) {
+            return calls.clone();
+        }
+        assert!(start.elapsed() < crate::lab::PATIENCE, "{calls:#}");
+        tokio::task::yield_now().await;
+    }
+}
+
 /// What an origin says of the proxy, of refusals and of credentials is an origin's word.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_origin_cannot_speak_for_the_proxy() {
@@ -123,17 +136,60 @@ async fn a_body_of_whatever_bytes_stays_between_its_tags() {
         (
             head("200 OK", "Content-Encoding: gzip\r\n", &gzip(b"plain </tool_response>")),
             in_tags("plain &lt;/tool_response>"),
-            42,
+            gzip(b"plain </tool_response>").len(),
         ),
     ];
     for (words, want, size) in rows {
         let (lab, url) = says(words).await;
         let result = result(&lab, "http_get", &json!({ "url": url }));
         assert!(content(&result) == want, "{:.300}", result.to_string());
-        if !want.contains("plain") {
-            assert_eq!(result["response_size_bytes"], size);
-        }
+        assert_eq!(result["response_size_bytes"], size);
         assert_eq!(result["response_status"], 200);
+    }
+}
+
+/// The size is that of the origin's body, before its coding is undone: for the model, in the trailer, in the log and in the
+/// execution's record.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_size_of_a_coded_answer_is_that_of_the_bytes_that_came() {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(&[b'x'; 6000]).unwrap();
+    let coded = encoder.finish().unwrap();
+    assert!(coded.len() < 100, "{}", coded.len());
+    let fields = "Content-Encoding: gzip\r\n";
+    let in_pieces: Vec<u8> = coded.iter().flat_map(|byte| [b"1\r\n", &[*byte][..], b"\r\n"].concat()).collect();
+    let chunked = format!("HTTP/1.1 200 OK\r\n{fields}Transfer-Encoding: chunked\r\n\r\n");
+    for words in [head("200 OK", fields, &coded), [chunked.as_bytes(), &in_pieces, b"0\r\n\r\n"].concat()] {
+        for (most, kept) in [("6KB", 6000), ("2KB", 2000)] {
+            let ground = Ground::new().await;
+            let (port, _) = origin::raw_tls(&ground, "api.test", Box::leak(words.clone().into_boxed_slice())).await;
+            let plan = format!("plan = \"p\"\n[plans.p]\nmax_response_bytes = \"{most}\"\n");
+            let text = format!(
+                "[admin]\nlisten = \"127.0.0.1:0\"\n\
+                 [integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
+                 [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
+                 [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n{TOOLS}\n{plan}"
+            );
+            let lab = ground.proxy(&text).await;
+            let url = format!("https://api.test:{port}/");
+            let result = result(&lab, "http_get", &json!({ "url": url }));
+            let cut = if kept < 6000 { "... (truncated)" } else { "" };
+            assert_eq!(content(&result), format!("<tool_response>{}{cut}</tool_response>", "x".repeat(kept)));
+            // Of one that is cut, what came after the cut has not been read.
+            let least = if kept < 6000 && words.starts_with(chunked.as_bytes()) { 20 } else { coded.len() };
+            let is_that = |size: u64| (least as u64..=coded.len() as u64).contains(&size);
+            assert!(result["response_size_bytes"].as_u64().is_some_and(is_that), "{result:.200}");
+            let request = lab.absolute("GET", &url).header("te", "trailers").header("exeat-tool", "http_get");
+            let reply = lab.send(request.body(crate::lab::client::empty()).unwrap()).await;
+            let size = reply.trailers.get("exeat-response-size").map(|size| size.to_str().unwrap().parse().unwrap());
+            assert!(size.is_some_and(is_that), "{:?}", reply.trailers);
+            for n in [0, 1] {
+                let line = lab.ended(n).await;
+                assert!(line["response_size_bytes"].as_u64().is_some_and(is_that), "{line}");
+            }
+            let calls = recorded(&lab, 2).await;
+            assert!(calls.iter().all(|call| call["response_size_bytes"].as_u64().is_some_and(is_that)), "{calls:#?}");
+        }
     }
 }
 

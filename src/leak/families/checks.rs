@@ -12,6 +12,8 @@ pub(super) enum Check {
     /// Drawn from the whole alphabet: at least so many upper-case letters, lower-case letters and digits. A
     /// name in a program has the alphabet as well, and seldom the mixture.
     Mixed(usize, usize, usize),
+    /// OpenAI's infix between halves of one length; in front of them may stand a kind or a name, and `-`.
+    OpenAi,
     /// As `Mixed(0, 1, 1)`: 64 bytes in base64, and not the key of the storage emulator, which everybody has.
     StorageKey,
 }
@@ -23,12 +25,37 @@ impl Check {
             Self::Crc62 => ends_with_crc(body),
             Self::Enough => true,
             Self::Mixed(upper, lower, digits) => is_mixed(body, upper, lower, digits) && !is_placeholder(body),
+            Self::OpenAi => is_openai(body),
             Self::StorageKey => {
-                is_mixed(body, 1, 1, 1) && !is_placeholder(body) && !body.starts_with(EMULATOR_KEY_BEGINS)
+                let (_, key) = body.split_at_checked(body.len().saturating_sub(STORAGE_KEY)).unwrap_or_default();
+                is_mixed(key, 1, 1, 1) && !is_placeholder(key) && !key.starts_with(EMULATOR_KEY_BEGINS)
             }
         }
     }
 }
+
+/// "OpenAI" in base64.
+pub(super) const INFIX_OF_OPENAI: &[u8] = b"T3BlbkFJ";
+/// Characters before and after it: of keys of 2024, and of later ones.
+const HALVES_OF_OPENAI: [usize; 3] = [20, 58, 74];
+
+fn is_openai(body: &[u8]) -> bool {
+    let places = body.windows(INFIX_OF_OPENAI.len()).enumerate().filter(|(_, window)| *window == INFIX_OF_OPENAI);
+    places.map(|(at, _)| at).any(|at| {
+        let half = body.len().saturating_sub(at).saturating_sub(INFIX_OF_OPENAI.len());
+        let Some((name, drawn)) = at.checked_sub(half).and_then(|start| body.split_at_checked(start)) else {
+            return false;
+        };
+        HALVES_OF_OPENAI.contains(&half)
+            && name.last().is_none_or(|byte| *byte == b'-')
+            && (half != 20 || drawn.iter().all(u8::is_ascii_alphanumeric))
+            && is_mixed(drawn, 2, 2, 1)
+            && !is_placeholder(drawn)
+    })
+}
+
+/// 64 bytes in base64.
+const STORAGE_KEY: usize = 88;
 
 /// Of Azurite, in Microsoft's documentation ("Use the Azurite emulator").
 const EMULATOR_KEY_BEGINS: &[u8] = b"Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq";

@@ -22,79 +22,136 @@ use shapes::{SHAPES, Shape, Verdict};
 /// Whose keys, or what kind. Each can be switched on by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
+    /// Secret keys of age, the file encryption.
+    Age,
     /// Keys of Claude's API, and its tokens of subscriptions.
     Anthropic,
+    /// API tokens of Jira and Confluence.
+    Atlassian,
     /// Ids of access keys, long-term and temporary.
     Aws,
-    /// Account keys in connection strings.
+    /// Account keys of Storage and Cosmos DB behind their name.
     Azure,
+    /// API keys of Brevo, which was Sendinblue.
+    Brevo,
     /// API tokens of crates.io.
     CratesIo,
+    /// Personal access tokens.
+    Databricks,
     /// Tokens of people and applications.
     DigitalOcean,
     /// Access tokens of Docker Hub.
     Docker,
+    /// Tokens of people.
+    Doppler,
+    /// Access tokens.
+    Dynatrace,
+    /// Access tokens of Fly.io.
+    Fly,
     /// Tokens of people, applications and installations.
     GitHub,
     /// Tokens of people, projects, deployments, triggers and agents.
     GitLab,
     /// API keys of Google Cloud, Maps, Firebase and Gemini.
     Google,
+    /// Tokens of service accounts.
+    Grafana,
     /// API keys of Groq.
     Groq,
     /// Tokens of Hugging Face.
     HuggingFace,
+    /// API keys of people and services.
+    LangSmith,
+    /// API keys of people.
+    Linear,
+    /// API keys of people.
+    NewRelic,
+    /// Tokens of integrations.
+    Notion,
     /// Tokens of the npm registry.
     Npm,
     /// Keys of people, projects, services and administrators.
     OpenAi,
     /// API keys of OpenRouter.
     OpenRouter,
+    /// OAuth access tokens of people.
+    OpenShift,
     /// API keys of Perplexity.
     Perplexity,
+    /// API keys.
+    Postman,
     /// Private keys in PEM, OpenSSH's and OpenPGP's armour; also inside JSON, as in Google's service accounts.
     PrivateKey,
+    /// Access tokens.
+    Pulumi,
     /// Upload tokens of PyPI and its test index.
     PyPi,
     /// API tokens of Replicate.
     Replicate,
+    /// API keys of RubyGems.org.
+    RubyGems,
     /// API keys of SendGrid.
     SendGrid,
+    /// Tokens of people.
+    Sentry,
     /// Access tokens and secrets of Shopify's applications.
     Shopify,
     /// Tokens of bots, people and applications.
     Slack,
+    /// Access tokens.
+    Sourcegraph,
     /// Secret and restricted keys of live mode.
     Stripe,
+    /// Service and batch tokens of HashiCorp Vault.
+    Vault,
     /// API keys of xAI.
     XAi,
 }
 
 impl Family {
     /// Every family there is.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 42] = [
+        Self::Age,
         Self::Anthropic,
+        Self::Atlassian,
         Self::Aws,
         Self::Azure,
+        Self::Brevo,
         Self::CratesIo,
+        Self::Databricks,
         Self::DigitalOcean,
         Self::Docker,
+        Self::Doppler,
+        Self::Dynatrace,
+        Self::Fly,
         Self::GitHub,
         Self::GitLab,
         Self::Google,
+        Self::Grafana,
         Self::Groq,
         Self::HuggingFace,
+        Self::LangSmith,
+        Self::Linear,
+        Self::NewRelic,
+        Self::Notion,
         Self::Npm,
         Self::OpenAi,
         Self::OpenRouter,
+        Self::OpenShift,
         Self::Perplexity,
+        Self::Postman,
         Self::PrivateKey,
+        Self::Pulumi,
         Self::PyPi,
         Self::Replicate,
+        Self::RubyGems,
         Self::SendGrid,
+        Self::Sentry,
         Self::Shopify,
         Self::Slack,
+        Self::Sourcegraph,
         Self::Stripe,
+        Self::Vault,
         Self::XAi,
     ];
 
@@ -108,28 +165,47 @@ impl Family {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Age => "age",
             Self::Anthropic => "anthropic",
+            Self::Atlassian => "atlassian",
             Self::Aws => "aws",
             Self::Azure => "azure",
+            Self::Brevo => "brevo",
             Self::CratesIo => "crates-io",
+            Self::Databricks => "databricks",
             Self::DigitalOcean => "digitalocean",
             Self::Docker => "docker",
+            Self::Doppler => "doppler",
+            Self::Dynatrace => "dynatrace",
+            Self::Fly => "fly",
             Self::GitHub => "github",
             Self::GitLab => "gitlab",
             Self::Google => "google",
+            Self::Grafana => "grafana",
             Self::Groq => "groq",
             Self::HuggingFace => "huggingface",
+            Self::LangSmith => "langsmith",
+            Self::Linear => "linear",
+            Self::NewRelic => "new-relic",
+            Self::Notion => "notion",
             Self::Npm => "npm",
             Self::OpenAi => "openai",
             Self::OpenRouter => "openrouter",
+            Self::OpenShift => "openshift",
             Self::Perplexity => "perplexity",
+            Self::Postman => "postman",
             Self::PrivateKey => "private-key",
+            Self::Pulumi => "pulumi",
             Self::PyPi => "pypi",
             Self::Replicate => "replicate",
+            Self::RubyGems => "rubygems",
             Self::SendGrid => "sendgrid",
+            Self::Sentry => "sentry",
             Self::Shopify => "shopify",
             Self::Slack => "slack",
+            Self::Sourcegraph => "sourcegraph",
             Self::Stripe => "stripe",
+            Self::Vault => "vault",
             Self::XAi => "xai",
         }
     }

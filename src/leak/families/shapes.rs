@@ -16,6 +16,8 @@ pub(super) struct Shape {
     check: Check,
     /// What may stand on neither side: the key would be part of something longer.
     apart: Set,
+    /// The prefix is a name, which may be the end of a longer one.
+    is_named: bool,
 }
 
 /// A stretch of a key. Each takes all it can, so the next must begin with a byte that it does not take.
@@ -42,7 +44,13 @@ enum Set {
     Base64Any,
     /// RFC 4648 §5, which is also what is in a word.
     Base64Url,
+    /// As above, with the padding.
+    Base64UrlPadded,
     Alphanumeric,
+    /// What stands between a name and its value in a command, a connection string, JSON, YAML or a program.
+    Assignment,
+    /// What bech32 is written with (BIP 173), in upper case.
+    Bech32,
     Dashes,
     Digits,
     /// In lower case.
@@ -64,6 +72,12 @@ impl Set {
             Self::Base64 => byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/'),
             Self::Base64Any => byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'-' | b'_'),
             Self::Base64Url => byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'),
+            Self::Base64UrlPadded => byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'='),
+            Self::Assignment => matches!(byte, b' ' | b'\t' | b'"' | b'\'' | b'`' | b'\\' | b':' | b'=' | b'>' | b','),
+            Self::Bech32 => {
+                byte.is_ascii_digit() && byte != b'1'
+                    || byte.is_ascii_uppercase() && !matches!(byte, b'B' | b'I' | b'O')
+            }
             Self::Dashes => byte == b'-',
             Self::Digits => byte.is_ascii_digit(),
             Self::Hex => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
@@ -98,12 +112,17 @@ const LONGEST_BEHIND: usize = 8;
 
 impl Shape {
     const fn new(family: Family, prefix: &'static [u8], parts: &'static [Part], check: Check) -> Self {
-        Self { family, prefix, parts, check, apart: Set::Base64Url }
+        Self { family, prefix, parts, check, apart: Set::Base64Url, is_named: false }
     }
 
     /// For a prefix that base64 may contain.
     const fn within_base64(self) -> Self {
         Self { apart: Set::Base64Any, ..self }
+    }
+
+    /// The account key of Azure behind its name: `AccountKey=…`, `"accountKey": "…"`, `STORAGE_ACCOUNT_KEY: …`.
+    const fn account_key(name: &'static [u8]) -> Self {
+        Self { is_named: true, ..Self::new(Family::Azure, name, ACCOUNT_KEY, Check::StorageKey).within_base64() }
     }
 
     const fn armour(prefix: &'static [u8], parts: &'static [Part]) -> Self {
@@ -127,7 +146,7 @@ impl Shape {
     /// Judges what stands at `start`, where the prefix is. What has come is all there is, or goes on.
     pub(super) fn stands_at(&self, text: &[u8], start: usize, ended: bool) -> Verdict {
         let (before, from_start) = text.split_at_checked(start).unwrap_or_default();
-        if last_of(before).is_some_and(|byte| self.apart.has(byte)) {
+        if !self.is_named && last_of(before).is_some_and(|byte| self.apart.has(byte)) {
             return Verdict::Differs;
         }
         let mut reader = Reader { rest: from_start.get(self.prefix.len()..).unwrap_or_default(), ended };
@@ -303,19 +322,20 @@ fn is_in_signed_url(before: &[u8], mut after: Reader<'_>) -> Result<bool, Stop> 
 }
 
 use Part::{Between, Exactly, Headers, Line, Newline, Text};
-use Set::{Alphanumeric, Base32, Base64, Base64Url, Digits, Hex, LastOfTwo, Letters, LowerOrDigits, UpperOrDigits};
+use Set::{
+    Alphanumeric, Assignment, Base32, Base64, Base64Url, Base64UrlPadded, Bech32, Digits, Hex, LastOfTwo, Letters,
+    LowerOrDigits, UpperOrDigits,
+};
 
 /// For bodies of base 62 or 64 without a checksum.
 const MIXED: Check = Check::Mixed(2, 2, 1);
 const HEX: Check = Check::Mixed(0, 1, 1);
 
-pub(super) const INFIX_OF_OPENAI: &[u8] = b"T3BlbkFJ";
 pub(super) const INFIX_OF_GROQ: &[u8] = b"WGdyb3FY";
 
-/// Before and after the infix. Keys of 2024 have 20, later ones 58 or 74.
-const OPENAI_20: &[Part] = &[Exactly(20, Alphanumeric), Text(INFIX_OF_OPENAI), Exactly(20, Alphanumeric)];
-const OPENAI_58: &[Part] = &[Exactly(58, Base64Url), Text(INFIX_OF_OPENAI), Exactly(58, Base64Url)];
-const OPENAI_74: &[Part] = &[Exactly(74, Base64Url), Text(INFIX_OF_OPENAI), Exactly(74, Base64Url)];
+/// 64 bytes in base64, behind what stands between a name and its value.
+const ACCOUNT_KEY: &[Part] = &[Between(1, 8, Assignment), Exactly(85, Base64), Exactly(1, LastOfTwo), Text(b"==")];
+const LANGSMITH: &[Part] = &[Exactly(32, Hex), Text(b"_"), Exactly(10, Hex)];
 const ANTHROPIC: &[Part] = &[Exactly(93, Base64Url), Text(b"AA")];
 
 /// Thirty drawn, six of checksum.
@@ -335,23 +355,40 @@ const DER: &[Part] = &[Newline, Text(b"M"), Line(39)];
 const TRADITIONAL: &[Part] = &[Newline, Text(b"Proc-Type: 4,ENCRYPTED"), Newline, Headers, Line(40)];
 
 pub(super) const SHAPES: &[Shape] = &[
+    Shape::new(Family::Age, b"AGE-SECRET-KEY-1", &[Exactly(58, Bech32)], Check::Mixed(2, 0, 1)),
     Shape::new(Family::Anthropic, b"sk-ant-api03-", ANTHROPIC, MIXED),
     Shape::new(Family::Anthropic, b"sk-ant-admin01-", ANTHROPIC, MIXED),
     Shape::new(Family::Anthropic, b"sk-ant-oat01-", ANTHROPIC, MIXED),
     Shape::new(Family::Aws, b"AKIA", &[Exactly(16, Base32)], Check::Aws).within_base64(),
     Shape::new(Family::Aws, b"ASIA", &[Exactly(16, Base32)], Check::Aws).within_base64(),
+    Shape::new(Family::Atlassian, b"ATATT3", &[Exactly(186, Base64UrlPadded)], MIXED).within_base64(),
+    Shape::account_key(b"AccountKey"),
+    Shape::account_key(b"accountKey"),
+    Shape::account_key(b"accountkey"),
+    Shape::account_key(b"account_key"),
+    Shape::account_key(b"account-key"),
+    Shape::account_key(b"ACCOUNT_KEY"),
     Shape::new(
-        Family::Azure,
-        b"AccountKey=",
-        &[Exactly(85, Base64), Exactly(1, LastOfTwo), Text(b"==")],
-        Check::StorageKey,
-    )
-    .within_base64(),
+        Family::Brevo,
+        b"xkeysib-",
+        &[Exactly(64, Hex), Text(b"-"), Exactly(16, Alphanumeric)],
+        Check::Mixed(1, 1, 1),
+    ),
     Shape::new(Family::CratesIo, b"cio", &[Exactly(32, Alphanumeric)], MIXED).within_base64(),
+    Shape::new(Family::Databricks, b"dapi", &[Exactly(32, Hex)], HEX).within_base64(),
+    Shape::new(Family::Databricks, b"dapi", &[Exactly(32, Hex), Text(b"-"), Exactly(1, Digits)], HEX).within_base64(),
     Shape::new(Family::DigitalOcean, b"dop_v1_", &[Exactly(64, Hex)], HEX),
     Shape::new(Family::DigitalOcean, b"doo_v1_", &[Exactly(64, Hex)], HEX),
     Shape::new(Family::DigitalOcean, b"dor_v1_", &[Exactly(64, Hex)], HEX),
     Shape::new(Family::Docker, b"dckr_pat_", &[Exactly(27, Base64Url)], Check::Mixed(1, 1, 1)),
+    Shape::new(Family::Doppler, b"dp.pt.", &[Exactly(43, Alphanumeric)], MIXED),
+    Shape::new(
+        Family::Dynatrace,
+        b"dt0c01.",
+        &[Exactly(24, UpperOrDigits), Text(b"."), Exactly(64, UpperOrDigits)],
+        Check::Mixed(2, 0, 2),
+    ),
+    Shape::new(Family::Fly, b"fo1_", &[Exactly(43, Base64Url)], MIXED),
     Shape::new(Family::GitHub, b"ghp_", CHECKED_36, Check::Crc62),
     Shape::new(Family::GitHub, b"gho_", CHECKED_36, Check::Crc62),
     Shape::new(Family::GitHub, b"ghu_", CHECKED_36, Check::Crc62),
@@ -376,6 +413,7 @@ pub(super) const SHAPES: &[Shape] = &[
     Shape::new(Family::GitLab, b"gloas-", &[Exactly(64, Hex)], HEX),
     Shape::new(Family::GitLab, b"glagent-", &[Exactly(50, Base64Url)], MIXED),
     Shape::new(Family::Google, b"AIzaSy", &[Exactly(33, Base64Url)], MIXED).within_base64(),
+    Shape::new(Family::Grafana, b"glsa_", &[Exactly(32, Alphanumeric), Text(b"_"), Exactly(8, Hex)], MIXED),
     Shape::new(
         Family::Groq,
         b"gsk_",
@@ -383,17 +421,18 @@ pub(super) const SHAPES: &[Shape] = &[
         MIXED,
     ),
     Shape::new(Family::HuggingFace, b"hf_", &[Exactly(34, Letters)], Check::Mixed(10, 6, 0)),
+    Shape::new(Family::HuggingFace, b"api_org_", &[Exactly(34, Letters)], Check::Mixed(10, 6, 0)),
+    Shape::new(Family::LangSmith, b"lsv2_pt_", LANGSMITH, HEX),
+    Shape::new(Family::LangSmith, b"lsv2_sk_", LANGSMITH, HEX),
+    Shape::new(Family::Linear, b"lin_api_", &[Exactly(40, Alphanumeric)], MIXED),
+    Shape::new(Family::NewRelic, b"NRAK-", &[Exactly(27, UpperOrDigits)], Check::Mixed(2, 0, 1)),
+    Shape::new(Family::Notion, b"ntn_", &[Exactly(11, Digits), Exactly(35, Alphanumeric)], MIXED),
     Shape::new(Family::Npm, b"npm_", CHECKED_36, Check::Crc62),
-    Shape::new(Family::OpenAi, b"sk-", OPENAI_20, MIXED),
-    Shape::new(Family::OpenAi, b"sk-proj-", OPENAI_20, MIXED),
-    Shape::new(Family::OpenAi, b"sk-proj-", OPENAI_58, MIXED),
-    Shape::new(Family::OpenAi, b"sk-proj-", OPENAI_74, MIXED),
-    Shape::new(Family::OpenAi, b"sk-svcacct-", OPENAI_58, MIXED),
-    Shape::new(Family::OpenAi, b"sk-svcacct-", OPENAI_74, MIXED),
-    Shape::new(Family::OpenAi, b"sk-admin-", OPENAI_58, MIXED),
-    Shape::new(Family::OpenAi, b"sk-admin-", OPENAI_74, MIXED),
+    Shape::new(Family::OpenAi, b"sk-", &[Between(48, 220, Base64Url)], Check::OpenAi),
     Shape::new(Family::OpenRouter, b"sk-or-v1-", &[Exactly(64, Hex)], HEX),
+    Shape::new(Family::OpenShift, b"sha256~", &[Exactly(43, Base64Url)], MIXED),
     Shape::new(Family::Perplexity, b"pplx-", &[Exactly(48, Alphanumeric)], MIXED),
+    Shape::new(Family::Postman, b"PMAK-", &[Exactly(24, Hex), Text(b"-"), Exactly(34, Hex)], HEX),
     Shape::armour(b"-----BEGIN PRIVATE KEY-----", DER),
     Shape::armour(b"-----BEGIN ENCRYPTED PRIVATE KEY-----", DER),
     Shape::armour(b"-----BEGIN RSA PRIVATE KEY-----", DER),
@@ -407,10 +446,13 @@ pub(super) const SHAPES: &[Shape] = &[
     // RFC 9580 §6.2; a secret key's packet begins with 0x94 to 0x97, or with 0xc5 (§4.2), so with l or x.
     Shape::armour(b"-----BEGIN PGP PRIVATE KEY BLOCK-----", &[Newline, Headers, Text(b"l"), Line(39)]),
     Shape::armour(b"-----BEGIN PGP PRIVATE KEY BLOCK-----", &[Newline, Headers, Text(b"x"), Line(39)]),
+    Shape::new(Family::Pulumi, b"pul-", &[Exactly(40, Hex)], HEX),
     Shape::new(Family::PyPi, b"pypi-AgEIcHlwaS5vcmcCJ", PYPI, MIXED),
     Shape::new(Family::PyPi, b"pypi-AgENdGVzdC5weXBpLm9yZwIk", PYPI, MIXED),
     Shape::new(Family::Replicate, b"r8_", &[Exactly(37, Alphanumeric)], MIXED),
+    Shape::new(Family::RubyGems, b"rubygems_", &[Exactly(48, Hex)], HEX),
     Shape::new(Family::SendGrid, b"SG.", &[Exactly(22, Base64Url), Text(b"."), Exactly(43, Base64Url)], MIXED),
+    Shape::new(Family::Sentry, b"sntryu_", &[Exactly(64, Hex)], HEX),
     Shape::new(Family::Shopify, b"shpat_", &[Exactly(32, Hex)], HEX),
     Shape::new(Family::Shopify, b"shpca_", &[Exactly(32, Hex)], HEX),
     Shape::new(Family::Shopify, b"shppa_", &[Exactly(32, Hex)], HEX),
@@ -441,9 +483,14 @@ pub(super) const SHAPES: &[Shape] = &[
         ],
         HEX,
     ),
+    Shape::new(Family::Sourcegraph, b"sgp_", &[Exactly(40, Hex)], HEX),
+    Shape::new(Family::Sourcegraph, b"sgp_", &[Exactly(16, Hex), Text(b"_"), Exactly(40, Hex)], HEX),
+    Shape::new(Family::Sourcegraph, b"sgp_local_", &[Exactly(40, Hex)], HEX),
     Shape::new(Family::Stripe, b"sk_live_", STRIPE_24, MIXED),
     Shape::new(Family::Stripe, b"sk_live_", STRIPE_99, MIXED),
     Shape::new(Family::Stripe, b"rk_live_", STRIPE_24, MIXED),
     Shape::new(Family::Stripe, b"rk_live_", STRIPE_99, MIXED),
+    Shape::new(Family::Vault, b"hvs.", &[Between(90, 120, Base64Url)], MIXED),
+    Shape::new(Family::Vault, b"hvb.", &[Between(138, 300, Base64Url)], MIXED),
     Shape::new(Family::XAi, b"xai-", &[Exactly(80, Alphanumeric)], MIXED),
 ];

@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::checks::crc62;
-use super::shapes::{INFIX_OF_GROQ, INFIX_OF_OPENAI, LONGEST, LONGEST_PREFIX, SHAPES, Verdict};
+use super::checks::{INFIX_OF_OPENAI, crc62};
+use super::shapes::{INFIX_OF_GROQ, LONGEST, LONGEST_PREFIX, SHAPES, Verdict};
 use super::{Families, Family, Lookout};
 
 const UPPER: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -58,6 +58,10 @@ fn openai(prefix: &str, half: usize, draw: fn(usize) -> String) -> String {
     format!("{prefix}{}{}{}", draw(half), str::from_utf8(INFIX_OF_OPENAI).unwrap(), draw(half))
 }
 
+fn account_key(before: &str) -> String {
+    format!("{before}{}/+{}Q==", base62(40), base62(43))
+}
+
 fn groq() -> String {
     format!("gsk_{}{}{}", base62(20), str::from_utf8(INFIX_OF_GROQ).unwrap(), base62(24))
 }
@@ -66,18 +70,31 @@ fn groq() -> String {
 fn keys() -> Vec<(Family, String)> {
     let aws = |prefix: &str| format!("{prefix}Q{}", drawn(15, BASE32));
     vec![
+        (Family::Age, format!("AGE-SECRET-KEY-1{}", drawn(58, "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L"))),
         (Family::Anthropic, format!("sk-ant-api03-{}AA", url(93))),
         (Family::Anthropic, format!("sk-ant-admin01-{}AA", url(93))),
         (Family::Anthropic, format!("sk-ant-oat01-{}AA", url(93))),
         (Family::Aws, aws("AKIA")),
         (Family::Aws, aws("ASIA")),
         (Family::Aws, format!("AKIAJ{}", drawn(15, BASE32))),
-        (Family::Azure, format!("AccountKey={}/+{}Q==", base62(40), base62(43))),
+        (Family::Atlassian, format!("ATATT3{}={}", url(177), drawn(8, "0123456789ABCDEF"))),
+        (Family::Azure, account_key("AccountKey=")),
+        (Family::Azure, account_key("accountKey\": \"")),
+        (Family::Azure, account_key("accountkey=")),
+        (Family::Azure, account_key("account_key = '")),
+        (Family::Azure, account_key("account-key ")),
+        (Family::Azure, account_key("ACCOUNT_KEY: ")),
+        (Family::Brevo, format!("xkeysib-{}-{}", hex(64), base62(16))),
         (Family::CratesIo, format!("cio{}", base62(32))),
+        (Family::Databricks, format!("dapi{}", hex(32))),
+        (Family::Databricks, format!("dapi{}-2", hex(32))),
         (Family::DigitalOcean, format!("dop_v1_{}", hex(64))),
         (Family::DigitalOcean, format!("doo_v1_{}", hex(64))),
         (Family::DigitalOcean, format!("dor_v1_{}", hex(64))),
         (Family::Docker, format!("dckr_pat_{}", url(27))),
+        (Family::Doppler, format!("dp.pt.{}", base62(43))),
+        (Family::Dynatrace, format!("dt0c01.{}.{}", drawn(24, BASE32), drawn(64, BASE32))),
+        (Family::Fly, format!("fo1_{}", url(43))),
         (Family::GitHub, checked("ghp_", 36)),
         (Family::GitHub, checked("gho_", 36)),
         (Family::GitHub, checked("ghu_", 36)),
@@ -92,8 +109,15 @@ fn keys() -> Vec<(Family, String)> {
         (Family::GitLab, format!("gloas-{}", hex(64))),
         (Family::GitLab, format!("glagent-{}", url(50))),
         (Family::Google, format!("AIzaSy{}", url(33))),
+        (Family::Grafana, format!("glsa_{}_{}", base62(32), hex(8))),
         (Family::Groq, groq()),
         (Family::HuggingFace, format!("hf_{}", drawn(34, &[UPPER, LOWER].concat()))),
+        (Family::HuggingFace, format!("api_org_{}", drawn(34, &[UPPER, LOWER].concat()))),
+        (Family::LangSmith, format!("lsv2_pt_{}_{}", hex(32), hex(10))),
+        (Family::LangSmith, format!("lsv2_sk_{}_{}", hex(32), hex(10))),
+        (Family::Linear, format!("lin_api_{}", base62(40))),
+        (Family::NewRelic, format!("NRAK-{}", drawn(27, &[UPPER, DIGITS].concat()))),
+        (Family::Notion, format!("ntn_{}{}", digits(11), base62(35))),
         (Family::Npm, checked("npm_", 36)),
         (Family::OpenAi, openai("sk-", 20, base62)),
         (Family::OpenAi, openai("sk-proj-", 20, base62)),
@@ -103,11 +127,23 @@ fn keys() -> Vec<(Family, String)> {
         (Family::OpenAi, openai("sk-svcacct-", 74, url)),
         (Family::OpenAi, openai("sk-admin-", 58, url)),
         (Family::OpenAi, openai("sk-admin-", 74, url)),
+        (Family::OpenAi, openai("sk-svcacct-", 20, base62)),
+        (Family::OpenAi, openai("sk-None-", 20, base62)),
+        (Family::OpenAi, openai("sk-my-service_account-2-", 20, base62)),
+        (Family::OpenAi, openai("sk-nightly-build-", 74, url)),
+        (Family::OpenShift, format!("sha256~{}", url(43))),
         (Family::OpenRouter, format!("sk-or-v1-{}", hex(64))),
         (Family::Perplexity, format!("pplx-{}", base62(48))),
+        (Family::Postman, format!("PMAK-{}-{}", hex(24), hex(34))),
+        (Family::Pulumi, format!("pul-{}", hex(40))),
         (Family::PyPi, format!("pypi-AgEIcHlwaS5vcmcCJ{}", url(157))),
         (Family::PyPi, format!("pypi-AgENdGVzdC5weXBpLm9yZwIk{}", url(157))),
         (Family::Replicate, format!("r8_{}", base62(37))),
+        (Family::RubyGems, format!("rubygems_{}", hex(48))),
+        (Family::Sentry, format!("sntryu_{}", hex(64))),
+        (Family::Sourcegraph, format!("sgp_{}", hex(40))),
+        (Family::Sourcegraph, format!("sgp_{}_{}", hex(16), hex(40))),
+        (Family::Sourcegraph, format!("sgp_local_{}", hex(40))),
         (Family::SendGrid, format!("SG.{}.{}", url(22), url(43))),
         (Family::Shopify, format!("shpat_{}", hex(32))),
         (Family::Shopify, format!("shpca_{}", hex(32))),
@@ -120,6 +156,8 @@ fn keys() -> Vec<(Family, String)> {
         (Family::Stripe, format!("sk_live_51{}", base62(97))),
         (Family::Stripe, format!("rk_live_{}", base62(24))),
         (Family::Stripe, format!("rk_live_51{}", base62(97))),
+        (Family::Vault, format!("hvs.{}", url(90))),
+        (Family::Vault, format!("hvb.{}", url(138))),
         (Family::XAi, format!("xai-{}", base62(80))),
     ]
 }
@@ -168,17 +206,81 @@ fn near_misses_are_not_found() {
         let (but_last, last) = key.split_at(key.len() - 1);
         let (first, but_first) = key.split_at(1);
         let other_case = if first == first.to_lowercase() { first.to_uppercase() } else { first.to_lowercase() };
-        let mut rows =
-            vec![but_first.to_owned(), format!("{other_case}{but_first}"), key.to_uppercase(), key.to_lowercase()];
-        rows.extend(["A", "z", "9", "_", "-"].map(|before| format!("{before}{key}")));
+        let mut rows = vec![key.to_uppercase(), key.to_lowercase()];
+        // The name of an account key is written in several ways, and may be the end of a longer one.
+        if family != Family::Azure {
+            rows.extend([but_first.to_owned(), format!("{other_case}{but_first}")]);
+            rows.extend(["A", "z", "9", "_", "-"].map(|before| format!("{before}{key}")));
+        }
         let behind: &[&str] = if family == Family::Azure { &["="] } else { &["A", "z", "9", "_", "-"] };
-        // A token of PyPI has no length of its own.
-        if family != Family::PyPi {
+        // Tokens of PyPI and Vault have no length of their own.
+        if !matches!(family, Family::PyPi | Family::Vault) {
             rows.extend([but_last.to_owned(), format!("{but_last}.{last}")]);
             rows.extend(behind.iter().map(|behind| format!("{key}{behind}")));
         }
         for text in rows.into_iter().filter(|text| *text != key) {
             assert_eq!(find(&text), None, "{text} is not quite {key}");
+        }
+    }
+}
+
+#[test]
+fn an_account_key_is_found_behind_its_name_however_it_is_written() {
+    let names = ["AccountKey", "accountKey", "accountkey", "storageAccountKey", "storage_account_key"];
+    for name in names.into_iter().chain(["AZURE_STORAGE_ACCOUNT_KEY", "--account-key"]) {
+        for between in
+            ["=", ":", ": ", " = ", " ", "\":\"", "\": \"", "': '", " => '", "=\"", "\\\":\\\"", "=`", "', '"]
+        {
+            let text = account_key(&format!("{name}{between}"));
+            for (before, behind) in [("", ""), ("{\"", "\"}"), ("export ", ";EndpointSuffix=x"), ("\n  ", "\n")] {
+                assert_eq!(find(format!("{before}{text}{behind}")), Some(Family::Azure), "{before}{text}{behind}");
+            }
+            let (key, padding) = text.split_at(text.len() - 3);
+            for near in [format!("{key}B=="), format!("{key}Q="), format!("{key}Q==="), format!("{key}Q==A")] {
+                assert_eq!(find(&near), None, "{near}");
+            }
+            assert_eq!(find(format!("{}{padding}", &key[..key.len() - 1])), None, "one less of {text}");
+            let longer = text.replace("/+", "/+/");
+            assert_eq!(find(&longer), None, "{longer}");
+        }
+        for between in ["", "\n", " is ", ":::::::::", "()=", "_hash=", "Name="] {
+            let text = account_key(&format!("{name}{between}"));
+            assert_eq!(find(&text), None, "{text}");
+        }
+    }
+}
+
+#[test]
+fn halves_of_different_lengths_are_no_key_of_openai() {
+    let infix = str::from_utf8(INFIX_OF_OPENAI).unwrap();
+    for (before, after) in [(20, 21), (21, 20), (19, 20), (58, 57), (74, 58), (20, 58), (30, 30), (57, 58)] {
+        for prefix in ["sk-", "sk-proj-", "sk-my-name-"] {
+            let text = format!("{prefix}{}{infix}{}", base62(before), base62(after));
+            assert_eq!(find(&text), None, "{text}");
+        }
+    }
+    for text in [
+        format!("sk-name{}{infix}{}", base62(20), base62(20)),
+        format!("sk-proj-{}{infix}{}", "x".repeat(58), "x".repeat(58)),
+        format!("sk-{}-{}{infix}{}", "n".repeat(200), base62(20), base62(20)),
+        format!("disk-{}{infix}{}", base62(20), base62(20)),
+    ] {
+        assert_eq!(find(&text), None, "{text}");
+    }
+    // The infix may also stand in a half.
+    let key = format!("sk-proj-{}{infix}{}{infix}{}", base62(30), base62(20), base62(74 - 36 + 36));
+    assert_eq!(find(&key), None, "{key}");
+    let half = format!("{}{infix}{}", base62(30), base62(36));
+    assert_eq!(find(format!("sk-proj-{half}{infix}{half}")), Some(Family::OpenAi), "{half}");
+}
+
+#[test]
+fn tokens_of_vault_have_bounds() {
+    for (prefix, least, most) in [("hvs.", 90, 120), ("hvb.", 138, 300)] {
+        for (length, want) in
+            [(least - 1, None), (least, Some(Family::Vault)), (most, Some(Family::Vault)), (most + 1, None)]
+        {
+            assert_eq!(find(format!("{prefix}{}", url(length))), want, "{prefix} and {length}");
         }
     }
 }
@@ -235,6 +337,14 @@ fn what_documentation_and_programs_hold_is_not_found() {
         "AccountKey=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
             .to_owned(),
         format!("AccountKey={}B==", base62(85)),
+        "AGE-SECRET-KEY-1".to_owned() + &"Q".repeat(58),
+        format!("sha256~{}", x(43)),
+        format!("dapi{}", "0".repeat(32)),
+        "pul-0123456789abcdef0123456789abcdef01234567".to_owned(),
+        "account_key_name_of_the_storage_account = request.get_account_key()".to_owned(),
+        format!("accountKey: {}", hex(88)),
+        format!("sgp_local_{}", "f".repeat(40)),
+        "ntn_12345678901".to_owned() + &x(35),
         "550e8400-e29b-41d4-a716-446655440000".to_owned(),
         format!("{{\"sha256\":\"{}\"}}", hex(64)),
         format!("ciorbi{}", hex(29)),
@@ -430,7 +540,28 @@ fn texts() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat())
 }
 
+/// What keys are not: drawn bytes in the encodings that requests have, words, and the prefixes among them.
+fn ordinary() -> impl Strategy<Value = String> {
+    let prefixes: Vec<String> = SHAPES.iter().map(|shape| String::from_utf8_lossy(shape.prefix).into_owned()).collect();
+    let drawn = prop_oneof![
+        "[A-Za-z0-9+/]{0,400}(=|==)?",
+        "[A-Za-z0-9_-]{0,400}",
+        "[0-9a-f]{0,200}",
+        "[0-9A-F]{0,200}",
+        "([a-z]{1,12} ){0,60}",
+        "([a-z]{1,8}[_.(:=\"' ]){0,40}",
+    ];
+    let prefixed = (prop::sample::select(prefixes), "[a-z]{1,12}([-_.][a-z]{1,12}){0,30}");
+    prop::collection::vec(prop_oneof![6 => drawn, 2 => prefixed.prop_map(|(prefix, words)| prefix + &words)], 1..6)
+        .prop_map(|pieces| pieces.join("\n"))
+}
+
 proptest! {
+    #[test]
+    fn ordinary_text_is_not_found(text in ordinary()) {
+        prop_assert_eq!(find(&text), None);
+    }
+
     #[test]
     fn whole_equals_cut_anywhere(text in texts(), lengths in prop::collection::vec(1_usize..1500, 1..6)) {
         let whole = all().find(&text).is_some();

@@ -10,6 +10,7 @@ use super::template::{Part, Reference, no_workspace_secret, parse};
 
 const STRATEGIES: &str = "static, lookup, echo";
 const COMMON: [&str; 4] = ["type", "strategy", "primitive", "args"];
+const LOOKUP: [&str; 3] = ["lookup_key", "responses", "default"];
 
 /// How a mock answers.
 #[derive(Debug)]
@@ -26,7 +27,11 @@ impl Mock {
                 literal(node, &fields.at(key), findings);
             }
         }
-        match fields.required_text("strategy")? {
+        let strategy = match fields.node("strategy") {
+            Some(_) => fields.text("strategy")?,
+            None => inferred(fields),
+        };
+        match strategy {
             "static" => fixed(fields, findings),
             "lookup" => lookup(fields, schema, findings),
             "echo" => {
@@ -55,6 +60,17 @@ impl Mock {
     }
 }
 
+/// The strategy of a mock that names none, by the keys that only one strategy has.
+fn inferred(fields: &Fields<'_>) -> &'static str {
+    if LOOKUP.iter().any(|key| fields.has(key)) {
+        "lookup"
+    } else if fields.has("response") {
+        "static"
+    } else {
+        "echo"
+    }
+}
+
 fn as_key(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -69,7 +85,7 @@ fn fixed(fields: &Fields<'_>, findings: &Findings) -> Option<Mock> {
 }
 
 fn lookup(fields: &Fields<'_>, schema: &Value, findings: &Findings) -> Option<Mock> {
-    fields.only(&[COMMON.as_slice(), &["lookup_key", "responses", "default"]].concat());
+    fields.only(&[COMMON.as_slice(), &LOOKUP].concat());
     let key = fields.required_text("lookup_key").and_then(|text| {
         let key = reference(text).and_then(|key| schema::declares(schema, &key).map(|()| key));
         key.map_err(|why| findings.problem(&fields.at("lookup_key"), why)).ok()

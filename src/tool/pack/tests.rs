@@ -282,9 +282,17 @@ fn says_what_is_wrong_with_the_arguments_of_http_request() {
 #[test]
 fn says_what_is_wrong_with_a_mock() {
     let rows = [
-        ("", ".strategy: missing"),
         ("strategy: random", ".strategy: unknown strategy \"random\"; choose one of static, lookup, echo"),
         ("strategy: static", ".response: missing"),
+        ("lookup_key: sku", ".responses: missing"),
+        ("responses: {}", ".lookup_key: missing"),
+        ("default: 1, lookup_key: sku", ".responses: missing"),
+        ("default: 1, responses: {}", ".lookup_key: missing"),
+        (
+            "response: 1, lookup_key: sku, responses: {}",
+            ".response: unknown key; known: type, strategy, primitive, args, lookup_key, responses, default",
+        ),
+        ("strtegy: static", ".strtegy: unknown key; known: type, strategy, primitive, args"),
         ("strategy: echo, response: 1", ".response: unknown key; known: type, strategy, primitive, args"),
         ("strategy: lookup, responses: {}", ".lookup_key: missing"),
         ("strategy: lookup, lookup_key: sku", ".responses: missing"),
@@ -409,6 +417,11 @@ fn mocks_answer_without_the_network() {
         ),
         ("{type: mock, strategy: static, response: null}".to_owned(), json!({}), Ok(Value::Null)),
         ("{type: mock, strategy: echo}".to_owned(), json!({"sku": "x"}), Ok(json!({"sku": "x"}))),
+        ("{type: mock}".to_owned(), json!({"sku": "x"}), Ok(json!({"sku": "x"}))),
+        ("{type: mock, primitive: exec, args: {}}".to_owned(), json!({"sku": "x"}), Ok(json!({"sku": "x"}))),
+        ("{type: mock, response: [1]}".to_owned(), json!({"sku": "x"}), Ok(json!([1]))),
+        ("{type: mock, response: null}".to_owned(), json!({}), Ok(Value::Null)),
+        ("{type: mock, lookup_key: sku, responses: {x: 1}, default: 2}".to_owned(), json!({"sku": "x"}), Ok(json!(1))),
         ("{type: mock, strategy: echo}".to_owned(), Value::Null, Ok(json!({}))),
         (format!("{lookup}}}"), json!({"order": {"id": "a"}}), Ok(json!(1))),
         (format!("{lookup}}}"), json!({"order": {"id": 5}}), Ok(json!({"x": "${sku}"}))),

@@ -55,7 +55,11 @@ impl Field {
         let line = self.closed(key).await;
         let seen = ["verdict", "code", "rule"].map(|name| line[name].as_str().unwrap_or_default());
         assert_eq!(seen, ["fail", "upstream_protocol", "the body is not what its content coding says"], "{line}");
-        assert_eq!((&line["response_status"], &line["response_size_bytes"]), (&200.into(), &0.into()), "{line}");
+        assert_eq!(line["response_status"], 200, "{line}");
+        assert!(
+            line["response_size_bytes"].as_u64().is_some_and(|size| size > 0),
+            "it came, and was not passed on: {line}"
+        );
     }
 }
 
