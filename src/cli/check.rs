@@ -72,7 +72,8 @@ fn webhooks(settings: &Settings, policy: &Policy) -> (Vec<Problem>, Vec<Problem>
 
 fn resolved(settings: &Settings, policy: &Policy) -> Result<Vec<Unfit>, String> {
     let system = settings.upstream.roots == Roots::System;
-    let tls = UpstreamTls::new(system, &settings.upstream.extra_roots).map_err(|why| why.to_string())?;
+    let tls = UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls)
+        .map_err(|why| why.to_string())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|why| why.to_string())?;
     runtime.block_on(async {
         let descriptors = Descriptors::divided(getrlimit(Resource::Nofile).current, settings.proxy.max_connections);

@@ -7,6 +7,8 @@
 use memchr::{memchr_iter, memchr3_iter};
 use zeroize::{Zeroize, Zeroizing};
 
+use super::fold::is_break;
+
 /// The longest escape that is undone, in bytes: two `\u` of a surrogate pair.
 pub(super) const LONGEST: usize = 12;
 /// Most digits between the braces of `\u{}`.
@@ -256,6 +258,8 @@ fn is_likely(bytes: &[u8]) -> bool {
                     next,
                     b'u' | b'U' | b'x' | b'/' | b'"' | b'\\' | b'\'' | b'`' | b'n' | b'r' | b't' | b'b' | b'f'
                 )
+                || stands_for_itself(*next)
+                || is_break(*next)
         }
         [b'&', next, ..] => next.is_ascii_alphabetic() || *next == b'#',
         _ => true,
@@ -360,8 +364,19 @@ fn backslash(rest: &[u8], is_all: bool) -> Reading {
         [b't', ..] => Reading::Byte(b'\t', 2),
         [b'b', ..] => Reading::Byte(8, 2),
         [b'f', ..] => Reading::Byte(12, 2),
+        // The string goes on in the next line.
+        [byte, ..] if is_break(*byte) => Reading::Byte(b'\n', 2),
+        [byte, ..] if stands_for_itself(*byte) => Reading::Byte(*byte, 2),
         _ => Reading::Plain,
     }
+}
+
+/// True for a letter that is escaped for nothing: one that begins no escape of JavaScript, Python or CSS, and is no hex
+/// digit (ECMA-262 §12.9.4, NonEscapeCharacter; CSS Syntax Level 3 §4.3.7).
+const fn stands_for_itself(byte: u8) -> bool {
+    byte.is_ascii_alphabetic()
+        && !byte.is_ascii_hexdigit()
+        && !matches!(byte, b'n' | b'r' | b't' | b'u' | b'v' | b'x' | b'N' | b'U')
 }
 
 /// Behind the first half of a surrogate pair.
@@ -533,7 +548,8 @@ mod tests {
             (r"\x41\/\\u0041", r"A/\u0041"),
             (r"\U00000041\U0001f600\U0000004", r"A😀\U0000004"),
             (r"\41 \042\000043 x\6b\6", r"ABCxk\6"),
-            (r#"\"\q\"#, r#""\q\"#),
+            (r#"\"\q\v\"#, r#""q\v\"#),
+            ("a\\\nb\\\r\nc", "a\nb\n\nc"),
             ("a\\nb", "a\nb"),
             ("&#65;&#x41;&#x0000041;&#65 &#65", "AAAA A"),
             ("&amp;&amp;amp;&sol;&lowbar;&plus;", "&&amp;/_+"),

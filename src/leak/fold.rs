@@ -104,6 +104,9 @@ const STOPS: [bool; 256] = {
 /// Where in a text the next thing stands that is skipped, and how many bytes it has. The caller says whether the text is
 /// ASCII: asking for each line break would take quadratic time.
 pub(super) fn next_skipped(text: &[u8], is_ascii: bool) -> Option<(usize, usize)> {
+    if text.first().is_some_and(|byte| is_break(*byte)) {
+        return Some((0, 1));
+    }
     if is_ascii {
         return memchr2(b'\n', b'\r', text).map(|at| (at, 1));
     }

@@ -56,7 +56,7 @@ impl Strength {
     pub fn of(secret: &[u8]) -> Self {
         match weakness(secret) {
             Some(why) => Self::Weak(why),
-            None if secret.len() < MIN_HALVED => Self::Strong(Halves::default()),
+            None if own(secret).len() < MIN_HALVED => Self::Strong(Halves::default()),
             None => {
                 let (first, second) = halves(secret);
                 let behind = first.get(prefix(first)..).unwrap_or_default();
@@ -73,8 +73,30 @@ impl Strength {
     }
 }
 
-/// The halves of a value; both have the byte in the middle if there is one.
+/// The part of a value that no other value has. A signed token (JWT, RFC 7519) says before its signature who it is for and
+/// who issued it, a URL where something is, a connection string what it is for: others have that as well.
+fn own(value: &[u8]) -> &[u8] {
+    if value.starts_with(b"eyJ") && value.contains(&b'.') {
+        return value.rsplit(|byte| *byte == b'.').next().unwrap_or_default();
+    }
+    if let Some(scheme) = memchr::memmem::find(value, b"://") {
+        let rest = value.get(scheme.saturating_add(3)..).unwrap_or_default();
+        let authority = rest.split(|byte| b"/?#".contains(byte)).next().unwrap_or_default();
+        let user = memchr::memrchr(b'@', authority).and_then(|at| authority.get(..at)).unwrap_or_default();
+        return memchr::memchr(b':', user).and_then(|at| user.get(at.saturating_add(1)..)).unwrap_or_default();
+    }
+    if value.contains(&b';') && value.contains(&b'=') {
+        let fields = value.split(|byte| *byte == b';');
+        let values = fields.filter_map(|field| field.get(memchr::memchr(b'=', field)?.saturating_add(1)..));
+        return values.max_by_key(|value| value.len()).unwrap_or_default();
+    }
+    // A document, such as the JSON of a service account.
+    if value.starts_with(b"{") { &[] } else { value }
+}
+
+/// The halves of a value, or of the part of it that is its own; both have the byte in the middle if there is one.
 pub(super) fn halves(value: &[u8]) -> (&[u8], &[u8]) {
+    let value = own(value);
     let first = value.get(..value.len().div_ceil(2)).unwrap_or_default();
     (first, value.get(value.len() / 2..).unwrap_or_default())
 }
@@ -167,6 +189,12 @@ mod tests {
             ("sk_live_4eC39HqLyjWDarjtT1zdp7dc", true, true),
             ("sk-ant-api03-_HJTNJ-dzNnk5vSk8VE", false, true),
             ("k7Qz2mXv9LpW-sVt6eRRu8YbN3cHd5Jf", true, true),
+            ("postgres://app:k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf@db.example.com/main", true, true),
+            ("postgres://app:k7Qz2mXv9LpW4sVt6eRRu8Yb@db.internal.example.com:5432/main", false, false),
+            ("https://hooks.example.com/services/T024BE7LD/B0ADSRX9Q/k7Qz2mXv9LpW4sVt6eRRu8Yb", false, false),
+            ("Endpoint=sb://k;AccountKey=k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf==;Suffix=core.example.com", false, false),
+            ("AccountName=k;AccountKey=k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf==;Suffix=core.example.com", true, true),
+            ("{\"type\":\"service_account\",\"key\":\"k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf\"}", false, false),
         ];
         for (value, first, second) in rows {
             assert_eq!(Strength::of(value.as_bytes()), Strength::Strong(Halves { first, second }), "{value}");
