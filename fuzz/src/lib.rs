@@ -69,9 +69,15 @@ fn sent(pieces: &[&[u8]]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// True if a value stands in a text as it is, or in base64 or hex.
+/// True if a value stands in a text as it is, or in base64 or hex. Line breaks are left out, and the blanks behind them: a
+/// line may be indented, and whether a blank there belongs to the value cannot be told.
 fn holds_a_value(text: &[u8]) -> bool {
-    let joined: Vec<u8> = text.iter().copied().filter(|byte| !matches!(byte, b'\r' | b'\n')).collect();
+    let mut is_indented = false;
+    let counts = |byte: &u8| {
+        is_indented = matches!(byte, b'\r' | b'\n') || (is_indented && matches!(byte, b' ' | b'\t'));
+        !is_indented
+    };
+    let joined: Vec<u8> = text.iter().copied().filter(counts).collect();
     VALUES.iter().any(|value| {
         let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
         let within = |part: &[u8]| joined.windows(part.len()).any(|some| some == part);

@@ -27,6 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// writes them down for after the process's end.
 pub struct Finds {
     found: watch::Sender<Found>,
+    /// How many were noted for each execution, those included that were under way when it was stopped.
+    noted: Mutex<HashMap<ExecutionId, u32>>,
     notes: mpsc::Sender<Note>,
     inbox: Mutex<Option<mpsc::Receiver<Note>>>,
 }
@@ -68,7 +70,8 @@ impl Finder {
 impl Default for Finds {
     fn default() -> Self {
         let (notes, inbox) = mpsc::channel(MOST_NOTES);
-        Self { found: watch::Sender::new(HashMap::new()), notes, inbox: Mutex::new(Some(inbox)) }
+        let (found, inbox) = (watch::Sender::new(HashMap::new()), Mutex::new(Some(inbox)));
+        Self { found, noted: Mutex::default(), notes, inbox }
     }
 }
 
@@ -79,14 +82,20 @@ impl Finds {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Notes one more, and returns how many there are now.
+    /// Notes one more, and returns how many were noted by now, also since the execution was stopped.
     pub(super) fn note(&self, execution: &ExecutionId) -> u32 {
         self.change(execution, |count| if count < STOPPED_HERE { count.saturating_add(1) } else { count });
         if self.notes.try_send(Note::Find(execution.clone())).is_err() {
             // What cannot be written down must not be forgotten by a restart: nothing more comes of it.
             self.change(execution, |_| STOPPED_HERE);
         }
-        self.found.borrow().get(execution).copied().unwrap_or(STOPPED_HERE)
+        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        if noted.len() >= MOST && !noted.contains_key(execution) {
+            return u32::MAX;
+        }
+        let noted = noted.entry(execution.clone()).or_default();
+        *noted = noted.saturating_add(1);
+        *noted
     }
 
     /// An execution goes on no longer: what of it is under way ends.
@@ -109,6 +118,7 @@ impl Finds {
     /// Forgets an execution, which has begun anew or is no more.
     pub fn forget(&self, execution: &ExecutionId) {
         self.found.send_if_modified(|found| found.remove(execution).is_some());
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner).remove(execution);
     }
 
     /// The executions that are remembered.

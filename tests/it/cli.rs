@@ -289,7 +289,8 @@ async fn a_webhook_that_leads_inside_is_an_error_when_checked_at_start_and_at_re
     let (code, found, _) = check(&["--online", "--json"]).await;
     let found: serde_json::Value = serde_json::from_str(&found).unwrap();
     assert_eq!((code, &found["problems"][0]["path"]), (Some(2), &"tasks.t.webhook_urls[1]".into()), "{found:#}");
-    assert_eq!(found["warnings"][0]["path"], "tasks.t.webhook_urls[2]", "{found:#}");
+    let warnings = found["warnings"].as_array().unwrap();
+    assert!(warnings.iter().any(|warning| warning["path"] == "tasks.t.webhook_urls[2]"), "{found:#}");
     assert!(!found.to_string().contains("secret-"), "{found:#}");
 
     let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
