@@ -88,19 +88,6 @@ pub(super) fn begun_ignorable(text: &[u8]) -> usize {
     (1..4).find(tail).unwrap_or_default()
 }
 
-/// The bytes at which a search for what is skipped stops.
-const STOPS: [bool; 256] = {
-    let mut stops = [false; 256];
-    let mut byte = 0_u8;
-    loop {
-        stops[byte as usize] = is_break(byte) || begins_ignorable(byte);
-        if byte == u8::MAX {
-            break stops;
-        }
-        byte += 1;
-    }
-};
-
 /// Where in a text the next thing stands that is skipped, and how many bytes it has. The caller says whether the text is
 /// ASCII: asking for each line break would take quadratic time.
 pub(super) fn next_skipped(text: &[u8], is_ascii: bool) -> Option<(usize, usize)> {
@@ -113,7 +100,7 @@ pub(super) fn next_skipped(text: &[u8], is_ascii: bool) -> Option<(usize, usize)
     let mut at = 0_usize;
     loop {
         let rest = text.get(at..)?;
-        let stop = rest.iter().position(|byte| STOPS.get(usize::from(*byte)).copied().unwrap_or_default())?;
+        let stop = rest.iter().position(|byte| is_break(*byte) || begins_ignorable(*byte))?;
         at = at.saturating_add(stop);
         let rest = text.get(at..)?;
         if rest.first().is_some_and(|byte| is_break(*byte)) {

@@ -13,7 +13,7 @@ use exeat::model::name::CredentialName;
 const VALUE: &[u8] = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
 
 fn matcher(values: &[(&str, &[u8])]) -> Arc<Matcher> {
-    let value = |(name, value): &(&str, &'_ [u8])| (CredentialName::new(*name), value.to_vec());
+    let value = |(name, value): &(&str, &'_ [u8])| (CredentialName::new(name), value.to_vec());
     let values: Vec<_> = values.iter().map(value).collect();
     Arc::new(Matcher::new(
         values
