@@ -131,6 +131,11 @@ impl Unescape {
         self.len == 0
     }
 
+    /// True if an escape of these families has begun.
+    pub(super) fn has_begun(&self, families: Families) -> bool {
+        self.held.get(..self.len).and_then(<[_]>::first).is_some_and(|first| families.begins(first.byte))
+    }
+
     /// Takes a byte and gives out what is certain by now.
     pub(super) fn push(&mut self, placed: Placed, out: &mut impl FnMut(Placed)) {
         if self.len == 0 && !self.families.begins(placed.byte) {

@@ -198,14 +198,33 @@ impl Level {
         if come == Families::default() && !self.is_parted() {
             return;
         }
+        let seen = self.seen;
         self.part(come);
         let floor = self.floor;
+        let parts = |branch: &Branch| !branch.undone.is_parted() && branch.undone.families().meets(come);
+        let siblings = (depth > 0 && self.alone.iter().any(parts)).then(|| self.siblings(seen)).flatten();
         let all = self.all.get_or_insert_with(|| Box::new(Branch::behind(Families::ALL, floor, floor)));
-        for branch in std::iter::once(&mut **all).chain(&mut self.alone) {
-            if branch.undone.is_parted() || branch.undone.families().meets(come) {
-                branch.take(other, index, (depth, until), hits);
+        if all.undone.is_parted() || all.undone.families().meets(come) {
+            all.take(other, index, (depth, until), hits);
+        }
+        for branch in &mut self.alone {
+            match siblings.as_ref().filter(|_| parts(branch)) {
+                Some(siblings) => branch.begin(other, siblings, index, (depth, until), hits),
+                None if branch.undone.is_parted() || branch.undone.families().meets(come) => {
+                    branch.take(other, index, (depth, until), hits);
+                }
+                None => {}
             }
         }
+    }
+
+    /// All readings of this level, as they are before what came: what shows undone in turn where a family has had no
+    /// escapes so far. None if they say what is not undone says.
+    fn siblings(&self, seen: Families) -> Option<Self> {
+        let all = self.all.as_ref().filter(|all| all.undone.is_parted())?;
+        let alike = |branch: &Branch| Branch { undone: branch.undone.clone(), next: Self::default() };
+        let alone = self.alone.iter().map(alike).collect();
+        Some(Self { all: Some(Box::new(alike(all))), alone, seen, floor: self.floor })
     }
 
     /// The families of the escapes in what came.
@@ -259,6 +278,17 @@ impl Branch {
 
     fn take(&mut self, other: &Buffer, index: &Index, how: (usize, Until), hits: &mut Hits) {
         self.undone.take(other, &index.patterns.automaton);
+        self.search(index, how, hits);
+    }
+
+    /// Takes the first escape of its family: up to there, what shows undone in turn is what its siblings say.
+    fn begin(&mut self, other: &Buffer, siblings: &Level, index: &Index, how: (usize, Until), hits: &mut Hits) {
+        self.undone.begin(other, &index.patterns.automaton);
+        self.next = siblings.clone();
+        let family = self.undone.families();
+        for branch in self.next.all.iter_mut().map(|all| &mut **all).chain(&mut self.next.alone) {
+            branch.undone.forget_begun(family);
+        }
         self.search(index, how, hits);
     }
 

@@ -357,6 +357,11 @@ impl Buffer {
         self.text.get(self.old..).unwrap_or_default()
     }
 
+    /// Notes that so many bytes of the text were there before.
+    pub(super) fn carry(&mut self, old: usize) {
+        self.old = old.min(self.text.len());
+    }
+
     /// Where in the text the last bytes begin that came.
     pub(super) fn old(&self) -> usize {
         self.old

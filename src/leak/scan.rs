@@ -252,6 +252,35 @@ mod tests {
         }
     }
 
+    /// An escape within an escape: what the inner one shows undone is read on from where the outer ones were before it.
+    #[test]
+    fn an_escape_within_an_escape_is_read_alike_wherever_it_is_cut() {
+        let matcher = Matcher::new(VALUES.into_iter().map(|value| (Whose::Token, value)));
+        let value = b"s3cr3t/+? value, longer";
+        let write = |at: usize, outer: &dyn Fn(u8) -> String, inner: &dyn Fn(u8) -> String| -> String {
+            let escape = |(n, byte): (usize, &u8)| {
+                let text = outer(*byte);
+                let (before, last) = text.split_at(text.len() - 2);
+                let (digit, behind) = last.split_at(1);
+                if n == at { format!("{before}{}{behind}", inner(digit.as_bytes()[0])) } else { text }
+            };
+            value.iter().enumerate().map(escape).collect()
+        };
+        let percent = |byte: u8| format!("%{byte:02x}");
+        let html = |byte: u8| format!("&#{byte};");
+        let json = |byte: u8| format!("\\u{byte:04x}");
+        for at in [5, 18, 22] {
+            for text in [write(at, &html, &percent), write(at, &html, &json), write(at, &json, &html)] {
+                let whole = found(&matcher, &[text.as_bytes()]);
+                assert!(whole.contains(&(text.len() as u64, 0)), "{text}");
+                for cut in 0..=text.len() {
+                    let (one, two) = text.as_bytes().split_at(cut);
+                    assert!(found(&matcher, &[one, two]).contains(&(text.len() as u64, 0)), "{text} at {cut}");
+                }
+            }
+        }
+    }
+
     /// True if all that is wanted has been found. What else was found may only be the end of something wanted: a reading
     /// that begins within an escape does not know where that began.
     fn agree(found: &Ends, wanted: &Ends) -> bool {

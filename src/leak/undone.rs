@@ -71,6 +71,24 @@ impl Undone {
         self.undo(other.source(), start);
     }
 
+    /// As [`Self::take`], at the first escape. What of the other was there before does not count as fresh, but for the
+    /// beginning of that escape.
+    pub(super) fn begin(&mut self, other: &Buffer, automaton: &Automaton) {
+        self.is_parted = true;
+        let start = self.buffer.follow(other, automaton, self.undone_to);
+        let old = other.source().bytes.get(start..other.old()).unwrap_or_default();
+        let carried = self.families.next(old, 0).unwrap_or(old.len());
+        self.undo(other.source(), start);
+        self.buffer.carry(carried);
+    }
+
+    /// Forgets the beginning of an escape of these families: it has been undone elsewhere.
+    pub(super) fn forget_begun(&mut self, families: Families) {
+        if self.unescape.has_begun(families) {
+            self.unescape = Unescape::of(self.families);
+        }
+    }
+
     /// Undoes the escapes in what the other says from a byte on.
     fn undo(&mut self, other: Source<'_>, start: usize) {
         let Source { bytes, spans } = other;
