@@ -93,6 +93,8 @@ const REDACTED: &str = "[redacted]";
 /// Longest method and path that are written down, in characters.
 const MOST_METHOD: usize = 64;
 const MOST_PATH: usize = 2048;
+/// Longest path of a caller that nobody knows, whose lines must not fill the disk.
+const MOST_UNKNOWN_PATH: usize = 256;
 
 /// Finds of one execution whose lines are written whatever else is refused. Many more than it takes to stop it, so
 /// that only what is under way all at once is ever counted.
@@ -799,7 +801,13 @@ impl Record {
     }
 
     fn stamped(&self, event: &'static str) -> Line {
-        Line { ts: now(), event, ..self.line.clone() }
+        let mut line = Line { ts: now(), event, ..self.line.clone() };
+        if self.caller.is_none()
+            && let Some(path) = &mut line.path
+        {
+            *path = cut(path, MOST_UNKNOWN_PATH);
+        }
+        line
     }
 }
 

@@ -125,6 +125,7 @@ async fn begin_anew(services: &Services, wanted: &Wanted, name: &TaskName) -> Re
     let id = execution.id.clone();
     services.ledger.restart(execution).await.map_err(failed)?;
     services.finds.forget(&id);
+    services.throttle.begun(&id);
     show(services, &id).await.map(|(_, document)| (StatusCode::CREATED, document))
 }
 

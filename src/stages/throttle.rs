@@ -3,8 +3,9 @@
 //! Calls of an execution and of a minute are counted by the ledger, exactly and for all proxies that share it; how
 //! fast they come and how many are under way is this process's own affair.
 
+use std::collections::HashMap;
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::gate::Gates;
@@ -13,6 +14,7 @@ use crate::audit::finds::Finds;
 use crate::audit::record::Record;
 use crate::ledger::{Caps, Ledger, LedgerError, Millis, Take};
 use crate::model::limited::{Limited, Within};
+use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::tool::Kind;
 use crate::policy::plan::{Calls, Limits, Rate};
@@ -50,13 +52,15 @@ pub struct Throttle {
     gates: Gates,
     /// Of questions to the proxy itself.
     own: Gates,
+    /// When static executions last began anew; at most one for each task.
+    begun: Mutex<HashMap<ExecutionId, Instant>>,
 }
 
 impl Throttle {
     /// Counts in a ledger.
     #[must_use]
     pub fn new(ledger: Arc<Ledger>, finds: Arc<Finds>) -> Self {
-        Self { ledger, finds, gates: Gates::default(), own: Gates::default() }
+        Self { ledger, finds, gates: Gates::default(), own: Gates::default(), begun: Mutex::default() }
     }
 
     /// Takes one call. As long as it is under way, the record holds its place.
@@ -79,10 +83,13 @@ impl Throttle {
         Ok((taken, Prepaid { at: Instant::now() }))
     }
 
-    /// Takes the first raw request in a tunnel, which is counted by now.
+    /// Takes the first raw request in a tunnel, which is counted by now. A tunnel's call serves for the minute that
+    /// follows, so that calls of many minutes cannot be saved up, and for the execution that it was counted in: a
+    /// request after that is a call of its own.
     ///
     /// # Errors
-    /// As [`Self::look`]. Then the tunnel's call is still there, as it is if nobody waits for the result.
+    /// As [`Self::look`] or [`Self::take`]. Then a call that still serves is still there, as it is if nobody waits for
+    /// the result.
     pub async fn redeem(
         &self,
         policy: &Policy,
@@ -90,6 +97,11 @@ impl Throttle {
         prepaid: &mut Option<Prepaid>,
         record: &mut Record,
     ) -> Verdict<Taken> {
+        let is_valid = |prepaid: &Prepaid| prepaid.at.elapsed() < MINUTE && self.is_counted(caller, prepaid);
+        if !prepaid.as_ref().is_some_and(is_valid) {
+            *prepaid = None;
+            return self.take(policy, caller, Kind::Raw, record).await;
+        }
         self.look(policy, caller, Kind::Raw, record).await?;
         *prepaid = None;
         Ok(Taken(()))
@@ -97,10 +109,25 @@ impl Throttle {
 
     /// Takes back the call of a tunnel whose request was counted as another. A ledger that cannot be asked keeps it.
     pub async fn give_back(&self, caller: &Caller, prepaid: Prepaid) {
+        if !self.is_counted(caller, &prepaid) {
+            return;
+        }
         let taken = prepaid.at.elapsed();
         if let Err(error) = self.ledger.give_back(caller.facts(), Kind::Raw, taken, Millis::now()).await {
             tracing::warn!(%error, "the call of a tunnel stays counted");
         }
+    }
+
+    /// Notes that a static execution has begun anew: calls counted before are not among its own.
+    pub fn begun(&self, execution: &ExecutionId) {
+        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        begun.insert(execution.clone(), Instant::now());
+    }
+
+    /// Whether the call of a tunnel is among those that its execution has counted since it began.
+    fn is_counted(&self, caller: &Caller, prepaid: &Prepaid) -> bool {
+        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        begun.get(caller.execution()).is_none_or(|begun| *begun < prepaid.at)
     }
 
     /// Takes a question to the proxy itself, before what its kind of question takes besides.

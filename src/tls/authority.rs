@@ -15,7 +15,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::{NoServerSessionStorage, ProducesTickets};
-use time::OffsetDateTime;
+use time::{OffsetDateTime, Time};
 use zeroize::Zeroizing;
 
 use super::provider;
@@ -185,8 +185,10 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.serial_number = Some(serial()?);
         params.use_authority_key_identifier_extension = true;
-        params.not_before = now() - LEAF_PAST;
-        params.not_after = (now() + LEAF_LIFE).min(self.not_after);
+        // One leaf serves all tasks; the second of its making would tell when the first of them went to the host.
+        let today = now().replace_time(Time::MIDNIGHT);
+        params.not_before = today - LEAF_PAST;
+        params.not_after = (today + LEAF_LIFE).min(self.not_after);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.distinguished_name = DistinguishedName::new();

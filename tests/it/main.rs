@@ -70,6 +70,7 @@ mod sni;
 mod soak;
 mod ssrf;
 mod stale;
+mod tenants;
 mod texts;
 mod thinning;
 mod tools;
