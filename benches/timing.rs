@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use exeat::leak::coding::{Bounds, Coding, Decoder, Direction};
+use exeat::coding::{Bounds, Coding, Decoder, Direction};
 use exeat::leak::strength::Strength;
 use exeat::leak::{Hold, Matcher, Value, Whose};
 use exeat::model::name::CredentialName;

@@ -21,8 +21,11 @@
 //! Imports point down: `model` < `leak` < `policy`, `vault`, `tls`, `audit`, `ledger` < `stages` < `flow` < `cli`. [`tool`]
 //! is a client of all this, and knows nothing of it but `model`.
 
+pub mod api;
 pub mod audit;
 pub mod cli;
+pub mod coding;
+pub mod daemon;
 pub mod files;
 pub mod flow;
 pub mod leak;

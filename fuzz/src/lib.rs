@@ -5,9 +5,9 @@ use std::sync::{Arc, LazyLock};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use bytes::Bytes;
-use exeat::leak::coding::{Bounds, Coding, Decoder, Direction, STEP};
+use exeat::coding::{Bounds, Coding, Decoder, Direction, STEP};
 use exeat::leak::{Hold, Matcher, Redactor, Whose};
-use exeat::stages::websocket::{Downward, Upward};
+use exeat::stages::message::websocket::{Downward, Upward};
 use exeat::tls::hello::{self, Progress};
 
 /// What is looked for: one of each kind of character, and one that is half of another.

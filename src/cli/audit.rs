@@ -6,16 +6,16 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::terminal::{clean, escaped, print, say};
-use super::{AuditAction, Exit, VerifyArgs, sources};
+use super::{AuditAction, Exit, VerifyArgs, paths};
 use crate::audit::chain::GENESIS;
 use crate::audit::sink::Place;
 use crate::audit::verify::{self, Finding};
-use crate::flow::daemon::audit_place;
-use crate::flow::keep;
+use crate::daemon::audit_place;
+use crate::daemon::vault;
 use crate::policy::settings::Settings;
 
 pub(super) fn run(config: Option<&Path>, action: AuditAction) -> Exit {
-    let settings = match sources::load_or_say(config) {
+    let settings = match paths::load_or_say(config) {
         Ok(config) => config.settings,
         Err(exit) => return exit,
     };
@@ -33,7 +33,7 @@ fn verify(settings: &Settings, place: &Place, args: &VerifyArgs) -> Exit {
     let Some(path) = args.file.as_ref().or(place.path.as_ref()) else {
         return fail("audit.path is standard output; name the file that it went to");
     };
-    let key = match keep::known_audit_key(settings) {
+    let key = match vault::known_audit_key(settings) {
         Ok(key) => key,
         Err(error) => return fail(&error.to_string()),
     };

@@ -5,11 +5,11 @@ use std::path::Path;
 use time::format_description::well_known::Rfc3339;
 
 use super::terminal::{print, say};
-use super::{CaAction, Exit, sources};
+use super::{CaAction, Exit, paths};
 use crate::tls::authority::Authority;
 
 pub(super) fn run(config: Option<&Path>, action: &CaAction) -> Exit {
-    let settings = match sources::load_or_say(config) {
+    let settings = match paths::load_or_say(config) {
         Ok(config) => config.settings,
         Err(exit) => return exit,
     };

@@ -5,8 +5,8 @@ use std::path::Path;
 use rustix::process::{Resource, getrlimit};
 
 use super::terminal::{print, say};
-use super::{Exit, sources};
-use crate::flow::keep;
+use super::{Exit, paths};
+use crate::daemon::vault;
 use crate::flow::webhooks::{self, Unfit};
 use crate::model::descriptors::Descriptors;
 use crate::policy::compile::Problem;
@@ -16,7 +16,7 @@ use crate::stages::pin::{OwnEndpoints, Resolver};
 use crate::tls::upstream::UpstreamTls;
 
 pub(super) fn run(config: Option<&Path>, json: bool, online: bool) -> Exit {
-    let (problems, warnings) = match sources::load(config) {
+    let (problems, warnings) = match paths::load(config) {
         Ok(config) => {
             let (mut problems, mut warnings) = (vault(&config.settings.vault), config.warnings);
             if online {
@@ -37,7 +37,7 @@ pub(super) fn run(config: Option<&Path>, json: bool, online: bool) -> Exit {
         }
         say("the configuration is fine");
     } else {
-        sources::say_problems(config, &problems);
+        paths::say_problems(config, &problems);
     }
     if fine { Exit::Done } else { Exit::Usage }
 }
@@ -85,7 +85,7 @@ fn resolved(settings: &Settings, policy: &Policy) -> Result<Vec<Unfit>, String> 
 
 /// The daemon opens it at its start, whether a credential wants something of it or not.
 fn vault(place: &Vault) -> Vec<Problem> {
-    let opened = keep::vault(place).open().map(drop);
+    let opened = vault::vault(place).open().map(drop);
     let suggestion = "the path and the key that the vault was made with".to_owned();
     let problem =
         |error: crate::vault::VaultError| Problem { path: "vault".to_owned(), problem: error.to_string(), suggestion };

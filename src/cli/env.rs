@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::terminal::{print, quoted, say};
-use super::{Exit, Shell, ca, sources};
+use super::{Exit, Shell, ca, paths};
 use crate::files;
 use crate::policy::settings::ListenAt;
 use crate::tls::authority::Authority;
@@ -51,7 +51,7 @@ const BUNDLE: [&str; 14] = [
 const EXTRA: [&str; 1] = ["NODE_EXTRA_CA_CERTS"];
 
 pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell) -> Exit {
-    let loaded = match sources::load_or_say(config) {
+    let loaded = match paths::load_or_say(config) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };

@@ -8,7 +8,7 @@ use clap::Args;
 use http::{Method, Uri};
 
 use super::terminal::{Paint, clean, print, say};
-use super::{Exit, sources};
+use super::{Exit, paths};
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::{Deny, Refusal};
@@ -45,7 +45,7 @@ struct Step {
 }
 
 pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
-    let policy = match sources::load_or_say(config) {
+    let policy = match paths::load_or_say(config) {
         Ok(config) => config.policy,
         Err(exit) => return exit,
     };

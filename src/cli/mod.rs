@@ -11,15 +11,15 @@ mod explain;
 mod handover;
 mod harden;
 mod isolate;
-mod lend;
+mod manual;
 mod operator;
-mod pages;
+mod paths;
+mod placeholder;
 mod run;
 mod seccomp;
 mod secret;
 mod serve;
-mod service;
-mod sources;
+mod systemd;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -113,10 +113,10 @@ enum Command {
     Completions {
         /// For which shell
         #[arg(value_enum)]
-        shell: pages::Completed,
+        shell: manual::Completed,
     },
     /// Print a manual page; `exeat man | man -l -` shows it
-    Man(pages::ManArgs),
+    Man(manual::ManArgs),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -204,7 +204,7 @@ pub fn main() -> ExitCode {
         Command::Approve { id } => approval::decide(config, admin, &id, "approve").into(),
         Command::Deny { id } => approval::decide(config, admin, &id, "deny").into(),
         Command::Audit { action } => audit::run(config, action).into(),
-        Command::Completions { shell } => pages::completions(Cli::command(), shell).into(),
-        Command::Man(args) => pages::man(Cli::command(), &args).into(),
+        Command::Completions { shell } => manual::completions(Cli::command(), shell).into(),
+        Command::Man(args) => manual::man(Cli::command(), &args).into(),
     }
 }

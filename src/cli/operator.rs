@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use zeroize::Zeroizing;
 
 use super::terminal::{clean, escaped, print, say};
-use super::{Exit, sources};
+use super::{Exit, paths};
 use crate::files;
 use crate::model::secret::Secret;
 use crate::policy::compile::{AdminPlace, read_source, usable};
@@ -144,8 +144,8 @@ impl Operator {
         let admin = admin.filter(|text| !text.is_empty());
         let given = std::env::var_os(TOKEN).map(|token| token.into_encoded_bytes()).filter(|token| !token.is_empty());
         let place = || {
-            sources::admin_place(config).map_err(|problems| {
-                sources::say_problems(config, &problems);
+            paths::admin_place(config).map_err(|problems| {
+                paths::say_problems(config, &problems);
                 Exit::Usage
             })
         };

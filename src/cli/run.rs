@@ -17,12 +17,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use toml::Table;
 
 use super::handover::Environment;
-use super::lend::{self, Hidden, Lent};
+use super::placeholder;
+use super::placeholder::{Hidden, Lent};
 use super::terminal::{self, clean, say};
-use super::{Exit, env, isolate, sources};
+use super::{Exit, env, isolate, paths};
+use crate::daemon::Daemon;
+use crate::daemon::vault;
 use crate::files;
-use crate::flow::daemon::Daemon;
-use crate::flow::keep;
 use crate::model::host::Host;
 use crate::model::name::TaskName;
 use crate::policy::compile::{self, Config, Problem, Surroundings};
@@ -99,7 +100,7 @@ fn start(config: Option<&Path>, args: &RunArgs) -> Result<ExitCode, Exit> {
     let state = tempfile::Builder::new().prefix("exeat-run-").permissions(private).tempdir().map_err(broken)?;
     let token = files::hex(files::random::<24>().map_err(broken)?.as_slice());
     let prepared = configure(config, args, state.path(), &token, &environment).map_err(|problems| {
-        sources::say_problems(config, &problems);
+        paths::say_problems(config, &problems);
         Exit::Usage
     })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(broken)?;
@@ -169,13 +170,14 @@ fn keys(policy: &Policy, lent: Vec<Lent>) -> Vec<Hidden> {
 
 /// Arguments and environment without what the command must not see.
 fn without(command: &mut Command, rest: &[String], keys: &[Hidden], hidden: Vec<String>, environment: &Environment) {
-    if rest.iter().any(|arg| lend::hidden(keys, arg.as_ref()).is_some()) {
+    if rest.iter().any(|arg| placeholder::hidden(keys, arg.as_ref()).is_some()) {
         say("exeat: a key stands in the command's arguments, where others can see it; write '$NAME' in quotes");
     }
-    command.args(rest.iter().map(|arg| lend::hidden(keys, arg.as_ref()).unwrap_or_else(|| arg.into())));
+    command.args(rest.iter().map(|arg| placeholder::hidden(keys, arg.as_ref()).unwrap_or_else(|| arg.into())));
     command.env_clear();
-    command
-        .envs(environment.all().map(|(name, value)| (name, lend::hidden(keys, value).unwrap_or_else(|| value.into()))));
+    command.envs(
+        environment.all().map(|(name, value)| (name, placeholder::hidden(keys, value).unwrap_or_else(|| value.into()))),
+    );
     // What configures the proxy is no business of what runs behind it, least of all its tokens.
     let ours = environment.all().map(|(name, _)| name.to_owned());
     let ours = ours.filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
@@ -302,8 +304,8 @@ fn configure(
         }
     }
     // Secrets are the configuration's, while everything else is in a state directory of our own.
-    let vault = keep::vault_with(&sources::vault_place(config)?, &|name| environment.text(name));
-    let secrets = &keep::Reader::of_vault(vault);
+    let vault = vault::vault_with(&paths::vault_place(config)?, &|name| environment.text(name));
+    let secrets = &vault::Reader::of_vault(vault);
     table.insert("state_dir".to_owned(), state.display().to_string().into());
     for own_files in ["interception", "vault", "audit", "ledger", "admin"] {
         table.remove(own_files);

@@ -9,8 +9,8 @@ use time::format_description::well_known::Rfc3339;
 use zeroize::Zeroizing;
 
 use super::terminal::{self, print, say};
-use super::{Exit, sources};
-use crate::flow::keep;
+use super::{Exit, paths};
+use crate::daemon::vault;
 use crate::leak::strength::{Strength, WEAK};
 use crate::model::name::is_plain;
 use crate::model::secret::Secret;
@@ -54,14 +54,14 @@ enum Action {
 }
 
 pub(super) fn run(config: Option<&Path>, args: &SecretArgs) -> Exit {
-    let place = match sources::vault_place(config) {
+    let place = match paths::vault_place(config) {
         Ok(place) => place,
         Err(problems) => {
-            sources::say_problems(config, &problems);
+            paths::say_problems(config, &problems);
             return Exit::Usage;
         }
     };
-    let vault = keep::vault(&place);
+    let vault = vault::vault(&place);
     let workspace = args.workspace.as_deref().unwrap_or(DEFAULT);
     let names = [Some(workspace), args.action.name()];
     if let Some(name) = names.into_iter().flatten().find(|name| !is_plain(name)) {
@@ -90,10 +90,10 @@ impl Action {
 
 fn list(vault: &Vault, workspace: Option<&str>, json: bool) -> Result<Exit, String> {
     let mut entries = vault.list().map_err(|error| in_vault(vault, &error))?;
-    entries.retain(|entry| keep::is_of_operators(&entry.workspace));
+    entries.retain(|entry| vault::is_of_operators(&entry.workspace));
     entries.retain(|entry| workspace.is_none_or(|wanted| entry.workspace == wanted));
     if json {
-        print(format_args!("{:#}\n", entries.iter().map(keep::metadata).collect::<serde_json::Value>()));
+        print(format_args!("{:#}\n", entries.iter().map(vault::metadata).collect::<serde_json::Value>()));
         return Ok(Exit::Done);
     }
     for Entry { workspace, name, created, updated } in &entries {

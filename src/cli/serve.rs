@@ -5,9 +5,9 @@ use std::path::Path;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Exit, harden, service, sources, terminal};
-use crate::flow::daemon::Daemon;
-use crate::flow::reload::Reloaded;
+use super::{Exit, harden, paths, systemd, terminal};
+use crate::daemon::Daemon;
+use crate::daemon::reload::Reloaded;
 
 /// Flags of `exeat serve`.
 #[derive(Args)]
@@ -20,15 +20,15 @@ pub(super) struct ServeArgs {
 pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
     terminal::log("info");
     harden::no_core();
-    let file = sources::file(config);
+    let file = paths::file(config);
     let loaded = match &file {
         Some(file) => file.load(),
-        None => sources::load(None),
+        None => paths::load(None),
     };
     let loaded = match loaded {
         Ok(loaded) => loaded,
         Err(problems) => {
-            sources::say_problems(config, &problems);
+            paths::say_problems(config, &problems);
             return Exit::Usage;
         }
     };
@@ -46,7 +46,7 @@ pub(super) fn run(config: Option<&Path>, args: &ServeArgs) -> Exit {
         Err(error) => return failed(&error),
     };
     runtime.block_on(async {
-        let inherited = match service::inherited() {
+        let inherited = match systemd::inherited() {
             Ok(inherited) => inherited,
             Err(error) => return failed(&error),
         };
@@ -64,17 +64,17 @@ async fn until_stopped(daemon: Daemon) -> Exit {
     };
     let words = ready(&daemon);
     terminal::say(&words);
-    service::ready(&words);
+    systemd::ready(&words);
     loop {
         tokio::select! {
             _ = hangup.recv() => {
-                service::reloading();
+                systemd::reloading();
                 match daemon.reload().await {
-                    Some(Reloaded::New(..)) => service::ready(&words),
-                    Some(Reloaded::Kept(_)) => service::ready(&format!("{words}; the old policy stays, see the log")),
+                    Some(Reloaded::New(..)) => systemd::ready(&words),
+                    Some(Reloaded::Kept(_)) => systemd::ready(&format!("{words}; the old policy stays, see the log")),
                     None => {
                         tracing::warn!("there is no configuration file to read again");
-                        service::ready(&words);
+                        systemd::ready(&words);
                     }
                 }
             }
@@ -82,7 +82,7 @@ async fn until_stopped(daemon: Daemon) -> Exit {
             _ = interrupt.recv() => break,
         }
     }
-    service::stopping();
+    systemd::stopping();
     tracing::info!("draining");
     let breaker = daemon.breaker();
     let impatience = async {

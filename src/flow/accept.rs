@@ -11,13 +11,13 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Services;
+use super::accept_queue::{Lobby, Step};
 use super::admission::Slot;
+use super::caller_connections::Held;
 use super::connection::{self, Client};
 use super::io::{Impatient, Linger};
-use super::listen::{Accepted, Listener, Opened};
-use super::lobby::{Lobby, Step};
+use super::listener::{Accepted, Listener, Opened};
 use super::respond;
-use super::seats::Held;
 use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Fail};
 use crate::policy::plan::Timeouts;
@@ -28,7 +28,7 @@ const TOLD_AT_ONCE: usize = 64;
 const BACK_OFF: Duration = Duration::from_millis(50);
 
 /// Accepts until the daemon drains. It waits for no single connection.
-pub(super) async fn run(listener: Listener, services: Arc<Services>, lobby: Arc<Lobby<Accepted>>) {
+pub(crate) async fn run(listener: Listener, services: Arc<Services>, lobby: Arc<Lobby<Accepted>>) {
     let telling = Arc::new(Semaphore::new(TOLD_AT_ONCE));
     loop {
         let accepted = tokio::select! {

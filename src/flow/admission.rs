@@ -25,7 +25,7 @@ const GRACE: (usize, usize) = (10, 250);
 const FAREWELL: Duration = Duration::from_millis(500);
 
 /// The slots of all listeners of one kind.
-pub(super) struct Admission {
+pub(crate) struct Admission {
     total: usize,
     /// Most unidentified connections at a time, and most of one source.
     share: usize,
@@ -42,7 +42,7 @@ pub(super) struct Admission {
 /// The peer address as the cap counts it: an IPv4 address, an IPv6 /64, or the user at a Unix socket. Whoever has one
 /// address of an IPv6 /64 has them all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Source {
+pub(crate) enum Source {
     V4([u8; 4]),
     V6([u8; 8]),
     Unix(u32),
@@ -67,7 +67,7 @@ struct Unidentified {
 
 /// Why there is no slot now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Full {
+pub(crate) enum Full {
     /// All connections are identified ones.
     Taken,
     /// An evicted connection is about to end.
@@ -79,7 +79,7 @@ pub(super) enum Full {
 }
 
 /// A slot, held for as long as the connection or a tunnel on it lives.
-pub(super) struct Slot {
+pub(crate) struct Slot {
     admission: Arc<Admission>,
     id: u64,
     /// When the connection has to be identified.
@@ -102,7 +102,7 @@ impl From<IpAddr> for Source {
 
 impl Admission {
     /// So many slots. An unidentified connection is closed after `lifetime`.
-    pub(super) fn new(total: usize, lifetime: Duration) -> Self {
+    pub(crate) fn new(total: usize, lifetime: Duration) -> Self {
         let share = total.div_ceil(SHARE).max(1);
         let per_source = share.div_ceil(2).max(MIN_PER_SOURCE.min(share));
         let grace = Duration::from_millis(per_source.clamp(GRACE.0, GRACE.1) as u64);
@@ -110,18 +110,18 @@ impl Admission {
     }
 
     /// Slots that are free.
-    pub(super) fn free(&self) -> usize {
+    pub(crate) fn free(&self) -> usize {
         self.total.saturating_sub(self.lock().held)
     }
 
     /// Returns once a connection was identified or has ended. It is armed when it is first polled or enabled.
-    pub(super) fn changed(&self) -> Notified<'_> {
+    pub(crate) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
     }
 
     /// A slot for a connection that was accepted. The oldest unidentified connection is closed if there would be none
     /// otherwise, that of the same source if the source has its part.
-    pub(super) fn admit(self: &Arc<Self>, source: Source) -> Result<Slot, Full> {
+    pub(crate) fn admit(self: &Arc<Self>, source: Source) -> Result<Slot, Full> {
         let now = Instant::now();
         let mut state = self.lock();
         let own = state.by_source.get(&source).filter(|ids| ids.len() >= self.per_source);
@@ -194,7 +194,7 @@ impl State {
 
 impl Slot {
     /// Notes that the connection has proven its caller. False if it has lost its slot in the meantime.
-    pub(super) fn identify(&self) -> bool {
+    pub(crate) fn identify(&self) -> bool {
         if self.is_identified() {
             return true;
         }
@@ -208,17 +208,17 @@ impl Slot {
     }
 
     /// When the connection is closed unless it is identified before; none once it is.
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         (!self.is_identified()).then_some(self.deadline)
     }
 
     /// Returns if the connection has to end for another one.
-    pub(super) async fn evicted(&self) {
+    pub(crate) async fn evicted(&self) {
         self.evicted.cancelled().await;
     }
 
     /// Returns if the connection has not been identified in time, nor ended by itself.
-    pub(super) async fn overdue(&self) {
+    pub(crate) async fn overdue(&self) {
         sleep_until(self.deadline + FAREWELL).await;
         if self.is_identified() {
             std::future::pending().await
@@ -226,7 +226,7 @@ impl Slot {
     }
 
     #[cfg(test)]
-    pub(super) fn is_evicted(&self) -> bool {
+    pub(crate) fn is_evicted(&self) -> bool {
         self.evicted.is_cancelled()
     }
 

@@ -13,14 +13,14 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::admission::Slot;
+use super::caller_connections::Held;
+use super::disconnect::Watch;
 use super::exchange::{self, Destination};
-use super::heads::{Heads, Limits, Passage};
+use super::http1_gate::{Heads, Limits, Passage};
 use super::io::Impatient;
-use super::listen::Stream;
-use super::own;
+use super::listener::Stream;
 use super::respond::{self, Answer};
-use super::seats::Held;
-use super::socket::Watch;
+use super::self_api;
 use super::websocket::{self, Doorway};
 use super::{Services, tunnel};
 use crate::audit::record::Record;
@@ -53,7 +53,7 @@ impl Client {
 #[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 enum Passed {
     Answered(Received),
-    Own(own::Said),
+    Own(self_api::Said),
     Tunnelled(tunnel::Tunnel),
 }
 
@@ -153,7 +153,7 @@ const MAX_BUFFER: usize = 1_100_000;
 async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<Incoming>) -> Response<Answer> {
     let services = &client.services;
     let mut record = services.record(&client.peer);
-    let page = own::page(&mut request);
+    let page = self_api::page(&mut request);
     let is_own = page.is_some();
     record.request(&request);
     let connect = request.method() == Method::CONNECT;
@@ -189,7 +189,7 @@ async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<In
 /// Who, how often, where to, may they: once per destination.
 async fn judged(
     client: &Arc<Client>,
-    page: Option<own::Page>,
+    page: Option<self_api::Page>,
     request: Request<Incoming>,
     record: &mut Record,
 ) -> Verdict<Passed> {
@@ -205,7 +205,7 @@ async fn judged(
         return Err(Fail::Overloaded.into());
     }
     if let Some(page) = page {
-        return own::answer(services, &policy, &caller, (page, request), record).await.map(Passed::Own);
+        return self_api::answer(services, &policy, &caller, (page, request), record).await.map(Passed::Own);
     }
     if request.method() == Method::CONNECT {
         let tunnel = tunnel::judged(services, &policy, &caller, request, record).await;

@@ -8,9 +8,9 @@ use crate::audit::record::Record;
 use crate::model::refusal::Verdict;
 use crate::stages::authorize::{self, Admitted};
 use crate::stages::forward::Received;
+use crate::stages::message::request_body::RequestBody;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::Taken;
-use crate::stages::upload::RequestBody;
 use crate::stages::{approve, inject, inspect};
 
 /// Where the requests of a connection go. A tunnel has its pin; absolute-form gets one for each request.

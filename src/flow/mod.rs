@@ -1,30 +1,21 @@
 //! The conductor: takes connections, leads requests through the stages, answers.
 
 pub mod accept;
-pub mod admin;
-mod admission;
-mod approvals;
-mod billing;
-mod connection;
-pub mod daemon;
-mod exchange;
-mod executions;
-mod heads;
-mod io;
-pub mod keep;
-mod ledger;
-pub mod listen;
-mod lobby;
-mod own;
-pub mod reload;
-mod remember;
+pub(crate) mod accept_queue;
+pub(crate) mod admission;
+pub(crate) mod caller_connections;
+pub(crate) mod connection;
+pub(crate) mod disconnect;
+pub(crate) mod documents;
+pub(crate) mod exchange;
+pub(crate) mod http1_gate;
+pub(crate) mod io;
+pub mod listener;
 pub mod respond;
-mod seats;
-mod secrets;
-mod socket;
-mod tunnel;
+pub(crate) mod self_api;
+pub(crate) mod tunnel;
 pub mod webhooks;
-mod websocket;
+pub(crate) mod websocket;
 
 use std::sync::Arc;
 
@@ -40,7 +31,7 @@ use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Refusal};
 use crate::policy::settings::{ListenAt, Settings};
 use crate::policy::store::PolicyStore;
-use crate::stages::budget::Budget;
+use crate::stages::body_budget::Budget;
 use crate::stages::forward::Forwarder;
 use crate::stages::pin::Resolver;
 use crate::stages::throttle::Throttle;
@@ -71,13 +62,13 @@ pub struct Services {
     /// The memory for what clients may send in tunnels before it is read.
     pub windows: Arc<Budget>,
     /// Where it listens for sandboxes.
-    listeners: Vec<ListenAt>,
+    pub(crate) listeners: Vec<ListenAt>,
     /// What turns an accepted connection into one that speaks HTTP.
-    door: listen::Door,
+    pub(crate) door: listener::Door,
     /// Where registered webhooks lead.
-    foreseen: webhooks::Foreseen,
+    pub(crate) foreseen: webhooks::Foreseen,
     /// Connections of each caller.
-    seats: Arc<seats::Seats>,
+    pub(crate) seats: Arc<caller_connections::Seats>,
     /// Cancelled when the daemon is told to stop.
     pub drain: CancellationToken,
     /// Cancelled when draining has taken long enough.

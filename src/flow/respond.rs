@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde_json::{Number, json};
 
 use super::Services;
-use super::own::Said;
+use super::self_api::Said;
 use crate::audit::record::Record;
 use crate::model::limited::{Bound, Limited, Most};
 use crate::model::name::{CredentialName, TaskName};
@@ -27,7 +27,7 @@ use crate::model::tls::TlsFailure;
 use crate::model::wire::{EXEAT_CREDENTIAL_USED, EXEAT_REFUSAL, EXEAT_REQUEST_ID};
 use crate::stages::forward::Received;
 use crate::stages::limit::{self, ResponseBody};
-use crate::stages::upload::BodyError;
+use crate::stages::message::request_body::BodyError;
 
 const PROBLEM: &str = "application/problem+json";
 /// The content codings of requests that can be read (RFC 9110 §12.5.3).

@@ -23,7 +23,7 @@ use tokio_rustls::TlsAcceptor;
 use super::Services;
 use super::connection::{self, Client};
 use super::exchange::{self, Destination};
-use super::heads::Heads;
+use super::http1_gate::Heads;
 use super::io::{Rewind, splice};
 use super::respond::{self, Answer};
 use super::websocket::{self, Doorway};
@@ -32,14 +32,15 @@ use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::{Scheme, Target};
 use crate::model::tool::Kind;
 use crate::policy::rule::{Mode, Policy};
+use crate::stages::authorize::revocation;
 use crate::stages::authorize::{self, Admitted};
-use crate::stages::budget::Reservation;
-use crate::stages::dial::OriginStream;
-use crate::stages::h2_trailers::MarkTrailers;
+use crate::stages::body_budget::Reservation;
+use crate::stages::forward::OriginStream;
 use crate::stages::identify::Caller;
+use crate::stages::message::h2_trailers::MarkTrailers;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::{Prepaid, Taken};
-use crate::stages::{parse, sni, standing};
+use crate::stages::{parse, sni};
 use crate::tls::hello::{self, Hello, MAX_HELLO, Progress};
 
 /// A tunnel that may be opened: admitted, pinned, and dialled if it is opaque.
@@ -170,7 +171,7 @@ impl Tunnel {
             services.policies.snapshot().task(self.admitted.caller().task()).map_or(Duration::ZERO, |task| task.idle());
         // Subscribed before the generation is looked at, so that no change falls in between.
         let (mut changes, mut found) = (services.policies.changes(), services.finds.changes());
-        let expired = standing::expired(self.admitted.caller().facts().expires_at);
+        let expired = revocation::expired(self.admitted.caller().facts().expires_at);
         tokio::pin!(expired);
         let carried = splice(stream, origin, idle, |n| counts.sent(n), |n| counts.received(n));
         tokio::pin!(carried);

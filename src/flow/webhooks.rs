@@ -57,7 +57,7 @@ async fn judge(resolver: &Resolver, policy: &Policy, task: TaskName, index: usiz
 
 /// What was found out about the webhooks of the policy in force.
 #[derive(Default)]
-pub(super) struct Foreseen(Mutex<Option<Noted>>);
+pub(crate) struct Foreseen(Mutex<Option<Noted>>);
 
 struct Noted {
     generation: u64,
@@ -73,7 +73,7 @@ impl Foreseen {
     }
 
     /// The state of a webhook, in the words of the admin listener.
-    pub(super) fn state(&self, generation: u64, task: &TaskName, index: usize) -> &'static str {
+    pub(crate) fn state(&self, generation: u64, task: &TaskName, index: usize) -> &'static str {
         let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(noted) = noted.as_ref().filter(|noted| noted.generation == generation) else { return "unknown" };
         match noted.unfit.get(&(task.as_str().to_owned(), index)) {
@@ -85,7 +85,7 @@ impl Foreseen {
 }
 
 /// Judges the webhooks of each policy that comes into force, until the daemon drains.
-pub(super) async fn watch(services: Arc<Services>) {
+pub(crate) async fn watch(services: Arc<Services>) {
     let mut changes = services.policies.changes();
     loop {
         let policy = changes.borrow_and_update().clone();

@@ -15,14 +15,15 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, sp
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::connection::Client;
-use super::heads::Passage;
+use super::http1_gate::Passage;
 use super::io::{Clock, Filter, pump};
 use super::respond::{self, Answer};
 use crate::audit::finds::Finder;
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::stages::forward::{Received, Relay, Switched};
-use crate::stages::websocket::{self, Downward, Stop, Upward};
+use crate::stages::message::websocket;
+use crate::stages::message::websocket::{Downward, Stop, Upward};
 
 /// How long the other side may take to end once one has.
 const FAREWELL: Duration = Duration::from_secs(10);

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use zeroize::{Zeroize, Zeroizing};
 
-use super::forms::Form;
+use super::encodings::Form;
 
 /// One state: what has been read ends with a prefix of a pattern.
 #[derive(Clone, Copy, Default, Zeroize)]

@@ -8,16 +8,17 @@ use std::sync::Arc;
 
 use zeroize::Zeroizing;
 
-use super::anchors::Anchors;
 use super::automaton::{Automaton, narrow};
-use super::escape;
+use super::encodings;
+use super::encodings::{Form, MIN_SEARCHED, MIN_VALUE, Searched};
 use super::families::{Families, Family};
 use super::fold::{begins_escape, fold, without_ignorable};
-use super::forms::{self, Form, MIN_SEARCHED, MIN_VALUE, Searched};
-use super::layers::{Hit, Hits};
+use super::prefilter::Anchors;
 use super::redact::mask;
+use super::scanner::Text;
 use super::strength::{self, Halves, Strength};
-use super::text::Text;
+use super::unescape;
+use super::views::{Hit, Hits};
 use crate::model::name::CredentialName;
 use crate::model::secret::TokenHash;
 
@@ -206,8 +207,8 @@ impl Matcher {
         }
         let (mut all, mut names) = (Vec::new(), Vec::new());
         let mut add = |searched: Searched<'_>, owner: u32| {
-            all.extend(forms::of(searched).into_iter().map(|form| (form, owner)));
-            names.extend(forms::in_name(searched.value).map(|form| (form, owner)));
+            all.extend(encodings::of(searched).into_iter().map(|form| (form, owner)));
+            names.extend(encodings::in_name(searched.value).map(|form| (form, owner)));
         };
         for (owner, (searched, _)) in (0..).zip(&distinct) {
             add(*searched, owner);
@@ -303,8 +304,8 @@ impl Matcher {
         }
         let joined = Zeroizing::new(name.replace('.', ""));
         // A field's name may be escaped, and has lost its case all the same.
-        let once = name.bytes().any(begins_escape).then(|| escape::undone(name.as_bytes()));
-        let twice = once.as_ref().map(|once| escape::undone(once));
+        let once = name.bytes().any(begins_escape).then(|| unescape::undone(name.as_bytes()));
+        let twice = once.as_ref().map(|once| unescape::undone(once));
         let undone = [&once, &twice].into_iter().flatten().map(|text| text.as_slice());
         let folded = [name.as_bytes(), joined.as_bytes()].into_iter().chain(undone).find_map(|text| {
             let mut text = without_ignorable(text);

@@ -8,29 +8,26 @@
 //! way out they are held for as long as a value could still come to its end (`hold`), on their way back values
 //! are overwritten (`redact`). What is compressed is undone by [`coding`], so that it can be looked at too.
 
-mod anchors;
 mod automaton;
-pub mod coding;
-mod escape;
+mod delay_queue;
+mod embedded;
+mod encodings;
 pub mod families;
 mod fold;
-mod forms;
-mod hold;
-mod inflate;
-mod layers;
+mod holdback;
 mod matcher;
-mod numbers;
-mod parts;
-mod queue;
-mod reading;
+mod number_lists;
+mod prefilter;
 mod redact;
-mod scan;
+mod scanner;
+mod stream;
 pub mod strength;
-mod text;
-mod undone;
-mod zstd;
+mod unescape;
+mod unescaped_view;
+mod view;
+mod views;
 
-pub use forms::MIN_VALUE;
-pub use hold::Hold;
+pub use encodings::MIN_VALUE;
+pub use holdback::Hold;
 pub use matcher::{Found, Matcher, Value, Whose, password};
 pub use redact::Redactor;

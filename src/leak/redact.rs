@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::delay_queue::Queue;
 use super::fold::is_break;
-use super::layers::{Hit, Hits};
 use super::matcher::{Half, Matcher, Whose};
-use super::queue::Queue;
-use super::text::Text;
+use super::scanner::Text;
+use super::views::{Hit, Hits};
 use crate::model::name::CredentialName;
 
 /// What a value is overwritten with.

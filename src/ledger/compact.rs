@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tempfile::NamedTempFile;
 
-use super::book::Book;
 use super::entry::Change;
 use super::line;
+use super::memory::Book;
 use crate::files;
 
 /// A new file that holds how everything stood.

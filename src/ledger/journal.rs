@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::book::Book;
 use super::compact::{self, Compacted};
 use super::entry::Change;
 use super::line;
+use super::memory::Book;
 use super::{LedgerError, Result};
 use crate::files;
 

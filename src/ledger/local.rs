@@ -8,11 +8,11 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use super::approval::{self, Answer, Approval, Decided, Decision};
-use super::book::Book;
 use super::call::{Kept, ToolCall};
 use super::entry::{Change, Entry};
 use super::execution::{Caps, Counter, Cursor, Execution, Millis, Standing, Stop, Take};
 use super::journal::{Journal, Receipt};
+use super::memory::Book;
 use super::{LedgerError, Result};
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;

@@ -11,7 +11,6 @@
 //! is. Of the shared one, the server's own clock holds for windows and for what ends, because proxies' clocks differ.
 
 mod approval;
-mod book;
 mod call;
 mod compact;
 mod entry;
@@ -19,10 +18,10 @@ mod execution;
 mod journal;
 mod line;
 mod local;
+mod memory;
 mod shared;
 #[cfg(test)]
 mod tests;
-
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,9 +34,9 @@ pub use shared::{Alarm, Altered, Connect, Connecting, Seal, Server, ServerError,
 
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
-use book::Book;
 use journal::Journal;
 use local::Local;
+use memory::Book;
 use shared::Shared;
 
 /// Executions that are held; static ones, of which each task has one, are not counted.

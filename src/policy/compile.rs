@@ -9,12 +9,13 @@ use ipnet::IpNet;
 
 use super::address;
 use super::credential::{Credential, strong_values};
+use super::credential_file;
+use super::credential_file::RawCredential;
 use super::file::{self, File, RawIntegration, RawTask};
 use super::plan::Plan;
 pub use super::reader::Problem;
 use super::reader::{Findings, UNKNOWN_KEY};
 use super::rule::{Integration, Mode, Network, Policy, Task};
-use super::secrets::{self, RawCredential};
 use super::settings::{LedgerAt, ListenAt, Settings, Source, Vault};
 use super::webhook;
 use crate::leak::families::Families;
@@ -536,7 +537,7 @@ fn task(
         findings.problem(at("workspace"), "not a name", "letters, digits, - and _, 64 at most");
     }
     let credentials = known.credentials(&raw, &at("credentials"), around, findings);
-    secrets::together(name, &credentials, &found, findings);
+    credential_file::together(name, &credentials, &found, findings);
     let webhooks = raw.integrations.iter().any(|name| name == webhook::NAME);
     let registered = webhook::registered(&raw.webhook_urls, &at("webhook_urls"), findings);
     if webhooks == registered.is_empty() || webhooks != raw.tools.contains(&Tool::Webhook) {

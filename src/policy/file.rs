@@ -11,12 +11,13 @@ use ipnet::IpNet;
 use toml::{Table, Value};
 
 use super::approval::Approval;
+use super::credential_file;
+use super::credential_file::RawCredential;
 use super::leak::Leak;
 use super::pattern::{HostPattern, PathPattern};
 use super::plan::{Calls, Limits, Oversize, Plan, Rate, Sizes, Timeouts};
 use super::reader::{Findings, Readable, Section, Size, choice};
 use super::rule::{Ech, Mode};
-use super::secrets::{self, RawCredential};
 use super::settings::{
     Admin, Audit, Dns, DnsServer, Durability, Interception, LedgerAt, ListenAt, Proxy, ProxyTls, Roots, Settings,
     Source, Upstream, Vault,
@@ -92,8 +93,11 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let integrations =
         root.named("integrations").into_iter().map(|(name, section)| (name, integration(section, findings))).collect();
     let plans = root.named("plans").into_iter().map(|(name, section)| (name, plan(section, findings))).collect();
-    let credentials =
-        root.named("credentials").into_iter().map(|(name, section)| (name, secrets::read(section, base))).collect();
+    let credentials = root
+        .named("credentials")
+        .into_iter()
+        .map(|(name, section)| (name, credential_file::read(section, base)))
+        .collect();
     let tasks = root.named("tasks").into_iter().map(|(name, section)| (name, task(section, base))).collect();
     Some(File {
         settings: Settings { state_dir: dir, proxy, admin, interception, upstream, dns, vault, audit, ledger },

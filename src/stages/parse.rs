@@ -6,7 +6,7 @@ use http::header::{CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Uri, Version, request::Parts};
 
-use super::fields;
+use super::message::headers;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Target;
 
@@ -173,7 +173,7 @@ const MAX_METHOD: usize = 32;
 /// (RFC 9112 §6.1) and for a method over 32 bytes (RFC 9112 §3); [`Deny::MethodNotAllowed`] for TRACE, PRI
 /// (RFC 9113 §11.6) and `OPTIONS *`; [`Deny::TargetMalformed`] for a backslash in the path; [`Deny::UriTooLong`].
 pub fn head(parts: &mut Parts) -> Verdict<()> {
-    fields::join_cookies(&mut parts.headers);
+    headers::join_cookies(&mut parts.headers);
     let hosts = parts.headers.get_all(HOST).iter().count();
     let host_is_missing = hosts == 0 && parts.version == Version::HTTP_11;
     if hosts > 1 || host_is_missing {

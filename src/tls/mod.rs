@@ -4,9 +4,9 @@
 pub mod authority;
 pub mod crl;
 pub mod failure;
-pub mod front;
 pub mod hello;
-pub mod look;
+pub mod listener;
+pub mod probe;
 pub mod upstream;
 
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Map, Value};
 
-use super::words;
+use super::messages;
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::wire;
 
@@ -30,7 +30,7 @@ impl Wrong {
 
 impl From<Refusal> for Wrong {
     fn from(reason: Refusal) -> Self {
-        Self { text: words::plain(reason), reason }
+        Self { text: messages::plain(reason), reason }
     }
 }
 
@@ -43,9 +43,9 @@ impl<'a> Arguments<'a> {
     /// A text that has to be there and to say something.
     pub(super) fn text(&self, field: &str) -> Result<&'a str, Wrong> {
         match self.get(field) {
-            None => Err(Wrong::malformed(words::field_required(field, self.tool))),
+            None => Err(Wrong::malformed(messages::field_required(field, self.tool))),
             Some(Value::String(text)) if text.is_empty() => {
-                Err(Wrong::malformed(words::field_required(field, self.tool)))
+                Err(Wrong::malformed(messages::field_required(field, self.tool)))
             }
             Some(Value::String(text)) => Ok(text),
             Some(_) => Err(self.wrong(field, "must be a string")),
@@ -61,7 +61,7 @@ impl<'a> Arguments<'a> {
     }
 
     pub(super) fn wrong(&self, field: &str, must: &str) -> Wrong {
-        Wrong::malformed(words::field_wrong(field, must, self.tool))
+        Wrong::malformed(messages::field_wrong(field, must, self.tool))
     }
 
     /// Parameters of a query: texts, numbers, truth values, and lists of them for more than one of a name.

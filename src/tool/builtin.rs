@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::arguments::{Arguments, Wrong, says_json, written};
 use super::call::Call;
-use super::{url, words};
+use super::{messages, url};
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::tool::{MAX_TIMEOUT, Tool};
 
@@ -99,7 +99,7 @@ pub(super) fn call(tool: Tool, all: &Map<String, Value>) -> Result<Call, Wrong> 
         Tool::HttpPost | Tool::Webhook => {
             let uri = url::target(given.text("url")?, &[])?;
             if given.get("body").is_none() {
-                return Err(Wrong::malformed(words::field_required("body", tool.as_str())));
+                return Err(Wrong::malformed(messages::field_required("body", tool.as_str())));
             }
             let mut fields = given.fields(false)?;
             let body = given.json(&mut fields)?;
@@ -118,7 +118,7 @@ fn api_call(given: &Arguments<'_>) -> Result<Call, Wrong> {
     let credential = match given.get("credential") {
         Some(Value::String(name)) if !name.is_empty() => name,
         Some(Value::String(_)) | None => {
-            let text = words::field_required("credential", given.tool);
+            let text = messages::field_required("credential", given.tool);
             return Err(Wrong { text, reason: Deny::CredentialRequired.into() });
         }
         Some(_) => return Err(given.wrong("credential", "must be a string")),

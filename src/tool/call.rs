@@ -9,10 +9,10 @@ use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
+use super::messages;
 use super::outcome::{Outcome, State, ToolCallResult};
 use super::proxy::{Answer, Proxy, Refused, Said, Unreached, number};
-use super::words;
-use super::wrap::Kept;
+use super::tool_response::Kept;
 use crate::model::name::is_plain;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::model::tool::{EXEAT_TIMEOUT, EXEAT_TOOL, Tool};
@@ -163,8 +163,8 @@ async fn broken(proxy: &Proxy, mut result: ToolCallResult, (took, within): (Dura
         },
     };
     let (fail, content) = match limit.filter(|limit| took >= *limit) {
-        Some(limit) => (Fail::RequestTimedOut, words::timed_out(Some(&limit.to_string()))),
-        None => (Fail::UpstreamProtocol, words::plain(Fail::UpstreamProtocol.into())),
+        Some(limit) => (Fail::RequestTimedOut, messages::timed_out(Some(&limit.to_string()))),
+        None => (Fail::UpstreamProtocol, messages::plain(Fail::UpstreamProtocol.into())),
     };
     result.response_status = None;
     result.content = content;
@@ -175,12 +175,12 @@ async fn broken(proxy: &Proxy, mut result: ToolCallResult, (took, within): (Dura
 /// What a refusal of the proxy's comes to. Nothing of what was asked for is repeated but what the proxy repeats.
 fn refusal(refused: &Refused, mut result: ToolCallResult) -> Outcome {
     let own = |member: &str| refused.text(member).map(str::to_owned);
-    result.content = words::refused(refused, &result.tool);
+    result.content = messages::refused(refused, &result.tool);
     result.url = own("url").unwrap_or_default();
     result.credential_used = own("credential");
     result.blocked = refused.refusal.is_none_or(Refusal::is_blocked);
     let reason =
-        refused.refusal.map_or_else(|| words::name(&refused.code), |refusal| refusal.block_reason().to_owned());
+        refused.refusal.map_or_else(|| messages::name(&refused.code), |refusal| refusal.block_reason().to_owned());
     result.block_reason = Some(reason);
     result.method = own("method").unwrap_or(result.method);
     Outcome { result, state: State::of(refused.refusal) }
@@ -188,7 +188,7 @@ fn refusal(refused: &Refused, mut result: ToolCallResult) -> Outcome {
 
 fn unreached(why: &Unreached, mut result: ToolCallResult) -> Outcome {
     result.content = match why {
-        Unreached::Unwritable => words::plain(Deny::RequestMalformed.into()),
+        Unreached::Unwritable => messages::plain(Deny::RequestMalformed.into()),
         why => format!("Error: {why} ({UNREACHED})"),
     };
     result.blocked = true;
@@ -212,7 +212,7 @@ impl Unsent {
             "block_reason": refusal.block_reason(),
         });
         let result = ToolCallResult {
-            tool: words::name(&self.tool),
+            tool: messages::name(&self.tool),
             content: self.text.clone(),
             blocked: true,
             block_reason: Some(refusal.block_reason().to_owned()),

@@ -12,7 +12,7 @@ use super::nonce::nonce;
 use super::outcome::Outcome;
 use super::proxy::Proxy;
 use super::task::Task;
-use super::{builtin, pack, words};
+use super::{builtin, messages, pack};
 use crate::model::name::is_plain;
 use crate::model::refusal::Deny;
 use crate::model::tool::Tool;
@@ -129,8 +129,8 @@ impl Registry {
     /// Why a tool is not to be had, whatever the task has: the text for a model.
     pub(super) fn why_withheld(&self, name: &str) -> Option<String> {
         match self.withheld.iter().find(|(known, _)| known == name)? {
-            (_, Withheld::NotEnabled) => Some(words::not_enabled(name)),
-            (_, Withheld::NotServed) => Some(words::not_served(name)),
+            (_, Withheld::NotEnabled) => Some(messages::not_enabled(name)),
+            (_, Withheld::NotServed) => Some(messages::not_served(name)),
         }
     }
 
@@ -143,12 +143,12 @@ impl Registry {
     /// Runs one.
     pub async fn execute(&self, proxy: &Proxy, name: &str, given: &Value) -> Outcome {
         let Some(tool) = self.tools.iter().find(|tool| tool.name == name) else {
-            let text = self.why_withheld(name).unwrap_or_else(|| words::unknown_tool(name));
+            let text = self.why_withheld(name).unwrap_or_else(|| messages::unknown_tool(name));
             return unsent(name, text).told(proxy).await;
         };
         // Where it cannot be told, the tool is not run: what the proxy has against the caller is said in place of this.
         if tool.requires.is_some() && !Task::of(proxy).await.is_ok_and(|task| is_enabled(tool, &task)) {
-            return unsent(name, words::not_enabled(name)).told(proxy).await;
+            return unsent(name, messages::not_enabled(name)).told(proxy).await;
         }
         tool.handler.run(proxy, name, given).await
     }

@@ -3,8 +3,8 @@
 use http::Method;
 use serde_json::Value;
 
+use super::messages;
 use super::proxy::{Proxy, Refused, Said, Unreached};
-use super::words;
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::tool::Tool;
 
@@ -34,7 +34,7 @@ impl Task {
     /// [`TaskError`] if it cannot be asked, or does not know the caller.
     pub async fn of(proxy: &Proxy) -> Result<Self, TaskError> {
         Self::asked(proxy).await?.map_err(|refused| {
-            let mut text = words::refused(&refused, "");
+            let mut text = messages::refused(&refused, "");
             if refused.refusal == Some(Refusal::Deny(Deny::CallerUnknown)) {
                 text.push_str("; is ID:TOKEN in the proxy's URL right, and has its execution not ended?");
             }

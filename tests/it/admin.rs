@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use exeat::flow::daemon::Daemon;
-use exeat::flow::reload::ConfigFile;
+use exeat::daemon::Daemon;
+use exeat::daemon::reload::ConfigFile;
 use http::{Request, StatusCode};
 
 use crate::lab::client::{empty, h1};

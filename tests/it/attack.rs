@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use exeat::leak::{Hold, Matcher, Redactor, Whose};
-use exeat::stages::websocket::{Downward, Stop, Upward};
+use exeat::stages::message::websocket::{Downward, Stop, Upward};
 use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

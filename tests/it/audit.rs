@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::time::Instant;
 
 use exeat::audit::verify::{self, Finding};
-use exeat::flow::keep;
+use exeat::daemon::vault;
 use futures_util::future::join_all;
 use http::Request;
 use serde_json::Value;
@@ -38,7 +38,7 @@ async fn the_chain_of_a_real_run_is_whole() {
         lab.get("https://evil.test/").await.assert_refused(403, "host_not_allowed");
     }
     lab.ended(39).await;
-    let key = keep::known_audit_key(&lab.settings).unwrap();
+    let key = vault::known_audit_key(&lab.settings).unwrap();
     let head = lab.dir.path().join("audit.head");
     let report = verify::verify(&lab.audit_file(), &key, Some(&head)).unwrap();
     assert_eq!((report.finding, report.lines), (Finding::Whole, 1 + 20 * 2 + 20));

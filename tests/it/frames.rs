@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use exeat::leak::{Matcher, Redactor, Whose};
-use exeat::stages::websocket::{Broken, Downward, Stop, Upward};
+use exeat::stages::message::websocket::{Broken, Downward, Stop, Upward};
 use proptest::prelude::*;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocket};
 use tokio_tungstenite::tungstenite::{Error, Message};

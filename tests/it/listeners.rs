@@ -99,7 +99,7 @@ async fn a_socket_file_is_replaced_if_dead_and_left_alone_if_not() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("p.sock");
     let at = ListenAt::Unix(path.clone());
-    let bind = || exeat::flow::listen::Listener::bind(&at, 0o660);
+    let bind = || exeat::flow::listener::Listener::bind(&at, 0o660);
     std::fs::write(&path, "mine").unwrap();
     assert!(bind().await.is_err());
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");

@@ -132,7 +132,7 @@ fn a_process_that_panics() {
     let text = "[credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\n\
                 [tasks.t]\ncredentials = [\"KEY\"]\n";
     let (own, env) = (value.clone(), |_: &str| Some(value.clone()));
-    let secrets = &exeat::flow::keep::Reader::default();
+    let secrets = &exeat::daemon::vault::Reader::default();
     let around = Surroundings { base: dir.path(), state_dir: dir.path(), env: &env, secrets };
     let Ok(config) = compile::compile(text, &around) else { return };
     let task = config.policy.task(&exeat::model::name::TaskName::new("t")).cloned();

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use exeat::flow::keep;
+use exeat::daemon::vault;
 use exeat::policy::compile::{self, Config, Surroundings};
 
 use crate::cli::exeat;
@@ -22,7 +22,7 @@ fn compiled(path: &str) -> Config {
         base: Path::new("/etc/exeat"),
         state_dir: dir.path(),
         env: &env,
-        secrets: &keep::Reader::default(),
+        secrets: &vault::Reader::default(),
     };
     compile::compile(&shipped(path), &around).unwrap_or_else(|problems| panic!("{path}: {problems:#?}"))
 }

@@ -37,7 +37,7 @@ async fn a_pin_is_judged_again_under_the_new_policy() {
     let closed = lab::allow_api(port);
     let dir = lab.dir.path();
     std::fs::write(dir.join("closed.toml"), closed.replace("[tasks.t]", "[tasks.t]\ntoken = \"file:token\"")).unwrap();
-    let file = exeat::flow::reload::ConfigFile::new(&dir.join("closed.toml"), dir);
+    let file = exeat::daemon::reload::ConfigFile::new(&dir.join("closed.toml"), dir);
     let _ = lab.daemon.replace_policy(file.load().unwrap_or_else(|problems| panic!("{problems:?}")).policy);
     Reply::read(h2.send_request(request()).await.unwrap()).await.assert_refused(403, "address_not_allowed");
     assert_eq!(lab.dns.queries("api.test"), 2, "nothing was asked again");

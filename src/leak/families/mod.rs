@@ -5,19 +5,19 @@
 //! request refused for a made-up reason costs more than a key that some other net has to catch.
 
 mod checks;
-mod lookout;
 #[cfg(test)]
 mod measure;
 mod probes;
 mod shapes;
+mod stream;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
-pub use lookout::Lookout;
 use probes::Probes;
 use shapes::{SHAPES, Shape, Verdict};
+pub use stream::Lookout;
 
 /// Whose keys, or what kind. Each can be switched on by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -16,11 +16,11 @@ use tokio::time::{interval, timeout};
 use super::seats::Seats;
 use crate::model::tool::Tool as Builtin;
 use crate::tool::definition::{Definition, PREAMBLE};
+use crate::tool::messages;
 use crate::tool::outcome::Outcome;
 use crate::tool::proxy::Proxy;
 use crate::tool::registry::Registry;
 use crate::tool::task::Task;
-use crate::tool::words;
 
 /// For the proxy to say what the task may do.
 const TO_LIST: Duration = Duration::from_secs(30);
@@ -67,13 +67,13 @@ impl Server {
     async fn run(&self, name: &str, given: &Value) -> CallToolResult {
         match self.0.seats.take().await {
             Some(_seat) => result(self.0.registry.execute(&self.0.proxy, name, given).await),
-            None => CallToolResult::error(vec![ContentBlock::text(words::too_many())]),
+            None => CallToolResult::error(vec![ContentBlock::text(messages::too_many())]),
         }
     }
 
     async fn tools(&self) -> Result<Vec<Tool>, ErrorData> {
         let cannot = |why: String| ErrorData::internal_error(why, None);
-        let Some(_seat) = self.0.seats.take().await else { return Err(cannot(words::too_many().to_owned())) };
+        let Some(_seat) = self.0.seats.take().await else { return Err(cannot(messages::too_many().to_owned())) };
         let task = timeout(TO_LIST, Task::of(&self.0.proxy)).await;
         let task = task.map_err(|_| cannot(format!("the proxy at {} did not answer in time", self.0.proxy)))?;
         let task = task.map_err(|error| cannot(error.to_string()))?;

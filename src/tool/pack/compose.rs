@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use super::composed::{Composed, Does};
 use super::delegation::{self, Target};
-use super::fields::{Fields, MISSING, quoted};
+use super::mapping::{Fields, MISSING, quoted};
 use super::mock::Mock;
-use super::node::Node;
 use super::place::{Findings, Place};
 use super::policy::{HTTP_REQUEST, primitive};
 use super::request::Request;
 use super::schema::Schema;
 use super::template::{Scope, Secrets, Template, no_workspace_secret};
+use super::yaml::Node;
 use crate::model::name::is_plain;
 use crate::model::tool::Tool;
 

@@ -1,7 +1,7 @@
 //! Who delegates to whom: no circles, no long ways, and an end that is known.
 
 use super::compose::Draft;
-use super::fields::quoted;
+use super::mapping::quoted;
 use super::place::{Findings, clip};
 use super::policy::{PRIMITIVES, primitive};
 

@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 
-use super::fields::{Fields, MISSING, quoted};
-use super::node::Node;
+use super::mapping::{Fields, MISSING, quoted};
 use super::place::{Findings, Place};
 use super::schema;
 use super::template::{Part, Reference, no_workspace_secret, parse};
+use super::yaml::Node;
 
 const STRATEGIES: &str = "static, lookup, echo";
 const COMMON: [&str; 4] = ["type", "strategy", "primitive", "args"];

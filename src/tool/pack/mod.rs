@@ -6,9 +6,8 @@
 mod compose;
 mod composed;
 mod delegation;
-mod fields;
+mod mapping;
 mod mock;
-mod node;
 mod place;
 mod policy;
 mod references;
@@ -18,16 +17,16 @@ mod template;
 #[cfg(test)]
 mod tests;
 mod url;
-
+mod yaml;
 pub use composed::{Composed, Step};
 pub use place::Problem;
 pub use request::Rendered;
 
 use compose::Linked;
-use fields::Fields;
-use node::Node;
+use mapping::Fields;
 use place::{Findings, Place};
 use policy::{HTTP_REQUEST, Lock, PRIMITIVES, Policy, primitive};
+use yaml::Node;
 
 /// A pack in which nothing is wrong.
 #[derive(Debug)]

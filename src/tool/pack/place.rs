@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use super::node::Node;
+use super::yaml::Node;
 
 /// Longest key that is repeated in a path.
 const MAX_KEY: usize = 80;

@@ -2,9 +2,9 @@
 
 use ipnet::IpNet;
 
-use super::fields::{Fields, quoted};
-use super::node::Node;
+use super::mapping::{Fields, quoted};
 use super::place::Findings;
+use super::yaml::Node;
 
 /// The one primitive that is run here.
 pub(super) const HTTP_REQUEST: &str = "http_request";

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value};
 
-use super::fields::quoted;
+use super::mapping::quoted;
 use super::place::Place;
 
 /// Visits that one value can cost. A pack without references cannot have so many subschemas by far.

@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value};
 
-use super::fields::{Fields, quoted};
-use super::node::Node;
+use super::mapping::{Fields, quoted};
 use super::place::{Place, clip};
 use super::template::{Part, Scope, Secrets, Template, Values};
 use super::url::Url;
+use super::yaml::Node;
 use crate::model::tool::MAX_TIMEOUT;
 use crate::tool::arguments::is_ours;
 

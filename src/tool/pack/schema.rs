@@ -3,11 +3,11 @@
 use jsonschema::{PatternOptions, Validator};
 use serde_json::{Value, json};
 
-use super::fields::{MAX_ECHO, quoted};
-use super::node::Node;
+use super::mapping::{MAX_ECHO, quoted};
 use super::place::{Findings, Place, clip};
 use super::references::{self, Weight};
 use super::template::Reference;
+use super::yaml::Node;
 
 /// How deep arguments may be nested, and how large they may be.
 const MAX_DEPTH: usize = 64;

@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::fields::quoted;
-use super::node::Node;
+use super::mapping::quoted;
 use super::place::{Findings, Place};
 use super::schema;
+use super::yaml::Node;
 
 /// What a call may come to once its template is filled in.
 pub(super) const MAX_RENDERED: usize = 4 << 20;
@@ -109,7 +109,7 @@ fn placeholder(name: &str) -> Result<Part, String> {
 }
 
 fn quoted_path(steps: &[&str]) -> String {
-    super::place::clip(&steps.join("."), super::fields::MAX_ECHO)
+    super::place::clip(&steps.join("."), super::mapping::MAX_ECHO)
 }
 
 impl Reference {

@@ -120,7 +120,7 @@ fn split_scheme(text: &str) -> Result<(&'static str, &str), String> {
         }
     }
     Err(match text.split_once("://") {
-        Some((scheme, _)) => format!("{} is no scheme for it; http and https are", super::fields::quoted(scheme)),
+        Some((scheme, _)) => format!("{} is no scheme for it; http and https are", super::mapping::quoted(scheme)),
         None => scheme_needed(),
     })
 }
@@ -349,8 +349,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::tool::pack::node::Node;
     use crate::tool::pack::place::Findings;
+    use crate::tool::pack::yaml::Node;
 
     fn read(text: &str) -> Result<Url, String> {
         let schema = json!({"properties": {"a": {}, "b": {}}});

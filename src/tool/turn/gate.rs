@@ -5,10 +5,10 @@ use http::Method;
 use serde_json::Value;
 
 use crate::model::target::Target;
+use crate::tool::messages;
 use crate::tool::outcome::State;
 use crate::tool::proxy::{Proxy, Said};
 use crate::tool::verbs::Done;
-use crate::tool::words;
 
 const PATH: &str = "/v1/self/approvals";
 
@@ -37,11 +37,11 @@ pub(super) fn behind() -> Done {
 }
 
 fn held(approval: &Value) -> String {
-    let text = |member: &str| words::name(approval.get(member).and_then(Value::as_str).unwrap_or("?"));
+    let text = |member: &str| messages::name(approval.get(member).and_then(Value::as_str).unwrap_or("?"));
     let url = approval.get("url").and_then(Value::as_str).and_then(|url| url.parse().ok());
     let host = url
         .and_then(|url| Target::absolute(&url).ok())
-        .map_or("?".to_owned(), |to| words::name(&to.host().to_string()));
+        .map_or("?".to_owned(), |to| messages::name(&to.host().to_string()));
     format!(
         "not run: an action ({} {host}) awaits the operator's decision and must be decided first; tell the user, and call \
          nothing until then",

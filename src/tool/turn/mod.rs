@@ -15,12 +15,12 @@ use clap::Args;
 use serde_json::Value;
 
 use self::action::Action;
+use super::messages;
 use super::outcome::State;
 use super::proxy::Proxy;
 use super::registry::Registry;
 use super::task::Task;
 use super::verbs::{Context, Done, Ports, denied};
-use super::words;
 use crate::model::tool::Tool;
 
 /// Bytes of a message.
@@ -94,7 +94,7 @@ async fn answered(registry: &Registry, payload: &Value, context: Context<'_>) ->
             },
             Ok(_) => {
                 let text =
-                    format!("sandbox '{}' is not registered; ask the user to register it", words::name(&sandbox));
+                    format!("sandbox '{}' is not registered; ask the user to register it", messages::name(&sandbox));
                 denied(context.proxy, "mk8_shell", &text).await
             }
             Err(done) => done,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::tool::words;
+use crate::tool::messages;
 
 /// A script's options, as far as they are served.
 #[derive(Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl Options {
                     span(name, value)?;
                 }
                 ("maxRetries" | "pipeStepOutput", _) => return Err(format!("the option '{name}' is not served here")),
-                (name, _) => return Err(format!("there is no option '{}'", words::name(name))),
+                (name, _) => return Err(format!("there is no option '{}'", messages::name(name))),
             }
         }
         Ok(options)

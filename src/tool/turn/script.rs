@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::options::{Options, span};
+use crate::tool::messages;
 use crate::tool::verbs::Network;
 use crate::tool::verbs::table::Verb;
-use crate::tool::words;
 
 const MAX_OPERATIONS: usize = 1024;
 /// What a step can have, and cannot have here.
@@ -43,7 +43,7 @@ impl Script {
                 ("options", value) => options = Options::read(object(value, "the script's options")?)?,
                 ("cleanup", Value::Array(all)) if all.is_empty() => {}
                 ("cleanup", _) => return Err("the script's 'cleanup' is not served here".to_owned()),
-                (name, _) => return Err(format!("a script has no '{}'", words::name(name))),
+                (name, _) => return Err(format!("a script has no '{}'", messages::name(name))),
             }
         }
         if operations.is_empty() {
@@ -73,7 +73,7 @@ fn operation(one: &Value) -> Result<Operation, String> {
             ("maxRetries" | "label", _) => return Err(format!("'{name}' is not served here")),
             (name, _) if NOT_SERVED.contains(&name) => return Err(format!("'{name}' is not served here")),
             ("verb" | "args", _) => break,
-            (name, _) => return Err(format!("an operation has no '{}'", words::name(name))),
+            (name, _) => return Err(format!("an operation has no '{}'", messages::name(name))),
         }
     }
     let needed = || "it needs \"verb\", a string, and \"args\", an array of strings".to_owned();
@@ -86,7 +86,7 @@ fn operation(one: &Value) -> Result<Operation, String> {
 
 /// A verb with as many arguments as it takes.
 fn called(name: &str, args: Vec<String>) -> Result<(Network, Vec<String>), String> {
-    let known = Verb::named(name).ok_or_else(|| format!("there is no verb '{}'", words::name(name)))?;
+    let known = Verb::named(name).ok_or_else(|| format!("there is no verb '{}'", messages::name(name)))?;
     let verb = Network::named(name)
         .ok_or_else(|| format!("{name} is not served here: only the network verbs are (Http*, Net*, OpenUrl)"))?;
     if !known.takes(args.len()) {

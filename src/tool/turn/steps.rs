@@ -8,8 +8,8 @@ use tokio::time::timeout;
 use super::options::Options;
 use super::script::{Operation, Script};
 use crate::tool::outcome::State;
+use crate::tool::tool_response;
 use crate::tool::verbs::{Context, Done};
-use crate::tool::wrap;
 
 /// A step that has been taken.
 struct Step<'a> {
@@ -28,8 +28,8 @@ pub(super) async fn run(script: &Script, context: Context<'_>) -> Done {
         let done = taken(operation, script, left, context).await;
         let text = match done.state {
             State::AwaitingApproval => return done,
-            State::Completed => wrap::shortened(&done.text, output_left),
-            State::Denied | State::Failed => wrap::shortened(&done.text, most_error),
+            State::Completed => tool_response::shortened(&done.text, output_left),
+            State::Denied | State::Failed => tool_response::shortened(&done.text, most_error),
         };
         let is_error = done.state != State::Completed;
         if !is_error {

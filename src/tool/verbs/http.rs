@@ -12,7 +12,7 @@ use crate::model::tool::Tool;
 use crate::tool::call::{Call, Unsent};
 use crate::tool::nonce::nonce;
 use crate::tool::outcome::{Outcome, State};
-use crate::tool::{url, words};
+use crate::tool::{messages, url};
 
 /// Requests of `HttpLatency`, if it is not told.
 const USUAL_COUNT: u32 = 3;
@@ -128,7 +128,7 @@ async fn unsent(method: &Method, url: &str, reason: Refusal, context: Context<'_
     let text = match reason {
         Refusal::Deny(Deny::PortNotAllowed) => PORTS.to_owned(),
         Refusal::Deny(Deny::SchemeNotAllowed) => "network verbs take http and https URLs only".to_owned(),
-        reason => words::plain(reason),
+        reason => messages::plain(reason),
     };
     let unsent = Unsent {
         tool: Tool::HttpRequest.as_str().to_owned(),

@@ -9,9 +9,9 @@ pub(super) mod table;
 pub use ports::Ports;
 
 use super::call::Unsent;
+use super::messages;
 use super::outcome::{Outcome, State};
 use super::proxy::{Proxy, Refused, Unreached};
-use super::words;
 use crate::model::refusal::Deny;
 
 /// How an action went, and the text for the model.
@@ -121,7 +121,7 @@ impl Done {
 
     /// What the proxy refused to do for `tool`.
     pub(super) fn refused(refused: &Refused, tool: &str) -> Self {
-        Self::error(State::of(refused.refusal), &words::refused(refused, tool))
+        Self::error(State::of(refused.refusal), &messages::refused(refused, tool))
     }
 
     pub(super) fn unreached(why: &Unreached) -> Self {

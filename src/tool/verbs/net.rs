@@ -10,7 +10,7 @@ use crate::model::host::Host;
 use crate::model::refusal::{Deny, Refusal};
 use crate::tool::call::Unsent;
 use crate::tool::proxy::Said;
-use crate::tool::{words, wrap};
+use crate::tool::{messages, tool_response};
 
 const HTTPS: u16 = 443;
 
@@ -29,7 +29,7 @@ pub(super) async fn certificate(host: &str, port: Option<&str>, context: Context
         |known| {
             let mut shown = members(known.pointer("/chain/0").unwrap_or(&Value::Null), &OF_ONE);
             shown.extend(members(&known, &["valid", "reason"]));
-            Done::completed(wrap::wrapped(&Value::Object(shown).to_string(), false))
+            Done::completed(tool_response::wrapped(&Value::Object(shown).to_string(), false))
         },
     )
 }
@@ -79,7 +79,7 @@ fn members(of: &Value, names: &[&str]) -> Map<String, Value> {
 
 /// A question that is not asked, told to the proxy.
 async fn unsent(verb: Network, url: String, reason: Deny, context: Context<'_>) -> Done {
-    let text = if reason == Deny::PortNotAllowed { PORTS.to_owned() } else { words::plain(reason.into()) };
+    let text = if reason == Deny::PortNotAllowed { PORTS.to_owned() } else { messages::plain(reason.into()) };
     let reason = Some(Refusal::Deny(reason));
     Unsent { tool: verb.name().to_owned(), url, text, reason, ..Unsent::default() }.told(context.proxy).await.into()
 }

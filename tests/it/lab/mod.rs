@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use exeat::cli::demo::dns::ScriptedDns;
-use exeat::flow::daemon::{Daemon, StartError};
-use exeat::flow::keep;
-use exeat::flow::reload::ConfigFile;
+use exeat::daemon::reload::ConfigFile;
+use exeat::daemon::vault;
+use exeat::daemon::{Daemon, StartError};
 use exeat::model::host::Host;
 use exeat::policy::compile::{self, Config, Surroundings};
 use exeat::policy::settings::{LedgerAt, Settings};
@@ -127,7 +127,7 @@ impl Ground {
 
 fn compiled(text: &str, dir: &Path) -> Config {
     let env = |name: &str| (name == "KEY").then(|| KEY.to_owned());
-    let around = Surroundings { base: dir, state_dir: dir, env: &env, secrets: &keep::Reader::default() };
+    let around = Surroundings { base: dir, state_dir: dir, env: &env, secrets: &vault::Reader::default() };
     compile::compile(text, &around).unwrap_or_else(|problems| panic!("{problems:#?}\n{text}"))
 }
 

@@ -1,0 +1,164 @@
+//! Executions over the admin listener: begun, shown, stopped.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::HOST;
+use http::{HeaderMap, Method, Request, StatusCode};
+use hyper::body::Incoming;
+use ipnet::IpNet;
+use serde::Deserialize;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::reply::{Reply, error, ledger_error, read_json};
+use crate::files;
+use crate::flow::{Services, documents};
+use crate::ledger::{Execution, Millis, Stop};
+use crate::model::name::{ExecutionId, TaskName};
+use crate::model::secret::TokenHash;
+use crate::model::token;
+use crate::policy::settings::ListenAt;
+
+/// How long an execution lasts whose beginning does not say.
+const DAY: u64 = 24 * 3600;
+/// The longest that one may last.
+const YEAR: u64 = 365 * DAY;
+
+/// What a POST asks for.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    task: String,
+    /// In seconds.
+    expires_in_s: Option<u64>,
+    peers: Option<String>,
+    #[serde(default)]
+    r#static: bool,
+}
+
+/// True for paths that are answered here.
+pub(crate) fn owns(path: &str) -> bool {
+    path == "/v1/executions" || path.starts_with("/v1/executions/")
+}
+
+/// Answers a request of the operator, who has shown the token.
+pub(crate) async fn answer(services: &Arc<Services>, request: Request<Incoming>) -> Reply {
+    let path = request.uri().path().to_owned();
+    let named: Vec<&str> = path.strip_prefix("/v1/executions").unwrap_or_default().split('/').skip(1).collect();
+    let done = match (request.method(), named.as_slice()) {
+        (&Method::GET, []) => list(services, request.uri().query()).await,
+        (&Method::POST, []) => start(services, request).await,
+        (&Method::GET, [id]) => show(services, &ExecutionId::new(id)).await,
+        (&Method::DELETE, [id]) => stop(services, &ExecutionId::new(id)).await,
+        (&Method::GET, [id, "tool_calls"]) => tool_calls(services, &ExecutionId::new(id)).await,
+        _ => Err(error(StatusCode::NOT_FOUND, "no such page")),
+    };
+    done.unwrap_or_else(|why| why)
+}
+
+/// Begins an execution and tells its token, once.
+async fn start(services: &Arc<Services>, request: Request<Incoming>) -> Result<Reply, Reply> {
+    let authority = authority(services, request.headers());
+    let wanted: Wanted = read_json(request).await?;
+    let name = TaskName::new(&wanted.task);
+    if services.policies.snapshot().task(&name).is_none() {
+        return Err(error(StatusCode::UNPROCESSABLE_ENTITY, "there is no such task"));
+    }
+    if wanted.r#static {
+        return begin_anew(services, &wanted, &name).await;
+    }
+    let seconds = wanted.expires_in_s.unwrap_or(DAY);
+    if !(1..=YEAR).contains(&seconds) {
+        return Err(error(StatusCode::UNPROCESSABLE_ENTITY, "expires_in_s: 1 to 31536000"));
+    }
+    let network = |text: &String| IpNet::from_str(text).map(|network| network.trunc());
+    let peers = wanted.peers.as_ref().map(network).transpose();
+    let peers =
+        peers.map_err(|_| error(StatusCode::UNPROCESSABLE_ENTITY, "peers: a network such as \"10.0.0.0/8\""))?;
+    let now = Millis::now();
+    let id = ExecutionId::new(&Uuid::now_v7().simple().to_string());
+    let random = files::random::<{ token::RANDOM }>();
+    let random = random.map_err(|_| error(StatusCode::INTERNAL_SERVER_ERROR, "there is no randomness"))?;
+    let token = token::write(&id, &random);
+    let expires_at = Some(now.plus(Duration::from_secs(seconds)));
+    let execution = Execution {
+        id: id.clone(),
+        task: name,
+        created_at: now,
+        expires_at,
+        token: Some(TokenHash::of(token.as_bytes())),
+        peers,
+        is_static: false,
+    };
+    services.ledger.start(execution, now).await.map_err(ledger_error)?;
+    let scheme = if services.settings.proxy.tls.is_some() { "https" } else { "http" };
+    let document = json!({
+        "id": id.as_str(),
+        "task": wanted.task,
+        "token": *token,
+        "proxy_url": authority.map(|authority| format!("{scheme}://{id}:{}@{authority}", *token)),
+        "created_at": documents::timestamp(now),
+        "expires_at": expires_at.map(documents::timestamp),
+    });
+    Ok((StatusCode::CREATED, document))
+}
+
+/// The execution of a task's static token: nothing counted, and not stopped.
+async fn begin_anew(services: &Services, wanted: &Wanted, name: &TaskName) -> Result<Reply, Reply> {
+    if wanted.expires_in_s.is_some() || wanted.peers.is_some() {
+        return Err(error(StatusCode::UNPROCESSABLE_ENTITY, "a static execution has no expires_in_s and no peers"));
+    }
+    let execution = Execution::of_static(name, Millis::now());
+    let id = execution.id.clone();
+    services.ledger.restart(execution).await.map_err(ledger_error)?;
+    services.finds.forget(&id);
+    services.throttle.begun(&id);
+    show(services, &id).await.map(|(_, document)| (StatusCode::CREATED, document))
+}
+
+/// Where sandboxes reach the proxy, as far as can be told: a listener on all addresses is where the operator has
+/// reached us.
+fn authority(services: &Services, headers: &HeaderMap) -> Option<String> {
+    let address = services.listeners.iter().find_map(ListenAt::tcp)?;
+    if !address.ip().is_unspecified() {
+        return Some(address.to_string());
+    }
+    let host = headers.get(HOST)?.to_str().ok()?.parse::<http::uri::Authority>().ok()?;
+    Some(format!("{}:{}", host.host(), address.port()))
+}
+
+async fn list(services: &Services, query: Option<&str>) -> Result<Reply, Reply> {
+    let task = query.and_then(|query| query.strip_prefix("task="));
+    let mut known = services.ledger.list().await.map_err(ledger_error)?;
+    known.retain(|standing| task.is_none_or(|task| standing.execution.task.as_str() == task));
+    known.sort_by(|a, b| (a.execution.created_at, &a.execution.id).cmp(&(b.execution.created_at, &b.execution.id)));
+    Ok((StatusCode::OK, known.iter().map(|standing| documents::execution(services, standing)).collect()))
+}
+
+async fn show(services: &Services, id: &ExecutionId) -> Result<Reply, Reply> {
+    let standing = services.ledger.standing(id).await.map_err(ledger_error)?.ok_or_else(unknown)?;
+    Ok((StatusCode::OK, documents::execution(services, &standing)))
+}
+
+async fn stop(services: &Services, id: &ExecutionId) -> Result<Reply, Reply> {
+    if !services.ledger.stop(id, Stop::Asked, Millis::now()).await.map_err(ledger_error)? {
+        return Err(unknown());
+    }
+    // What of it is under way ends.
+    services.finds.stop(id);
+    show(services, id).await
+}
+
+async fn tool_calls(services: &Services, id: &ExecutionId) -> Result<Reply, Reply> {
+    if services.ledger.find(id).await.map_err(ledger_error)?.is_none() {
+        return Err(unknown());
+    }
+    let calls = services.ledger.tool_calls(id).await.map_err(ledger_error)?;
+    Ok((StatusCode::OK, json!(calls)))
+}
+
+fn unknown() -> Reply {
+    error(StatusCode::NOT_FOUND, "there is no such execution")
+}

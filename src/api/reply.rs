@@ -1,0 +1,49 @@
+//! Replies of the admin API: a status and a JSON document.
+
+use std::time::Duration;
+
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Bytes, Incoming};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::ledger::LedgerError;
+
+/// How long a request body may take to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Largest request body, in bytes.
+pub(super) const MAX_BODY: usize = 64 * 1024;
+
+/// A status and a JSON document.
+pub(super) type Reply = (StatusCode, Value);
+
+/// Returns a reply with an error text.
+pub(super) fn error(status: StatusCode, why: &str) -> Reply {
+    (status, json!({ "error": why }))
+}
+
+/// Returns the reply to a request that the ledger could not carry out.
+pub(super) fn ledger_error(why: LedgerError) -> Reply {
+    let status = match why {
+        LedgerError::Exists => StatusCode::CONFLICT,
+        LedgerError::Full | LedgerError::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        LedgerError::Unknown => StatusCode::NOT_FOUND,
+    };
+    error(status, &why.to_string())
+}
+
+/// Reads a request body of at most [`MAX_BODY`] bytes.
+pub(super) async fn read_body(body: Incoming) -> Result<Bytes, Reply> {
+    match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(_)) => Err(error(StatusCode::PAYLOAD_TOO_LARGE, "64 KiB at most, and the body has to be whole")),
+        Err(_) => Err(error(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
+    }
+}
+
+/// Reads a request body as a JSON document.
+pub(super) async fn read_json<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Reply> {
+    let body = read_body(request.into_body()).await?;
+    serde_json::from_slice(&body).map_err(|why| error(StatusCode::BAD_REQUEST, &why.to_string()))
+}

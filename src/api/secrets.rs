@@ -1,0 +1,121 @@
+//! The operator's secrets over the admin listener: set, deleted, listed by name. No value comes back out.
+
+use std::sync::Arc;
+
+use http::{Method, Request, StatusCode};
+use hyper::body::Incoming;
+use serde_json::json;
+use zeroize::Zeroizing;
+
+use super::reply::{Reply, error, read_body};
+use crate::daemon::reload;
+use crate::daemon::reload::{ConfigFile, Reloaded};
+use crate::daemon::vault;
+use crate::flow::Services;
+use crate::model::name::is_plain;
+use crate::model::secret::Secret;
+use crate::policy::compile::usable;
+use crate::vault::{Entry, VaultError};
+
+/// True for paths that are answered here.
+pub(crate) fn owns(path: &str) -> bool {
+    path == "/v1/secrets" || path.starts_with("/v1/secrets/")
+}
+
+/// Answers a request of the operator, who has shown the token.
+pub(crate) async fn answer(services: &Arc<Services>, file: Option<&ConfigFile>, request: Request<Incoming>) -> Reply {
+    let path = request.uri().path().to_owned();
+    let named: Vec<&str> = path.strip_prefix("/v1/secrets").unwrap_or_default().split('/').skip(1).collect();
+    match (request.method(), named.as_slice()) {
+        (&Method::GET, []) => list(services, None).await,
+        (&Method::GET, [workspace]) => list(services, Some(workspace)).await,
+        (_, [workspace, name]) if !is_plain(workspace) || !is_plain(name) => {
+            error(StatusCode::BAD_REQUEST, "letters, digits, - and _, 64 at most")
+        }
+        (&Method::GET, [workspace, name]) => show(services, workspace, name).await,
+        (&Method::DELETE, [workspace, name]) => {
+            let (workspace, name) = ((*workspace).to_owned(), (*name).to_owned());
+            changed(services, file, move |vault| vault.delete(&workspace, &name)).await
+        }
+        (&Method::PUT, [workspace, name]) => {
+            let (workspace, name) = ((*workspace).to_owned(), (*name).to_owned());
+            match value(request).await {
+                Ok(value) => {
+                    changed(services, file, move |vault| vault.set(&workspace, &name, value).map(|_| true)).await
+                }
+                Err(why) => why,
+            }
+        }
+        _ => error(StatusCode::NOT_FOUND, "no such page"),
+    }
+}
+
+async fn list(services: &Arc<Services>, workspace: Option<&str>) -> Reply {
+    let entries = in_vault(services, |vault| vault.list()).await;
+    let of = |entry: &&Entry| {
+        vault::is_of_operators(&entry.workspace) && workspace.is_none_or(|wanted| entry.workspace == wanted)
+    };
+    entries.map_or_else(|why| why, |all| (StatusCode::OK, all.iter().filter(of).map(vault::metadata).collect()))
+}
+
+async fn show(services: &Arc<Services>, workspace: &str, name: &str) -> Reply {
+    let entries = match in_vault(services, |vault| vault.list()).await {
+        Ok(entries) => entries,
+        Err(why) => return why,
+    };
+    let found = entries.iter().find(|entry| entry.workspace == workspace && entry.name == name);
+    found.map_or_else(
+        || error(StatusCode::NOT_FOUND, "there is no such secret"),
+        |entry| (StatusCode::OK, vault::metadata(entry)),
+    )
+}
+
+/// The body as it is: no newline is cut here.
+async fn value(request: Request<Incoming>) -> Result<Secret, Reply> {
+    let body = Zeroizing::new(read_body(request.into_body()).await?.to_vec());
+    if body.is_empty() {
+        return Err(error(StatusCode::BAD_REQUEST, "the value is empty"));
+    }
+    usable(Secret::new(body.to_vec())).map_err(|why| error(StatusCode::UNPROCESSABLE_ENTITY, &why.to_string()))
+}
+
+/// Off the threads that serve: the disk may be slow, and a passphrase is stretched.
+async fn in_vault<T: Send + 'static>(
+    services: &Arc<Services>,
+    act: impl FnOnce(&crate::vault::Vault) -> Result<T, VaultError> + Send + 'static,
+) -> Result<T, Reply> {
+    let place = services.settings.vault.clone();
+    let done = tokio::task::spawn_blocking(move || act(&vault::vault(&place))).await;
+    let broken = |why: String| (StatusCode::INTERNAL_SERVER_ERROR, json!({ "error": why }));
+    done.map_err(|error| broken(error.to_string()))?.map_err(|error| broken(error.to_string()))
+}
+
+/// Changes the vault and takes the change up. Both are done also if the client has gone meanwhile: a key
+/// that was revoked must not stay in force.
+async fn changed(
+    services: &Arc<Services>,
+    file: Option<&ConfigFile>,
+    change: impl FnOnce(&crate::vault::Vault) -> Result<bool, VaultError> + Send + 'static,
+) -> Reply {
+    let (services, file) = (services.clone(), file.cloned());
+    let both = tokio::spawn(async move {
+        match in_vault(&services, change).await {
+            Ok(false) => error(StatusCode::NOT_FOUND, "there is no such secret"),
+            Ok(true) => taken_up(services, file).await,
+            Err(why) => why,
+        }
+    });
+    both.await.unwrap_or_else(|_| error(StatusCode::INTERNAL_SERVER_ERROR, "the change broke off"))
+}
+
+/// What has changed is in force at once, if the configuration can be read.
+async fn taken_up(services: Arc<Services>, file: Option<ConfigFile>) -> Reply {
+    let Some(file) = file else { return (StatusCode::OK, json!({ "reloaded": false })) };
+    match reload::once(services, file).await {
+        Reloaded::New(generation, warnings) => {
+            (StatusCode::OK, json!({ "reloaded": true, "generation": generation, "warnings": warnings }))
+        }
+        // The vault has changed, and what is in force has not.
+        Reloaded::Kept(problems) => (StatusCode::CONFLICT, json!({ "reloaded": false, "problems": problems })),
+    }
+}

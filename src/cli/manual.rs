@@ -1,0 +1,122 @@
+//! `exeat completions` and `exeat man`: what shells and `man` are told, made from the flags themselves.
+
+use std::io;
+
+use clap::{Args, Command, ValueEnum};
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+
+use super::Exit;
+use super::terminal::{clean, print, say};
+
+/// Shells that completions are made for.
+#[derive(Clone, Copy, ValueEnum)]
+pub(super) enum Completed {
+    Bash,
+    Fish,
+    Zsh,
+}
+
+/// Flags of `exeat man`.
+#[derive(Args)]
+pub(super) struct ManArgs {
+    /// Of which command, such as `serve` or `secret set` [default: the overview]
+    #[arg(value_name = "COMMAND")]
+    of: Vec<String>,
+}
+
+pub(super) fn completions(mut cli: Command, shell: Completed) -> Exit {
+    use clap_complete::{Shell, generate};
+    let shell = match shell {
+        Completed::Bash => Shell::Bash,
+        Completed::Fish => Shell::Fish,
+        Completed::Zsh => Shell::Zsh,
+    };
+    let mut script = Vec::new();
+    generate(shell, &mut cli, "exeat", &mut script);
+    print(String::from_utf8_lossy(&script));
+    Exit::Done
+}
+
+pub(super) fn man(cli: Command, args: &ManArgs) -> Exit {
+    // `help` has no page of its own.
+    let mut root = cli.disable_help_subcommand(true);
+    // Names the pages of commands in full, and hands them the flags that hold everywhere.
+    root.build();
+    let mut command = &root;
+    for name in &args.of {
+        let Some(inner) = command.find_subcommand(name).filter(|inner| !inner.is_hide_set()) else {
+            let shown = command.get_subcommands().filter(|inner| !inner.is_hide_set());
+            let known = shown.map(Command::get_name).collect::<Vec<_>>().join(", ");
+            let known = if known.is_empty() { "none".to_owned() } else { known };
+            let of = command.get_bin_name().unwrap_or("exeat");
+            say(format_args!("exeat: {of} has no command {:?}; it has: {known}", clean(name)));
+            return Exit::Usage;
+        };
+        command = inner;
+    }
+    match page(command.clone()) {
+        Ok(page) => print(String::from_utf8_lossy(&page)),
+        Err(error) => {
+            say(format_args!("exeat: {error}"));
+            return Exit::Failed;
+        }
+    }
+    Exit::Done
+}
+
+fn page(mut command: Command) -> io::Result<Vec<u8>> {
+    let usage = command.render_usage().to_string();
+    // As the help shows it, with what each flag wants.
+    let command = command.override_usage(usage.trim_start_matches("Usage: ").to_owned());
+    let title = command.get_display_name().unwrap_or("exeat").to_uppercase();
+    let version = format!("exeat {}", env!("CARGO_PKG_VERSION"));
+    // A day would make each build another one, and an empty word would let those after it move up.
+    let man = Man::new(command).title(title).date(" ").source(version).manual("exeat");
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    let mut more = Roff::new();
+    for (heading, rows) in MORE {
+        more.control("SH", [heading]);
+        for (word, meaning) in rows {
+            more.control("TP", []).text([bold(*word)]).text([roman(*meaning)]);
+        }
+    }
+    more.to_writer(&mut page)?;
+    Ok(page)
+}
+
+/// What holds for all commands and stands in no flag.
+const MORE: [(&str, &[(&str, &str)]); 2] = [
+    (
+        "EXIT STATUS",
+        &[
+            ("0", "done"),
+            ("1", "failed"),
+            ("2", "usage or configuration"),
+            ("3", "refused by policy (explain)"),
+            ("any", "of the command that exeat run ran; 126 and 127 if it could not, 128+N if signal N ended it"),
+        ],
+    ),
+    (
+        "ENVIRONMENT",
+        &[
+            ("EXEAT_CONFIG", "the configuration file, where -c names none"),
+            ("EXEAT_ADMIN", "where the daemon's admin listener is, where --admin does not say"),
+            ("EXEAT_ADMIN_TOKEN", "the admin token, of the daemon and for what asks it"),
+            ("EXEAT_LOG", "how much is logged on standard error, such as warn, info or debug"),
+            ("STATE_DIRECTORY, XDG_STATE_HOME", "where the state is, if the configuration does not say"),
+        ],
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    /// Also that no two flags of a command are in each other's way.
+    #[test]
+    fn the_flags_are_sound() {
+        crate::cli::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,85 @@
+//! Where the configuration and the state are.
+
+use std::path::{Path, PathBuf};
+
+use super::Exit;
+use super::terminal::say;
+use crate::daemon::reload::ConfigFile;
+use crate::daemon::vault;
+use crate::policy::compile::{self, AdminPlace, Config, Problem, Surroundings};
+use crate::policy::settings::Vault;
+
+/// The state directory where the file names none: systemd's, the user's, or the service's.
+pub(super) fn state_dir() -> PathBuf {
+    let var = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let of_service = || PathBuf::from("/var/lib/exeat");
+    if let Some(dir) = var("STATE_DIRECTORY") {
+        return dir;
+    }
+    if let Some(dir) = var("XDG_STATE_HOME") {
+        return dir.join("exeat");
+    }
+    if rustix::process::geteuid().is_root() {
+        return of_service();
+    }
+    var("HOME").map_or_else(of_service, |home| home.join(".local/state/exeat"))
+}
+
+/// The file to follow, if one was named.
+pub(super) fn file(config: Option<&Path>) -> Option<ConfigFile> {
+    config.map(|path| ConfigFile::new(path, &state_dir()))
+}
+
+/// Loads the named file, or the built-in default.
+pub(super) fn load(config: Option<&Path>) -> Result<Config, Vec<Problem>> {
+    match file(config) {
+        Some(file) => file.load(),
+        None => {
+            let env = |name: &str| std::env::var(name).ok();
+            let secrets = &vault::Reader::default();
+            let around = Surroundings { base: Path::new(""), state_dir: &state_dir(), env: &env, secrets };
+            compile::compile("", &around)
+        }
+    }
+}
+
+/// Where the vault is. The rest of the configuration may be wrong, such as for want of the secret that is
+/// about to be set.
+pub(super) fn vault_place(config: Option<&Path>) -> Result<Vault, Vec<Problem>> {
+    let (text, base) = text(config)?;
+    compile::vault_place(&text, base, &state_dir())
+}
+
+/// Where the daemon listens for its operator. What else it needs, such as the tokens of its tasks, need not be here.
+pub(super) fn admin_place(config: Option<&Path>) -> Result<AdminPlace, Vec<Problem>> {
+    let (text, base) = text(config)?;
+    compile::admin_place(&text, base, &state_dir())
+}
+
+/// The named file as it is, and the folder that its paths start from.
+fn text(config: Option<&Path>) -> Result<(String, &Path), Vec<Problem>> {
+    let Some(path) = config else { return Ok((String::new(), Path::new(""))) };
+    let unreadable = |error: std::io::Error| {
+        let problem = format!("cannot be read: {error}");
+        vec![Problem { path: path.display().to_string(), problem, suggestion: String::new() }]
+    };
+    Ok((std::fs::read_to_string(path).map_err(unreadable)?, path.parent().unwrap_or(Path::new(""))))
+}
+
+/// As [`load`]; says what is wrong.
+pub(super) fn load_or_say(config: Option<&Path>) -> Result<Config, Exit> {
+    load(config).map_err(|problems| {
+        say_problems(config, &problems);
+        Exit::Usage
+    })
+}
+
+/// One line for each problem, and how many there are.
+pub(super) fn say_problems(config: Option<&Path>, problems: &[Problem]) {
+    for problem in problems {
+        say(format_args!("error: {problem}"));
+    }
+    let what = config.map_or_else(|| "the built-in configuration".to_owned(), |path| path.display().to_string());
+    let count = problems.len();
+    say(format_args!("{what}: {count} problem{}", if count == 1 { "" } else { "s" }));
+}

@@ -1,0 +1,70 @@
+//! What a service manager and its service say to each other: sockets on the way in, states on the way out
+//! (sd_listen_fds(3), sd_notify(3)).
+
+use std::io;
+
+use listenfd::ListenFd;
+use sd_notify::NotifyState;
+use tokio::net::{TcpListener, UnixListener};
+
+use crate::flow::listener::{Inherited, Listener};
+
+/// The name of the socket for the operator; all others are for sandboxes.
+const ADMIN: &str = "admin";
+
+/// Sockets that the service manager has opened for us.
+///
+/// # Errors
+/// One of them is no stream socket that listens: then something else was meant.
+pub(super) fn inherited() -> io::Result<Inherited> {
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let mut names = names.split(':');
+    let mut sockets = ListenFd::from_env();
+    let mut inherited = Inherited::default();
+    for at in 0..sockets.len() {
+        let name = names.next().unwrap_or_default();
+        let listener = take(&mut sockets, at)
+            .map_err(|error| io::Error::new(error.kind(), format!("the inherited socket {at} ({name:?}): {error}")))?;
+        if name != ADMIN {
+            inherited.proxy.push(listener);
+        } else if inherited.admin.replace(listener).is_some() {
+            return Err(io::Error::other("two inherited sockets are named \"admin\""));
+        }
+    }
+    Ok(inherited)
+}
+
+fn take(sockets: &mut ListenFd, at: usize) -> io::Result<Listener> {
+    if let Ok(Some(socket)) = sockets.take_tcp_listener(at) {
+        socket.set_nonblocking(true)?;
+        return Listener::tcp(TcpListener::from_std(socket)?);
+    }
+    let socket = sockets.take_unix_listener(at)?.ok_or(io::ErrorKind::NotFound)?;
+    socket.set_nonblocking(true)?;
+    Listener::unix(UnixListener::from_std(socket)?)
+}
+
+/// It listens.
+pub(super) fn ready(status: &str) {
+    say(&[NotifyState::Ready, NotifyState::Status(status)]);
+}
+
+/// It reads its configuration again; [`ready`] follows.
+pub(super) fn reloading() {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => say(&[NotifyState::Reloading, now]),
+        Err(error) => tracing::warn!(%error, "the service manager cannot be told of the reload"),
+    }
+}
+
+/// It lets what is in flight finish.
+pub(super) fn stopping() {
+    say(&[NotifyState::Stopping]);
+}
+
+/// Nothing happens where nobody asked for it.
+fn say(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "the service manager cannot be told");
+    }
+}

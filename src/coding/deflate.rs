@@ -1,0 +1,272 @@
+//! Undoes gzip and deflate.
+
+use flate2::{Crc, Decompress, FlushDecompress, Status};
+
+use super::Undecodable;
+
+/// How long the head of a gzip member may be, with its name and its comment.
+const MAX_HEAD: usize = 64 * 1024;
+const FIXED_HEAD: usize = 10;
+const TRAILER: usize = 8;
+const HAS_HEAD_CRC: u8 = 2;
+const HAS_EXTRA: u8 = 4;
+const HAS_NAME: u8 = 8;
+const HAS_COMMENT: u8 = 16;
+
+/// Why inflating stopped.
+enum Stopped {
+    /// The stream has ended.
+    Ended,
+    /// There is no more room.
+    Full,
+    /// There are no more bytes.
+    Hungry,
+}
+
+/// Takes from the front of `coded`, and appends what fits into `scratch`.
+fn inflate(
+    stream: &mut Decompress,
+    coded: &mut &[u8],
+    out: &mut Vec<u8>,
+    scratch: &mut [u8],
+) -> Result<Stopped, Undecodable> {
+    let (taken, given) = (stream.total_in(), stream.total_out());
+    let status = stream.decompress(coded, scratch, FlushDecompress::None).map_err(|_| Undecodable::Malformed)?;
+    let since = |now: u64, then: u64| usize::try_from(now.saturating_sub(then)).unwrap_or(usize::MAX);
+    let (taken, given) = (since(stream.total_in(), taken), since(stream.total_out(), given));
+    *coded = coded.get(taken..).unwrap_or_default();
+    out.extend_from_slice(scratch.get(..given).unwrap_or_default());
+    match status {
+        Status::StreamEnd => Ok(Stopped::Ended),
+        _ if given == scratch.len() => Ok(Stopped::Full),
+        _ if coded.is_empty() => Ok(Stopped::Hungry),
+        _ => Err(Undecodable::Malformed),
+    }
+}
+
+/// One gzip member behind the other.
+pub(crate) struct Gzip {
+    part: Part,
+    flags: u8,
+    /// Bytes of a part that has a size of its own.
+    held: Vec<u8>,
+    head_size: usize,
+    /// Of the head, then of what is decoded.
+    crc: Crc,
+    stream: Decompress,
+}
+
+/// Where in a member the next byte is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// The part of the head that is always there.
+    Fixed,
+    ExtraSize,
+    /// So many bytes of it are left.
+    Extra(u16),
+    Name,
+    Comment,
+    HeadCrc,
+    Body,
+    Trailer,
+}
+
+impl Gzip {
+    pub(crate) fn new() -> Self {
+        Self {
+            part: Part::Fixed,
+            flags: 0,
+            held: Vec::with_capacity(FIXED_HEAD),
+            head_size: 0,
+            crc: Crc::new(),
+            stream: Decompress::new(false),
+        }
+    }
+
+    /// True between two members.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.part == Part::Fixed && self.held.is_empty()
+    }
+
+    pub(crate) fn decode(
+        &mut self,
+        coded: &mut &[u8],
+        out: &mut Vec<u8>,
+        scratch: &mut [u8],
+    ) -> Result<bool, Undecodable> {
+        let begin = out.len();
+        loop {
+            if self.part == Part::Body {
+                let known = out.len();
+                let room = scratch.get_mut(known.saturating_sub(begin)..).filter(|room| !room.is_empty());
+                let Some(room) = room else { return Ok(true) };
+                let stopped = inflate(&mut self.stream, coded, out, room)?;
+                self.crc.update(out.get(known..).unwrap_or_default());
+                match stopped {
+                    Stopped::Ended => self.part = Part::Trailer,
+                    Stopped::Full => return Ok(true),
+                    Stopped::Hungry => return Ok(false),
+                }
+            }
+            let Some((byte, rest)) = coded.split_first() else { return Ok(false) };
+            *coded = rest;
+            if self.part == Part::Trailer { self.trailer(*byte)? } else { self.head(*byte)? }
+        }
+    }
+
+    fn head(&mut self, byte: u8) -> Result<(), Undecodable> {
+        self.head_size = self.head_size.saturating_add(1);
+        if self.head_size > MAX_HEAD {
+            return Err(Undecodable::Malformed);
+        }
+        if self.part != Part::HeadCrc {
+            self.crc.update(&[byte]);
+        }
+        match self.part {
+            Part::Extra(left) => match left.saturating_sub(1) {
+                0 => self.part = self.next_from(HAS_NAME),
+                left => self.part = Part::Extra(left),
+            },
+            Part::Name if byte == 0 => self.part = self.next_from(HAS_COMMENT),
+            Part::Comment if byte == 0 => self.part = self.next_from(HAS_HEAD_CRC),
+            Part::Name | Part::Comment => {}
+            _ => {
+                self.held.push(byte);
+                self.sized()?;
+            }
+        }
+        if self.part == Part::Body {
+            self.crc.reset();
+            self.stream.reset(false);
+        }
+        Ok(())
+    }
+
+    /// Reads a part that has a size of its own, once it is whole.
+    fn sized(&mut self) -> Result<(), Undecodable> {
+        self.part = match (self.part, self.held.as_slice()) {
+            (Part::Fixed, [0x1f, 0x8b, 8, flags, _, _, _, _, _, _]) if flags & 0xe0 == 0 => {
+                self.flags = *flags;
+                self.next_from(HAS_EXTRA)
+            }
+            (Part::Fixed, head) if head.len() >= FIXED_HEAD || !begins_member(head) => {
+                return Err(Undecodable::Malformed);
+            }
+            (Part::ExtraSize, [low, high]) => match u16::from_le_bytes([*low, *high]) {
+                0 => self.next_from(HAS_NAME),
+                size => Part::Extra(size),
+            },
+            (Part::HeadCrc, [low, high]) if u32::from_le_bytes([*low, *high, 0, 0]) == self.crc.sum() & 0xffff => {
+                Part::Body
+            }
+            (Part::HeadCrc, [_, _]) => return Err(Undecodable::Malformed),
+            _ => return Ok(()),
+        };
+        self.held.clear();
+        Ok(())
+    }
+
+    /// The next part of the head that is there, beginning with the one of this flag.
+    fn next_from(&self, flag: u8) -> Part {
+        let parts = [
+            (HAS_EXTRA, Part::ExtraSize),
+            (HAS_NAME, Part::Name),
+            (HAS_COMMENT, Part::Comment),
+            (HAS_HEAD_CRC, Part::HeadCrc),
+        ];
+        let mut rest = parts.into_iter().skip_while(|(its, _)| *its != flag);
+        rest.find(|(its, _)| self.flags & its != 0).map_or(Part::Body, |(_, part)| part)
+    }
+
+    fn trailer(&mut self, byte: u8) -> Result<(), Undecodable> {
+        self.held.push(byte);
+        if self.held.len() < TRAILER {
+            return Ok(());
+        }
+        let [crc, size] = [self.crc.sum().to_le_bytes(), self.crc.amount().to_le_bytes()];
+        if self.held.as_slice() != [crc, size].as_flattened() {
+            return Err(Undecodable::Malformed);
+        }
+        self.held.clear();
+        self.crc.reset();
+        self.head_size = 0;
+        self.part = Part::Fixed;
+        Ok(())
+    }
+}
+
+/// True if the head of a member may begin so: what is none shows at its first byte.
+fn begins_member(head: &[u8]) -> bool {
+    head.iter().zip([0x1f, 0x8b, 8]).all(|(byte, want)| *byte == want)
+}
+
+/// A zlib stream, or a raw one as some send it.
+#[derive(Default)]
+pub(crate) struct Deflate {
+    /// Waits for the second byte: both tell which it is.
+    first: Option<u8>,
+    stream: Option<Decompress>,
+    ended: bool,
+    /// The first bytes, as far as they have come.
+    head: Vec<u8>,
+}
+
+/// So many bytes tell whether a stream that begins as zlib is a raw one as well.
+const HEAD: usize = 5;
+
+impl Deflate {
+    pub(crate) fn is_whole(&self) -> bool {
+        self.ended
+    }
+
+    pub(crate) fn decode(
+        &mut self,
+        coded: &mut &[u8],
+        out: &mut Vec<u8>,
+        scratch: &mut [u8],
+    ) -> Result<bool, Undecodable> {
+        let missing = HEAD.saturating_sub(self.head.len());
+        let given = *coded;
+        let more = self.step(coded, out, scratch);
+        let taken = given.len().saturating_sub(coded.len());
+        self.head.extend(given.iter().take(taken.min(missing)));
+        // Its reader may take either, so both would have to be looked through.
+        if has_two_readings(&self.head) { Err(Undecodable::Malformed) } else { more }
+    }
+
+    fn step(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, Undecodable> {
+        let stream = match &mut self.stream {
+            _ if self.ended => return if coded.is_empty() { Ok(false) } else { Err(Undecodable::Malformed) },
+            Some(stream) => stream,
+            None => {
+                let Some((second, rest)) = coded.split_first() else { return Ok(false) };
+                *coded = rest;
+                let Some(first) = self.first.replace(*second) else { return Ok(true) };
+                let pair = [first, *second];
+                let stream = self.stream.insert(Decompress::new(is_zlib(pair)));
+                // Two bytes hold little: whatever they decode to fits.
+                self.ended = matches!(inflate(stream, &mut &pair[..], out, scratch)?, Stopped::Ended);
+                return Ok(true);
+            }
+        };
+        match inflate(stream, coded, out, scratch)? {
+            Stopped::Ended => self.ended = true,
+            Stopped::Full => return Ok(true),
+            Stopped::Hungry => return Ok(false),
+        }
+        if coded.is_empty() { Ok(false) } else { Err(Undecodable::Malformed) }
+    }
+}
+
+/// True if these bytes begin a zlib stream and a raw one. Such a raw one has a first block that is stored, because the
+/// lower bits of zlib's method say so, and its length stands there twice, once inverted (RFC 1951 §3.2.4).
+fn has_two_readings(head: &[u8]) -> bool {
+    let [method, flags, a, b, c] = head else { return false };
+    is_zlib([*method, *flags]) && u16::from_le_bytes([*flags, *a]) == !u16::from_le_bytes([*b, *c])
+}
+
+/// True if these two bytes begin a zlib stream. With a preset dictionary it cannot be decoded.
+fn is_zlib(head: [u8; 2]) -> bool {
+    let [method, _] = head;
+    method & 0x0f == 8 && method >> 4 <= 7 && u16::from_be_bytes(head).is_multiple_of(31)
+}

@@ -1,0 +1,1016 @@
+//! Undoes the content codings of HTTP as the bytes come, so that what is in them can be looked at.
+//!
+//! The bytes come from hostile peers: whatever they say, a call takes no more memory than its output, the
+//! windows and a constant. Nothing passes unlooked at: a body whose coding ends before the body does is refused,
+//! as is one that needs what we do not have. Some bytes of a coded body stand in it as they are and are not given
+//! out: names and comments of gzip, skippable frames of zstd, metadata of brotli. Who looks through a body looks
+//! at its coded bytes too.
+
+mod deflate;
+mod zstd;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use brotli_decompressor::{BrotliDecompressStream, BrotliResult, BrotliState, StandardAlloc};
+
+use self::deflate::{Deflate, Gzip};
+use self::zstd::Zstd;
+
+/// How many bytes come out of one call at most.
+pub const STEP: usize = 64 * 1024;
+/// So much may come out of anything.
+const ALWAYS_FINE: u64 = 4 << 20;
+/// How many coded bytes inflate and brotli read ahead at most: 64 bits, and brotli 8 bytes before them.
+const AHEAD: u64 = 16;
+/// How many codings may be applied one after the other.
+const MAX_CODINGS: usize = 2;
+/// How many places are remembered in what the outer coding gave to the inner one.
+const MAX_MARKS: usize = 64;
+
+/// A content coding that can be undone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coding {
+    /// RFC 7932.
+    Brotli,
+    /// RFC 1950, or RFC 1951 alone, as some send it.
+    Deflate,
+    /// RFC 1952.
+    Gzip,
+    /// RFC 8878, with a window of 8 MiB at most (RFC 9659).
+    Zstd,
+}
+
+impl Coding {
+    /// The coding of a token in `Content-Encoding`.
+    #[must_use]
+    pub fn named(token: &str) -> Option<Self> {
+        let names = [("br", Self::Brotli), ("deflate", Self::Deflate), ("gzip", Self::Gzip), ("zstd", Self::Zstd)];
+        let token = if token.eq_ignore_ascii_case("x-gzip") { "gzip" } else { token };
+        names.into_iter().find(|(name, _)| token.eq_ignore_ascii_case(name)).map(|(_, coding)| coding)
+    }
+
+    /// Its token.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Brotli => "br",
+            Self::Deflate => "deflate",
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
+/// How much may come out. Each coding's output is held to it, so that a bomb within a bomb is one too.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Decoded bytes in all.
+    pub total: u64,
+    /// Decoded bytes for each coded byte of the body, beyond a first 4 MiB that are always fine.
+    pub ratio: u64,
+    /// Whose room it takes while it lasts.
+    pub direction: Direction,
+}
+
+impl Bounds {
+    fn hold(self, coded: u64, decoded: u64) -> Result<(), Undecodable> {
+        let fine = self.ratio.saturating_mul(coded).saturating_add(ALWAYS_FINE);
+        if decoded > self.total.min(fine) { Err(Undecodable::TooMuch) } else { Ok(()) }
+    }
+}
+
+/// Why a body cannot be decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Undecodable {
+    /// It is not what its coding says, is cut, or goes on behind its end.
+    #[error("the body is not what its content coding says")]
+    Malformed,
+    /// It decodes to more than is allowed.
+    #[error("the body decodes to more than is allowed")]
+    TooMuch,
+}
+
+/// Undoes one or two codings of a body.
+///
+/// A gzip or deflate stream takes some 50 KiB. A brotli stream takes its window, 16 MiB at most, as soon as it says
+/// that so much will come, and its tables. A zstd stream takes up to three windows of 8 MiB, as far as so much really
+/// came.
+pub struct Decoder {
+    /// The coding that was applied last.
+    outer: Layer,
+    inner: Option<Inner>,
+    bounds: Bounds,
+    scratch: Box<[u8]>,
+    /// Nothing can be known about what comes behind an error.
+    failed: Option<Undecodable>,
+}
+
+impl Decoder {
+    /// A decoder for codings in the order of `Content-Encoding`. None if there are none, or more than two.
+    #[must_use]
+    pub fn new(codings: &[Coding], bounds: Bounds) -> Option<Self> {
+        let (last, before) = codings.split_last().filter(|_| codings.len() <= MAX_CODINGS)?;
+        Some(Self {
+            outer: Layer::new(*last, bounds.direction),
+            inner: before.first().map(|coding| Inner::new(*coding, bounds.direction)),
+            bounds,
+            scratch: vec![0; STEP].into_boxed_slice(),
+            failed: None,
+        })
+    }
+
+    /// Takes bytes from the front of `coded` and appends what they decode to, at most [`STEP`] bytes.
+    ///
+    /// Returns true if it must be called again, even with nothing new, because there may be more to come out.
+    /// When it returns false all of `coded` has been taken.
+    pub fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, Undecodable> {
+        self.not_failed()?;
+        let more = self.step(coded, out);
+        self.failed = more.err();
+        more
+    }
+
+    /// How many coded bytes from the beginning are surely spent: everything that they alone determine has come
+    /// out. It never becomes less.
+    #[must_use]
+    pub fn settled(&self) -> u64 {
+        self.inner.as_ref().map_or(self.outer.settled, |inner| inner.settled)
+    }
+
+    /// As [`Self::settled`], once [`Self::decode`] has returned false and nothing is waiting: all that the bytes
+    /// determine has come out then, but for a block of zstd that is not whole. The last bits may begin a symbol,
+    /// which says nothing before its end.
+    #[must_use]
+    pub fn settled_at_pause(&self) -> u64 {
+        let inner = self.inner.as_ref();
+        let waits = self.outer.waits() || inner.is_some_and(|inner| !inner.waiting.is_empty() || inner.layer.waits());
+        if waits { self.settled() } else { self.outer.taken }
+    }
+
+    /// The body has ended, and [`Self::decode`] has returned false. A body without a byte is fine in every
+    /// coding: such are the answers to HEAD.
+    pub fn end(&self) -> Result<(), Undecodable> {
+        self.not_failed()?;
+        let given_on = self.inner.as_ref().is_none_or(|inner| inner.waiting.is_empty() && inner.layer.is_whole());
+        if self.outer.is_whole() && given_on { Ok(()) } else { Err(Undecodable::Malformed) }
+    }
+
+    fn not_failed(&self) -> Result<(), Undecodable> {
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// At most one step of each coding, so that a call is short whatever the bytes are.
+    fn step(&mut self, coded: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, Undecodable> {
+        let Some(inner) = &mut self.inner else {
+            let more = self.outer.decode(coded, out, &mut self.scratch)?;
+            self.bounds.hold(self.outer.taken, self.outer.given)?;
+            return Ok(more);
+        };
+        let mut more = true;
+        if inner.waiting.is_empty() {
+            more = self.outer.decode(coded, &mut inner.waiting, &mut self.scratch)?;
+            self.bounds.hold(self.outer.taken, self.outer.given)?;
+            inner.mark(self.outer.given, self.outer.settled);
+        }
+        more |= inner.decode(out, &mut self.scratch)?;
+        self.bounds.hold(self.outer.taken, inner.layer.given)?;
+        Ok(more)
+    }
+}
+
+/// The coding that was applied first, and what it has yet to take of the other's output.
+struct Inner {
+    layer: Layer,
+    waiting: Vec<u8>,
+    /// Places in the outer coding's output, and how many coded bytes are settled once the output before them is.
+    marks: VecDeque<(u64, u64)>,
+    settled: u64,
+}
+
+impl Inner {
+    fn new(coding: Coding, direction: Direction) -> Self {
+        Self { layer: Layer::new(coding, direction), waiting: Vec::new(), marks: VecDeque::new(), settled: 0 }
+    }
+
+    /// The outer coding has given so many bytes, which is all that its settled ones determine. If there are too
+    /// many places, the last is forgotten: then bytes are settled later, and still rightly.
+    fn mark(&mut self, given: u64, settled: u64) {
+        if self.marks.len() >= MAX_MARKS || self.marks.back().is_some_and(|(place, _)| *place == given) {
+            self.marks.pop_back();
+        }
+        self.marks.push_back((given, settled));
+    }
+
+    fn decode(&mut self, out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, Undecodable> {
+        let mut rest = self.waiting.as_slice();
+        let more = self.layer.decode(&mut rest, out, scratch)?;
+        let taken = self.waiting.len().saturating_sub(rest.len());
+        self.waiting.drain(..taken);
+        while let Some((_, settled)) = self.marks.pop_front_if(|(place, _)| *place <= self.layer.settled) {
+            self.settled = settled;
+        }
+        Ok(more)
+    }
+}
+
+/// One coding of a body.
+struct Layer {
+    format: Format,
+    taken: u64,
+    given: u64,
+    settled: u64,
+}
+
+enum Format {
+    Brotli(Box<Brotli>),
+    Deflate(Box<Deflate>),
+    Gzip(Box<Gzip>),
+    Zstd(Box<Zstd>),
+}
+
+impl Layer {
+    fn new(coding: Coding, direction: Direction) -> Self {
+        let format = match coding {
+            Coding::Brotli => Format::Brotli(Box::new(Brotli::new(direction))),
+            Coding::Deflate => Format::Deflate(Box::default()),
+            Coding::Gzip => Format::Gzip(Box::new(Gzip::new())),
+            Coding::Zstd => Format::Zstd(Box::new(Zstd::new(direction))),
+        };
+        Self { format, taken: 0, given: 0, settled: 0 }
+    }
+
+    fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, Undecodable> {
+        let (left, known) = (coded.len(), out.len());
+        let more = match &mut self.format {
+            Format::Brotli(brotli) => brotli.decode(coded, out, scratch),
+            Format::Deflate(deflate) => deflate.decode(coded, out, scratch),
+            Format::Gzip(gzip) => gzip.decode(coded, out, scratch),
+            Format::Zstd(zstd) => zstd.decode(coded, out),
+        }?;
+        self.taken = self.taken.saturating_add(left.saturating_sub(coded.len()) as u64);
+        self.given = self.given.saturating_add(out.len().saturating_sub(known) as u64);
+        self.settle(more);
+        Ok(more)
+    }
+
+    /// While there is more to come out, only zstd knows of which bytes it is.
+    fn settle(&mut self, more: bool) {
+        let settled = match &self.format {
+            Format::Zstd(zstd) => self.taken.saturating_sub(zstd.pending() as u64),
+            _ if more => return,
+            _ if self.is_whole() => self.taken,
+            _ => self.taken.saturating_sub(AHEAD),
+        };
+        self.settled = self.settled.max(settled);
+    }
+
+    /// True if bytes are held undecoded.
+    fn waits(&self) -> bool {
+        matches!(&self.format, Format::Zstd(zstd) if zstd.pending() > 0)
+    }
+
+    /// True if the stream may end here.
+    fn is_whole(&self) -> bool {
+        self.taken == 0
+            || match &self.format {
+                Format::Brotli(brotli) => brotli.ended,
+                Format::Deflate(deflate) => deflate.is_whole(),
+                Format::Gzip(gzip) => gzip.is_whole(),
+                Format::Zstd(zstd) => zstd.is_whole(),
+            }
+    }
+}
+
+/// Room for the windows of all bodies of one direction together, in bytes. A short body can ask for sixteen million,
+/// so this is what keeps many of them from taking all memory there is. What one direction takes the other does not
+/// lack.
+const ALL_WINDOWS: u64 = 256 << 20;
+static SENT: AtomicU64 = AtomicU64::new(0);
+static RECEIVED: AtomicU64 = AtomicU64::new(0);
+
+/// True while there is so little room left for windows of answers that those codings are better not asked for
+/// which need much.
+#[must_use]
+pub fn is_room_short() -> bool {
+    RECEIVED.load(Ordering::Relaxed) > ALL_WINDOWS / 2
+}
+
+/// Where a body goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To the origin.
+    Sent,
+    /// To the client.
+    Received,
+}
+
+/// Room that a window takes, until it is dropped: as much as has been filled, in steps.
+pub(crate) struct Room {
+    of: &'static AtomicU64,
+    most: u64,
+    taken: u64,
+}
+
+impl Room {
+    pub(crate) fn new(direction: Direction) -> Self {
+        let of = match direction {
+            Direction::Sent => &SENT,
+            Direction::Received => &RECEIVED,
+        };
+        Self { of, most: 0, taken: 0 }
+    }
+
+    /// For a window that may take so many bytes from now on.
+    pub(crate) fn begin(&mut self, most: u64) {
+        self.of.fetch_sub(self.taken, Ordering::Relaxed);
+        (self.most, self.taken) = (most, 0);
+    }
+
+    /// Takes room for as many bytes as came out, as far as a window keeps them.
+    pub(crate) fn reach(&mut self, decoded: u64) -> Result<(), Undecodable> {
+        let wanted = decoded.next_multiple_of(1 << 20).min(self.most);
+        let Some(more) = wanted.checked_sub(self.taken).filter(|more| *more > 0) else { return Ok(()) };
+        let fits = |taken: u64| taken.checked_add(more).filter(|taken| *taken <= ALL_WINDOWS);
+        self.of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map_err(|_| Undecodable::TooMuch)?;
+        self.taken = wanted;
+        Ok(())
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.of.fetch_sub(self.taken, Ordering::Relaxed);
+    }
+}
+
+/// Bits of a brotli stream's window, from its first byte (RFC 7932 §9.1).
+fn brotli_window(first: u8) -> u32 {
+    match (first & 1, first >> 1 & 7, first >> 4 & 7) {
+        (0, ..) => 16,
+        (_, 0, 0 | 1) => 17,
+        (_, 0, more) => u32::from(more).saturating_add(8),
+        (_, more, _) => u32::from(more).saturating_add(17),
+    }
+}
+
+struct Brotli {
+    state: BrotliState<StandardAlloc, StandardAlloc, StandardAlloc>,
+    ended: bool,
+    room: Room,
+    begun: bool,
+    decoded: u64,
+}
+
+impl Brotli {
+    /// Strict: a window larger than RFC 7932 knows is refused.
+    fn new(direction: Direction) -> Self {
+        let alloc = StandardAlloc::default;
+        Self {
+            state: BrotliState::new_strict(alloc(), alloc(), alloc()),
+            ended: false,
+            room: Room::new(direction),
+            begun: false,
+            decoded: 0,
+        }
+    }
+
+    fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, Undecodable> {
+        if self.ended {
+            return if coded.is_empty() { Ok(false) } else { Err(Undecodable::Malformed) };
+        }
+        if let Some(first) = coded.first().filter(|_| !self.begun) {
+            self.begun = true;
+            self.room.begin(1 << brotli_window(*first));
+        }
+        // It counts in 32 bits.
+        let piece = coded.get(..STEP).unwrap_or(coded);
+        let (mut left, mut taken) = (piece.len(), 0);
+        let (mut room, mut given, mut total) = (scratch.len(), 0, 0);
+        let result = BrotliDecompressStream(
+            &mut left,
+            &mut taken,
+            piece,
+            &mut room,
+            &mut given,
+            scratch,
+            &mut total,
+            &mut self.state,
+        );
+        *coded = coded.get(taken..).unwrap_or_default();
+        out.extend_from_slice(scratch.get(..given).unwrap_or_default());
+        self.decoded = self.decoded.saturating_add(given as u64);
+        self.room.reach(self.decoded)?;
+        match result {
+            // It says so too while it holds more than there was room for.
+            BrotliResult::NeedsMoreInput => Ok(given == scratch.len() || !coded.is_empty()),
+            BrotliResult::NeedsMoreOutput => Ok(true),
+            BrotliResult::ResultFailure => Err(Undecodable::Malformed),
+            BrotliResult::ResultSuccess => {
+                self.ended = true;
+                if coded.is_empty() { Ok(false) } else { Err(Undecodable::Malformed) }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
+    use flate2::{Compress, Compression, FlushCompress, GzBuilder};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const FREE: Bounds = Bounds { total: u64::MAX, ratio: u64::MAX, direction: Direction::Received };
+    const ALL: [Coding; 4] = [Coding::Brotli, Coding::Deflate, Coding::Gzip, Coding::Zstd];
+
+    fn encode(coding: Coding, text: &[u8]) -> Vec<u8> {
+        match coding {
+            Coding::Brotli => brotlied(text, 22, false),
+            Coding::Deflate => {
+                let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+                encoder.write_all(text).unwrap();
+                encoder.finish().unwrap()
+            }
+            Coding::Gzip => gzipped(text, GzBuilder::new()),
+            Coding::Zstd => ruzstd::encoding::compress_to_vec(text, ruzstd::encoding::CompressionLevel::Fastest),
+        }
+    }
+
+    fn brotlied(text: &[u8], lgwin: i32, large_window: bool) -> Vec<u8> {
+        let params = brotli::enc::BrotliEncoderParams { quality: 5, lgwin, large_window, ..Default::default() };
+        let mut coded = Vec::new();
+        brotli::BrotliCompress(&mut &text[..], &mut coded, &params).unwrap();
+        coded
+    }
+
+    fn gzipped(text: &[u8], builder: GzBuilder) -> Vec<u8> {
+        let mut encoder: GzEncoder<Vec<u8>> = builder.write(Vec::new(), Compression::default());
+        encoder.write_all(text).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn raw(text: &[u8]) -> Vec<u8> {
+        let mut encoder = DeflateEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(text).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn encode_all(codings: &[Coding], text: &[u8]) -> Vec<u8> {
+        codings.iter().fold(text.to_vec(), |text, coding| encode(*coding, &text))
+    }
+
+    /// A decoder, and what went in and came out.
+    struct Run {
+        decoder: Decoder,
+        fed: u64,
+        out: Vec<u8>,
+    }
+
+    impl Run {
+        fn new(codings: &[Coding], bounds: Bounds) -> Self {
+            Self { decoder: Decoder::new(codings, bounds).unwrap(), fed: 0, out: Vec::new() }
+        }
+
+        fn feed(&mut self, mut piece: &[u8]) -> Result<(), Undecodable> {
+            self.fed += piece.len() as u64;
+            let mut more = true;
+            while more {
+                let (mut out, settled) = (Vec::new(), self.decoder.settled());
+                let result = self.decoder.decode(&mut piece, &mut out);
+                assert!(out.len() <= STEP);
+                self.out.extend(out);
+                assert!(settled <= self.decoder.settled() && self.decoder.settled() <= self.fed);
+                more = result?;
+            }
+            assert!(piece.is_empty());
+            Ok(())
+        }
+
+        fn end(&self) -> Result<(), Undecodable> {
+            self.decoder.end()?;
+            assert_eq!(self.decoder.settled(), self.fed);
+            Ok(())
+        }
+    }
+
+    fn decode<'b>(codings: &[Coding], cuts: impl IntoIterator<Item = &'b [u8]>) -> Result<Vec<u8>, Undecodable> {
+        let mut run = Run::new(codings, FREE);
+        cuts.into_iter().try_for_each(|piece| run.feed(piece))?;
+        run.end()?;
+        Ok(run.out)
+    }
+
+    fn every_pair() -> Vec<Vec<Coding>> {
+        let pairs = ALL.into_iter().flat_map(|first| ALL.map(|last| vec![first, last]));
+        ALL.map(|coding| vec![coding]).into_iter().chain(pairs).collect()
+    }
+
+    fn lines(count: u64) -> Vec<u8> {
+        (0..count).flat_map(|i| format!("{i} {}\n", i * i % 97).into_bytes()).collect()
+    }
+
+    fn periodic(size: usize) -> Vec<u8> {
+        let mut text: Vec<u8> = Vec::new();
+        for i in 0_usize.. {
+            if text.len() >= size {
+                break;
+            }
+            text.extend(format!("{}:", i * i % 1009).repeat(1 + i % 5 * 200).into_bytes());
+        }
+        text.truncate(size);
+        text
+    }
+
+    fn unbase64(text: &str) -> Vec<u8> {
+        use base64::Engine as _;
+        base64::engine::general_purpose::STANDARD.decode(text).unwrap()
+    }
+
+    /// Texts that repeat themselves, near and far, with what does not compress between.
+    fn text() -> impl Strategy<Value = Vec<u8>> {
+        let piece = prop_oneof![
+            vec(any::<u8>(), 0..600),
+            (vec(any::<u8>(), 1..20), 1_usize..3000).prop_map(|(bytes, times)| bytes.repeat(times)),
+            (0_u64..600).prop_map(lines),
+        ];
+        vec(piece, 0..8).prop_map(|pieces| {
+            let text = pieces.concat();
+            [&text[..], &pieces.first().cloned().unwrap_or_default()].concat()
+        })
+    }
+
+    fn some_codings() -> impl Strategy<Value = Vec<Coding>> {
+        proptest::sample::select(every_pair())
+    }
+
+    #[test]
+    fn tokens_name_codings() {
+        let rows = [
+            ("gzip", Some(Coding::Gzip)),
+            ("X-GZip", Some(Coding::Gzip)),
+            ("Deflate", Some(Coding::Deflate)),
+            ("br", Some(Coding::Brotli)),
+            ("ZSTD", Some(Coding::Zstd)),
+            ("identity", None),
+            ("compress", None),
+            ("dcb", None),
+            ("", None),
+        ];
+        for (token, want) in rows {
+            assert_eq!(Coding::named(token), want, "{token}");
+        }
+        for coding in ALL {
+            assert_eq!(Coding::named(coding.as_str()), Some(coding));
+        }
+    }
+
+    #[test]
+    fn one_or_two_codings_are_undone() {
+        assert!(Decoder::new(&[], FREE).is_none());
+        assert!(Decoder::new(&[Coding::Gzip; 3], FREE).is_none());
+        let text = [lines(500), periodic(300_000)].concat();
+        for codings in every_pair() {
+            let coded = encode_all(&codings, &text);
+            assert_eq!(decode(&codings, [&coded[..]]).unwrap(), text, "{codings:?}");
+            assert_eq!(decode(&codings, coded.chunks(1)).unwrap(), text, "{codings:?} in pieces");
+        }
+    }
+
+    #[test]
+    fn a_body_without_a_byte_is_fine() {
+        for codings in every_pair() {
+            assert_eq!(decode(&codings, [&b""[..]]), Ok(Vec::new()));
+            let coded = encode_all(&codings, b"");
+            assert_eq!(decode(&codings, [&coded[..]]), Ok(Vec::new()));
+        }
+        // The outer coding holds something, and that is nothing.
+        assert_eq!(decode(&[Coding::Zstd, Coding::Gzip], [&encode(Coding::Gzip, b"")[..]]), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_cut_body_is_malformed() {
+        for codings in every_pair() {
+            let coded = encode_all(&codings, &lines(60));
+            for size in 1..coded.len() {
+                assert_eq!(
+                    decode(&codings, [&coded[..size]]),
+                    Err(Undecodable::Malformed),
+                    "{codings:?} after {size} bytes"
+                );
+            }
+        }
+        let text = lines(60);
+        let coded = raw(&text);
+        for size in 1..coded.len() {
+            assert_eq!(decode(&[Coding::Deflate], [&coded[..size]]), Err(Undecodable::Malformed));
+        }
+    }
+
+    #[test]
+    fn nothing_stands_behind_the_end() {
+        let rests: [&[u8]; 5] = [b"\0", b"x", b"secret", &[0; 512], b"\x1f\x8b"];
+        for coding in ALL {
+            for rest in rests {
+                let coded = [&encode(coding, b"text"), rest].concat();
+                assert_eq!(decode(&[coding], [&coded[..]]), Err(Undecodable::Malformed), "{coding:?} {rest:?}");
+                assert_eq!(decode(&[coding], coded.chunks(1)), Err(Undecodable::Malformed), "{coding:?} {rest:?}");
+                let coded = encode(Coding::Gzip, &coded);
+                assert_eq!(decode(&[coding, Coding::Gzip], [&coded[..]]), Err(Undecodable::Malformed));
+            }
+        }
+        let twice = [raw(b"text"), raw(b"text")].concat();
+        assert_eq!(decode(&[Coding::Deflate], [&twice[..]]), Err(Undecodable::Malformed));
+    }
+
+    #[test]
+    fn an_error_stays() {
+        let mut run = Run::new(&[Coding::Zstd], FREE);
+        assert_eq!(run.feed(b"not zstd"), Err(Undecodable::Malformed));
+        assert_eq!(run.feed(&encode(Coding::Zstd, b"text")), Err(Undecodable::Malformed));
+        assert_eq!(run.end(), Err(Undecodable::Malformed));
+    }
+
+    #[test]
+    fn bombs_are_too_much() {
+        let bounds = Bounds { total: 8 << 20, ratio: u64::MAX, ..FREE };
+        let thrifty = Bounds { total: u64::MAX, ratio: 20, ..FREE };
+        // A frame of blocks that each repeat a byte: a gibibyte.
+        let blocks = [0x02 | 1 << 1, 0, 0x10, 0].repeat(8192);
+        let zstd = [&b"\x28\xb5\x2f\xfd\0\x68"[..], &blocks].concat();
+        let zeros = vec![0; 64 << 20];
+        let mut bombs = vec![(vec![Coding::Zstd], zstd.clone())];
+        for coding in [Coding::Brotli, Coding::Deflate, Coding::Gzip] {
+            let one = encode(coding, &zeros);
+            bombs.push((vec![coding, Coding::Gzip], encode(Coding::Gzip, &one)));
+            bombs.push((vec![coding], one));
+        }
+        for coding in ALL {
+            bombs.push((vec![Coding::Zstd, coding], encode(coding, &zstd)));
+        }
+        for (codings, bomb) in bombs {
+            let mut run = Run::new(&codings, bounds);
+            assert_eq!(run.feed(&bomb), Err(Undecodable::TooMuch), "{codings:?}");
+            assert!(run.out.len() <= (8 << 20) + STEP, "{codings:?}");
+            assert_eq!(run.end(), Err(Undecodable::TooMuch));
+            let mut run = Run::new(&codings, thrifty);
+            assert_eq!(run.feed(&bomb), Err(Undecodable::TooMuch), "{codings:?}");
+            assert!(run.out.len() <= 20 * bomb.len() + ALWAYS_FINE as usize + STEP, "{codings:?}");
+        }
+        // The inner coding need not give anything.
+        let silent = [&b"\x50\x2a\x4d\x18\0\0\0\x04"[..], &zeros].concat();
+        let mut run = Run::new(&[Coding::Zstd, Coding::Gzip], bounds);
+        assert_eq!(run.feed(&encode(Coding::Gzip, &silent)), Err(Undecodable::TooMuch));
+        // What is small may be dense.
+        let mut run = Run::new(&[Coding::Gzip], Bounds { total: 65536, ratio: 0, ..FREE });
+        assert_eq!(run.feed(&encode(Coding::Gzip, &zeros[..65536])), Ok(()));
+        assert_eq!(run.end(), Ok(()));
+    }
+
+    #[test]
+    fn gzip_may_have_many_members_and_long_heads() {
+        let names = || GzBuilder::new().filename("a name").comment("a comment").extra(&b"something"[..]);
+        let coded = [gzipped(b"one ", names()), gzipped(b"", names()), gzipped(b"two", GzBuilder::new())].concat();
+        assert_eq!(decode(&[Coding::Gzip], [&coded[..]]).unwrap(), b"one two");
+        assert_eq!(decode(&[Coding::Gzip], coded.chunks(1)).unwrap(), b"one two");
+        for (size, want) in [(65_000, Ok(b"text".to_vec())), (65_536, Err(Undecodable::Malformed))] {
+            let coded = gzipped(b"text", GzBuilder::new().comment("x".repeat(size)));
+            assert_eq!(decode(&[Coding::Gzip], [&coded[..]]), want);
+        }
+        // The flags are not added up over the members.
+        let many = gzipped(b"x", names()).repeat(500);
+        assert_eq!(decode(&[Coding::Gzip], many.chunks(7)).unwrap(), b"x".repeat(500));
+    }
+
+    #[test]
+    fn gzip_heads_and_trailers_are_checked() {
+        let body = raw(b"text");
+        let mut crc = flate2::Crc::new();
+        crc.update(b"text");
+        let trailer = [crc.sum().to_le_bytes(), 4_u32.to_le_bytes()].concat();
+        let of_head = |head: &[u8]| {
+            let mut crc = flate2::Crc::new();
+            crc.update(head);
+            u16::try_from(crc.sum() & 0xffff).unwrap().to_le_bytes()
+        };
+        let head = |flags: u8| vec![0x1f, 0x8b, 8, flags, 1, 2, 3, 4, 5, 6];
+        let empty_extra = [&head(4)[..], &[0, 0]].concat();
+        let checked = [&head(2)[..], &of_head(&head(2))].concat();
+        let all = [&head(1 | 2 | 4 | 8 | 16)[..], b"\x03\0abcname\0\0"].concat();
+        let all = [&all[..], &of_head(&all)].concat();
+        let wrong = [&head(2)[..], &[0, 0]].concat();
+        let rows = [
+            (head(0), true),
+            (head(1), true),
+            (empty_extra, true),
+            (checked, true),
+            (all, true),
+            (wrong, false),
+            (head(0x20), false),
+            (vec![0x1f, 0x8b, 7, 0, 0, 0, 0, 0, 0, 0], false),
+            (vec![0x1f, 0x8c, 8, 0, 0, 0, 0, 0, 0, 0], false),
+        ];
+        for (head, fine) in rows {
+            let coded = [&head[..], &body, &trailer].concat();
+            assert_eq!(decode(&[Coding::Gzip], [&coded[..]]).is_ok(), fine, "{head:02x?}");
+            for at in 0..trailer.len() {
+                let mut coded = coded.clone();
+                let place = coded.len() - 1 - at;
+                coded[place] ^= 1;
+                assert_eq!(decode(&[Coding::Gzip], [&coded[..]]), Err(Undecodable::Malformed));
+            }
+        }
+    }
+
+    #[test]
+    fn deflate_may_be_raw() {
+        for text in [b"".to_vec(), b"x".to_vec(), lines(400)] {
+            let coded = raw(&text);
+            assert_eq!(decode(&[Coding::Deflate], [&coded[..]]).unwrap(), text);
+            assert_eq!(decode(&[Coding::Deflate], coded.chunks(1)).unwrap(), text);
+            assert_eq!(decode(&[Coding::Deflate, Coding::Gzip], encode(Coding::Gzip, &coded).chunks(1)).unwrap(), text);
+        }
+        let mut encoder = Compress::new(Compression::default(), true);
+        encoder.set_dictionary(b"a dictionary").unwrap();
+        let mut coded = Vec::with_capacity(100);
+        encoder.compress_vec(b"a dictionary", &mut coded, FlushCompress::Finish).unwrap();
+        assert_eq!(decode(&[Coding::Deflate], [&coded[..]]), Err(Undecodable::Malformed));
+        // A checksum that is wrong.
+        let mut coded = encode(Coding::Deflate, b"text");
+        *coded.last_mut().unwrap() ^= 1;
+        assert_eq!(decode(&[Coding::Deflate], [&coded[..]]), Err(Undecodable::Malformed));
+    }
+
+    /// Few bytes ask for much room; there is only so much for all.
+    #[test]
+    fn windows_have_room_together() {
+        let window = |bits: i32| brotli_window(brotlied(b"text", bits, false)[0]);
+        // The encoder may take less than it is told to.
+        assert!(
+            (10..=24).all(|bits| window(bits) <= bits.max(16) as u32),
+            "{:?}",
+            (10..=24).map(window).collect::<Vec<_>>()
+        );
+        assert_eq!(
+            (brotli_window(0x0f), brotli_window(0x01), brotli_window(0x00), brotli_window(0x21)),
+            (24, 17, 16, 10)
+        );
+        let room = |most: u64, decoded: u64| {
+            let mut room = Room::new(Direction::Received);
+            room.begin(most);
+            room.reach(decoded).map(|()| room)
+        };
+        assert_eq!(room(16 << 20, 1).map(|room| room.taken), Ok(1 << 20), "as much as has been filled");
+        let half = room(ALL_WINDOWS, ALL_WINDOWS * 3 / 4);
+        assert!(half.is_ok() && is_room_short() && room(ALL_WINDOWS, ALL_WINDOWS / 2).is_err());
+        drop(half);
+        assert!(room(ALL_WINDOWS, ALL_WINDOWS / 2).is_ok());
+        assert_eq!(decode(&[Coding::Brotli], [&brotlied(b"text", 24, false)[..]]).unwrap(), b"text");
+    }
+
+    #[test]
+    fn brotli_has_no_large_windows() {
+        let text = lines(3000);
+        for lgwin in [10, 16, 24] {
+            assert_eq!(decode(&[Coding::Brotli], brotlied(&text, lgwin, false).chunks(100)).unwrap(), text);
+        }
+        let coded = brotlied(&text, 28, true);
+        assert_eq!(decode(&[Coding::Brotli], [&coded[..]]), Err(Undecodable::Malformed));
+    }
+
+    #[test]
+    fn what_the_zstd_command_writes_is_read() {
+        let rows = [(LINES, lines(300)), (LINES_STREAMED, lines(300)), (PERIODIC, periodic(1_200_000))];
+        for (coded, text) in rows {
+            let coded = unbase64(coded);
+            assert!(decode(&[Coding::Zstd], [&coded[..]]).unwrap() == text);
+            assert!(decode(&[Coding::Zstd], coded.chunks(1)).unwrap() == text);
+            for at in 0..coded.len().min(1000) {
+                let mut coded = coded.clone();
+                coded[at] ^= 0x10;
+                drop(decode(&[Coding::Zstd], [&coded[..]]));
+            }
+        }
+        assert_eq!(decode(&[Coding::Zstd], [&unbase64(LONG)[..]]), Err(Undecodable::Malformed));
+        let mut wrong = unbase64(LINES);
+        *wrong.last_mut().unwrap() ^= 1;
+        assert_eq!(decode(&[Coding::Zstd], [&wrong[..]]), Err(Undecodable::Malformed));
+    }
+
+    #[test]
+    fn zstd_frames_are_what_their_heads_say() {
+        let magic = b"\x28\xb5\x2f\xfd";
+        let raw_block = |last: bool, text: &[u8]| {
+            let head = u32::try_from(text.len()).unwrap() << 3 | u32::from(last);
+            [&head.to_le_bytes()[..3], text].concat()
+        };
+        let text = raw_block(true, b"text");
+        let first_of_two = raw_block(false, b"te");
+        let (one, skipped) = ([&magic[..], b"\x20\x04", &text].concat(), b"\x5f\x2a\x4d\x18\x03\0\0\0abc".to_vec());
+        let rows: [(Vec<u8>, Option<&[u8]>); 19] = [
+            (one.clone(), Some(b"text")),
+            ([&one[..], &one].concat(), Some(b"texttext")),
+            ([&skipped[..], &one, &skipped, &one].concat(), Some(b"texttext")),
+            (b"\x50\x2a\x4d\x18\0\0\0\0".to_vec(), Some(b"")),
+            ([&one[..], b"\x50\x2a\x4d\x18\x01\0\0\0"].concat(), None),
+            ([&one[..], b"\x60\x2a\x4d\x18\x01\0\0\0a"].concat(), None),
+            // Sizes of content, in one byte, two, four and eight.
+            ([&magic[..], b"\x20\x05", &text].concat(), None),
+            ([&magic[..], b"\x20\x03", &text].concat(), None),
+            ([&magic[..], b"\x60\0\0", &raw_block(true, &[b'x'; 256])].concat(), Some(&[b'x'; 256])),
+            ([&magic[..], b"\x80\0\x04\0\0\0", &text].concat(), Some(b"text")),
+            ([&magic[..], b"\xc0\0\x04\0\0\0\0\0\0\0", &text].concat(), Some(b"text")),
+            // A window alone: 8 MiB and a little more.
+            ([&magic[..], b"\0\x68", &first_of_two, &text].concat(), Some(b"tetext")),
+            ([&magic[..], b"\0\x69", &text].concat(), None),
+            ([&magic[..], b"\xa0\x01\0\x80\0", &text].concat(), None),
+            // A dictionary: none, and one.
+            ([&magic[..], b"\x01\0\0", &text].concat(), Some(b"text")),
+            ([&magic[..], b"\x03\0\0\x01\0\0", &text].concat(), None),
+            // A bit that is reserved, and a block that is; a block larger than the window.
+            ([&magic[..], b"\x08\0", &text].concat(), None),
+            ([&magic[..], b"\0\0\x27\0\0text"].concat(), None),
+            ([&magic[..], b"\0\0", &raw_block(true, &[0; 1025])].concat(), None),
+        ];
+        for (coded, want) in rows {
+            let head = &coded[..coded.len().min(20)];
+            assert_eq!(decode(&[Coding::Zstd], [&coded[..]]).ok().as_deref(), want, "{head:02x?}");
+            assert_eq!(decode(&[Coding::Zstd], coded.chunks(1)).ok().as_deref(), want, "{head:02x?}");
+        }
+    }
+
+    #[test]
+    fn zstd_gives_a_block_out_when_it_is_there() {
+        let coded = unbase64(PERIODIC);
+        let mut run = Run::new(&[Coding::Zstd], FREE);
+        let size = usize::try_from(u32::from_le_bytes([coded[6], coded[7], coded[8], 0]) >> 3).unwrap();
+        run.feed(&coded[..9 + size]).unwrap();
+        assert!(run.out == periodic(128 * 1024));
+        assert_eq!(run.decoder.settled(), 9 + size as u64);
+    }
+
+    #[test]
+    fn a_flushed_stream_does_not_stand_still() {
+        // More than comes out of one call, too.
+        for text in [b"an event".to_vec(), periodic(1_000_000)] {
+            let mut inflated = Vec::with_capacity(1 << 20);
+            let mut encoder = Compress::new(Compression::default(), false);
+            encoder.compress_vec(&text, &mut inflated, FlushCompress::Sync).unwrap();
+            let mut encoder = brotli::CompressorWriter::new(Vec::new(), 4096, 5, 22);
+            encoder.write_all(&text).unwrap();
+            encoder.flush().unwrap();
+            let brotlied = encoder.get_ref().clone();
+            for (codings, coded) in [
+                (&[Coding::Deflate][..], &inflated),
+                (&[Coding::Brotli], &brotlied),
+                (&[Coding::Brotli, Coding::Gzip], &encode(Coding::Gzip, &brotlied)),
+            ] {
+                let mut run = Run::new(codings, FREE);
+                run.feed(coded).unwrap();
+                assert!(run.out == text, "{codings:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn decoders_go_from_thread_to_thread() {
+        fn is_send<T: Send>() {}
+        is_send::<Decoder>();
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+        #[test]
+        fn whole_equals_cut_anywhere(text in text(), codings in some_codings(), cuts in vec(1_usize..5000, 1..20)) {
+            let coded = encode_all(&codings, &text);
+            prop_assert!(decode(&codings, [&coded[..]]).unwrap() == text);
+            let (mut pieces, mut rest) = (Vec::new(), &coded[..]);
+            for cut in cuts.iter().cycle() {
+                let (piece, behind) = rest.split_at((*cut).min(rest.len()));
+                pieces.push(piece);
+                rest = behind;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert!(decode(&codings, pieces).unwrap() == text);
+        }
+
+        /// What a prefix that is settled determines has come out, and the rest goes on from it.
+        #[test]
+        fn settled_bytes_hold_nothing_back(text in text(), codings in some_codings(), size in 1_usize..200) {
+            let coded = encode_all(&codings, &text);
+            let mut run = Run::new(&codings, FREE);
+            for (number, piece) in coded.chunks(size).enumerate() {
+                run.feed(piece).unwrap();
+                if number % (1 + coded.len() / size / 10) != 0 {
+                    continue;
+                }
+                let (prefix, rest) = coded.split_at(usize::try_from(run.decoder.settled()).unwrap());
+                let mut again = Run::new(&codings, FREE);
+                again.feed(prefix).unwrap();
+                prop_assert!(run.out.starts_with(&again.out));
+                again.feed(rest).unwrap();
+                prop_assert!(again.out == text);
+                prop_assert_eq!(again.end(), Ok(()));
+            }
+            prop_assert_eq!(run.end(), Ok(()));
+        }
+
+        #[test]
+        fn hostile_bytes_do_no_harm(text in text(), codings in some_codings(), flips in vec((any::<u32>(), any::<u8>()), 1..6), size in 1_usize..5000) {
+            let mut coded = encode_all(&codings, &text);
+            for (at, mask) in flips {
+                let place = at as usize % coded.len();
+                coded[place] ^= mask;
+            }
+            let mut run = Run::new(&codings, Bounds { total: 1 << 20, ratio: 1000, ..FREE });
+            let done = coded.chunks(size).try_for_each(|piece| run.feed(piece)).and_then(|()| run.end());
+            prop_assert!(run.out.len() <= (1 << 20) + STEP);
+            let checked = [Coding::Deflate, Coding::Gzip].contains(codings.last().unwrap());
+            prop_assert!(done.is_err() || !checked || run.out == text);
+        }
+
+        #[test]
+        fn any_bytes_do_no_harm(mut bytes in vec(any::<u8>(), 0..2000), coding in proptest::sample::select(&ALL[..]), begun: bool) {
+            let begin: &[u8] = match coding {
+                Coding::Brotli => b"\x0b",
+                Coding::Deflate => b"\x78\x9c",
+                Coding::Gzip => b"\x1f\x8b\x08\0\0\0\0\0\0\0",
+                Coding::Zstd => b"\x28\xb5\x2f\xfd\0\x58",
+            };
+            if begun {
+                bytes.splice(..0, begin.iter().copied());
+            }
+            let mut run = Run::new(&[coding], Bounds { total: 1 << 20, ratio: 1000, ..FREE });
+            let _ = run.feed(&bytes);
+            prop_assert!(run.out.len() <= (1 << 20) + STEP);
+        }
+    }
+
+    // Written by the `zstd` command, version 1.5.4: with -19 from a file; with -1 --no-check from a pipe; with
+    // -19 --zstd=wlog=17; with --ultra -22 --long=27.
+
+    const LINES: &str = "\
+        KLUv/WSVBp0aALpTeAkJsDskSRSBGMCNkwCTAJQAJ07URLtAJOsNiWpDk9bwURqaO0OqTMzHA3PCqJpwqiW8KgnHOsK4ipAaQnMvfNRCk4KQqB\
+        ckqwXtVnCiFDR1gmeV4N8IyvRBszpYLwSHeqfVTpjWKVc6Qzqnr3KKNE66/oypz7twQvXMiJo51zJPJdPRMV8xXw2zpDfltRkF09ajUI0nLVKU\
+        OO+QXOE1KD1dEwoBQ6Wb1rkJU7nGzZD+pq++KVK4Sdebmm0TqmQzomOhhk1HX9t8FXyvgYk6YIkGGExyDeYVwJSeHaF1dOkoneNVjuTGcd4fKe\
+        rjSeEo1DPaasZoGeUlY0nH+KoY3zA6euOpNs4VjBG9IlSteLeKMaUiXacoUin6GsWQvihXF2EKResRh2rEeotoViLKdIh/hXjWIJoa56sFZ0np\
+        HTijAqetAadQD+dJDSdFAW5FcyZUznTjTOnPvPpMcuHMec9MipqZJy0zhUpm2jpmRsXCbjbzBTMdvbIqqimZRrlcUEdGVSJzqENmvUKmWYNMJq\
+        CL2nhoZmRiPibVA3NWVJ2qiHnVEHOsFzOuFpMKYpp7UQtTKUyyTph2JcyJRpimPsyzOsy/EKZMz2r3zRTqnV3db07id0J9pwt3Sq9mJ7llZGNC\
+        DTttvZ1RG9iVtYpqSirq5YI6MioiGpIGnUxAH5samplPzMcDc2JSNBJyRvVVy3lVkHOsF2dcreVSnI9OnCYVasRJ1ruOc6IQ/3lW+/m3fsqUrP\
+        P/HGr8tP4nTP1TrvBfzadIyyddyWdMx+dd8QnV8BnR+5yrfZ4KPh29GgR+qDFAGQUWSTBBkiYFSaExIEZgmCraAxBQ/J4MkgVBjUcWvc+RXy7Z\
+        SQok8wsKIH+6ewJPHcaCO1SJsxwF4MkBWVlpSNOhLClPSYRABzsLOLUuk/f5wmidieIaOP6owmmPQhCjXo0RcYXXjteVli+VUYAPfoN70lSyGl\
+        ehryT7H6iQhran7hOUlwrAn8/dG9/7n6rDyY4RXugdZGmlkUaHsKSiE/dMrc9kfQaCwG9B4QbHEzUZLgsB7TPd8aNaHo+NS/vHHwEk9k3S+01z\
+        4oD0PEnK+iYlEeQDuAcJssS6KnA8dC+oQHs2Ny8ohQ2LYF4FYRRn6g==";
+    const LINES_STREAMED: &str = "\
+        KLUv/QBI/RoAWnloDQmwOyRJFIEYwI3VANIA0QAV4xtGR2881ca5gjGiV4SqFe9WMaZUpOsURSpFX6MY0hfl6iJMoWg94lCNWG8RzUpEmQ7xrx\
+        DPGkRTT5yoiXaBSNYbEtWGJq3hozQ0d4ZUGcY1hmP98KoeThWGUT1hVE041RJelYRjHWFcRUgNobkXPmqhSUFI1AuS1YJ2KzhRCpo6wbNK8G8E\
+        ZfqgWR2sF4JDvdNqJ0zrlCudIZ3TVzlFGiddf8bU5104oXpmRM2ca5mnkunomK+Yr4ZZ0pvy2oyCaetRqMaTFilKnHdIrvAalJ6uCYW0W2OSlc\
+        Yk6oxpUhnz0RjT3I9J9ZhxhTHHemJe1cScaokZVRIzqiPmVEXMq4aYY72YcbWYVBDT3AvzUQvTpBUmUSlMsk6YdiXMiUaYpj7MszrMvxCmTO+m\
+        We1mvXVzqHTTOjdhKjflGjdD+pu++qZI4SZdz2ZMzebdsglVshnRsTlXsXlq2HT0Nl/bfBVslvTAlNfAjBaYthKYQh0wTypgUjTAnPdgkmswrw\
+        Cm9I6uHaF1dOkoneNVjuTGcd4fKerjSeEo1DPaasZoGeUlY0nH+Ao/z2o//9ZPmdJPs87PeuXnUOOn9T9h6p9yhZ8hPZ++mk+Rlk+6ks+Yjs+7\
+        4hOq4TOi9zlX+zwVfDp6cL4G56sFZ0kJTnkHzqjAaWvAKdTDeVLDSVGAc947k1w781pnSulMd86EyplunCn9mVefSS6cOe+ZSVEz86RlplDJTF\
+        vHzKiYKW+YWdKb+arNfMFMR6/MU63MuVaZEaUyoTpl3pUyYxpl0vVlitRl+gplhvTIlKuRCdMi00pkDnXIrFfINGuQKdOT+ddknhXINPXGnKiN\
+        AxTq3XlSu5Oidee8dCe5c+dV7pTGne7vhPpOF+6Unp1Xs5PcsnNespOiY+dJxU6hhp223s6o7ZQX7Czp1fmq1flWnY5SnadOnXOVOiMadUL1dd\
+        51nTGFOul6dIrU6PS16Awp0SnXoROmQqc16Bzq6azXdJoV6JTpzfnX5jxrzWkqzTnRmdOuzEnWmJOon9OknvNRmNPck5Nqcsa15BwryXnVkXOq\
+        ImdUQ86oXs6pWs6rgpxjvTjjanFSK05zKc5HJ06TSpxEjTjJ+jjtOs6JQpymXgA=";
+    const PERIODIC: &str = "\
+        KLUv/QQ4rAgA0k8eCbB5TNfC1UnyCQaJiKIJMInDeEDKjfkg+i+m4LJoTwoBWNUXzi8hBUbRB2Zp9pIrRiqdCJIEqwHY6aPxHZfiGw+fo51qhg\
+        S9yHBcI04kCo45y+N0cNlMBUDre+J4XEJ7iNKvLYDOZdAtLCFN5HZcAWyvqY4SetQVBEaoEBDpSfKg7RL4////BiLTD+AoPBr/8+kV83E9Pj/q\
+        Ghw+skfyI73y9hEpnId+pFfoo6xH0CvqlfRxPcKP9Yp91PG4H/eK+2g95kfplfPRP1bQj+YVfMzx6H/cK+kj9Dj8iA02XYE8yo/slfwYPJIf+Q\
+        r52H+UH/nK8vF/lB/3K/ojzB8Xr5TB5kqLFQCvSOXKwCOKOAaQJswHAONPHASxk+tY1IhoSwTM5JIJyzsRBa6+EwiBBgpwEUI2wA5X0luEzCCC\
+        TRELMv4DbkSFA+6QDV+WGSqUJVqngLoyAHYZmVSHEgPnCEXUYf9nOxpjDWD8iAUkJlYSZA5NuthWNAJOUM6QWIVQPTNCCgLWefnuQ7wgxKjSPE\
+        frlfhYPdKP0CtQXPHzyF6vKK/Mx/R4P+YV+7jVo4p+pFfmI+YxP/aK+Vg97sd7RR9vj/VjXoF91HrmGP24V+bj9Uh+tEPbYT4yetS2V7RX9HF6\
+        jB/zin2c8Lgfe+V8FB7z43hlH9dj/Civ6GP0aD/mlfQR9Ygf8wrAb30mQYQIAIcQHx4AHQAeACMr+RhKDBuIdRKJkOZ4TIsbPQIFMUyJxO1g0K\
+        leBzH0inAVmxL9b3opi6ekvl2LahDSH7dTJAeEkKASMOQ+jaAXozwJBcZ0yUxiflJO0JqhhwwmY5YF/CgCYCpqqcTWpWhrQpTWRK6cqtShsLfU\
+        fGboOh6wKCZG+BL4/xsE/r8BqPQD+LFXwsfrUT/eK/sI6hFIH/1XmHRF7nF+5BX4CHjMj3mFfUSP8CPyCl9XPI/3I16hj5ZH/Ngr5iP1uB/tlX\
+        y8HuHHeIX7CMWK8yOvJPdR8yvyY69IPrJoxX6cV+yj9Ij8yIXB6mPyiB/xCvu4HvUj8grbu6LOo/b2Mb5CH53HaTWa8xIEtAcA4w8cBRpylqGX\
+        SVsOFCVdaoI+hHBPiyi6CbUnuBp1fsmTdKiiERwTvPZLSgl/XA+voQ0JEZUC4EU0AnNm2deEG/cHaVCFRHwMhI5LQKT0CfIkrIF5B2DpQIqEYO\
+        V8GEFTFJIjH4nNVcEyI8L4pAyweWmobkT8m+uVfPx63I96JT5ej/hxXrmPQI9arwSL+vg86kf1Sh+tx86PjA1WH5fH86MNBgMfl0f8uFfi4/X4\
+        +1GfweyjeVR+ZMBg8nHymB95BbOPnF+BH+cVfDw8yo/jFeNc4Tzqx7zyPiKP+XGvxMddj9Be8XqFHa7I4vF+5JXxEYQJ3pAgRAgAhxAfHQAdAB\
+        4A9fYxoyw2FwEBkCCGB6y2jlM+ouLiUJwCJpLL6kjuvGILh8zke6tONGz6ZLOW3CL0kdR7amZBJPGDF/Vgoj7yDwBMgGOLwiTnmEhKgQycAjjR\
+        GNdG7Po4A44AENvVeAHGW2MmJWSZvwx+LYNN81PMyFFjGQ+ZAkT4Evj//38GAUKpH1bwEdIj8vz6ij6qR8+PHAwOHy+P+LFXzEfqcT+qV/pIPQ\
+        J+ZDPbAT6SHtuP5gzmPp7H/Dhe2Uf0mH7MK/Sx8pgfeeV8vB71472Sj9Tj/JhX7uOER/9or8xH9Lj4EcBg4+PymB/1ynysHq0f2TO4fUwe82Ne\
+        UR/TI80NBiAgzAcAc84ZQxLkqZk50cSIr+mY/hgF1XiIgBWgOu/BKgSIek8B0gJY6vsYOgWY14MOsI10I4uINDFXKgsXbQg+ECK+4IOTD78kKY\
+        CBnaRhdDVzjwAZOmRqPxu7WWixwrv8TQKrEAZURAhG/GpnAUTsoKt9A5CuPg1AvldASA4sux8/kP0f+0rqY+pj/ONfefhYfRR/5BjccmUUK//j\
+        9Yr+WHjkj3gF9zH/mD/qle5j8cc/4nmIGkx8XB7z416Zj9Vj/eh5Zf+ohBXxY17Jx+FR/Li8gnSumDzux7yiPjp5RCQ+dq/k4/MofuyV+Jh63I\
+        97ZT7WPfrH7ipozwYB7AgA0woTjdsGEEdUpxOfYESkAhpCgd1UvnizUujNxor7Q2boAKk9ZkY3JKlgBxiS+OWj4ISPFxpQEZw2C0tlbtEE0QH2\
+        oM/n03ufGxqPp/MZCkqsoORW0gEhmhR/ZA8u2ivqowM9YnxFeKX4uHtcP45X2EeqR/OjXpk+Eno8P9Yr20eHR/Ij7xVGrrg9Qj+GV9xHqsfMj2\
+        yD9T46P5of1SvqY8Aj8iPn43HI+OpnkInMOWQ5H04/JnhcEpl0+QQZ3hghso4wfwzzuC0yFOsMMucpJLK5KPxj8nEhZH7GG8hIiOzIkoPqj79a\
+        0YhFtcuFhdN6IsviE/9Y6HFJkQ8mU5CnHAOROxP8x67HBYs8OyGD/O/0iZyk+I/nr+hfq9slHAgAlxAfHgAeAB0A/3wEJuqRqcYzFnLE7Kcyjc\
+        FfGXxL5kKeyRrjVQEWc4Ujts5P91HsNorxRANYcAIZUkzkFMkpPFaAALAKsyzGesxb8OInkppN3EPqxxIhuWedzPRquBPeyJdDn2XIKlBHXBJJ\
+        wBUnhyp+RFnjbA2Y4QQpABLQAkSsIALipnmg7XnwUXi8H/UKPnaP82OvjD5qagU/4hX7qD3mR7zifXTMCvyYV/bxuEf9v6Je6SPiEX7sFfRRPe\
+        7HvDIft8f8mFfyMfCYH3vlfUyP+rFeMR8dt1J+xCvrI7I3j/wor8RH8jg/9kp9nDzyI14pPmpopX6UV/SR6PGVmgyWIEQIAKLPHQmweYkt0/Vh\
+        +AknoWd5epFZgHDMhGZqiNAuPh1HbbSZnGgyckHw84AZArTMIKDPNpukhh8YArawEpOMUG4YuoIas9EdF3XoHwDm5X/Rhx4GL+iokQ7XGsy+ZC\
+        QU0v3hVlHHKYuWBizg3RChD9IyjeT3CGd4tdMtQqgghLAKPIDbARL4//9/QaQfVeuVfSzyiEA8j/SKGFecPerHe4WPZo/6Ua/oo9EjP5JX6Lni\
+        7JEf5RV9tDyuH/UZDH9kHvUjXuE+GrUiP9Yr7iNAK+ZHXnEfkcd+jFe8j6JWzI965X30QSvKj7zyPiKP/Riv3EfUY36sV/YR8Lgf8cp9BD2Cfl\
+        yixTk3gdUBAKOCBO6MtKnhOf5L9rVhzIUsP7LOBwww0CP/cEU/9lhpP/aHV/zh4z88rowf/eEV/vDxHx5vZSarEgjiEWFa";
+    const LONG: &str = "\
+        KLUv/QSIFQEA4oIHCaDt8NsNkAqQhQc2Jyue1Numdklri9LZmSpHYygEADBOSBE=";
+}

@@ -1,0 +1,355 @@
+//! Undoes zstd (RFC 8878).
+//!
+//! The crate that decodes blocks keeps what it decoded to itself until there is more of it than the window, or
+//! until the frame ends: a stream that is flushed and goes on would stand still. So frames are read here, and the
+//! crate gets one whole block after the other, each as if it were the last of its frame. Then it shows all that it
+//! holds, and goes on all the same with the next.
+
+use std::hash::Hasher;
+use std::io;
+
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+use twox_hash::XxHash64;
+
+use super::{Direction, Room, STEP, Undecodable};
+
+/// What decoders of the web must be able to hold, and nobody may ask more (RFC 9659).
+const MAX_WINDOW: u64 = 8 * 1024 * 1024;
+const MAX_BLOCK: usize = 128 * 1024;
+const BLOCK_HEAD: usize = 3;
+const CHECKSUM: usize = 4;
+const MAGIC: u32 = 0xfd2f_b528;
+const SKIPPABLE: u32 = 0x184d_2a50;
+/// The head of a frame as the crate gets it: a window of 128 KiB, no dictionary, no checksum. From that it learns
+/// how large a block may be, and how much memory to take at once.
+const PLAIN_HEAD: [u8; 6] = [0x28, 0xb5, 0x2f, 0xfd, 0, 7 << 3];
+
+/// One frame behind the other.
+pub(crate) struct Zstd {
+    at: At,
+    /// Bytes of a part that is not whole yet.
+    held: Vec<u8>,
+    frame: Frame,
+    room: Room,
+    blocks: FrameDecoder,
+    /// What has been decoded and not given out, behind some that has.
+    fresh: Vec<u8>,
+    gone: usize,
+}
+
+/// What the next bytes are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum At {
+    Head,
+    /// So many bytes of a skippable frame are left.
+    Skipped(u32),
+    Block,
+    Checksum,
+}
+
+/// What a frame's head says, and what came out of it so far.
+#[derive(Default)]
+struct Frame {
+    window: u64,
+    /// How much will come out.
+    size: Option<u64>,
+    has_checksum: bool,
+    given: u64,
+    hash: XxHash64,
+}
+
+/// What a block's head says.
+struct BlockHead {
+    last: bool,
+    /// Of what follows.
+    size: usize,
+}
+
+impl Zstd {
+    pub(crate) fn new(direction: Direction) -> Self {
+        Self {
+            at: At::Head,
+            held: Vec::new(),
+            frame: Frame::default(),
+            room: Room::new(direction),
+            blocks: FrameDecoder::new(),
+            fresh: Vec::new(),
+            gone: 0,
+        }
+    }
+
+    /// True between two frames.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.at == At::Head && self.pending() == 0
+    }
+
+    /// How many of the coded bytes that were taken are not settled.
+    pub(crate) fn pending(&self) -> usize {
+        self.held.len()
+    }
+
+    pub(crate) fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, Undecodable> {
+        let mut room = STEP;
+        loop {
+            self.give(out, &mut room);
+            if room == 0 {
+                return Ok(!self.fresh.is_empty() || !coded.is_empty());
+            }
+            if let At::Skipped(left) = self.at {
+                let taken = coded.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                *coded = coded.get(taken..).unwrap_or_default();
+                let left = left.saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX));
+                self.at = if left == 0 { At::Head } else { At::Skipped(left) };
+            }
+            if !self.fill(coded)? {
+                return Ok(false);
+            }
+            self.take_part()?;
+        }
+    }
+
+    /// Gives out what has been decoded. The block is held until then, and so not settled.
+    fn give(&mut self, out: &mut Vec<u8>, room: &mut usize) {
+        if self.fresh.is_empty() {
+            return;
+        }
+        let rest = self.fresh.get(self.gone..).unwrap_or_default();
+        let piece = rest.get(..*room).unwrap_or(rest);
+        out.extend_from_slice(piece);
+        *room = room.saturating_sub(piece.len());
+        self.gone = self.gone.saturating_add(piece.len());
+        if self.gone >= self.fresh.len() {
+            self.fresh.clear();
+            self.gone = 0;
+            self.held.clear();
+        }
+    }
+
+    /// Holds bytes until the next part is whole. False if there are too few.
+    fn fill(&mut self, coded: &mut &[u8]) -> Result<bool, Undecodable> {
+        loop {
+            let missing = self.part_size()?.saturating_sub(self.held.len());
+            if missing == 0 {
+                return Ok(true);
+            }
+            if coded.is_empty() {
+                return Ok(false);
+            }
+            let (piece, rest) = coded.split_at(missing.min(coded.len()));
+            self.held.extend_from_slice(piece);
+            *coded = rest;
+        }
+    }
+
+    /// How long the next part is, as far as the bytes held tell.
+    fn part_size(&self) -> Result<usize, Undecodable> {
+        match (self.at, self.held.as_slice()) {
+            (At::Head, [a, b, c, d, rest @ ..]) => match (u32::from_le_bytes([*a, *b, *c, *d]), rest) {
+                (magic, _) if magic & !0xf == SKIPPABLE => Ok(8),
+                (MAGIC, []) => Ok(5),
+                (MAGIC, [descriptor, ..]) => Ok(head_sizes(*descriptor).into_iter().sum::<usize>().saturating_add(5)),
+                _ => Err(Undecodable::Malformed),
+            },
+            (At::Head, begun) if begins_frame(begun) => Ok(4),
+            (At::Head, _) => Err(Undecodable::Malformed),
+            (At::Block, [a, b, c, ..]) => Ok(self.block([*a, *b, *c])?.size.saturating_add(BLOCK_HEAD)),
+            (At::Block, _) => Ok(BLOCK_HEAD),
+            (At::Checksum, _) => Ok(CHECKSUM),
+            // Stands only while nothing is here.
+            (At::Skipped(_), _) => Ok(1),
+        }
+    }
+
+    /// Reads a block's head. What a raw one holds, and what one of a repeated byte becomes, is bounded by the
+    /// window too.
+    fn block(&self, head: [u8; BLOCK_HEAD]) -> Result<BlockHead, Undecodable> {
+        let [a, b, c] = head;
+        let word = u32::from_le_bytes([a, b, c, 0]);
+        let size = usize::try_from(word >> 3).unwrap_or(usize::MAX);
+        let kind = (word >> 1) & 3;
+        if size > self.frame.largest_block() || kind == 3 {
+            return Err(Undecodable::Malformed);
+        }
+        Ok(BlockHead { last: word & 1 == 1, size: if kind == 1 { 1 } else { size } })
+    }
+
+    /// The part held is whole.
+    fn take_part(&mut self) -> Result<(), Undecodable> {
+        match (self.at, self.held.as_slice()) {
+            (At::Head, [_, _, _, _, a, b, c, d]) if self.is_skippable() => {
+                let size = u32::from_le_bytes([*a, *b, *c, *d]);
+                self.at = if size == 0 { At::Head } else { At::Skipped(size) };
+            }
+            (At::Head, [_, _, _, _, descriptor, fields @ ..]) => {
+                self.frame = Frame::read(*descriptor, fields)?;
+                // Two windows are held at most, and one while the older is forgotten.
+                self.room.begin(self.frame.window.saturating_mul(3));
+                self.blocks.reset(&PLAIN_HEAD[..]).map_err(|_| Undecodable::Malformed)?;
+                self.at = At::Block;
+            }
+            (At::Block, [a, b, c, ..]) => {
+                let head = self.block([*a, *b, *c])?;
+                self.decode_block()?;
+                if head.last {
+                    self.frame.end()?;
+                    self.at = if self.frame.has_checksum { At::Checksum } else { At::Head };
+                }
+                if !self.fresh.is_empty() {
+                    return Ok(());
+                }
+            }
+            (At::Checksum, checksum) => {
+                // The lower half, as the RFC has it.
+                if !self.frame.hash.finish().to_le_bytes().starts_with(checksum) {
+                    return Err(Undecodable::Malformed);
+                }
+                self.at = At::Head;
+            }
+            _ => {}
+        }
+        self.held.clear();
+        Ok(())
+    }
+
+    fn is_skippable(&self) -> bool {
+        self.held.first_chunk().is_some_and(|magic| u32::from_le_bytes(*magic) & !0xf == SKIPPABLE)
+    }
+
+    /// Decodes the block held, and copies what came of it.
+    fn decode_block(&mut self) -> Result<(), Undecodable> {
+        self.forget()?;
+        let known = self.blocks.can_collect();
+        if let Some(first) = self.held.first_mut() {
+            *first |= 1;
+        }
+        decode_one(&mut self.blocks, &mut self.held.as_slice())?;
+        let size = self.blocks.can_collect().saturating_sub(known);
+        if size > self.frame.largest_block() {
+            return Err(Undecodable::Malformed);
+        }
+        let view = View { skip: known, into: &mut self.fresh, takes: false };
+        self.blocks.collect_to_writer(view).map_err(|_| Undecodable::Malformed)?;
+        if self.fresh.len() != size {
+            return Err(Undecodable::Malformed);
+        }
+        self.frame.count(&self.fresh)?;
+        self.room.reach(self.frame.given)
+    }
+
+    /// Once two windows are held, all but the last is forgotten. That is taken out and put in again as raw blocks,
+    /// into memory that is empty: what is held must be in one piece to be seen.
+    fn forget(&mut self) -> Result<(), Undecodable> {
+        let held = self.blocks.can_collect();
+        let window = usize::try_from(self.frame.window).unwrap_or(usize::MAX);
+        if held < window.max(MAX_BLOCK).saturating_mul(2) {
+            return Ok(());
+        }
+        let mut last = Vec::with_capacity(window);
+        let view = View { skip: held.saturating_sub(window), into: &mut last, takes: true };
+        self.blocks.collect_to_writer(view).map_err(|_| Undecodable::Malformed)?;
+        // Begins anew at the front of its memory.
+        self.blocks.collect();
+        for piece in last.chunks(MAX_BLOCK) {
+            let [a, b, c, _] = u32::try_from(piece.len()).unwrap_or_default().wrapping_shl(3).to_le_bytes();
+            let head = [a | 1, b, c];
+            decode_one(&mut self.blocks, &mut io::Read::chain(&head[..], piece))?;
+        }
+        Ok(())
+    }
+}
+
+fn decode_one(blocks: &mut FrameDecoder, source: &mut impl io::Read) -> Result<(), Undecodable> {
+    let finished = blocks.decode_blocks(source, BlockDecodingStrategy::UptoBlocks(1));
+    finished.ok().filter(|finished| *finished).map(|_| ()).ok_or(Undecodable::Malformed)
+}
+
+/// True if a frame may begin so: what is none shows at its first byte.
+fn begins_frame(begun: &[u8]) -> bool {
+    let begins = |magic: u32, most: u8| {
+        let first = |(at, byte): (usize, &u8)| if at == 0 { *byte & !most } else { *byte };
+        begun.iter().enumerate().map(first).eq(magic.to_le_bytes().into_iter().take(begun.len()))
+    };
+    begins(MAGIC, 0) || begins(SKIPPABLE, 0xf)
+}
+
+/// The sizes of window, dictionary and content size in a frame's head.
+fn head_sizes(descriptor: u8) -> [usize; 3] {
+    let single = descriptor & 0x20 != 0;
+    let window = usize::from(!single);
+    let dictionary = match descriptor & 3 {
+        3 => 4,
+        size => usize::from(size),
+    };
+    let content = match descriptor >> 6 {
+        0 => usize::from(single),
+        flag => 1 << flag,
+    };
+    [window, dictionary, content]
+}
+
+impl Frame {
+    fn read(descriptor: u8, fields: &[u8]) -> Result<Self, Undecodable> {
+        let [window, dictionary, content] = head_sizes(descriptor);
+        let number = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |n, byte| (n << 8) | u64::from(*byte));
+        let mut rest = fields;
+        let mut next = |size: usize| rest.split_off(..size).map(number).ok_or(Undecodable::Malformed);
+        let (window, dictionary) = (next(window)?, next(dictionary)?);
+        let value = next(content)?;
+        let size = match content {
+            0 => None,
+            2 => Some(value.saturating_add(256)),
+            _ => Some(value),
+        };
+        let window = match size {
+            Some(size) if descriptor & 0x20 != 0 => size,
+            _ => window_size(u8::try_from(window).unwrap_or(u8::MAX)),
+        };
+        let reserved = descriptor & 8 != 0;
+        if dictionary != 0 || window > MAX_WINDOW || reserved {
+            return Err(Undecodable::Malformed);
+        }
+        Ok(Self { window, size, has_checksum: descriptor & 4 != 0, ..Self::default() })
+    }
+
+    fn largest_block(&self) -> usize {
+        usize::try_from(self.window).unwrap_or(usize::MAX).min(MAX_BLOCK)
+    }
+
+    fn count(&mut self, fresh: &[u8]) -> Result<(), Undecodable> {
+        self.given = self.given.saturating_add(fresh.len() as u64);
+        if self.has_checksum {
+            self.hash.write(fresh);
+        }
+        if self.size.is_some_and(|size| self.given > size) { Err(Undecodable::Malformed) } else { Ok(()) }
+    }
+
+    fn end(&self) -> Result<(), Undecodable> {
+        if self.size.is_some_and(|size| self.given != size) { Err(Undecodable::Malformed) } else { Ok(()) }
+    }
+}
+
+/// What a window's byte stands for: five bits of exponent, three of mantissa.
+fn window_size(descriptor: u8) -> u64 {
+    let base = 1_u64.wrapping_shl(u32::from(descriptor >> 3).saturating_add(10));
+    base.saturating_add((base >> 3).saturating_mul(u64::from(descriptor & 7)))
+}
+
+/// Copies what a decoder holds, without its beginning.
+struct View<'v> {
+    skip: usize,
+    into: &'v mut Vec<u8>,
+    /// What is not taken stays there, for later blocks to refer to.
+    takes: bool,
+}
+
+impl io::Write for View<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.into.extend_from_slice(bytes.get(self.skip..).unwrap_or_default());
+        self.skip = self.skip.saturating_sub(bytes.len());
+        Ok(if self.takes { bytes.len() } else { 0 })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

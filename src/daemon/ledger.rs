@@ -1,0 +1,96 @@
+//! Opens the ledger that the configuration names. A server is found by our own resolver, as everything is.
+
+use std::io;
+use std::sync::Arc;
+
+use tokio_rustls::TlsConnector;
+use uuid::Uuid;
+use zeroize::Zeroizing;
+
+use super::vault;
+use crate::audit::record;
+use crate::audit::sink::Sink;
+use crate::files;
+use crate::ledger::{Alarm, Connect, Connecting, Ledger, Seal, Server, Stream};
+use crate::model::host::Host;
+use crate::policy::compile;
+use crate::policy::settings::{LedgerAt, Settings};
+use crate::policy::store::PolicyStore;
+use crate::stages::forward::connect_own_server;
+use crate::stages::pin::Resolver;
+use crate::tls::upstream::{self, UpstreamTls};
+use crate::vault::VaultError;
+
+/// Opens the ledger. A server need not be there yet: until it is, everything is refused.
+///
+/// # Errors
+/// If a file cannot be opened, or the server's name or password cannot be read.
+pub(crate) fn open(
+    settings: &Settings,
+    policies: &Arc<PolicyStore>,
+    resolver: &Arc<Resolver>,
+    tls: &UpstreamTls,
+    audit: &Arc<Sink>,
+) -> io::Result<Ledger> {
+    let (url, user, password, key) = match &settings.ledger {
+        LedgerAt::Embedded(path) => return Ledger::embedded(path),
+        LedgerAt::Memory => return Ok(Ledger::memory()),
+        LedgerAt::Shared { url, user, password, key } => (url, user, password, key),
+    };
+    let env = |name: &str| std::env::var(name).ok();
+    let read = |source| compile::read_source(source, &env).map_err(|why| io::Error::other(format!("password: {why}")));
+    let password = password.as_ref().map(read).transpose()?;
+    let server = Server::parse(url).map_err(io::Error::other)?.with_password(user.clone(), password);
+    let connect = connect(settings, &server, policies, resolver, tls);
+    let unusable = |error| match error {
+        VaultError::Key(why) => io::Error::other(format!("its key: {why}")),
+        other => io::Error::other(format!("its key, of the vault: {other}")),
+    };
+    let key = vault::ledger_key(settings, key.as_ref()).map_err(unusable)?;
+    Ok(Ledger::shared(server, Seal::new(key, alarm(audit.clone())), &name(settings)?, connect))
+}
+
+/// A line in the audit log for what does not verify.
+fn alarm(audit: Arc<Sink>) -> Alarm {
+    Arc::new(move |altered| {
+        record::Alarm { kind: altered.kind, key: &altered.key, more: altered.more }.write(&audit);
+    })
+}
+
+/// What this proxy is called among those that share the server: made up at the first start.
+fn name(settings: &Settings) -> io::Result<String> {
+    let make = || Ok(Zeroizing::new(Uuid::now_v7().to_string().into_bytes()));
+    let name = files::read_or_create(&settings.state_dir.join("proxy.id"), make)?;
+    Ok(String::from_utf8_lossy(name.trim_ascii()).into_owned())
+}
+
+fn connect(
+    settings: &Settings,
+    server: &Server,
+    policies: &Arc<PolicyStore>,
+    resolver: &Arc<Resolver>,
+    tls: &UpstreamTls,
+) -> Connect {
+    let (policies, resolver) = (policies.clone(), resolver.clone());
+    let (host, port, within) = (server.host.clone(), server.port, settings.upstream.connect_timeout);
+    let tls = server.is_tls.then(|| {
+        let mut config = tls.config().as_ref().clone();
+        config.alpn_protocols.clear();
+        TlsConnector::from(Arc::new(config))
+    });
+    Arc::new(move || {
+        let (policies, resolver, host, tls) = (policies.clone(), resolver.clone(), host.clone(), tls.clone());
+        Box::pin(async move {
+            let addresses = resolver.ledger(&policies.snapshot(), &host, port).await;
+            let addresses = addresses.map_err(|refusal| io::Error::other(refusal.code()))?;
+            let stream = connect_own_server(&addresses, within).await?;
+            over(stream, &host, tls).await
+        }) as Connecting
+    })
+}
+
+async fn over(stream: tokio::net::TcpStream, host: &Host, tls: Option<TlsConnector>) -> io::Result<Box<dyn Stream>> {
+    let Some(tls) = tls else { return Ok(Box::new(stream)) };
+    let name = upstream::server_name(host).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(Box::new(tls.connect(name, stream).await?))
+}

@@ -1,0 +1,344 @@
+//! Puts the parts together, starts them, and stops them without losing a request in flight.
+
+mod billing;
+mod find_journal;
+mod ledger;
+pub mod reload;
+pub mod vault;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use zeroize::Zeroizing;
+
+use self::reload::{ConfigFile, Reloaded};
+use crate::api::admin::Admin;
+use crate::audit::finds::Finds;
+use crate::audit::sink::{Place, Sink, Written};
+use crate::files;
+use crate::flow::accept_queue::Lobby;
+use crate::flow::admission::Admission;
+use crate::flow::caller_connections::Seats;
+use crate::flow::listener::{Door, Inherited, Listener};
+use crate::flow::{Services, accept, webhooks};
+use crate::model::descriptors::Descriptors;
+use crate::model::secret::TokenHash;
+use crate::policy::compile;
+use crate::policy::rule::Policy;
+use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
+use crate::policy::store::PolicyStore;
+use crate::stages::forward::Forwarder;
+use crate::stages::pin::{OwnEndpoints, Resolver};
+use crate::stages::throttle::Throttle;
+use crate::tls::authority::Authority;
+use crate::tls::upstream::UpstreamTls;
+
+/// A running proxy.
+pub struct Daemon {
+    services: Arc<Services>,
+    proxy: Vec<ListenAt>,
+    admin: Option<ListenAt>,
+    file: Option<ConfigFile>,
+}
+
+/// Why a daemon did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The admin token cannot be read or made.
+    #[error("the admin token: {0}")]
+    AdminToken(String),
+    /// The audit log cannot be opened.
+    #[error("the audit log cannot be opened: {0}")]
+    Audit(#[source] io::Error),
+    /// The interception CA cannot be used.
+    #[error(transparent)]
+    Authority(#[from] crate::tls::authority::AuthorityError),
+    /// The ledger cannot be opened.
+    #[error("the ledger cannot be opened: {0}")]
+    Ledger(#[source] io::Error),
+    /// An address is taken or not ours.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Which one.
+        address: ListenAt,
+        /// Why not.
+        source: io::Error,
+    },
+    /// TLS of the proxy's own listeners cannot be set up.
+    #[error("proxy.tls: {0}")]
+    Tls(#[from] crate::tls::listener::FrontError),
+    /// The vault cannot be used.
+    #[error("{0}: {1}")]
+    Vault(std::path::PathBuf, #[source] crate::vault::VaultError),
+    /// The resolver cannot be set up.
+    #[error("the resolver cannot be set up: {0}")]
+    Resolver(#[source] io::Error),
+    /// No root certificates.
+    #[error(transparent)]
+    Roots(#[from] crate::tls::upstream::RootsError),
+}
+
+impl Daemon {
+    /// Binds, loads and starts. With a file, the policy follows its changes.
+    ///
+    /// # Errors
+    /// [`StartError`]: then nothing listens.
+    pub async fn start(settings: Settings, policy: Policy, file: Option<ConfigFile>) -> Result<Self, StartError> {
+        Self::start_on(Inherited::default(), settings, policy, file).await
+    }
+
+    /// As [`Self::start`], with sockets that the service manager opened.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start_on(
+        inherited: Inherited,
+        settings: Settings,
+        policy: Policy,
+        file: Option<ConfigFile>,
+    ) -> Result<Self, StartError> {
+        let mut listeners = inherited.proxy;
+        if listeners.is_empty() {
+            for at in &settings.proxy.listen {
+                listeners.push(bind(at, settings.proxy.unix_mode).await?);
+            }
+        }
+        let admin_listener = match (inherited.admin, &settings.admin.listen) {
+            (Some(listener), _) => Some(listener),
+            (None, Some(at)) => Some(bind(at, admin_mode(&settings)).await?),
+            (None, None) => None,
+        };
+        let proxy: Vec<_> = listeners.iter().map(|listener| listener.at().clone()).collect();
+        let admin = admin_listener.as_ref().map(|listener| listener.at().clone());
+        let own = OwnEndpoints { listeners: proxy.iter().chain(&admin).filter_map(ListenAt::tcp).collect() };
+        let admin_token = match admin {
+            Some(_) => Some(admin_token(&settings)?),
+            None => None,
+        };
+        let (written, told) = mpsc::channel(billing::MOST_WAITING);
+        let descriptors = descriptors(&settings);
+        let (services, last) = services((settings, descriptors), policy, proxy.clone(), own, written)?;
+        let services = Arc::new(services);
+        let is_up = billing::catch_up(&services, &last).await.map_err(StartError::Audit)?;
+        tokio::spawn(billing::run(services.clone(), told, (!is_up).then_some(last)));
+        find_journal::recall(&services).await;
+        if let Some(notes) = services.finds.notes() {
+            tokio::spawn(find_journal::run(services.clone(), notes));
+        }
+        if services.ledger.is_shared() {
+            tokio::spawn(find_journal::watch(services.clone()));
+        }
+        let lifetime = services.settings.proxy.header_timeout;
+        let connections = Arc::new(Admission::new(descriptors.connections, lifetime));
+        let lobby = Arc::new(Lobby::new(connections));
+        for listener in listeners {
+            tokio::spawn(accept::run(listener, services.clone(), lobby.clone()));
+        }
+        if let (Some(listener), Some(token)) = (admin_listener, admin_token) {
+            let admin = Admin { services: services.clone(), token, file: file.clone() };
+            tokio::spawn(admin.run(listener));
+        }
+        tokio::spawn(webhooks::watch(services.clone()));
+        if let Some(file) = &file {
+            tokio::spawn(reload::watch(services.clone(), file.clone()));
+        }
+        Ok(Self { services, proxy, admin, file })
+    }
+
+    /// Where it listens for sandboxes.
+    #[must_use]
+    pub fn proxy(&self) -> &[ListenAt] {
+        &self.proxy
+    }
+
+    /// Where it listens for sandboxes over TCP.
+    #[must_use]
+    pub fn proxy_addresses(&self) -> Vec<SocketAddr> {
+        self.proxy.iter().filter_map(ListenAt::tcp).collect()
+    }
+
+    /// Where it listens for the operator.
+    #[must_use]
+    pub fn admin(&self) -> Option<&ListenAt> {
+        self.admin.as_ref()
+    }
+
+    /// Where it listens for the operator, over TCP.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().and_then(ListenAt::tcp)
+    }
+
+    /// The interception CA's certificate.
+    #[must_use]
+    pub fn ca_pem(&self) -> &str {
+        self.services.authority.ca_pem()
+    }
+
+    /// Returns once every audit line handed over so far has been written; false if that failed.
+    pub async fn flush_audit(&self) -> bool {
+        self.services.audit.flush().await.is_ok()
+    }
+
+    /// Puts another policy in force and returns its generation.
+    #[must_use]
+    pub fn replace_policy(&self, policy: Policy) -> u64 {
+        self.services.policies.replace(policy)
+    }
+
+    /// Reads the configuration file again; nothing happens without one.
+    pub async fn reload(&self) -> Option<Reloaded> {
+        match &self.file {
+            Some(file) => Some(reload::once(self.services.clone(), file.clone()).await),
+            None => None,
+        }
+    }
+
+    /// Stops accepting, lets requests in flight finish within `drain_timeout`, breaks the others off, and
+    /// writes the log out. True if nothing had to be broken off.
+    pub async fn shutdown(self) -> bool {
+        self.services.drain.cancel();
+        self.services.tracker.close();
+        let patience = self.services.settings.proxy.drain_timeout;
+        let waiting = tokio::time::timeout(patience, self.services.tracker.wait());
+        let waited = self.services.abort.run_until_cancelled(waiting).await;
+        // Whoever used the breaker ended the tasks that were waited for.
+        let drained = matches!(waited, Some(Ok(()))) && !self.services.abort.is_cancelled();
+        self.services.abort.cancel();
+        let farewell = tokio::time::timeout(FAREWELL, async {
+            self.services.tracker.wait().await;
+            // Tasks of single h2 streams end a moment after their connection.
+            while self.services.audit.open_exchanges() > 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        });
+        let closed = farewell.await.is_ok();
+        let flushed = self.services.audit.flush().await.is_ok();
+        drained && closed && flushed
+    }
+
+    /// Makes a [`Self::shutdown`] under way break off what is still in flight.
+    #[must_use]
+    pub fn breaker(&self) -> CancellationToken {
+        self.services.abort.clone()
+    }
+}
+
+/// How long broken-off exchanges may take to write their last line.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Others than the daemon's own user may connect only where some are listed; then the kernel says who it is,
+/// and whoever is not listed needs the token.
+fn admin_mode(settings: &Settings) -> u32 {
+    if settings.admin.uids.is_empty() { 0o600 } else { 0o666 }
+}
+
+async fn bind(at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
+    Listener::bind(at, mode).await.map_err(|source| StartError::Listen { address: at.clone(), source })
+}
+
+/// Divides the descriptors that the process may open, and says so if there are too few for what is configured.
+fn descriptors(settings: &Settings) -> Descriptors {
+    let (limit, wanted) = (getrlimit(Resource::Nofile).current, settings.proxy.max_connections);
+    let divided = Descriptors::divided(limit, wanted);
+    if divided.connections < wanted {
+        let connections = divided.connections;
+        tracing::warn!(limit, wanted, connections, "proxy.max_connections needs a higher limit of open files");
+    }
+    divided
+}
+
+fn services(
+    (settings, descriptors): (Settings, Descriptors),
+    policy: Policy,
+    listeners: Vec<ListenAt>,
+    own: OwnEndpoints,
+    told: mpsc::Sender<Written>,
+) -> Result<(Services, String), StartError> {
+    let authority = Authority::of(&settings.interception.ca_cert, settings.interception.ca_key.as_deref())?;
+    let system = settings.upstream.roots == Roots::System;
+    let tls = UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls)?;
+    let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);
+    let (audit_key, begun) = vault::audit_key(&settings).map_err(unusable)?;
+    let (audit, last) = Sink::open(audit_place(&settings), audit_key, !begun, told).map_err(StartError::Audit)?;
+    let audit = Arc::new(audit);
+    if !begun {
+        vault::note_chain(&settings).map_err(unusable)?;
+    }
+    let resolver = Arc::new(Resolver::new(&settings.dns, &tls, own, &descriptors).map_err(StartError::Resolver)?);
+    let policies = Arc::new(PolicyStore::new(policy));
+    let ledger = Arc::new(ledger::open(&settings, &policies, &resolver, &tls, &audit).map_err(StartError::Ledger)?);
+    let finds = Arc::new(Finds::default());
+    let door = Door::new(&settings.proxy)?;
+    let seats = Arc::new(Seats::new(settings.proxy.max_connections_per_caller, descriptors.connections));
+    let services = Services {
+        listeners,
+        door,
+        foreseen: webhooks::Foreseen::default(),
+        seats,
+        resolver,
+        forwarder: Forwarder::new(
+            tls,
+            settings.upstream.connect_timeout,
+            settings.proxy.handshake_timeout,
+            &descriptors,
+        ),
+        policies,
+        authority,
+        audit,
+        throttle: Throttle::new(ledger.clone(), finds.clone()),
+        bodies: Arc::default(),
+        windows: Arc::default(),
+        finds,
+        ledger,
+        drain: CancellationToken::new(),
+        abort: CancellationToken::new(),
+        tracker: TaskTracker::new(),
+        settings,
+    };
+    Ok((services, last))
+}
+
+/// Where these settings keep the audit log.
+#[must_use]
+pub fn audit_place(settings: &Settings) -> Place {
+    Place {
+        path: settings.audit.path.clone(),
+        state_dir: settings.state_dir.clone(),
+        synced: settings.audit.durability == Durability::Synced,
+        rotate_bytes: settings.audit.rotate_bytes,
+        refusals_per_second: settings.audit.refusals_per_second,
+    }
+}
+
+/// The configured token, else `EXEAT_ADMIN_TOKEN`, else the one in the state directory, which is made
+/// at the first start.
+fn admin_token(settings: &Settings) -> Result<TokenHash, StartError> {
+    let env = |name: &str| std::env::var(name).ok();
+    let token = match &settings.admin.token {
+        Some(source) => {
+            compile::read_source(source, &env).map_err(|why| StartError::AdminToken(why.to_string()))?.expose().to_vec()
+        }
+        None => match env("EXEAT_ADMIN_TOKEN") {
+            Some(token) => token.into_bytes(),
+            None => {
+                let path = settings.state_dir.join("admin.token");
+                let make = || Ok(Zeroizing::new(files::hex(files::random::<32>()?.as_slice()).into_bytes()));
+                let token =
+                    files::read_or_create(&path, make).map_err(|error| StartError::AdminToken(error.to_string()))?;
+                token.trim_ascii_end().to_vec()
+            }
+        },
+    };
+    let token = Zeroizing::new(token);
+    if token.len() < TokenHash::MIN_TOKEN {
+        return Err(StartError::AdminToken(format!("it has fewer than {} bytes", TokenHash::MIN_TOKEN)));
+    }
+    Ok(TokenHash::of(&token))
+}

@@ -1,0 +1,113 @@
+//! How many connections each caller holds, so that one of them cannot take the places of all.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::model::name::ExecutionId;
+use crate::model::refusal::{Fail, Verdict};
+
+/// All seats that are taken. It is asked when a connection learns who its caller is, not at each request.
+pub(crate) struct Seats {
+    most: usize,
+    /// Connections that there can be at a time.
+    places: usize,
+    taken: Mutex<HashMap<ExecutionId, usize>>,
+}
+
+/// What one connection holds: a seat for each caller that it has spoken for, which is one but for clients
+/// that share connections.
+#[derive(Default)]
+pub(crate) struct Held(Mutex<Vec<Seat>>);
+
+struct Seat {
+    seats: Arc<Seats>,
+    caller: ExecutionId,
+}
+
+impl Seats {
+    /// So many for each caller, of so many connections in all.
+    pub(crate) fn new(most: usize, places: usize) -> Self {
+        Self { most, places, taken: Mutex::default() }
+    }
+
+    /// True if a caller that holds so many may have one more. Beyond a quarter of all connections it may as long as
+    /// another quarter is free: the last places are for others.
+    fn admits(&self, count: usize, taken: usize) -> bool {
+        let quarter = self.places / 4;
+        count < self.most && (count < quarter || taken < self.places.saturating_sub(quarter))
+    }
+
+    /// Callers that hold one.
+    pub(crate) fn callers(&self) -> Vec<ExecutionId> {
+        lock(&self.taken).keys().cloned().collect()
+    }
+}
+
+impl Held {
+    /// Takes a seat for a caller, unless the connection has one.
+    pub(crate) fn sit(&self, seats: &Arc<Seats>, caller: &ExecutionId) -> Verdict<()> {
+        let mut held = lock(&self.0);
+        if held.iter().any(|seat| seat.caller == *caller) {
+            return Ok(());
+        }
+        let mut taken = lock(&seats.taken);
+        let all = taken.values().fold(0, |sum: usize, count| sum.saturating_add(*count));
+        if !seats.admits(taken.get(caller).copied().unwrap_or_default(), all) {
+            return Err(Fail::Overloaded.into());
+        }
+        let count = taken.entry(caller.clone()).or_default();
+        *count = count.saturating_add(1);
+        drop(taken);
+        held.push(Seat { seats: seats.clone(), caller: caller.clone() });
+        Ok(())
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut taken = lock(&self.seats.taken);
+        if let Some(count) = taken.get_mut(&self.caller) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                taken.remove(&self.caller);
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Counts are whole at every point where a panic could come.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::name::TaskName;
+
+    #[test]
+    fn a_caller_has_so_many_seats_and_gets_them_back() {
+        let seats = Arc::new(Seats::new(2, 100));
+        let caller = |name: &str| ExecutionId::of_static(&TaskName::new(name));
+        let connections: Vec<Held> = (0..3).map(|_| Held::default()).collect();
+        let sit = |at: usize, name: &str| connections[at].sit(&seats, &caller(name)).is_ok();
+        assert!(sit(0, "a") && sit(0, "a") && sit(1, "a"), "again on the same connection costs nothing");
+        assert!(!sit(2, "a"));
+        assert!(sit(2, "b") && sit(0, "b") && !sit(1, "b"));
+        drop(connections);
+        assert!(lock(&seats.taken).is_empty());
+    }
+
+    #[test]
+    fn the_last_quarter_is_for_others() {
+        let seats = Arc::new(Seats::new(1000, 40));
+        let caller = |name: &str| ExecutionId::of_static(&TaskName::new(name));
+        let connections: Vec<Held> = (0..60).map(|_| Held::default()).collect();
+        let taken = |from: usize, name: &str| {
+            connections[from..].iter().take_while(|held| held.sit(&seats, &caller(name)).is_ok()).count()
+        };
+        assert_eq!(taken(0, "a"), 30);
+        assert_eq!(taken(30, "b"), 10);
+        assert_eq!(taken(40, "c"), 10, "the places themselves are counted elsewhere");
+    }
+}

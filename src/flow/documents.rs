@@ -1,0 +1,89 @@
+//! JSON documents that operators and callers both read: executions and approvals.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::Services;
+use crate::ledger::{Approval, Counter, Execution, Millis, Standing, Stop, Stopped};
+use crate::model::tool::{Kind, Tool};
+use crate::policy::plan::Calls;
+
+/// Returns the document of an execution, for its operator and for the caller itself.
+pub(crate) fn execution(services: &Services, standing: &Standing) -> Value {
+    let Standing { execution, stopped, tool, raw, finds, half_credits } = standing;
+    let now = Millis::now();
+    let policy = services.policies.snapshot();
+    let task = policy.task(&execution.task);
+    let limits = |kind| {
+        let limits = task.map(|task| task.limits(kind));
+        let calls = limits.map(|limits| limits.calls).unwrap_or_default();
+        let Calls { per_execution, per_minute } = calls;
+        json!({ "calls_per_execution": per_execution, "calls_per_minute": per_minute })
+    };
+    let mut document = counted(tool, now);
+    let mut put = |key: &str, value: Value| drop(document.insert(key.to_owned(), value));
+    put("id", execution.id.as_str().into());
+    put("task", execution.task.as_str().into());
+    put("created_at", timestamp(execution.created_at).into());
+    put("expires_at", execution.expires_at.map(timestamp).into());
+    put("peers", execution.peers.map(|peers| peers.to_string()).into());
+    put("stopped", stop_reason(*stopped, execution, now).into());
+    put("stopped_at", standing.ended_at(now).map(timestamp).into());
+    put("finds", (*finds).into());
+    put("credits", credits(*half_credits));
+    put("limits", limits(Kind::Tool(Tool::HttpRequest)));
+    let mut raw = counted(raw, now);
+    raw.insert("limits".to_owned(), limits(Kind::Raw));
+    put("raw", raw.into());
+    document.into()
+}
+
+/// Calls of one kind.
+fn counted(counter: &Counter, now: Millis) -> serde_json::Map<String, Value> {
+    let window = counter.window_at(now);
+    let values = [
+        ("calls", json!(counter.calls)),
+        ("calls_in_window", json!(window.map_or(0, |window| window.calls))),
+        ("window_started_at", json!(window.map(|window| timestamp(window.started_at)))),
+    ];
+    values.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+fn stop_reason(stopped: Option<Stopped>, execution: &Execution, now: Millis) -> Option<&'static str> {
+    match stopped.map(|stopped| stopped.why) {
+        Some(Stop::Asked) => Some("asked"),
+        Some(Stop::Finds) => Some("finds"),
+        Some(Stop::Expired) => Some("expired"),
+        None => execution.expires_at.filter(|end| *end <= now).map(|_| "expired"),
+    }
+}
+
+/// Halves are exact in binary.
+#[expect(clippy::cast_precision_loss, reason = "below 2^53 nothing is lost, and nobody makes so many calls")]
+fn credits(half_credits: u64) -> Value {
+    json!(half_credits as f64 / 2.0)
+}
+
+/// Formats a time as RFC 3339, in UTC.
+pub(crate) fn timestamp(at: Millis) -> String {
+    let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(at.0));
+    time.and_then(|time| OffsetDateTime::from(time).format(&Rfc3339).ok()).unwrap_or_default()
+}
+
+/// Returns the document of an approval, for its operator and its caller. It leaves out the digest.
+pub(crate) fn approval(approval: &Approval, now: Millis) -> Value {
+    json!({
+        "id": approval.id,
+        "execution": approval.execution.as_str(),
+        "task": approval.task.as_str(),
+        "tool": approval.tool,
+        "method": approval.method,
+        "url": approval.url,
+        "created_at": timestamp(approval.created_at),
+        "expires_at": timestamp(approval.expires_at),
+        "state": approval.state_at(now),
+    })
+}

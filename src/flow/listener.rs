@@ -1,0 +1,294 @@
+//! Where clients come in: TCP, TLS, Unix sockets, and sockets that somebody else opened for us.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::task::{Context, Poll};
+
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::admission::Source;
+use super::disconnect::{ClientSocket, Watch};
+use crate::model::name::TaskName;
+use crate::model::peer::Peer;
+use crate::policy::settings::{ListenAt, Proxy, ProxyTls};
+use crate::tls::listener;
+use crate::tls::listener::FrontError;
+
+/// Connections that the kernel keeps until they are accepted, if `net.core.somaxconn` lets it. One that comes when there
+/// are so many is dropped, and its client tries again after a second: a burst from elsewhere must not cost that.
+const BACKLOG: u32 = 4096;
+
+/// A socket that connections are accepted from.
+pub struct Listener {
+    socket: Socket,
+    at: ListenAt,
+    /// Removed with the listener: a socket file that we made.
+    _file: Option<SocketFile>,
+}
+
+enum Socket {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// Sockets that the service manager opened for us.
+#[derive(Default)]
+pub struct Inherited {
+    /// In place of `proxy.listen`, unless there are none.
+    pub proxy: Vec<Listener>,
+    /// In place of `admin.listen`.
+    pub admin: Option<Listener>,
+}
+
+/// A connection that was accepted, before any handshake.
+pub(crate) enum Accepted {
+    Tcp(TcpStream, std::net::SocketAddr),
+    /// With the user id at the other end.
+    Unix(UnixStream, u32),
+}
+
+/// A client's end of a connection, once it is ready for HTTP.
+pub(crate) enum Stream {
+    Plain(ClientSocket),
+    Tls(Box<TlsStream<ClientSocket>>),
+}
+
+/// A connection that is ready for HTTP.
+pub(crate) struct Opened {
+    pub(crate) stream: Stream,
+    pub(crate) peer: Peer,
+    pub(crate) watch: Watch,
+}
+
+impl Accepted {
+    /// The peer address as the cap on unidentified connections counts it.
+    pub(crate) fn source(&self) -> Source {
+        match self {
+            Self::Tcp(_, address) => address.ip().into(),
+            Self::Unix(_, uid) => Source::Unix(*uid),
+        }
+    }
+}
+
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode: whoever has taken the place meanwhile keeps it.
+    is: (u64, u64),
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), is: identity(path)? })
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|is| is == self.is) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Listener {
+    /// Listens there. A Unix socket that a dead process left is replaced, a live one is not.
+    ///
+    /// # Errors
+    /// The address is taken, or not ours.
+    pub async fn bind(at: &ListenAt, mode: u32) -> io::Result<Self> {
+        match at {
+            ListenAt::Tcp(address) => {
+                let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+                // A restart does not wait for connections of the last run to be forgotten.
+                socket.set_reuseaddr(true)?;
+                socket.bind(*address)?;
+                Self::tcp(socket.listen(BACKLOG)?)
+            }
+            ListenAt::Unix(path) => {
+                remove_dead(path)?;
+                let socket = UnixListener::bind(path)?;
+                let file = SocketFile::of(path)?;
+                fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+                Ok(Self { socket: Socket::Unix(socket), at: at.clone(), _file: Some(file) })
+            }
+        }
+    }
+
+    /// A TCP socket that listens already.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn tcp(socket: TcpListener) -> io::Result<Self> {
+        let at = ListenAt::Tcp(socket.local_addr()?);
+        Ok(Self { socket: Socket::Tcp(socket), at, _file: None })
+    }
+
+    /// A Unix socket that listens already. Its file is somebody else's.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn unix(socket: UnixListener) -> io::Result<Self> {
+        let path = socket.local_addr()?.as_pathname().map(Path::to_owned).unwrap_or_default();
+        Ok(Self { socket: Socket::Unix(socket), at: ListenAt::Unix(path), _file: None })
+    }
+
+    /// Where it is, with the port that it got.
+    #[must_use]
+    pub fn at(&self) -> &ListenAt {
+        &self.at
+    }
+
+    pub(crate) async fn accept(&self) -> io::Result<Accepted> {
+        match &self.socket {
+            Socket::Tcp(socket) => {
+                let (stream, address) = socket.accept().await?;
+                // Latency matters more than packets; a stream that cannot take the option still works.
+                let _ = stream.set_nodelay(true);
+                Ok(Accepted::Tcp(stream, address))
+            }
+            Socket::Unix(socket) => {
+                let (stream, _) = socket.accept().await?;
+                let uid = stream.peer_cred()?.uid();
+                Ok(Accepted::Unix(stream, uid))
+            }
+        }
+    }
+}
+
+/// Removes a socket file that nobody listens on.
+fn remove_dead(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => match std::os::unix::net::UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+            Ok(_) | Err(_) => Err(io::ErrorKind::AddrInUse.into()),
+        },
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "something else than a socket is there")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// What turns an accepted connection into one that HTTP can be spoken on.
+pub(crate) struct Door {
+    /// The files are read again at a reload.
+    tls: Option<(ProxyTls, RwLock<Arc<ServerConfig>>)>,
+    unix_tasks: std::collections::BTreeMap<u32, TaskName>,
+}
+
+impl Door {
+    pub(crate) fn new(settings: &Proxy) -> Result<Self, FrontError> {
+        let tls = match &settings.tls {
+            None => None,
+            Some(files) => Some((files.clone(), RwLock::new(read(files)?))),
+        };
+        Ok(Self { tls, unix_tasks: settings.unix_tasks.clone() })
+    }
+
+    /// Reads certificate, key and list of revoked certificates again. On an error the old ones stay.
+    pub(crate) fn renew(&self) -> Result<(), FrontError> {
+        if let Some((files, config)) = &self.tls {
+            let renewed = read(files)?;
+            *config.write().unwrap_or_else(PoisonError::into_inner) = renewed;
+        }
+        Ok(())
+    }
+
+    /// What is known of the peer before a handshake.
+    pub(crate) fn peer(&self, accepted: &Accepted) -> Peer {
+        match accepted {
+            Accepted::Tcp(_, address) => Peer::tcp(*address),
+            Accepted::Unix(_, uid) => Peer::unix(*uid, self.unix_tasks.get(uid).cloned()),
+        }
+    }
+
+    /// Does the handshake, if there is one. The caller bounds its time.
+    pub(crate) async fn open(&self, accepted: Accepted) -> io::Result<Opened> {
+        let peer = self.peer(&accepted);
+        let (socket, address) = match accepted {
+            Accepted::Unix(stream, _) => (ClientSocket::from(stream), None),
+            Accepted::Tcp(stream, address) => (ClientSocket::from(stream), Some(address)),
+        };
+        let watch = socket.watch();
+        let (Some((files, config)), Some(address)) = (&self.tls, address) else {
+            return Ok(Opened { stream: Stream::Plain(socket), peer, watch });
+        };
+        let config = config.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let stream = Box::new(TlsAcceptor::from(config).accept(socket).await?);
+        if files.client_ca.is_none() {
+            return Ok(Opened { stream: Stream::Tls(stream), peer, watch });
+        }
+        let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let names = leaf.map(listener::names).unwrap_or_default();
+        let tasks = names.iter().map(|name| TaskName::new(name)).collect();
+        Ok(Opened { stream: Stream::Tls(stream), peer: Peer::certified(address, tasks), watch })
+    }
+
+    pub(crate) fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+}
+
+fn read(files: &ProxyTls) -> Result<Arc<ServerConfig>, FrontError> {
+    listener::server_config(&listener::Files {
+        cert: &files.cert,
+        key: &files.key,
+        client_ca: files.client_ca.as_deref(),
+        crl: files.crl.as_deref(),
+    })
+}
+
+macro_rules! each {
+    ($stream:expr, $inner:ident => $call:expr) => {
+        match $stream.get_mut() {
+            Stream::Plain($inner) => $call,
+            Stream::Tls($inner) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        each!(self, inner => Pin::new(inner).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        each!(self, inner => Pin::new(inner).poll_write(cx, buf))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, inner => Pin::new(inner).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, inner => Pin::new(inner).poll_shutdown(cx))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        each!(self, inner => Pin::new(inner).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(inner) => inner.is_write_vectored(),
+            Self::Tls(inner) => inner.is_write_vectored(),
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! A stream on its way out: held for as long as a value could still come to its end in it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::delay_queue::Queue;
+use super::families::Lookout;
+use super::matcher::{Found, Matcher};
+use super::scanner::Text;
+use super::views::Hits;
+
+/// Bytes between marks, at least: a bound for how many there are.
+const CLOSE: u64 = 256;
+
+/// A stream on its way out.
+///
+/// What leaves, and when, depends on lengths and pauses alone until a value is complete: a lag that is
+/// always the same, and all of it when the sender pauses or a message ends. At such a point, half of a
+/// value or more at the end is a find too, or the value could leave in two parts.
+///
+/// What is sent may say something else than its bytes: a coded body, the frames of a connection. Then the
+/// text is looked through, and what is sent waits until its text has been.
+pub struct Hold {
+    matcher: Arc<Matcher>,
+    text: Text,
+    /// Looks through what is sent, if it says something else: coded bytes and heads of frames have room for other
+    /// things, and nobody knows whether who gets them reads them as they should be read.
+    sent: Option<Text>,
+    /// Up to where what is sent says the text up to where; none if they are the same.
+    marks: Option<VecDeque<(u64, u64)>>,
+    queue: Queue,
+    due: u64,
+    hits: Hits,
+    /// What was found in what is sent, where that is not the text.
+    hits_sent: Hits,
+    /// Looks for keys that are not ours. What is held back is longer than any of them.
+    lookout: Option<Lookout>,
+}
+
+impl Hold {
+    /// For bytes that are sent as they are read.
+    #[must_use]
+    pub fn new(matcher: Arc<Matcher>) -> Self {
+        let (text, queue) = (Text::default(), Queue::default());
+        let lookout = (!matcher.families.is_empty()).then(|| Lookout::new(matcher.families.clone()));
+        Self {
+            matcher,
+            text,
+            sent: None,
+            marks: None,
+            queue,
+            due: 0,
+            hits: Hits::default(),
+            hits_sent: Hits::default(),
+            lookout,
+        }
+    }
+
+    /// For a text behind a coding, or in frames.
+    #[must_use]
+    pub fn coded(matcher: Arc<Matcher>) -> Self {
+        Self { sent: Some(Text::default()), marks: Some(VecDeque::new()), ..Self::new(matcher) }
+    }
+
+    /// Takes bytes that are sent as they are read.
+    ///
+    /// # Errors
+    /// What was found; nothing more may leave then.
+    pub fn feed(&mut self, bytes: Bytes) -> Result<(), Found> {
+        self.queue.push(bytes.clone());
+        self.read(&bytes)
+    }
+
+    /// Takes bytes that are sent, but say something else.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn send(&mut self, bytes: Bytes) -> Result<(), Found> {
+        if let Some(scan) = &mut self.sent {
+            scan.feed(&self.matcher.index, &bytes, &mut self.hits_sent);
+        }
+        self.queue.push(bytes);
+        self.found()
+    }
+
+    /// Looks through text.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn read(&mut self, text: &[u8]) -> Result<(), Found> {
+        self.text.feed(&self.matcher.index, text, &mut self.hits);
+        if let Some(family) = self.lookout.as_mut().and_then(|lookout| lookout.feed(text)) {
+            return Err(family.into());
+        }
+        self.found()
+    }
+
+    /// Looks through a whole text beside the stream.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn beside(&self, text: &[u8]) -> Result<(), Found> {
+        self.matcher.find(text).map_or(Ok(()), Err)
+    }
+
+    /// Looks for values in a name.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn name(&self, name: &str) -> Result<(), Found> {
+        self.matcher.find_in_name(name).map_or(Ok(()), Err)
+    }
+
+    /// What was sent up to there says what has been read so far.
+    pub fn settle(&mut self, sent: u64) {
+        let read = self.text.position();
+        if let Some(marks) = &mut self.marks {
+            // Marks that are close to each other need not be told apart.
+            let before = marks.len().checked_sub(2).and_then(|at| marks.get(at)).map_or(0, |(sent, _)| *sent);
+            if sent.saturating_sub(before) < CLOSE {
+                marks.pop_back();
+            }
+            marks.push_back((sent, read));
+        }
+    }
+
+    /// How many bytes came that are sent.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.queue.end()
+    }
+
+    /// Lets go of what lags behind far enough.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn flow(&mut self) -> Result<(), Found> {
+        let lag = self.matcher.lag() as u64;
+        self.release(self.text.position().saturating_sub(lag), self.queue.end().saturating_sub(lag))
+    }
+
+    /// A message has ended: as [`Self::pause`].
+    ///
+    /// # Errors
+    /// As [`Self::pause`].
+    pub fn end_message(&mut self) -> Result<(), Found> {
+        self.hits.next_message();
+        self.hits_sent.next_message();
+        self.pause()
+    }
+
+    /// The sender pauses: lets go of all that has been looked through.
+    ///
+    /// # Errors
+    /// As [`Self::feed`]; half of a value at the end is a find.
+    pub fn pause(&mut self) -> Result<(), Found> {
+        if let Some(family) = self.lookout.as_ref().and_then(Lookout::pause) {
+            return Err(family.into());
+        }
+        self.release(self.text.position(), self.queue.end())
+    }
+
+    /// Nothing more comes: lets go of everything.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn end(&mut self) -> Result<(), Found> {
+        self.text.end(&self.matcher.index, &mut self.hits);
+        if let Some(family) = self.lookout.as_mut().and_then(Lookout::end) {
+            return Err(family.into());
+        }
+        self.found()?;
+        self.due = self.queue.end();
+        Ok(())
+    }
+
+    /// Lets go of what says text before `read`, and was sent before `sent`.
+    fn release(&mut self, read: u64, sent: u64) -> Result<(), Found> {
+        let index = &self.matcher.index;
+        let due = match &mut self.marks {
+            None => read,
+            Some(marks) => {
+                let mut due = self.due;
+                while let Some((until, _)) = marks.pop_front_if(|(until, says)| *says <= read && *until <= sent) {
+                    due = due.max(until);
+                }
+                due
+            }
+        };
+        let of_text = self.text.half(index, read);
+        let half = of_text.or_else(|| self.sent.as_mut().and_then(|sent| sent.half(index, due)));
+        if let Some((_, owner)) = half {
+            return Err(self.matcher.found(owner));
+        }
+        self.due = self.due.max(due);
+        Ok(())
+    }
+
+    /// The next piece that may leave.
+    pub fn take(&mut self) -> Option<Bytes> {
+        self.queue.pop(self.due)
+    }
+
+    /// How many bytes are held, or may leave and have not left yet.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.queue.len()
+    }
+
+    fn found(&mut self) -> Result<(), Found> {
+        let found = self.matcher.found_among(&self.hits);
+        found.or_else(|| self.matcher.found_among(&self.hits_sent)).map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::leak::families::{Families, Family};
+
+    /// What a pause lets go is gone, so a key at its end cannot wait for what stands behind it.
+    #[test]
+    fn a_key_of_a_family_does_not_leave_at_a_pause() {
+        let families = Arc::new(Families::of([Family::DigitalOcean]));
+        let matcher = Arc::new(Matcher::default().with_families(&families));
+        let key = format!("dop_v1_{}", "0f1e2d3c4b5a6978".repeat(4));
+        for cut in 0..=key.len() {
+            let mut hold = Hold::new(matcher.clone());
+            let (first, second) = key.split_at(cut);
+            let mut fed = || {
+                for part in [first, second] {
+                    hold.feed(Bytes::copy_from_slice(part.as_bytes()))?;
+                    hold.pause()?;
+                }
+                Ok(())
+            };
+            assert_eq!(fed(), Err(Found::from(Family::DigitalOcean)), "cut at {cut}");
+        }
+        // One character less is no key, and goes.
+        let mut hold = Hold::new(matcher);
+        hold.feed(Bytes::copy_from_slice(key.get(1..).unwrap_or_default().as_bytes())).unwrap();
+        hold.pause().unwrap();
+        assert_eq!(hold.take().map(|piece| piece.len()), Some(key.len() - 1));
+    }
+
+    /// So many pieces of one value are no accident, whatever follows each of them; a new message may have as many again.
+    #[test]
+    fn pieces_without_end_are_a_find() {
+        let value = b"tok7q2zt9lmx4vbn8kcyw3pd";
+        let matcher = Arc::new(Matcher::new([(crate::leak::Whose::Token, &value[..])].into_iter()));
+        let miss = [value.get(..23).unwrap_or_default(), b"!!"].concat();
+        let mut hold = Hold::new(matcher);
+        for _ in 0..3 {
+            hold.feed(miss.repeat(9_000).into()).unwrap();
+            hold.end_message().unwrap();
+        }
+        let found = hold.feed(miss.repeat(20_000).into());
+        assert_eq!(found.map_err(|found| found.whose), Err(crate::leak::Whose::Token));
+    }
+
+    /// Nobody sees a zero-width character, whoever wrote it and however; it may come in pieces.
+    #[test]
+    fn a_value_with_unseen_characters_in_it_does_not_leave() {
+        let value = b"tok7q2zt9lmx4vbn8kcyw3pd";
+        let matcher = Arc::new(Matcher::new([(crate::leak::Whose::Token, &value[..])].into_iter()));
+        let unseen =
+            ["\u{200b}", "\u{ad}", "\u{feff}", "\u{e0041}", "\\u200d", "%E2%81%A0", "&#8203;", "&zwnj;", "\u{200b}\n"];
+        for unseen in unseen {
+            for every in [1, 2, 12] {
+                let parts = value.chunks(every).map(|part| str::from_utf8(part).unwrap());
+                let text = format!("text {} more", parts.collect::<Vec<_>>().join(unseen));
+                for cut in 0..=text.len() {
+                    let mut hold = Hold::new(matcher.clone());
+                    let (first, second) = text.as_bytes().split_at(cut);
+                    let mut fed = || {
+                        hold.feed(Bytes::copy_from_slice(first))?;
+                        hold.pause()?;
+                        hold.feed(Bytes::copy_from_slice(second))?;
+                        hold.end()
+                    };
+                    assert!(fed().is_err(), "{unseen:?} every {every}, cut at {cut}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Lists of numbers that stand for bytes: decimal ones, as serialised byte arrays have them, and pairs of hex digits
+//! with something between them. What they stand for is looked through as a text of its own.
+
+use std::collections::VecDeque;
+
+use super::matcher::Index;
+use super::stream::Scan;
+use super::views::{Hit, Hits};
+
+/// Bytes of a list for each byte that it stands for, at least: a digit, and what separates it from the next.
+const LEAST: usize = 2;
+/// So many bytes in a row that are no digits end a list.
+const MAX_GAP: u8 = 64;
+
+/// Lists in a stream, as far as it has come.
+#[derive(Default)]
+pub(super) struct Numbers {
+    at: u64,
+    /// In a stretch of bytes that lists are made of; what is between such stretches is passed over.
+    is_walking: bool,
+    decimal: List<10>,
+    hex: List<16>,
+}
+
+impl Numbers {
+    /// Looks through the lists in the next bytes.
+    pub(super) fn feed(&mut self, index: &Index, text: &[u8], hits: &mut Hits) {
+        let mut at = 0_usize;
+        while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
+            let place = self.at.saturating_add(at as u64);
+            let taken = if self.is_walking {
+                let length = rest.iter().take_while(|byte| is_of_list(**byte)).count();
+                self.walk(index, rest.get(..length).unwrap_or_default(), place, hits);
+                if length < rest.len() {
+                    self.finish(index, hits);
+                }
+                length
+            } else {
+                let start = stretch(rest, index.shortest.saturating_mul(LEAST));
+                self.is_walking = start < rest.len();
+                start
+            };
+            at = at.saturating_add(taken);
+        }
+        self.at = self.at.saturating_add(text.len() as u64);
+    }
+
+    fn walk(&mut self, index: &Index, text: &[u8], place: u64, hits: &mut Hits) {
+        self.decimal.walk(index, text, place, hits);
+        self.hex.walk(index, text, place, hits);
+    }
+
+    fn finish(&mut self, index: &Index, hits: &mut Hits) {
+        self.is_walking = false;
+        self.decimal.finish(index, hits);
+        self.hex.finish(index, hits);
+    }
+
+    /// Nothing more comes.
+    pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
+        self.finish(index, hits);
+    }
+
+    /// The halves of values at the end that begin before a place: where, and their numbers.
+    pub(super) fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+        let halves = [self.decimal.halves(index, before), self.hex.halves(index, before)];
+        halves.into_iter().flatten().filter(|(from, _)| *from < before).collect()
+    }
+}
+
+/// A list under way, or the last one: the next takes its room.
+#[derive(Default)]
+struct List<const RADIX: u32> {
+    scan: Scan,
+    hits: Hits,
+    /// Where the last numbers stand, and how many came before them.
+    places: VecDeque<(u64, u64)>,
+    passed: u64,
+    /// What the numbers stand for that have not been looked through.
+    out: Vec<u8>,
+    number: u32,
+    digits: u8,
+    /// Where the number under way begins.
+    from: u64,
+    gap: u8,
+}
+
+impl<const RADIX: u32> List<RADIX> {
+    /// Most digits of a number, and least.
+    const DIGITS: (u8, u8) = if RADIX == 10 { (1, 3) } else { (2, 2) };
+
+    fn walk(&mut self, index: &Index, text: &[u8], place: u64, hits: &mut Hits) {
+        for (at, byte) in (place..).zip(text) {
+            self.take(index, *byte, at, hits);
+        }
+        self.look(index, hits);
+    }
+
+    fn take(&mut self, index: &Index, byte: u8, at: u64, hits: &mut Hits) {
+        if let Some(digit) = char::from(byte).to_digit(RADIX) {
+            if self.digits == 0 {
+                self.from = at;
+            }
+            let number = self.number.saturating_mul(RADIX).saturating_add(digit);
+            if self.digits == Self::DIGITS.1 || number > u32::from(u8::MAX) {
+                // Something else stands right before or behind a list.
+                let (from, digits) = (self.from, self.digits);
+                self.finish(index, hits);
+                (self.number, self.digits) = (number % RADIX.pow(digits.into()), digits);
+                self.from = from.saturating_add(1).max(at.saturating_sub(digits.saturating_sub(1).into()));
+            } else {
+                (self.number, self.digits) = (number, self.digits.saturating_add(1));
+            }
+        } else if RADIX == 16 && matches!(byte, b'x' | b'X') && (self.number, self.digits) == (0, 1) {
+            // `0x` before the digits.
+            self.digits = 0;
+        } else if is_between(byte, RADIX) {
+            if self.digits > 0 {
+                self.number(index, at, hits);
+            }
+            self.gap = self.gap.saturating_add(1);
+            if self.gap > MAX_GAP {
+                self.finish(index, hits);
+            }
+        } else {
+            self.finish(index, hits);
+        }
+    }
+
+    /// A number has ended.
+    fn number(&mut self, index: &Index, at: u64, hits: &mut Hits) {
+        let (number, digits) = (std::mem::take(&mut self.number), std::mem::take(&mut self.digits));
+        match u8::try_from(number) {
+            Ok(byte) if digits >= Self::DIGITS.0 => {
+                self.gap = 0;
+                self.out.push(byte);
+                self.places.push_back((self.from, at));
+            }
+            _ => self.finish(index, hits),
+        }
+    }
+
+    /// Looks through what the numbers stand for.
+    fn look(&mut self, index: &Index, hits: &mut Hits) {
+        if self.out.is_empty() {
+            return;
+        }
+        self.scan.feed(index, &self.out, &mut self.hits);
+        self.out.clear();
+        self.give(hits);
+        let kept = index.patterns.automaton.longest().saturating_add(usize::from(MAX_GAP));
+        while self.places.len() > kept {
+            self.places.pop_front();
+            self.passed = self.passed.saturating_add(1);
+        }
+    }
+
+    /// Passes on what was found, in places of the stream.
+    fn give(&mut self, hits: &mut Hits) {
+        hits.take_misses(&mut self.hits);
+        for Hit { owner, from, to } in std::mem::take(&mut self.hits.places) {
+            let (from, _) = self.place(from);
+            let (_, to) = self.place(to.saturating_sub(1));
+            hits.places.push(Hit { owner, from, to });
+        }
+    }
+
+    /// Where a number stands; one that has gone stood before the first that is there.
+    fn place(&self, number: u64) -> (u64, u64) {
+        let at = usize::try_from(number.saturating_sub(self.passed)).unwrap_or(usize::MAX);
+        self.places.get(at).or(self.places.back()).copied().unwrap_or_default()
+    }
+
+    /// The list ends here.
+    fn finish(&mut self, index: &Index, hits: &mut Hits) {
+        if self.digits >= Self::DIGITS.0 && self.digits <= Self::DIGITS.1 && self.number <= u32::from(u8::MAX) {
+            let length = u64::from(self.digits);
+            self.out.push(u8::try_from(self.number).unwrap_or_default());
+            self.places.push_back((self.from, self.from.saturating_add(length)));
+        }
+        (self.number, self.digits, self.gap) = (0, 0, 0);
+        if self.places.is_empty() {
+            return;
+        }
+        // Most digits are in no list, and a short one holds nothing.
+        if self.passed > 0 || self.places.len() >= index.shortest {
+            self.scan.feed(index, &self.out, &mut self.hits);
+            self.scan.end(index, &mut self.hits);
+            self.give(hits);
+        }
+        if self.scan.position() > 0 {
+            self.scan.clear();
+        }
+        self.out.clear();
+        self.places.clear();
+        self.passed = 0;
+    }
+
+    fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+        let is_all = self.scan.pending().is_some_and(|pending| self.place(pending).0 < before);
+        let halves = self.scan.halves_of(index, u64::MAX, is_all);
+        halves.into_iter().map(|(from, owner)| (self.place(from).0, owner)).collect()
+    }
+}
+
+/// True for what may stand between two numbers.
+fn is_between(byte: u8, radix: u32) -> bool {
+    match byte {
+        b',' | b';' | b' ' | b'\t' | b'\r' | b'\n' => true,
+        b'-' | b':' | b'.' | b'_' | b'|' | b'/' => radix == 16,
+        _ => false,
+    }
+}
+
+/// True for what lists are made of.
+fn is_of_list(byte: u8) -> bool {
+    byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X') || is_between(byte, 16)
+}
+
+/// Where the next stretch of bytes begins that lists are made of: one of so many bytes, or one that the text ends in.
+fn stretch(text: &[u8], least: usize) -> usize {
+    let mut start = 0_usize;
+    loop {
+        let rest = text.get(start..).unwrap_or_default();
+        let near = rest.get(..least).unwrap_or(rest);
+        // From behind: most stretches are short, and then most bytes need no look.
+        let Some(other) = near.iter().rposition(|byte| !is_of_list(*byte)) else { return start };
+        start = start.saturating_add(other).saturating_add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::leak::matcher::{Matcher, Whose};
+
+    const VALUE: &[u8] = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
+
+    fn found(matcher: &Matcher, pieces: &[&[u8]]) -> Vec<(u64, u64)> {
+        let (mut numbers, mut hits) = (Numbers::default(), Hits::default());
+        for piece in pieces {
+            numbers.feed(&matcher.index, piece, &mut hits);
+        }
+        numbers.end(&matcher.index, &mut hits);
+        let mut places: Vec<_> = hits.places.iter().map(|hit| (hit.from, hit.to)).collect();
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
+
+    #[test]
+    fn a_value_as_a_list_of_numbers_is_found_wherever_it_is_cut() {
+        let matcher = Matcher::new([(Whose::Token, VALUE)].into_iter());
+        let list =
+            |each: &dyn Fn(&u8) -> String, between: &str| VALUE.iter().map(each).collect::<Vec<_>>().join(between);
+        let decimal = |byte: &u8| byte.to_string();
+        let hex = |byte: &u8| format!("{byte:02x}");
+        let upper = |byte: &u8| format!("{byte:02X}");
+        let prefixed = |byte: &u8| format!("0x{byte:02x}");
+        let lists = [
+            list(&decimal, ","),
+            list(&decimal, ", "),
+            list(&decimal, ",\n        "),
+            list(&decimal, " "),
+            list(&hex, "-"),
+            list(&upper, ":"),
+            list(&hex, " "),
+            list(&hex, ", "),
+            list(&prefixed, ", "),
+        ];
+        for list in lists {
+            let text = format!("{{\"type\":\"Buffer\",\"data\":[{list}]}} and more text");
+            let from = text.find(&list).unwrap() as u64;
+            let want = vec![(from, from + list.len() as u64)];
+            for cut in 0..=text.len() {
+                let (one, two) = text.as_bytes().split_at(cut);
+                let places = found(&matcher, &[one, two]);
+                assert!(places.len() == 1 && places[0].1 == want[0].1, "{text} at {cut}: {places:?} {want:?}");
+            }
+            assert!(!found(&matcher, &[list.as_bytes()]).is_empty(), "{list}");
+        }
+    }
+
+    #[test]
+    fn other_lists_are_no_value() {
+        let matcher = Matcher::new([(Whose::Token, VALUE)].into_iter());
+        let short = VALUE[1..].iter().map(u8::to_string).collect::<Vec<_>>().join(",");
+        let numbers = (0..5000).map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
+        for text in [short.as_str(), &numbers, "", ",,,,,,,,,,,,,,,,,,,,,,,", "0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x"] {
+            assert!(found(&matcher, &[text.as_bytes()]).is_empty(), "{text}");
+        }
+    }
+}

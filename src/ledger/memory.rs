@@ -1,0 +1,233 @@
+//! The executions of this process: many small maps, each behind its own lock, so that calls of different executions
+//! seldom meet.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::entry::{Change, Entry};
+use super::execution::{Cursor, Millis};
+use super::{FORGOTTEN_AFTER, LedgerError, MOST_EXECUTIONS, Result};
+use crate::model::name::ExecutionId;
+
+/// How many maps there are.
+const SHARDS: usize = 64;
+/// How often ended executions are looked for, at most.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// How many ended ones are forgotten at once when there is no room: looking for them costs a walk over all.
+const MAKE_ROOM: usize = 1_000;
+
+/// Executions by their id.
+pub(super) type Shard = HashMap<ExecutionId, Entry>;
+
+/// What is held in memory, with or without a journal.
+pub(super) struct Book {
+    shards: Vec<Mutex<Shard>>,
+    hasher: RandomState,
+    /// Held while bills are made, and taken before any shard.
+    cursor: Mutex<Option<Cursor>>,
+    /// Executions that are not static.
+    held: AtomicUsize,
+    /// When ended executions were last looked for, as [`Millis`].
+    swept: AtomicU64,
+    most: usize,
+}
+
+impl Default for Book {
+    fn default() -> Self {
+        Self::holding(MOST_EXECUTIONS)
+    }
+}
+
+impl Book {
+    fn holding(most: usize) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            hasher: RandomState::new(),
+            cursor: Mutex::default(),
+            held: AtomicUsize::new(0),
+            swept: AtomicU64::new(0),
+            most,
+        }
+    }
+
+    /// The map that an execution lies in, locked.
+    pub(super) fn shard(&self, id: &ExecutionId) -> MutexGuard<'_, Shard> {
+        locked(self.shards.get(self.place(id)).unwrap_or_else(|| unreachable!("a place is below the number of shards")))
+    }
+
+    /// The maps that these lie in, each once, locked in an order that all keep.
+    pub(super) fn shards<'a>(
+        &self,
+        ids: impl Iterator<Item = &'a ExecutionId>,
+    ) -> BTreeMap<usize, MutexGuard<'_, Shard>> {
+        let places: BTreeSet<usize> = ids.map(|id| self.place(id)).collect();
+        places.into_iter().filter_map(|place| Some((place, locked(self.shards.get(place)?)))).collect()
+    }
+
+    /// Which map an execution lies in.
+    pub(super) fn place(&self, id: &ExecutionId) -> usize {
+        let hash = self.hasher.hash_one(id);
+        usize::try_from(hash % SHARDS as u64).unwrap_or_default()
+    }
+
+    /// All maps, one after the other.
+    pub(super) fn each(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
+        self.shards.iter().map(locked)
+    }
+
+    /// How far has been billed.
+    pub(super) fn cursor(&self) -> MutexGuard<'_, Option<Cursor>> {
+        locked(&self.cursor)
+    }
+
+    /// Forgets what ended long ago, and if there is no room for one more, what ended first.
+    ///
+    /// # Errors
+    /// [`LedgerError::Full`] if all are live.
+    pub(super) fn make_room(&self, now: Millis) -> Result<()> {
+        let is_full = self.held.load(Ordering::Relaxed) >= self.most;
+        let is_due = now.since(Millis(self.swept.load(Ordering::Relaxed))) >= SWEEP_EVERY;
+        if !is_full && !is_due {
+            return Ok(());
+        }
+        self.swept.store(now.0, Ordering::Relaxed);
+        self.forget(|end| now.since(end) >= FORGOTTEN_AFTER, now);
+        if self.held.load(Ordering::Relaxed) < self.most {
+            return Ok(());
+        }
+        let mut ends: Vec<Millis> = self
+            .each()
+            .flat_map(|shard| {
+                shard
+                    .values()
+                    .filter(|one| !one.execution.is_static)
+                    .filter_map(|one| one.ended_at(now))
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        ends.sort_unstable();
+        let few = MAKE_ROOM.min(self.most.div_ceil(10));
+        let latest = ends.get(few.saturating_sub(1)).or(ends.last()).copied().ok_or(LedgerError::Full)?;
+        self.forget(|end| end <= latest, now);
+        Ok(())
+    }
+
+    fn forget(&self, goes: impl Fn(Millis) -> bool, now: Millis) {
+        for mut shard in self.each() {
+            let before = shard.len();
+            shard.retain(|_, one| one.execution.is_static || !one.ended_at(now).is_some_and(&goes));
+            self.held.fetch_sub(before.saturating_sub(shard.len()), Ordering::Relaxed);
+            if shard.capacity() > shard.len().saturating_mul(4) {
+                shard.shrink_to_fit();
+            }
+        }
+    }
+
+    /// Makes a change that was read back. One of an execution that is no longer known says nothing.
+    pub(super) fn apply(&self, change: Change<'_>) {
+        let with = |id: &str, change: &mut dyn FnMut(&mut Entry)| {
+            let id = ExecutionId::new(id);
+            if let Some(entry) = self.shard(&id).get_mut(&id) {
+                change(entry);
+            }
+        };
+        match change {
+            Change::Approval(approval) => {
+                let approval = approval.into_owned();
+                with(approval.execution.clone().as_str(), &mut |entry| entry.put_approval(approval.clone()));
+            }
+            Change::Billed { cursor, totals } => {
+                *self.cursor() = Some(cursor.into_owned());
+                for (id, total) in totals {
+                    with(&id, &mut |entry| entry.half_credits = total);
+                }
+            }
+            Change::Counted { id, raw, counter } => with(&id, &mut |entry| {
+                *(if raw { &mut entry.raw } else { &mut entry.tool }) = counter;
+            }),
+            Change::Found { id, finds, stopped } => with(&id, &mut |entry| {
+                entry.finds = finds;
+                entry.stopped = stopped;
+            }),
+            Change::Recorded { id, reported, kept } => {
+                with(&id, &mut |entry| entry.add_call(kept.clone().into_owned(), reported));
+            }
+            Change::Stopped { id, stopped } => with(&id, &mut |entry| entry.stopped = Some(stopped)),
+            Change::Whole(entry) => {
+                let mut shard = self.shard(&entry.execution.id);
+                self.put(&mut shard, entry.into_owned());
+            }
+        }
+    }
+
+    /// Puts in an execution, whatever was there before.
+    pub(super) fn put(&self, shard: &mut Shard, entry: Entry) {
+        let is_counted = usize::from(!entry.execution.is_static);
+        let before = shard.insert(entry.execution.id.clone(), entry);
+        let was_counted = usize::from(before.is_some_and(|before| !before.execution.is_static));
+        self.held.fetch_add(is_counted, Ordering::Relaxed);
+        self.held.fetch_sub(was_counted, Ordering::Relaxed);
+    }
+}
+
+/// What a thread that panicked left is as whole as any other: changes are made in one step.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::execution::{Execution, Stop, Stopped};
+    use crate::model::name::TaskName;
+
+    fn put(book: &Book, id: &str, is_static: bool, stopped_at: Option<u64>) {
+        let execution = Execution {
+            id: ExecutionId::new(id),
+            task: TaskName::new("t"),
+            created_at: Millis(0),
+            expires_at: None,
+            token: None,
+            peers: None,
+            is_static,
+        };
+        let mut entry = Entry::new(execution);
+        entry.stopped = stopped_at.map(|at| Stopped { why: Stop::Asked, at: Millis(at) });
+        book.put(&mut book.shard(&entry.execution.id.clone()), entry);
+    }
+
+    fn ids(book: &Book) -> Vec<String> {
+        let mut ids: Vec<String> =
+            book.each().flat_map(|shard| shard.keys().map(ToString::to_string).collect::<Vec<_>>()).collect();
+        ids.sort();
+        ids
+    }
+
+    #[test]
+    fn what_ended_first_makes_room_and_what_is_live_never_does() {
+        let book = Book::holding(5);
+        for id in ["live1", "live2", "live3"] {
+            put(&book, id, false, None);
+        }
+        put(&book, "static", true, None);
+        put(&book, "static stopped", true, Some(1));
+        put(&book, "over", false, Some(2000));
+        let now = Millis(5000);
+        book.make_room(now).unwrap();
+        put(&book, "over before", false, Some(1000));
+        book.make_room(now).unwrap();
+        assert_eq!(ids(&book), ["live1", "live2", "live3", "over", "static", "static stopped"]);
+        put(&book, "live4", false, None);
+        book.make_room(now).unwrap();
+        put(&book, "live5", false, None);
+        assert_eq!(book.make_room(now), Err(LedgerError::Full));
+        assert_eq!(ids(&book), ["live1", "live2", "live3", "live4", "live5", "static", "static stopped"]);
+        // An hour after it has ended, one is forgotten in any case.
+        put(&book, "live5", false, Some(5000));
+        book.make_room(Millis(5000).plus(FORGOTTEN_AFTER)).unwrap();
+        assert_eq!(ids(&book).len(), 6);
+    }
+}

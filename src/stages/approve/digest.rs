@@ -1,0 +1,196 @@
+//! What makes a request this one and no other. Not a stage: what `approve` asks about, and knows again when the
+//! request is repeated.
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::header::{CONTENT_LENGTH, EXPECT, HOST, HeaderName, SEC_WEBSOCKET_EXTENSIONS, SEC_WEBSOCKET_KEY};
+use http::request::Parts;
+use sha2::{Digest, Sha256};
+
+use crate::model::refusal::Verdict;
+use crate::policy::credential::Place;
+use crate::stages::authorize::Grant;
+use crate::stages::authorize::credential::{Chosen, Swap};
+use crate::stages::message::{headers, query, websocket};
+
+/// Nothing else that is hashed begins so.
+const DOMAIN: &[u8] = b"exeat approval 1";
+/// Bytes of a body that are hashed before somebody else may have the thread.
+const PORTION: usize = 512 * 1024;
+
+/// The digest of a request as it leaves, with the name of a credential and its place in the place of its value. Left
+/// out is what is of one hop, and what a client has to make up anew: the key of a WebSocket's handshake (RFC 6455
+/// §4.1), and the nonce that marks placeholders.
+///
+/// # Errors
+/// [`Deny::RequestMalformed`](crate::model::refusal::Deny::RequestMalformed) for a handshake that is none.
+pub(crate) async fn of(
+    grant: &Grant,
+    parts: &Parts,
+    (data, trailers): (&Bytes, Option<&HeaderMap>),
+) -> Verdict<[u8; 32]> {
+    let is_websocket = websocket::wanted(parts)?.is_some();
+    let mut digest = Parted::default();
+    line(&mut digest, grant, is_websocket);
+    digest.fields(&end_to_end(grant, parts, is_websocket));
+    digest.length(data.len());
+    for portion in data.chunks(PORTION) {
+        digest.0.update(portion);
+        tokio::task::yield_now().await;
+    }
+    digest.fields(trailers.unwrap_or(&HeaderMap::new()));
+    Ok(digest.0.finalize().into())
+}
+
+/// Who, what and where to, and with which credential.
+fn line(digest: &mut Parted, grant: &Grant, is_websocket: bool) {
+    let (admitted, path) = (grant.admitted(), grant.path());
+    let target = admitted.target();
+    digest.part(DOMAIN);
+    digest.part(admitted.caller().execution().as_str());
+    digest.perhaps(grant.kind().tool().map(|tool| tool.as_str()));
+    digest.part(grant.method().as_str());
+    digest.perhaps(is_websocket.then_some("websocket"));
+    digest.part(target.scheme().as_str());
+    digest.part(target.authority());
+    digest.part(path.path());
+    match grant.chosen() {
+        None => {
+            digest.perhaps(path.query());
+            digest.length(0);
+        }
+        Some(chosen) => {
+            digest.perhaps(path.query().map(|query| without(query, chosen)));
+            digest.length(1);
+            digest.credential(chosen);
+        }
+    }
+}
+
+/// A query without the parameters that the credential replaces.
+fn without(query: &str, chosen: &Chosen) -> String {
+    let names: Vec<String> = chosen.places().into_iter().filter_map(parameter).collect();
+    // If there are none, it leaves as it was sent.
+    if names.is_empty() {
+        return query.to_owned();
+    }
+    query::without(query, |name| names.iter().any(|replaced| replaced.as_bytes() == name))
+}
+
+fn parameter(place: Place) -> Option<String> {
+    match place {
+        Place::Parameter(name) => Some(name),
+        Place::Field(_) => None,
+    }
+}
+
+/// The fields that leave and were sent.
+fn end_to_end(grant: &Grant, parts: &Parts, is_websocket: bool) -> HeaderMap {
+    let mut headers = parts.headers.clone();
+    headers::remove_hop_by_hop(&mut headers);
+    // Where it goes and how long it is stands elsewhere.
+    for name in [HOST, EXPECT, CONTENT_LENGTH] {
+        headers.remove(name);
+    }
+    if is_websocket {
+        headers.remove(SEC_WEBSOCKET_KEY);
+        headers.remove(SEC_WEBSOCKET_EXTENSIONS);
+    }
+    for place in grant.chosen().into_iter().flat_map(Chosen::places) {
+        if let Place::Field(name) = place {
+            headers.remove(name);
+        }
+    }
+    headers
+}
+
+/// Each part behind its length, each list behind how many there are: no two requests make the same bytes.
+#[derive(Default)]
+struct Parted(Sha256);
+
+impl Parted {
+    fn length(&mut self, length: usize) {
+        self.0.update((length as u64).to_be_bytes());
+    }
+
+    fn part(&mut self, bytes: impl AsRef<[u8]>) {
+        let bytes = bytes.as_ref();
+        self.length(bytes.len());
+        self.0.update(bytes);
+    }
+
+    fn perhaps(&mut self, bytes: Option<impl AsRef<[u8]>>) {
+        self.length(usize::from(bytes.is_some()));
+        if let Some(bytes) = bytes {
+            self.part(bytes);
+        }
+    }
+
+    /// Sorted by name; those of one name in their order.
+    fn fields(&mut self, headers: &HeaderMap) {
+        let mut names: Vec<&HeaderName> = headers.keys().collect();
+        names.sort_unstable_by_key(|name| name.as_str());
+        self.length(headers.len());
+        for (name, value) in names.into_iter().flat_map(|name| headers.get_all(name).iter().map(move |v| (name, v))) {
+            self.part(name);
+            self.part(value);
+        }
+    }
+
+    fn credential(&mut self, chosen: &Chosen) {
+        self.part(chosen.credential.name().as_str());
+        self.length(usize::from(chosen.is_whole()));
+        self.length(chosen.swaps.len());
+        for Swap { place, before, after, basic } in &chosen.swaps {
+            match place {
+                Place::Field(name) => self.perhaps(Some(name)),
+                Place::Parameter(name) => {
+                    self.perhaps(None::<&str>);
+                    self.part(name);
+                }
+            }
+            self.part(before);
+            self.part(after);
+            self.length(usize::from(*basic));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(parted: impl FnOnce(&mut Parted)) -> Vec<u8> {
+        let mut digest = Parted::default();
+        parted(&mut digest);
+        digest.0.finalize().to_vec()
+    }
+
+    fn headers(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            headers.append(*name, value.parse().unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn parts_cannot_be_shifted_into_each_other() {
+        let parts = |parts: &[&str]| digest(|digest| parts.iter().for_each(|part| digest.part(part)));
+        assert_ne!(parts(&["ab", "c"]), parts(&["a", "bc"]));
+        assert_ne!(parts(&["a", ""]), parts(&["a"]));
+        let perhaps = |part: Option<&str>| digest(|digest| digest.perhaps(part));
+        assert_ne!(perhaps(None), perhaps(Some("")));
+        let fields = |fields| digest(|digest| digest.fields(&headers(fields)));
+        assert_ne!(fields(&[("a", "1"), ("b", "2")]), fields(&[("a", "1b2")]));
+    }
+
+    #[test]
+    fn fields_are_sorted_by_name_and_keep_their_order_within_one() {
+        let fields = |fields| digest(|digest| digest.fields(&headers(fields)));
+        assert_eq!(fields(&[("b", "1"), ("a", "2")]), fields(&[("a", "2"), ("b", "1")]));
+        assert_eq!(fields(&[("a", "1"), ("b", "2"), ("a", "3")]), fields(&[("b", "2"), ("a", "1"), ("a", "3")]));
+        assert_ne!(fields(&[("a", "1"), ("a", "2")]), fields(&[("a", "2"), ("a", "1")]));
+        assert_ne!(fields(&[("a", "1"), ("a", "2")]), fields(&[("a", "1, 2")]));
+    }
+}

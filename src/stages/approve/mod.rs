@@ -1,0 +1,121 @@
+//! A person allows it: evidence that nobody has to, or that somebody has, for this very request and once.
+//!
+//! What is bound is a digest of everything that leaves (`digest.rs`). The request is refused until a person has
+//! decided, and is repeated by its client; the ledger uses an approval up in the same step in which it is found.
+
+mod digest;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use http_body::Body;
+use uuid::Uuid;
+
+use super::authorize::{Grant, Standing};
+use super::inspect::Cleared;
+use super::message::request_body::RequestBody;
+use crate::audit::record::Record;
+use crate::ledger::{Answer, Approval, Ledger, LedgerError, MOST_OPEN, Millis, State};
+use crate::model::limited::{Limited, Within};
+use crate::model::refusal::{Deny, Fail, Verdict};
+
+/// Evidence that a cleared request needs no approval, or has used one.
+///
+/// ```compile_fail
+/// use exeat::stages::{approve::Approved, authorize::Grant, upload::RequestBody};
+/// // A request that was looked through is not yet one that may leave.
+/// fn skip(grant: Grant, request: http::Request<RequestBody>) -> Approved { Approved { grant, request, used: true } }
+/// ```
+/// ```
+/// use exeat::stages::{approve::Approved, authorize::Grant};
+/// fn of(approved: &Approved) -> &Grant { approved.grant() }
+/// ```
+pub struct Approved {
+    grant: Grant,
+    request: Request<RequestBody>,
+    /// Somebody was asked, and said yes.
+    used: bool,
+}
+
+impl Approved {
+    /// What the request was granted.
+    #[must_use]
+    pub fn grant(&self) -> &Grant {
+        &self.grant
+    }
+
+    pub(super) fn into_parts(self) -> (Grant, Standing, Request<RequestBody>) {
+        let standing = self.grant.standing();
+        let standing = if self.used { standing.approved() } else { standing };
+        (self.grant, standing, self.request)
+    }
+}
+
+/// Lets a request pass that needs no approval, and one whose approval has not been used.
+///
+/// # Errors
+/// [`Deny::ApprovalPending`] or [`Deny::ApprovalDenied`]; [`Deny::ConcurrencyLimited`] if too many of the execution
+/// wait; [`Deny::CallerUnknown`] if there is no such execution any more; [`Fail::LedgerUnavailable`];
+/// [`Fail::Draining`] if a policy that wants it approved has come while its body did.
+pub async fn request(cleared: Cleared, ledger: &Ledger, record: &mut Record) -> Verdict<Approved> {
+    let (grant, request) = cleared.into_parts();
+    let Some(expires) = grant.approval() else { return Ok(Approved { grant, request, used: false }) };
+    let (parts, body) = request.into_parts();
+    let digest = digest::of(&grant, &parts, whole(&body)?).await?;
+    let answer = ledger.ask(asked(&grant, digest, expires, record), Millis::now()).await;
+    judge(answer, record)?;
+    Ok(Approved { grant, request: Request::from_parts(parts, body), used: true })
+}
+
+/// The body, all of it.
+fn whole(body: &RequestBody) -> Verdict<(&Bytes, Option<&http::HeaderMap>)> {
+    static NOTHING: Bytes = Bytes::new();
+    match body.here() {
+        Some(here) => Ok(here),
+        None if body.is_end_stream() => Ok((&NOTHING, None)),
+        // It was let go by before anybody wanted it whole. It may come again, and is gathered then.
+        None => Err(Fail::Draining.into()),
+    }
+}
+
+fn asked(grant: &Grant, digest: [u8; 32], expires: Duration, record: &Record) -> Approval {
+    let (caller, now) = (grant.admitted().caller(), Millis::now());
+    Approval {
+        id: Uuid::now_v7().simple().to_string(),
+        execution: caller.execution().clone(),
+        task: caller.task().clone(),
+        tool: grant.kind().tool().map(|tool| tool.as_str().to_owned()),
+        method: record.method().to_owned(),
+        url: record.url(),
+        digest,
+        created_at: now,
+        expires_at: now.plus(expires),
+        state: State::Pending,
+    }
+}
+
+fn judge(answer: Result<Answer, LedgerError>, record: &mut Record) -> Verdict<()> {
+    match answer {
+        Ok(Answer::Approved(id)) => {
+            record.approval(&id);
+            Ok(())
+        }
+        Ok(Answer::Denied(id)) => {
+            record.approval(&id);
+            Err(Deny::ApprovalDenied.into())
+        }
+        Ok(Answer::Pending(id)) => {
+            record.approval(&id);
+            Err(Deny::ApprovalPending.into())
+        }
+        // They wait as requests do that are under way: there is room again once some are decided and used.
+        Ok(Answer::Full) => {
+            let limit = MOST_OPEN as u64;
+            let limited = Limited { name: "open_approvals", limit, within: Within::Concurrent, retry_after: None };
+            Err(record.limited(Deny::ConcurrencyLimited, limited))
+        }
+        Err(LedgerError::Unknown) => Err(Deny::CallerUnknown.into()),
+        Err(LedgerError::Exists | LedgerError::Full | LedgerError::Unavailable) => Err(Fail::LedgerUnavailable.into()),
+    }
+}

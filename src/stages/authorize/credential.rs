@@ -1,0 +1,267 @@
+//! Which credential a request asks for: by name, by a placeholder, or because it always goes along.
+//! Not a stage: what `authorize` judges and `inject` carries out.
+
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::alphabet::{STANDARD, URL_SAFE};
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
+use http::header::AUTHORIZATION;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName};
+
+use crate::audit::record::Record;
+use crate::model::name::is_plain;
+use crate::model::refusal::{Deny, Verdict};
+use crate::model::target::Target;
+use crate::model::tool::{Kind, Tool};
+use crate::model::wire::{EXEAT_CREDENTIAL, EXEAT_SWAP};
+use crate::policy::credential::{Credential, Mark, Marks, Place};
+use crate::policy::rule::{Allowed, Task};
+use crate::stages::inject::strip;
+use crate::stages::message::query;
+
+/// Shortest nonce, in bytes: texts that do not know it must not hit upon it.
+const MIN_NONCE: usize = 16;
+
+/// A credential that goes with a request, judged to be the task's and bound to the destination.
+pub(crate) struct Chosen {
+    pub(crate) credential: Arc<Credential>,
+    whole: bool,
+    /// What is swapped, and where.
+    pub(crate) swaps: Vec<Swap>,
+}
+
+impl Chosen {
+    /// Whether it is injected as its `auth_type` says, whatever is swapped besides.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.whole || self.swaps.is_empty()
+    }
+
+    /// Where it goes. What the client has put there does not leave.
+    pub(crate) fn places(&self) -> Vec<Place> {
+        let whole = self.is_whole().then(|| self.credential.auth().place());
+        self.swaps.iter().map(|swap| swap.place.clone()).chain(whole).collect()
+    }
+}
+
+/// One place where a placeholder stands, and what stands around it.
+pub(crate) struct Swap {
+    pub(crate) place: Place,
+    pub(crate) before: Vec<u8>,
+    pub(crate) after: Vec<u8>,
+    /// The text was found in base64, behind `Basic`.
+    pub(crate) basic: bool,
+}
+
+impl Swap {
+    fn could_hold_keys(&self, task: &Task) -> bool {
+        let in_key = matches!(&self.place, Place::Field(name) if strip::is_field(name));
+        in_key || task.credentials().iter().any(|credential| self.place == credential.auth().place())
+    }
+
+    /// True if the placeholder stands alone, behind a scheme, or for the user or the password of Basic.
+    fn is_exact(&self) -> bool {
+        let token = |text: &[u8]| text.iter().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(b));
+        match self.before.split_last() {
+            _ if self.basic => {
+                let user = self.before.iter().filter(|b| **b == b':').count();
+                let password = user == 1 && self.before.last() == Some(&b':') && self.after.is_empty();
+                password || self.before.is_empty() && (self.after.is_empty() || self.after.starts_with(b":"))
+            }
+            None => self.after.is_empty(),
+            Some((b' ', scheme)) => self.after.is_empty() && token(scheme) && matches!(self.place, Place::Field(_)),
+            Some(_) => false,
+        }
+    }
+}
+
+/// How the request writes placeholders.
+pub(crate) fn marks(headers: &HeaderMap) -> Verdict<Marks> {
+    match single(headers, &EXEAT_SWAP)? {
+        None => Ok(Marks::Usual),
+        Some(nonce) if nonce.len() >= MIN_NONCE && is_plain(nonce) => Ok(Marks::Nonce(nonce.to_owned())),
+        Some(_) => Err(Deny::RequestMalformed.into()),
+    }
+}
+
+/// The credential that goes with a request.
+///
+/// # Errors
+/// [`Deny::CredentialUnknown`], [`Deny::CredentialNotBound`] or [`Deny::CredentialRequired`].
+pub(crate) fn choose(
+    task: &Task,
+    (target, allowed): (&Target, &Allowed),
+    (kind, marks): (Kind, &Marks),
+    parts: &Parts,
+    record: &mut Record,
+) -> Verdict<Option<Chosen>> {
+    let named = named(task, kind, &parts.headers, record)?;
+    let mut swaps = Found { task, kind, marks, credential: named.clone(), swaps: Vec::new() };
+    swaps.look(parts, named.as_ref(), record)?;
+    let Found { credential, mut swaps, .. } = swaps;
+    let always = || {
+        let goes = |c: &&Arc<Credential>| c.is_always_injected() && c.is_bound_to(target, allowed);
+        task.credentials().iter().find(goes).filter(|_| kind.takes_placeholders()).cloned()
+    };
+    let credential = credential.or_else(always);
+    let chosen = credential.as_ref().map(|credential| credential.name());
+    let exclusive = allowed.required().next().is_some();
+    if let Some(required) = allowed.required().find(|required| Some(*required) != chosen) {
+        return Err(record.refused_for(Deny::CredentialRequired, required, "it is required here"));
+    }
+    if kind == Kind::Tool(Tool::ApiCall) && named.is_none() {
+        return Err(Deny::CredentialRequired.into());
+    }
+    let Some(credential) = credential else { return Ok(None) };
+    if credential.value().is_none() {
+        return Err(record.refused_for(Deny::CredentialUnknown, credential.name(), "it has no value"));
+    }
+    if !credential.is_bound_to(target, allowed) {
+        return Err(not_bound(record, &credential, "it is bound to other destinations"));
+    }
+    // What stands around a placeholder could be a key of the sandbox's own.
+    swaps.retain(|swap| !exclusive || !swap.could_hold_keys(task));
+    Ok(Some(Chosen { credential, whole: named.is_some() || exclusive, swaps }))
+}
+
+fn not_bound(record: &mut Record, credential: &Credential, why: &str) -> crate::model::refusal::Refusal {
+    record.refused_for(Deny::CredentialNotBound, credential.name(), why)
+}
+
+fn named(task: &Task, kind: Kind, headers: &HeaderMap, record: &mut Record) -> Verdict<Option<Arc<Credential>>> {
+    let Some(name) = single(headers, &EXEAT_CREDENTIAL)? else { return Ok(None) };
+    // A name that is not the task's is nobody's, whoever else may have one like it.
+    let credential = task.credential(name).ok_or_else(|| record.unknown_credential(name, task.values()))?;
+    if !kind.takes_names() {
+        return Err(not_bound(record, credential, "the tool takes no credential"));
+    }
+    Ok(Some(credential.clone()))
+}
+
+fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Verdict<Option<&'h str>> {
+    let mut fields = headers.get_all(name).iter();
+    match (fields.next(), fields.next()) {
+        (None, _) => Ok(None),
+        (Some(one), None) => one.to_str().map(Some).map_err(|_| Deny::RequestMalformed.into()),
+        (Some(_), Some(_)) => Err(Deny::RequestMalformed.into()),
+    }
+}
+
+/// Placeholders that were found so far, all of one credential.
+struct Found<'a> {
+    task: &'a Task,
+    kind: Kind,
+    marks: &'a Marks,
+    credential: Option<Arc<Credential>>,
+    swaps: Vec<Swap>,
+}
+
+impl Found<'_> {
+    /// Looks where placeholders of this task can be swapped. The field that a named credential replaces is
+    /// not looked at.
+    fn look(&mut self, parts: &Parts, named: Option<&Arc<Credential>>, record: &mut Record) -> Verdict<()> {
+        let replaced = named.map(|credential| credential.auth().place());
+        let mut places = vec![Place::Field(AUTHORIZATION)];
+        places.extend(self.task.credentials().iter().flat_map(|credential| credential.places()));
+        let mut looked_at: Vec<Place> = replaced.into_iter().collect();
+        for place in places {
+            if looked_at.contains(&place) {
+                continue;
+            }
+            match &place {
+                Place::Field(name) => self.field(name, &parts.headers, record)?,
+                Place::Parameter(name) => self.parameter(name, parts.uri.query().unwrap_or_default(), record)?,
+            }
+            looked_at.push(place);
+        }
+        if *self.marks != Marks::Usual {
+            self.nowhere_else(parts, &looked_at, record)?;
+        }
+        Ok(())
+    }
+
+    fn field(&mut self, name: &HeaderName, headers: &HeaderMap, record: &mut Record) -> Verdict<()> {
+        let mut fields = headers.get_all(name).iter();
+        let only = fields.next().filter(|_| fields.next().is_none());
+        for value in headers.get_all(name) {
+            let decoded = if *name == AUTHORIZATION { basic(value.as_bytes()) } else { None };
+            let text = decoded.as_deref().unwrap_or(value.as_bytes());
+            self.text(Place::Field(name.clone()), text, (decoded.is_some(), only.is_some()), record)?;
+        }
+        Ok(())
+    }
+
+    fn parameter(&mut self, name: &str, query: &str, record: &mut Record) -> Verdict<()> {
+        for (_, value) in query::pairs(query).filter(|(key, _)| query::decoded(key) == name.as_bytes()) {
+            self.text(Place::Parameter(name.to_owned()), &query::decoded(value), (false, true), record)?;
+        }
+        Ok(())
+    }
+
+    /// One text where a placeholder can stand: one of them, in the only field of that name.
+    fn text(&mut self, place: Place, text: &[u8], (basic, only): (bool, bool), record: &mut Record) -> Verdict<()> {
+        let all = self.task.credentials();
+        let Some(Mark { credential, before, after }) = self.marks.first(all, text) else { return Ok(()) };
+        let credential = credential.map_err(|name| record.unknown_credential(name, self.task.values()))?;
+        if !self.kind.takes_placeholders() {
+            return Err(not_bound(record, &credential, "the tool swaps no placeholders"));
+        }
+        if !credential.swaps_in(&place) {
+            return Err(not_bound(record, &credential, "its placeholder stands in the field of another"));
+        }
+        if !only || [before, after].into_iter().any(|rest| self.marks.first(all, rest).is_some()) {
+            return Err(not_bound(record, &credential, "more than one placeholder or field"));
+        }
+        let other = self.credential.get_or_insert_with(|| credential.clone());
+        if other.name() != credential.name() {
+            return Err(not_bound(record, &credential, "another credential is asked for as well"));
+        }
+        let swap = Swap { place, before: before.to_vec(), after: after.to_vec(), basic };
+        if swap.place == credential.auth().place() && !swap.is_exact() {
+            return Err(not_bound(record, &credential, "its placeholder stands among other text"));
+        }
+        self.swaps.push(swap);
+        Ok(())
+    }
+
+    /// Who sends a nonce wants every mark swapped; one that cannot be is no text.
+    fn nowhere_else(&self, parts: &Parts, looked_at: &[Place], record: &mut Record) -> Verdict<()> {
+        let marked = |text: &[u8]| {
+            let decoded = query::decoded_bytes(text);
+            let mark = self.marks.first(self.task.credentials(), text);
+            mark.or_else(|| self.marks.first(self.task.credentials(), &decoded)).is_some()
+        };
+        let in_looked_at = |key: &str| {
+            let key = query::decoded(key);
+            looked_at.iter().any(|place| matches!(place, Place::Parameter(name) if name.as_bytes() == key))
+        };
+        let fields = parts
+            .headers
+            .iter()
+            .filter(|(name, _)| !looked_at.iter().any(|place| matches!(place, Place::Field(seen) if seen == *name)));
+        let in_fields = fields.into_iter().any(|(_, value)| marked(value.as_bytes()));
+        let mut pairs = query::pairs(parts.uri.query().unwrap_or_default());
+        let in_query =
+            pairs.any(|(key, value)| marked(key.as_bytes()) || !in_looked_at(key) && marked(value.as_bytes()));
+        if in_fields || in_query || marked(parts.uri.path().as_bytes()) {
+            record.rule("a placeholder stands where none is swapped");
+            return Err(Deny::CredentialNotBound.into());
+        }
+        Ok(())
+    }
+}
+
+/// What stands behind `Basic` (RFC 7617), read as leniently as servers do.
+fn basic(value: &[u8]) -> Option<Vec<u8>> {
+    let (scheme, rest) = value.split_at_checked(value.iter().position(|byte| matches!(byte, b' ' | b'\t'))?)?;
+    if !scheme.eq_ignore_ascii_case(b"basic") {
+        return None;
+    }
+    let lenient = GeneralPurposeConfig::new()
+        .with_decode_allow_trailing_bits(true)
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    let read = |alphabet| GeneralPurpose::new(alphabet, lenient).decode(rest.trim_ascii()).ok();
+    read(&STANDARD).or_else(|| read(&URL_SAFE))
+}

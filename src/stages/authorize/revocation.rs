@@ -1,0 +1,68 @@
+//! Whether an exchange that goes on may go on: asked of every new policy, and at every find. Not a stage: what
+//! `inject` begins and whoever waits for an origin listens to.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::Standing;
+use crate::audit::finds::Finds;
+use crate::ledger::Millis;
+use crate::model::refusal::{Deny, Refusal, Verdict};
+use crate::policy::rule::Policy;
+
+/// Ready once the exchange is no longer allowed, with its reason.
+pub type Withdrawn = Pin<Box<dyn Future<Output = Refusal> + Send>>;
+
+/// Asks every policy from now on, and whether its execution has been stopped.
+pub(crate) fn withdrawn(
+    standing: Standing,
+    addresses: Vec<SocketAddr>,
+    mut changes: watch::Receiver<Arc<Policy>>,
+    finds: Arc<Finds>,
+) -> Withdrawn {
+    let mut found = finds.changes();
+    let end = standing.expires_at();
+    Box::pin(async move {
+        let expired = expired(end);
+        tokio::pin!(expired);
+        loop {
+            found.mark_unchanged();
+            let policy = changes.borrow_and_update().clone();
+            let stopped = finds.judge(standing.execution(), policy.leak().max_finds());
+            if let Err(refusal) = stopped.and_then(|()| still(&policy, &standing, &addresses)) {
+                return refusal;
+            }
+            let over = tokio::select! {
+                changed = changes.changed() => changed.is_err(),
+                changed = found.changed() => changed.is_err(),
+                refusal = &mut expired => return refusal,
+            };
+            if over {
+                std::future::pending::<()>().await;
+            }
+        }
+    })
+}
+
+/// Ready once an execution has expired that does so then.
+pub async fn expired(end: Option<Millis>) -> Refusal {
+    match end {
+        // Longer than any timer takes is longer than any exchange.
+        Some(end) => tokio::time::sleep(end.since(Millis::now()).min(FAR)).await,
+        None => std::future::pending().await,
+    }
+    Deny::ExecutionStopped.into()
+}
+
+/// A year.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+fn still(policy: &Policy, standing: &Standing, addresses: &[SocketAddr]) -> Verdict<()> {
+    let Some(allowed) = standing.renewed(policy)? else { return Ok(()) };
+    let judged = addresses.iter().try_for_each(|address| policy.judge(address.ip(), &allowed));
+    judged.map_err(|_| Deny::AddressNotAllowed.into())
+}

@@ -1,0 +1,161 @@
+//! The one place that opens a socket to an origin, and only to addresses of a pin; and to servers of our own.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::audit::record::Counts;
+use crate::model::limited::Bound;
+use crate::model::name::ExecutionId;
+use crate::model::refusal::{Fail, Verdict};
+use crate::stages::pin::PinnedTarget;
+use crate::stages::socket_quota::{Permit, Quota};
+
+/// Addresses that are tried, of both families.
+const MOST_DIALLED: usize = 16;
+/// How long one address is alone in the race before the next joins (RFC 8305 §5).
+const STAGGER: Duration = Duration::from_millis(250);
+
+/// A connection to an origin, counted for as long as it is open.
+pub struct OriginStream {
+    stream: TcpStream,
+    _permit: Permit,
+}
+
+/// The permits for the sockets of a dial: the first, and where more are taken from.
+pub(crate) struct Sockets<'q> {
+    pub(crate) first: Permit,
+    pub(crate) quota: &'q Arc<Quota>,
+    pub(crate) execution: &'q ExecutionId,
+}
+
+/// Connects to the first address of the pin that answers, IPv6 and IPv4 in turn.
+///
+/// # Errors
+/// [`Fail::ConnectFailed`] if all refused, [`Fail::ConnectTimedOut`] if none answered in time.
+pub(crate) async fn connect(
+    pinned: &PinnedTarget,
+    sockets: Sockets<'_>,
+    within: Duration,
+    counts: &Counts,
+) -> Verdict<(OriginStream, SocketAddr)> {
+    let Sockets { first, quota, execution } = sockets;
+    let mut first = Some(first);
+    let permits = || first.take().or_else(|| quota.take(Some(execution)));
+    match timeout(within, race(interleaved(pinned.addresses()).into_iter().take(MOST_DIALLED), permits)).await {
+        Ok(Some((stream, address, permit))) => {
+            // Latency matters more than packets; a stream that cannot take the option still works.
+            let _ = stream.set_nodelay(true);
+            Ok((OriginStream { stream, _permit: permit }, address))
+        }
+        Ok(None) => Err(Fail::ConnectFailed.into()),
+        Err(_) => Err(counts.reached(Bound::Connect(within))),
+    }
+}
+
+/// Connects to a server of the proxy's own, whose addresses no sandbox has named.
+///
+/// # Errors
+/// If none of the addresses answers in time.
+pub async fn connect_own_server(addresses: &[SocketAddr], within: Duration) -> io::Result<TcpStream> {
+    let raced = timeout(within, race(interleaved(addresses).into_iter().take(MOST_DIALLED), || Some(()))).await;
+    let (stream, ..) = raced.map_err(|_| io::ErrorKind::TimedOut)?.ok_or(io::ErrorKind::ConnectionRefused)?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Each address joins the race with a permit, and later if there is none.
+async fn race<P>(
+    mut waiting: impl ExactSizeIterator<Item = SocketAddr>,
+    mut permits: impl FnMut() -> Option<P>,
+) -> Option<(TcpStream, SocketAddr, P)> {
+    let mut running = FuturesUnordered::new();
+    running.push(open(waiting.next()?, permits()?));
+    let mut next_joins = Instant::now() + STAGGER;
+    loop {
+        tokio::select! {
+            done = running.next() => match done {
+                Some(Ok(connected)) => return Some(connected),
+                // One failed: the next need not wait for its turn.
+                Some(Err(_)) => next_joins = Instant::now(),
+                None => running.push(open(waiting.next()?, permits()?)),
+            },
+            () = sleep_until(next_joins), if waiting.len() > 0 => {
+                if let Some(permit) = permits() {
+                    running.extend(waiting.next().map(|address| open(address, permit)));
+                }
+                next_joins = Instant::now() + STAGGER;
+            }
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the one place that dials; addresses come from a PinnedTarget")]
+async fn open<P>(address: SocketAddr, permit: P) -> std::io::Result<(TcpStream, SocketAddr, P)> {
+    Ok((TcpStream::connect(address).await?, address, permit))
+}
+
+impl AsyncRead for OriginStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for OriginStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+/// IPv6 first, then the families in turn (RFC 8305 §4).
+fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
+    let (v6, v4): (Vec<_>, Vec<_>) = addresses.iter().copied().partition(SocketAddr::is_ipv6);
+    let (mut v6, mut v4) = (v6.into_iter(), v4.into_iter());
+    let mut mixed = Vec::with_capacity(addresses.len());
+    while v6.len() > 0 || v4.len() > 0 {
+        mixed.extend(v6.next());
+        mixed.extend(v4.next());
+    }
+    mixed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_take_turns_and_none_is_lost() {
+        let of = |list: &[&str]| list.iter().map(|a| a.parse().unwrap()).collect::<Vec<SocketAddr>>();
+        let mixed = interleaved(&of(&["1.1.1.1:1", "1.1.1.2:1", "1.1.1.3:1", "[::1]:1"]));
+        assert_eq!(mixed, of(&["[::1]:1", "1.1.1.1:1", "1.1.1.2:1", "1.1.1.3:1"]));
+    }
+}

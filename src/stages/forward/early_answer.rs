@@ -1,0 +1,81 @@
+//! A connection to an origin that may answer before it has read everything.
+//!
+//! An origin that refuses an upload (413) answers and closes. Our next write then fails, and hyper would
+//! report that instead of the answer that is already there. So a write to a closed origin is swallowed:
+//! what ends the exchange is what can still be read, the answer or the end of the stream.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+pub(crate) struct Forgiving<T> {
+    inner: T,
+    closed: bool,
+}
+
+impl<T> Forgiving<T> {
+    pub(crate) fn new(inner: T) -> Self {
+        Self { inner, closed: false }
+    }
+
+    fn forgive<R>(&mut self, step: Poll<io::Result<R>>, swallowed: R) -> Poll<io::Result<R>> {
+        match step {
+            Poll::Ready(Err(error)) if is_about_closing(&error) => {
+                self.closed = true;
+                Poll::Ready(Ok(swallowed))
+            }
+            other => other,
+        }
+    }
+}
+
+fn is_about_closing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Forgiving<T> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(cx, buf)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Forgiving<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if self.closed {
+            return Poll::Ready(Ok(buf.len()));
+        }
+        let step = Pin::new(&mut self.inner).poll_write(cx, buf);
+        self.forgive(step, buf.len())
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.closed {
+            return Poll::Ready(Ok(()));
+        }
+        let step = Pin::new(&mut self.inner).poll_flush(cx);
+        self.forgive(step, ())
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let all = bufs.iter().map(|buf| buf.len()).sum();
+        if self.closed {
+            return Poll::Ready(Ok(all));
+        }
+        let step = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
+        self.forgive(step, all)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+}

@@ -1,0 +1,544 @@
+//! Sends what leaves over a connection that proves the name, and brings back the answer's head.
+
+mod dial;
+mod early_answer;
+pub(super) mod pool;
+mod retry;
+mod write_progress;
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE};
+use http::{Request, Response, StatusCode, Version};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsConnector;
+
+use self::dial::Sockets;
+pub use self::dial::{OriginStream, connect_own_server};
+use self::early_answer::Forgiving;
+use self::pool::{Key, Lease, MAX_STREAMS, Pool, SendError, Sender, Task, lock};
+use self::retry::Copy;
+use self::write_progress::Written;
+use super::authorize::Admitted;
+use super::authorize::revocation::Withdrawn;
+use super::body_budget::{Budget, Reservation};
+use super::inject::{Outbound, Parcel};
+use super::limit::redact;
+use super::limit::redact::{Guard, Undo};
+use super::limit::report::Reader;
+use super::message::h2_trailers::MarkTrailers;
+use super::message::headers;
+use super::message::late_trailers::{Framing, LateTrailers, Trailers};
+use super::message::request_body::RequestBody;
+use super::message::websocket::{Downward, Upward, Wanted};
+use super::pin::PinnedTarget;
+use super::socket_quota::Quota;
+use crate::audit::record::{Counts, Record};
+use crate::leak::Matcher;
+use crate::model::descriptors::{self, Descriptors};
+use crate::model::limited::Bound;
+use crate::model::name::ExecutionId;
+use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
+use crate::model::target::Scheme;
+use crate::model::tls::TlsFailure;
+use crate::policy::plan::{Limits, Timeouts};
+use crate::policy::rule::Mode;
+use crate::tls::failure;
+use crate::tls::probe::Shown;
+use crate::tls::upstream::{self, RootsError, UpstreamTls};
+
+/// Heads of answers, in bytes. Origins are not trusted either.
+const MAX_RESPONSE_HEAD: usize = 256 * 1024;
+/// What an origin may send of one h2 answer before the client has read it.
+const STREAM_WINDOW: u32 = 512 * 1024;
+/// The same, on connections of an execution that has many.
+const SMALL_STREAM_WINDOW: u32 = 64 * 1024;
+/// Bytes of windows before they become small: of one execution, which are eight connections, and of all together.
+const WINDOWS_PER_EXECUTION: u64 = 64 << 20;
+const WINDOWS_PER_PROCESS: u64 = 512 << 20;
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+
+/// What it takes to reach origins.
+pub struct Forwarder {
+    tls: UpstreamTls,
+    pool: Arc<Pool>,
+    windows: Arc<Budget>,
+    /// Sockets to origins.
+    sockets: Arc<Quota>,
+    connect_timeout: Duration,
+    handshake_timeout: Duration,
+}
+
+/// The head of an answer, and the connection that its body comes on.
+pub struct Received {
+    pub(super) response: Response<Incoming>,
+    pub(super) lease: Lease,
+    pub(super) limits: Limits,
+    pub(super) reader: Reader,
+    pub(super) started: Instant,
+    /// What must not come back to the client, and how the answer is read.
+    pub(super) guard: Option<(Guard, Undo)>,
+    /// What the client must not send on.
+    pub(super) values: Arc<Matcher>,
+    /// For messages that are held.
+    pub(super) reservation: Reservation,
+    pub(super) withdrawn: Withdrawn,
+    /// The origin's end of a connection that is a WebSocket from now on.
+    pub(super) switched: Option<OnUpgrade>,
+}
+
+impl Received {
+    /// True if the origin has agreed to a WebSocket.
+    #[must_use]
+    pub fn is_switched(&self) -> bool {
+        self.switched.is_some()
+    }
+}
+
+/// A WebSocket that both sides have agreed to, as yet unconnected.
+pub struct Switched {
+    /// The head of the answer.
+    pub response: Response<()>,
+    /// What is to be carried.
+    pub relay: Relay,
+}
+
+/// The two sides of a WebSocket, and for how long.
+pub struct Relay {
+    /// The origin's end.
+    pub origin: OnUpgrade,
+    /// What the client sends, looked through.
+    pub up: Upward,
+    /// What the origin sends, redacted.
+    pub down: Downward,
+    /// How long nothing may move.
+    pub idle: Duration,
+    /// When it has to be over, as any exchange.
+    pub until: Option<Instant>,
+    /// Ready once a later policy no longer allows it.
+    pub withdrawn: Withdrawn,
+    /// Keeps the connection until it has been handed over.
+    pub lease: Box<dyn std::any::Any + Send>,
+}
+
+impl Received {
+    /// Takes a WebSocket apart. None if it is an ordinary answer.
+    #[must_use]
+    pub fn switch(self) -> Option<Switched> {
+        let Self { response, lease, limits, started, guard, values, reservation, withdrawn, switched, reader: _ } =
+            self;
+        let timeouts = limits.timeouts;
+        let (mut head, guarded) = redact::head(response, guard).into_parts();
+        head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+        head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        let relay = Relay {
+            origin: switched?,
+            up: Upward::new(values).charged_to(reservation),
+            down: Downward::new(guarded.into_redactor()),
+            idle: timeouts.idle,
+            until: timeouts.request.map(|request| started + request),
+            withdrawn,
+            lease: Box::new(lease),
+        };
+        Some(Switched { response: Response::from_parts(head, ()), relay })
+    }
+}
+
+impl Forwarder {
+    /// Sets the forwarder up, and the task that sweeps its pool for as long as it lives.
+    #[must_use]
+    pub fn new(
+        tls: UpstreamTls,
+        connect_timeout: Duration,
+        handshake_timeout: Duration,
+        descriptors: &Descriptors,
+    ) -> Self {
+        let pool = Arc::new(Pool::default());
+        let swept = Arc::downgrade(&pool);
+        tokio::spawn(async move {
+            while let Some(pool) = swept.upgrade() {
+                pool.sweep();
+                drop(pool);
+                tokio::time::sleep(SWEEP_EVERY).await;
+            }
+        });
+        let windows = Arc::new(Budget::new(WINDOWS_PER_EXECUTION, WINDOWS_PER_PROCESS));
+        let sockets = Quota::new(descriptors.origins, descriptors.origins_each);
+        Self { tls, pool, windows, sockets, connect_timeout, handshake_timeout }
+    }
+
+    /// Reads the lists of revoked certificates again. No connection that was made before is used for a further request.
+    ///
+    /// # Errors
+    /// [`RootsError::Crl`]: then the old lists stay in force.
+    pub fn renew(&self) -> Result<(), RootsError> {
+        let before = self.tls.generation();
+        self.tls.renew()?;
+        if self.tls.generation() != before {
+            self.pool.drop_idle(None);
+        }
+        Ok(())
+    }
+
+    /// Opens a connection for an opaque tunnel. What goes over it is the client's.
+    ///
+    /// # Errors
+    /// [`Fail::ConnectFailed`], [`Fail::ConnectTimedOut`] or [`Fail::Overloaded`]; [`Deny::AuthorityMismatch`] if the destination
+    /// is not an opaque one, or the pin another's: whatever is inspected goes through [`Self::exchange`].
+    pub async fn connect(
+        &self,
+        admitted: &Admitted,
+        pinned: &PinnedTarget,
+        counts: &Counts,
+    ) -> Verdict<(OriginStream, SocketAddr)> {
+        if admitted.mode() != Mode::Opaque || admitted.target() != pinned.target() {
+            return Err(Deny::AuthorityMismatch.into());
+        }
+        self.dial(pinned, admitted.caller().execution(), counts).await
+    }
+
+    /// Dials once there is a descriptor for it. Connections that nobody uses give theirs up: all of them, or only the
+    /// execution's own where it has its part already.
+    async fn dial(
+        &self,
+        pinned: &PinnedTarget,
+        execution: &ExecutionId,
+        counts: &Counts,
+    ) -> Verdict<(OriginStream, SocketAddr)> {
+        let first = match self.sockets.take(Some(execution)) {
+            Some(permit) => permit,
+            None => {
+                self.pool.drop_idle((!self.sockets.is_exhausted()).then_some(execution));
+                let taken = self.sockets.take_within(Some(execution), descriptors::PATIENCE).await;
+                taken.ok_or(Fail::Overloaded)?
+            }
+        };
+        let sockets = Sockets { first, quota: &self.sockets, execution };
+        dial::connect(pinned, sockets, self.connect_timeout, counts).await
+    }
+
+    /// Dials, and hangs up: which address answered.
+    ///
+    /// # Errors
+    /// [`Fail::ConnectFailed`], [`Fail::ConnectTimedOut`] or [`Fail::Overloaded`].
+    pub async fn knock(&self, pinned: &PinnedTarget, execution: &ExecutionId, counts: &Counts) -> Verdict<SocketAddr> {
+        self.dial(pinned, execution, counts).await.map(|(_, address)| address)
+    }
+
+    /// Dials, and brings back what the origin shows of itself in a TLS handshake, be it believed or not. Nothing else
+    /// is sent.
+    ///
+    /// # Errors
+    /// As [`Self::knock`]; [`Fail::TlsFailed`] where there is no TLS.
+    pub async fn look(&self, pinned: &PinnedTarget, execution: &ExecutionId, record: &mut Record) -> Verdict<Shown> {
+        let counts = record.counts();
+        let (tcp, address) = self.dial(pinned, execution, &counts).await?;
+        record.address(address.ip());
+        let looked = timeout(self.handshake_timeout, self.tls.look(pinned.target().host(), tcp)).await;
+        let looked = looked.map_err(|_| counts.reached(Bound::Handshake(self.handshake_timeout)))?;
+        looked.map_err(|error| handshake_failed(&error, record))
+    }
+
+    /// Sends a request and returns the head of the answer with the connection it came on.
+    ///
+    /// A request goes out a second time, once and on a new connection, if a reused one has ended: where nothing of it
+    /// was written, or where it is held whole and a second time does no harm (RFC 9110 §9.2.2,
+    /// RFC 9113 §8.7).
+    ///
+    /// # Errors
+    /// What dialling and TLS say; [`Fail::UpstreamProtocol`] for an origin that breaks HTTP, and
+    /// [`Fail::RequestTimedOut`] for one that is too slow.
+    pub async fn exchange(
+        &self,
+        outbound: Outbound,
+        mut withdrawn: Withdrawn,
+        execution: &ExecutionId,
+        record: &mut Record,
+    ) -> Verdict<Received> {
+        let Parcel { request, pinned, limits, reader, guard, values } = outbound.into_parcel();
+        let timeouts = limits.timeouts;
+        let (started, reservation) = (request.body().began(), request.body().reservation());
+        let wanted = request.extensions().get::<Wanted>().cloned();
+        let counts = record.counts();
+        let exchange = async {
+            let exchange = self.send(request, &pinned, timeouts, execution, record);
+            match timeouts.request {
+                None => exchange.await,
+                Some(total) => {
+                    timeout_at(started + total, exchange).await.map_err(|_| counts.reached(Bound::Request(total)))?
+                }
+            }
+        };
+        let (mut response, lease) = tokio::select! {
+            // Asked first: what was taken away since must not even begin.
+            biased;
+            refusal = &mut withdrawn => return Err(refusal),
+            refusal = counts.until_stopped() => return Err(refusal),
+            exchanged = exchange => exchanged?,
+        };
+        let switched = switched(&mut response, wanted.as_ref())?;
+        let response = answer(response)?;
+        let undo = guard.as_ref().map(|guard| guard.undo(&response)).transpose().inspect_err(|_| {
+            // What cannot be read cannot be redacted. Only what can be was asked for.
+            record.rule("the answer has a coding that was not asked for");
+        })?;
+        let guard = guard.zip(undo);
+        Ok(Received { response, lease, limits, reader, started, guard, values, reservation, withdrawn, switched })
+    }
+
+    async fn send(
+        &self,
+        mut request: Request<RequestBody>,
+        pinned: &PinnedTarget,
+        timeouts: Timeouts,
+        execution: &ExecutionId,
+        record: &mut Record,
+    ) -> Verdict<(Response<Incoming>, Lease)> {
+        let key = Key::new(execution, pinned, self.tls.generation());
+        // A WebSocket takes the whole connection, and only HTTP/1.1 has it.
+        let upgrades = request.extensions().get::<Wanted>().is_some();
+        let mut pooled = if upgrades { None } else { self.pool.take(&key, pinned) };
+        loop {
+            let mut lease = match pooled.take() {
+                Some(lease) => lease,
+                None => self.open((key.clone(), execution), pinned, upgrades, record).await?,
+            };
+            record.address(lease.address());
+            record.alpn(lease.alpn());
+            let traffic = lease.traffic();
+            record.counts().sends(traffic.heads.clone());
+            let copy = if lease.is_reused() { Copy::of(&request) } else { None };
+            let (shaped, received) = (shape(request, &lease), traffic.received.load(Ordering::Relaxed));
+            let SendError { unsent, error } =
+                match within(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
+                    Ok(response) => return Ok((response, lease)),
+                    Err(error) => error,
+                };
+            if let Some(unsent) = unsent.filter(|_| lease.is_reused()) {
+                request = unsent;
+                continue;
+            }
+            // Streams share what comes over h2; there, an answer that has begun is no error here.
+            let is_answered = !lease.is_h2() && traffic.received.load(Ordering::Relaxed) > received;
+            let copy = copy.filter(|_| !record.counts().is_broken_off());
+            let again = copy.and_then(|copy| copy.after(error.as_ref()?, is_answered));
+            let alert = traffic.alert.get().filter(|_| !lease.is_reused());
+            request = again.ok_or_else(|| blame(error.as_ref(), alert.copied(), record))?;
+            record.repeated();
+        }
+    }
+
+    async fn open(
+        &self,
+        (key, execution): (Key, &ExecutionId),
+        pinned: &PinnedTarget,
+        upgrades: bool,
+        record: &mut Record,
+    ) -> Verdict<Lease> {
+        let counts = record.counts();
+        let (tcp, address) = self.dial(pinned, execution, &counts).await?;
+        record.address(address.ip());
+        let tcp = Forgiving::new(tcp);
+        let handshake = async {
+            match pinned.target().scheme() {
+                Scheme::Http => h1(tcp).await,
+                Scheme::Https => self.over_tls(tcp, &key, (pinned, upgrades), record).await,
+            }
+        };
+        let sender = timeout(self.handshake_timeout, handshake).await;
+        let sender = sender.map_err(|_| counts.reached(Bound::Handshake(self.handshake_timeout)))??;
+        Ok(self.pool.adopt(key, sender, address))
+    }
+
+    async fn over_tls(
+        &self,
+        tcp: Forgiving<OriginStream>,
+        key: &Key,
+        (pinned, upgrades): (&PinnedTarget, bool),
+        record: &mut Record,
+    ) -> Verdict<Sender> {
+        let name = upstream::server_name(pinned.target().host()).ok_or(Fail::TlsFailed)?;
+        let config = if upgrades { self.tls.config_h1() } else { self.tls.config() };
+        let handshake = TlsConnector::from(config).connect(name, tcp);
+        let tls = handshake.await.map_err(|error| handshake_failed(&error, record))?;
+        if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
+            return h1(tls).await;
+        }
+        let windows = u64::from(STREAM_WINDOW).saturating_mul(MAX_STREAMS as u64);
+        h2(tls, self.windows.keep(key.execution(), windows)).await
+    }
+}
+
+fn handshake_failed(error: &std::io::Error, record: &mut Record) -> Refusal {
+    let failure = failure::of_handshake(error);
+    // The names in a certificate are an outside text.
+    let error = record.clean(&error.to_string()).into_owned();
+    record.rule(format!("origin handshake: {error}"));
+    tracing::info!(error, host = record.host(), "TLS with the origin failed");
+    record.tls_failed(failure)
+}
+
+async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
+    let io = Written::h1(io);
+    let traffic = io.traffic();
+    let io = LateTrailers::new(io);
+    let announced = io.announced();
+    let (sender, connection) = http1::Builder::new()
+        .preserve_header_case(true)
+        .max_header_size(MAX_RESPONSE_HEAD)
+        .handshake(TokioIo::new(io))
+        .await
+        .map_err(|_| Fail::UpstreamProtocol)?;
+    let task = Task::run(connection.with_upgrades().map(drop));
+    Ok(Sender::h1(sender, traffic, announced, task))
+}
+
+/// A connection of a budget that has no room for its windows has small ones.
+async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: Option<Reservation>) -> Verdict<Sender> {
+    let window = if windows.is_some() { STREAM_WINDOW } else { SMALL_STREAM_WINDOW };
+    let io = Written::h2(io);
+    let traffic = io.traffic();
+    let io = MarkTrailers::responses(io);
+    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(window)
+        .initial_connection_window_size(window * MAX_STREAMS as u32)
+        .max_send_buf_size(256 * 1024)
+        .max_header_list_size(MAX_RESPONSE_HEAD as u32)
+        .keep_alive_interval(Duration::from_secs(20))
+        .keep_alive_timeout(Duration::from_secs(20))
+        .handshake(TokioIo::new(io))
+        .await
+        .map_err(|_| Fail::UpstreamProtocol)?;
+    // The pool asks it how many streams the origin allows by now. Only its task keeps it alive: one that has
+    // ended must be gone, or requests would wait for it for ever.
+    let connection = Arc::new(Mutex::new(connection));
+    let asked = Arc::downgrade(&connection);
+    let allowed = Box::new(move || asked.upgrade().map_or(0, |it| lock(&it).current_max_send_streams()));
+    let task = Task::run(std::future::poll_fn(move |cx| Pin::new(&mut *lock(&connection)).poll(cx)).map(drop));
+    Ok(Sender::h2(sender, traffic, allowed, (task, windows)))
+}
+
+/// Fits a request to the protocol of the connection. Left at HTTP/2, hyper would send it over h1
+/// without its body and without an error.
+fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBody> {
+    let target = request.extensions().get::<Whole>().cloned().unwrap_or_else(|| Whole(request.uri().clone()));
+    request.extensions_mut().insert(target.clone());
+    request.headers_mut().remove(TRANSFER_ENCODING);
+    request.headers_mut().remove(CONNECTION);
+    let Some(announced) = lease.announced() else {
+        *request.version_mut() = Version::HTTP_2;
+        *request.uri_mut() = target.0;
+        request.headers_mut().remove(HOST);
+        request.body_mut().put_trailers(None);
+        return request;
+    };
+    *request.version_mut() = Version::HTTP_11;
+    if let Some(Ok(host)) = target.0.authority().map(|authority| HeaderValue::from_str(authority.as_str())) {
+        request.headers_mut().insert(HOST, host);
+    }
+    // Origin-form (RFC 9112 §3.2.1); hyper would send what it is given.
+    if let Some(path) = target.0.path_and_query().cloned() {
+        *request.uri_mut() = path.into();
+    }
+    if request.body().has_trailers() {
+        // Behind a body with a length there is no place for them (RFC 9112 §7.1.2).
+        request.headers_mut().remove(CONTENT_LENGTH);
+    }
+    let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    // A body without a length has to be framed here, or hyper would leave it out without an error.
+    let trailers = (!request.body().is_end_stream() && length.is_none()).then(Trailers::default);
+    if trailers.is_some() {
+        request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
+    announced.push(trailers.clone().map_or(Framing::Length(length.unwrap_or_default()), Framing::Chunked));
+    request.body_mut().put_trailers(trailers);
+    if request.extensions().get::<Wanted>().is_some() {
+        request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    } else if request.headers().contains_key(TE) {
+        request.headers_mut().insert(CONNECTION, HeaderValue::from_static("te"));
+    }
+    request
+}
+
+/// The whole target of a request that may be shaped twice: for a connection that turned out dead, and for
+/// the next one, which may speak another protocol.
+#[derive(Clone)]
+struct Whole(http::Uri);
+
+/// Waits for the head of the answer. As long as the request's body makes progress, the origin need not
+/// have answered.
+async fn within<F: Future>(patience: Duration, counts: &Counts, sending: F) -> Verdict<F::Output> {
+    tokio::pin!(sending);
+    let mut seen = counts.sent_so_far();
+    loop {
+        match timeout(patience, &mut sending).await {
+            Ok(done) => return Ok(done),
+            Err(_) if counts.sent_so_far() > seen => seen = counts.sent_so_far(),
+            Err(_) => return Err(counts.reached(Bound::ResponseHeader(patience))),
+        }
+    }
+}
+
+/// The origin's end of what is a WebSocket from now on. An origin that switches unasked, or not to what was
+/// asked for, breaks the protocol (RFC 9110 §15.2.2).
+fn switched(response: &mut Response<Incoming>, wanted: Option<&Wanted>) -> Verdict<Option<OnUpgrade>> {
+    match (response.status(), wanted) {
+        (StatusCode::SWITCHING_PROTOCOLS, Some(wanted)) if wanted.is_met_by(response.headers()) => {
+            Ok(Some(hyper::upgrade::on(response)))
+        }
+        (StatusCode::SWITCHING_PROTOCOLS, _) => Err(Fail::UpstreamProtocol.into()),
+        _ => Ok(None),
+    }
+}
+
+/// Takes out of an answer what was meant for this hop, and what an origin could pretend with.
+fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
+    // An old origin's version would make hyper end the body by closing, and a body that was cut would
+    // look whole.
+    *response.version_mut() = Version::HTTP_11;
+    let length = response.body().size_hint().exact();
+    let headers = response.headers_mut();
+    if headers.contains_key(TRANSFER_ENCODING) {
+        let coded = |value: &HeaderValue| !value.as_bytes().eq_ignore_ascii_case(b"chunked");
+        if headers.get_all(TRANSFER_ENCODING).iter().any(coded) {
+            return Err(Fail::UpstreamProtocol.into());
+        }
+        headers.remove(CONTENT_LENGTH);
+    }
+    if headers.get_all(CONTENT_LENGTH).iter().any(|value| !value.as_bytes().iter().all(u8::is_ascii_digit))
+        && let Some(length) = length
+    {
+        // hyper merges `2, 2` into one length; so must what we pass on.
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    headers::remove_pretence(headers);
+    Ok(response)
+}
+
+fn blame(error: Option<&hyper::Error>, alert: Option<TlsFailure>, record: &mut Record) -> Refusal {
+    let counts = record.counts();
+    if let Some(refusal) = counts.stopped() {
+        return refusal;
+    }
+    if counts.has_client_stalled() {
+        return Fail::RequestTimedOut.into();
+    }
+    if counts.has_client_failed() {
+        // Its body's framing is broken, or it has gone and hears nothing of this.
+        return Deny::RequestMalformed.into();
+    }
+    tracing::debug!(?error, "the exchange broke off");
+    alert.map_or(Fail::UpstreamProtocol.into(), |alert| record.tls_failed(alert))
+}

@@ -1,0 +1,532 @@
+//! Connections to origins that may be used again, and by whom.
+//!
+//! hyper-util's ready-made pool tells connections apart by scheme and authority only. Here the key also
+//! holds the execution and the policy's generation, and a connection is only taken if its address is in
+//! the pin of the request at hand.
+//!
+//! The pool is shared by all executions, so each of them has a quota. When the pool is full, room is made by closing
+//! the connection that has been idle for longest of the execution that holds most.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use futures_util::future::Either;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::{TrySendError, http1, http2};
+use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::write_progress::Traffic;
+use crate::model::name::ExecutionId;
+use crate::model::target::Target;
+use crate::stages::body_budget::Reservation;
+use crate::stages::message::late_trailers::Announced;
+use crate::stages::message::request_body::RequestBody;
+use crate::stages::pin::PinnedTarget;
+
+/// Servers close idle connections after a minute or so; be earlier.
+const MAX_IDLE: Duration = Duration::from_secs(30);
+/// How long hyper may take to call a connection ready whose exchange is over.
+const READY: Duration = Duration::from_secs(5);
+/// No connection outlives its DNS answer by much.
+const MAX_AGE: Duration = Duration::from_secs(300);
+/// Connections that are kept for one key, for one execution, and in all.
+const MAX_PER_KEY: usize = 16;
+const MAX_PER_EXECUTION: usize = 256;
+const MAX: usize = 2048;
+/// Streams that are opened on one h2 connection before another one is dialled. Their windows together
+/// are the connection's, so that answers which nobody reads cannot starve the others.
+pub(crate) const MAX_STREAMS: usize = 16;
+/// No request takes a lock that all others take.
+const SHARDS: usize = 16;
+
+/// Who may use a connection.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Key {
+    execution: ExecutionId,
+    target: Target,
+    generation: u64,
+    /// The lists of revoked certificates under which it was made.
+    trust: u64,
+}
+
+/// A connection that one request uses, or several where it speaks h2.
+pub(crate) enum Sender {
+    H1(H1),
+    H2(Arc<H2>),
+}
+
+/// An HTTP/1.1 connection. It ends when this is dropped, whatever its task waits for: an origin that
+/// reads nothing would otherwise keep the socket for ever.
+pub(crate) struct H1 {
+    sender: http1::SendRequest<RequestBody>,
+    traffic: Arc<Traffic>,
+    announced: Announced,
+    task: Task,
+}
+
+/// An h2 connection, shared by the requests on it.
+pub(crate) struct H2 {
+    /// None once the connection has ended.
+    sender: Mutex<Option<http2::SendRequest<RequestBody>>>,
+    traffic: Arc<Traffic>,
+    streams: AtomicUsize,
+    /// What the origin allows at a time.
+    allowed: Allowed,
+    idle_since: Mutex<Instant>,
+    task: Task,
+    /// For what the origin may send that nobody has read.
+    _windows: Option<Reservation>,
+}
+
+/// Asks an h2 connection how many streams the origin allows at a time.
+pub(crate) type Allowed = Box<dyn Fn() -> usize + Send + Sync>;
+
+/// The task of a connection, which ends when this is dropped.
+pub(crate) struct Task {
+    handle: AbortHandle,
+    /// Cancelled once the task is over and the connection dropped.
+    ended: CancellationToken,
+}
+
+impl Task {
+    /// Runs a connection.
+    pub(crate) fn run(connection: impl Future<Output = ()> + Send + 'static) -> Self {
+        let ended = CancellationToken::new();
+        let guard = ended.clone().drop_guard();
+        let task = tokio::spawn(async move {
+            connection.await;
+            drop(guard);
+        });
+        Self { handle: task.abort_handle(), ended }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.handle.abort();
+    }
+}
+
+/// A request that has no answer.
+pub(crate) struct SendError {
+    /// The request, if none of it was sent.
+    pub(crate) unsent: Option<Request<RequestBody>>,
+    /// The reason. None if the connection had ended before.
+    pub(crate) error: Option<hyper::Error>,
+}
+
+impl From<TrySendError<Request<RequestBody>>> for SendError {
+    fn from(mut error: TrySendError<Request<RequestBody>>) -> Self {
+        Self { unsent: error.take_message(), error: Some(error.into_error()) }
+    }
+}
+
+struct Pooled {
+    key: Key,
+    sender: Sender,
+    address: SocketAddr,
+    born: Instant,
+    idle_since: Instant,
+}
+
+/// All connections that may be used again.
+#[derive(Default)]
+pub(crate) struct Pool {
+    kept: Kept<Pooled>,
+}
+
+/// What is kept for executions: each has its quota, and all of them share the room.
+struct Kept<T> {
+    count: AtomicUsize,
+    most: usize,
+    per_execution: usize,
+    /// Of each execution what is kept, in the order in which it came.
+    shards: [Mutex<HashMap<ExecutionId, Vec<T>>>; SHARDS],
+    hasher: RandomState,
+}
+
+/// What can be kept.
+trait Idle {
+    /// The begin of the time in which nobody uses it.
+    fn idle_since(&self, now: Instant) -> Instant;
+}
+
+/// The use of a connection for one exchange. Dropped, an h1 connection goes with it; given back, the
+/// next request may have it.
+pub(crate) struct Lease {
+    pool: Weak<Pool>,
+    key: Key,
+    sender: Option<Sender>,
+    address: SocketAddr,
+    born: Instant,
+    reused: bool,
+}
+
+impl Key {
+    pub(crate) fn new(execution: &ExecutionId, pinned: &PinnedTarget, trust: u64) -> Self {
+        let (target, generation) = (pinned.target().clone(), pinned.generation());
+        Self { execution: execution.clone(), target, generation, trust }
+    }
+
+    pub(crate) fn execution(&self) -> &ExecutionId {
+        &self.execution
+    }
+}
+
+impl Sender {
+    pub(crate) fn h1(
+        sender: http1::SendRequest<RequestBody>,
+        traffic: Arc<Traffic>,
+        announced: Announced,
+        task: Task,
+    ) -> Self {
+        Self::H1(H1 { sender, traffic, announced, task })
+    }
+
+    pub(crate) fn h2(
+        sender: http2::SendRequest<RequestBody>,
+        traffic: Arc<Traffic>,
+        allowed: Allowed,
+        (task, windows): (Task, Option<Reservation>),
+    ) -> Self {
+        let sender = Mutex::new(Some(sender));
+        let (streams, idle_since) = (AtomicUsize::new(0), Mutex::new(Instant::now()));
+        let h2 = H2 { sender, traffic, streams, allowed, idle_since, task, _windows: windows };
+        Self::H2(Arc::new(h2))
+    }
+
+    fn is_open(&self) -> bool {
+        match self {
+            Self::H1(h1) => !h1.sender.is_closed() && h1.sender.is_ready(),
+            Self::H2(h2) => lock(&h2.sender).as_ref().is_some_and(|sender| !sender.is_closed()),
+        }
+    }
+}
+
+impl H2 {
+    fn has_room(&self) -> bool {
+        self.streams.load(Ordering::Relaxed) < (self.allowed)().min(MAX_STREAMS)
+    }
+}
+
+impl Pool {
+    /// A connection of this key to an address of this pin.
+    pub(crate) fn take(self: &Arc<Self>, key: &Key, pinned: &PinnedTarget) -> Option<Lease> {
+        let now = Instant::now();
+        let pooled = self.kept.with(&key.execution, |kept| {
+            kept.retain(|pooled| pooled.key != *key || pooled.is_fresh(now));
+            let is_there = |pooled: &Pooled| pooled.key == *key && pinned.addresses().contains(&pooled.address);
+            let at = kept.iter().rposition(|pooled| is_there(pooled) && pooled.has_room())?;
+            kept.get(at).and_then(Pooled::share).or_else(|| Some(kept.remove(at)))
+        })?;
+        Some(self.lease(pooled, true))
+    }
+
+    /// A lease of a connection that has just been made. An h2 one can be shared from now on.
+    pub(crate) fn adopt(self: &Arc<Self>, key: Key, sender: Sender, address: SocketAddr) -> Lease {
+        let now = Instant::now();
+        let pooled = Pooled { key, sender, address, born: now, idle_since: now };
+        if let Some(shared) = pooled.share() {
+            self.put(shared);
+        }
+        self.lease(pooled, false)
+    }
+
+    /// Drops what has been idle or alive for too long.
+    pub(crate) fn sweep(&self) {
+        let now = Instant::now();
+        self.kept.retain(|pooled| pooled.is_fresh(now));
+    }
+
+    /// Drops the connections that may be used again, those of one execution or all. What is under way goes on.
+    pub(crate) fn drop_idle(&self, execution: Option<&ExecutionId>) {
+        self.kept.retain(|pooled| execution.is_some_and(|execution| pooled.key.execution != *execution));
+    }
+
+    fn lease(self: &Arc<Self>, pooled: Pooled, reused: bool) -> Lease {
+        let Pooled { key, sender, address, born, .. } = pooled;
+        if let Sender::H2(h2) = &sender {
+            h2.streams.fetch_add(1, Ordering::Relaxed);
+        }
+        Lease { pool: Arc::downgrade(self), key, sender: Some(sender), address, born, reused }
+    }
+
+    fn put(&self, pooled: Pooled) {
+        let execution = pooled.key.execution.clone();
+        let of_key = |kept: &mut Vec<Pooled>| kept.iter().filter(|known| known.key == pooled.key).count();
+        if self.kept.with(&execution, of_key) < MAX_PER_KEY {
+            self.kept.put(&execution, pooled);
+        }
+    }
+}
+
+impl<T> Default for Kept<T> {
+    fn default() -> Self {
+        let shards = std::array::from_fn(|_| Mutex::default());
+        Self {
+            count: AtomicUsize::new(0),
+            most: MAX,
+            per_execution: MAX_PER_EXECUTION,
+            shards,
+            hasher: RandomState::new(),
+        }
+    }
+}
+
+impl<T> Kept<T> {
+    /// Does something with what is kept for an execution, and counts what is left.
+    fn with<R>(&self, execution: &ExecutionId, act: impl FnOnce(&mut Vec<T>) -> R) -> R {
+        let mut shard = lock(self.shard(execution));
+        let kept = shard.entry(execution.clone()).or_default();
+        let before = kept.len();
+        let done = act(kept);
+        let after = kept.len();
+        if after == 0 {
+            shard.remove(execution);
+        }
+        self.count.fetch_add(after, Ordering::Relaxed);
+        self.count.fetch_sub(before, Ordering::Relaxed);
+        done
+    }
+
+    /// Drops whatever is not to be kept.
+    fn retain(&self, keep: impl Fn(&T) -> bool) {
+        for shard in &self.shards {
+            lock(shard).retain(|_, kept| {
+                let before = kept.len();
+                kept.retain(&keep);
+                self.count.fetch_sub(before.saturating_sub(kept.len()), Ordering::Relaxed);
+                !kept.is_empty()
+            });
+        }
+    }
+
+    /// The execution for which most is kept, and how much.
+    fn largest(&self) -> Option<(ExecutionId, usize)> {
+        let of_shard = |shard: &Mutex<HashMap<ExecutionId, Vec<T>>>| {
+            let shard = lock(shard);
+            let largest = shard.iter().max_by_key(|(_, kept)| kept.len());
+            largest.map(|(execution, kept)| (execution.clone(), kept.len()))
+        };
+        self.shards.iter().filter_map(of_shard).max_by_key(|(_, count)| *count)
+    }
+
+    fn shard(&self, execution: &ExecutionId) -> &Mutex<HashMap<ExecutionId, Vec<T>>> {
+        let [first, ..] = &self.shards;
+        let at = usize::try_from(self.hasher.hash_one(execution) % SHARDS as u64).unwrap_or_default();
+        self.shards.get(at).unwrap_or(first)
+    }
+}
+
+impl<T: Idle> Kept<T> {
+    /// Keeps one more. One that has been idle for longest makes room: of the same execution if that has its quota or
+    /// holds as many as any other, else of the one that holds most.
+    fn put(&self, execution: &ExecutionId, one: T) {
+        let count = self.with(execution, |kept| {
+            kept.push(one);
+            if kept.len() > self.per_execution {
+                remove_idlest(kept);
+            }
+            kept.len()
+        });
+        if self.count.load(Ordering::Relaxed) > self.most {
+            let larger = self.largest().filter(|(_, most)| *most > count);
+            let from = larger.map_or_else(|| execution.clone(), |(largest, _)| largest);
+            self.with(&from, remove_idlest);
+        }
+    }
+}
+
+fn remove_idlest<T: Idle>(kept: &mut Vec<T>) {
+    let now = Instant::now();
+    let idlest = kept.iter().enumerate().min_by_key(|(_, one)| one.idle_since(now));
+    if let Some((at, _)) = idlest {
+        kept.remove(at);
+    }
+}
+
+impl Idle for Pooled {
+    fn idle_since(&self, now: Instant) -> Instant {
+        match &self.sender {
+            Sender::H1(_) => self.idle_since,
+            Sender::H2(h2) if h2.streams.load(Ordering::Relaxed) > 0 => now,
+            Sender::H2(h2) => *lock(&h2.idle_since),
+        }
+    }
+}
+
+impl Pooled {
+    fn is_fresh(&self, now: Instant) -> bool {
+        let age = now.saturating_duration_since(self.born);
+        now.saturating_duration_since(self.idle_since(now)) < MAX_IDLE && age < MAX_AGE && self.sender.is_open()
+    }
+
+    fn has_room(&self) -> bool {
+        match &self.sender {
+            Sender::H1(_) => true,
+            Sender::H2(h2) => h2.has_room(),
+        }
+    }
+
+    /// A second handle, where the protocol lets several requests share a connection.
+    fn share(&self) -> Option<Self> {
+        match &self.sender {
+            Sender::H1(_) => None,
+            Sender::H2(h2) => Some(Self { key: self.key.clone(), sender: Sender::H2(h2.clone()), ..*self }),
+        }
+    }
+}
+
+impl Lease {
+    /// The address at the other end.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.address.ip()
+    }
+
+    /// The protocol, by its ALPN name.
+    pub(crate) fn alpn(&self) -> &'static str {
+        if self.is_h2() { "h2" } else { "http/1.1" }
+    }
+
+    pub(crate) fn is_h2(&self) -> bool {
+        matches!(self.sender, Some(Sender::H2(_)))
+    }
+
+    /// True if an earlier request used it: then it may have died unnoticed.
+    /// Where requests over HTTP/1.1 are announced before they are sent.
+    pub(crate) fn announced(&self) -> Option<&Announced> {
+        match &self.sender {
+            Some(Sender::H1(h1)) => Some(&h1.announced),
+            Some(Sender::H2(_)) | None => None,
+        }
+    }
+
+    pub(crate) fn is_reused(&self) -> bool {
+        self.reused
+    }
+
+    /// What has passed over it, also once it has ended.
+    pub(crate) fn traffic(&self) -> Arc<Traffic> {
+        match &self.sender {
+            Some(Sender::H1(h1)) => h1.traffic.clone(),
+            Some(Sender::H2(h2)) => h2.traffic.clone(),
+            None => Arc::default(),
+        }
+    }
+
+    /// Sends a request.
+    ///
+    /// A request that is queued in the very moment in which the connection ends can get stuck in hyper's channel: it is
+    /// neither sent nor returned until the last handle to the channel has been dropped. So the handles are dropped once
+    /// the connection has ended.
+    pub(crate) async fn send(&mut self, request: Request<RequestBody>) -> Result<Response<Incoming>, SendError> {
+        let unsent = |request| SendError { unsent: Some(request), error: None };
+        let (sending, ended) = match &mut self.sender {
+            Some(Sender::H1(h1)) => (Either::Left(h1.sender.try_send_request(request)), h1.task.ended.clone()),
+            Some(Sender::H2(h2)) => {
+                let Some(mut sender) = lock(&h2.sender).clone() else { return Err(unsent(request)) };
+                (Either::Right(sender.try_send_request(request)), h2.task.ended.clone())
+            }
+            // The connection ended while an earlier request was sent.
+            None => return Err(unsent(request)),
+        };
+        tokio::pin!(sending);
+        tokio::select! {
+            biased;
+            done = &mut sending => return done.map_err(SendError::from),
+            () = ended.cancelled() => {}
+        }
+        match &mut self.sender {
+            Some(Sender::H2(h2)) => drop(lock(&h2.sender).take()),
+            Some(Sender::H1(_)) | None => drop(self.sender.take()),
+        }
+        sending.await.map_err(SendError::from)
+    }
+
+    /// The exchange is over and the connection sound.
+    pub(crate) fn give_back(mut self) {
+        let Some(Sender::H1(mut h1)) = self.sender.take_if(|sender| matches!(sender, Sender::H1(_))) else { return };
+        let (pool, key, address, born) = (self.pool.clone(), self.key.clone(), self.address, self.born);
+        // hyper says a moment later that the connection is ready, or that it is closed.
+        tokio::spawn(async move {
+            let ready = tokio::time::timeout(READY, std::future::poll_fn(|cx| h1.sender.poll_ready(cx))).await;
+            if let (Ok(Ok(())), Some(pool)) = (ready, pool.upgrade()) {
+                pool.put(Pooled { key, sender: Sender::H1(h1), address, born, idle_since: Instant::now() });
+            }
+        });
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(Sender::H2(h2)) = &self.sender {
+            *lock(&h2.idle_since) = Instant::now();
+            h2.streams.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A panic while the lock was held cannot leave these maps half-changed in a way that matters.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Idle for Instant {
+        fn idle_since(&self, _: Instant) -> Instant {
+            *self
+        }
+    }
+
+    fn execution(n: usize) -> ExecutionId {
+        ExecutionId::new(&n.to_string())
+    }
+
+    fn count(kept: &Kept<Instant>, n: usize) -> usize {
+        kept.with(&execution(n), |kept| kept.len())
+    }
+
+    #[test]
+    fn a_full_pool_takes_from_whoever_holds_most() {
+        let kept = Kept { most: 100, per_execution: 60, ..Kept::default() };
+        let begin = Instant::now();
+        let at = |n: u64| begin + Duration::from_secs(n);
+        for n in 0..500 {
+            // The idlest is not the first that came.
+            kept.put(&execution(1), at(1_000 - n));
+        }
+        assert_eq!(count(&kept, 1), 60, "a quota");
+        kept.with(&execution(1), |kept| assert!(kept.iter().all(|since| *since >= at(941)), "the idlest went"));
+        // A small one keeps what it has, whatever the others do.
+        for n in 0..10 {
+            kept.put(&execution(2), at(n));
+        }
+        for n in 0..500 {
+            kept.put(&execution(3), at(n));
+            kept.put(&execution(1), at(n));
+        }
+        assert_eq!(count(&kept, 2), 10);
+        assert_eq!((count(&kept, 1), count(&kept, 3)), (45, 45));
+        assert_eq!(kept.count.load(Ordering::Relaxed), 100);
+        // So do many small ones against one large one.
+        for n in 4..34 {
+            kept.put(&execution(n), at(0));
+        }
+        assert!((2..34).all(|n| count(&kept, n) >= 1) && count(&kept, 2) == 10);
+        kept.retain(|since| *since > at(0));
+        let left: usize = (1..34).map(|n| count(&kept, n)).sum();
+        assert_eq!(kept.count.load(Ordering::Relaxed), left);
+        kept.retain(|_| false);
+        assert_eq!(kept.count.load(Ordering::Relaxed), 0);
+        assert!(kept.shards.iter().all(|shard| lock(shard).is_empty()));
+    }
+}

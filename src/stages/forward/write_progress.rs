@@ -1,0 +1,219 @@
+//! Whether the head of a request has left for its origin, and bytes have come back. Not a stage: what `forward` puts
+//! between HTTP and a connection.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::model::tls::TlsFailure;
+use crate::tls::failure;
+
+/// What HTTP/2 begins with (RFC 9113 §3.4), in bytes, and a frame's header (§4.1).
+const PREFACE: usize = 24;
+const FRAME_HEADER: usize = 9;
+const HEADERS: u8 = 1;
+
+/// A connection to an origin that counts heads as they go out, and bytes as they come.
+pub(crate) struct Written<T> {
+    inner: T,
+    reader: Reader,
+    traffic: Arc<Traffic>,
+}
+
+/// What has passed over a connection.
+#[derive(Default)]
+pub(crate) struct Traffic {
+    /// Heads that have gone out. Over HTTP/1.1 it only says whether one has since it was asked last.
+    pub(crate) heads: Arc<AtomicU64>,
+    /// Bytes that have come, of answers and whatever else.
+    pub(crate) received: AtomicU64,
+    /// The TLS alert that ended it.
+    pub(crate) alert: OnceLock<TlsFailure>,
+}
+
+/// How heads are told in what is written.
+enum Reader {
+    /// HTTP/1.1, one exchange at a time: whatever is written begins with the head.
+    Bytes,
+    /// HTTP/2, several at a time.
+    Frames(Frames),
+}
+
+/// A reader of frames, wherever they are cut.
+struct Frames {
+    /// Bytes of the preface or of a frame's payload that are still to come.
+    skip: usize,
+    /// The skipped payload is that of a HEADERS frame.
+    is_head: bool,
+    /// Bytes of a frame header that have gone, and what they said.
+    at: usize,
+    length: usize,
+    kind: u8,
+}
+
+impl<T> Written<T> {
+    /// For HTTP/1.1.
+    pub(crate) fn h1(inner: T) -> Self {
+        Self { inner, reader: Reader::Bytes, traffic: Arc::default() }
+    }
+
+    /// For HTTP/2, from its first byte.
+    pub(crate) fn h2(inner: T) -> Self {
+        Self { inner, reader: Reader::Frames(Frames::new()), traffic: Arc::default() }
+    }
+
+    /// The counters, which stay when it has ended.
+    pub(crate) fn traffic(&self) -> Arc<Traffic> {
+        self.traffic.clone()
+    }
+
+    fn went(&mut self, bytes: &[u8]) {
+        let heads = match &mut self.reader {
+            Reader::Bytes => u64::from(!bytes.is_empty()),
+            Reader::Frames(frames) => frames.read(bytes),
+        };
+        self.traffic.heads.fetch_add(heads, Ordering::Relaxed);
+    }
+}
+
+impl Frames {
+    fn new() -> Self {
+        Self { skip: PREFACE, is_head: false, at: 0, length: 0, kind: 0 }
+    }
+
+    /// How many HEADERS frames end in these bytes.
+    fn read(&mut self, mut bytes: &[u8]) -> u64 {
+        let mut heads = 0_u64;
+        loop {
+            let (skipped, rest) = bytes.split_at(self.skip.min(bytes.len()));
+            self.skip = self.skip.saturating_sub(skipped.len());
+            if self.skip == 0 && std::mem::take(&mut self.is_head) {
+                heads = heads.saturating_add(1);
+            }
+            let Some((byte, rest)) = rest.split_first() else { return heads };
+            self.header(*byte);
+            bytes = rest;
+        }
+    }
+
+    fn header(&mut self, byte: u8) {
+        match self.at {
+            0..=2 => self.length = self.length << 8 | usize::from(byte),
+            3 => self.kind = byte,
+            _ => {}
+        }
+        self.at = self.at.saturating_add(1);
+        if self.at == FRAME_HEADER {
+            *self = Self { skip: self.length, is_head: self.kind == HEADERS, at: 0, length: 0, kind: 0 };
+        }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Written<T> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.inner).poll_read(cx, buf);
+        let came = buf.filled().len().saturating_sub(before);
+        self.traffic.received.fetch_add(came as u64, Ordering::Relaxed);
+        if let Poll::Ready(Err(error)) = &read
+            && let Some(failure) = failure::alert_behind(error)
+        {
+            let _ = self.traffic.alert.set(failure);
+        }
+        read
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Written<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes))?;
+        self.went(bytes.get(..written).unwrap_or(bytes));
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, parts))?;
+        let mut left = written;
+        for part in parts {
+            self.went(part.get(..left).unwrap_or(part));
+            left = left.saturating_sub(part.len());
+        }
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncWriteExt;
+
+    fn frame(kind: u8, payload: usize) -> Vec<u8> {
+        let mut frame = (payload as u32).to_be_bytes()[1..].to_vec();
+        frame.extend([kind, 0, 0, 0, 0, 1]);
+        frame.extend(vec![HEADERS; payload]);
+        frame
+    }
+
+    #[test]
+    fn heads_are_counted_once_they_are_out_wherever_they_are_cut() {
+        let parts =
+            [vec![HEADERS; PREFACE], frame(4, 6), frame(HEADERS, 70_000), frame(0, 9), frame(HEADERS, 0), frame(4, 0)];
+        let (all, first) = (parts.concat(), parts[..3].concat().len());
+        for size in [1, 2, 7, 9, 33, 1_000, usize::MAX] {
+            let mut frames = Frames::new();
+            let mut sent = 0;
+            let mut heads = 0;
+            for part in all.chunks(size.min(all.len())) {
+                heads += frames.read(part);
+                sent += part.len();
+                assert_eq!(heads >= 1, sent >= first, "{sent} in {size}");
+            }
+            assert_eq!(heads, 2, "{size}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_written_is_not_counted() {
+        let (ours, theirs) = tokio::io::duplex(16);
+        let mut io = Written::h1(ours);
+        let heads = io.traffic().heads.clone();
+        assert_eq!(heads.load(Ordering::Relaxed), 0);
+        io.write_all(b"GET /").await.unwrap();
+        assert!(heads.load(Ordering::Relaxed) > 0);
+        let before = heads.load(Ordering::Relaxed);
+        drop(theirs);
+        assert!(io.write_all(&[0; 100]).await.is_err());
+        assert_eq!(heads.load(Ordering::Relaxed), before);
+        let (ours, mut theirs) = tokio::io::duplex(1_000);
+        let mut io = Written::h2(ours);
+        let heads = io.traffic().heads.clone();
+        let bytes = [vec![0; PREFACE], frame(HEADERS, 10)].concat();
+        let (one, two) = bytes.split_at(30);
+        let parts = [IoSlice::new(one), IoSlice::new(two)];
+        std::future::poll_fn(|cx| Pin::new(&mut io).poll_write_vectored(cx, &parts)).await.unwrap();
+        io.write_all(two).await.unwrap();
+        drop(io);
+        tokio::io::copy(&mut theirs, &mut tokio::io::sink()).await.unwrap();
+        assert!(heads.load(Ordering::Relaxed) >= 1);
+    }
+}

@@ -1,0 +1,273 @@
+//! What leaves, put together once: hop-by-hop fields and our own taken out, `Host` from the pin, and the
+//! credential put in last, so that no look-out for credentials meets our own.
+
+pub(super) mod strip;
+
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::header::{
+    ACCEPT_CHARSET, ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, IF_RANGE, RANGE, TE, VIA,
+};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Request};
+use http_body::Body;
+use tokio::sync::watch;
+use zeroize::Zeroizing;
+
+use super::approve::Approved;
+use super::authorize::credential::{Chosen, Swap};
+use super::authorize::revocation;
+use super::authorize::revocation::Withdrawn;
+use super::authorize::{Grant, Standing};
+use super::limit::redact::Guard;
+use super::limit::report::Reader;
+use super::message::request_body::RequestBody;
+use super::message::{headers, query, websocket};
+use super::pin::PinnedTarget;
+use crate::audit::finds::Finds;
+use crate::coding;
+use crate::coding::Coding;
+use crate::leak::Matcher;
+use crate::model::refusal::{Deny, Verdict};
+use crate::model::target::Scheme;
+use crate::policy::credential::{Auth, Place};
+use crate::policy::plan::Limits;
+use crate::policy::rule::Policy;
+
+/// Evidence that a request was cleared and, if it has to be, approved, and that it goes to the pin of the target it was
+/// judged for.
+///
+/// ```compile_fail
+/// use exeat::stages::{inject::Outbound, pin::PinnedTarget};
+/// // What was put together for one pin does not go to another.
+/// fn elsewhere(outbound: Outbound, pinned: PinnedTarget) -> Outbound { Outbound { pinned, ..outbound } }
+/// ```
+/// ```
+/// use exeat::{model::refusal::Verdict, stages::{approve::Approved, inject::{self, Outbound}, pin::PinnedTarget}};
+/// fn whole(it: Approved, pinned: PinnedTarget) -> Verdict<Outbound> { inject::credential(it, pinned, false) }
+/// ```
+pub struct Outbound {
+    request: Request<RequestBody>,
+    pinned: PinnedTarget,
+    limits: Limits,
+    reader: Reader,
+    guard: Option<Guard>,
+    values: Arc<Matcher>,
+    standing: Standing,
+}
+
+/// What `forward` needs of what leaves.
+pub(super) struct Parcel {
+    pub(super) request: Request<RequestBody>,
+    pub(super) pinned: PinnedTarget,
+    pub(super) limits: Limits,
+    pub(super) reader: Reader,
+    /// What must not come back.
+    pub(super) guard: Option<Guard>,
+    /// What must not leave, also not later.
+    pub(super) values: Arc<Matcher>,
+}
+
+impl Outbound {
+    /// Ready once a later policy no longer allows it, or its execution has been stopped.
+    #[must_use]
+    pub fn withdrawn(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Withdrawn {
+        revocation::withdrawn(self.standing.clone(), self.pinned.addresses().to_vec(), changes, finds)
+    }
+
+    pub(super) fn into_parcel(self) -> Parcel {
+        let Self { request, pinned, limits, reader, guard, values, standing: _ } = self;
+        Parcel { request, pinned, limits, reader, guard, values }
+    }
+}
+
+/// Puts the outgoing request together, with the credential that was granted.
+///
+/// # Errors
+/// [`Deny::AuthorityMismatch`] if the pin belongs to another target than the request was judged for, and
+/// [`Deny::CredentialNotBound`] if a credential would leave in the clear.
+pub fn credential(approved: Approved, pinned: PinnedTarget, via: bool) -> Verdict<Outbound> {
+    let (grant, standing, request) = approved.into_parts();
+    if grant.admitted().target() != pinned.target() {
+        return Err(Deny::AuthorityMismatch.into());
+    }
+    let (limits, reader, guard) = (grant.limits(), grant.reader(), grant.guard());
+    let values = grant.values().clone();
+    let request = outgoing(&grant, request, &pinned, via)?;
+    let is_websocket = request.extensions().get::<websocket::Wanted>().is_some();
+    let standing = if is_websocket { standing.looking_for(grant.own()) } else { standing };
+    Ok(Outbound { request, pinned, limits, reader, guard, values, standing })
+}
+
+fn outgoing(
+    grant: &Grant,
+    request: Request<RequestBody>,
+    pinned: &PinnedTarget,
+    via: bool,
+) -> Verdict<Request<RequestBody>> {
+    let (mut parts, mut body) = request.into_parts();
+    body.keep_out(grant.places());
+    let wanted = websocket::wanted(&parts)?;
+    let wants_trailers = headers::accepts_trailers(&parts.headers) && wanted.is_none();
+    headers::remove_hop_by_hop(&mut parts.headers);
+    if grant.is_restricted() {
+        headers::remove_overrides(&mut parts.headers);
+    }
+    parts.headers.remove(HOST);
+    parts.headers.remove(EXPECT);
+    if wants_trailers {
+        parts.headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    if let Some(wanted) = wanted {
+        websocket::ask(&mut parts.headers);
+        parts.extensions.insert(wanted);
+    }
+    if via {
+        parts.headers.append(VIA, HeaderValue::from_static("1.1 exeat"));
+    }
+    frame(&mut parts, &body);
+    let target = pinned.target();
+    parts.method = grant.method().clone();
+    let mut path = grant.path().clone();
+    if grant.guard().is_some() {
+        ask_readably(&mut parts.headers, grant.is_known_there());
+    }
+    if let Some(places) = grant.exclusive() {
+        // The sandbox could have keys of its own along.
+        strip::remove_fields(&mut parts.headers, places);
+        let query = strip::without_parameters(path.query().unwrap_or_default(), places);
+        path = with_query(&path, &query)?;
+    }
+    if let Some(chosen) = grant.chosen() {
+        if target.scheme() != Scheme::Https {
+            return Err(Deny::CredentialNotBound.into());
+        }
+        path = put(chosen, &mut parts, path)?;
+    }
+    parts.uri = http::Uri::builder()
+        .scheme(target.scheme().as_str())
+        .authority(target.host_field())
+        .path_and_query(path)
+        .build()
+        .map_err(|_| Deny::TargetMalformed)?;
+    Ok(Request::from_parts(parts, body))
+}
+
+/// Says how long the body is, if it is known.
+fn frame(parts: &mut Parts, body: &RequestBody) {
+    // What the body says of itself counts, not what the head claimed (RFC 9112 §6.3). Where it says
+    // nothing, the connection's protocol frames it.
+    parts.headers.remove(CONTENT_LENGTH);
+    let wants_body = parts.method == http::Method::POST || parts.method == http::Method::PUT;
+    match body.size_hint().exact() {
+        Some(0) if !wants_body => {}
+        Some(length) => {
+            // Also of an empty one: it has to be said (RFC 9110 §8.6).
+            parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+        }
+        None => {}
+    }
+}
+
+/// Asks for an answer that can be redacted. Where a credential is known, a part of an answer could be a part
+/// of an echo.
+fn ask_readably(headers: &mut HeaderMap, is_known_there: bool) {
+    if is_known_there {
+        headers.remove(RANGE);
+        headers.remove(IF_RANGE);
+        headers.remove("x-ms-range");
+        // Nor could an echo be known in UTF-16 or EBCDIC.
+        headers.remove(ACCEPT_CHARSET);
+    }
+    // A part of something coded cannot be read.
+    let asked = if headers.contains_key(RANGE) { None } else { readable(headers) };
+    headers.insert(ACCEPT_ENCODING, asked.unwrap_or(HeaderValue::from_static("identity")));
+    for name in ["grpc-accept-encoding", "connect-accept-encoding", "a-im"] {
+        headers.remove(name);
+    }
+}
+
+/// Of the codings that the client takes, those that can be undone.
+fn readable(headers: &HeaderMap) -> Option<HeaderValue> {
+    let known = |asked: &&str| {
+        let name = asked.split(';').next().unwrap_or_default().trim();
+        let fits = |coding| !(coding::is_room_short() && matches!(coding, Coding::Brotli | Coding::Zstd));
+        name.eq_ignore_ascii_case("identity") || Coding::named(name).is_some_and(fits)
+    };
+    let fields = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    let kept: Vec<&str> = fields.flat_map(|value| value.split(',')).map(str::trim).filter(known).collect();
+    HeaderValue::from_str(&kept.join(", ")).ok().filter(|value| !value.is_empty())
+}
+
+/// Puts the credential in: where its type says, or where its placeholder stands. The one place where a
+/// value is exposed to what leaves.
+fn put(chosen: &Chosen, parts: &mut Parts, mut path: PathAndQuery) -> Verdict<PathAndQuery> {
+    let value = chosen.credential.value().ok_or(Deny::CredentialUnknown)?.expose();
+    let auth = chosen.credential.auth();
+    if chosen.is_whole() {
+        match (auth, auth.place()) {
+            (_, Place::Parameter(name)) => path = with_query(&path, &query::with(path.query(), &name, value))?,
+            (Auth::Basic, Place::Field(name)) => set(&mut parts.headers, &name, &basic(value))?,
+            (Auth::Bearer, Place::Field(name)) => set(&mut parts.headers, &name, &joined(b"Bearer ", value, b""))?,
+            (_, Place::Field(name)) => set(&mut parts.headers, &name, value)?,
+        }
+    }
+    for Swap { place, before, after, basic: in_base64 } in &chosen.swaps {
+        let text = joined(before, value, after);
+        match place {
+            Place::Parameter(name) => path = with_query(&path, &query::with(path.query(), name, &text))?,
+            // What a basic credential holds is user and password together.
+            Place::Field(name) if *auth == Auth::Basic && *place == auth.place() => {
+                set(&mut parts.headers, name, &basic(value))?;
+            }
+            Place::Field(name) if *in_base64 => set(&mut parts.headers, name, &basic(&text))?,
+            Place::Field(name) => set(&mut parts.headers, name, &text)?,
+        }
+    }
+    Ok(path)
+}
+
+fn joined(before: &[u8], value: &[u8], after: &[u8]) -> Zeroizing<Vec<u8>> {
+    let length = before.len().saturating_add(value.len()).saturating_add(after.len());
+    let mut text = Zeroizing::new(Vec::with_capacity(length));
+    [before, value, after].into_iter().for_each(|part| text.extend_from_slice(part));
+    text
+}
+
+fn basic(text: &[u8]) -> Zeroizing<Vec<u8>> {
+    joined(b"Basic ", Zeroizing::new(STANDARD.encode(text)).as_bytes(), b"")
+}
+
+/// One field of that name, in place of whatever was there; never in a compression table (RFC 7541 §7.1.3).
+fn set(headers: &mut HeaderMap, name: &HeaderName, value: &[u8]) -> Verdict<()> {
+    let mut value = HeaderValue::from_bytes(value).map_err(|_| Deny::CredentialUnknown)?;
+    value.set_sensitive(true);
+    headers.insert(name, value);
+    Ok(())
+}
+
+fn with_query(path: &PathAndQuery, query: &str) -> Verdict<PathAndQuery> {
+    let text = if query.is_empty() { path.path().to_owned() } else { format!("{}?{query}", path.path()) };
+    PathAndQuery::try_from(Zeroizing::new(text).as_str()).map_err(|_| Deny::CredentialUnknown.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// hyper and h2 leave such values out of compression tables, and Debug does not show them.
+    #[test]
+    fn what_is_injected_is_one_field_and_sensitive() {
+        let mut headers = HeaderMap::new();
+        let name = HeaderName::from_static("x-api-key");
+        headers.append(&name, HeaderValue::from_static("mine"));
+        headers.append(&name, HeaderValue::from_static("too"));
+        assert!(set(&mut headers, &name, b"value").is_ok());
+        assert_eq!(headers.get_all(&name).iter().collect::<Vec<_>>(), ["value"]);
+        assert!(headers[&name].is_sensitive());
+        assert!(!format!("{headers:?}").contains("value"));
+    }
+}

@@ -1,0 +1,130 @@
+//! Fields and parameters that origins take keys from. Not a stage: what `inject` takes out where only an
+//! injected credential may pass, and `upload` out of trailers.
+
+use http::HeaderMap;
+use http::header::HeaderName;
+
+use crate::policy::credential::Place;
+use crate::stages::message::query;
+
+/// A field whose name holds one of these carries a key, a session or a password; so does one that ends with
+/// `key`.
+const IN_FIELDS: [&str; 11] = [
+    "accesskey",
+    "apikey",
+    "auth",
+    "cookie",
+    "credential",
+    "jwt",
+    "password",
+    "secret",
+    "session",
+    "subscriptionkey",
+    "token",
+];
+
+/// But these tell messages, caches and connections apart.
+const NO_KEYS: [&str; 6] =
+    ["idempotencykey", "xidempotencykey", "mcpsessionid", "partitionkey", "secwebsocketkey", "surrogatekey"];
+
+/// Parameters with these names do. By the whole name: many an API turns its pages with a `page_token`.
+const PARAMETERS: [&str; 28] = [
+    "accesskey",
+    "accesstoken",
+    "apikey",
+    "apitoken",
+    "appkey",
+    "auth",
+    "authkey",
+    "authorization",
+    "authtoken",
+    "clientsecret",
+    "idtoken",
+    "jobtoken",
+    "jwt",
+    "key",
+    "oauthtoken",
+    "password",
+    "privatetoken",
+    "secret",
+    "sessiontoken",
+    "sig",
+    "signature",
+    "subscriptionkey",
+    "token",
+    "usertoken",
+    "xamzcredential",
+    "xamzsecuritytoken",
+    "xamzsignature",
+    "xgoogsignature",
+];
+
+/// True for a field that can carry a key.
+pub(crate) fn is_field(name: &HeaderName) -> bool {
+    let folded = folded(name.as_str().as_bytes());
+    let carries = folded.ends_with("key") || folded == "xpat" || IN_FIELDS.iter().any(|word| folded.contains(word));
+    carries && !NO_KEYS.contains(&folded.as_str())
+}
+
+/// Takes all such fields out, and those that these places name.
+pub(crate) fn remove_fields(headers: &mut HeaderMap, places: &[Place]) {
+    let listed = |name: &HeaderName| places.iter().any(|place| *place == Place::Field(name.clone()));
+    let keys: Vec<HeaderName> = headers.keys().filter(|name| is_field(name) || listed(name)).cloned().collect();
+    for name in keys {
+        headers.remove(name);
+    }
+}
+
+/// The query without such parameters, and without those that these places name.
+pub(crate) fn without_parameters(query: &str, places: &[Place]) -> String {
+    let listed = |name: &[u8]| places.iter().any(|p| matches!(p, Place::Parameter(own) if own.as_bytes() == name));
+    query::without(query, |name| PARAMETERS.contains(&folded(name).as_str()) || listed(name))
+}
+
+/// Servers tell neither case nor separators apart, and some read `name[]` as `name`.
+fn folded(name: &[u8]) -> String {
+    let own = name.split(|byte| *byte == b'[').next().unwrap_or_default();
+    own.iter().filter(|byte| byte.is_ascii_alphanumeric()).map(|byte| char::from(byte.to_ascii_lowercase())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_known_by_their_names() {
+        let fields = [
+            ("authorization", true),
+            ("cookie", true),
+            ("x_api_key", true),
+            ("dd-api-key", true),
+            ("ocp-apim-subscription-key", true),
+            ("x-amz-security-token", true),
+            ("x-vault-token", true),
+            ("private-token", true),
+            ("x-functions-key", true),
+            ("x-jwt-assertion", true),
+            ("idempotency-key", false),
+            ("mcp-session-id", false),
+            ("sec-websocket-key", false),
+            ("content-type", false),
+            ("if-none-match", false),
+            ("x-request-id", false),
+        ];
+        for (name, want) in fields {
+            assert_eq!(is_field(&HeaderName::from_static(name)), want, "{name}");
+        }
+        let rows = [
+            ("a=1&API_KEY=x&b", "a=1&b"),
+            ("apiKey=x&access-token=x&page_token=kept", "page_token=kept"),
+            ("a=1;api_key=x&b=2", "a=1&b=2"),
+            ("%6bey=x", ""),
+            ("api%20key=x&api_key[]=x&keys=kept", "keys=kept"),
+            ("k.y=x", ""),
+        ];
+        let place = [Place::Parameter("k.y".to_owned())];
+        for (query, want) in rows {
+            assert_eq!(without_parameters(query, &place), want, "{query}");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Nothing leaves that must stay: evidence that a request was looked through.
+//!
+//! What is looked for are the values that the task must not send, in every form; where: method, path and
+//! query, header fields, body and trailers. Bodies of a known length up to 64 KiB are read whole before anything
+//! leaves, others are looked through on their way. What a person has to approve is read whole in any case. Host
+//! names are looked at before, when the destination is judged.
+
+pub(super) mod outbound;
+
+use bytes::Bytes;
+use http::header::{COOKIE, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
+use http::request::Parts;
+use http::{HeaderMap, Request};
+use http_body::Body;
+use tokio::time::timeout_at;
+
+use self::outbound::{Leaving, PORTION, Stop};
+use super::authorize::Grant;
+use super::body_budget::GIVEN_UP;
+use super::message::request_body::{PORTIONS, RequestBody};
+use crate::audit::record::Record;
+use crate::leak::{Found, Matcher};
+use crate::model::limited::Bound;
+use crate::model::refusal::{Deny, Refusal, Verdict};
+use crate::policy::plan::Timeouts;
+
+/// Bodies up to this are read whole before anything leaves, in bytes.
+const SMALL: u64 = 64 * 1024;
+/// So are bodies of requests that have to be approved, where the plan says nothing.
+const MAX_APPROVED: u64 = 1_000_000;
+
+/// What is said of a body that cannot be shown whole to whoever approves it.
+const UNKNOWN_LENGTH: &str = "approval needs a body of known length";
+
+/// Evidence that a granted request was looked through.
+///
+/// ```compile_fail
+/// use exeat::stages::{authorize::Grant, inspect::Cleared, upload::RequestBody};
+/// // A granted request is not yet a cleared one.
+/// fn skip(grant: Grant, request: http::Request<RequestBody>) -> Cleared { Cleared { grant, request } }
+/// ```
+/// ```
+/// use exeat::stages::{authorize::Grant, inspect::Cleared};
+/// fn of(cleared: &Cleared) -> &Grant { cleared.grant() }
+/// ```
+pub struct Cleared {
+    grant: Grant,
+    request: Request<RequestBody>,
+}
+
+impl Cleared {
+    /// What the request was granted.
+    #[must_use]
+    pub fn grant(&self) -> &Grant {
+        &self.grant
+    }
+
+    pub(super) fn into_parts(self) -> (Grant, Request<RequestBody>) {
+        (self.grant, self.request)
+    }
+}
+
+/// Reads a small body whole, if there is something to look for, and any body that has to be approved. It may take as
+/// long as a silence may last, and no longer than the exchange.
+///
+/// # Errors
+/// [`Deny::RequestTooLarge`] for one that announces more than the plan allows, or that has to be approved and does not
+/// say how long it is; what comes of a client that does not send its body; [`Fail::Overloaded`] if the memory budget has
+/// no room for it, or others need the room of one that has stalled.
+///
+/// [`Fail::Overloaded`]: crate::model::refusal::Fail::Overloaded
+pub async fn gather(grant: &Grant, head: &Parts, body: RequestBody, record: &mut Record) -> Verdict<RequestBody> {
+    body.judge_size()?;
+    let most = grant.limits().request.unwrap_or(MAX_APPROVED);
+    match grant.approval() {
+        Some(_) if body.is_end_stream() => return Ok(body),
+        Some(_) if !body.is_known_to_be_within(most) => {
+            let is_known = body.size_hint().exact().is_some();
+            record.rule(if is_known { "approval: the body is too large" } else { UNKNOWN_LENGTH });
+            let too_large = || record.counts().reached(Bound::RequestBytes(most));
+            return Err(if is_known { too_large() } else { Deny::RequestTooLarge.into() });
+        }
+        None if !grant.wants_body() || !body.is_known_to_be_within(SMALL) => return Ok(body),
+        Some(_) | None => {}
+    }
+    let Timeouts { idle, request, .. } = grant.timeouts();
+    let (within, bound) = match request {
+        Some(request) if request < idle => (request, Bound::Request(request)),
+        Some(_) | None => (idle, Bound::Idle(idle)),
+    };
+    let (counts, head) = (record.counts(), super::message::headers::size(&head.headers));
+    let began = body.began();
+    tokio::select! {
+        biased;
+        refusal = counts.until_stopped() => {
+            record.rule(GIVEN_UP);
+            Err(refusal)
+        }
+        gathered = timeout_at(began + within, body.whole(head, record)) => gathered.map_err(|_| counts.reached(bound))?,
+    }
+}
+
+/// Looks a request through, and what has been gathered of its body.
+///
+/// # Errors
+/// [`Deny::LeakDetected`] if a value stands in it; [`Deny::ContentCodingUnsupported`] or [`Deny::ScanLimit`] for
+/// a body that cannot be looked through; [`Deny::CredentialNotBound`] for a marked placeholder in the body.
+pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
+    let values = grant.values();
+    if !values.is_empty() {
+        head(&grant, &parts, record)?;
+        if !body.is_end_stream() {
+            let leaving = Leaving::of(&parts, values, grant.bounds())?;
+            if let Some((data, trailers)) = body.here() {
+                whole(leaving, data, trailers).await.map_err(|stop| refused(stop, record))?;
+            } else {
+                body.look_through(leaving);
+            }
+        }
+    }
+    unmarked(&grant, &body, record)?;
+    Ok(Cleared { grant, request: Request::from_parts(parts, body) })
+}
+
+fn head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> {
+    let values = grant.values();
+    if let Some(found) = values.find(parts.method.as_str().as_bytes()) {
+        return Err(record.leak(&found, "the method"));
+    }
+    for path in [Some(grant.path()), parts.uri.path_and_query()].into_iter().flatten() {
+        if let Some(found) = values.find(path.as_str().as_bytes()) {
+            return Err(record.leak(&found, "the path or query"));
+        }
+    }
+    if let Some(found) = fields(values, &parts.headers) {
+        return Err(record.leak(&found, "a header field"));
+    }
+    Ok(())
+}
+
+/// Looks through fields: names, values, and values of which one may begin what the next one ends.
+fn fields(values: &Matcher, headers: &HeaderMap) -> Option<Found> {
+    // The token is read and removed here, where it belongs.
+    let looked_at = || headers.iter().filter(|(name, _)| *name != PROXY_AUTHORIZATION);
+    let one = |(name, value): (&HeaderName, &HeaderValue)| {
+        values.find_in_name(name.as_str()).or_else(|| values.find(value.as_bytes()))
+    };
+    let across = || values.find_across(looked_at().map(|(_, value)| value.as_bytes()));
+    // Cookies are fields of their own, in all but the way they are written.
+    let cookies = || headers.get_all(COOKIE).iter().flat_map(|field| field.as_bytes().split(|byte| *byte == b';'));
+    let unnamed = |cookie: &'_ [u8]| cookie.iter().position(|byte| *byte == b'=').map_or(0, |at| at.saturating_add(1));
+    let cookie_values = || cookies().map(|cookie| cookie.get(unnamed(cookie)..).unwrap_or_default());
+    looked_at().find_map(one).or_else(across).or_else(|| values.find_across(cookie_values()))
+}
+
+/// Looks through a body that is here.
+async fn whole(mut leaving: Leaving, data: &Bytes, trailers: Option<&HeaderMap>) -> Result<(), Stop> {
+    let mut rest = data.clone();
+    let mut portions = 0_usize;
+    while !rest.is_empty() || leaving.has_work() {
+        if !leaving.has_work() {
+            leaving.push(rest.split_to(PORTION.min(rest.len())))?;
+        }
+        leaving.work()?;
+        // It is held here, all of it.
+        while leaving.take().is_some() {}
+        portions = portions.wrapping_add(1);
+        if portions.is_multiple_of(PORTIONS) {
+            // Others wait too.
+            tokio::task::yield_now().await;
+        }
+    }
+    trailers.map_or(Ok(()), |trailers| leaving.trailers(trailers))?;
+    leaving.end()
+}
+
+fn refused(stop: Stop, record: &mut Record) -> Refusal {
+    match stop.refusal() {
+        (_, Some(found)) => record.leak(&found, "the body"),
+        (refusal, None) => refusal,
+    }
+}
+
+fn unmarked(grant: &Grant, body: &RequestBody, record: &mut Record) -> Verdict<()> {
+    let Some((data, trailers)) = body.here() else { return Ok(()) };
+    let fields = || trailers.into_iter().flatten();
+    if grant.is_marked(data) || fields().any(|(_, value)| grant.is_marked(value.as_bytes())) {
+        record.rule("a placeholder stands where none is swapped");
+        return Err(Deny::CredentialNotBound.into());
+    }
+    Ok(())
+}

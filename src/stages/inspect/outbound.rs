@@ -1,0 +1,411 @@
+//! What a client sends in a body, looked through on its way. Not a stage: what `inspect` begins, and `upload`
+//! puts between the client and the origin.
+
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{HeaderMap, request::Parts};
+
+use crate::coding::{Bounds, Coding, Decoder, Undecodable};
+use crate::leak::{Found, Hold, Matcher};
+use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
+
+/// Bytes that are looked through before somebody else may have the thread.
+pub(crate) const PORTION: usize = 64 * 1024;
+/// Coded bytes that may be held for what they say, beyond those that come at once.
+const MAX_UNREAD: usize = 1024 * 1024;
+/// Messages up to this are held whole, in bytes.
+const MAX_WHOLE: u64 = 1024 * 1024;
+/// Bytes that may be held for what they say beyond the lag, also where there is no room.
+const LEAST: usize = 16 * 1024;
+/// Bytes of a message that are read before it is marked how far it may go.
+const MARKED: usize = 8 * 1024;
+
+/// Why a body must not go on.
+pub(crate) enum Stop {
+    /// A value stands in it.
+    Leak(Found),
+    /// It cannot be read, or not within bounds.
+    Unread(Undecodable),
+    /// It would have to be held for what it says, and there is no room.
+    NoRoom,
+}
+
+impl From<Found> for Stop {
+    fn from(found: Found) -> Self {
+        Self::Leak(found)
+    }
+}
+
+impl From<Undecodable> for Stop {
+    fn from(why: Undecodable) -> Self {
+        Self::Unread(why)
+    }
+}
+
+impl Stop {
+    /// What is said of it, and what was found.
+    pub(crate) fn refusal(self) -> (Refusal, Option<Found>) {
+        match self {
+            Self::Leak(found) => (Deny::LeakDetected.into(), Some(found)),
+            Self::Unread(Undecodable::TooMuch) => (Deny::ScanLimit.into(), None),
+            Self::Unread(Undecodable::Malformed) => (Deny::ContentCodingUnsupported.into(), None),
+            Self::NoRoom => (Fail::Overloaded.into(), None),
+        }
+    }
+}
+
+/// A body on its way out.
+pub(crate) struct Leaving {
+    hold: Hold,
+    reading: Reading,
+    /// What is held back of any stream.
+    lag: usize,
+    /// Came, and has not been looked through.
+    waiting: Bytes,
+}
+
+/// How what is sent is read.
+enum Reading {
+    /// As it is.
+    Plain,
+    /// Behind a content coding.
+    Coded { decoder: Box<Decoder>, text: Vec<u8>, more: bool },
+    /// In messages with a head of five bytes each.
+    Messages(Messages),
+}
+
+/// Messages of gRPC and Connect: a flag and a length of four bytes before each
+/// (gRPC over HTTP/2, "Length-Prefixed-Message").
+struct Messages {
+    /// For those that are flagged; none if they have a coding that we do not know.
+    coding: Option<Vec<Coding>>,
+    bounds: Bounds,
+    head: Vec<u8>,
+    /// What is left of a message, of how many bytes, and what undoes its coding.
+    message: Option<Message>,
+    /// There is no room to hold messages whole.
+    crowded: bool,
+}
+
+struct Message {
+    left: u64,
+    size: u64,
+    decoder: Option<Box<Decoder>>,
+}
+
+impl Leaving {
+    /// For the body of this request, in which none of these values may stand.
+    ///
+    /// # Errors
+    /// [`Deny::ContentCodingUnsupported`] for a coding that cannot be undone; [`Deny::RequestMalformed`] for two media
+    /// types, of which the origin may read either.
+    pub(crate) fn of(parts: &Parts, values: &Arc<Matcher>, bounds: Bounds) -> Verdict<Self> {
+        has_one_kind(&parts.headers)?;
+        let codings = codings(&parts.headers, &CONTENT_ENCODING).ok_or(Deny::ContentCodingUnsupported)?;
+        let (hold, reading) = match message_coding(&parts.headers) {
+            _ if !codings.is_empty() => {
+                let decoder = Decoder::new(&codings, bounds).ok_or(Deny::ContentCodingUnsupported)?;
+                let reading = Reading::Coded { decoder: Box::new(decoder), text: Vec::new(), more: false };
+                (Hold::coded(values.clone()), reading)
+            }
+            Some(coding) => {
+                let messages = Messages { coding, bounds, head: Vec::new(), message: None, crowded: false };
+                (Hold::coded(values.clone()), Reading::Messages(messages))
+            }
+            None => (Hold::new(values.clone()), Reading::Plain),
+        };
+        Ok(Self { hold, reading, lag: values.lag(), waiting: Bytes::new() })
+    }
+
+    /// Takes what came. What came before has to be done with: [`Self::work`] says when.
+    pub(crate) fn push(&mut self, bytes: Bytes) -> Result<(), Stop> {
+        if matches!(self.reading, Reading::Coded { .. }) {
+            self.hold.send(bytes.clone())?;
+        }
+        self.waiting = bytes;
+        Ok(())
+    }
+
+    /// True if there is something to look through.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.waiting.is_empty() || matches!(self.reading, Reading::Coded { more: true, .. })
+    }
+
+    /// Looks through a portion of what came.
+    pub(crate) fn work(&mut self) -> Result<(), Stop> {
+        match &mut self.reading {
+            Reading::Plain => {
+                let portion = self.waiting.split_to(PORTION.min(self.waiting.len()));
+                self.hold.feed(portion)?;
+            }
+            Reading::Coded { decoder, text, more } => {
+                let mut coded: &[u8] = &self.waiting;
+                *more = decoder.decode(&mut coded, text)?;
+                let taken = self.waiting.len().saturating_sub(coded.len());
+                self.waiting.advance(taken);
+                self.hold.read(text)?;
+                text.clear();
+                self.hold.settle(decoder.settled());
+                self.hold.flow()?;
+                // Codings have room for much that says nothing.
+                let idle = self.waiting.is_empty() && !*more;
+                return if idle && self.hold.held() > MAX_UNREAD { Err(Undecodable::TooMuch.into()) } else { Ok(()) };
+            }
+            Reading::Messages(messages) => {
+                let portion = self.waiting.split_to(PORTION.min(self.waiting.len()));
+                return messages.read(portion, &mut self.hold);
+            }
+        }
+        Ok(self.hold.flow()?)
+    }
+
+    /// The sender pauses: what has been looked through goes. Messages go when they are whole.
+    pub(crate) fn pause(&mut self) -> Result<(), Stop> {
+        match &self.reading {
+            Reading::Plain => {}
+            Reading::Coded { decoder, .. } => self.hold.settle(decoder.settled_at_pause()),
+            Reading::Messages(_) => return Ok(()),
+        }
+        Ok(self.hold.pause()?)
+    }
+
+    /// Looks through what comes behind the body.
+    pub(crate) fn trailers(&mut self, trailers: &HeaderMap) -> Result<(), Stop> {
+        for (name, value) in trailers {
+            self.hold.name(name.as_str())?;
+            self.hold.beside(value.as_bytes())?;
+            // Part of a value may stand in the body, and part of it here.
+            self.hold.read(value.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Nothing more comes: everything goes.
+    pub(crate) fn end(&mut self) -> Result<(), Stop> {
+        if let Reading::Coded { decoder, .. } = &self.reading {
+            decoder.end()?;
+        }
+        Ok(self.hold.end()?)
+    }
+
+    /// The next piece that may leave.
+    pub(crate) fn take(&mut self) -> Option<Bytes> {
+        self.hold.take()
+    }
+
+    /// How many bytes came and have not left.
+    pub(crate) fn held(&self) -> usize {
+        let coded = matches!(self.reading, Reading::Coded { .. });
+        self.hold.held().saturating_add(if coded { 0 } else { self.waiting.len() })
+    }
+}
+
+impl Leaving {
+    /// How many bytes are held because their text is not known yet, or not to its end. What is sent as it is read is
+    /// bounded by its lag.
+    pub(crate) fn held_for_its_text(&self) -> usize {
+        if matches!(self.reading, Reading::Plain) { 0 } else { self.hold.held() }
+    }
+
+    /// How many of those are held even where there is no room.
+    pub(crate) fn least(&self) -> usize {
+        self.lag.saturating_add(LEAST)
+    }
+
+    /// Says whether there is no room to hold messages whole. Then those that can be read as they come go behind the
+    /// lag. It depends on what everybody sends, and on nothing that is looked for.
+    pub(crate) fn set_crowded(&mut self, crowded: bool) -> Result<(), Stop> {
+        let Reading::Messages(messages) = &mut self.reading else { return Ok(()) };
+        messages.crowded = crowded;
+        if crowded && messages.message.as_ref().is_some_and(|message| message.decoder.is_none()) {
+            self.hold.flow()?;
+        }
+        Ok(())
+    }
+}
+
+impl Messages {
+    fn read(&mut self, mut bytes: Bytes, hold: &mut Hold) -> Result<(), Stop> {
+        while !bytes.is_empty() {
+            match &mut self.message {
+                None => {
+                    let missing = 5_usize.saturating_sub(self.head.len()).min(bytes.len());
+                    let head = bytes.split_to(missing);
+                    self.head.extend_from_slice(&head);
+                    hold.send(head)?;
+                    if let [flags, length @ ..] = self.head.as_slice()
+                        && let Ok(length) = <[u8; 4]>::try_from(length)
+                    {
+                        self.message = Some(self.begun(*flags, u32::from_be_bytes(length))?);
+                        self.head.clear();
+                    }
+                }
+                Some(message) => {
+                    let most = usize::try_from(message.left).unwrap_or(usize::MAX).min(bytes.len()).min(MARKED);
+                    let piece = bytes.split_to(most);
+                    message.left = message.left.saturating_sub(piece.len() as u64);
+                    hold.send(piece.clone())?;
+                    message.read(&piece, self.crowded, hold)?;
+                }
+            }
+            if let Some(message) = self.message.take_if(|message| message.left == 0) {
+                message.decoder.map_or(Ok(()), |decoder| decoder.end())?;
+                hold.settle(hold.sent());
+                hold.end_message()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn begun(&self, flags: u8, size: u32) -> Result<Message, Stop> {
+        let size = u64::from(size);
+        let decoder = if flags & 1 == 1 {
+            let coding = self.coding.as_ref().ok_or(Undecodable::Malformed)?;
+            if size > MAX_WHOLE {
+                return Err(Undecodable::TooMuch.into());
+            }
+            // What is flagged and has no coding cannot be read.
+            Some(Box::new(Decoder::new(coding, self.bounds).ok_or(Undecodable::Malformed)?))
+        } else {
+            None
+        };
+        Ok(Message { left: size, size, decoder })
+    }
+}
+
+impl Message {
+    fn read(&mut self, mut piece: &[u8], crowded: bool, hold: &mut Hold) -> Result<(), Stop> {
+        let Some(decoder) = &mut self.decoder else {
+            hold.read(piece)?;
+            // Marked also while it is held whole: there may be no room for that later.
+            hold.settle(hold.sent());
+            if self.size > MAX_WHOLE || crowded {
+                hold.flow()?;
+            }
+            return Ok(());
+        };
+        let mut text = Vec::new();
+        loop {
+            let more = decoder.decode(&mut piece, &mut text)?;
+            hold.read(&text)?;
+            text.clear();
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// What stands in the field and changes nothing: the bytes are as they are. Amazon's clients have two of their own.
+const NO_CODING: [&str; 6] = ["", "amz-1.0", "aws-chunked", "identity", "none", "utf-8"];
+
+/// The codings that a field names, in their order; none if there is one that cannot be undone.
+pub(crate) fn codings(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<Coding>> {
+    let tokens = headers.get_all(name).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    let tokens = tokens.map(|token| String::from_utf8_lossy(token.trim_ascii()).to_ascii_lowercase());
+    tokens.filter(|token| !NO_CODING.contains(&&**token)).map(|token| Coding::named(&token)).collect()
+}
+
+/// For a body of messages: the coding of those that have one. The inner is none if it cannot be undone.
+fn message_coding(headers: &HeaderMap) -> Option<Option<Vec<Coding>>> {
+    let kind = kind(headers);
+    let is = |prefix: &[u8]| kind.starts_with(prefix);
+    let name = if is(b"application/grpc-web-text") {
+        return None;
+    } else if is(b"application/grpc") {
+        "grpc-encoding"
+    } else if is(b"application/connect+") {
+        "connect-content-encoding"
+    } else {
+        return None;
+    };
+    Some(codings(headers, &HeaderName::from_static(name)))
+}
+
+/// Judges whether there is one media type at most: the field is no list (RFC 9110 §8.3), though a parameter may hold a
+/// comma in quotes.
+fn has_one_kind(headers: &HeaderMap) -> Verdict<()> {
+    let mut fields = headers.get_all(CONTENT_TYPE).iter();
+    let first = fields.next().map(HeaderValue::as_bytes).unwrap_or_default();
+    let is_list = first.split(|byte| *byte == b'"').step_by(2).any(|unquoted| unquoted.contains(&b','));
+    if is_list || fields.next().is_some() { Err(Deny::RequestMalformed.into()) } else { Ok(()) }
+}
+
+/// The media type, in lower case.
+fn kind(headers: &HeaderMap) -> Vec<u8> {
+    headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default().to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coding::Direction;
+    use crate::leak::Whose;
+
+    const BOUNDS: Bounds = Bounds { total: 1 << 20, ratio: 100, direction: Direction::Sent };
+
+    /// One of them could say that the body is made of messages.
+    #[test]
+    fn two_media_types_are_refused() {
+        let values = Arc::new(Matcher::new([(Whose::Token, &b"a-value-to-look-for"[..])].into_iter()));
+        let rows: [(&[&str], bool); 6] = [
+            (&[], true),
+            (&["text/plain"], true),
+            (&["multipart/form-data; boundary=\"a,b\"; charset=\"c\""], true),
+            (&["text/plain", "application/grpc"], false),
+            (&["text/plain, application/grpc"], false),
+            (&["text/plain; a=\"b\", application/grpc"], false),
+        ];
+        for (kinds, passes) in rows {
+            let request = kinds.iter().fold(http::Request::post("/"), |it, kind| it.header(CONTENT_TYPE, *kind));
+            let parts = request.body(()).unwrap().into_parts().0;
+            assert_eq!(Leaving::of(&parts, &values, BOUNDS).is_ok(), passes, "{kinds:?}");
+        }
+    }
+
+    /// A message that says that it is compressed, and not how, could hold anything.
+    #[test]
+    fn a_compressed_message_is_read_or_refused() {
+        let values = Arc::new(Matcher::new([(Whose::Token, &b"a-value-to-look-for"[..])].into_iter()));
+        for (flag, coding, passes) in
+            [(0, None, true), (1, None, false), (1, Some("identity"), false), (1, Some("x"), false)]
+        {
+            let mut request = http::Request::post("/").header(CONTENT_TYPE, "application/grpc+proto");
+            if let Some(coding) = coding {
+                request = request.header("grpc-encoding", coding);
+            }
+            let parts = request.body(()).unwrap().into_parts().0;
+            let mut leaving = Leaving::of(&parts, &values, BOUNDS).unwrap();
+            assert!(leaving.push(Bytes::copy_from_slice(&[&[flag, 0, 0, 0, 4][..], b"text"].concat())).is_ok());
+            assert_eq!(leaving.work().is_ok(), passes, "{flag} {coding:?}");
+        }
+    }
+
+    /// Without room for all of a message, it goes behind the lag, and what was held of it goes at once.
+    #[test]
+    fn without_room_a_message_goes_behind_the_lag() {
+        let values = Arc::new(Matcher::new([(Whose::Token, &b"a-value-to-look-for"[..])].into_iter()));
+        let request = http::Request::post("/").header(CONTENT_TYPE, "application/grpc");
+        let parts = request.body(()).unwrap().into_parts().0;
+        let mut leaving = Leaving::of(&parts, &values, BOUNDS).unwrap();
+        let push = |leaving: &mut Leaving, bytes: &[u8]| {
+            assert!(leaving.push(Bytes::copy_from_slice(bytes)).is_ok());
+            while leaving.has_work() {
+                assert!(leaving.work().is_ok());
+            }
+            std::iter::from_fn(|| leaving.take()).map(|piece| piece.len()).sum::<usize>()
+        };
+        let message = [&[0, 0, 0x0f, 0, 0][..], &[b'x'; 500_000]].concat();
+        assert_eq!(push(&mut leaving, &message), 0, "it is held whole");
+        assert_eq!(leaving.held_for_its_text(), message.len());
+        assert!(leaving.set_crowded(true).is_ok());
+        let gone: usize = std::iter::from_fn(|| leaving.take()).map(|piece| piece.len()).sum();
+        assert!(gone > 400_000 && leaving.held_for_its_text() < leaving.least(), "{gone}");
+        assert!(push(&mut leaving, &[b'x'; 100_000]) > 90_000);
+        // A value is found nevertheless.
+        assert!(leaving.push(Bytes::from_static(b"a-value-to-look-for")).is_ok());
+        assert!(leaving.work().is_err());
+    }
+}

@@ -1,0 +1,458 @@
+//! What comes back: redacted, counted, bounded in size and time, and what ends with it.
+
+pub mod redact;
+pub(super) mod report;
+mod truncate;
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, HeaderValue};
+use http::{HeaderMap, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+
+use self::redact::Guarded;
+use self::report::Told;
+use self::truncate::Cut;
+use super::authorize::revocation::Withdrawn;
+use super::forward::Received;
+use super::forward::pool::Lease;
+use super::message::headers;
+use super::message::request_body::BodyError;
+use crate::audit::record::{Counts, Record};
+use crate::coding::Undecodable;
+use crate::model::limited::Bound;
+use crate::model::refusal::{Fail, Refusal, Verdict};
+use crate::model::wire::EXEAT_TRUNCATED;
+use crate::policy::plan::{Oversize, Sizes, Timeouts};
+
+/// A response's body on its way to the client.
+///
+/// The record and the connection ride on it. When it ends, `closed` is written and the connection may be
+/// used again. When it takes too long they are taken from it by its watchdog, also if nobody polls it
+/// because the client does not read.
+pub struct ResponseBody {
+    live: Arc<Mutex<Live>>,
+    watchdog: Option<AbortHandle>,
+    hint: SizeHint,
+    ended: bool,
+    /// What goes out once the exchange is over.
+    parting: Parting,
+}
+
+/// An answer whose head may go out.
+pub struct Bounded {
+    response: Response<Guarded>,
+    bounds: Bounds,
+    lease: Lease,
+    timeouts: Timeouts,
+    started: Instant,
+    withdrawn: Withdrawn,
+    /// How long it is; nothing where the head does not say.
+    hint: SizeHint,
+    /// There is nothing behind the head.
+    ended: bool,
+}
+
+/// What is to be heeded of a body.
+#[derive(Default)]
+struct Bounds {
+    /// How much of it may pass; none: all.
+    cut: Option<Cut>,
+    /// What is too large is broken off, and not cut.
+    refuses: bool,
+    /// Behind it there is room for what we have to say of it.
+    tells: bool,
+    /// The head has said that it is cut.
+    is_cut_announced: bool,
+}
+
+/// The last of a body.
+#[derive(Default)]
+struct Parting {
+    data: Bytes,
+    trailers: Option<HeaderMap>,
+}
+
+impl Parting {
+    fn next(&mut self) -> Option<Frame<Bytes>> {
+        if !self.data.is_empty() {
+            return Some(Frame::data(std::mem::take(&mut self.data)));
+        }
+        self.trailers.take().map(Frame::trailers)
+    }
+
+    fn is_over(&self) -> bool {
+        self.data.is_empty() && self.trailers.is_none()
+    }
+}
+
+/// What there is as long as the exchange goes on.
+struct Live {
+    exchange: Option<Exchange>,
+    /// Whoever polled last and found nothing.
+    waker: Option<Waker>,
+}
+
+struct Exchange {
+    inner: Guarded,
+    record: Record,
+    lease: Lease,
+    counts: Arc<Counts>,
+    /// What is left of a declared length.
+    left: Option<u64>,
+    bounds: Bounds,
+    /// There was more than may pass.
+    was_cut: bool,
+}
+
+/// What becomes of a frame.
+enum Passed {
+    /// It goes out.
+    On(Frame<Bytes>),
+    /// Nothing of it goes out by now.
+    Held,
+    /// It goes out, and is the last.
+    Last(Bytes, Option<HeaderMap>),
+    /// The body is too large for anything to go out.
+    TooLarge,
+}
+
+/// Redacts what came back, judges how large it says it is, and whether it can be read at all.
+///
+/// # Errors
+/// [`Fail::ResponseTooLarge`] if it is too large and is not to be cut, [`Fail::UpstreamProtocol`] if it cannot be decoded
+/// from its first bytes, and why the exchange may not go on.
+pub async fn judge(received: Received, record: &mut Record) -> Verdict<Bounded> {
+    let Received { response, lease, limits, reader, started, guard, mut withdrawn, .. } = received;
+    let (status, timeouts) = (response.status(), limits.timeouts);
+    let mut response = redact::head(response, guard);
+    response.body_mut().count(record.counts());
+    record.finds_in_answer(response.body().finds(false));
+    // The framing follows from the head alone, not from how much of the body is here by now.
+    let (hint, ended) = (response.body().size_hint(), response.body().is_end_stream());
+    let declared = hint.exact();
+    let mut is_length_known = declared.is_some();
+    let has_none = reader.wants_no_body || declared == Some(0) || ended || is_bodiless(status);
+    if has_none {
+        record.status(status);
+        let redacted = response.body().found().map_or(0, |(count, _)| count);
+        reader.tell_at_once(redacted, response.headers_mut());
+        let bounds = Bounds::default();
+        let hint = if is_length_known { hint } else { SizeHint::default() };
+        return Ok(Bounded { response, bounds, lease, timeouts, started, withdrawn, hint, ended });
+    }
+    let begun = begin(response.body_mut(), (timeouts, started), &mut withdrawn, record).await;
+    record.status(status);
+    if begun.is_err() {
+        note_found(response.body(), record);
+    }
+    begun?;
+    let Sizes { most, oversize } = limits.response;
+    let refuses = oversize == Oversize::Refuse;
+    let too_large = most.zip(declared).filter(|(most, declared)| declared > most);
+    if let Some((most, _)) = too_large.filter(|_| refuses) {
+        note_found(response.body(), record);
+        return Err(record.counts().reached(Bound::ResponseBytes(most)));
+    }
+    let textual = !refuses && truncate::is_textual(response.headers());
+    let headers = response.headers_mut();
+    if let Some((_, length)) = too_large {
+        // Where exactly it will be cut is not known yet.
+        is_length_known = false;
+        headers.remove(CONTENT_LENGTH);
+        headers.insert(EXEAT_TRUNCATED, HeaderValue::from(length));
+    }
+    let bounds = Bounds {
+        cut: most.map(|most| Cut::new(most, too_large.is_some(), textual)),
+        refuses,
+        tells: reader.make_room(headers, &mut is_length_known),
+        is_cut_announced: too_large.is_some(),
+    };
+    let hint = if is_length_known { hint } else { SizeHint::default() };
+    Ok(Bounded { response, bounds, lease, timeouts, started, withdrawn, hint, ended })
+}
+
+/// Waits for the beginning of a coded body, as long as the exchange may go on.
+async fn begin(
+    body: &mut Guarded,
+    (timeouts, started): (Timeouts, Instant),
+    withdrawn: &mut Withdrawn,
+    record: &mut Record,
+) -> Verdict<()> {
+    if !body.is_coded() {
+        return Ok(());
+    }
+    let counts = record.counts();
+    // Who is silent for too long is broken off later, like everybody who is.
+    let begun = async { timeout(timeouts.idle, body.begin()).await.unwrap_or(Ok(())) };
+    let begun = async {
+        match timeouts.request {
+            None => Ok(begun.await),
+            Some(total) => timeout_at(started + total, begun).await.map_err(|_| counts.reached(Bound::Request(total))),
+        }
+    };
+    let begun = tokio::select! {
+        biased;
+        refusal = withdrawn => return Err(refusal),
+        refusal = counts.until_stopped() => return Err(refusal),
+        begun = begun => begun?,
+    };
+    begun.map_err(|error| {
+        if let BodyError::Unread(why) = &error {
+            record.rule(why.to_string());
+        }
+        blame(&error, &counts)
+    })
+}
+
+/// Without a body, whatever the head says of its length (RFC 9110 §6.4.1).
+fn is_bodiless(status: StatusCode) -> bool {
+    status.is_informational() || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED
+}
+
+/// Bounds what came back. The record goes with the body.
+#[must_use]
+pub fn response(bounded: Bounded, record: Record) -> Response<ResponseBody> {
+    let Bounded { response, bounds, lease, timeouts, started, withdrawn, hint, ended } = bounded;
+    response.map(|inner| {
+        let until = timeouts.request.map(|request| started + request);
+        let (counts, left) = (record.counts(), hint.exact());
+        counts.tick();
+        let exchange = Exchange { inner, record, lease, counts: counts.clone(), left, bounds, was_cut: false };
+        let parting = Parting::default();
+        if ended {
+            exchange.end(true);
+            let live = Arc::new(Mutex::new(Live { exchange: None, waker: None }));
+            return ResponseBody { live, watchdog: None, hint, ended, parting };
+        }
+        let live = Arc::new(Mutex::new(Live { exchange: Some(exchange), waker: None }));
+        let watchdog = tokio::spawn(watch(live.clone(), counts, (timeouts.idle, until), withdrawn));
+        ResponseBody { live, watchdog: Some(watchdog.abort_handle()), hint, ended, parting }
+    })
+}
+
+/// Credentials that came back stand in the record, however the exchange ends.
+fn note_found(inner: &Guarded, record: &mut Record) {
+    record.finds_in_answer(inner.finds(true));
+    if let Some((count, whose)) = inner.found() {
+        record.redacted(count, &whose);
+    }
+}
+
+/// Ends the exchange once nothing has moved for `idle`, at `until`, or when it is no longer allowed.
+async fn watch(
+    live: Arc<Mutex<Live>>,
+    counts: Arc<Counts>,
+    (idle, until): (Duration, Option<Instant>),
+    withdrawn: Withdrawn,
+) {
+    let refusal = tokio::select! {
+        () = too_long(&counts, idle, until) => Fail::RequestTimedOut.into(),
+        refusal = withdrawn => refusal,
+        refusal = counts.until_stopped() => refusal,
+    };
+    let (exchange, waker) = {
+        let mut live = lock(&live);
+        (live.exchange.take(), live.waker.take())
+    };
+    if let Some(mut exchange) = exchange {
+        exchange.record.failed(refusal);
+        exchange.end(false);
+    }
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+async fn too_long(counts: &Counts, idle: Duration, until: Option<Instant>) {
+    loop {
+        let left = idle.saturating_sub(counts.quiet_for());
+        let now = Instant::now();
+        if left.is_zero() || until.is_some_and(|until| until <= now) {
+            return;
+        }
+        let quiet = now + left;
+        sleep_until(until.map_or(quiet, |until| until.min(quiet))).await;
+    }
+}
+
+impl Exchange {
+    /// The record is written. A connection whose exchange is whole on both sides may be used again; one
+    /// whose request is still on its way ends here, and so does the request.
+    fn end(self, whole: bool) {
+        let Self { inner, mut record, lease, counts, .. } = self;
+        counts.end();
+        note_found(&inner, &mut record);
+        drop((inner, record));
+        if whole && counts.is_request_done() {
+            lease.give_back();
+        }
+    }
+}
+
+impl ResponseBody {
+    fn finish(&mut self) {
+        self.ended = true;
+        if let Some(watchdog) = self.watchdog.take() {
+            watchdog.abort();
+        }
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        if this.ended {
+            return Poll::Ready(this.parting.next().map(Ok));
+        }
+        let live = this.live.clone();
+        let mut live = lock(&live);
+        let Some(exchange) = &mut live.exchange else {
+            drop(live);
+            this.finish();
+            return Poll::Ready(Some(Err(BodyError::Over)));
+        };
+        let (answer, whole) = loop {
+            let polled = Pin::new(&mut exchange.inner).poll_frame(cx);
+            exchange.record.finds_in_answer(exchange.inner.finds(false));
+            let Poll::Ready(frame) = polled else {
+                live.waker = Some(cx.waker().clone());
+                return Poll::Pending;
+            };
+            let passed = match frame {
+                Some(frame) => frame.map(|frame| exchange.passes(frame)),
+                None => Ok(exchange.ends(Bytes::new(), None)),
+            };
+            match passed {
+                Ok(Passed::On(frame)) => {
+                    if this.hint.exact().is_some() {
+                        this.hint = exchange.inner.size_hint();
+                    }
+                    return Poll::Ready(Some(Ok(frame)));
+                }
+                Ok(Passed::Held) => {}
+                Ok(Passed::Last(data, trailers)) => {
+                    this.parting = Parting { data, trailers };
+                    // One that was cut has not been read to its end.
+                    break (this.parting.next().map(Ok), !exchange.was_cut);
+                }
+                Ok(Passed::TooLarge) => {
+                    exchange.record.failed(Fail::ResponseTooLarge.into());
+                    break (Some(Err(BodyError::Over)), false);
+                }
+                Err(error) => {
+                    exchange.record.failed(blame(&error, &exchange.counts));
+                    break (Some(Err(error)), false);
+                }
+            }
+        };
+        let exchange = live.exchange.take();
+        drop(live);
+        if let Some(exchange) = exchange {
+            exchange.end(whole);
+        }
+        this.finish();
+        Poll::Ready(answer)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended && self.parting.is_over()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.hint
+    }
+}
+
+impl Exchange {
+    /// Counts a frame, and lets as much of it pass as may.
+    fn passes(&mut self, frame: Frame<Bytes>) -> Passed {
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(frame) => return self.ends(Bytes::new(), frame.into_trailers().ok()),
+        };
+        // What has been decoded goes on after the last of it came.
+        self.counts.tick();
+        self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
+        let (data, over) = match &mut self.bounds.cut {
+            Some(cut) => cut.take(data),
+            None => (data, false),
+        };
+        if over && self.bounds.refuses {
+            return Passed::TooLarge;
+        }
+        if over {
+            self.was_cut = true;
+            self.record.truncated();
+            return Passed::Last(data, self.told(None));
+        }
+        if self.inner.is_end_stream() {
+            return self.ends(data, None);
+        }
+        if data.is_empty() { Passed::Held } else { Passed::On(Frame::data(data)) }
+    }
+
+    /// The body has ended within its bounds.
+    fn ends(&mut self, data: Bytes, trailers: Option<HeaderMap>) -> Passed {
+        let rest = self.bounds.cut.as_mut().map(Cut::rest).unwrap_or_default();
+        let data = if rest.is_empty() { data } else { [data, rest].concat().into() };
+        Passed::Last(data, self.told(trailers))
+    }
+
+    /// The origin's trailers, and ours among them.
+    fn told(&self, trailers: Option<HeaderMap>) -> Option<HeaderMap> {
+        let mut trailers = trailers;
+        if let Some(trailers) = &mut trailers {
+            headers::remove_from_trailers(trailers);
+        }
+        if self.bounds.tells {
+            let told = Told {
+                size: self.counts.received_so_far(),
+                redacted: self.inner.found().map_or(0, |(count, _)| count),
+                truncated: self.was_cut && !self.bounds.is_cut_announced,
+            };
+            report::tell(told, trailers.get_or_insert_default());
+        }
+        trailers
+    }
+}
+
+/// Whose fault it is that an answer broke off.
+fn blame(error: &BodyError, counts: &Counts) -> Refusal {
+    match error {
+        BodyError::Unread(Undecodable::TooMuch) => Fail::ResponseTooLarge.into(),
+        _ if counts.has_client_stalled() => Fail::RequestTimedOut.into(),
+        _ => counts.stopped().unwrap_or(Fail::UpstreamProtocol.into()),
+    }
+}
+
+/// A client that goes away before the end leaves its mark in the record. One that has every byte of the
+/// declared length has not gone away: hyper stops asking then.
+impl Drop for ResponseBody {
+    fn drop(&mut self) {
+        if let Some(watchdog) = &self.watchdog {
+            watchdog.abort();
+        }
+        let exchange = lock(&self.live).exchange.take();
+        if let Some(mut exchange) = exchange {
+            if exchange.left != Some(0) {
+                exchange.record.abandoned();
+            }
+            exchange.end(false);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // A panic within leaves an exchange that is dropped, or none; both are sound.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

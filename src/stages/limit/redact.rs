@@ -1,0 +1,357 @@
+//! Credentials that come back: overwritten in heads, bodies and trailers, byte for byte, also behind content
+//! codings, which are undone for that. Not a stage: what `limit` puts between the origin and the client.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, ETAG, HeaderName, HeaderValue};
+use http::{HeaderMap, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::timeout;
+
+use crate::audit::record::{Counts, Record};
+use crate::coding::{Bounds, Decoder};
+use crate::leak::{Matcher, Redactor, Whose};
+use crate::model::name::CredentialName;
+use crate::model::refusal::{Fail, Verdict};
+use crate::stages::inspect::outbound::codings;
+use crate::stages::message::request_body::{BodyError, with_held};
+
+/// How long a head waits for the first bytes of a coded body. A stream may have a head long before it has more.
+const FIRST_BYTES: Duration = Duration::from_millis(500);
+/// How long it waits for more of them while nothing has come out of those that came.
+const PAUSE: Duration = Duration::from_millis(50);
+/// So many coded bytes out of which nothing comes are no reason to wait for more.
+const ENOUGH: u64 = 64 * 1024;
+
+/// What is to be kept from coming back.
+#[derive(Clone)]
+pub(crate) struct Guard {
+    /// The values.
+    pub(crate) values: Arc<Matcher>,
+    /// The credential that goes along: its value may come back.
+    pub(crate) sent: Option<CredentialName>,
+    /// How much may come out of a coded answer.
+    pub(crate) bounds: Bounds,
+}
+
+/// What undoes the coding of an answer.
+pub(crate) enum Undo {
+    /// It has none.
+    Nothing,
+    /// It goes, and the head says so.
+    Coding(Box<Decoder>),
+}
+
+impl Guard {
+    /// What it takes to read an answer.
+    ///
+    /// # Errors
+    /// [`Fail::UpstreamProtocol`] for one that cannot be read, or is a part of one that can only be read whole.
+    pub(crate) fn undo<B: Body>(&self, response: &Response<B>) -> Verdict<Undo> {
+        let headers = response.headers();
+        let of_messages = ["grpc-encoding", "connect-content-encoding", "im"].map(HeaderName::from_static);
+        if !of_messages.iter().all(|name| codings(headers, name).is_some_and(|codings| codings.is_empty())) {
+            return Err(Fail::UpstreamProtocol.into());
+        }
+        let codings = codings(headers, &CONTENT_ENCODING);
+        if codings.as_ref().is_some_and(Vec::is_empty) || (codings.is_none() && response.body().is_end_stream()) {
+            return Ok(Undo::Nothing);
+        }
+        if response.status() == StatusCode::PARTIAL_CONTENT {
+            return Err(Fail::UpstreamProtocol.into());
+        }
+        let decoder = Decoder::new(&codings.unwrap_or_default(), self.bounds).ok_or(Fail::UpstreamProtocol)?;
+        Ok(Undo::Coding(Box::new(decoder)))
+    }
+}
+
+/// An origin's body, with credentials overwritten where they could come back.
+pub(crate) struct Guarded {
+    inner: Raw,
+    guard: Option<Box<Guarding>>,
+}
+
+/// An origin's body as it comes, counted before any coding is undone.
+struct Raw {
+    body: Incoming,
+    counts: Option<Arc<Counts>>,
+}
+
+impl Raw {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let (Some(counts), Some(Ok(frame))) = (&self.counts, &frame) {
+            counts.received(frame.data_ref().map_or(0, Bytes::len));
+        }
+        Poll::Ready(frame)
+    }
+}
+
+struct Guarding {
+    redactor: Redactor,
+    decoder: Option<Box<Decoder>>,
+    /// Came, and has not been decoded.
+    coded: Bytes,
+    /// How many coded bytes came so far.
+    came: u64,
+    /// There is more to come out of what has been taken.
+    more: bool,
+    ended: bool,
+    /// What goes out once the rest has gone: trailers, or why it broke off.
+    last: Option<Result<Frame<Bytes>, BodyError>>,
+}
+
+/// Redacts a head, and gets the body ready for it.
+pub(crate) fn head(response: Response<Incoming>, guard: Option<(Guard, Undo)>) -> Response<Guarded> {
+    let raw = |body| Raw { body, counts: None };
+    let Some((guard, undo)) = guard else { return response.map(|body| Guarded { inner: raw(body), guard: None }) };
+    let (mut parts, body) = response.into_parts();
+    let mut redactor = Redactor::after(guard.values, guard.sent);
+    let decoder = match undo {
+        Undo::Nothing => None,
+        Undo::Coding(decoder) => {
+            say_decoded(&mut parts.headers);
+            Some(decoder)
+        }
+    };
+    fields(&mut parts.headers, &mut redactor);
+    // HTTP/2 has none, and nobody needs it.
+    parts.extensions.remove::<hyper::ext::ReasonPhrase>();
+    let guarding = Guarding { redactor, decoder, coded: Bytes::new(), came: 0, more: false, ended: false, last: None };
+    Response::from_parts(parts, Guarded { inner: raw(body), guard: Some(Box::new(guarding)) })
+}
+
+/// Texts of an origin in an answer of our own, to which no credential was sent.
+pub struct Texts(Redactor);
+
+impl Texts {
+    /// Texts in which these values are overwritten.
+    #[must_use]
+    pub fn without(values: Arc<Matcher>) -> Self {
+        Self(Redactor::new(values))
+    }
+
+    /// A whole text, with values overwritten.
+    pub fn clean(&mut self, text: String) -> String {
+        let redacted = self.0.whole(text.as_bytes());
+        redacted.map_or(text, |bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Writes down what was overwritten. Each value confirms a guess and is a find, as in any other answer.
+    pub fn note(self, record: &mut Record) {
+        record.finds_in_answer(self.0.finds(true));
+        if self.0.count() > 0 {
+            record.redacted(self.0.count(), &self.0.found().collect::<Vec<_>>());
+        }
+    }
+}
+
+/// Takes out of a head what is true of the coded body alone (RFC 9110 §8.4, §8.8.3; RFC 9530).
+fn say_decoded(headers: &mut HeaderMap) {
+    let of_coded = ["content-md5", "digest", "content-digest", "repr-digest"].map(HeaderName::from_static);
+    for name in [CONTENT_ENCODING, CONTENT_LENGTH].iter().chain(&of_coded) {
+        headers.remove(name);
+    }
+    // The same thing, but not byte for byte.
+    if let Some(tag) = headers.get(ETAG).filter(|tag| tag.as_bytes().first() == Some(&b'"'))
+        && let Ok(weak) = HeaderValue::from_bytes(&[b"W/", tag.as_bytes()].concat())
+    {
+        headers.insert(ETAG, weak);
+    }
+}
+
+/// Overwrites values in header fields. A field whose name holds one goes.
+fn fields(headers: &mut HeaderMap, redactor: &mut Redactor) {
+    let named: Vec<HeaderName> = headers.keys().filter(|name| redactor.is_in_name(name.as_str())).cloned().collect();
+    for name in named {
+        headers.remove(name);
+    }
+    for value in headers.values_mut() {
+        let redacted = redactor.whole(value.as_bytes()).map(Bytes::from);
+        if let Some(Ok(redacted)) = redacted.map(HeaderValue::from_maybe_shared) {
+            *value = redacted;
+        }
+    }
+}
+
+impl Guarded {
+    /// Has the bytes counted that come from the origin.
+    pub(crate) fn count(&mut self, counts: Arc<Counts>) {
+        self.inner.counts = Some(counts);
+    }
+
+    /// Reads a coded body until something has come out of it, so that one which is not what its coding says is known
+    /// before its head goes out. Whoever sends nothing, or bytes that say nothing yet, is not waited for.
+    ///
+    /// # Errors
+    /// Why nothing ever will come out of it.
+    pub(crate) async fn begin(&mut self) -> Result<(), BodyError> {
+        let first = poll_fn(|cx| match self.poll_begun(cx) {
+            Poll::Pending if self.has_come() => Poll::Ready(None),
+            begun => begun.map(Some),
+        });
+        match timeout(FIRST_BYTES, first).await {
+            Err(_) => Ok(()),
+            Ok(Some(begun)) => begun,
+            Ok(None) => timeout(PAUSE, poll_fn(|cx| self.poll_begun(cx))).await.unwrap_or(Ok(())),
+        }
+    }
+
+    /// True if it has to be decoded.
+    pub(crate) fn is_coded(&self) -> bool {
+        self.guard.as_ref().is_some_and(|guard| guard.decoder.is_some())
+    }
+
+    fn has_come(&self) -> bool {
+        self.guard.as_ref().is_some_and(|guard| guard.came > 0)
+    }
+
+    /// Ready once something has come out, or nothing will.
+    fn poll_begun(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
+        let Some(guard) = &mut self.guard else { return Poll::Ready(Ok(())) };
+        loop {
+            if guard.ended {
+                let broken = guard.last.take_if(|last| last.is_err());
+                return Poll::Ready(broken.map_or(Ok(()), |broken| broken.map(drop)));
+            }
+            let enough = guard.redactor.held() > 0 || (guard.came >= ENOUGH && !guard.has_work());
+            if guard.decoder.is_none() || enough {
+                return Poll::Ready(Ok(()));
+            }
+            match guard.step(&mut self.inner, cx) {
+                Poll::Ready(()) => {}
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    /// What has looked at the head and goes on with what follows it.
+    pub(crate) fn into_redactor(self) -> Option<Redactor> {
+        self.guard.map(|guard| guard.redactor)
+    }
+
+    /// How many finds there were, or there are if nothing more comes.
+    pub(crate) fn finds(&self, is_over: bool) -> u64 {
+        self.guard.as_ref().map_or(0, |guard| guard.redactor.finds(is_over))
+    }
+
+    /// How many places were overwritten, and what they held; nothing if there were none.
+    pub(crate) fn found(&self) -> Option<(u64, Vec<Vec<&Whose>>)> {
+        let redactor = &self.guard.as_ref()?.redactor;
+        (redactor.count() > 0).then(|| (redactor.count(), redactor.found().collect()))
+    }
+}
+
+impl Guarding {
+    fn take(&mut self, data: Bytes) {
+        if self.decoder.is_some() {
+            self.came = self.came.saturating_add(data.len() as u64);
+            self.coded = data;
+        } else {
+            self.redactor.feed(data);
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        self.more || !self.coded.is_empty()
+    }
+
+    /// Decodes a portion, or asks for the next.
+    fn step(&mut self, inner: &mut Raw, cx: &mut Context<'_>) -> Poll<()> {
+        if self.has_work() {
+            self.work();
+        } else {
+            match ready!(inner.poll_frame(cx)).map(|frame| frame.map(Frame::into_data)) {
+                Some(Ok(Ok(data))) => self.take(data),
+                Some(Ok(Err(frame))) => {
+                    let trailers = frame.into_trailers().ok().map(|mut trailers| {
+                        fields(&mut trailers, &mut self.redactor);
+                        Ok(Frame::trailers(trailers))
+                    });
+                    self.finish(trailers);
+                }
+                Some(Err(error)) => self.finish(Some(Err(BodyError::Peer(error)))),
+                None => self.finish(None),
+            }
+        }
+        // Who sends the last byte of a known length may not be asked for more.
+        if !self.ended && !self.has_work() && inner.body.is_end_stream() {
+            self.finish(None);
+        }
+        Poll::Ready(())
+    }
+
+    /// Decodes a portion.
+    fn work(&mut self) {
+        let Some(decoder) = &mut self.decoder else { return };
+        let (mut coded, mut text) = (&*self.coded, Vec::new());
+        match decoder.decode(&mut coded, &mut text) {
+            Ok(more) => {
+                self.more = more;
+                let taken = self.coded.len().saturating_sub(coded.len());
+                self.coded.advance(taken);
+                self.redactor.feed(text.into());
+            }
+            Err(why) => self.finish(Some(Err(BodyError::Unread(why)))),
+        }
+    }
+
+    /// The origin has sent everything.
+    fn finish(&mut self, last: Option<Result<Frame<Bytes>, BodyError>>) {
+        let cut = self.decoder.take().and_then(|decoder| decoder.end().err());
+        self.last = match (last, cut) {
+            (Some(Err(error)), _) => Some(Err(error)),
+            (_, Some(why)) => Some(Err(BodyError::Unread(why))),
+            (last, None) => last,
+        };
+        (self.coded, self.more, self.ended) = (Bytes::new(), false, true);
+        self.redactor.end();
+    }
+}
+
+impl Body for Guarded {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        let Some(guard) = &mut this.guard else {
+            return this.inner.poll_frame(cx).map_err(BodyError::Peer);
+        };
+        loop {
+            if let Some(data) = guard.redactor.take() {
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+            if guard.ended {
+                return Poll::Ready(guard.last.take());
+            }
+            if guard.step(&mut this.inner, cx).is_pending() {
+                guard.redactor.pause();
+                let Some(data) = guard.redactor.take() else { return Poll::Pending };
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.guard {
+            None => self.inner.body.is_end_stream(),
+            Some(guard) if guard.ended => guard.last.is_none() && guard.redactor.held() == 0,
+            Some(guard) => self.inner.body.is_end_stream() && guard.redactor.held() == 0 && !guard.has_work(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.guard {
+            None => self.inner.body.size_hint(),
+            Some(guard) if guard.decoder.is_some() && !self.is_end_stream() => SizeHint::new(),
+            Some(guard) => with_held(self.inner.body.size_hint(), guard.redactor.held() as u64),
+        }
+    }
+}

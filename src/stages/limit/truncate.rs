@@ -1,0 +1,192 @@
+//! Where a body that is too long is cut: at its limit, and never inside of a character. Not a stage: what
+//! `limit` lets a body's data pass.
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+
+/// A UTF-8 sequence that is not whole has no more bytes than this.
+const MOST_HELD: usize = 3;
+
+/// Lets so many bytes of a body pass.
+pub(crate) struct Cut {
+    /// Bytes up to the limit.
+    left: u64,
+    /// It is known that there are more than that.
+    certain: bool,
+    /// Characters are kept whole.
+    textual: bool,
+    /// The beginning of a character that cannot end before the limit. It goes if nothing comes behind it.
+    held: BytesMut,
+}
+
+impl Cut {
+    /// For a body that may have `most` bytes.
+    pub(crate) fn new(most: u64, certain: bool, textual: bool) -> Self {
+        Self { left: most, certain, textual, held: BytesMut::new() }
+    }
+
+    /// What of these bytes may pass, and whether the body is over because there are more than may.
+    pub(crate) fn take(&mut self, mut data: Bytes) -> (Bytes, bool) {
+        let inside = usize::try_from(self.left).map_or(data.len(), |left| left.min(data.len()));
+        let mut over = data.len() > inside;
+        data.truncate(inside);
+        let from = if self.textual { self.first_to_hold(&data) } else { inside };
+        self.held.extend_from_slice(&data.split_off(from));
+        self.left = self.left.saturating_sub(inside as u64);
+        over |= self.certain && self.left == 0;
+        if over && !self.held.is_empty() {
+            let whole = self.held.len().saturating_sub(unfinished(&self.held));
+            data = [data, self.held.split().freeze().split_to(whole)].concat().into();
+        }
+        (data, over)
+    }
+
+    /// What is still to pass of a body that has ended within its limit.
+    pub(crate) fn rest(&mut self) -> Bytes {
+        self.held.split().freeze()
+    }
+
+    /// Where the first character begins that would end behind the limit.
+    fn first_to_hold(&self, data: &Bytes) -> usize {
+        if !self.held.is_empty() {
+            return 0;
+        }
+        // Whole bodies of this length are in memory, so the difference fits.
+        let left = usize::try_from(self.left).unwrap_or(usize::MAX);
+        let near = left.saturating_sub(MOST_HELD).min(data.len());
+        let behind = data.get(near..).unwrap_or_default().iter().zip(near..);
+        let ends_behind = |(byte, at): (&u8, usize)| (length(*byte) > left.saturating_sub(at)).then_some(at);
+        behind.filter_map(ends_behind).next().unwrap_or(data.len())
+    }
+}
+
+/// How many bytes a character has that begins with this one (RFC 3629 §4).
+fn length(first: u8) -> usize {
+    match first {
+        0xC2..=0xDF => 2,
+        0xE0..=0xEF => 3,
+        0xF0..=0xF4 => 4,
+        _ => 1,
+    }
+}
+
+/// How many bytes at the end are the beginning of a character.
+fn unfinished(bytes: &[u8]) -> usize {
+    let is_beginning = |tail: &[u8]| {
+        std::str::from_utf8(tail).is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+    };
+    let tails = (1..=MOST_HELD.min(bytes.len())).rev();
+    let is_unfinished =
+        |length: &usize| bytes.len().checked_sub(*length).and_then(|at| bytes.get(at..)).is_some_and(is_beginning);
+    tails.into_iter().find(is_unfinished).unwrap_or_default()
+}
+
+/// True for a body that people or models read as text. One that does not say what it is may be.
+pub(crate) fn is_textual(headers: &HeaderMap) -> bool {
+    if headers.contains_key(CONTENT_ENCODING) {
+        return false;
+    }
+    let Some(Ok(kind)) = headers.get(CONTENT_TYPE).map(|value| value.to_str()) else { return true };
+    let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    kind.starts_with("text/") || kind.ends_with("+json") || kind.ends_with("+xml") || TEXTUAL.contains(&kind.as_str())
+}
+
+const TEXTUAL: [&str; 8] = [
+    "",
+    "application/javascript",
+    "application/json",
+    "application/ndjson",
+    "application/x-javascript",
+    "application/x-ndjson",
+    "application/x-www-form-urlencoded",
+    "application/xml",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What passes of a text that comes in pieces of `size` bytes, and whether it was cut.
+    fn passed(text: &[u8], size: usize, mut cut: Cut) -> (Vec<u8>, bool) {
+        let mut passed = Vec::new();
+        for piece in text.chunks(size) {
+            let (data, over) = cut.take(Bytes::copy_from_slice(piece));
+            passed.extend_from_slice(&data);
+            if over {
+                return (passed, true);
+            }
+        }
+        passed.extend_from_slice(&cut.rest());
+        (passed, false)
+    }
+
+    #[test]
+    fn a_body_is_cut_at_its_limit_wherever_its_pieces_end() {
+        let rows: [(&[u8], u64, &[u8], bool); 16] = [
+            (b"abcd", 5, b"abcd", false),
+            (b"abcd", 4, b"abcd", false),
+            (b"abcd", 3, b"abc", true),
+            (b"abcd", 1, b"a", true),
+            ("aä".as_bytes(), 3, "aä".as_bytes(), false),
+            ("aäb".as_bytes(), 3, "aä".as_bytes(), true),
+            ("aäb".as_bytes(), 2, b"a", true),
+            ("a€b".as_bytes(), 3, b"a", true),
+            ("a€b".as_bytes(), 2, b"a", true),
+            ("a😀".as_bytes(), 4, b"a", true),
+            ("😀a".as_bytes(), 3, b"", true),
+            // A text that ends so is as it came.
+            (b"a\xE2\x82", 3, b"a\xE2\x82", false),
+            (b"a\xE2", 2, b"a\xE2", false),
+            // No beginning of a character.
+            (b"ab\xA4\xA4", 3, b"ab\xA4", true),
+            (b"\xE2A\xC3\xA4", 3, b"\xE2A", true),
+            (b"a\xED\xA0\x80", 3, b"a\xED\xA0", true),
+        ];
+        for (text, most, want, over) in rows {
+            for size in 1..=text.len() {
+                let got = passed(text, size, Cut::new(most, false, true));
+                assert_eq!(got, (want.to_vec(), over), "{text:x?} at {most} in pieces of {size}");
+                let got = passed(text, size, Cut::new(most, false, false));
+                let exactly = &text[..text.len().min(most as usize)];
+                assert_eq!(got, (exactly.to_vec(), over), "{text:x?} at {most} in pieces of {size}, binary");
+            }
+        }
+    }
+
+    /// Nothing is waited for that is known already, and nothing held that will be whole.
+    #[test]
+    fn a_body_that_is_certainly_longer_ends_at_its_limit() {
+        let mut cut = Cut::new(4, true, true);
+        assert_eq!(cut.take(Bytes::from_static(b"ab")), (Bytes::from_static(b"ab"), false));
+        assert_eq!(cut.take(Bytes::from_static("ä".as_bytes())), (Bytes::from_static("ä".as_bytes()), true));
+        let mut cut = Cut::new(2, true, true);
+        assert_eq!(cut.take(Bytes::from_static(b"a\xC3")), (Bytes::from_static(b"a"), true));
+    }
+
+    #[test]
+    fn text_is_told_from_what_is_not() {
+        let rows = [
+            (None, true),
+            (Some("text/plain; charset=utf-8"), true),
+            (Some("TEXT/HTML"), true),
+            (Some("application/json"), true),
+            (Some("application/hal+json;x=1"), true),
+            (Some("image/svg+xml"), true),
+            (Some("application/x-ndjson"), true),
+            (Some("application/x-www-form-urlencoded"), true),
+            (Some(""), true),
+            (Some("image/png"), false),
+            (Some("application/octet-stream"), false),
+            (Some("application/grpc"), false),
+            (Some("multipart/mixed"), false),
+        ];
+        for (kind, want) in rows {
+            let headers = kind.map(|kind| (CONTENT_TYPE, kind.parse().unwrap())).into_iter().collect();
+            assert_eq!(is_textual(&headers), want, "{kind:?}");
+        }
+        let coded = [(CONTENT_TYPE, "text/plain"), (CONTENT_ENCODING, "gzip")];
+        let coded = coded.into_iter().map(|(name, value)| (name, value.parse().unwrap())).collect();
+        assert!(!is_textual(&coded));
+    }
+}

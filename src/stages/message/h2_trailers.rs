@@ -1,0 +1,540 @@
+//! Refuses pseudo-fields among trailers over HTTP/2. Not a stage: a stream between h2 and a connection.
+//!
+//! Trailers with pseudo-fields are malformed (RFC 9113 §8.1), but h2 drops such fields without a word. It does refuse
+//! pseudo-fields behind a regular field. So a regular field is put at the beginning of every block of trailers, in a form
+//! that leaves HPACK's tables alone; this mark is removed where trailers are read.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BytesMut};
+use http::HeaderMap;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// The name of the field that is put in. A peer's own fields of this prefix pass neither way.
+const MARK: &str = "exeat-trailers";
+/// The field: never indexed, its name of 14 bytes written out, without a value (RFC 7541 §6.2.3).
+const MARK_FIELD: &[u8] = b"\x10\x0eexeat-trailers\x00";
+
+/// The client's connection preface (RFC 9113 §3.4), in bytes.
+const PREFACE: usize = 24;
+/// The header of a frame (§4.1), in bytes.
+const FRAME_HEADER: usize = 9;
+/// Padding length and priority before a block (§6.2), in bytes.
+const MAX_PREFIX: usize = 6;
+/// The most of a block that is held before its first field, in bytes. Two table size updates take twelve at most.
+const MAX_HELD: usize = 64;
+/// Streams of an origin that are remembered.
+const MAX_STREAMS: usize = 1024;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 0x1;
+const END_HEADERS: u8 = 0x4;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+
+/// A connection whose incoming blocks of trailers are marked.
+pub struct MarkTrailers<T> {
+    inner: T,
+    frames: Frames,
+    /// Bytes that have been rewritten and not yet read.
+    out: BytesMut,
+}
+
+/// Follows the frames that come in.
+struct Frames {
+    streams: Streams,
+    /// Bytes that pass before the next frame header.
+    skip: usize,
+    /// Bytes behind those that are dropped: padding.
+    drop: usize,
+    /// The frame that is being looked at, from its header on.
+    held: Vec<u8>,
+    /// The block that is being looked at, until its first field has come.
+    block: Option<Block>,
+    /// The last table size update continues in the next frame.
+    within_size: bool,
+}
+
+/// A block of fields.
+#[derive(Clone, Copy)]
+struct Block {
+    stream: u32,
+    /// It is to be marked. Otherwise it is a head whose status is of interest.
+    is_trailers: bool,
+}
+
+/// Which blocks are trailers.
+enum Streams {
+    /// A client's: all but the first of a stream.
+    Requests { last: u32 },
+    /// An origin's: all behind the final head, and before that there may be interim ones.
+    Responses {
+        streams: BTreeMap<u32, Progress>,
+        /// The dynamic table may hold an interim status.
+        may_index_interim: bool,
+    },
+}
+
+/// How far the answer on a stream has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// The head was an interim one.
+    Interim,
+    /// The final head has come.
+    Final,
+    /// The status of the head stands in HPACK's dynamic table, and may be an interim one.
+    Unknown,
+}
+
+struct Header {
+    length: usize,
+    kind: u8,
+    flags: u8,
+    stream: u32,
+}
+
+impl Header {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let [a, b, c, kind, flags, d, e, f, g, ..] = *bytes else { return None };
+        let length = usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX);
+        Some(Self { length, kind, flags, stream: u32::from_be_bytes([d & 0x7f, e, f, g]) })
+    }
+
+    fn write(&self, out: &mut BytesMut) {
+        let [_, length @ ..] = u32::try_from(self.length).unwrap_or(u32::MAX).to_be_bytes();
+        out.extend_from_slice(&length);
+        out.extend_from_slice(&[self.kind, self.flags]);
+        out.extend_from_slice(&self.stream.to_be_bytes());
+    }
+}
+
+impl Streams {
+    /// Records a frame, and returns the block that it begins if that block matters.
+    fn note(&mut self, frame: &Header) -> Option<Block> {
+        let (stream, ends) = (frame.stream, frame.flags & END_STREAM != 0);
+        match self {
+            Self::Requests { last } if frame.kind == HEADERS => {
+                let is_trailers = stream <= *last;
+                *last = stream.max(*last);
+                is_trailers.then_some(Block { stream, is_trailers })
+            }
+            Self::Requests { .. } => None,
+            Self::Responses { streams, .. } => {
+                let progress = streams.get(&stream).copied();
+                if (ends && matches!(frame.kind, DATA | HEADERS)) || frame.kind == RST_STREAM {
+                    streams.remove(&stream);
+                }
+                match (frame.kind, progress) {
+                    (DATA, Some(_)) if !ends => drop(streams.insert(stream, Progress::Final)),
+                    (HEADERS, Some(Progress::Final)) => return Some(Block { stream, is_trailers: true }),
+                    // With END_STREAM it may be a head without a body or trailers; the two look the same.
+                    (HEADERS, _) if !ends => return Some(Block { stream, is_trailers: false }),
+                    _ => {}
+                }
+                None
+            }
+        }
+    }
+
+    /// Records the first field of a head.
+    fn head(&mut self, stream: u32, field: &[u8]) {
+        if let Self::Responses { streams, may_index_interim } = self {
+            let progress = match (progress(field), field) {
+                // Indexed, of the dynamic table.
+                (Progress::Unknown, [0xbe..=0xff, ..]) if !*may_index_interim => Progress::Final,
+                (progress, _) => progress,
+            };
+            // Literal with incremental indexing (RFC 7541 §6.2.1).
+            *may_index_interim |= progress != Progress::Final && matches!(field, [0x40..=0x7f, ..]);
+            streams.insert(stream, progress);
+            if streams.len() > MAX_STREAMS {
+                streams.pop_first();
+            }
+        }
+    }
+}
+
+/// The beginning of a fragment, before the first field.
+enum Start {
+    /// Only table size updates so far.
+    Sizes,
+    /// So many bytes of table size updates, and then a field.
+    Field(usize),
+}
+
+/// Finds the first field of a fragment. `within` says whether it begins within a number, and then whether it ends so.
+fn start(fragment: &[u8], within: &mut bool) -> Start {
+    for (at, byte) in fragment.iter().enumerate() {
+        match (*within, *byte) {
+            (true, byte) => *within = byte & 0x80 != 0,
+            // A table size update has a prefix of five bits (RFC 7541 §6.3).
+            (false, 0x20..=0x3f) => *within = byte & 0x1f == 0x1f,
+            (false, _) => return Start::Field(at),
+        }
+    }
+    Start::Sizes
+}
+
+/// Reads the status class from the first field of a head, which has to be `:status`.
+fn progress(field: &[u8]) -> Progress {
+    let digit = match field {
+        // Indexed: 200, 204, 206, 304, 400, 404 and 500 of the static table.
+        [0x88..=0x8e, ..] => return Progress::Final,
+        // The name of the static table.
+        [0x48 | 0x08 | 0x18, value @ ..] => first_digit(value),
+        // The name written out.
+        [0x40 | 0x00 | 0x10, name @ ..] => {
+            let length = name.first().map(|length| usize::from(length & 0x7f).saturating_add(1));
+            length.and_then(|length| first_digit(name.get(length..)?))
+        }
+        _ => None,
+    };
+    match digit {
+        Some(1) => Progress::Interim,
+        Some(_) => Progress::Final,
+        None => Progress::Unknown,
+    }
+}
+
+/// The first of a status' digits. In Huffman's code digits from 0 to 2 take five bits and have the values 0 to 2
+/// (RFC 7541, Appendix B); all others are larger.
+fn first_digit(value: &[u8]) -> Option<u8> {
+    match value {
+        [length, first, ..] if length & 0x80 != 0 => Some(first >> 3),
+        [_, first, ..] => Some(first.wrapping_sub(b'0')),
+        _ => None,
+    }
+}
+
+impl Frames {
+    /// Follows incoming bytes and writes them, with marks, to `out`.
+    fn feed(&mut self, mut bytes: &[u8], out: &mut BytesMut) -> io::Result<()> {
+        while !bytes.is_empty() {
+            if self.skip > 0 || self.drop > 0 {
+                let (passing, rest) = bytes.split_at(self.skip.min(bytes.len()));
+                out.extend_from_slice(passing);
+                self.skip = self.skip.saturating_sub(passing.len());
+                let dropped = if self.skip == 0 { self.drop.min(rest.len()) } else { 0 };
+                self.drop = self.drop.saturating_sub(dropped);
+                bytes = rest.get(dropped..).unwrap_or_default();
+                continue;
+            }
+            let Some((byte, rest)) = bytes.split_first() else { break };
+            self.held.push(*byte);
+            bytes = rest;
+            if let Some(frame) = Header::parse(&self.held) {
+                if self.held.len() == FRAME_HEADER {
+                    self.begin(&frame);
+                }
+                self.look(&frame, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, frame: &Header) {
+        if frame.kind != CONTINUATION {
+            (self.block, self.within_size) = (self.streams.note(frame), false);
+        }
+    }
+
+    /// Decides on a held frame: passes it on, marks it, or waits for more of it.
+    fn look(&mut self, frame: &Header, out: &mut BytesMut) -> io::Result<()> {
+        let Some(block) = self.block else {
+            self.pass(frame, out);
+            return Ok(());
+        };
+        let (padded, priority) = match frame.kind {
+            HEADERS => (frame.flags & PADDED != 0, frame.flags & PRIORITY != 0),
+            _ => (false, false),
+        };
+        let before = usize::from(padded).saturating_add(if priority { MAX_PREFIX - 1 } else { 0 });
+        let payload = self.held.get(FRAME_HEADER..).unwrap_or_default();
+        if payload.len() < before && payload.len() < frame.length {
+            return Ok(());
+        }
+        let padding = if padded { payload.first().copied().unwrap_or_default().into() } else { 0 };
+        let length = frame.length.checked_sub(before).and_then(|length| length.checked_sub(padding));
+        let (Some(length), Some(fragment)) = (length, payload.get(before..)) else {
+            // h2 refuses it.
+            self.pass(frame, out);
+            return Ok(());
+        };
+        let mut within = self.within_size;
+        let is_whole = fragment.len() >= length;
+        match start(fragment.get(..length).unwrap_or(fragment), &mut within) {
+            Start::Field(at) if block.is_trailers => {
+                let marked = Marked { frame, fragment, length, sizes: at };
+                marked.write(out);
+                (self.skip, self.drop) = (length.saturating_sub(fragment.len()), padding);
+                self.held.clear();
+                self.block = None;
+            }
+            Start::Field(at) if is_whole || fragment.len() >= MAX_HELD => {
+                let field = fragment.get(at..length.min(fragment.len())).unwrap_or_default();
+                self.streams.head(block.stream, field);
+                self.block = None;
+                self.pass(frame, out);
+            }
+            Start::Sizes if is_whole => {
+                self.within_size = within;
+                if frame.flags & END_HEADERS != 0 {
+                    self.block = None;
+                }
+                self.pass(frame, out);
+            }
+            Start::Sizes if fragment.len() >= MAX_HELD => {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "a block of fields without a field"));
+            }
+            Start::Field(_) | Start::Sizes => {}
+        }
+        Ok(())
+    }
+
+    /// Lets the frame pass as it is.
+    fn pass(&mut self, frame: &Header, out: &mut BytesMut) {
+        let payload = self.held.len().saturating_sub(FRAME_HEADER);
+        out.extend_from_slice(&self.held);
+        self.skip = frame.length.saturating_sub(payload);
+        self.held.clear();
+    }
+}
+
+/// A frame whose block is to be marked before its first field.
+struct Marked<'a> {
+    frame: &'a Header,
+    /// The bytes of the block that have come in this frame, and the length of all of them.
+    fragment: &'a [u8],
+    length: usize,
+    /// The length of the table size updates, which have to stay at the beginning (RFC 7541 §4.2).
+    sizes: usize,
+}
+
+impl Marked<'_> {
+    /// Writes two frames, neither of them larger than the one that came, without priority and padding.
+    fn write(&self, out: &mut BytesMut) {
+        let Header { kind, flags, stream, .. } = *self.frame;
+        let (sizes, fields) = self.fragment.split_at(self.sizes.min(self.fragment.len()));
+        let flags_of_first = if kind == HEADERS { flags & END_STREAM } else { 0 };
+        let first = sizes.len().saturating_add(MARK_FIELD.len());
+        Header { length: first, kind, flags: flags_of_first, stream }.write(out);
+        out.extend_from_slice(sizes);
+        out.extend_from_slice(MARK_FIELD);
+        let length = self.length.saturating_sub(sizes.len());
+        Header { length, kind: CONTINUATION, flags: flags & END_HEADERS, stream }.write(out);
+        out.extend_from_slice(fields);
+    }
+}
+
+impl<T> MarkTrailers<T> {
+    /// For what a client sends.
+    pub fn requests(inner: T) -> Self {
+        Self::new(inner, Streams::Requests { last: 0 }, PREFACE)
+    }
+
+    /// For what an origin sends.
+    pub fn responses(inner: T) -> Self {
+        Self::new(inner, Streams::Responses { streams: BTreeMap::new(), may_index_interim: false }, 0)
+    }
+
+    fn new(inner: T, streams: Streams, skip: usize) -> Self {
+        let frames = Frames { streams, skip, drop: 0, held: Vec::new(), block: None, within_size: false };
+        Self { inner, frames, out: BytesMut::new() }
+    }
+}
+
+/// Removes the mark from trailers.
+pub(crate) fn unmark(trailers: &mut HeaderMap) {
+    trailers.remove(MARK);
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for MarkTrailers<T> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        while self.out.is_empty() {
+            let before = buf.filled().len();
+            ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
+            let fresh = buf.filled().get(before..).unwrap_or_default();
+            if fresh.len() <= self.frames.skip {
+                // Nothing, or a part of a body.
+                self.frames.skip = self.frames.skip.saturating_sub(fresh.len());
+                return Poll::Ready(Ok(()));
+            }
+            let Self { frames, out, .. } = &mut *self;
+            let fed = frames.feed(fresh, out);
+            buf.set_filled(before);
+            fed?;
+        }
+        let length = self.out.len().min(buf.remaining());
+        buf.put_slice(self.out.get(..length).unwrap_or_default());
+        self.out.advance(length);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for MarkTrailers<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        let mut out = BytesMut::new();
+        Header { length: payload.len(), kind, flags, stream }.write(&mut out);
+        [&out[..], payload].concat()
+    }
+
+    async fn through(mut io: MarkTrailers<tokio::io::DuplexStream>) -> io::Result<Vec<u8>> {
+        let mut out = Vec::new();
+        io.read_to_end(&mut out).await.map(|_| out)
+    }
+
+    fn passed(is_request: bool, bytes: &[u8], room: usize) -> io::Result<Vec<u8>> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let (ours, mut theirs) = tokio::io::duplex(room);
+            let io = if is_request { MarkTrailers::requests(ours) } else { MarkTrailers::responses(ours) };
+            let bytes = bytes.to_vec();
+            let writing = async move {
+                // A reader that gives up is a result, too.
+                let _ = theirs.write_all(&bytes).await;
+            };
+            tokio::join!(writing, through(io)).1
+        })
+    }
+
+    const ENDS: u8 = END_STREAM | END_HEADERS;
+
+    fn marked(sizes: &[u8], fields: &[u8], flags: u8) -> Vec<u8> {
+        let first = frame(HEADERS, flags & END_STREAM, 1, &[sizes, MARK_FIELD].concat());
+        [first, frame(CONTINUATION, flags & END_HEADERS, 1, fields)].concat()
+    }
+
+    #[test]
+    fn trailers_of_requests_are_marked_before_their_first_field() {
+        let (head, data) = (frame(HEADERS, END_HEADERS, 1, &[0x82; 9]), frame(DATA, 0, 1, &[HEADERS; 30]));
+        let (field, sizes) = ([0x84, 0x87], [0x20, 0x3f, 0x81, 0x0f]);
+        let padded = [&[2, 0, 0, 0, 0, 1][..], &field, &[0, 0]].concat();
+        let cut = frame(HEADERS, END_STREAM, 1, &sizes[..3]);
+        let behind_cut = [
+            cut.clone(),
+            frame(CONTINUATION, 0, 1, &[&sizes[3..], MARK_FIELD].concat()),
+            frame(CONTINUATION, END_HEADERS, 1, &field),
+        ];
+        let rows = [
+            (frame(HEADERS, ENDS, 1, &field), marked(&[], &field, ENDS)),
+            (frame(HEADERS, END_STREAM, 1, &field), marked(&[], &field, END_STREAM)),
+            (frame(HEADERS, ENDS | PADDED | PRIORITY, 1, &padded), marked(&[], &field, ENDS)),
+            (frame(HEADERS, ENDS, 1, &[&sizes[..], &field].concat()), marked(&sizes, &field, ENDS)),
+            ([cut, frame(CONTINUATION, END_HEADERS, 1, &[&sizes[3..], &field].concat())].concat(), behind_cut.concat()),
+            (frame(HEADERS, ENDS, 1, &[]), frame(HEADERS, ENDS, 1, &[])),
+            (frame(HEADERS, ENDS, 1, &sizes), frame(HEADERS, ENDS, 1, &sizes)),
+            (frame(HEADERS, ENDS, 3, &field), frame(HEADERS, ENDS, 3, &field)),
+            (frame(HEADERS, ENDS | PADDED, 1, &[9]), frame(HEADERS, ENDS | PADDED, 1, &[9])),
+        ];
+        for (n, (trailers, want)) in rows.into_iter().enumerate() {
+            let (before, behind) =
+                ([vec![HEADERS; PREFACE], head.clone(), data.clone()].concat(), frame(6, 0, 0, &[1; 8]));
+            let want = [&before[..], &want, &behind].concat();
+            let bytes = [&before[..], &trailers, &behind].concat();
+            for room in [1, 2, 7, 9, 33, 100_000] {
+                assert_eq!(passed(true, &bytes, room).unwrap(), want, "row {n} in steps of {room}");
+            }
+        }
+        let endless = frame(HEADERS, ENDS, 1, &[0x20; 100]);
+        assert!(passed(true, &[vec![0; PREFACE], head, endless].concat(), 1000).is_err());
+    }
+
+    #[test]
+    fn trailers_of_answers_are_those_behind_the_final_head() {
+        let head = |flags: u8, block: &[u8]| frame(HEADERS, flags | END_HEADERS, 1, block);
+        let (ok, early) = ([0x88], [0x48, 3, b'1', b'0', b'3']);
+        // `103` in Huffman's code, and the name `:status` written out.
+        let (early_coded, named) = ([0x48, 0x82, 0x08, 0x19], *b"\x00\x07:status\x03103");
+        let dynamic = [0xbe];
+        let field = [0x10, 1, b'x', 0];
+        let end = END_STREAM;
+        let data = frame(DATA, 0, 1, b"hello");
+        let rows: &[(&[Vec<u8>], bool)] = &[
+            (&[head(0, &ok), data.clone()], true),
+            (&[head(0, &ok)], true),
+            (&[head(0, &early)], false),
+            (&[head(0, &early_coded)], false),
+            (&[head(0, &named)], false),
+            (&[head(0, &early), head(0, &ok)], true),
+            (&[head(0, &dynamic)], true),
+            (&[head(0, &dynamic), data.clone()], true),
+            // After an indexed interim status, a head without a body looks like trailers.
+            (&[head(0, &early), head(0, &dynamic)], false),
+            (&[head(0, &early), head(0, &dynamic), data.clone()], true),
+            (&[head(0, &early), head(0, &dynamic), head(0, &ok)], true),
+            (&[head(0, &[0x7e, 3, b'1', b'0', b'3']), head(0, &dynamic)], false),
+            (&[], false),
+            (&[head(end, &ok)], false),
+            (&[head(0, &ok), frame(DATA, end, 1, b"x")], false),
+        ];
+        for (n, (before, is_marked)) in rows.iter().enumerate() {
+            let before = before.concat();
+            let last = head(end, &field);
+            let want = if *is_marked { marked(&[], &field, ENDS) } else { last.clone() };
+            for room in [1, 9, 10, 1000] {
+                let got = passed(false, &[&before[..], &last].concat(), room).unwrap();
+                assert_eq!(got, [&before[..], &want].concat(), "row {n} in steps of {room}");
+            }
+        }
+    }
+
+    proptest! {
+        /// Whatever comes, it does not depend on where it is cut, and nothing is invented but marks.
+        #[test]
+        fn whole_equals_cut_anywhere(
+            frames in prop::collection::vec((0_u8..10, any::<u8>(), 0_u32..5, prop::collection::vec(any::<u8>(), 0..40)), 0..8),
+            room in 1_usize..50,
+            is_request: bool,
+        ) {
+            let bytes: Vec<u8> = frames.iter().flat_map(|(kind, flags, stream, payload)| frame(*kind, *flags, *stream, payload)).collect();
+            let bytes = if is_request { [vec![0; PREFACE], bytes].concat() } else { bytes };
+            let (whole, cut) = (passed(is_request, &bytes, 100_000), passed(is_request, &bytes, room));
+            prop_assert_eq!(whole.is_err(), cut.is_err());
+            if let (Ok(whole), Ok(cut)) = (whole, cut) {
+                prop_assert_eq!(whole, cut);
+            }
+        }
+
+        #[test]
+        fn bytes_that_are_no_frames_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..400), room in 1_usize..50) {
+            let _ = (passed(true, &bytes, room), passed(false, &bytes, room));
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Which header fields and trailers pass the proxy. Not a stage: what `inject`, `forward` and `limit`
+//! have in common.
+
+use http::HeaderMap;
+use http::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE,
+    EXPECT, HOST, HeaderName, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE,
+    MAX_FORWARDS, PRAGMA, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RANGE, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING,
+    UPGRADE, VIA, WWW_AUTHENTICATE,
+};
+
+use crate::model::wire;
+
+/// Removes what is meant for one hop only: what `Connection` names, the fields of RFC 9110 §7.6.1, and
+/// ours. `Connection` cannot name fields that say where a message goes or how it ends.
+pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let nominated: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .filter(|name| !PROTECTED.contains(name))
+        .collect();
+    for name in nominated.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+    let ours: Vec<HeaderName> =
+        headers.keys().filter(|name| name.as_str().starts_with(wire::PREFIX)).cloned().collect();
+    for name in &ours {
+        headers.remove(name);
+    }
+}
+
+/// Removes from an answer what would speak for the proxy, or lead clients past it.
+pub(crate) fn remove_pretence(headers: &mut HeaderMap) {
+    remove_hop_by_hop(headers);
+    // A client that followed it would leave the proxy (RFC 7838).
+    headers.remove(ALT_SVC);
+    headers.remove(PROXY_STATUS);
+}
+
+/// Removes the fields by which an origin takes another method or path than the request's own.
+pub(crate) fn remove_overrides(headers: &mut HeaderMap) {
+    let found: Vec<HeaderName> = headers.keys().filter(|name| is_override(name)).cloned().collect();
+    for name in found {
+        headers.remove(name);
+    }
+}
+
+/// Whether a field may make an origin take another method or path than the request's own.
+pub(crate) fn has_override(headers: &HeaderMap) -> bool {
+    headers.keys().any(is_override)
+}
+
+/// Servers that hand fields over as variables (RFC 3875 §4.1.18) tell neither case nor `-` and `_` apart.
+fn is_override(name: &HeaderName) -> bool {
+    let name = name.as_str().replace('_', "-");
+    OVERRIDES.contains(&name.as_str())
+}
+
+/// Removes from trailers what is no trailer: framing, routing, control, credentials and content (RFC 9110 §6.5.1). An
+/// origin that adds trailers to the head would read it there.
+pub(crate) fn remove_from_trailers(trailers: &mut HeaderMap) {
+    remove_pretence(trailers);
+    remove_overrides(trailers);
+    for name in &NO_TRAILERS {
+        trailers.remove(name);
+    }
+}
+
+/// Bytes of names and values.
+pub(crate) fn size(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len().saturating_add(value.len())).sum()
+}
+
+/// True if the sender takes trailers.
+pub(crate) fn accepts_trailers(headers: &HeaderMap) -> bool {
+    let mut tokens = headers.get_all(TE).iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(','));
+    tokens.any(|token| token.trim().eq_ignore_ascii_case("trailers"))
+}
+
+/// HTTP/2 clients may send `Cookie` in pieces; elsewhere it is one field (RFC 9113 §8.2.3).
+pub(crate) fn join_cookies(headers: &mut HeaderMap) {
+    let pieces: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if pieces.len() > 1
+        && let Ok(joined) = HeaderValue::from_bytes(&pieces.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, joined);
+    }
+}
+
+const ALT_SVC: HeaderName = HeaderName::from_static("alt-svc");
+const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
+
+/// In lower case, with `-` for `_`.
+const OVERRIDES: [&str; 12] = [
+    // WSGI variables, which gunicorn takes from fields of these names.
+    "path-info",
+    "script-name",
+    // Authelia and other servers that decide for a reverse proxy, as Traefik's ForwardAuth asks them.
+    "x-forwarded-method",
+    "x-forwarded-uri",
+    // OData and SAP; Google's APIs, Rails, Laravel, Symfony, Express; IBM.
+    "x-http-method",
+    "x-http-method-override",
+    "x-method-override",
+    // The same servers as above, behind nginx.
+    "x-original-method",
+    "x-original-uri",
+    // IIS with URL Rewrite or ISAPI_Rewrite; older releases of Symfony, Laminas and Drupal.
+    "x-original-url",
+    "x-rewrite-url",
+    // The usual snippet for Flask behind a prefix, as in calibre-web.
+    "x-script-name",
+];
+
+/// Those of one hop are removed besides.
+const NO_TRAILERS: [HeaderName; 21] = [
+    AUTHORIZATION,
+    CACHE_CONTROL,
+    CONTENT_ENCODING,
+    CONTENT_LENGTH,
+    CONTENT_RANGE,
+    CONTENT_TYPE,
+    COOKIE,
+    EXPECT,
+    HOST,
+    IF_MATCH,
+    IF_MODIFIED_SINCE,
+    IF_NONE_MATCH,
+    IF_RANGE,
+    IF_UNMODIFIED_SINCE,
+    MAX_FORWARDS,
+    PRAGMA,
+    RANGE,
+    SET_COOKIE,
+    TRAILER,
+    VIA,
+    WWW_AUTHENTICATE,
+];
+
+const PROTECTED: [HeaderName; 6] = [HOST, CONTENT_LENGTH, AUTHORIZATION, COOKIE, SET_COOKIE, TRAILER];
+
+const HOP_BY_HOP: [HeaderName; 8] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_one_hop_go_and_the_others_stay() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("connection", "close, X-Hop, Host, authorization"),
+            ("connection", "x-second"),
+            ("x-hop", "1"),
+            ("x-second", "1"),
+            ("host", "a.example"),
+            ("authorization", "mine"),
+            ("keep-alive", "5"),
+            ("proxy-connection", "keep-alive"),
+            ("proxy-authorization", "Basic x"),
+            ("te", "gzip"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "h2c"),
+            ("exeat-tool", "api_call"),
+            ("exeat-anything", "x"),
+            ("x-end-to-end", "1"),
+            ("trailer", "x-sum"),
+        ] {
+            headers.append(name, value.parse().unwrap());
+        }
+        remove_hop_by_hop(&mut headers);
+        let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["authorization", "host", "trailer", "x-end-to-end"]);
+    }
+}

@@ -1,0 +1,331 @@
+//! Writes request trailers to an origin over HTTP/1.1. Not a stage: a stream between hyper and a connection.
+//!
+//! hyper writes a trailer only if the head announces its name, and a client over h2 need not announce any
+//! (RFC 9110 §6.6.2). So hyper writes the body without its trailers, and they are put in behind the last chunk here.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use http::HeaderMap;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::stages::forward::pool::lock;
+use crate::stages::message::chunked::Chunks;
+
+/// The trailers of one request, there once its body has ended.
+#[derive(Clone, Default)]
+pub(crate) struct Trailers(Arc<Mutex<Bytes>>);
+
+/// The body that follows the head of a request.
+#[derive(Clone)]
+pub(crate) enum Framing {
+    /// A chunked body, and these trailers.
+    Chunked(Trailers),
+    /// So many bytes of body.
+    Length(u64),
+}
+
+/// The requests that a connection will carry, in the order in which they will be written.
+#[derive(Clone, Default)]
+pub(crate) struct Announced(Arc<Mutex<VecDeque<Framing>>>);
+
+/// A connection over HTTP/1.1 on which trailers are put behind the chunked bodies that pass.
+pub(crate) struct LateTrailers<T> {
+    inner: T,
+    announced: Announced,
+    /// Announced messages that have not begun.
+    queue: VecDeque<Framing>,
+    message: Message,
+    /// Trailers that are being written.
+    insertion: Bytes,
+}
+
+/// The message that is being written.
+#[derive(Clone)]
+enum Message {
+    /// None: the next byte begins one.
+    None,
+    /// In a head, with so many bytes of the empty line that ends it.
+    Head(u8, Framing),
+    /// In a body with so many bytes to come.
+    Length(u64),
+    /// In a chunked body, before its trailers.
+    Chunked(Chunks, Trailers),
+    /// Behind them.
+    End(Chunks),
+    /// None of those that were announced, such as a WebSocket. Nothing is put in any more.
+    Unknown,
+}
+
+impl Trailers {
+    /// Takes fields that have been judged. Neither names nor values can hold a line end.
+    pub(crate) fn put(&self, fields: &HeaderMap) {
+        let mut text = Vec::new();
+        for (name, value) in fields {
+            for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+                text.extend_from_slice(part);
+            }
+        }
+        *lock(&self.0) = text.into();
+    }
+
+    fn take(&self) -> Bytes {
+        std::mem::take(&mut *lock(&self.0))
+    }
+}
+
+impl Announced {
+    /// Announces the next request that will be written.
+    pub(crate) fn push(&self, framing: Framing) {
+        lock(&self.0).push_back(framing);
+    }
+}
+
+impl Message {
+    /// Follows these bytes up to the next place for trailers. Returns how many they are, and the trailers.
+    fn pass(&mut self, queue: &mut impl Iterator<Item = Framing>, bytes: &[u8]) -> (usize, Option<Trailers>) {
+        let mut passed = 0_usize;
+        while let Some(rest) = bytes.get(passed..).filter(|rest| !rest.is_empty()) {
+            let (next, part) = match std::mem::replace(self, Self::Unknown) {
+                Self::None => (queue.next().map_or(Self::Unknown, |framing| Self::Head(0, framing)), 0),
+                Self::Head(matched, framing) => match (head(matched, rest), framing) {
+                    ((4, part), Framing::Chunked(trailers)) => (Self::Chunked(Chunks::new(0), trailers), part),
+                    ((4, part), Framing::Length(0)) => (Self::None, part),
+                    ((4, part), Framing::Length(length)) => (Self::Length(length), part),
+                    ((matched, part), framing) => (Self::Head(matched, framing), part),
+                },
+                Self::Length(left) => {
+                    let part = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
+                    let left = left.saturating_sub(part as u64);
+                    (if left == 0 { Self::None } else { Self::Length(left) }, part)
+                }
+                Self::Chunked(mut chunks, trailers) => {
+                    let part = chunks.pass_data(rest);
+                    if chunks.is_at_trailers() {
+                        *self = Self::End(chunks);
+                        return (passed.saturating_add(part), Some(trailers));
+                    }
+                    (if chunks.is_broken() { Self::Unknown } else { Self::Chunked(chunks, trailers) }, part)
+                }
+                Self::End(mut chunks) => {
+                    let part = chunks.pass(rest);
+                    let next = if chunks.is_broken() { Self::Unknown } else { Self::End(chunks.clone()) };
+                    (if chunks.is_over() { Self::None } else { next }, part)
+                }
+                Self::Unknown => return (bytes.len(), None),
+            };
+            *self = next;
+            passed = passed.saturating_add(part);
+        }
+        (passed, None)
+    }
+}
+
+/// How much of the empty line behind a head has come with these bytes, and how many of them belong to the head.
+fn head(mut matched: u8, bytes: &[u8]) -> (u8, usize) {
+    for (at, byte) in bytes.iter().enumerate() {
+        matched = match (matched, byte) {
+            (0 | 2, b'\r') | (1 | 3, b'\n') => matched.saturating_add(1),
+            (_, b'\r') => 1,
+            _ => 0,
+        };
+        if matched == 4 {
+            return (4, at.saturating_add(1));
+        }
+    }
+    (matched, bytes.len())
+}
+
+impl<T> LateTrailers<T> {
+    pub(crate) fn new(inner: T) -> Self {
+        let (announced, queue) = (Announced::default(), VecDeque::new());
+        Self { inner, announced, queue, message: Message::None, insertion: Bytes::new() }
+    }
+
+    /// Where requests are announced.
+    pub(crate) fn announced(&self) -> Announced {
+        self.announced.clone()
+    }
+
+    /// How many of these bytes stand before the next place for trailers; none if there is no such place among them.
+    fn place<'b>(&mut self, parts: impl Iterator<Item = &'b [u8]>) -> Option<usize> {
+        self.queue.append(&mut lock(&self.announced.0));
+        let (mut message, mut queue) = (self.message.clone(), self.queue.iter().cloned());
+        let mut before = 0_usize;
+        for part in parts {
+            let (passed, trailers) = message.pass(&mut queue, part);
+            before = before.saturating_add(passed);
+            if trailers.is_some() {
+                return Some(before);
+            }
+        }
+        None
+    }
+
+    /// Follows what has been written.
+    fn went(&mut self, bytes: &[u8]) {
+        let Self { queue, message, .. } = self;
+        let (_, trailers) = message.pass(&mut std::iter::from_fn(|| queue.pop_front()), bytes);
+        if let Some(trailers) = trailers {
+            self.insertion = trailers.take();
+        }
+    }
+}
+
+impl<T: AsyncWrite + Unpin> LateTrailers<T> {
+    fn poll_insertion(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.insertion.is_empty() {
+            match ready!(Pin::new(&mut self.inner).poll_write(cx, &self.insertion))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => self.insertion.advance(written.min(self.insertion.len())),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for LateTrailers<T> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(cx, buf)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for LateTrailers<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        ready!(self.poll_insertion(cx))?;
+        let most = self.place(std::iter::once(bytes)).unwrap_or(bytes.len());
+        let bytes = bytes.get(..most).unwrap_or(bytes);
+        let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes))?;
+        self.went(bytes.get(..written).unwrap_or(bytes));
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_insertion(cx))?;
+        if self.place(parts.iter().map(|part| &**part)).is_some() {
+            // Once a message: one part at a time up to the place.
+            let first = parts.iter().find(|part| !part.is_empty()).map_or(&[][..], |part| part);
+            return self.poll_write(cx, first);
+        }
+        let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, parts))?;
+        let mut left = written;
+        for part in parts {
+            self.went(part.get(..left).unwrap_or(part));
+            left = left.saturating_sub(part.len());
+        }
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_insertion(cx))?;
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    fn fields() -> HeaderMap {
+        let mut fields = HeaderMap::new();
+        fields.append("x-late", http::HeaderValue::from_static("1"));
+        fields.append("x-late", http::HeaderValue::from_static("2"));
+        fields
+    }
+
+    /// A message as hyper writes it, what is announced of it, and what has to leave.
+    fn message(kind: u8, data: &str) -> (String, Framing, String) {
+        let trailers = Trailers::default();
+        let body = if data.is_empty() { String::new() } else { format!("{:X}\r\n{data}\r\n", data.len()) };
+        let chunked = format!("POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n{body}0\r\n");
+        match kind {
+            0 => {
+                trailers.put(&fields());
+                let out = format!("{chunked}x-late: 1\r\nx-late: 2\r\n\r\n");
+                (format!("{chunked}\r\n"), Framing::Chunked(trailers), out)
+            }
+            1 => (format!("{chunked}\r\n"), Framing::Chunked(trailers), format!("{chunked}\r\n")),
+            _ => {
+                let text = format!("POST / HTTP/1.1\r\ncontent-length: {}\r\n\r\n{data}", data.len());
+                (text.clone(), Framing::Length(data.len() as u64), text)
+            }
+        }
+    }
+
+    async fn through(messages: &[(String, Framing, String)], steps: &[usize], room: usize, vectored: bool) -> String {
+        let (ours, mut theirs) = tokio::io::duplex(room);
+        let mut io = LateTrailers::new(ours);
+        let announced = io.announced();
+        for (_, framing, _) in messages {
+            announced.push(framing.clone());
+        }
+        let text: String = messages.iter().map(|(text, ..)| text.as_str()).collect();
+        let steps = steps.to_vec();
+        let writing = async move {
+            let (mut rest, mut step) = (text.as_bytes(), steps.iter().cycle());
+            while !rest.is_empty() {
+                let (one, two) = rest.split_at((*step.next().unwrap()).min(rest.len()));
+                if vectored {
+                    let more = two.get(..two.len().min(5)).unwrap();
+                    let parts = [IoSlice::new(&[]), IoSlice::new(one), IoSlice::new(more)];
+                    let written = std::future::poll_fn(|cx| Pin::new(&mut io).poll_write_vectored(cx, &parts)).await;
+                    rest = &rest[written.unwrap()..];
+                } else {
+                    io.write_all(one).await.unwrap();
+                    rest = two;
+                }
+            }
+            io.flush().await.unwrap();
+            drop(io);
+        };
+        let mut out = String::new();
+        let (_, read) = tokio::join!(writing, theirs.read_to_string(&mut out));
+        read.unwrap();
+        out
+    }
+
+    proptest! {
+        /// Wherever it is cut, and however little the connection takes at a time.
+        #[test]
+        fn trailers_stand_behind_the_last_chunk_and_nowhere_else(
+            kinds in prop::collection::vec((0_u8..3, "(|0\r\n\r\n|hello|0\r\n|\r\n\r\nPOST )"), 1..4),
+            steps in prop::collection::vec(1_usize..40, 1..6),
+            room in 1_usize..64,
+            vectored: bool,
+        ) {
+            let messages: Vec<_> = kinds.iter().map(|(kind, data)| message(*kind, data)).collect();
+            let want: String = messages.iter().map(|(_, _, want)| want.as_str()).collect();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            prop_assert_eq!(runtime.block_on(through(&messages, &steps, room, vectored)), want);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_not_announced_passes_as_it_is() {
+        let (text, _, _) = message(0, "hello");
+        let unannounced = (text.clone(), Framing::Length(0), String::new());
+        let sent = through(&[unannounced], &[7], 1000, false).await;
+        assert_eq!(sent, text);
+        let broken = ("POST / HTTP/1.1\r\n\r\nzz\r\n0\r\n\r\n".to_owned(), message(0, "").1, String::new());
+        let want = broken.0.clone();
+        assert_eq!(through(&[broken], &[3], 1000, false).await, want);
+    }
+}

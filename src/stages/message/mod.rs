@@ -1,0 +1,10 @@
+//! The parts of a message that several stages work on: heads, bodies, queries, WebSocket frames, trailers.
+
+pub mod chunked;
+pub mod h2_trailers;
+pub(super) mod headers;
+pub(super) mod late_trailers;
+pub(super) mod query;
+pub mod request_body;
+pub mod websocket;
+mod ws_frames;

@@ -1,0 +1,69 @@
+//! Query parameters (WHATWG URL, `application/x-www-form-urlencoded`). Not a stage: what `choice` and
+//! `inject` have in common.
+
+use std::borrow::Cow;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, percent_encode};
+
+/// Everything but the unreserved characters of RFC 3986 §2.3.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// Names and values as they were sent.
+pub(crate) fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+/// What a name or value means.
+pub(crate) fn decoded(text: &str) -> Vec<u8> {
+    decoded_bytes(text.as_bytes())
+}
+
+pub(crate) fn decoded_bytes(text: &[u8]) -> Vec<u8> {
+    let spaced: Vec<u8> = text.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect();
+    percent_decode(&spaced).collect()
+}
+
+/// The query with one parameter of that name, as the last; all others as they were sent.
+pub(crate) fn with(query: Option<&str>, name: &str, value: &[u8]) -> zeroize::Zeroizing<String> {
+    let kept = without(query.unwrap_or_default(), |key| key == name.as_bytes());
+    let and = if kept.is_empty() { "" } else { "&" };
+    zeroize::Zeroizing::new(format!("{kept}{and}{}={}", encoded(name.as_bytes()), encoded(value)))
+}
+
+/// The query without the parameters whose names `is_meant` means. Some servers part them by `;` as well.
+pub(crate) fn without(query: &str, is_meant: impl Fn(&[u8]) -> bool) -> String {
+    let is_other = |pair: &&str| !is_meant(&decoded(pair.split_once('=').map_or(*pair, |(key, _)| key)));
+    let others = |part: &str| part.split(';').filter(is_other).collect::<Vec<_>>().join(";");
+    query.split('&').map(others).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("&")
+}
+
+fn encoded(text: &[u8]) -> Cow<'_, str> {
+    percent_encode(text, RESERVED).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parameter_stands_there_once_and_encoded() {
+        let rows: [(Option<&str>, &[u8], &str); 9] = [
+            (None, b"k", "api_key=k"),
+            (Some(""), b"k", "api_key=k"),
+            (Some("a=1"), b"k", "a=1&api_key=k"),
+            (Some("api_key=mine&a=1&api_key=too"), b"k", "a=1&api_key=k"),
+            (Some("api%5Fkey=mine&b"), b"k", "b&api_key=k"),
+            (Some("api_key"), b"k", "api_key=k"),
+            (Some("&&a=%20+&"), b"k", "a=%20+&api_key=k"),
+            (
+                Some("a=1"),
+                b":/?#[]@!$&'()*+,;= %\"<>",
+                "a=1&api_key=%3A%2F%3F%23%5B%5D%40%21%24%26%27%28%29%2A%2B%2C%3B%3D%20%25%22%3C%3E",
+            ),
+            (None, "ü-._~".as_bytes(), "api_key=%C3%BC-._~"),
+        ];
+        for (query, value, want) in rows {
+            assert_eq!(*with(query, "api_key", value), want, "{query:?}");
+        }
+    }
+}

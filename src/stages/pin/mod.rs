@@ -1,0 +1,510 @@
+//! Resolve once, judge every address, hand out the proof.
+//!
+//! A name is asked for after policy has admitted it, never before. Each address of the answer is
+//! judged; one that is denied denies the host. What is dialled later is this list and nothing else, so
+//! an answer that changes a moment later changes nothing.
+
+mod name_quota;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig};
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::proto::rr::{Name, RData, RecordType};
+use hickory_resolver::{Resolver as Hickory, TokioResolver};
+use moka::sync::Cache;
+use tokio::sync::OnceCell;
+use tokio::time::error::Elapsed;
+use tokio::time::{timeout, timeout_at};
+
+use self::name_quota::{Names, Seen};
+use super::authorize::Admitted;
+use super::socket_quota::Quota;
+use crate::audit::record::Record;
+use crate::model::descriptors::Descriptors;
+use crate::model::host::{Host, HostName};
+use crate::model::limited::{Limited, Within};
+use crate::model::name::ExecutionId;
+use crate::model::refusal::{Deny, Fail, Verdict};
+use crate::model::target::Target;
+use crate::policy::address::embedded_v4;
+use crate::policy::rule::{Allowed, Policy};
+use crate::policy::settings::{Dns, DnsServer};
+use crate::tls::upstream::UpstreamTls;
+
+/// Shortest and longest time that an answer is kept, and how long a failure is.
+const MIN_TTL: Duration = Duration::from_secs(5);
+const MAX_TTL: Duration = Duration::from_secs(300);
+const FAILURE_TTL: Duration = Duration::from_secs(1);
+const CACHED_NAMES: u64 = 8_192;
+/// Once one family has answered, the other has this long (RFC 8305 §3 waits less; we judge what comes).
+const SECOND_FAMILY: Duration = Duration::from_millis(500);
+
+/// Evidence that these addresses of a target were judged, and the only ones that may be dialled.
+///
+/// ```compile_fail
+/// use exeat::{model::target::Target, stages::pin::PinnedTarget};
+/// let target = Target::connect(&"example.com:443".parse().unwrap()).unwrap();
+/// // An address that nobody judged is no pin.
+/// let pinned = PinnedTarget { target, addresses: vec!["10.0.0.1:443".parse().unwrap()], generation: 1 };
+/// ```
+/// ```compile_fail
+/// // Nor can a judged one be read out and dialled by other means.
+/// fn addresses(pinned: &exeat::stages::pin::PinnedTarget) { pinned.addresses(); }
+/// ```
+/// ```compile_fail
+/// // The dialler is private to the stages.
+/// use exeat::stages::forward::dial::connect;
+/// ```
+/// ```
+/// fn authority(pinned: &exeat::stages::pin::PinnedTarget) -> String { pinned.target().authority() }
+/// ```
+#[derive(Clone, Debug)]
+pub struct PinnedTarget {
+    target: Target,
+    addresses: Vec<SocketAddr>,
+    generation: u64,
+}
+
+impl PinnedTarget {
+    /// Where the addresses belong.
+    #[must_use]
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Under which policy the addresses were judged.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The addresses as text, for who asked for them to read.
+    pub fn written(&self) -> impl Iterator<Item = String> {
+        self.addresses.iter().map(|address| address.ip().to_string())
+    }
+
+    pub(super) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+}
+
+/// Addresses that are ours and never a target.
+#[derive(Clone, Debug, Default)]
+pub struct OwnEndpoints {
+    /// Proxy and admin listeners: a loop.
+    pub listeners: Vec<SocketAddr>,
+}
+
+/// Asks DNS, and judges.
+pub struct Resolver {
+    dns: TokioResolver,
+    servers: Vec<SocketAddr>,
+    timeout: Duration,
+    own: OwnEndpoints,
+    /// Where the ledger's server was found.
+    ledger: RwLock<Vec<SocketAddr>>,
+    answers: Cache<HostName, Arc<Slot>>,
+    /// Look-ups at a time.
+    lookups: Arc<Quota>,
+    /// What executions have asked for.
+    names: Names,
+}
+
+/// One name's answer, made once by whoever comes first.
+#[derive(Default)]
+struct Slot(OnceCell<Answer>);
+
+#[derive(Clone)]
+struct Answer {
+    addresses: Vec<IpAddr>,
+    until: Instant,
+}
+
+impl Resolver {
+    /// Sets the resolver up. Nothing is asked yet.
+    ///
+    /// # Errors
+    /// If the resolver cannot be built. A machine without `/etc/resolv.conf` resolves nothing.
+    pub fn new(settings: &Dns, tls: &UpstreamTls, own: OwnEndpoints, descriptors: &Descriptors) -> io::Result<Self> {
+        let mut name_servers = Vec::new();
+        for server in &settings.servers {
+            name_servers.extend(name_servers_of(server));
+        }
+        if name_servers.is_empty() {
+            tracing::warn!("no DNS server is known; only [dns].hosts and literal addresses can be reached");
+        }
+        let servers = endpoints(&name_servers);
+        let config = ResolverConfig::from_name_servers(name_servers);
+        // The same roots vouch for DNS servers as for origins; each protocol brings its own ALPN.
+        let mut tls = tls.config().as_ref().clone();
+        tls.alpn_protocols.clear();
+        let mut builder = Hickory::builder_with_config(config, TokioRuntimeProvider::default()).with_tls_config(tls);
+        let options = builder.options_mut();
+        options.use_hosts_file = ResolveHosts::Never;
+        options.ndots = 0;
+        // The answers that are kept are ours, with our bounds.
+        options.cache_size = 0;
+        options.num_concurrent_reqs = 1;
+        options.timeout = settings.timeout / 2;
+        options.attempts = 2;
+        options.try_tcp_on_error = true;
+        let dns = builder.build().map_err(io::Error::other)?;
+        let answers = Cache::builder().max_capacity(CACHED_NAMES).time_to_live(MAX_TTL).build();
+        let lookups = Quota::new(descriptors.lookups, descriptors.lookups_each);
+        let names = Names::new(settings.new_names_per_minute);
+        Ok(Self { dns, servers, timeout: settings.timeout, own, ledger: RwLock::default(), answers, lookups, names })
+    }
+
+    /// Resolves an admitted destination and judges every address. Literals come through here too.
+    ///
+    /// # Errors
+    /// [`Fail::AuditUnavailable`] if the log cannot be written: then nothing may leave; [`Deny::RateLimited`] if the
+    /// execution has asked for too many new names; [`Deny::AddressNotAllowed`], [`Deny::LoopDetected`],
+    /// [`Fail::ResolveFailed`]; [`Fail::Overloaded`] if too many look-ups of the execution, or of all, wait for their
+    /// answers.
+    pub async fn pin(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<PinnedTarget> {
+        record.can_be_written().await?;
+        self.judge_name(policy, admitted, record)?;
+        let execution = Some(admitted.caller().execution());
+        let addresses = self.addresses(policy, admitted.target().host(), execution).await?;
+        let port = admitted.target().port();
+        let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
+        self.judge(policy, admitted, addresses, record)
+    }
+
+    /// Judges the addresses of a pin again, for a request that was granted by narrower rules or under
+    /// a newer policy. Nothing is asked.
+    ///
+    /// # Errors
+    /// As [`Self::pin`], without [`Fail::ResolveFailed`] and [`Fail::Overloaded`].
+    pub fn confirm(
+        &self,
+        policy: &Policy,
+        admitted: &Admitted,
+        pinned: &PinnedTarget,
+        record: &mut Record,
+    ) -> Verdict<PinnedTarget> {
+        let (wanted, judged) = (admitted.target(), &pinned.target);
+        if wanted.host() != judged.host() || wanted.port() != judged.port() {
+            return Err(Deny::AuthorityMismatch.into());
+        }
+        self.judge(policy, admitted, pinned.addresses.clone(), record)
+    }
+
+    /// Looks where a registered webhook leads, before anybody calls it. Each call is judged anew.
+    ///
+    /// # Errors
+    /// [`Fail::ResolveFailed`] or [`Deny::AddressNotAllowed`].
+    pub async fn foresee(&self, policy: &Policy, webhook: &Target) -> Verdict<()> {
+        let addresses = self.addresses(policy, webhook.host(), None).await?;
+        let judged = addresses.into_iter().try_for_each(|ip| policy.judge(ip, &Allowed::as_webhook()));
+        judged.map_err(|_| Deny::AddressNotAllowed.into())
+    }
+
+    /// Where the ledger's server is. From then on no sandbox gets there, whatever its rules open.
+    ///
+    /// # Errors
+    /// [`Fail::ResolveFailed`].
+    pub async fn ledger(&self, policy: &Policy, host: &Host, port: u16) -> Verdict<Vec<SocketAddr>> {
+        let addresses = self.addresses(policy, host, None).await?;
+        let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
+        let mut known = self.ledger.write().unwrap_or_else(PoisonError::into_inner);
+        addresses.clone_into(&mut known);
+        Ok(addresses)
+    }
+
+    /// Whether the execution may ask for the name. One that it has not asked for before has its line in the log,
+    /// whatever becomes of the request.
+    fn judge_name(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<()> {
+        let Host::Name(name) = admitted.target().host() else { return Ok(()) };
+        if policy.hosts_override(name).is_some() {
+            return Ok(());
+        }
+        match self.names.ask(admitted.caller().execution(), name, Instant::now()) {
+            Ok(Seen::Before) => Ok(()),
+            Ok(Seen::Never) => {
+                record.keep_line();
+                Ok(())
+            }
+            Err(wait) => {
+                let (limit, within) = (self.names.per_minute().into(), Within::Time(Names::window()));
+                let name = "dns.new_names_per_minute";
+                Err(record.limited(Deny::RateLimited, Limited { name, limit, within, retry_after: Some(wait) }))
+            }
+        }
+    }
+
+    async fn addresses(&self, policy: &Policy, host: &Host, execution: Option<&ExecutionId>) -> Verdict<Vec<IpAddr>> {
+        match host {
+            Host::Ip(ip) => Ok(vec![*ip]),
+            Host::Name(name) => match policy.hosts_override(name) {
+                Some(addresses) => Ok(addresses.to_vec()),
+                None => self.resolve(name, execution).await,
+            },
+        }
+    }
+
+    fn judge(
+        &self,
+        policy: &Policy,
+        admitted: &Admitted,
+        addresses: Vec<SocketAddr>,
+        record: &mut Record,
+    ) -> Verdict<PinnedTarget> {
+        if addresses.is_empty() {
+            return Err(Fail::ResolveFailed.into());
+        }
+        for address in &addresses {
+            let mut refused = |rule: &str| {
+                record.address(address.ip());
+                record.rule(rule);
+            };
+            if self.own.is_listener(*address) {
+                refused("address: the proxy's own listener");
+                return Err(Deny::LoopDetected.into());
+            }
+            if self.is_dns_server(*address) {
+                refused("address: the proxy's own DNS server");
+                return Err(Deny::AddressNotAllowed.into());
+            }
+            if self.is_ledger(*address) {
+                refused("address: the proxy's own ledger");
+                return Err(Deny::AddressNotAllowed.into());
+            }
+            if let Err(denied) = policy.judge(address.ip(), admitted.allowed()) {
+                refused(&format!("address: {}", denied.block()));
+                return Err(Deny::AddressNotAllowed.into());
+            }
+        }
+        let target = admitted.target().clone();
+        Ok(PinnedTarget { target, addresses, generation: policy.generation() })
+    }
+
+    fn is_dns_server(&self, address: SocketAddr) -> bool {
+        let address = canonical(address);
+        let here = |server: &SocketAddr| server.ip().is_loopback() && address.ip().is_unspecified();
+        self.servers.iter().any(|server| *server == address || (server.port() == address.port() && here(server)))
+    }
+
+    fn is_ledger(&self, address: SocketAddr) -> bool {
+        let address = canonical(address);
+        let known = self.ledger.read().unwrap_or_else(PoisonError::into_inner);
+        known.iter().any(|server| {
+            let server = canonical(*server);
+            let here = is_local(server.ip()) && (address.ip().is_unspecified() || is_local(address.ip()));
+            server == address || (server.port() == address.port() && here)
+        })
+    }
+
+    async fn resolve(&self, name: &HostName, execution: Option<&ExecutionId>) -> Verdict<Vec<IpAddr>> {
+        for _ in 0..2 {
+            let slot = self.answers.get_with(name.clone(), Arc::default);
+            let answer = self.answered(&slot, name, execution).await?;
+            if answer.until > Instant::now() {
+                return if answer.addresses.is_empty() {
+                    Err(Fail::ResolveFailed.into())
+                } else {
+                    Ok(answer.addresses.clone())
+                };
+            }
+            // Stale: whoever finds it so first takes it out; another may already have put a new one in.
+            self.answers.remove_if_same(name, &slot);
+        }
+        let permit = self.lookups.take_within(execution, self.timeout).await;
+        let _permit = permit.ok_or(Fail::Overloaded)?;
+        let answer = self.ask(name).await;
+        if answer.addresses.is_empty() { Err(Fail::ResolveFailed.into()) } else { Ok(answer.addresses) }
+    }
+
+    /// The answer in a slot, asked for if it is empty. Whoever waits for a permit does not hold the slot meanwhile:
+    /// others that ask for the same name would wait with it.
+    async fn answered<'s>(
+        &self,
+        slot: &'s Slot,
+        name: &HostName,
+        execution: Option<&ExecutionId>,
+    ) -> Verdict<&'s Answer> {
+        let asked = slot.0.get_or_try_init(|| async {
+            let _permit = self.lookups.take(execution).ok_or(())?;
+            Ok::<_, ()>(self.ask(name).await)
+        });
+        if let Ok(answer) = asked.await {
+            return Ok(answer);
+        }
+        let permit = self.lookups.take_within(execution, self.timeout).await;
+        let _permit = permit.ok_or(Fail::Overloaded)?;
+        Ok(slot.0.get_or_init(|| self.ask(name)).await)
+    }
+
+    /// A and AAAA apart. A family that fails is left out; none left is a failure.
+    async fn ask(&self, name: &HostName) -> Answer {
+        let failure = || Answer { addresses: Vec::new(), until: Instant::now() + FAILURE_TTL };
+        let Ok(mut fqdn) = Name::from_ascii(name.as_str()) else { return failure() };
+        // Without this the resolver would try search domains first.
+        fqdn.set_fqdn(true);
+        let deadline = tokio::time::Instant::now() + self.timeout;
+        let v6 = timeout_at(deadline, self.ask_family(fqdn.clone(), RecordType::AAAA));
+        let v4 = timeout_at(deadline, self.ask_family(fqdn, RecordType::A));
+        tokio::pin!(v4, v6);
+        let families = tokio::select! {
+            first = &mut v6 => both(first.ok().flatten(), v4).await,
+            first = &mut v4 => both(first.ok().flatten(), v6).await,
+        };
+        let mut addresses = Vec::new();
+        let mut until = Instant::now() + MAX_TTL;
+        for (found, valid_until) in families.into_iter().flatten() {
+            addresses.extend(found);
+            until = until.min(valid_until);
+        }
+        if addresses.is_empty() {
+            return failure();
+        }
+        Answer { addresses, until: until.max(Instant::now() + MIN_TTL) }
+    }
+
+    async fn ask_family(&self, name: Name, family: RecordType) -> Found {
+        let lookup = self.dns.lookup(name, family).await.ok()?;
+        let address = |data: &RData| match data {
+            RData::A(a) => Some(IpAddr::V4(a.0)),
+            RData::AAAA(aaaa) => Some(IpAddr::V6(aaaa.0)),
+            _ => None,
+        };
+        let found: Vec<_> = lookup.answers().iter().filter_map(|record| address(&record.data)).collect();
+        (!found.is_empty()).then(|| (found, lookup.valid_until()))
+    }
+}
+
+type Found = Option<(Vec<IpAddr>, Instant)>;
+
+/// The first family's answer and the second's. The second keeps a first one that has addresses waiting only
+/// for a moment; after a first one without, it has all the time there is.
+async fn both(first: Found, second: impl Future<Output = Result<Found, Elapsed>>) -> [Found; 2] {
+    let second = match &first {
+        Some(_) => timeout(SECOND_FAMILY, second).await.and_then(|found| found),
+        None => second.await,
+    };
+    [first, second.ok().flatten()]
+}
+
+trait RemoveIfSame {
+    fn remove_if_same(&self, name: &HostName, slot: &Arc<Slot>);
+}
+
+impl RemoveIfSame for Cache<HostName, Arc<Slot>> {
+    fn remove_if_same(&self, name: &HostName, slot: &Arc<Slot>) {
+        if self.get(name).is_some_and(|current| Arc::ptr_eq(&current, slot)) {
+            self.invalidate(name);
+        }
+    }
+}
+
+impl OwnEndpoints {
+    fn is_listener(&self, address: SocketAddr) -> bool {
+        let address = canonical(address);
+        let same = |own: &SocketAddr| {
+            let own = canonical(*own);
+            let everywhere = own.ip().is_unspecified() && is_local(address.ip());
+            own.port() == address.port() && (own.ip() == address.ip() || everywhere || address.ip().is_unspecified())
+        };
+        self.listeners.iter().any(same)
+    }
+}
+
+/// An address is this machine's if one can bind to it. Nothing is sent.
+fn is_local(ip: IpAddr) -> bool {
+    ip.is_loopback() || UdpSocket::bind((ip, 0)).is_ok()
+}
+
+/// The IPv4 address, however it is wrapped.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    let ip = address.ip();
+    let inner = embedded_v4(ip).first().copied();
+    SocketAddr::new(inner.map_or(ip, IpAddr::from), address.port())
+}
+
+/// The `nameserver` lines of `/etc/resolv.conf`, and nothing else of it: no search domains, no options.
+fn system_servers() -> Vec<NameServerConfig> {
+    let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    nameserver_lines(&text).map(NameServerConfig::udp_and_tcp).collect()
+}
+
+fn nameserver_lines(text: &str) -> impl Iterator<Item = IpAddr> {
+    let words = text.lines().map(str::split_whitespace);
+    words.filter_map(|mut words| if words.next()? == "nameserver" { words.next()?.parse().ok() } else { None })
+}
+
+fn name_servers_of(server: &DnsServer) -> Vec<NameServerConfig> {
+    let (at, mut connections) = match server {
+        DnsServer::System => return system_servers(),
+        DnsServer::Plain(at) => (at, vec![ConnectionConfig::udp(), ConnectionConfig::tcp()]),
+        DnsServer::Tls { at, name } => (at, vec![ConnectionConfig::tls(name.as_str().into())]),
+        DnsServer::Https { at, name, path } => {
+            (at, vec![ConnectionConfig::https(name.as_str().into(), Some(path.as_str().into()))])
+        }
+    };
+    for connection in &mut connections {
+        connection.port = at.port();
+    }
+    vec![NameServerConfig::new(at.ip(), true, connections)]
+}
+
+fn endpoints(servers: &[NameServerConfig]) -> Vec<SocketAddr> {
+    let of = |server: &NameServerConfig| {
+        server.connections.iter().map(|c| canonical(SocketAddr::new(server.ip, c.port))).collect::<Vec<_>>()
+    };
+    servers.iter().flat_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_listeners_are_found_in_every_spelling() {
+        let own = |listen: &str| OwnEndpoints { listeners: vec![listen.parse().unwrap()] };
+        let rows = [
+            ("127.0.0.1:3128", "127.0.0.1:3128", true),
+            ("127.0.0.1:3128", "[::ffff:127.0.0.1]:3128", true),
+            ("127.0.0.1:3128", "0.0.0.0:3128", true),
+            ("127.0.0.1:3128", "127.0.0.1:3129", false),
+            ("127.0.0.1:3128", "127.0.0.2:3128", false),
+            ("0.0.0.0:3128", "127.0.0.2:3128", true),
+            ("[::]:3128", "127.0.0.1:3128", true),
+            ("0.0.0.0:3128", "192.0.2.1:3128", false),
+            ("[::ffff:127.0.0.1]:3128", "127.0.0.1:3128", true),
+            ("127.0.0.1:3128", "[64:ff9b::7f00:1]:3128", true),
+        ];
+        for (listen, address, want) in rows {
+            assert_eq!(own(listen).is_listener(address.parse().unwrap()), want, "{listen} {address}");
+        }
+    }
+
+    #[test]
+    fn only_nameserver_lines_of_resolv_conf_count() {
+        let text = "search -x a..b\ndomain a..b\nnameserver 192.0.2.53\n# nameserver 192.0.2.1\nnameserver 2001:db8::53 # x\nnameserver x\noptions ndots:5\n";
+        let found: Vec<_> = nameserver_lines(text).map(|ip| ip.to_string()).collect();
+        assert_eq!(found, ["192.0.2.53", "2001:db8::53"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_family_without_addresses_does_not_hurry_the_other() {
+        let found = |ip: &str| Some((vec![ip.parse().unwrap()], Instant::now()));
+        let after = |millis, answer: Found| async move {
+            tokio::time::sleep(Duration::from_millis(millis)).await;
+            Ok(answer)
+        };
+        let rows = [
+            (None, 900, 1, "the first has none"),
+            (found("192.0.2.1"), 400, 2, "both in time"),
+            (found("192.0.2.1"), 900, 1, "the second is late and left out"),
+        ];
+        for (first, millis, count, what) in rows {
+            let families = both(first, after(millis, found("2001:db8::1"))).await;
+            assert_eq!(families.into_iter().flatten().count(), count, "{what}");
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! How many names an execution may have looked up that it has not asked for before. Not a stage: what `pin` asks first.
+//!
+//! A name that is looked up reaches whoever owns its zone, so it carries out what stands in it. What counts is whether
+//! this execution has asked before, never what the resolver still knows from others: that would tell one tenant what
+//! another has asked for.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::model::host::HostName;
+use crate::model::name::ExecutionId;
+
+/// How long a window is. It begins with its first name; what is refused does not extend it.
+const WINDOW: Duration = Duration::from_secs(60);
+/// Names of an execution that are remembered at least, and at most twice as many. Any other is new again.
+const REMEMBERED: usize = 256;
+/// How long an execution has to have asked for nothing until its names are forgotten. No shorter than a window.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+/// How many maps there are, each behind its own lock.
+const SHARDS: usize = 16;
+/// A map with fewer executions is not tidied.
+const FEW: usize = 64;
+
+/// The names that executions have asked for.
+pub(crate) struct Names {
+    per_minute: u32,
+    shards: Vec<Mutex<Shard>>,
+    hasher: RandomState,
+}
+
+#[derive(Default)]
+struct Shard {
+    asking: HashMap<ExecutionId, Asked>,
+    /// Executions that were left when it was tidied last.
+    kept: usize,
+}
+
+/// What one execution has asked for. Names are kept as keyed hashes, in two generations, of which the older one goes.
+struct Asked {
+    window: Instant,
+    new: u32,
+    recent: HashSet<u64>,
+    older: HashSet<u64>,
+    last: Instant,
+}
+
+/// Whether an execution has asked for a name before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Before,
+    Never,
+}
+
+impl Names {
+    pub(crate) fn new(per_minute: u32) -> Self {
+        Self { per_minute, shards: (0..SHARDS).map(|_| Mutex::default()).collect(), hasher: RandomState::new() }
+    }
+
+    /// The limit.
+    pub(crate) fn per_minute(&self) -> u32 {
+        self.per_minute
+    }
+
+    /// How long a window is.
+    pub(crate) fn window() -> Duration {
+        WINDOW
+    }
+
+    /// Notes that an execution asks for a name, or says how long it has to wait.
+    pub(crate) fn ask(&self, execution: &ExecutionId, name: &HostName, now: Instant) -> Result<Seen, Duration> {
+        let at = usize::try_from(self.hasher.hash_one(execution) % SHARDS as u64).unwrap_or_default();
+        let Some(shard) = self.shards.get(at) else { unreachable!("a place is below the number of shards") };
+        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        shard.tidy(now);
+        let asked = shard.asking.entry(execution.clone()).or_insert_with(|| Asked::new(now));
+        asked.ask(self.hasher.hash_one(name), self.per_minute, now)
+    }
+}
+
+impl Shard {
+    fn tidy(&mut self, now: Instant) {
+        if self.asking.len() >= self.kept.saturating_mul(2).max(FEW) {
+            self.asking.retain(|_, asked| now.saturating_duration_since(asked.last) < FORGOTTEN_AFTER);
+            self.kept = self.asking.len();
+        }
+    }
+}
+
+impl Asked {
+    fn new(now: Instant) -> Self {
+        Self { window: now, new: 0, recent: HashSet::new(), older: HashSet::new(), last: now }
+    }
+
+    fn ask(&mut self, name: u64, most: u32, now: Instant) -> Result<Seen, Duration> {
+        self.last = now;
+        if self.recent.contains(&name) {
+            return Ok(Seen::Before);
+        }
+        let seen =
+            if self.older.contains(&name) { Seen::Before } else { self.count(most, now).map(|()| Seen::Never)? };
+        if self.recent.len() >= REMEMBERED {
+            self.older = std::mem::take(&mut self.recent);
+        }
+        self.recent.insert(name);
+        Ok(seen)
+    }
+
+    fn count(&mut self, most: u32, now: Instant) -> Result<(), Duration> {
+        let passed = now.saturating_duration_since(self.window);
+        if passed >= WINDOW {
+            (self.window, self.new) = (now, 0);
+        } else if self.new >= most {
+            return Err(WINDOW.saturating_sub(passed));
+        }
+        if self.new == 0 {
+            self.window = now;
+        }
+        self.new = self.new.saturating_add(1);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::host::Host;
+    use crate::model::name::TaskName;
+
+    fn name(n: usize) -> HostName {
+        let Ok(Host::Name(name)) = Host::parse(&format!("n{n}.test")) else { panic!() };
+        name
+    }
+
+    fn execution(name: &str) -> ExecutionId {
+        ExecutionId::of_static(&TaskName::new(name))
+    }
+
+    #[test]
+    fn so_many_new_names_pass_in_a_minute_and_known_ones_besides() {
+        let (names, one, two) = (Names::new(3), execution("1"), execution("2"));
+        let begin = Instant::now();
+        let after = |seconds| begin + Duration::from_secs(seconds);
+        for n in 0..3 {
+            assert_eq!(names.ask(&one, &name(n), after(10)), Ok(Seen::Never));
+        }
+        assert_eq!(names.ask(&one, &name(3), after(30)), Err(Duration::from_secs(40)));
+        assert_eq!(names.ask(&one, &name(2), after(30)), Ok(Seen::Before));
+        assert_eq!(names.ask(&two, &name(2), after(30)), Ok(Seen::Never), "each has names of its own");
+        assert_eq!(names.ask(&one, &name(3), after(69)), Err(Duration::from_secs(1)), "refusals do not extend it");
+        assert_eq!(names.ask(&one, &name(3), after(70)), Ok(Seen::Never));
+    }
+
+    #[test]
+    fn memory_is_bounded_for_an_execution_and_for_all() {
+        let (names, now) = (Names::new(u32::MAX), Instant::now());
+        for n in 0..REMEMBERED * 5 {
+            assert_eq!(names.ask(&execution("1"), &name(n), now), Ok(Seen::Never));
+            assert_eq!(
+                names.ask(&execution("1"), &name(n.saturating_sub(REMEMBERED / 2 - 1)), now),
+                Ok(Seen::Before),
+                "{n}"
+            );
+        }
+        let kept = |asked: &Asked| asked.recent.len() + asked.older.len();
+        let shards = names.shards.iter().map(|shard| shard.lock().unwrap());
+        assert!(
+            shards.flat_map(|shard| shard.asking.values().map(kept).collect::<Vec<_>>()).sum::<usize>()
+                <= 2 * REMEMBERED
+        );
+        // Executions that have gone leave nothing behind.
+        for round in 0..40 {
+            let now = now + FORGOTTEN_AFTER * round;
+            for n in 0..1_000 {
+                names.ask(&execution(&format!("{round}-{n}")), &name(0), now).unwrap();
+            }
+        }
+        let left: usize = names.shards.iter().map(|shard| shard.lock().unwrap().asking.len()).sum();
+        assert!(left < 4_000, "{left}");
+    }
+}

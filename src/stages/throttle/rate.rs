@@ -1,0 +1,194 @@
+//! How fast calls come and how many are under way, per execution and kind. Not a stage: what `throttle` asks first.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use governor::clock::{Clock, DefaultClock};
+use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+
+use crate::model::limited::{Limited, Within};
+use crate::model::name::ExecutionId;
+use crate::model::tool::Kind;
+use crate::policy::plan::{Limits, Rate};
+
+/// How many maps there are, each behind its own lock.
+const SHARDS: usize = 64;
+/// A map with fewer gates is not tidied.
+const FEW: usize = 64;
+
+/// The gates of all executions whose plans have such limits. Each is dropped once a new one would do the same.
+pub(crate) struct Gates {
+    shards: Vec<Mutex<Shard>>,
+    hasher: RandomState,
+}
+
+#[derive(Default)]
+struct Shard {
+    gates: HashMap<Key, Gate>,
+    /// Gates that were left when it was tidied last.
+    kept: usize,
+}
+
+/// An execution, and whether it is about tool calls.
+type Key = (ExecutionId, bool);
+
+struct Gate {
+    /// The rate that it was made for.
+    rate: Option<(Rate, DefaultDirectRateLimiter)>,
+    under_way: Arc<AtomicU32>,
+    used: Instant,
+}
+
+/// A place among the requests that are under way. It is given back when it is dropped.
+pub(crate) struct Place(Arc<AtomicU32>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Default for Gates {
+    fn default() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), hasher: RandomState::new() }
+    }
+}
+
+impl Gates {
+    /// Lets a call through, or says which limit it has reached. A place is only given where they are limited.
+    pub(crate) fn enter(&self, caller: &ExecutionId, kind: Kind, limits: &Limits) -> Result<Option<Place>, Limited> {
+        if limits.rate.is_none() && limits.concurrent.is_none() {
+            return Ok(None);
+        }
+        let key = (caller.clone(), kind != Kind::Raw);
+        let at = usize::try_from(self.hasher.hash_one(&key) % SHARDS as u64).unwrap_or_default();
+        let Some(shard) = self.shards.get(at) else { unreachable!("a place is below the number of shards") };
+        // Gates are whole at every point where a panic could come.
+        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        shard.tidy();
+        shard.gates.entry(key).or_insert_with(Gate::new).enter(limits)
+    }
+}
+
+impl Shard {
+    fn tidy(&mut self) {
+        if self.gates.len() >= self.kept.saturating_mul(2).max(FEW) {
+            self.gates.retain(|_, gate| gate.is_needed());
+            self.kept = self.gates.len();
+        }
+    }
+}
+
+impl Gate {
+    fn new() -> Self {
+        Self { rate: None, under_way: Arc::default(), used: Instant::now() }
+    }
+
+    fn enter(&mut self, limits: &Limits) -> Result<Option<Place>, Limited> {
+        self.used = Instant::now();
+        // Only ever raised under the lock.
+        let under_way = self.under_way.load(Ordering::Relaxed);
+        if let Some(most) = limits.concurrent.filter(|most| under_way >= *most) {
+            let limit = most.into();
+            return Err(Limited { name: "concurrent", limit, within: Within::Concurrent, retry_after: None });
+        }
+        if let Some(rate) = limits.rate {
+            self.pass(rate)?;
+        }
+        Ok(limits.concurrent.map(|_| {
+            self.under_way.fetch_add(1, Ordering::Relaxed);
+            Place(self.under_way.clone())
+        }))
+    }
+
+    fn pass(&mut self, rate: Rate) -> Result<(), Limited> {
+        if self.rate.as_ref().is_none_or(|(known, _)| *known != rate) {
+            let quota = Quota::per_second(rate.per_second).allow_burst(rate.burst);
+            self.rate = Some((rate, RateLimiter::direct(quota)));
+        }
+        let Some((_, limiter)) = &self.rate else { return Ok(()) };
+        limiter.check().map_err(|not_until| Limited {
+            name: "requests_per_second",
+            limit: u64::from(NonZeroU32::get(rate.per_second)),
+            within: Within::Time(Duration::from_secs(1)),
+            retry_after: Some(not_until.wait_time_from(DefaultClock::default().now())),
+        })
+    }
+
+    /// False if a new one would do the same: nothing is under way, and the burst is there again.
+    fn is_needed(&self) -> bool {
+        let full = self.rate.as_ref().map_or(0, |(rate, _)| rate.burst.get().div_ceil(rate.per_second.get()));
+        self.under_way.load(Ordering::Relaxed) > 0
+            || self.used.elapsed() <= Duration::from_secs(u64::from(full).saturating_add(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::name::TaskName;
+    use crate::model::tool::Tool;
+
+    fn limits(concurrent: Option<u32>, rate: Option<(u32, u32)>) -> Limits {
+        let number = |n| NonZeroU32::new(n).unwrap();
+        let rate = rate.map(|(second, burst)| Rate { per_second: number(second), burst: number(burst) });
+        Limits { rate, concurrent, ..Limits::default() }
+    }
+
+    fn caller(name: &str) -> ExecutionId {
+        ExecutionId::of_static(&TaskName::new(name))
+    }
+
+    #[test]
+    fn so_many_are_under_way_of_each_kind_and_execution() {
+        let (gates, limits) = (Gates::default(), limits(Some(2), None));
+        let enter = |name: &str, kind| gates.enter(&caller(name), kind, &limits);
+        let first = enter("a", Kind::Raw).unwrap();
+        let _second = enter("a", Kind::Raw).unwrap();
+        let limited = enter("a", Kind::Raw).err().unwrap();
+        assert_eq!((limited.name, limited.limit, limited.within), ("concurrent", 2, Within::Concurrent));
+        assert!(enter("b", Kind::Raw).is_ok() && enter("a", Kind::Tool(Tool::HttpGet)).is_ok());
+        drop(first);
+        assert!(enter("a", Kind::Raw).is_ok(), "a place was given back");
+    }
+
+    #[test]
+    fn a_burst_passes_and_then_so_many_a_second() {
+        // So slowly that no test machine sees the second one.
+        let (gates, limits) = (Gates::default(), limits(None, Some((1, 3))));
+        let passed = (0..100).filter(|_| gates.enter(&caller("a"), Kind::Raw, &limits).is_ok()).count();
+        assert!((3..=13).contains(&passed), "{passed}");
+        let limited = gates.enter(&caller("a"), Kind::Raw, &limits).err().unwrap();
+        assert_eq!((limited.name, limited.limit), ("requests_per_second", 1));
+        assert!(limited.retry_after.unwrap() <= Duration::from_secs(1));
+        assert!(gates.enter(&caller("b"), Kind::Raw, &limits).is_ok());
+    }
+
+    #[test]
+    fn gates_that_say_nothing_are_dropped_and_others_kept() {
+        let (gates, one) = (Gates::default(), limits(Some(1), None));
+        let held = gates.enter(&caller("held"), Kind::Raw, &one).unwrap();
+        for shard in &gates.shards {
+            for gate in shard.lock().unwrap().gates.values_mut() {
+                gate.used -= Duration::from_secs(3600);
+            }
+        }
+        for n in 0..20_000 {
+            drop(gates.enter(&caller(&n.to_string()), Kind::Raw, &one).unwrap());
+            for shard in gates.shards.iter().filter(|_| n % 1_000 == 0) {
+                for gate in shard.lock().unwrap().gates.values_mut() {
+                    gate.used -= Duration::from_secs(3600);
+                }
+            }
+        }
+        let left: usize = gates.shards.iter().map(|shard| shard.lock().unwrap().gates.len()).sum();
+        assert!(left <= 2 * SHARDS * FEW, "{left}");
+        assert!(gates.enter(&caller("held"), Kind::Raw, &one).is_err());
+        drop(held);
+        assert!(gates.enter(&caller("held"), Kind::Raw, &one).is_ok());
+    }
+}

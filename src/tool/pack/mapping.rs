@@ -1,0 +1,179 @@
+//! One mapping of a pack, read key by key.
+
+use super::place::{Findings, Place, clip};
+use super::yaml::Node;
+
+/// What is wrong with what is not there.
+pub(super) const MISSING: &str = "missing";
+
+/// Longest text of a pack that a message repeats.
+pub(super) const MAX_ECHO: usize = 80;
+
+/// A mapping. A key with nothing behind it counts as absent.
+pub(super) struct Fields<'p> {
+    pub(super) place: Place,
+    members: &'p [(String, Node)],
+    findings: &'p Findings,
+}
+
+impl<'p> Fields<'p> {
+    pub(super) fn of(node: &'p Node, place: Place, findings: &'p Findings) -> Option<Self> {
+        match node {
+            Node::Map(members) => Some(Self { place, members, findings }),
+            other => {
+                findings.problem(&place, format!("must be a mapping, not {}", other.kind()));
+                None
+            }
+        }
+    }
+
+    pub(super) fn at(&self, key: &str) -> Place {
+        self.place.key(key)
+    }
+
+    /// True if the key is written, be it with nothing behind it.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.members.iter().any(|(name, _)| name == key)
+    }
+
+    /// As it was written, nothing included.
+    pub(super) fn written(&self, key: &str) -> Option<&'p Node> {
+        self.members.iter().find(|(name, _)| name == key).map(|(_, value)| value)
+    }
+
+    pub(super) fn node(&self, key: &str) -> Option<&'p Node> {
+        self.written(key).filter(|node| !matches!(node, Node::Null))
+    }
+
+    pub(super) fn fields(&self, key: &str) -> Option<Fields<'p>> {
+        Fields::of(self.node(key)?, self.at(key), self.findings)
+    }
+
+    pub(super) fn bool(&self, key: &str) -> Option<bool> {
+        match self.node(key)? {
+            Node::Bool(value) => Some(*value),
+            other => self.mismatch(key, "true or false", other),
+        }
+    }
+
+    pub(super) fn text(&self, key: &str) -> Option<&'p str> {
+        match self.node(key)? {
+            Node::Text(text) => Some(text),
+            other => self.mismatch(key, "text", other),
+        }
+    }
+
+    pub(super) fn required_text(&self, key: &str) -> Option<&'p str> {
+        if self.node(key).is_none() {
+            self.findings.problem(&self.at(key), MISSING);
+        }
+        self.text(key)
+    }
+
+    pub(super) fn list(&self, key: &str) -> &'p [Node] {
+        match self.node(key) {
+            None => &[],
+            Some(Node::List(items)) => items,
+            Some(other) => self.mismatch(key, "a list", other).unwrap_or_default(),
+        }
+    }
+
+    pub(super) fn texts(&self, key: &str) -> Vec<(Place, &'p str)> {
+        let mut texts = Vec::new();
+        for (index, item) in self.list(key).iter().enumerate() {
+            match item {
+                Node::Text(text) => texts.push((self.at(key).at(index), text.as_str())),
+                other => {
+                    self.findings.problem(&self.at(key).at(index), format!("must be text, not {}", other.kind()));
+                }
+            }
+        }
+        texts
+    }
+
+    fn mismatch<T>(&self, key: &str, want: &str, found: &Node) -> Option<T> {
+        self.findings.problem(&self.at(key), format!("must be {want}, not {}", found.kind()));
+        None
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &'p str> {
+        self.members.iter().map(|(key, _)| key.as_str())
+    }
+
+    /// Every key but these is a problem.
+    pub(super) fn only(&self, known: &[&str]) {
+        for key in self.keys().filter(|key| !known.contains(key)) {
+            self.findings.problem(&self.at(key), format!("unknown key; known: {}", known.join(", ")));
+        }
+    }
+
+    /// Other keys belong to other readers of the document, but a slip of the pen is a problem: what it
+    /// meant to close would stay open.
+    pub(super) fn no_slips(&self, known: &[&str]) {
+        for key in self.keys().filter(|key| !known.contains(key)) {
+            if let Some(meant) = known.iter().find(|known| near(key, known)) {
+                self.findings.problem(&self.at(key), format!("unknown key; is {meant} meant?"));
+            }
+        }
+    }
+}
+
+/// A text of the pack inside a message.
+pub(super) fn quoted(text: &str) -> String {
+    format!("{:?}", clip(text, MAX_ECHO))
+}
+
+/// Levenshtein: one slip in short words, two in others.
+fn near(written: &str, known: &str) -> bool {
+    if written.len() > known.len() + 2 {
+        return false;
+    }
+    let allowed = if known.len() < 8 { 1 } else { 2 };
+    let mut row: Vec<usize> = (0..=known.len()).collect();
+    for (at, byte) in written.bytes().enumerate() {
+        let mut diagonal = at;
+        let mut left = at + 1;
+        let mut next = vec![left];
+        for (other, above) in known.bytes().zip(row.iter().skip(1)) {
+            left = (diagonal + usize::from(byte != other)).min(above + 1).min(left + 1);
+            diagonal = *above;
+            next.push(left);
+        }
+        row = next;
+    }
+    row.last().is_some_and(|distance| *distance <= allowed) || is_swapped(written, known)
+}
+
+/// Two letters in each other's place: one slip, too.
+fn is_swapped(written: &str, known: &str) -> bool {
+    let pairs = written.bytes().zip(known.bytes()).enumerate();
+    let wrong: Vec<_> = pairs.filter(|(_, (written, known))| written != known).collect();
+    match wrong.as_slice() {
+        [(at, (a, b)), (next, (c, d))] => written.len() == known.len() && *next == at + 1 && a == d && b == c,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_are_near_and_other_words_are_not() {
+        let rows = [
+            ("network_acess", "network_access", true),
+            ("netwrok_access", "network_access", true),
+            ("tool_polcy", "tool_policy", true),
+            ("versoin", "version", true),
+            ("tolos", "tools", true),
+            ("verxoin", "version", false),
+            ("tool", "tools", true),
+            ("goals", "tools", false),
+            ("sandboxes", "sandbox", false),
+            ("", "tools", false),
+        ];
+        for (written, known, want) in rows {
+            assert_eq!(near(written, known), want, "{written}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! A pack's tools, as the registry has them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::timeout;
+
+use super::arguments::Wrong;
+use super::builtin;
+use super::call::Unsent;
+use super::outcome::{Outcome, State, ToolCallResult};
+use super::pack::{Found, Pack, Rendered, Step};
+use super::proxy::Proxy;
+use super::registry::{Handler, RegisterError, Registration, Registry, Running, Withheld, not_sent};
+use super::tool_response::wrapped;
+use crate::model::tool::Tool;
+
+/// For arguments to be checked.
+const TO_CHECK: Duration = Duration::from_secs(2);
+/// Checks at a time. One that is given up goes on until it ends by itself: the schema and the size of the arguments bound
+/// how long that takes.
+static CHECKS: Semaphore = Semaphore::const_new(4);
+/// For arguments as deep as they may be.
+const STACK: usize = 8 << 20;
+
+/// A tool of a pack.
+struct OfPack {
+    pack: Arc<Pack>,
+    goes_as: Option<Tool>,
+}
+
+impl Registry {
+    /// The tools that need no pack, as far as the pack lets them be called, and the pack's own.
+    ///
+    /// # Errors
+    /// [`RegisterError`] for a name that is taken, which a pack that was read has none of.
+    pub fn with_pack(pack: Pack) -> Result<Self, RegisterError> {
+        let mut registry = Self::builtin();
+        let pack = Arc::new(pack);
+        for gate in pack.gates() {
+            match pack.find(&gate.name) {
+                Found::Withheld(_) => registry.withhold(&gate.name, Withheld::NotEnabled),
+                Found::NotServed => registry.withhold(&gate.name, Withheld::NotServed),
+                Found::Offered(_) | Found::HttpRequest | Found::Unknown => {}
+            }
+        }
+        if !pack.calls_tools() {
+            Tool::ALL.into_iter().for_each(|tool| registry.withhold(tool.as_str(), Withheld::NotEnabled));
+        }
+        for tool in pack.tools() {
+            registry.register(Registration {
+                name: tool.name().to_owned(),
+                handler: Arc::new(OfPack {
+                    pack: pack.clone(),
+                    goes_as: tool.sends_requests().then_some(Tool::HttpRequest),
+                }),
+                description: tool.description().to_owned(),
+                schema: tool.parameters().clone(),
+                requires: None,
+            })?;
+        }
+        Ok(registry)
+    }
+}
+
+impl Handler for OfPack {
+    fn run<'a>(&'a self, proxy: &'a Proxy, name: &'a str, given: &'a Value) -> Running<'a> {
+        Box::pin(async move {
+            match step(&self.pack, name, given).await {
+                Ok(Step::Answer(answer)) => mocked(name, &answer),
+                Ok(Step::Request(rendered)) => send(proxy, name, rendered).await,
+                Err(why) => {
+                    let nothing = Value::Null;
+                    not_sent(name, &nothing, Wrong::malformed(format!("Error: {why}"))).told(proxy).await
+                }
+            }
+        })
+    }
+
+    fn goes_as(&self) -> Option<Tool> {
+        self.goes_as
+    }
+}
+
+/// What a call comes to, found out on a thread of its own: what is too long for us must not be for other calls.
+async fn step(pack: &Arc<Pack>, name: &str, given: &Value) -> Result<Step, String> {
+    let too_long = || "the arguments take too long to check".to_owned();
+    let checked = async {
+        let permit = CHECKS.acquire().await.map_err(|_| too_long())?;
+        let (tell, told) = oneshot::channel();
+        let (pack, name, given) = (pack.clone(), name.to_owned(), given.clone());
+        let check = move || {
+            let _permit = permit;
+            let _ = tell.send(match pack.find(&name) {
+                Found::Offered(tool) => tool.run(&given),
+                _ => Err("it is not in its pack".to_owned()),
+            });
+        };
+        let begun = std::thread::Builder::new().name("check".to_owned()).stack_size(STACK).spawn(check);
+        begun.map_err(|_| "there is no thread to check the arguments".to_owned())?;
+        told.await.map_err(|_| "the arguments cannot be checked".to_owned())?
+    };
+    timeout(TO_CHECK, checked).await.unwrap_or_else(|_| Err(too_long()))
+}
+
+/// What the template has made of the arguments.
+async fn send(proxy: &Proxy, name: &str, rendered: Rendered) -> Outcome {
+    let Rendered { arguments, nonce, own_fields } = rendered;
+    let may_authorize = own_fields.iter().any(|field| field == "authorization");
+    match builtin::composed(&arguments, may_authorize) {
+        Ok(mut call) => {
+            call.name = name.to_owned();
+            call.nonce = Some(nonce);
+            call.perform(proxy).await
+        }
+        Err(wrong) => {
+            // Marks in it are nobody's business.
+            let reason = Some(wrong.reason);
+            Unsent { tool: name.to_owned(), text: wrong.text, reason, ..Unsent::default() }.told(proxy).await
+        }
+    }
+}
+
+/// What stands in for an answer, as one would come: it was never sent, so the proxy knows nothing of it.
+fn mocked(name: &str, answer: &Value) -> Outcome {
+    let text = answer.as_str().map_or_else(|| answer.to_string(), str::to_owned);
+    let result = ToolCallResult { tool: name.to_owned(), content: wrapped(&text, false), ..ToolCallResult::default() };
+    Outcome { result, state: State::Completed }
+}
