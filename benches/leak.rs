@@ -15,7 +15,7 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 use bytes::Bytes;
 use daachorse::DoubleArrayAhoCorasick;
 use exeat::leak::strength::Strength;
-use exeat::leak::{Hold, Matcher, Redactor, Value, Whose};
+use exeat::leak::{Holdback, Matcher, Redactor, Value, ValueOwner};
 use exeat::model::name::CredentialName;
 
 const SIZE: usize = 4 << 20;
@@ -78,7 +78,7 @@ fn values(n: usize) -> Vec<Vec<u8>> {
 }
 
 fn matcher(values: &[Vec<u8>]) -> Arc<Matcher> {
-    let whose = |at: usize| Whose::Credential(CredentialName::new(&format!("KEY_{at}")));
+    let whose = |at: usize| ValueOwner::Credential(CredentialName::new(&format!("KEY_{at}")));
     let values = values.iter().enumerate();
     Arc::new(Matcher::new(values.map(|(at, value)| Value::new(whose(at), value).with_halves(Strength::of(value)))))
 }
@@ -314,9 +314,9 @@ fn redact(matcher: &Arc<Matcher>, pieces: &[Bytes]) {
 }
 
 fn hold(matcher: &Arc<Matcher>, pieces: &[Bytes]) {
-    let mut hold = Hold::new(matcher.clone());
+    let mut hold = Holdback::new(matcher.clone());
     let mut size = 0;
-    let mut take = |hold: &mut Hold| {
+    let mut take = |hold: &mut Holdback| {
         while let Some(piece) = hold.take() {
             size += black_box(piece).len();
         }

@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use exeat::coding::{Bounds, Coding, Decoder, Direction};
+use exeat::coding::{Coding, DecodeLimits, Decoder, Direction};
 use exeat::leak::strength::Strength;
-use exeat::leak::{Hold, Matcher, Value, Whose};
+use exeat::leak::{Holdback, Matcher, Value, ValueOwner};
 use exeat::model::name::CredentialName;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -106,10 +106,10 @@ fn row(name: &str, whose: &str, how: (usize, Text), size: &Size) {
 fn round(whose: &str, (known, text): (usize, Text), size: &Size, each: usize) -> Vec<f64> {
     let value = random(40);
     let other = random(40);
-    let credential = Whose::Credential(CredentialName::new("KEY"));
-    let held: Vec<(Whose, &[u8])> = match whose {
+    let credential = ValueOwner::Credential(CredentialName::new("KEY"));
+    let held: Vec<(ValueOwner, &[u8])> = match whose {
         "own" => vec![(credential, &value)],
-        "token" => vec![(credential, &other), (Whose::Token, &value)],
+        "token" => vec![(credential, &other), (ValueOwner::Token, &value)],
         _ => vec![(credential, &other)],
     };
     let held = held.into_iter().map(|(whose, value)| Value::new(whose, value).with_halves(Strength::of(value)));
@@ -140,10 +140,10 @@ fn round(whose: &str, (known, text): (usize, Text), size: &Size, each: usize) ->
 
 /// Seconds that it takes to look through a coded body.
 fn time(body: &[u8], matcher: &Arc<Matcher>) -> f64 {
-    let bounds = Bounds { total: u64::MAX, ratio: u64::MAX, direction: Direction::Sent };
+    let bounds = DecodeLimits { total: u64::MAX, ratio: u64::MAX, direction: Direction::Sent };
     let began = Instant::now();
     let mut decoder = Decoder::new(&[Coding::Gzip], bounds).unwrap();
-    let mut hold = Hold::coded(matcher.clone());
+    let mut hold = Holdback::coded(matcher.clone());
     for portion in body.chunks(16 * 1024) {
         hold.send(Bytes::copy_from_slice(portion)).unwrap();
         let (mut rest, mut more) = (portion, true);

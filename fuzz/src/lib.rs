@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use bytes::Bytes;
 use exeat::coding::{Bounds, Coding, Decoder, Direction, STEP};
-use exeat::leak::{Hold, Matcher, Redactor, Whose};
+use exeat::leak::{Holdback, Matcher, Redactor, ValueOwner};
 use exeat::stages::message::websocket::{Downward, Upward};
 use exeat::tls::hello::{self, Progress};
 
@@ -14,7 +14,7 @@ use exeat::tls::hello::{self, Progress};
 pub const VALUES: [&[u8]; 3] = [b"ghp_0123456789abcdefghij", b"s3cr3t/+? value", b"s3cr3t/+? value of another"];
 
 static MATCHER: LazyLock<Arc<Matcher>> =
-    LazyLock::new(|| Arc::new(Matcher::new(VALUES.into_iter().map(|value| (Whose::Token, value)))));
+    LazyLock::new(|| Arc::new(Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)))));
 
 /// A target, and inputs to begin with.
 pub type Target = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
@@ -57,7 +57,7 @@ fn redacted(pieces: &[&[u8]], pausing: bool) -> (Vec<u8>, bool) {
 }
 
 fn sent(pieces: &[&[u8]]) -> Option<Vec<u8>> {
-    let mut hold = Hold::new(MATCHER.clone());
+    let mut hold = Holdback::new(MATCHER.clone());
     let mut out = Vec::new();
     for piece in pieces {
         hold.feed(Bytes::copy_from_slice(piece)).ok()?;

@@ -19,7 +19,7 @@ use super::{approvals, executions, secrets};
 use crate::daemon::reload;
 use crate::daemon::reload::{ConfigFile, Reloaded};
 use crate::flow::Services;
-use crate::flow::accept_queue::{Lobby, Step};
+use crate::flow::accept_queue::{AcceptQueue, QueueStep};
 use crate::flow::admission::{Admission, Slot};
 use crate::flow::listener::{Accepted, Listener};
 use crate::model::host::Host;
@@ -43,13 +43,13 @@ impl Admin {
         let admin = Arc::new(self);
         let lifetime = admin.services.settings.proxy.header_timeout;
         let connections = Arc::new(Admission::new(MAX_CONNECTIONS, lifetime));
-        let lobby = Lobby::new(connections).waiting_for(MOST_TIME);
+        let lobby = AcceptQueue::new(connections).waiting_for(MOST_TIME);
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = admin.services.drain.cancelled() => return,
                 step = lobby.next() => {
-                    if let Step::Serve(accepted, slot) = step {
+                    if let QueueStep::Serve(accepted, slot) = step {
                         tokio::spawn(admin.clone().take(accepted, slot));
                     }
                     continue;
@@ -57,7 +57,7 @@ impl Admin {
                 accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok(accepted) => lobby.arrive(accepted.source(), accepted),
+                Ok(accepted) => lobby.enqueue(accepted.source(), accepted),
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
@@ -160,7 +160,7 @@ impl Admin {
             .tasks()
             .map(|task| {
                 let webhooks = task.webhooks().enumerate().map(|(index, target)| {
-                    let state = self.services.foreseen.state(policy.generation(), task.name(), index);
+                    let state = self.services.webhook_prechecks.state(policy.generation(), task.name(), index);
                     json!({ "host": target.host().to_string(), "port": target.port(), "state": state })
                 });
                 let webhooks: Vec<_> = webhooks.collect();

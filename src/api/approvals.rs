@@ -9,18 +9,18 @@ use serde_json::json;
 use super::reply::{Reply, error, ledger_error, read_json};
 use crate::audit::record;
 use crate::flow::{Services, documents};
-use crate::ledger::{Decided, Decision, Millis, State};
+use crate::ledger::{ApprovalState, Decision, DecisionResult, Millis};
 
 /// What a POST asks for.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wanted {
-    decision: Word,
+struct DecisionRequest {
+    decision: RequestedDecision,
 }
 
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Word {
+enum RequestedDecision {
     Approve,
     Deny,
 }
@@ -52,7 +52,7 @@ async fn list(services: &Services, query: Option<&str>) -> Result<Reply, Reply> 
     Ok((StatusCode::OK, meant.map(|known| documents::approval(known, now)).collect()))
 }
 
-fn state(query: &str) -> Result<State, Reply> {
+fn state(query: &str) -> Result<ApprovalState, Reply> {
     let state = query.strip_prefix("state=").and_then(|name| serde_json::from_value(name.into()).ok());
     let known = "state= and one of pending, approved, denied, used, expired";
     state.ok_or_else(|| error(StatusCode::UNPROCESSABLE_ENTITY, known))
@@ -65,19 +65,19 @@ async fn show(services: &Services, id: &str) -> Result<Reply, Reply> {
 }
 
 async fn decide(services: &Services, id: &str, request: Request<Incoming>) -> Result<Reply, Reply> {
-    let Wanted { decision } = read_json(request).await?;
+    let DecisionRequest { decision } = read_json(request).await?;
     let decision = match decision {
-        Word::Approve => Decision::Approve,
-        Word::Deny => Decision::Deny,
+        RequestedDecision::Approve => Decision::Approve,
+        RequestedDecision::Deny => Decision::Deny,
     };
     match services.ledger.decide(id, decision, Millis::now()).await.map_err(ledger_error)? {
-        Decided::Done => {
+        DecisionResult::Done => {
             note(services, id, decision).await?;
             show(services, id).await
         }
-        Decided::AlreadyDecided(state) => Err(too_late("it has been decided", state)),
-        Decided::Expired => Err(too_late("it has expired", State::Expired)),
-        Decided::Unknown => Err(unknown()),
+        DecisionResult::AlreadyDecided(state) => Err(too_late("it has been decided", state)),
+        DecisionResult::Expired => Err(too_late("it has expired", ApprovalState::Expired)),
+        DecisionResult::Unknown => Err(unknown()),
     }
 }
 
@@ -96,7 +96,7 @@ async fn note(services: &Services, id: &str, decision: Decision) -> Result<(), R
         .map_err(|_| error(StatusCode::SERVICE_UNAVAILABLE, "it has been decided, and the audit log cannot be written"))
 }
 
-fn too_late(why: &str, state: State) -> Reply {
+fn too_late(why: &str, state: ApprovalState) -> Reply {
     (StatusCode::CONFLICT, json!({ "error": why, "state": state }))
 }
 

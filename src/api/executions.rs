@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::reply::{Reply, error, ledger_error, read_json};
 use crate::files;
 use crate::flow::{Services, documents};
-use crate::ledger::{Execution, Millis, Stop};
+use crate::ledger::{Execution, Millis, StopReason};
 use crate::model::name::{ExecutionId, TaskName};
 use crate::model::secret::TokenHash;
 use crate::model::token;
@@ -29,7 +29,7 @@ const YEAR: u64 = 365 * DAY;
 /// What a POST asks for.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wanted {
+struct StartRequest {
     task: String,
     /// In seconds.
     expires_in_s: Option<u64>,
@@ -61,7 +61,7 @@ pub(crate) async fn answer(services: &Arc<Services>, request: Request<Incoming>)
 /// Begins an execution and tells its token, once.
 async fn start(services: &Arc<Services>, request: Request<Incoming>) -> Result<Reply, Reply> {
     let authority = authority(services, request.headers());
-    let wanted: Wanted = read_json(request).await?;
+    let wanted: StartRequest = read_json(request).await?;
     let name = TaskName::new(&wanted.task);
     if services.policies.snapshot().task(&name).is_none() {
         return Err(error(StatusCode::UNPROCESSABLE_ENTITY, "there is no such task"));
@@ -106,7 +106,7 @@ async fn start(services: &Arc<Services>, request: Request<Incoming>) -> Result<R
 }
 
 /// The execution of a task's static token: nothing counted, and not stopped.
-async fn begin_anew(services: &Services, wanted: &Wanted, name: &TaskName) -> Result<Reply, Reply> {
+async fn begin_anew(services: &Services, wanted: &StartRequest, name: &TaskName) -> Result<Reply, Reply> {
     if wanted.expires_in_s.is_some() || wanted.peers.is_some() {
         return Err(error(StatusCode::UNPROCESSABLE_ENTITY, "a static execution has no expires_in_s and no peers"));
     }
@@ -138,12 +138,12 @@ async fn list(services: &Services, query: Option<&str>) -> Result<Reply, Reply> 
 }
 
 async fn show(services: &Services, id: &ExecutionId) -> Result<Reply, Reply> {
-    let standing = services.ledger.standing(id).await.map_err(ledger_error)?.ok_or_else(unknown)?;
+    let standing = services.ledger.state(id).await.map_err(ledger_error)?.ok_or_else(unknown)?;
     Ok((StatusCode::OK, documents::execution(services, &standing)))
 }
 
 async fn stop(services: &Services, id: &ExecutionId) -> Result<Reply, Reply> {
-    if !services.ledger.stop(id, Stop::Asked, Millis::now()).await.map_err(ledger_error)? {
+    if !services.ledger.stop(id, StopReason::Asked, Millis::now()).await.map_err(ledger_error)? {
         return Err(unknown());
     }
     // What of it is under way ends.

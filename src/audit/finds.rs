@@ -26,18 +26,18 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The finds of all executions, and which of them have been stopped. Whoever has the other end of [`Self::notes`]
 /// writes them down for after the process's end.
 pub struct Finds {
-    found: watch::Sender<Found>,
+    found: watch::Sender<FindCounts>,
     /// How many were noted for each execution, those included that were under way when it was stopped.
     noted: Mutex<HashMap<ExecutionId, u32>>,
-    notes: mpsc::Sender<Note>,
-    inbox: Mutex<Option<mpsc::Receiver<Note>>>,
+    notes: mpsc::Sender<FindEvent>,
+    inbox: Mutex<Option<mpsc::Receiver<FindEvent>>>,
 }
 
 /// Who was found with what, so often. Of one that was stopped, as often as can be.
-pub type Found = HashMap<ExecutionId, u32>;
+pub type FindCounts = HashMap<ExecutionId, u32>;
 
 /// What is to be written down.
-pub enum Note {
+pub enum FindEvent {
     /// A find.
     Find(ExecutionId),
     /// Somebody waits until those before have been.
@@ -45,13 +45,13 @@ pub enum Note {
 }
 
 /// Counts the finds in one answer for the execution that gets it.
-pub struct Finder {
+pub struct FindReporter {
     finds: Arc<Finds>,
     execution: Option<ExecutionId>,
     noted: u64,
 }
 
-impl Finder {
+impl FindReporter {
     pub(super) fn new(finds: &Arc<Finds>, execution: Option<ExecutionId>, noted: u64) -> Self {
         Self { finds: finds.clone(), execution, noted }
     }
@@ -78,14 +78,14 @@ impl Default for Finds {
 impl Finds {
     /// What is to be written down; none the second time.
     #[must_use]
-    pub fn notes(&self) -> Option<mpsc::Receiver<Note>> {
+    pub fn notes(&self) -> Option<mpsc::Receiver<FindEvent>> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Notes one more, and returns how many were noted by now, also since the execution was stopped.
     pub(super) fn note(&self, execution: &ExecutionId) -> u32 {
         self.change(execution, |count| if count < STOPPED_HERE { count.saturating_add(1) } else { count });
-        if self.notes.try_send(Note::Find(execution.clone())).is_err() {
+        if self.notes.try_send(FindEvent::Find(execution.clone())).is_err() {
             // What cannot be written down must not be forgotten by a restart: nothing more comes of it.
             self.change(execution, |_| STOPPED_HERE);
         }
@@ -111,7 +111,7 @@ impl Finds {
     }
 
     /// Takes up what was written down.
-    pub fn recall(&self, execution: &ExecutionId, count: u32) {
+    pub fn restore(&self, execution: &ExecutionId, count: u32) {
         self.change(execution, |known| known.max(count));
     }
 
@@ -131,7 +131,7 @@ impl Finds {
     pub async fn settled(&self) {
         let (asked, settled) = oneshot::channel();
         let settled = async {
-            if self.notes.send(Note::Settled(asked)).await.is_ok() {
+            if self.notes.send(FindEvent::Settled(asked)).await.is_ok() {
                 let _ = settled.await;
             }
         };
@@ -155,7 +155,7 @@ impl Finds {
     ///
     /// # Errors
     /// [`Deny::ExecutionStopped`].
-    pub fn judge(&self, execution: &ExecutionId, most: u32) -> Verdict<()> {
+    pub fn check(&self, execution: &ExecutionId, most: u32) -> Verdict<()> {
         let found = self.found.borrow();
         let count = found.get(execution).copied();
         let count = count.unwrap_or(if found.len() < MOST { 0 } else { u32::MAX });
@@ -164,7 +164,7 @@ impl Finds {
 
     /// Wakes whoever holds it at every find, and when an execution is stopped.
     #[must_use]
-    pub fn changes(&self) -> watch::Receiver<Found> {
+    pub fn changes(&self) -> watch::Receiver<FindCounts> {
         self.found.subscribe()
     }
 }
@@ -183,27 +183,27 @@ mod tests {
         let finds = Finds::default();
         let (a, b) = (execution("a"), execution("b"));
         for n in 0..3 {
-            assert!(finds.judge(&a, 3).is_ok(), "{n}");
+            assert!(finds.check(&a, 3).is_ok(), "{n}");
             finds.note(&a);
         }
-        assert_eq!(finds.judge(&a, 3), Err(Deny::ExecutionStopped.into()));
-        assert!(finds.judge(&a, 4).is_ok() && finds.judge(&b, 1).is_ok());
+        assert_eq!(finds.check(&a, 3), Err(Deny::ExecutionStopped.into()));
+        assert!(finds.check(&a, 4).is_ok() && finds.check(&b, 1).is_ok());
     }
 
     #[test]
     fn what_cannot_be_counted_is_stopped() {
         let finds = Finds::default();
         finds.note(&execution("known"));
-        assert!(finds.judge(&execution("new"), 1).is_ok());
+        assert!(finds.check(&execution("new"), 1).is_ok());
         for n in 1..MOST {
-            finds.recall(&execution(&n.to_string()), 1);
+            finds.restore(&execution(&n.to_string()), 1);
         }
         finds.note(&execution("one more"));
         assert_eq!(finds.known().len(), MOST);
         for name in ["one more", "new"] {
-            assert_eq!(finds.judge(&execution(name), 1000), Err(Deny::ExecutionStopped.into()), "{name}");
+            assert_eq!(finds.check(&execution(name), 1000), Err(Deny::ExecutionStopped.into()), "{name}");
         }
         finds.note(&execution("known"));
-        assert!(finds.judge(&execution("known"), 3).is_ok() && finds.judge(&execution("known"), 2).is_err());
+        assert!(finds.check(&execution("known"), 3).is_ok() && finds.check(&execution("known"), 2).is_err());
     }
 }

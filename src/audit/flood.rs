@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::record;
 use crate::model::name::{ExecutionId, TaskName};
-use crate::model::peer::Whence;
+use crate::model::peer::PeerNetwork;
 
 /// From the first refusal on that has a line of its own.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ pub(super) enum Source {
     Others,
     /// Callers that nobody knows, by where they come from: an address each would let whoever has many of them flood
     /// the log and our memory, and all together would let one loud sandbox hide who tries the door from elsewhere.
-    Unknown(Whence),
+    Unknown(PeerNetwork),
 }
 
 /// What shares its lines: a source, and which of its codes if it is one of [`APART`].
@@ -255,8 +255,8 @@ mod tests {
     #[test]
     fn one_flood_takes_no_lines_from_others() {
         let (flood, now) = (Flood::new(50), Instant::now());
-        let sources = [execution("one"), execution("two"), Source::Unknown(Whence::Loopback)];
-        for source in sources.iter().chain([&Source::Unknown(Whence::Public)]) {
+        let sources = [execution("one"), execution("two"), Source::Unknown(PeerNetwork::Loopback)];
+        for source in sources.iter().chain([&Source::Unknown(PeerNetwork::Public)]) {
             assert_eq!(lines(&flood, source, "caller_unknown", 70, now), 50, "{source:?}");
         }
         let told = told(&flood.ended(now + WINDOW));

@@ -14,14 +14,14 @@ use time::format_description::well_known::Rfc3339;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::finds::{Finder, Finds};
+use super::finds::{FindReporter, Finds};
 use super::flood::{self, Source};
-use super::sink::{Sink, SinkError, Told};
+use super::sink::{Announce, Sink, SinkError};
 use crate::files;
-use crate::leak::{Found, Matcher, Whose};
-use crate::model::limited::{Bound, Limited};
+use crate::leak::{Finding, Matcher, ValueOwner};
+use crate::model::limited::{ExchangeLimit, ReachedLimit};
 use crate::model::name::{CredentialName, ExecutionId, TaskName, is_plain};
-use crate::model::peer::{Peer, Whence};
+use crate::model::peer::{Peer, PeerNetwork};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::{Scheme, Target};
 use crate::model::tls::TlsFailure;
@@ -126,25 +126,25 @@ pub struct Record {
     line: Line,
     started: Instant,
     progress: Progress,
-    counts: Arc<Counts>,
+    counts: Arc<TransferCounts>,
     /// What nothing from outside may bring into the log.
     values: Arc<Matcher>,
     /// The host as it was asked for; never for the log.
     asked: Option<String>,
     /// The tool call as its client wrote it; no more for the log than that.
-    call: Option<Call>,
+    call: Option<ToolTarget>,
     /// The credential that a refusal is about.
     about: Option<CredentialName>,
     /// Whose find it would be, and whose refusal.
     caller: Option<(TaskName, ExecutionId)>,
     /// From where, if that is all that is known.
-    whence: Whence,
+    whence: PeerNetwork,
     /// A credential was found in what was to be sent.
     found: bool,
     /// Finds in the answer so far.
     finds_in_answer: u64,
     /// The limit that was reached.
-    limited: Option<Limited>,
+    limited: Option<ReachedLimit>,
     /// The way in which TLS with the origin failed.
     tls_failure: Option<TlsFailure>,
     /// What it takes for as long as it is under way.
@@ -156,7 +156,7 @@ pub struct Record {
 /// What the bodies of an exchange have in common: how much has passed, when something last did, and how
 /// either side ended.
 #[derive(Debug)]
-pub struct Counts {
+pub struct TransferCounts {
     request: AtomicU64,
     response: AtomicU64,
     began: Instant,
@@ -166,22 +166,22 @@ pub struct Counts {
     client_stalled: AtomicBool,
     request_done: AtomicBool,
     over: AtomicBool,
-    stopped: OnceLock<(Refusal, Option<Found>)>,
+    stopped: OnceLock<(Refusal, Option<Finding>)>,
     stops: Notify,
-    reached: OnceLock<Bound>,
-    heads: Mutex<Heads>,
+    reached: OnceLock<ExchangeLimit>,
+    heads: Mutex<HeadProgress>,
 }
 
 /// Whether the request's head has gone out.
 #[derive(Debug, Default)]
-struct Heads {
+struct HeadProgress {
     /// On an earlier connection, it has.
     has_left: bool,
     /// The counter of the connection that the request was given to last, and its value before.
     last: Option<(Arc<AtomicU64>, u64)>,
 }
 
-impl Heads {
+impl HeadProgress {
     fn has_left(&self) -> bool {
         let counted = |(heads, before): &(Arc<AtomicU64>, u64)| heads.load(Ordering::Relaxed) > *before;
         self.has_left || self.last.as_ref().is_some_and(counted)
@@ -189,13 +189,13 @@ impl Heads {
 }
 
 /// What a tool call asked for, before anything was cleaned out of it.
-struct Call {
+struct ToolTarget {
     method: String,
     /// Of a webhook, a hash.
     path: String,
 }
 
-impl Counts {
+impl TransferCounts {
     pub(crate) fn new() -> Self {
         Self {
             request: AtomicU64::new(0),
@@ -215,19 +215,19 @@ impl Counts {
 
     /// Notes what the exchange would take too much of, and returns what comes of that.
     #[must_use]
-    pub fn reached(&self, bound: Bound) -> Refusal {
+    pub fn reached(&self, bound: ExchangeLimit) -> Refusal {
         let _ = self.reached.set(bound);
         bound.refusal()
     }
 
     /// What the exchange would have taken too much of, if that is why it was refused.
     #[must_use]
-    pub fn bound(&self, refusal: Refusal) -> Option<Bound> {
+    pub fn limit_of(&self, refusal: Refusal) -> Option<ExchangeLimit> {
         self.reached.get().copied().filter(|bound| bound.refusal() == refusal)
     }
 
     /// Notes that what the client sends must not go on, and what was found in it.
-    pub fn stop(&self, refusal: Refusal, found: Option<Found>) {
+    pub fn stop(&self, refusal: Refusal, found: Option<Finding>) {
         let _ = self.stopped.set((refusal, found));
         self.stops.notify_waiters();
     }
@@ -239,7 +239,7 @@ impl Counts {
     }
 
     /// Waits until what the client sends must not go on.
-    pub async fn until_stopped(&self) -> Refusal {
+    pub async fn wait_until_stopped(&self) -> Refusal {
         loop {
             let stops = self.stops.notified();
             if let Some(refusal) = self.stopped() {
@@ -253,7 +253,7 @@ impl Counts {
     pub fn sends(&self, heads: Arc<AtomicU64>) {
         let before = heads.load(Ordering::Relaxed);
         let mut known = self.heads.lock().unwrap_or_else(PoisonError::into_inner);
-        *known = Heads { has_left: known.has_left(), last: Some((heads, before)) };
+        *known = HeadProgress { has_left: known.has_left(), last: Some((heads, before)) };
     }
 
     /// Whether the request's head has gone out. Where several go out at once, it is one of them at least.
@@ -299,13 +299,13 @@ impl Counts {
 
     /// How long nothing has moved in either direction.
     #[must_use]
-    pub fn quiet_for(&self) -> Duration {
+    pub fn idle_time(&self) -> Duration {
         self.began.elapsed().saturating_sub(Duration::from_millis(self.moved.load(Ordering::Relaxed)))
     }
 
     /// Notes that the client kept us waiting for its body for so long, which is too long.
     pub fn client_stalled(&self, idle: Duration) {
-        let _ = self.reached(Bound::Idle(idle));
+        let _ = self.reached(ExchangeLimit::Idle(idle));
         self.client_stalled.store(true, Ordering::Relaxed);
     }
 
@@ -366,13 +366,13 @@ impl Record {
             line,
             started: Instant::now(),
             progress: Progress::Undecided,
-            counts: Arc::new(Counts::new()),
+            counts: Arc::new(TransferCounts::new()),
             values: values.clone(),
             asked: None,
             call: None,
             about: None,
             caller: None,
-            whence: peer.whence(),
+            whence: peer.network(),
             found: false,
             finds_in_answer: 0,
             limited: None,
@@ -409,7 +409,7 @@ impl Record {
         };
         self.line.path = Some(self.noted(&path, MOST_PATH));
         let is_call = head.headers().contains_key(EXEAT_TOOL);
-        self.call = is_call.then(|| Call { method: method.to_owned(), path });
+        self.call = is_call.then(|| ToolTarget { method: method.to_owned(), path });
     }
 
     /// What of the proxy's own is asked for, where that is a call: it stands in the place of a tool, and the path of
@@ -453,7 +453,7 @@ impl Record {
     /// own, and no others. None if no target was read, or it cannot be told surely free of them.
     #[must_use]
     pub fn url_without(&self, own: &Matcher) -> Option<String> {
-        let (Call { path, .. }, asked) = (self.call.as_ref()?, self.asked.as_deref()?);
+        let (ToolTarget { path, .. }, asked) = (self.call.as_ref()?, self.asked.as_deref()?);
         let host = if own.find_in_name(asked).is_none() { asked } else { REDACTED };
         let url = self.at(host, &cut(&own.clean(path), MOST_PATH));
         // One that is written as a URL stands in host and path together, and in the host it has lost its case.
@@ -469,8 +469,8 @@ impl Record {
 
     /// A value of the caller's own in what a tool call asked for.
     #[must_use]
-    pub fn own_in_call(&self, own: &Matcher) -> Option<Found> {
-        let (Call { method, path }, host) = (self.call.as_ref()?, self.asked.as_deref()?);
+    pub fn own_in_call(&self, own: &Matcher) -> Option<Finding> {
+        let (ToolTarget { method, path }, host) = (self.call.as_ref()?, self.asked.as_deref()?);
         let whole = self.at(host, path);
         own.find_in_name(host)
             .or_else(|| own.find_in_name(&whole))
@@ -478,8 +478,8 @@ impl Record {
     }
 
     /// Notes a value that was found in what is refused for another reason: it is a find all the same.
-    pub fn found_besides(&mut self, found: &Found, place: &str) {
-        self.stands(found, place);
+    pub fn found_besides(&mut self, found: &Finding, place: &str) {
+        self.note_where_found(found, place);
         self.note_find();
     }
 
@@ -489,9 +489,9 @@ impl Record {
         self.found
     }
 
-    fn stands(&mut self, found: &Found, place: &str) {
+    fn note_where_found(&mut self, found: &Finding, place: &str) {
         self.rule(match &found.whose {
-            Whose::Credential(name) => format!("{name}: its value stands in {place}"),
+            ValueOwner::Credential(name) => format!("{name}: its value stands in {place}"),
             other => format!("{other} stands in {place}"),
         });
     }
@@ -566,15 +566,15 @@ impl Record {
 
     /// A refusal because of a value that was found, and where it stood. Whose it is, is told to its own task
     /// only.
-    pub fn leak(&mut self, found: &Found, place: &str) -> Refusal {
-        self.stands(found, place);
+    pub fn leak(&mut self, found: &Finding, place: &str) -> Refusal {
+        self.note_where_found(found, place);
         self.about = found.credential().cloned();
         self.count_find(Deny::LeakDetected.into());
         Deny::LeakDetected.into()
     }
 
     /// A refusal because of a limit of the plan.
-    pub fn limited(&mut self, deny: Deny, limited: Limited) -> Refusal {
+    pub fn limited(&mut self, deny: Deny, limited: ReachedLimit) -> Refusal {
         self.rule(format!("{}: {}", limited.name, limited.limit));
         self.limited = Some(limited);
         deny.into()
@@ -582,7 +582,7 @@ impl Record {
 
     /// A refusal because TLS with the origin failed.
     pub fn tls_failed(&mut self, failure: TlsFailure) -> Refusal {
-        self.line.tls_error = Some(failure.kind.words().name);
+        self.line.tls_error = Some(failure.kind.text().name);
         self.tls_failure = Some(failure);
         Fail::TlsFailed.into()
     }
@@ -595,7 +595,7 @@ impl Record {
 
     /// The limit that was reached, if that is the reason.
     #[must_use]
-    pub fn limit(&self) -> Option<&Limited> {
+    pub fn limit(&self) -> Option<&ReachedLimit> {
         self.limited.as_ref()
     }
 
@@ -616,10 +616,10 @@ impl Record {
     }
 
     /// Credentials came back and were overwritten. It is an alarm if one did that had not gone out.
-    pub fn redacted(&mut self, count: u64, whose: &[Vec<&Whose>]) {
+    pub fn redacted(&mut self, count: u64, whose: &[Vec<&ValueOwner>]) {
         self.line.redacted = Some(count);
         let used = self.line.credential_used.as_deref();
-        let was_sent = |one: &Whose| matches!(one, Whose::Credential(name) if Some(name.as_str()) == used);
+        let was_sent = |one: &ValueOwner| matches!(one, ValueOwner::Credential(name) if Some(name.as_str()) == used);
         let unsent = whose.iter().filter(|one| !one.iter().any(|one| was_sent(one))).flatten();
         let unsent: BTreeSet<String> = unsent.map(ToString::to_string).collect();
         if !unsent.is_empty() {
@@ -633,16 +633,16 @@ impl Record {
     /// Notes that there were so many finds in the answer so far.
     pub fn finds_in_answer(&mut self, finds: u64) {
         if finds > self.finds_in_answer {
-            self.finder().reached(finds);
+            self.find_reporter().reached(finds);
             self.finds_in_answer = finds;
         }
     }
 
     /// Counts the finds in the rest of the answer, for whoever goes on with it.
     #[must_use]
-    pub fn finder(&self) -> Finder {
+    pub fn find_reporter(&self) -> FindReporter {
         let execution = self.caller.as_ref().map(|(_, execution)| execution.clone());
-        Finder::new(&self.finds, execution, self.finds_in_answer)
+        FindReporter::new(&self.finds, execution, self.finds_in_answer)
     }
 
     /// A text from outside without credentials.
@@ -679,7 +679,7 @@ impl Record {
 
     /// The counters that ride on the bodies.
     #[must_use]
-    pub fn counts(&self) -> Arc<Counts> {
+    pub fn counts(&self) -> Arc<TransferCounts> {
         self.counts.clone()
     }
 
@@ -840,9 +840,9 @@ impl Drop for Record {
         // How it ended is of no account: the origin may have done what it was asked for.
         line.credits = line.credential_used.as_ref().filter(|_| decided && self.counts.has_left()).map(|_| FEE);
         let told = match (line.credits, line.tool, &line.execution) {
-            (Some(_), _, _) => Told::Bill,
-            (None, Some(_), Some(_)) => Told::Record,
-            (None, ..) => Told::No,
+            (Some(_), _, _) => Announce::Bill,
+            (None, Some(_), Some(_)) => Announce::Record,
+            (None, ..) => Announce::No,
         };
         self.sink.write(&line, told);
         if decided {
@@ -914,7 +914,7 @@ impl Alarm<'_> {
             entry: &'l Alarm<'l>,
         }
         let alarm = "an entry of the ledger does not verify";
-        sink.write(&Line { ts: now(), event: "alarm", alarm, entry: self }, Told::No);
+        sink.write(&Line { ts: now(), event: "alarm", alarm, entry: self }, Announce::No);
     }
 }
 

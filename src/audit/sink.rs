@@ -45,7 +45,7 @@ pub struct Sink {
 }
 
 /// Where the log lives.
-pub struct Place {
+pub struct LogLocation {
     /// None: standard output, which has no head and no rotation.
     pub path: Option<PathBuf>,
     /// The head lies here, whatever `path` is.
@@ -68,7 +68,7 @@ pub struct Written {
 
 /// Whether a line is told of when it has been written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Announce {
     /// Always: it costs something.
     Bill,
     /// Nobody asks for it.
@@ -80,11 +80,11 @@ pub(super) enum Told {
 struct Entry {
     /// Empty: it is asked that everything be written.
     json: String,
-    told: Told,
+    told: Announce,
     written: Option<oneshot::Sender<Result<(), SinkError>>>,
 }
 
-impl Place {
+impl LogLocation {
     /// The head of the chain.
     #[must_use]
     pub fn head_file(&self) -> PathBuf {
@@ -100,7 +100,7 @@ impl Sink {
     /// # Errors
     /// If a file cannot be opened, or another process holds the log.
     pub fn open(
-        place: Place,
+        place: LogLocation,
         key: ChainKey,
         key_is_new: bool,
         told: tokio::sync::mpsc::Sender<Written>,
@@ -112,7 +112,7 @@ impl Sink {
         let healthy = Arc::new(AtomicBool::new(true));
         let lost = Arc::new(AtomicUsize::new(0));
         let last = writer.head.mac.clone();
-        let scribe = Scribe {
+        let scribe = WriterThread {
             writer,
             told,
             inbox,
@@ -151,7 +151,7 @@ impl Sink {
     }
 
     /// Hands a line over without waiting. Some are told of when they have been written.
-    pub(super) fn write(&self, line: &impl Serialize, told: Told) {
+    pub(super) fn write(&self, line: &impl Serialize, told: Announce) {
         let queued = self.waiting.fetch_add(1, Ordering::Relaxed);
         let handed_over = queued < MAX_QUEUED
             && serde_json::to_string(line)
@@ -182,7 +182,7 @@ impl Sink {
             return Err(SinkError);
         }
         let (written, done) = oneshot::channel();
-        if self.lines.send(Entry { json, told: Told::No, written: Some(written) }).is_err() {
+        if self.lines.send(Entry { json, told: Announce::No, written: Some(written) }).is_err() {
             // The thread is gone, and with it every hope.
             self.healthy.store(false, Ordering::Relaxed);
             return Err(SinkError);
@@ -195,7 +195,7 @@ impl Sink {
 }
 
 /// The thread that writes.
-struct Scribe {
+struct WriterThread {
     writer: Writer,
     told: tokio::sync::mpsc::Sender<Written>,
     inbox: mpsc::Receiver<Entry>,
@@ -205,7 +205,7 @@ struct Scribe {
     healthy: Arc<AtomicBool>,
 }
 
-impl Scribe {
+impl WriterThread {
     fn run(mut self) {
         loop {
             // Whoever was counted has had lines before, which came here: so there is no need to be woken for it.
@@ -242,8 +242,8 @@ impl Scribe {
                 // Whoever asked may have gone; the line stands.
                 let _ = written.send(done);
             }
-            is_bill |= entry.told == Told::Bill;
-            if entry.told != Told::No {
+            is_bill |= entry.told == Announce::Bill;
+            if entry.told != Announce::No {
                 lines.push(entry.json);
             }
         }
@@ -261,7 +261,7 @@ impl Scribe {
         let unwritten = self.lost.swap(0, Ordering::Relaxed);
         let lost = (unwritten > 0).then(|| note_lost(unwritten));
         let ours = counted.iter().map(Counted::json).chain(lost);
-        group.extend(ours.map(|json| Entry { json, told: Told::No, written: None }));
+        group.extend(ours.map(|json| Entry { json, told: Announce::No, written: None }));
         let done = self.writer.write_group(&group);
         // Where nothing was to be written, nobody has learnt anything.
         if group.iter().any(|entry| !entry.json.is_empty()) {
@@ -279,7 +279,7 @@ impl Scribe {
 
 /// What the thread writes with.
 struct Writer {
-    place: Place,
+    place: LogLocation,
     key: ChainKey,
     log: Option<File>,
     size: u64,
@@ -300,7 +300,7 @@ enum StoredHead {
 }
 
 impl Writer {
-    fn open(place: Place, key: ChainKey, had_key: bool) -> io::Result<Self> {
+    fn open(place: LogLocation, key: ChainKey, had_key: bool) -> io::Result<Self> {
         files::private_dir(&place.state_dir)?;
         let head_file =
             locked(OpenOptions::new().read(true).write(true).create(true).truncate(false), &place.head_file())?;
@@ -555,7 +555,7 @@ mod tests {
         let (told, mut heard) = tokio::sync::mpsc::channel(2);
         let (sink, _) = Sink::open(place, key, true, told).unwrap();
         for n in 0..20 {
-            sink.write(&serde_json::json!({ "n": n }), Told::Record);
+            sink.write(&serde_json::json!({ "n": n }), Announce::Record);
             assert_eq!(sink.flush().await, Ok(()), "{n}");
         }
         // One group is told of before the next is written.
@@ -564,7 +564,7 @@ mod tests {
         assert_eq!((first.lines, heard.try_recv().is_err()), (vec!["{\"n\":0}".to_owned()], true));
         // What costs something waits for its turn.
         for n in 0..2 {
-            sink.write(&serde_json::json!({ "cost": n }), Told::Bill);
+            sink.write(&serde_json::json!({ "cost": n }), Announce::Bill);
             assert_eq!(sink.flush().await, Ok(()), "{n}");
         }
         assert_eq!(sink.flush().await, Ok(()));
@@ -584,15 +584,15 @@ mod tests {
             open: AtomicUsize::new(0),
         };
         for _ in 0..MAX_QUEUED + 10 {
-            sink.write(&"line", Told::No);
+            sink.write(&"line", Announce::No);
         }
         assert_eq!(sink.lost.load(Ordering::Relaxed), 10);
         assert_eq!(inbox.try_iter().count(), MAX_QUEUED);
         assert_eq!(sink.write_and_wait(&"line").await, Err(SinkError), "no request goes on");
     }
 
-    fn parts(dir: &Path) -> (Place, ChainKey) {
-        let place = Place {
+    fn parts(dir: &Path) -> (LogLocation, ChainKey) {
+        let place = LogLocation {
             path: Some(dir.join("audit.jsonl")),
             state_dir: dir.to_owned(),
             synced: false,
@@ -602,7 +602,7 @@ mod tests {
         (place, ChainKey::new(crate::model::secret::Secret::new(b"the key of these tests".to_vec())))
     }
 
-    const SOURCE: Source = Source::Unknown(crate::model::peer::Whence::Unix);
+    const SOURCE: Source = Source::Unknown(crate::model::peer::PeerNetwork::Unix);
 
     #[test]
     fn what_was_counted_is_written_when_everybody_has_gone() {
@@ -628,7 +628,7 @@ mod tests {
         // Whatever is written to it fails.
         writer.log = Some(File::open(path).unwrap());
         let flood = Arc::new(Flood::new(50));
-        let mut scribe = Scribe {
+        let mut scribe = WriterThread {
             told: tokio::sync::mpsc::channel(1).0,
             writer,
             inbox: mpsc::channel().1,

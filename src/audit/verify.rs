@@ -171,11 +171,11 @@ impl Walk<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sink::{Place, Sink};
+    use super::super::sink::{LogLocation, Sink};
     use super::*;
 
-    fn place(dir: &Path) -> Place {
-        Place {
+    fn place(dir: &Path) -> LogLocation {
+        LogLocation {
             path: Some(dir.join("audit.jsonl")),
             state_dir: dir.to_owned(),
             synced: false,
@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    async fn write(place: Place, lines: std::ops::Range<usize>) {
+    async fn write(place: LogLocation, lines: std::ops::Range<usize>) {
         let sink = open(place).unwrap();
         for n in lines {
             sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     /// The key is new to a state directory once.
-    fn open(place: Place) -> io::Result<Sink> {
+    fn open(place: LogLocation) -> io::Result<Sink> {
         let is_new = fs::File::create_new(place.state_dir.join("key-made")).is_ok();
         let (told, _) = tokio::sync::mpsc::channel(1);
         Sink::open(place, key(), is_new, told).map(|(sink, _)| sink)
@@ -310,7 +310,7 @@ mod tests {
     #[tokio::test]
     async fn the_chain_goes_on_across_rotations() {
         let dir = tempfile::tempdir().unwrap();
-        write(Place { rotate_bytes: 400, ..place(dir.path()) }, 0..20).await;
+        write(LogLocation { rotate_bytes: 400, ..place(dir.path()) }, 0..20).await;
         let whole = report(dir.path());
         assert!(whole.files > 2, "{whole:?}");
         assert_eq!((whole.finding, whole.earlier_missing), (Finding::Whole, false));
@@ -331,7 +331,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_log_that_takes_no_line_is_an_error_at_the_start() {
-        let sink = open(Place {
+        let sink = open(LogLocation {
             path: Some("/dev/full".into()),
             state_dir: tempfile::tempdir().unwrap().keep(),
             synced: false,
@@ -347,7 +347,7 @@ mod tests {
     async fn a_rotation_that_was_interrupted_is_finished_or_taken_back() {
         for named in [false, true] {
             let dir = tempfile::tempdir().unwrap();
-            write(Place { rotate_bytes: 400, ..place(dir.path()) }, 0..10).await;
+            write(LogLocation { rotate_bytes: 400, ..place(dir.path()) }, 0..10).await;
             let path = dir.path().join("audit.jsonl");
             let begun = dir.path().join("audit.jsonl.new");
             if named {
@@ -366,7 +366,7 @@ mod tests {
     #[tokio::test]
     async fn a_rotation_that_fails_leaves_the_log_going_on() {
         let dir = tempfile::tempdir().unwrap();
-        let sink = open(Place { rotate_bytes: 400, ..place(dir.path()) }).unwrap();
+        let sink = open(LogLocation { rotate_bytes: 400, ..place(dir.path()) }).unwrap();
         fs::create_dir(dir.path().join("audit.jsonl.new")).unwrap();
         for n in 0..20 {
             sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
@@ -423,7 +423,7 @@ mod tests {
     #[tokio::test]
     async fn a_log_is_verified_while_it_is_written_and_rotated() {
         let dir = tempfile::tempdir().unwrap();
-        let sink = open(Place { rotate_bytes: 3_000, ..place(dir.path()) }).unwrap();
+        let sink = open(LogLocation { rotate_bytes: 3_000, ..place(dir.path()) }).unwrap();
         let writing = tokio::spawn(async move {
             for n in 0..1_500 {
                 sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
@@ -441,7 +441,7 @@ mod tests {
     async fn two_state_directories_cannot_share_a_log() {
         let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let _first = open(place(one.path())).unwrap();
-        let second = Place { state_dir: two.path().to_owned(), ..place(one.path()) };
+        let second = LogLocation { state_dir: two.path().to_owned(), ..place(one.path()) };
         assert!(open(second).is_err());
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::terminal::{clean, escaped, print, say};
 use super::{AuditAction, Exit, VerifyArgs, paths};
 use crate::audit::chain::GENESIS;
-use crate::audit::sink::Place;
+use crate::audit::sink::LogLocation;
 use crate::audit::verify::{self, Finding};
 use crate::daemon::audit_place;
 use crate::daemon::vault;
@@ -29,7 +29,7 @@ pub(super) fn run(config: Option<&Path>, action: AuditAction) -> Exit {
     }
 }
 
-fn verify(settings: &Settings, place: &Place, args: &VerifyArgs) -> Exit {
+fn verify(settings: &Settings, place: &LogLocation, args: &VerifyArgs) -> Exit {
     let Some(path) = args.file.as_ref().or(place.path.as_ref()) else {
         return fail("audit.path is standard output; name the file that it went to");
     };

@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 use super::terminal::{print, say};
 use super::{Exit, paths};
 use crate::daemon::vault;
-use crate::flow::webhooks::{self, Unfit};
+use crate::flow::webhooks::{self, WebhookProblem};
 use crate::model::descriptors::Descriptors;
 use crate::policy::compile::Problem;
 use crate::policy::rule::Policy;
@@ -54,7 +54,7 @@ fn webhooks(settings: &Settings, policy: &Policy) -> (Vec<Problem>, Vec<Problem>
             return (vec![Problem { path: "dns".to_owned(), problem: why, suggestion }], Vec::new());
         }
     };
-    let problem = |webhook: Unfit| {
+    let problem = |webhook: WebhookProblem| {
         let what = if webhook.is_private() {
             "leads to an address that is not public; the webhook is disabled".to_owned()
         } else {
@@ -66,11 +66,11 @@ fn webhooks(settings: &Settings, policy: &Policy) -> (Vec<Problem>, Vec<Problem>
             suggestion: if webhook.is_private() { "a public host".to_owned() } else { String::new() },
         }
     };
-    let (private, unresolved): (Vec<_>, Vec<_>) = unfit.into_iter().partition(Unfit::is_private);
+    let (private, unresolved): (Vec<_>, Vec<_>) = unfit.into_iter().partition(WebhookProblem::is_private);
     (private.into_iter().map(problem).collect(), unresolved.into_iter().map(problem).collect())
 }
 
-fn resolved(settings: &Settings, policy: &Policy) -> Result<Vec<Unfit>, String> {
+fn resolved(settings: &Settings, policy: &Policy) -> Result<Vec<WebhookProblem>, String> {
     let system = settings.upstream.roots == Roots::System;
     let tls = UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls)
         .map_err(|why| why.to_string())?;

@@ -15,7 +15,7 @@ use crate::model::refusal::{Deny, Refusal};
 use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
 use crate::policy::credential::Credential;
-use crate::policy::rule::{Allowed, Asked, Mode, Policy, Task};
+use crate::policy::rule::{AccessKind, MatchedRules, Mode, Policy, Task};
 
 /// Flags of `exeat explain`.
 #[derive(Args)]
@@ -89,7 +89,7 @@ fn walk(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>)
     let target = Target::absolute(&uri).map_err(|_| Deny::TargetMalformed)?;
     pass("parse", format!("{} port {}", target, target.port()));
     let kind = args.tool.map_or(Kind::Raw, Kind::Tool);
-    let to = task.destination(&target, Asked::Request(kind))?;
+    let to = task.destination(&target, AccessKind::Request(kind))?;
     let mode = match to.mode() {
         Mode::Inspect => "requests are inspected",
         Mode::Opaque => "a tunnel is passed on unseen; absolute-form requests are inspected",
@@ -122,7 +122,7 @@ fn walk(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>)
 }
 
 /// Which credentials would go where; never their values.
-fn credentials(task: &Task, kind: Kind, target: &Target, allowed: &Allowed) -> Vec<String> {
+fn credentials(task: &Task, kind: Kind, target: &Target, allowed: &MatchedRules) -> Vec<String> {
     let required: Vec<_> = allowed.required().map(CredentialName::as_str).collect();
     let bound = task.credentials().iter().filter(|credential| credential.is_bound_to(target, allowed));
     let tell = |credential: &Arc<Credential>| {
@@ -155,7 +155,7 @@ fn known_addresses(policy: &Policy, target: &Target) -> Option<Vec<IpAddr>> {
     }
 }
 
-fn judge(policy: &Policy, allowed: &Allowed, addresses: &[IpAddr]) -> Result<(), Refusal> {
-    let all = addresses.iter().try_for_each(|ip| policy.judge(*ip, allowed));
+fn judge(policy: &Policy, allowed: &MatchedRules, addresses: &[IpAddr]) -> Result<(), Refusal> {
+    let all = addresses.iter().try_for_each(|ip| policy.check_address(*ip, allowed));
     all.map_err(|_| Deny::AddressNotAllowed.into())
 }

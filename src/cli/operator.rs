@@ -23,7 +23,7 @@ use super::terminal::{clean, escaped, print, say};
 use super::{Exit, paths};
 use crate::files;
 use crate::model::secret::Secret;
-use crate::policy::compile::{AdminPlace, read_source, usable};
+use crate::policy::compile::{AdminAddress, read_source, usable};
 use crate::policy::settings::ListenAt;
 
 /// Until somebody takes the connection.
@@ -287,7 +287,7 @@ impl At {
         })
     }
 
-    fn configured(place: &AdminPlace) -> Result<Self, Exit> {
+    fn configured(place: &AdminAddress) -> Result<Self, Exit> {
         place.listen.as_ref().and_then(Self::of).ok_or_else(|| {
             say("exeat: [admin].listen has no fixed port; name the one that the daemon took with --admin");
             Exit::Usage
@@ -325,7 +325,7 @@ impl At {
     }
 
     /// True for the listener of this configuration.
-    fn is_of(&self, place: &AdminPlace) -> bool {
+    fn is_of(&self, place: &AdminAddress) -> bool {
         place.listen.as_ref().and_then(Self::of).is_some_and(|own| own == *self)
     }
 
@@ -360,7 +360,7 @@ impl fmt::Display for At {
 
 impl Token {
     /// As the daemon finds its own.
-    fn of(place: &AdminPlace) -> Result<Self, String> {
+    fn of(place: &AdminAddress) -> Result<Self, String> {
         if let Some(source) = &place.token {
             let value = read_source(source, &|name| std::env::var(name).ok()).map_err(|why| why.to_string())?;
             return Self::checked(value, "the configuration's [admin].token".to_owned());
@@ -373,7 +373,7 @@ impl Token {
 
     /// As [`Self::of`], for a daemon that the flag names. One that was found here is not sent over a network on the
     /// strength of a typing error.
-    fn for_another(place: &AdminPlace, at: &At) -> Result<Self, String> {
+    fn for_another(place: &AdminAddress, at: &At) -> Result<Self, String> {
         if at.is_here() || at.is_of(place) {
             return Self::of(place);
         }

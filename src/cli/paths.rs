@@ -6,7 +6,7 @@ use super::Exit;
 use super::terminal::say;
 use crate::daemon::reload::ConfigFile;
 use crate::daemon::vault;
-use crate::policy::compile::{self, AdminPlace, Config, Problem, Surroundings};
+use crate::policy::compile::{self, AdminAddress, CompileContext, Config, Problem};
 use crate::policy::settings::Vault;
 
 /// The state directory where the file names none: systemd's, the user's, or the service's.
@@ -37,7 +37,7 @@ pub(super) fn load(config: Option<&Path>) -> Result<Config, Vec<Problem>> {
         None => {
             let env = |name: &str| std::env::var(name).ok();
             let secrets = &vault::Reader::default();
-            let around = Surroundings { base: Path::new(""), state_dir: &state_dir(), env: &env, secrets };
+            let around = CompileContext { base: Path::new(""), state_dir: &state_dir(), env: &env, secrets };
             compile::compile("", &around)
         }
     }
@@ -51,7 +51,7 @@ pub(super) fn vault_place(config: Option<&Path>) -> Result<Vault, Vec<Problem>> 
 }
 
 /// Where the daemon listens for its operator. What else it needs, such as the tokens of its tasks, need not be here.
-pub(super) fn admin_place(config: Option<&Path>) -> Result<AdminPlace, Vec<Problem>> {
+pub(super) fn admin_place(config: Option<&Path>) -> Result<AdminAddress, Vec<Problem>> {
     let (text, base) = text(config)?;
     compile::admin_place(&text, base, &state_dir())
 }

@@ -26,7 +26,7 @@ fn is_word(value: &[u8]) -> bool {
 }
 
 /// A key of ours that the child may use and not see.
-pub(super) struct Lent {
+pub(super) struct PlaceholderCredential {
     pub(super) name: String,
     /// What the configuration says of it.
     pub(super) credential: Table,
@@ -69,7 +69,7 @@ impl Hidden {
     }
 }
 
-impl Lent {
+impl PlaceholderCredential {
     /// Reads `NAME=HOW@HOST`, and the value from the variable NAME.
     pub(super) fn new(flag: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, Problem> {
         // What stands behind the name is not repeated: somebody may have written the key itself there.
@@ -253,7 +253,7 @@ mod tests {
         let odd = placeholder("\u{e9}\"-0123456789abcdef".as_bytes()).unwrap();
         assert!(odd.is_ascii() && odd.len() == 20 && !odd.contains('"'), "{odd}");
         assert!(placeholder(b"a:b").is_err() && placeholder(b"--------").is_err());
-        let refused = Lent::new("KEY=bearer@a.example", &|_| Some("tiny1".to_owned())).err().unwrap();
+        let refused = PlaceholderCredential::new("KEY=bearer@a.example", &|_| Some("tiny1".to_owned())).err().unwrap();
         assert!(refused.problem.contains("could be protected") && !refused.problem.contains("tiny1"), "{refused}");
     }
 
@@ -261,7 +261,7 @@ mod tests {
     fn keys_that_hold_each_other_are_hidden_by_their_own_placeholders() {
         let env = |name: &str| Some(if name == "PASS" { "hunter2hunter2" } else { "user:hunter2hunter2" }.to_owned());
         let lent: Vec<_> = ["PASS=bearer@a.example", "CRED=basic@b.example"]
-            .map(|flag| Lent::new(flag, &env).ok().unwrap().hidden)
+            .map(|flag| PlaceholderCredential::new(flag, &env).ok().unwrap().hidden)
             .into();
         let hide = |text: &str| hidden(&lent, OsStr::new(text)).unwrap().into_string().unwrap();
         assert_eq!(hide("user:hunter2hunter2"), lent[1].placeholder);
@@ -284,7 +284,7 @@ mod tests {
             ("UNSET=bearer@api.example.com", None),
         ];
         for (flag, auth_type) in rows {
-            let lent = Lent::new(flag, &env).ok();
+            let lent = PlaceholderCredential::new(flag, &env).ok();
             assert_eq!(lent.as_ref().and_then(|lent| lent.credential["auth_type"].as_str()), auth_type, "{flag}");
         }
     }
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn a_key_is_hidden_wherever_it_stands() {
         let key = "ghp_0123456789abcdef";
-        let lent = [Lent::new("KEY=bearer@a.example", &|_| Some(key.to_owned())).ok().unwrap().hidden];
+        let lent = [PlaceholderCredential::new("KEY=bearer@a.example", &|_| Some(key.to_owned())).ok().unwrap().hidden];
         let text = format!("Bearer {key}, {key}");
         let hidden = hidden(&lent, OsStr::new(&text)).unwrap().into_string().unwrap();
         assert_eq!(hidden, format!("Bearer {0}, {0}", lent[0].placeholder));

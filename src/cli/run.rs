@@ -18,7 +18,7 @@ use toml::Table;
 
 use super::handover::Environment;
 use super::placeholder;
-use super::placeholder::{Hidden, Lent};
+use super::placeholder::{Hidden, PlaceholderCredential};
 use super::terminal::{self, clean, say};
 use super::{Exit, env, isolate, paths};
 use crate::daemon::Daemon;
@@ -26,7 +26,7 @@ use crate::daemon::vault;
 use crate::files;
 use crate::model::host::Host;
 use crate::model::name::TaskName;
-use crate::policy::compile::{self, Config, Problem, Surroundings};
+use crate::policy::compile::{self, CompileContext, Config, Problem};
 use crate::policy::credential::Credential;
 use crate::policy::rule::Policy;
 
@@ -159,7 +159,7 @@ async fn behind_a_proxy(
 }
 
 /// Everything that the command must not see: keys that are lent, and those of its task.
-fn keys(policy: &Policy, lent: Vec<Lent>) -> Vec<Hidden> {
+fn keys(policy: &Policy, lent: Vec<PlaceholderCredential>) -> Vec<Hidden> {
     let of_task = policy.task(&TaskName::new(TASK)).map(|task| task.credentials().to_vec()).unwrap_or_default();
     let is_lent = |credential: &&Arc<Credential>| lent.iter().any(|key| key.name == credential.name().as_str());
     let others = of_task.iter().filter(|credential| !is_lent(credential));
@@ -251,7 +251,7 @@ struct Prepared {
     /// Variables that the command must not see.
     hidden: Vec<String>,
     /// Keys that it may use.
-    lent: Vec<Lent>,
+    lent: Vec<PlaceholderCredential>,
 }
 
 /// The file's settings and the wanted task, with a listener, a state directory and a task of our own.
@@ -277,7 +277,7 @@ fn configure(
         credentials.retain(|name| name.as_str() != Some(&key.name));
         credentials.push(key.name.clone().into());
     }
-    let lent_to = lent.iter().flat_map(Lent::hosts);
+    let lent_to = lent.iter().flat_map(PlaceholderCredential::hosts);
     for (n, allowed) in args.allow.iter().map(String::as_str).chain(lent_to).enumerate() {
         let name = format!("exeat-run-allow-{n}");
         put(&mut table, "integrations", name.clone(), integration(allowed)?);
@@ -312,7 +312,7 @@ fn configure(
     }
     let env = |name: &str| if name == TOKEN { Some(token.to_owned()) } else { environment.text(name) };
     let mut compiled =
-        compile::compile(&table.to_string(), &Surroundings { base, state_dir: state, env: &env, secrets })?;
+        compile::compile(&table.to_string(), &CompileContext { base, state_dir: state, env: &env, secrets })?;
     compiled.settings.admin.listen = None;
     // The command runs as the same user, who could read the key in a file.
     compiled.settings.interception.ca_key = None;
@@ -338,10 +338,10 @@ fn secret_variables(value: &toml::Value) -> Vec<String> {
 }
 
 /// Keys that are lent by flags; one of the same name goes to several hosts.
-fn lent_keys(args: &RunArgs, environment: &Environment) -> Result<Vec<Lent>, Vec<Problem>> {
-    let mut lent: Vec<Lent> = Vec::new();
+fn lent_keys(args: &RunArgs, environment: &Environment) -> Result<Vec<PlaceholderCredential>, Vec<Problem>> {
+    let mut lent: Vec<PlaceholderCredential> = Vec::new();
     for flag in &args.credential {
-        let key = Lent::new(flag, &|name| environment.text(name)).map_err(|problem| vec![problem])?;
+        let key = PlaceholderCredential::new(flag, &|name| environment.text(name)).map_err(|problem| vec![problem])?;
         match lent.iter_mut().find(|other| other.name == key.name) {
             Some(known) => known.also(&key).map_err(|problem| vec![problem])?,
             None => lent.push(key),

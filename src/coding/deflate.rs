@@ -2,7 +2,7 @@
 
 use flate2::{Crc, Decompress, FlushDecompress, Status};
 
-use super::Undecodable;
+use super::DecodeError;
 
 /// How long the head of a gzip member may be, with its name and its comment.
 const MAX_HEAD: usize = 64 * 1024;
@@ -29,9 +29,9 @@ fn inflate(
     coded: &mut &[u8],
     out: &mut Vec<u8>,
     scratch: &mut [u8],
-) -> Result<Stopped, Undecodable> {
+) -> Result<Stopped, DecodeError> {
     let (taken, given) = (stream.total_in(), stream.total_out());
-    let status = stream.decompress(coded, scratch, FlushDecompress::None).map_err(|_| Undecodable::Malformed)?;
+    let status = stream.decompress(coded, scratch, FlushDecompress::None).map_err(|_| DecodeError::Malformed)?;
     let since = |now: u64, then: u64| usize::try_from(now.saturating_sub(then)).unwrap_or(usize::MAX);
     let (taken, given) = (since(stream.total_in(), taken), since(stream.total_out(), given));
     *coded = coded.get(taken..).unwrap_or_default();
@@ -40,7 +40,7 @@ fn inflate(
         Status::StreamEnd => Ok(Stopped::Ended),
         _ if given == scratch.len() => Ok(Stopped::Full),
         _ if coded.is_empty() => Ok(Stopped::Hungry),
-        _ => Err(Undecodable::Malformed),
+        _ => Err(DecodeError::Malformed),
     }
 }
 
@@ -93,7 +93,7 @@ impl Gzip {
         coded: &mut &[u8],
         out: &mut Vec<u8>,
         scratch: &mut [u8],
-    ) -> Result<bool, Undecodable> {
+    ) -> Result<bool, DecodeError> {
         let begin = out.len();
         loop {
             if self.part == Part::Body {
@@ -114,10 +114,10 @@ impl Gzip {
         }
     }
 
-    fn head(&mut self, byte: u8) -> Result<(), Undecodable> {
+    fn head(&mut self, byte: u8) -> Result<(), DecodeError> {
         self.head_size = self.head_size.saturating_add(1);
         if self.head_size > MAX_HEAD {
-            return Err(Undecodable::Malformed);
+            return Err(DecodeError::Malformed);
         }
         if self.part != Part::HeadCrc {
             self.crc.update(&[byte]);
@@ -143,14 +143,14 @@ impl Gzip {
     }
 
     /// Reads a part that has a size of its own, once it is whole.
-    fn sized(&mut self) -> Result<(), Undecodable> {
+    fn sized(&mut self) -> Result<(), DecodeError> {
         self.part = match (self.part, self.held.as_slice()) {
             (Part::Fixed, [0x1f, 0x8b, 8, flags, _, _, _, _, _, _]) if flags & 0xe0 == 0 => {
                 self.flags = *flags;
                 self.next_from(HAS_EXTRA)
             }
             (Part::Fixed, head) if head.len() >= FIXED_HEAD || !begins_member(head) => {
-                return Err(Undecodable::Malformed);
+                return Err(DecodeError::Malformed);
             }
             (Part::ExtraSize, [low, high]) => match u16::from_le_bytes([*low, *high]) {
                 0 => self.next_from(HAS_NAME),
@@ -159,7 +159,7 @@ impl Gzip {
             (Part::HeadCrc, [low, high]) if u32::from_le_bytes([*low, *high, 0, 0]) == self.crc.sum() & 0xffff => {
                 Part::Body
             }
-            (Part::HeadCrc, [_, _]) => return Err(Undecodable::Malformed),
+            (Part::HeadCrc, [_, _]) => return Err(DecodeError::Malformed),
             _ => return Ok(()),
         };
         self.held.clear();
@@ -178,14 +178,14 @@ impl Gzip {
         rest.find(|(its, _)| self.flags & its != 0).map_or(Part::Body, |(_, part)| part)
     }
 
-    fn trailer(&mut self, byte: u8) -> Result<(), Undecodable> {
+    fn trailer(&mut self, byte: u8) -> Result<(), DecodeError> {
         self.held.push(byte);
         if self.held.len() < TRAILER {
             return Ok(());
         }
         let [crc, size] = [self.crc.sum().to_le_bytes(), self.crc.amount().to_le_bytes()];
         if self.held.as_slice() != [crc, size].as_flattened() {
-            return Err(Undecodable::Malformed);
+            return Err(DecodeError::Malformed);
         }
         self.held.clear();
         self.crc.reset();
@@ -224,19 +224,19 @@ impl Deflate {
         coded: &mut &[u8],
         out: &mut Vec<u8>,
         scratch: &mut [u8],
-    ) -> Result<bool, Undecodable> {
+    ) -> Result<bool, DecodeError> {
         let missing = HEAD.saturating_sub(self.head.len());
         let given = *coded;
         let more = self.step(coded, out, scratch);
         let taken = given.len().saturating_sub(coded.len());
         self.head.extend(given.iter().take(taken.min(missing)));
         // Its reader may take either, so both would have to be looked through.
-        if has_two_readings(&self.head) { Err(Undecodable::Malformed) } else { more }
+        if has_two_readings(&self.head) { Err(DecodeError::Malformed) } else { more }
     }
 
-    fn step(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, Undecodable> {
+    fn step(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, DecodeError> {
         let stream = match &mut self.stream {
-            _ if self.ended => return if coded.is_empty() { Ok(false) } else { Err(Undecodable::Malformed) },
+            _ if self.ended => return if coded.is_empty() { Ok(false) } else { Err(DecodeError::Malformed) },
             Some(stream) => stream,
             None => {
                 let Some((second, rest)) = coded.split_first() else { return Ok(false) };
@@ -254,7 +254,7 @@ impl Deflate {
             Stopped::Full => return Ok(true),
             Stopped::Hungry => return Ok(false),
         }
-        if coded.is_empty() { Ok(false) } else { Err(Undecodable::Malformed) }
+        if coded.is_empty() { Ok(false) } else { Err(DecodeError::Malformed) }
     }
 }
 

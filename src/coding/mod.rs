@@ -64,7 +64,7 @@ impl Coding {
 
 /// How much may come out. Each coding's output is held to it, so that a bomb within a bomb is one too.
 #[derive(Debug, Clone, Copy)]
-pub struct Bounds {
+pub struct DecodeLimits {
     /// Decoded bytes in all.
     pub total: u64,
     /// Decoded bytes for each coded byte of the body, beyond a first 4 MiB that are always fine.
@@ -73,16 +73,16 @@ pub struct Bounds {
     pub direction: Direction,
 }
 
-impl Bounds {
-    fn hold(self, coded: u64, decoded: u64) -> Result<(), Undecodable> {
+impl DecodeLimits {
+    fn check(self, coded: u64, decoded: u64) -> Result<(), DecodeError> {
         let fine = self.ratio.saturating_mul(coded).saturating_add(ALWAYS_FINE);
-        if decoded > self.total.min(fine) { Err(Undecodable::TooMuch) } else { Ok(()) }
+        if decoded > self.total.min(fine) { Err(DecodeError::TooMuch) } else { Ok(()) }
     }
 }
 
 /// Why a body cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Undecodable {
+pub enum DecodeError {
     /// It is not what its coding says, is cut, or goes on behind its end.
     #[error("the body is not what its content coding says")]
     Malformed,
@@ -100,16 +100,16 @@ pub struct Decoder {
     /// The coding that was applied last.
     outer: Layer,
     inner: Option<Inner>,
-    bounds: Bounds,
+    bounds: DecodeLimits,
     scratch: Box<[u8]>,
     /// Nothing can be known about what comes behind an error.
-    failed: Option<Undecodable>,
+    failed: Option<DecodeError>,
 }
 
 impl Decoder {
     /// A decoder for codings in the order of `Content-Encoding`. None if there are none, or more than two.
     #[must_use]
-    pub fn new(codings: &[Coding], bounds: Bounds) -> Option<Self> {
+    pub fn new(codings: &[Coding], bounds: DecodeLimits) -> Option<Self> {
         let (last, before) = codings.split_last().filter(|_| codings.len() <= MAX_CODINGS)?;
         Some(Self {
             outer: Layer::new(*last, bounds.direction),
@@ -124,7 +124,7 @@ impl Decoder {
     ///
     /// Returns true if it must be called again, even with nothing new, because there may be more to come out.
     /// When it returns false all of `coded` has been taken.
-    pub fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, Undecodable> {
+    pub fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, DecodeError> {
         self.not_failed()?;
         let more = self.step(coded, out);
         self.failed = more.err();
@@ -150,31 +150,31 @@ impl Decoder {
 
     /// The body has ended, and [`Self::decode`] has returned false. A body without a byte is fine in every
     /// coding: such are the answers to HEAD.
-    pub fn end(&self) -> Result<(), Undecodable> {
+    pub fn end(&self) -> Result<(), DecodeError> {
         self.not_failed()?;
         let given_on = self.inner.as_ref().is_none_or(|inner| inner.waiting.is_empty() && inner.layer.is_whole());
-        if self.outer.is_whole() && given_on { Ok(()) } else { Err(Undecodable::Malformed) }
+        if self.outer.is_whole() && given_on { Ok(()) } else { Err(DecodeError::Malformed) }
     }
 
-    fn not_failed(&self) -> Result<(), Undecodable> {
+    fn not_failed(&self) -> Result<(), DecodeError> {
         self.failed.map_or(Ok(()), Err)
     }
 
     /// At most one step of each coding, so that a call is short whatever the bytes are.
-    fn step(&mut self, coded: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, Undecodable> {
+    fn step(&mut self, coded: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, DecodeError> {
         let Some(inner) = &mut self.inner else {
             let more = self.outer.decode(coded, out, &mut self.scratch)?;
-            self.bounds.hold(self.outer.taken, self.outer.given)?;
+            self.bounds.check(self.outer.taken, self.outer.given)?;
             return Ok(more);
         };
         let mut more = true;
         if inner.waiting.is_empty() {
             more = self.outer.decode(coded, &mut inner.waiting, &mut self.scratch)?;
-            self.bounds.hold(self.outer.taken, self.outer.given)?;
+            self.bounds.check(self.outer.taken, self.outer.given)?;
             inner.mark(self.outer.given, self.outer.settled);
         }
         more |= inner.decode(out, &mut self.scratch)?;
-        self.bounds.hold(self.outer.taken, inner.layer.given)?;
+        self.bounds.check(self.outer.taken, inner.layer.given)?;
         Ok(more)
     }
 }
@@ -202,7 +202,7 @@ impl Inner {
         self.marks.push_back((given, settled));
     }
 
-    fn decode(&mut self, out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, Undecodable> {
+    fn decode(&mut self, out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, DecodeError> {
         let mut rest = self.waiting.as_slice();
         let more = self.layer.decode(&mut rest, out, scratch)?;
         let taken = self.waiting.len().saturating_sub(rest.len());
@@ -240,7 +240,7 @@ impl Layer {
         Self { format, taken: 0, given: 0, settled: 0 }
     }
 
-    fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, Undecodable> {
+    fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, DecodeError> {
         let (left, known) = (coded.len(), out.len());
         let more = match &mut self.format {
             Format::Brotli(brotli) => brotli.decode(coded, out, scratch),
@@ -292,7 +292,7 @@ static RECEIVED: AtomicU64 = AtomicU64::new(0);
 /// True while there is so little room left for windows of answers that those codings are better not asked for
 /// which need much.
 #[must_use]
-pub fn is_room_short() -> bool {
+pub fn is_window_memory_short() -> bool {
     RECEIVED.load(Ordering::Relaxed) > ALL_WINDOWS / 2
 }
 
@@ -306,13 +306,13 @@ pub enum Direction {
 }
 
 /// Room that a window takes, until it is dropped: as much as has been filled, in steps.
-pub(crate) struct Room {
+pub(crate) struct WindowMemory {
     of: &'static AtomicU64,
     most: u64,
     taken: u64,
 }
 
-impl Room {
+impl WindowMemory {
     pub(crate) fn new(direction: Direction) -> Self {
         let of = match direction {
             Direction::Sent => &SENT,
@@ -328,17 +328,17 @@ impl Room {
     }
 
     /// Takes room for as many bytes as came out, as far as a window keeps them.
-    pub(crate) fn reach(&mut self, decoded: u64) -> Result<(), Undecodable> {
+    pub(crate) fn reach(&mut self, decoded: u64) -> Result<(), DecodeError> {
         let wanted = decoded.next_multiple_of(1 << 20).min(self.most);
         let Some(more) = wanted.checked_sub(self.taken).filter(|more| *more > 0) else { return Ok(()) };
         let fits = |taken: u64| taken.checked_add(more).filter(|taken| *taken <= ALL_WINDOWS);
-        self.of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map_err(|_| Undecodable::TooMuch)?;
+        self.of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map_err(|_| DecodeError::TooMuch)?;
         self.taken = wanted;
         Ok(())
     }
 }
 
-impl Drop for Room {
+impl Drop for WindowMemory {
     fn drop(&mut self) {
         self.of.fetch_sub(self.taken, Ordering::Relaxed);
     }
@@ -357,7 +357,7 @@ fn brotli_window(first: u8) -> u32 {
 struct Brotli {
     state: BrotliState<StandardAlloc, StandardAlloc, StandardAlloc>,
     ended: bool,
-    room: Room,
+    room: WindowMemory,
     begun: bool,
     decoded: u64,
 }
@@ -369,15 +369,15 @@ impl Brotli {
         Self {
             state: BrotliState::new_strict(alloc(), alloc(), alloc()),
             ended: false,
-            room: Room::new(direction),
+            room: WindowMemory::new(direction),
             begun: false,
             decoded: 0,
         }
     }
 
-    fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, Undecodable> {
+    fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, DecodeError> {
         if self.ended {
-            return if coded.is_empty() { Ok(false) } else { Err(Undecodable::Malformed) };
+            return if coded.is_empty() { Ok(false) } else { Err(DecodeError::Malformed) };
         }
         if let Some(first) = coded.first().filter(|_| !self.begun) {
             self.begun = true;
@@ -405,10 +405,10 @@ impl Brotli {
             // It says so too while it holds more than there was room for.
             BrotliResult::NeedsMoreInput => Ok(given == scratch.len() || !coded.is_empty()),
             BrotliResult::NeedsMoreOutput => Ok(true),
-            BrotliResult::ResultFailure => Err(Undecodable::Malformed),
+            BrotliResult::ResultFailure => Err(DecodeError::Malformed),
             BrotliResult::ResultSuccess => {
                 self.ended = true;
-                if coded.is_empty() { Ok(false) } else { Err(Undecodable::Malformed) }
+                if coded.is_empty() { Ok(false) } else { Err(DecodeError::Malformed) }
             }
         }
     }
@@ -425,7 +425,7 @@ mod tests {
 
     use super::*;
 
-    const FREE: Bounds = Bounds { total: u64::MAX, ratio: u64::MAX, direction: Direction::Received };
+    const FREE: DecodeLimits = DecodeLimits { total: u64::MAX, ratio: u64::MAX, direction: Direction::Received };
     const ALL: [Coding; 4] = [Coding::Brotli, Coding::Deflate, Coding::Gzip, Coding::Zstd];
 
     fn encode(coding: Coding, text: &[u8]) -> Vec<u8> {
@@ -472,11 +472,11 @@ mod tests {
     }
 
     impl Run {
-        fn new(codings: &[Coding], bounds: Bounds) -> Self {
+        fn new(codings: &[Coding], bounds: DecodeLimits) -> Self {
             Self { decoder: Decoder::new(codings, bounds).unwrap(), fed: 0, out: Vec::new() }
         }
 
-        fn feed(&mut self, mut piece: &[u8]) -> Result<(), Undecodable> {
+        fn feed(&mut self, mut piece: &[u8]) -> Result<(), DecodeError> {
             self.fed += piece.len() as u64;
             let mut more = true;
             while more {
@@ -491,14 +491,14 @@ mod tests {
             Ok(())
         }
 
-        fn end(&self) -> Result<(), Undecodable> {
+        fn end(&self) -> Result<(), DecodeError> {
             self.decoder.end()?;
             assert_eq!(self.decoder.settled(), self.fed);
             Ok(())
         }
     }
 
-    fn decode<'b>(codings: &[Coding], cuts: impl IntoIterator<Item = &'b [u8]>) -> Result<Vec<u8>, Undecodable> {
+    fn decode<'b>(codings: &[Coding], cuts: impl IntoIterator<Item = &'b [u8]>) -> Result<Vec<u8>, DecodeError> {
         let mut run = Run::new(codings, FREE);
         cuts.into_iter().try_for_each(|piece| run.feed(piece))?;
         run.end()?;
@@ -599,7 +599,7 @@ mod tests {
             for size in 1..coded.len() {
                 assert_eq!(
                     decode(&codings, [&coded[..size]]),
-                    Err(Undecodable::Malformed),
+                    Err(DecodeError::Malformed),
                     "{codings:?} after {size} bytes"
                 );
             }
@@ -607,7 +607,7 @@ mod tests {
         let text = lines(60);
         let coded = raw(&text);
         for size in 1..coded.len() {
-            assert_eq!(decode(&[Coding::Deflate], [&coded[..size]]), Err(Undecodable::Malformed));
+            assert_eq!(decode(&[Coding::Deflate], [&coded[..size]]), Err(DecodeError::Malformed));
         }
     }
 
@@ -617,28 +617,28 @@ mod tests {
         for coding in ALL {
             for rest in rests {
                 let coded = [&encode(coding, b"text"), rest].concat();
-                assert_eq!(decode(&[coding], [&coded[..]]), Err(Undecodable::Malformed), "{coding:?} {rest:?}");
-                assert_eq!(decode(&[coding], coded.chunks(1)), Err(Undecodable::Malformed), "{coding:?} {rest:?}");
+                assert_eq!(decode(&[coding], [&coded[..]]), Err(DecodeError::Malformed), "{coding:?} {rest:?}");
+                assert_eq!(decode(&[coding], coded.chunks(1)), Err(DecodeError::Malformed), "{coding:?} {rest:?}");
                 let coded = encode(Coding::Gzip, &coded);
-                assert_eq!(decode(&[coding, Coding::Gzip], [&coded[..]]), Err(Undecodable::Malformed));
+                assert_eq!(decode(&[coding, Coding::Gzip], [&coded[..]]), Err(DecodeError::Malformed));
             }
         }
         let twice = [raw(b"text"), raw(b"text")].concat();
-        assert_eq!(decode(&[Coding::Deflate], [&twice[..]]), Err(Undecodable::Malformed));
+        assert_eq!(decode(&[Coding::Deflate], [&twice[..]]), Err(DecodeError::Malformed));
     }
 
     #[test]
     fn an_error_stays() {
         let mut run = Run::new(&[Coding::Zstd], FREE);
-        assert_eq!(run.feed(b"not zstd"), Err(Undecodable::Malformed));
-        assert_eq!(run.feed(&encode(Coding::Zstd, b"text")), Err(Undecodable::Malformed));
-        assert_eq!(run.end(), Err(Undecodable::Malformed));
+        assert_eq!(run.feed(b"not zstd"), Err(DecodeError::Malformed));
+        assert_eq!(run.feed(&encode(Coding::Zstd, b"text")), Err(DecodeError::Malformed));
+        assert_eq!(run.end(), Err(DecodeError::Malformed));
     }
 
     #[test]
     fn bombs_are_too_much() {
-        let bounds = Bounds { total: 8 << 20, ratio: u64::MAX, ..FREE };
-        let thrifty = Bounds { total: u64::MAX, ratio: 20, ..FREE };
+        let bounds = DecodeLimits { total: 8 << 20, ratio: u64::MAX, ..FREE };
+        let thrifty = DecodeLimits { total: u64::MAX, ratio: 20, ..FREE };
         // A frame of blocks that each repeat a byte: a gibibyte.
         let blocks = [0x02 | 1 << 1, 0, 0x10, 0].repeat(8192);
         let zstd = [&b"\x28\xb5\x2f\xfd\0\x68"[..], &blocks].concat();
@@ -654,19 +654,19 @@ mod tests {
         }
         for (codings, bomb) in bombs {
             let mut run = Run::new(&codings, bounds);
-            assert_eq!(run.feed(&bomb), Err(Undecodable::TooMuch), "{codings:?}");
+            assert_eq!(run.feed(&bomb), Err(DecodeError::TooMuch), "{codings:?}");
             assert!(run.out.len() <= (8 << 20) + STEP, "{codings:?}");
-            assert_eq!(run.end(), Err(Undecodable::TooMuch));
+            assert_eq!(run.end(), Err(DecodeError::TooMuch));
             let mut run = Run::new(&codings, thrifty);
-            assert_eq!(run.feed(&bomb), Err(Undecodable::TooMuch), "{codings:?}");
+            assert_eq!(run.feed(&bomb), Err(DecodeError::TooMuch), "{codings:?}");
             assert!(run.out.len() <= 20 * bomb.len() + ALWAYS_FINE as usize + STEP, "{codings:?}");
         }
         // The inner coding need not give anything.
         let silent = [&b"\x50\x2a\x4d\x18\0\0\0\x04"[..], &zeros].concat();
         let mut run = Run::new(&[Coding::Zstd, Coding::Gzip], bounds);
-        assert_eq!(run.feed(&encode(Coding::Gzip, &silent)), Err(Undecodable::TooMuch));
+        assert_eq!(run.feed(&encode(Coding::Gzip, &silent)), Err(DecodeError::TooMuch));
         // What is small may be dense.
-        let mut run = Run::new(&[Coding::Gzip], Bounds { total: 65536, ratio: 0, ..FREE });
+        let mut run = Run::new(&[Coding::Gzip], DecodeLimits { total: 65536, ratio: 0, ..FREE });
         assert_eq!(run.feed(&encode(Coding::Gzip, &zeros[..65536])), Ok(()));
         assert_eq!(run.end(), Ok(()));
     }
@@ -677,7 +677,7 @@ mod tests {
         let coded = [gzipped(b"one ", names()), gzipped(b"", names()), gzipped(b"two", GzBuilder::new())].concat();
         assert_eq!(decode(&[Coding::Gzip], [&coded[..]]).unwrap(), b"one two");
         assert_eq!(decode(&[Coding::Gzip], coded.chunks(1)).unwrap(), b"one two");
-        for (size, want) in [(65_000, Ok(b"text".to_vec())), (65_536, Err(Undecodable::Malformed))] {
+        for (size, want) in [(65_000, Ok(b"text".to_vec())), (65_536, Err(DecodeError::Malformed))] {
             let coded = gzipped(b"text", GzBuilder::new().comment("x".repeat(size)));
             assert_eq!(decode(&[Coding::Gzip], [&coded[..]]), want);
         }
@@ -721,7 +721,7 @@ mod tests {
                 let mut coded = coded.clone();
                 let place = coded.len() - 1 - at;
                 coded[place] ^= 1;
-                assert_eq!(decode(&[Coding::Gzip], [&coded[..]]), Err(Undecodable::Malformed));
+                assert_eq!(decode(&[Coding::Gzip], [&coded[..]]), Err(DecodeError::Malformed));
             }
         }
     }
@@ -738,11 +738,11 @@ mod tests {
         encoder.set_dictionary(b"a dictionary").unwrap();
         let mut coded = Vec::with_capacity(100);
         encoder.compress_vec(b"a dictionary", &mut coded, FlushCompress::Finish).unwrap();
-        assert_eq!(decode(&[Coding::Deflate], [&coded[..]]), Err(Undecodable::Malformed));
+        assert_eq!(decode(&[Coding::Deflate], [&coded[..]]), Err(DecodeError::Malformed));
         // A checksum that is wrong.
         let mut coded = encode(Coding::Deflate, b"text");
         *coded.last_mut().unwrap() ^= 1;
-        assert_eq!(decode(&[Coding::Deflate], [&coded[..]]), Err(Undecodable::Malformed));
+        assert_eq!(decode(&[Coding::Deflate], [&coded[..]]), Err(DecodeError::Malformed));
     }
 
     /// Few bytes ask for much room; there is only so much for all.
@@ -760,13 +760,13 @@ mod tests {
             (24, 17, 16, 10)
         );
         let room = |most: u64, decoded: u64| {
-            let mut room = Room::new(Direction::Received);
+            let mut room = WindowMemory::new(Direction::Received);
             room.begin(most);
             room.reach(decoded).map(|()| room)
         };
         assert_eq!(room(16 << 20, 1).map(|room| room.taken), Ok(1 << 20), "as much as has been filled");
         let half = room(ALL_WINDOWS, ALL_WINDOWS * 3 / 4);
-        assert!(half.is_ok() && is_room_short() && room(ALL_WINDOWS, ALL_WINDOWS / 2).is_err());
+        assert!(half.is_ok() && is_window_memory_short() && room(ALL_WINDOWS, ALL_WINDOWS / 2).is_err());
         drop(half);
         assert!(room(ALL_WINDOWS, ALL_WINDOWS / 2).is_ok());
         assert_eq!(decode(&[Coding::Brotli], [&brotlied(b"text", 24, false)[..]]).unwrap(), b"text");
@@ -779,7 +779,7 @@ mod tests {
             assert_eq!(decode(&[Coding::Brotli], brotlied(&text, lgwin, false).chunks(100)).unwrap(), text);
         }
         let coded = brotlied(&text, 28, true);
-        assert_eq!(decode(&[Coding::Brotli], [&coded[..]]), Err(Undecodable::Malformed));
+        assert_eq!(decode(&[Coding::Brotli], [&coded[..]]), Err(DecodeError::Malformed));
     }
 
     #[test]
@@ -795,10 +795,10 @@ mod tests {
                 drop(decode(&[Coding::Zstd], [&coded[..]]));
             }
         }
-        assert_eq!(decode(&[Coding::Zstd], [&unbase64(LONG)[..]]), Err(Undecodable::Malformed));
+        assert_eq!(decode(&[Coding::Zstd], [&unbase64(LONG)[..]]), Err(DecodeError::Malformed));
         let mut wrong = unbase64(LINES);
         *wrong.last_mut().unwrap() ^= 1;
-        assert_eq!(decode(&[Coding::Zstd], [&wrong[..]]), Err(Undecodable::Malformed));
+        assert_eq!(decode(&[Coding::Zstd], [&wrong[..]]), Err(DecodeError::Malformed));
     }
 
     #[test]
@@ -929,7 +929,7 @@ mod tests {
                 let place = at as usize % coded.len();
                 coded[place] ^= mask;
             }
-            let mut run = Run::new(&codings, Bounds { total: 1 << 20, ratio: 1000, ..FREE });
+            let mut run = Run::new(&codings, DecodeLimits { total: 1 << 20, ratio: 1000, ..FREE });
             let done = coded.chunks(size).try_for_each(|piece| run.feed(piece)).and_then(|()| run.end());
             prop_assert!(run.out.len() <= (1 << 20) + STEP);
             let checked = [Coding::Deflate, Coding::Gzip].contains(codings.last().unwrap());
@@ -947,7 +947,7 @@ mod tests {
             if begun {
                 bytes.splice(..0, begin.iter().copied());
             }
-            let mut run = Run::new(&[coding], Bounds { total: 1 << 20, ratio: 1000, ..FREE });
+            let mut run = Run::new(&[coding], DecodeLimits { total: 1 << 20, ratio: 1000, ..FREE });
             let _ = run.feed(&bytes);
             prop_assert!(run.out.len() <= (1 << 20) + STEP);
         }

@@ -11,7 +11,7 @@ use std::io;
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use twox_hash::XxHash64;
 
-use super::{Direction, Room, STEP, Undecodable};
+use super::{DecodeError, Direction, STEP, WindowMemory};
 
 /// What decoders of the web must be able to hold, and nobody may ask more (RFC 9659).
 const MAX_WINDOW: u64 = 8 * 1024 * 1024;
@@ -30,7 +30,7 @@ pub(crate) struct Zstd {
     /// Bytes of a part that is not whole yet.
     held: Vec<u8>,
     frame: Frame,
-    room: Room,
+    room: WindowMemory,
     blocks: FrameDecoder,
     /// What has been decoded and not given out, behind some that has.
     fresh: Vec<u8>,
@@ -71,7 +71,7 @@ impl Zstd {
             at: At::Head,
             held: Vec::new(),
             frame: Frame::default(),
-            room: Room::new(direction),
+            room: WindowMemory::new(direction),
             blocks: FrameDecoder::new(),
             fresh: Vec::new(),
             gone: 0,
@@ -88,7 +88,7 @@ impl Zstd {
         self.held.len()
     }
 
-    pub(crate) fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, Undecodable> {
+    pub(crate) fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, DecodeError> {
         let mut room = STEP;
         loop {
             self.give(out, &mut room);
@@ -126,7 +126,7 @@ impl Zstd {
     }
 
     /// Holds bytes until the next part is whole. False if there are too few.
-    fn fill(&mut self, coded: &mut &[u8]) -> Result<bool, Undecodable> {
+    fn fill(&mut self, coded: &mut &[u8]) -> Result<bool, DecodeError> {
         loop {
             let missing = self.part_size()?.saturating_sub(self.held.len());
             if missing == 0 {
@@ -142,16 +142,16 @@ impl Zstd {
     }
 
     /// How long the next part is, as far as the bytes held tell.
-    fn part_size(&self) -> Result<usize, Undecodable> {
+    fn part_size(&self) -> Result<usize, DecodeError> {
         match (self.at, self.held.as_slice()) {
             (At::Head, [a, b, c, d, rest @ ..]) => match (u32::from_le_bytes([*a, *b, *c, *d]), rest) {
                 (magic, _) if magic & !0xf == SKIPPABLE => Ok(8),
                 (MAGIC, []) => Ok(5),
                 (MAGIC, [descriptor, ..]) => Ok(head_sizes(*descriptor).into_iter().sum::<usize>().saturating_add(5)),
-                _ => Err(Undecodable::Malformed),
+                _ => Err(DecodeError::Malformed),
             },
             (At::Head, begun) if begins_frame(begun) => Ok(4),
-            (At::Head, _) => Err(Undecodable::Malformed),
+            (At::Head, _) => Err(DecodeError::Malformed),
             (At::Block, [a, b, c, ..]) => Ok(self.block([*a, *b, *c])?.size.saturating_add(BLOCK_HEAD)),
             (At::Block, _) => Ok(BLOCK_HEAD),
             (At::Checksum, _) => Ok(CHECKSUM),
@@ -162,19 +162,19 @@ impl Zstd {
 
     /// Reads a block's head. What a raw one holds, and what one of a repeated byte becomes, is bounded by the
     /// window too.
-    fn block(&self, head: [u8; BLOCK_HEAD]) -> Result<BlockHead, Undecodable> {
+    fn block(&self, head: [u8; BLOCK_HEAD]) -> Result<BlockHead, DecodeError> {
         let [a, b, c] = head;
         let word = u32::from_le_bytes([a, b, c, 0]);
         let size = usize::try_from(word >> 3).unwrap_or(usize::MAX);
         let kind = (word >> 1) & 3;
         if size > self.frame.largest_block() || kind == 3 {
-            return Err(Undecodable::Malformed);
+            return Err(DecodeError::Malformed);
         }
         Ok(BlockHead { last: word & 1 == 1, size: if kind == 1 { 1 } else { size } })
     }
 
     /// The part held is whole.
-    fn take_part(&mut self) -> Result<(), Undecodable> {
+    fn take_part(&mut self) -> Result<(), DecodeError> {
         match (self.at, self.held.as_slice()) {
             (At::Head, [_, _, _, _, a, b, c, d]) if self.is_skippable() => {
                 let size = u32::from_le_bytes([*a, *b, *c, *d]);
@@ -184,7 +184,7 @@ impl Zstd {
                 self.frame = Frame::read(*descriptor, fields)?;
                 // Two windows are held at most, and one while the older is forgotten.
                 self.room.begin(self.frame.window.saturating_mul(3));
-                self.blocks.reset(&PLAIN_HEAD[..]).map_err(|_| Undecodable::Malformed)?;
+                self.blocks.reset(&PLAIN_HEAD[..]).map_err(|_| DecodeError::Malformed)?;
                 self.at = At::Block;
             }
             (At::Block, [a, b, c, ..]) => {
@@ -201,7 +201,7 @@ impl Zstd {
             (At::Checksum, checksum) => {
                 // The lower half, as the RFC has it.
                 if !self.frame.hash.finish().to_le_bytes().starts_with(checksum) {
-                    return Err(Undecodable::Malformed);
+                    return Err(DecodeError::Malformed);
                 }
                 self.at = At::Head;
             }
@@ -216,7 +216,7 @@ impl Zstd {
     }
 
     /// Decodes the block held, and copies what came of it.
-    fn decode_block(&mut self) -> Result<(), Undecodable> {
+    fn decode_block(&mut self) -> Result<(), DecodeError> {
         self.forget()?;
         let known = self.blocks.can_collect();
         if let Some(first) = self.held.first_mut() {
@@ -225,12 +225,12 @@ impl Zstd {
         decode_one(&mut self.blocks, &mut self.held.as_slice())?;
         let size = self.blocks.can_collect().saturating_sub(known);
         if size > self.frame.largest_block() {
-            return Err(Undecodable::Malformed);
+            return Err(DecodeError::Malformed);
         }
         let view = View { skip: known, into: &mut self.fresh, takes: false };
-        self.blocks.collect_to_writer(view).map_err(|_| Undecodable::Malformed)?;
+        self.blocks.collect_to_writer(view).map_err(|_| DecodeError::Malformed)?;
         if self.fresh.len() != size {
-            return Err(Undecodable::Malformed);
+            return Err(DecodeError::Malformed);
         }
         self.frame.count(&self.fresh)?;
         self.room.reach(self.frame.given)
@@ -238,7 +238,7 @@ impl Zstd {
 
     /// Once two windows are held, all but the last is forgotten. That is taken out and put in again as raw blocks,
     /// into memory that is empty: what is held must be in one piece to be seen.
-    fn forget(&mut self) -> Result<(), Undecodable> {
+    fn forget(&mut self) -> Result<(), DecodeError> {
         let held = self.blocks.can_collect();
         let window = usize::try_from(self.frame.window).unwrap_or(usize::MAX);
         if held < window.max(MAX_BLOCK).saturating_mul(2) {
@@ -246,7 +246,7 @@ impl Zstd {
         }
         let mut last = Vec::with_capacity(window);
         let view = View { skip: held.saturating_sub(window), into: &mut last, takes: true };
-        self.blocks.collect_to_writer(view).map_err(|_| Undecodable::Malformed)?;
+        self.blocks.collect_to_writer(view).map_err(|_| DecodeError::Malformed)?;
         // Begins anew at the front of its memory.
         self.blocks.collect();
         for piece in last.chunks(MAX_BLOCK) {
@@ -258,9 +258,9 @@ impl Zstd {
     }
 }
 
-fn decode_one(blocks: &mut FrameDecoder, source: &mut impl io::Read) -> Result<(), Undecodable> {
+fn decode_one(blocks: &mut FrameDecoder, source: &mut impl io::Read) -> Result<(), DecodeError> {
     let finished = blocks.decode_blocks(source, BlockDecodingStrategy::UptoBlocks(1));
-    finished.ok().filter(|finished| *finished).map(|_| ()).ok_or(Undecodable::Malformed)
+    finished.ok().filter(|finished| *finished).map(|_| ()).ok_or(DecodeError::Malformed)
 }
 
 /// True if a frame may begin so: what is none shows at its first byte.
@@ -288,11 +288,11 @@ fn head_sizes(descriptor: u8) -> [usize; 3] {
 }
 
 impl Frame {
-    fn read(descriptor: u8, fields: &[u8]) -> Result<Self, Undecodable> {
+    fn read(descriptor: u8, fields: &[u8]) -> Result<Self, DecodeError> {
         let [window, dictionary, content] = head_sizes(descriptor);
         let number = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |n, byte| (n << 8) | u64::from(*byte));
         let mut rest = fields;
-        let mut next = |size: usize| rest.split_off(..size).map(number).ok_or(Undecodable::Malformed);
+        let mut next = |size: usize| rest.split_off(..size).map(number).ok_or(DecodeError::Malformed);
         let (window, dictionary) = (next(window)?, next(dictionary)?);
         let value = next(content)?;
         let size = match content {
@@ -306,7 +306,7 @@ impl Frame {
         };
         let reserved = descriptor & 8 != 0;
         if dictionary != 0 || window > MAX_WINDOW || reserved {
-            return Err(Undecodable::Malformed);
+            return Err(DecodeError::Malformed);
         }
         Ok(Self { window, size, has_checksum: descriptor & 4 != 0, ..Self::default() })
     }
@@ -315,16 +315,16 @@ impl Frame {
         usize::try_from(self.window).unwrap_or(usize::MAX).min(MAX_BLOCK)
     }
 
-    fn count(&mut self, fresh: &[u8]) -> Result<(), Undecodable> {
+    fn count(&mut self, fresh: &[u8]) -> Result<(), DecodeError> {
         self.given = self.given.saturating_add(fresh.len() as u64);
         if self.has_checksum {
             self.hash.write(fresh);
         }
-        if self.size.is_some_and(|size| self.given > size) { Err(Undecodable::Malformed) } else { Ok(()) }
+        if self.size.is_some_and(|size| self.given > size) { Err(DecodeError::Malformed) } else { Ok(()) }
     }
 
-    fn end(&self) -> Result<(), Undecodable> {
-        if self.size.is_some_and(|size| self.given != size) { Err(Undecodable::Malformed) } else { Ok(()) }
+    fn end(&self) -> Result<(), DecodeError> {
+        if self.size.is_some_and(|size| self.given != size) { Err(DecodeError::Malformed) } else { Ok(()) }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use crate::audit::finds::Note;
+use crate::audit::finds::FindEvent;
 use crate::flow::Services;
 use crate::ledger::Millis;
 use crate::model::name::ExecutionId;
@@ -23,7 +23,7 @@ pub(crate) async fn recall(services: &Services) {
     match services.ledger.list().await {
         Ok(known) => {
             for standing in known.into_iter().filter(|standing| standing.finds > 0) {
-                services.finds.recall(&standing.execution.id, standing.finds);
+                services.finds.restore(&standing.execution.id, standing.finds);
             }
         }
         Err(error) => tracing::error!(%error, "requests are refused until the ledger answers"),
@@ -31,7 +31,7 @@ pub(crate) async fn recall(services: &Services) {
 }
 
 /// Writes finds into the ledger as they come, until all exchanges have ended.
-pub(crate) async fn run(services: Arc<Services>, mut notes: mpsc::Receiver<Note>) {
+pub(crate) async fn run(services: Arc<Services>, mut notes: mpsc::Receiver<FindEvent>) {
     let mut tidy = interval(TIDY_EVERY);
     tidy.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -46,9 +46,9 @@ pub(crate) async fn run(services: Arc<Services>, mut notes: mpsc::Receiver<Note>
             }
         };
         match note {
-            Some(Note::Find(execution)) => find(&services, &execution).await,
+            Some(FindEvent::Find(execution)) => find(&services, &execution).await,
             // Whoever asked may have gone.
-            Some(Note::Settled(asked)) => drop(asked.send(())),
+            Some(FindEvent::Settled(asked)) => drop(asked.send(())),
             None => return,
         }
     }
@@ -58,14 +58,14 @@ pub(crate) async fn run(services: Arc<Services>, mut notes: mpsc::Receiver<Note>
 /// theirs is refused at once; and one that they have begun anew is no longer stopped here.
 pub(crate) async fn watch(services: Arc<Services>) {
     while services.abort.run_until_cancelled(sleep(LOOK_EVERY)).await.is_some() {
-        for execution in services.seats.callers() {
-            let standing = services.ledger.standing(&execution).await;
+        for execution in services.caller_connections.callers() {
+            let standing = services.ledger.state(&execution).await;
             if standing.is_ok_and(|standing| standing.is_some_and(|standing| standing.stopped.is_some())) {
                 services.finds.stop(&execution);
             }
         }
         for execution in services.finds.stopped() {
-            let standing = services.ledger.standing(&execution).await;
+            let standing = services.ledger.state(&execution).await;
             if standing.is_ok_and(|standing| standing.is_some_and(|standing| standing.stopped.is_none())) {
                 services.finds.forget(&execution);
             }

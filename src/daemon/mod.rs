@@ -20,12 +20,12 @@ use zeroize::Zeroizing;
 use self::reload::{ConfigFile, Reloaded};
 use crate::api::admin::Admin;
 use crate::audit::finds::Finds;
-use crate::audit::sink::{Place, Sink, Written};
+use crate::audit::sink::{LogLocation, Sink, Written};
 use crate::files;
-use crate::flow::accept_queue::Lobby;
+use crate::flow::accept_queue::AcceptQueue;
 use crate::flow::admission::Admission;
-use crate::flow::caller_connections::Seats;
-use crate::flow::listener::{Door, Inherited, Listener};
+use crate::flow::caller_connections::CallerConnections;
+use crate::flow::listener::{ConnectionSetup, Inherited, Listener};
 use crate::flow::{Services, accept, webhooks};
 use crate::model::descriptors::Descriptors;
 use crate::model::secret::TokenHash;
@@ -72,7 +72,7 @@ pub enum StartError {
     },
     /// TLS of the proxy's own listeners cannot be set up.
     #[error("proxy.tls: {0}")]
-    Tls(#[from] crate::tls::listener::FrontError),
+    Tls(#[from] crate::tls::listener::ListenerTlsError),
     /// The vault cannot be used.
     #[error("{0}: {1}")]
     Vault(std::path::PathBuf, #[source] crate::vault::VaultError),
@@ -136,7 +136,7 @@ impl Daemon {
         }
         let lifetime = services.settings.proxy.header_timeout;
         let connections = Arc::new(Admission::new(descriptors.connections, lifetime));
-        let lobby = Arc::new(Lobby::new(connections));
+        let lobby = Arc::new(AcceptQueue::new(connections));
         for listener in listeners {
             tokio::spawn(accept::run(listener, services.clone(), lobby.clone()));
         }
@@ -275,13 +275,13 @@ fn services(
     let policies = Arc::new(PolicyStore::new(policy));
     let ledger = Arc::new(ledger::open(&settings, &policies, &resolver, &tls, &audit).map_err(StartError::Ledger)?);
     let finds = Arc::new(Finds::default());
-    let door = Door::new(&settings.proxy)?;
-    let seats = Arc::new(Seats::new(settings.proxy.max_connections_per_caller, descriptors.connections));
+    let door = ConnectionSetup::new(&settings.proxy)?;
+    let seats = Arc::new(CallerConnections::new(settings.proxy.max_connections_per_caller, descriptors.connections));
     let services = Services {
         listeners,
-        door,
-        foreseen: webhooks::Foreseen::default(),
-        seats,
+        connection_setup: door,
+        webhook_prechecks: webhooks::WebhookPrechecks::default(),
+        caller_connections: seats,
         resolver,
         forwarder: Forwarder::new(
             tls,
@@ -307,8 +307,8 @@ fn services(
 
 /// Where these settings keep the audit log.
 #[must_use]
-pub fn audit_place(settings: &Settings) -> Place {
-    Place {
+pub fn audit_place(settings: &Settings) -> LogLocation {
+    LogLocation {
         path: settings.audit.path.clone(),
         state_dir: settings.state_dir.clone(),
         synced: settings.audit.durability == Durability::Synced,

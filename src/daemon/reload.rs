@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::vault;
 use crate::flow::Services;
-use crate::policy::compile::{self, Config, Problem, Surroundings};
+use crate::policy::compile::{self, CompileContext, Config, Problem};
 use crate::tls::crl;
 
 /// A file is taken once it has not changed for this long: editors and mounts write in steps.
@@ -60,7 +60,7 @@ impl ConfigFile {
         let base = self.path.parent().unwrap_or(Path::new(""));
         let env = |name: &str| std::env::var(name).ok();
         let mut config =
-            compile::compile(&text, &Surroundings { base, state_dir: &self.state_dir, env: &env, secrets })?;
+            compile::compile(&text, &CompileContext { base, state_dir: &self.state_dir, env: &env, secrets })?;
         config.warnings.extend(crls(&config.settings.upstream.crls)?);
         Ok(config)
     }
@@ -86,7 +86,7 @@ pub async fn once(services: Arc<Services>, file: ConfigFile) -> Reloaded {
 
 fn now(services: &Services, file: &ConfigFile) -> Reloaded {
     // Also where the policy is not: a certificate that was revoked must not wait for that.
-    if let Err(error) = services.door.renew() {
+    if let Err(error) = services.connection_setup.renew() {
         tracing::error!(%error, "the listener's old certificates stay in use");
     }
     if let Err(error) = services.forwarder.renew() {

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::audit::chain::ChainKey;
 use crate::files;
 use crate::model::secret::Secret;
-use crate::policy::compile::{Secrets, SourceError, read_source, usable};
+use crate::policy::compile::{SecretSource, SourceError, read_source, usable};
 use crate::policy::settings::{self, Settings, Source};
 use crate::vault::{Entry, MasterKey, Opened, Vault, VaultError};
 
@@ -64,7 +64,7 @@ impl Reader {
     }
 }
 
-impl Secrets for Reader {
+impl SecretSource for Reader {
     fn secret(&self, place: &settings::Vault, workspace: &str, name: &str) -> Result<Secret, SourceError> {
         let open = || match &self.vault {
             Some(vault) => vault.open(),

@@ -11,11 +11,11 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Services;
-use super::accept_queue::{Lobby, Step};
+use super::accept_queue::{AcceptQueue, QueueStep};
 use super::admission::Slot;
-use super::caller_connections::Held;
+use super::caller_connections::ConnectionSlots;
 use super::connection::{self, Client};
-use super::io::{Impatient, Linger};
+use super::io::{Linger, WriteTimeout};
 use super::listener::{Accepted, Listener, Opened};
 use super::respond;
 use crate::model::peer::Peer;
@@ -28,7 +28,7 @@ const TOLD_AT_ONCE: usize = 64;
 const BACK_OFF: Duration = Duration::from_millis(50);
 
 /// Accepts until the daemon drains. It waits for no single connection.
-pub(crate) async fn run(listener: Listener, services: Arc<Services>, lobby: Arc<Lobby<Accepted>>) {
+pub(crate) async fn run(listener: Listener, services: Arc<Services>, lobby: Arc<AcceptQueue<Accepted>>) {
     let telling = Arc::new(Semaphore::new(TOLD_AT_ONCE));
     loop {
         let accepted = tokio::select! {
@@ -41,7 +41,7 @@ pub(crate) async fn run(listener: Listener, services: Arc<Services>, lobby: Arc<
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok(accepted) => lobby.arrive(accepted.source(), accepted),
+            Ok(accepted) => lobby.enqueue(accepted.source(), accepted),
             Err(error) => {
                 if is_about_the_listener(&error) {
                     tracing::warn!(%error, "cannot accept connections for now");
@@ -52,13 +52,13 @@ pub(crate) async fn run(listener: Listener, services: Arc<Services>, lobby: Arc<
     }
 }
 
-fn take(services: &Arc<Services>, step: Step<Accepted>, telling: &Arc<Semaphore>) {
+fn take(services: &Arc<Services>, step: QueueStep<Accepted>, telling: &Arc<Semaphore>) {
     match step {
-        Step::Serve(accepted, slot) => {
+        QueueStep::Serve(accepted, slot) => {
             services.tracker.spawn(serve(services.clone(), accepted, slot.into()));
         }
-        Step::Close(accepted) => closed_for_another(services, &services.door.peer(&accepted)),
-        Step::Refuse(accepted) => {
+        QueueStep::Close(accepted) => closed_for_another(services, &services.connection_setup.peer(&accepted)),
+        QueueStep::Refuse(accepted) => {
             if let Ok(permit) = telling.clone().try_acquire_owned() {
                 let services = services.clone();
                 tokio::spawn(async move {
@@ -78,7 +78,7 @@ fn closed_for_another(services: &Services, peer: &Peer) {
 
 /// Serves a connection for as long as it may have its slot.
 async fn serve(services: Arc<Services>, accepted: Accepted, slot: Arc<Slot>) {
-    let peer = services.door.peer(&accepted);
+    let peer = services.connection_setup.peer(&accepted);
     tokio::select! {
         () = services.abort.cancelled() => {}
         () = slot.evicted() => closed_for_another(&services, &peer),
@@ -88,10 +88,10 @@ async fn serve(services: Arc<Services>, accepted: Accepted, slot: Arc<Slot>) {
 }
 
 async fn served(services: &Arc<Services>, accepted: Accepted, slot: &Arc<Slot>) {
-    let peer = services.door.peer(&accepted);
+    let peer = services.connection_setup.peer(&accepted);
     let handshake = Instant::now() + services.settings.proxy.handshake_timeout;
     let handshake = slot.deadline().map_or(handshake, |deadline| deadline.min(handshake));
-    let Opened { stream, peer, watch } = match timeout_at(handshake, services.door.open(accepted)).await {
+    let Opened { stream, peer, watch } = match timeout_at(handshake, services.connection_setup.open(accepted)).await {
         Ok(Ok(opened)) => opened,
         Ok(Err(error)) => {
             let mut record = services.record(&peer);
@@ -100,16 +100,17 @@ async fn served(services: &Arc<Services>, accepted: Accepted, slot: &Arc<Slot>) 
         }
         Err(_) => return services.record(&peer).failed(Deny::HeaderTimeout.into()),
     };
-    let stream = Impatient::new(stream, Timeouts::default().idle);
-    let client = Client { services: services.clone(), peer, held: Held::default(), slot: slot.clone(), watch };
+    let stream = WriteTimeout::new(stream, Timeouts::default().idle);
+    let client =
+        Client { services: services.clone(), peer, held: ConnectionSlots::default(), slot: slot.clone(), watch };
     connection::serve(Arc::new(client), stream).await;
 }
 
 /// Says why in HTTP, if it can be said without a handshake.
 async fn overloaded(services: &Services, accepted: Accepted) {
-    let words = respond::raw(Fail::Overloaded.into(), services.record(&services.door.peer(&accepted)));
+    let words = respond::raw(Fail::Overloaded.into(), services.record(&services.connection_setup.peer(&accepted)));
     let _ = match accepted {
-        Accepted::Tcp(_, _) if services.door.has_tls() => return,
+        Accepted::Tcp(_, _) if services.connection_setup.has_tls() => return,
         Accepted::Tcp(stream, _) => timeout(Duration::from_secs(1), tell(stream, &words)).await,
         Accepted::Unix(stream, _) => timeout(Duration::from_secs(1), tell(stream, &words)).await,
     };

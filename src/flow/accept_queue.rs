@@ -21,7 +21,7 @@ const LEAST: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// All that wait for slots of one kind. Listeners share it.
-pub(crate) struct Lobby<T> {
+pub(crate) struct AcceptQueue<T> {
     admission: Arc<Admission>,
     /// How long one waits where all slots are held by identified connections; none: it is refused at once.
     in_turn: Option<Duration>,
@@ -46,7 +46,7 @@ struct Waiting<T> {
 }
 
 /// What becomes of a connection.
-pub(crate) enum Step<T> {
+pub(crate) enum QueueStep<T> {
     Serve(T, Slot),
     /// There is no slot for it.
     Refuse(T),
@@ -54,7 +54,7 @@ pub(crate) enum Step<T> {
     Close(T),
 }
 
-impl<T> Lobby<T> {
+impl<T> AcceptQueue<T> {
     /// Whoever finds all slots held by identified connections is refused.
     pub(crate) fn new(admission: Arc<Admission>) -> Self {
         let (next, waiting, by_source) = (0, BTreeMap::new(), HashMap::new());
@@ -69,7 +69,7 @@ impl<T> Lobby<T> {
     }
 
     /// Takes a connection in. [`Self::next`] says what becomes of it.
-    pub(crate) fn arrive(&self, source: Source, connection: T) {
+    pub(crate) fn enqueue(&self, source: Source, connection: T) {
         let most = self.admission.free().clamp(LEAST, MOST);
         let mut state = self.lock();
         state.push(Waiting { source, since: Instant::now(), connection });
@@ -81,7 +81,7 @@ impl<T> Lobby<T> {
     }
 
     /// What is to be done next. Nothing is lost if nobody waits for it any more.
-    pub(crate) async fn next(&self) -> Step<T> {
+    pub(crate) async fn next(&self) -> QueueStep<T> {
         loop {
             let mut changed = pin!(self.admission.changed());
             changed.as_mut().enable();
@@ -95,18 +95,18 @@ impl<T> Lobby<T> {
     }
 
     /// What can be done now, or when there may be something; never if nobody waits.
-    fn step(&self) -> Result<Step<T>, Option<Instant>> {
+    fn step(&self) -> Result<QueueStep<T>, Option<Instant>> {
         let now = Instant::now();
         let mut state = self.lock();
         if let Some(closed) = state.closed.pop_front() {
-            return Ok(Step::Close(closed));
+            return Ok(QueueStep::Close(closed));
         }
         let patience = self.in_turn.unwrap_or(PATIENCE);
         let Some(oldest) = state.waiting.values().next() else { return Err(None) };
         let mut until = oldest.since + patience;
         if until <= now {
             let source = oldest.source;
-            return state.pop(source).map(|waiting| Step::Refuse(waiting.connection)).ok_or(None);
+            return state.pop(source).map(|waiting| QueueStep::Refuse(waiting.connection)).ok_or(None);
         }
         for _ in 0..state.turns.len() {
             let Some(source) = state.turns.front().copied() else { break };
@@ -114,7 +114,7 @@ impl<T> Lobby<T> {
                 Ok(slot) => {
                     let waiting = state.pop(source).ok_or(None)?;
                     state.pass_turn(source);
-                    return Ok(Step::Serve(waiting.connection, slot));
+                    return Ok(QueueStep::Serve(waiting.connection, slot));
                 }
                 // Others may have more luck: few sources have their part at a time.
                 Err(Full::Source(from)) => {
@@ -126,7 +126,7 @@ impl<T> Lobby<T> {
                     break;
                 }
                 Err(Full::Taken) if self.in_turn.is_none() => {
-                    return state.pop(source).map(|waiting| Step::Refuse(waiting.connection)).ok_or(None);
+                    return state.pop(source).map(|waiting| QueueStep::Refuse(waiting.connection)).ok_or(None);
                 }
                 Err(Full::Taken | Full::Ending) => break,
             }
@@ -189,30 +189,32 @@ mod tests {
         Source::from(IpAddr::from([127, 0, 0, last]))
     }
 
-    type Who = (u8, usize);
+    type TestConnection = (u8, usize);
 
-    fn lobby(total: usize) -> Lobby<Who> {
-        Lobby::new(Arc::new(Admission::new(total, LIFETIME)))
+    fn lobby(total: usize) -> AcceptQueue<TestConnection> {
+        AcceptQueue::new(Arc::new(Admission::new(total, LIFETIME)))
     }
 
-    fn arrive(lobby: &Lobby<Who>, host: u8, numbers: std::ops::Range<usize>) {
-        numbers.for_each(|number| lobby.arrive(source(host), (host, number)));
+    fn arrive(lobby: &AcceptQueue<TestConnection>, host: u8, numbers: std::ops::Range<usize>) {
+        numbers.for_each(|number| lobby.enqueue(source(host), (host, number)));
     }
 
     /// Everything that can be done now: the slots that were given, and what was refused and closed.
-    fn steps(lobby: &Lobby<Who>) -> (Vec<(Who, Slot)>, Vec<Who>, Vec<Who>) {
+    fn steps(
+        lobby: &AcceptQueue<TestConnection>,
+    ) -> (Vec<(TestConnection, Slot)>, Vec<TestConnection>, Vec<TestConnection>) {
         let (mut served, mut refused, mut closed) = (Vec::new(), Vec::new(), Vec::new());
         while let Ok(step) = lobby.step() {
             match step {
-                Step::Serve(who, slot) => served.push((who, slot)),
-                Step::Refuse(who) => refused.push(who),
-                Step::Close(who) => closed.push(who),
+                QueueStep::Serve(who, slot) => served.push((who, slot)),
+                QueueStep::Refuse(who) => refused.push(who),
+                QueueStep::Close(who) => closed.push(who),
             }
         }
         (served, refused, closed)
     }
 
-    fn who(served: &[(Who, Slot)]) -> Vec<Who> {
+    fn who(served: &[(TestConnection, Slot)]) -> Vec<TestConnection> {
         served.iter().map(|(who, _)| *who).collect()
     }
 
@@ -285,7 +287,7 @@ mod tests {
         let (first, ..) = steps(&lobby);
         assert!(first[0].1.identify());
         let waiting = lobby.clone();
-        let next = tokio::spawn(async move { matches!(waiting.next().await, Step::Serve((1, 1), _)) });
+        let next = tokio::spawn(async move { matches!(waiting.next().await, QueueStep::Serve((1, 1), _)) });
         tokio::time::sleep(Duration::from_secs(20)).await;
         assert!(!next.is_finished());
         drop(first);

@@ -7,7 +7,7 @@ use crate::model::name::ExecutionId;
 use crate::model::refusal::{Fail, Verdict};
 
 /// All seats that are taken. It is asked when a connection learns who its caller is, not at each request.
-pub(crate) struct Seats {
+pub(crate) struct CallerConnections {
     most: usize,
     /// Connections that there can be at a time.
     places: usize,
@@ -17,14 +17,14 @@ pub(crate) struct Seats {
 /// What one connection holds: a seat for each caller that it has spoken for, which is one but for clients
 /// that share connections.
 #[derive(Default)]
-pub(crate) struct Held(Mutex<Vec<Seat>>);
+pub(crate) struct ConnectionSlots(Mutex<Vec<ConnectionSlot>>);
 
-struct Seat {
-    seats: Arc<Seats>,
+struct ConnectionSlot {
+    seats: Arc<CallerConnections>,
     caller: ExecutionId,
 }
 
-impl Seats {
+impl CallerConnections {
     /// So many for each caller, of so many connections in all.
     pub(crate) fn new(most: usize, places: usize) -> Self {
         Self { most, places, taken: Mutex::default() }
@@ -43,9 +43,9 @@ impl Seats {
     }
 }
 
-impl Held {
+impl ConnectionSlots {
     /// Takes a seat for a caller, unless the connection has one.
-    pub(crate) fn sit(&self, seats: &Arc<Seats>, caller: &ExecutionId) -> Verdict<()> {
+    pub(crate) fn acquire(&self, seats: &Arc<CallerConnections>, caller: &ExecutionId) -> Verdict<()> {
         let mut held = lock(&self.0);
         if held.iter().any(|seat| seat.caller == *caller) {
             return Ok(());
@@ -58,12 +58,12 @@ impl Held {
         let count = taken.entry(caller.clone()).or_default();
         *count = count.saturating_add(1);
         drop(taken);
-        held.push(Seat { seats: seats.clone(), caller: caller.clone() });
+        held.push(ConnectionSlot { seats: seats.clone(), caller: caller.clone() });
         Ok(())
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut taken = lock(&self.seats.taken);
         if let Some(count) = taken.get_mut(&self.caller) {
@@ -87,10 +87,10 @@ mod tests {
 
     #[test]
     fn a_caller_has_so_many_seats_and_gets_them_back() {
-        let seats = Arc::new(Seats::new(2, 100));
+        let seats = Arc::new(CallerConnections::new(2, 100));
         let caller = |name: &str| ExecutionId::of_static(&TaskName::new(name));
-        let connections: Vec<Held> = (0..3).map(|_| Held::default()).collect();
-        let sit = |at: usize, name: &str| connections[at].sit(&seats, &caller(name)).is_ok();
+        let connections: Vec<ConnectionSlots> = (0..3).map(|_| ConnectionSlots::default()).collect();
+        let sit = |at: usize, name: &str| connections[at].acquire(&seats, &caller(name)).is_ok();
         assert!(sit(0, "a") && sit(0, "a") && sit(1, "a"), "again on the same connection costs nothing");
         assert!(!sit(2, "a"));
         assert!(sit(2, "b") && sit(0, "b") && !sit(1, "b"));
@@ -100,11 +100,11 @@ mod tests {
 
     #[test]
     fn the_last_quarter_is_for_others() {
-        let seats = Arc::new(Seats::new(1000, 40));
+        let seats = Arc::new(CallerConnections::new(1000, 40));
         let caller = |name: &str| ExecutionId::of_static(&TaskName::new(name));
-        let connections: Vec<Held> = (0..60).map(|_| Held::default()).collect();
+        let connections: Vec<ConnectionSlots> = (0..60).map(|_| ConnectionSlots::default()).collect();
         let taken = |from: usize, name: &str| {
-            connections[from..].iter().take_while(|held| held.sit(&seats, &caller(name)).is_ok()).count()
+            connections[from..].iter().take_while(|held| held.acquire(&seats, &caller(name)).is_ok()).count()
         };
         assert_eq!(taken(0, "a"), 30);
         assert_eq!(taken(30, "b"), 10);

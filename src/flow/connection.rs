@@ -13,15 +13,15 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::admission::Slot;
-use super::caller_connections::Held;
-use super::disconnect::Watch;
+use super::caller_connections::ConnectionSlots;
+use super::disconnect::DisconnectWatch;
 use super::exchange::{self, Destination};
-use super::http1_gate::{Heads, Limits, Passage};
-use super::io::Impatient;
+use super::http1_gate::{GateHandle, HeadLimits, Http1Gate};
+use super::io::WriteTimeout;
 use super::listener::Stream;
-use super::respond::{self, Answer};
+use super::respond::{self, AnswerBody};
 use super::self_api;
-use super::websocket::{self, Doorway};
+use super::websocket::{self, PendingUpgrade};
 use super::{Services, tunnel};
 use crate::audit::record::Record;
 use crate::model::peer::Peer;
@@ -36,10 +36,10 @@ pub(super) struct Client {
     pub(super) services: Arc<Services>,
     pub(super) peer: Peer,
     /// Its callers' seats.
-    pub(super) held: Held,
+    pub(super) held: ConnectionSlots,
     /// Held as long as the connection or a tunnel on it lives.
     pub(super) slot: Arc<Slot>,
-    pub(super) watch: Watch,
+    pub(super) watch: DisconnectWatch,
 }
 
 impl Client {
@@ -51,14 +51,14 @@ impl Client {
 
 /// What a request to the proxy came to.
 #[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
-enum Passed {
+enum Handled {
     Answered(Received),
-    Own(self_api::Said),
+    Own(self_api::SelfReply),
     Tunnelled(tunnel::Tunnel),
 }
 
 /// A client's end of a connection.
-pub(super) type ClientStream = Impatient<Stream>;
+pub(super) type ClientStream = WriteTimeout<Stream>;
 
 /// Serves a connection until it ends, breaks, or the daemon drains.
 pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
@@ -74,7 +74,7 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
     let connection = h1().serve_connection(TokioIo::new(stream), service).with_upgrades();
     let served = async {
         let ended = until_drained(connection, |it| it.graceful_shutdown(), &passage, &client.services).await;
-        passage.farewell().await;
+        passage.closed_by_client().await;
         if let Err(error) = ended {
             note_broken(&client, &error);
         }
@@ -101,23 +101,23 @@ pub(super) fn gated<T: AsyncRead + AsyncWrite + Unpin>(
     stream: T,
     idle: Duration,
     introduce: impl Fn(&mut Record) + Send + 'static,
-) -> Heads<T> {
+) -> Http1Gate<T> {
     let settings = &client.services.settings.proxy;
-    let limits = Limits { head: settings.max_head_bytes, header_timeout: settings.header_timeout, idle };
+    let limits = HeadLimits { head: settings.max_head_bytes, header_timeout: settings.header_timeout, idle };
     let (client, slot, watch) = (client.clone(), client.slot.clone(), client.watch.clone());
     let refuse = move |refusal| {
         let mut record = client.services.record(&client.peer);
         introduce(&mut record);
         respond::raw(refusal, record)
     };
-    Heads::new(stream, limits, refuse).until(move || slot.deadline()).probed_for(watch)
+    Http1Gate::new(stream, limits, refuse).until(move || slot.deadline()).probed_for(watch)
 }
 
 /// Runs a connection to its end; when the daemon drains, to the end of the requests in flight.
 pub(super) async fn until_drained<C: Future>(
     connection: C,
     finish: impl FnOnce(Pin<&mut C>),
-    passage: &Passage,
+    passage: &GateHandle,
     services: &Services,
 ) -> C::Output {
     tokio::pin!(connection);
@@ -150,24 +150,24 @@ pub(super) fn h1() -> http1::Builder {
 /// What hyper keeps of what it reads, in bytes; the largest head that can be configured fits.
 const MAX_BUFFER: usize = 1_100_000;
 
-async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<Incoming>) -> Response<Answer> {
+async fn answer(client: &Arc<Client>, passage: &GateHandle, mut request: Request<Incoming>) -> Response<AnswerBody> {
     let services = &client.services;
     let mut record = services.record(&client.peer);
     let page = self_api::page(&mut request);
     let is_own = page.is_some();
     record.request(&request);
     let connect = request.method() == Method::CONNECT;
-    let doorway = Doorway::of(&mut request, passage);
-    let judged = judged(client, page, request, &mut record).await;
+    let doorway = PendingUpgrade::of(&mut request, passage);
+    let judged = handle(client, page, request, &mut record).await;
     services.settle(judged.as_ref().err().copied(), &mut record).await;
     match judged {
-        Ok(Passed::Answered(received)) => websocket::answer(client, doorway, received, record).await,
-        Ok(Passed::Own(said)) if connect => {
+        Ok(Handled::Answered(received)) => websocket::answer(client, doorway, received, record).await,
+        Ok(Handled::Own(said)) if connect => {
             passage.ends();
-            respond::closing(respond::own(said, &record))
+            respond::closing(respond::self_reply(said, &record))
         }
-        Ok(Passed::Own(said)) => respond::own(said, &record),
-        Ok(Passed::Tunnelled(tunnel)) => {
+        Ok(Handled::Own(said)) => respond::self_reply(said, &record),
+        Ok(Handled::Tunnelled(tunnel)) => {
             passage.switches();
             record.keep_line();
             let established = respond::established(&record);
@@ -187,12 +187,12 @@ async fn answer(client: &Arc<Client>, passage: &Passage, mut request: Request<In
 }
 
 /// Who, how often, where to, may they: once per destination.
-async fn judged(
+async fn handle(
     client: &Arc<Client>,
     page: Option<self_api::Page>,
     request: Request<Incoming>,
     record: &mut Record,
-) -> Verdict<Passed> {
+) -> Verdict<Handled> {
     let services = &client.services;
     if services.drain.is_cancelled() {
         return Err(Fail::Draining.into());
@@ -200,22 +200,22 @@ async fn judged(
     let policy = services.policies.snapshot();
     let caller = identify::caller(&policy, &services.ledger, request.headers(), &client.peer).await?;
     record.caller(caller.task(), caller.execution());
-    client.held.sit(&services.seats, caller.execution())?;
+    client.held.acquire(&services.caller_connections, caller.execution())?;
     if !client.slot.identify() {
         return Err(Fail::Overloaded.into());
     }
     if let Some(page) = page {
-        return self_api::answer(services, &policy, &caller, (page, request), record).await.map(Passed::Own);
+        return self_api::answer(services, &policy, &caller, (page, request), record).await.map(Handled::Own);
     }
     if request.method() == Method::CONNECT {
-        let tunnel = tunnel::judged(services, &policy, &caller, request, record).await;
-        return tunnel.map(Passed::Tunnelled);
+        let tunnel = tunnel::open_requested(services, &policy, &caller, request, record).await;
+        return tunnel.map(Handled::Tunnelled);
     }
-    let taken = services.throttle.take(&policy, &caller, Kind::said_by(request.headers()), record).await?;
+    let taken = services.throttle.take(&policy, &caller, Kind::from_headers_or_raw(request.headers()), record).await?;
     let (mut head, body) = request.into_parts();
     let target = parse::target(&mut head)?;
     record.target(&target);
     let admitted = authorize::destination(&policy, &caller, &taken, (target, &head), record)?;
     let to = Destination { admitted, pin: None };
-    exchange::run(services, &to, taken, Request::from_parts(head, body), record).await.map(Passed::Answered)
+    exchange::run(services, &to, taken, Request::from_parts(head, body), record).await.map(Handled::Answered)
 }

@@ -33,7 +33,7 @@ pub(crate) struct ClientSocket(Arc<Shared>);
 
 /// Notices when the client at the other end of a [`ClientSocket`] has gone. It does not keep the socket open.
 #[derive(Clone)]
-pub(crate) struct Watch(Weak<Shared>);
+pub(crate) struct DisconnectWatch(Weak<Shared>);
 
 struct Shared {
     io: Io,
@@ -86,8 +86,8 @@ impl ClientSocket {
     }
 
     /// A watch on this socket.
-    pub(crate) fn watch(&self) -> Watch {
-        Watch(Arc::downgrade(&self.0))
+    pub(crate) fn watch(&self) -> DisconnectWatch {
+        DisconnectWatch(Arc::downgrade(&self.0))
     }
 
     fn poll_written(
@@ -109,7 +109,7 @@ impl ClientSocket {
     }
 }
 
-impl Watch {
+impl DisconnectWatch {
     /// Returns once the client has gone: at once after a reset; after a FIN once `grace` has passed in which nothing
     /// could be written to the client. A FIN alone may be a half-close (RFC 9112 §9.6), whose sender waits for its
     /// answer. A client that has closed answers a probe with a reset; one that does not is still there, and there is
@@ -123,7 +123,7 @@ impl Watch {
     }
 }
 
-impl Watch {
+impl DisconnectWatch {
     /// True if the client should be sent a probe now; the next call says so for the next probe.
     pub(crate) fn wants_probe(&self) -> bool {
         self.0.upgrade().is_some_and(|shared| shared.probe.swap(false, Ordering::AcqRel))

@@ -7,13 +7,13 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::Services;
-use crate::ledger::{Approval, Counter, Execution, Millis, Standing, Stop, Stopped};
+use crate::ledger::{Approval, Counter, Execution, ExecutionState, Millis, StopReason, Stopped};
 use crate::model::tool::{Kind, Tool};
 use crate::policy::plan::Calls;
 
 /// Returns the document of an execution, for its operator and for the caller itself.
-pub(crate) fn execution(services: &Services, standing: &Standing) -> Value {
-    let Standing { execution, stopped, tool, raw, finds, half_credits } = standing;
+pub(crate) fn execution(services: &Services, standing: &ExecutionState) -> Value {
+    let ExecutionState { execution, stopped, tool, raw, finds, half_credits } = standing;
     let now = Millis::now();
     let policy = services.policies.snapshot();
     let task = policy.task(&execution.task);
@@ -54,9 +54,9 @@ fn counted(counter: &Counter, now: Millis) -> serde_json::Map<String, Value> {
 
 fn stop_reason(stopped: Option<Stopped>, execution: &Execution, now: Millis) -> Option<&'static str> {
     match stopped.map(|stopped| stopped.why) {
-        Some(Stop::Asked) => Some("asked"),
-        Some(Stop::Finds) => Some("finds"),
-        Some(Stop::Expired) => Some("expired"),
+        Some(StopReason::Asked) => Some("asked"),
+        Some(StopReason::Finds) => Some("finds"),
+        Some(StopReason::Expired) => Some("expired"),
         None => execution.expires_at.filter(|end| *end <= now).map(|_| "expired"),
     }
 }

@@ -19,10 +19,10 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::disconnect::Watch;
+use super::disconnect::DisconnectWatch;
 use super::io::Linger;
 use crate::model::refusal::{Deny, Refusal};
-use crate::stages::message::chunked::Chunks;
+use crate::stages::message::chunked::ChunkedReader;
 use crate::stages::parse::{self, Framing, Head};
 
 /// What is read of a client at once while its head is not complete, in bytes.
@@ -30,7 +30,7 @@ const STEP: usize = 4096;
 
 /// How much and how long.
 #[derive(Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct HeadLimits {
     /// Bytes of a head.
     pub(super) head: usize,
     /// From its first byte to its last; and for the first byte of the first one.
@@ -40,12 +40,12 @@ pub(super) struct Limits {
 }
 
 /// A stream on which an HTTP server finds nothing but sound heads and the bodies that belong to them.
-pub(super) struct Heads<T> {
+pub(super) struct Http1Gate<T> {
     inner: T,
     /// What was read and not yet given out.
     buffer: BytesMut,
     state: State,
-    limits: Limits,
+    limits: HeadLimits,
     /// True until the first head is through.
     first: bool,
     /// A byte of the next head has come, or an empty line before it.
@@ -56,10 +56,10 @@ pub(super) struct Heads<T> {
     /// When all waits end.
     deadline: Box<dyn Fn() -> Option<Instant> + Send>,
     /// Knows when the client should be probed.
-    watch: Option<Watch>,
+    watch: Option<DisconnectWatch>,
     /// What is left to write of a probe.
     probe: &'static [u8],
-    passage: Passage,
+    passage: GateHandle,
     refuse: Box<dyn FnMut(Refusal) -> Vec<u8> + Send>,
     /// Our answer to what was refused, as far as it is not out.
     farewell: Option<Bytes>,
@@ -72,14 +72,14 @@ enum State {
     /// So many bytes of the buffer are through, and then comes a body.
     Through(usize, Framing),
     Length(u64),
-    Chunked(Chunks),
+    Chunked(ChunkedReader),
     /// Nothing comes any more.
     Over,
 }
 
 /// What others know of a gate, and may do with it.
 #[derive(Clone, Default)]
-pub(super) struct Passage(Arc<Shared>);
+pub(super) struct GateHandle(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
@@ -92,7 +92,7 @@ struct Shared {
     pending: Mutex<Option<OnUpgrade>>,
 }
 
-impl Passage {
+impl GateHandle {
     /// Opens the gate for good: what comes now is no HTTP.
     pub(super) fn open(&self) {
         self.0.open.store(true, Ordering::Release);
@@ -128,7 +128,7 @@ impl Passage {
     }
 
     /// Says what is left to say on a connection that nobody has taken.
-    pub(super) async fn farewell(&self) {
+    pub(super) async fn closed_by_client(&self) {
         let Some(upgrade) = self.pending().take() else { return };
         // There are no last words if the connection broke; those that there are have their own deadline.
         if let Ok(connection) = upgrade.await {
@@ -155,7 +155,7 @@ impl Passage {
 }
 
 /// A request that waits for its answer.
-pub(super) struct Unanswered(Passage);
+pub(super) struct Unanswered(GateHandle);
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
@@ -167,9 +167,9 @@ impl Drop for Unanswered {
 /// answers it with a reset.
 const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-impl<T> Heads<T> {
+impl<T> Http1Gate<T> {
     /// `refuse` writes a refusal down and gives our answer.
-    pub(super) fn new(inner: T, limits: Limits, refuse: impl FnMut(Refusal) -> Vec<u8> + Send + 'static) -> Self {
+    pub(super) fn new(inner: T, limits: HeadLimits, refuse: impl FnMut(Refusal) -> Vec<u8> + Send + 'static) -> Self {
         Self {
             inner,
             buffer: BytesMut::new(),
@@ -182,7 +182,7 @@ impl<T> Heads<T> {
             deadline: Box::new(|| None),
             watch: None,
             probe: &[],
-            passage: Passage::default(),
+            passage: GateHandle::default(),
             refuse: Box::new(refuse),
             farewell: None,
             linger: None,
@@ -195,12 +195,12 @@ impl<T> Heads<T> {
     }
 
     /// Probes the client when this watch asks for it.
-    pub(super) fn probed_for(self, watch: Watch) -> Self {
+    pub(super) fn probed_for(self, watch: DisconnectWatch) -> Self {
         Self { watch: Some(watch), ..self }
     }
 
     /// The key to it.
-    pub(super) fn passage(&self) -> Passage {
+    pub(super) fn passage(&self) -> GateHandle {
         self.passage.clone()
     }
 
@@ -254,7 +254,7 @@ impl<T> Heads<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> Heads<T> {
+impl<T: AsyncRead + Unpin> Http1Gate<T> {
     /// Reads more of a head, as long as its sender has time.
     fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         self.buffer.reserve(STEP);
@@ -310,7 +310,7 @@ impl<T: AsyncRead + Unpin> Heads<T> {
     }
 }
 
-impl<T> Heads<T> {
+impl<T> Http1Gate<T> {
     /// True if there is more to come of a body.
     fn is_within_body(&self) -> bool {
         match &self.state {
@@ -328,7 +328,7 @@ impl<T> Heads<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> Heads<T> {
+impl<T: AsyncRead + Unpin> Http1Gate<T> {
     /// Reads what nobody wants any more: the rest of a body, and behind it what is here already. Where a request
     /// ends that is not known, until the client ends.
     fn poll_rest(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -345,7 +345,7 @@ impl<T: AsyncRead + Unpin> Heads<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Heads<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for Http1Gate<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if out.remaining() == 0 {
@@ -376,7 +376,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Heads<T> {
                     this.state = match (left.saturating_sub(n), framing) {
                         (0, Framing::None) => State::Head(0),
                         (0, Framing::Length(length)) => State::Length(length),
-                        (0, Framing::Chunked) => State::Chunked(Chunks::new(this.limits.head)),
+                        (0, Framing::Chunked) => State::Chunked(ChunkedReader::new(this.limits.head)),
                         (left, framing) => State::Through(left, framing),
                     };
                     return Poll::Ready(Ok(()));
@@ -409,7 +409,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Heads<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> Heads<T> {
+impl<T: AsyncWrite + Unpin> Http1Gate<T> {
     /// Begins a probe if one is wanted. hyper flushes once it has written all that it has, so that a probe stands
     /// between answers and never within one.
     fn begin_probe(&mut self) {
@@ -434,7 +434,7 @@ impl<T: AsyncWrite + Unpin> Heads<T> {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Heads<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Http1Gate<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         ready!(this.poll_probe(cx))?;
@@ -512,10 +512,10 @@ mod tests {
 
     /// What the HTTP server finds, reading so many bytes at a time, and what was refused.
     async fn through(pieces: VecDeque<Vec<u8>>, step: usize) -> (Vec<u8>, Vec<Refusal>) {
-        let limits = Limits { head: 1000, header_timeout: Duration::from_secs(1), idle: Duration::from_secs(9) };
+        let limits = HeadLimits { head: 1000, header_timeout: Duration::from_secs(1), idle: Duration::from_secs(9) };
         let refused = Arc::<Mutex<Vec<Refusal>>>::default();
         let noted = refused.clone();
-        let mut heads = Heads::new(Pieces(pieces), limits, move |refusal| {
+        let mut heads = Http1Gate::new(Pieces(pieces), limits, move |refusal| {
             noted.lock().unwrap().push(refusal);
             Vec::new()
         });
@@ -534,8 +534,8 @@ mod tests {
     /// pieces, one each half second, and does not end.
     async fn shut_down_behind(sent: &str, pieces: &[&'static str]) -> f64 {
         let (mut client, near) = duplex(64);
-        let limits = Limits { head: 1000, header_timeout: Duration::from_secs(1), idle: Duration::from_secs(9) };
-        let mut heads = Heads::new(near, limits, |_| b"no".to_vec());
+        let limits = HeadLimits { head: 1000, header_timeout: Duration::from_secs(1), idle: Duration::from_secs(9) };
+        let mut heads = Http1Gate::new(near, limits, |_| b"no".to_vec());
         client.write_all(sent.as_bytes()).await.unwrap();
         let _ = heads.read(&mut [0; 1024]).await.unwrap();
         let start = Instant::now();

@@ -15,12 +15,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::admission::Source;
-use super::disconnect::{ClientSocket, Watch};
+use super::disconnect::{ClientSocket, DisconnectWatch};
 use crate::model::name::TaskName;
 use crate::model::peer::Peer;
 use crate::policy::settings::{ListenAt, Proxy, ProxyTls};
 use crate::tls::listener;
-use crate::tls::listener::FrontError;
+use crate::tls::listener::ListenerTlsError;
 
 /// Connections that the kernel keeps until they are accepted, if `net.core.somaxconn` lets it. One that comes when there
 /// are so many is dropped, and its client tries again after a second: a burst from elsewhere must not cost that.
@@ -65,7 +65,7 @@ pub(crate) enum Stream {
 pub(crate) struct Opened {
     pub(crate) stream: Stream,
     pub(crate) peer: Peer,
-    pub(crate) watch: Watch,
+    pub(crate) watch: DisconnectWatch,
 }
 
 impl Accepted {
@@ -181,14 +181,14 @@ fn remove_dead(path: &Path) -> io::Result<()> {
 }
 
 /// What turns an accepted connection into one that HTTP can be spoken on.
-pub(crate) struct Door {
+pub(crate) struct ConnectionSetup {
     /// The files are read again at a reload.
     tls: Option<(ProxyTls, RwLock<Arc<ServerConfig>>)>,
     unix_tasks: std::collections::BTreeMap<u32, TaskName>,
 }
 
-impl Door {
-    pub(crate) fn new(settings: &Proxy) -> Result<Self, FrontError> {
+impl ConnectionSetup {
+    pub(crate) fn new(settings: &Proxy) -> Result<Self, ListenerTlsError> {
         let tls = match &settings.tls {
             None => None,
             Some(files) => Some((files.clone(), RwLock::new(read(files)?))),
@@ -197,7 +197,7 @@ impl Door {
     }
 
     /// Reads certificate, key and list of revoked certificates again. On an error the old ones stay.
-    pub(crate) fn renew(&self) -> Result<(), FrontError> {
+    pub(crate) fn renew(&self) -> Result<(), ListenerTlsError> {
         if let Some((files, config)) = &self.tls {
             let renewed = read(files)?;
             *config.write().unwrap_or_else(PoisonError::into_inner) = renewed;
@@ -240,8 +240,8 @@ impl Door {
     }
 }
 
-fn read(files: &ProxyTls) -> Result<Arc<ServerConfig>, FrontError> {
-    listener::server_config(&listener::Files {
+fn read(files: &ProxyTls) -> Result<Arc<ServerConfig>, ListenerTlsError> {
+    listener::server_config(&listener::PemFiles {
         cert: &files.cert,
         key: &files.key,
         client_ca: files.client_ca.as_deref(),

@@ -64,11 +64,11 @@ pub struct Services {
     /// Where it listens for sandboxes.
     pub(crate) listeners: Vec<ListenAt>,
     /// What turns an accepted connection into one that speaks HTTP.
-    pub(crate) door: listener::Door,
+    pub(crate) connection_setup: listener::ConnectionSetup,
     /// Where registered webhooks lead.
-    pub(crate) foreseen: webhooks::Foreseen,
+    pub(crate) webhook_prechecks: webhooks::WebhookPrechecks,
     /// Connections of each caller.
-    pub(crate) seats: Arc<caller_connections::Seats>,
+    pub(crate) caller_connections: Arc<caller_connections::CallerConnections>,
     /// Cancelled when the daemon is told to stop.
     pub drain: CancellationToken,
     /// Cancelled when draining has taken long enough.

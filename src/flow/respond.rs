@@ -18,9 +18,9 @@ use serde::Serialize;
 use serde_json::{Number, json};
 
 use super::Services;
-use super::self_api::Said;
+use super::self_api::SelfReply;
 use crate::audit::record::Record;
-use crate::model::limited::{Bound, Limited, Most};
+use crate::model::limited::{ExchangeLimit, LimitValue, ReachedLimit};
 use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::model::tls::TlsFailure;
@@ -37,22 +37,22 @@ const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
 /// The body of an answer.
-pub struct Answer {
-    words: Words,
+pub struct AnswerBody {
+    words: BodySource,
     /// Held as long as the answer is on its way.
     _open: Option<Arc<()>>,
 }
 
-enum Words {
+enum BodySource {
     /// An origin's.
     Origin(Box<ResponseBody>),
     /// Ours.
     Ours(Full<Bytes>),
 }
 
-impl Answer {
+impl AnswerBody {
     fn ours(text: impl Into<Bytes>) -> Self {
-        Self { words: Words::Ours(Full::new(text.into())), _open: None }
+        Self { words: BodySource::Ours(Full::new(text.into())), _open: None }
     }
 
     /// Holds on to something until the answer has been sent or dropped.
@@ -101,18 +101,18 @@ struct Limit {
     allowed: Number,
 }
 
-impl From<&Limited> for Limit {
-    fn from(limited: &Limited) -> Self {
+impl From<&ReachedLimit> for Limit {
+    fn from(limited: &ReachedLimit) -> Self {
         Self { name: limited.name, allowed: limited.limit.into() }
     }
 }
 
-impl From<Bound> for Limit {
-    fn from(bound: Bound) -> Self {
-        let allowed = match bound.most() {
-            Most::Bytes(most) => most.into(),
-            Most::Time(most) if most.subsec_nanos() == 0 => most.as_secs().into(),
-            Most::Time(most) => Number::from_f64(most.as_secs_f64()).unwrap_or(most.as_secs().into()),
+impl From<ExchangeLimit> for Limit {
+    fn from(bound: ExchangeLimit) -> Self {
+        let allowed = match bound.value() {
+            LimitValue::Bytes(most) => most.into(),
+            LimitValue::Time(most) if most.subsec_nanos() == 0 => most.as_secs().into(),
+            LimitValue::Time(most) => Number::from_f64(most.as_secs_f64()).unwrap_or(most.as_secs().into()),
         };
         Self { name: bound.name(), allowed }
     }
@@ -120,39 +120,39 @@ impl From<Bound> for Limit {
 
 /// What a refusal is about, as far as its caller may know.
 #[derive(Default)]
-struct About<'a> {
+struct RefusalDetails<'a> {
     url: Option<String>,
     method: Option<String>,
     host: Option<&'a str>,
     approved: Option<Vec<String>>,
     credential: Option<&'a str>,
     approval: Option<&'a str>,
-    limited: Option<&'a Limited>,
-    bound: Option<Bound>,
+    limited: Option<&'a ReachedLimit>,
+    bound: Option<ExchangeLimit>,
     tls: Option<TlsFailure>,
 }
 
 /// Passes an origin's answer on. The record goes with its body.
-pub(super) async fn origin(services: &Services, received: Received, mut record: Record) -> Response<Answer> {
-    let labels = Labels::of(services, &record);
-    let bounded = match limit::judge(received, &mut record).await {
+pub(super) async fn origin(services: &Services, received: Received, mut record: Record) -> Response<AnswerBody> {
+    let labels = OwnFields::of(services, &record);
+    let bounded = match limit::check(received, &mut record).await {
         Ok(bounded) => bounded,
         Err(refusal) => return self::refusal(services, refusal, record),
     };
-    let mut response =
-        limit::response(bounded, record).map(|body| Answer { words: Words::Origin(Box::new(body)), _open: None });
+    let mut response = limit::response(bounded, record)
+        .map(|body| AnswerBody { words: BodySource::Origin(Box::new(body)), _open: None });
     labels.put(response.headers_mut());
     response
 }
 
 /// What is ours in the head of an origin's answer.
-struct Labels {
+struct OwnFields {
     id: Option<HeaderValue>,
     used: Option<HeaderValue>,
     via: bool,
 }
 
-impl Labels {
+impl OwnFields {
     fn of(services: &Services, record: &Record) -> Self {
         let used = record.credential_used().and_then(|name| HeaderValue::from_str(name).ok());
         Self { id: HeaderValue::from_str(record.id()).ok(), used, via: services.settings.proxy.via }
@@ -170,15 +170,15 @@ impl Labels {
 }
 
 /// The answer to a WebSocket handshake that the origin agreed to.
-pub(super) fn switched(services: &Services, head: Response<()>, record: &Record) -> Response<Answer> {
-    let mut response = head.map(|()| Answer::ours(Bytes::new()));
-    Labels::of(services, record).put(response.headers_mut());
+pub(super) fn switched(services: &Services, head: Response<()>, record: &Record) -> Response<AnswerBody> {
+    let mut response = head.map(|()| AnswerBody::ours(Bytes::new()));
+    OwnFields::of(services, record).put(response.headers_mut());
     response
 }
 
 /// The answer to a CONNECT that was let through.
-pub(super) fn established(record: &Record) -> Response<Answer> {
-    let mut response = Response::new(Answer::ours(Bytes::new()));
+pub(super) fn established(record: &Record) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::ours(Bytes::new()));
     if let Ok(id) = HeaderValue::from_str(record.id()) {
         response.headers_mut().insert(EXEAT_REQUEST_ID, id);
     }
@@ -186,17 +186,17 @@ pub(super) fn established(record: &Record) -> Response<Answer> {
 }
 
 /// The answer of one of the proxy's own paths.
-pub(super) fn own(said: Said, record: &Record) -> Response<Answer> {
+pub(super) fn self_reply(said: SelfReply, record: &Record) -> Response<AnswerBody> {
     let (status, kind, body, allow) = match said {
-        Said::Document(value) => (StatusCode::OK, "application/json", format!("{value:#}\n"), None),
-        Said::Authority(pem) => (StatusCode::OK, "application/x-pem-file", pem, None),
-        Said::AnotherMethod(allow) => {
+        SelfReply::Document(value) => (StatusCode::OK, "application/json", format!("{value:#}\n"), None),
+        SelfReply::Authority(pem) => (StatusCode::OK, "application/x-pem-file", pem, None),
+        SelfReply::AnotherMethod(allow) => {
             let status = StatusCode::METHOD_NOT_ALLOWED;
             (status, PROBLEM, plain(status, "The path is there, and takes another method", record), Some(allow))
         }
-        Said::Unknown(what) => (StatusCode::NOT_FOUND, PROBLEM, plain(StatusCode::NOT_FOUND, what, record), None),
+        SelfReply::Unknown(what) => (StatusCode::NOT_FOUND, PROBLEM, plain(StatusCode::NOT_FOUND, what, record), None),
     };
-    let mut response = Response::new(Answer::ours(body));
+    let mut response = Response::new(AnswerBody::ours(body));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -222,7 +222,7 @@ fn plain(status: StatusCode, detail: &str, record: &Record) -> String {
 }
 
 /// Answers a refusal, and leaves it in the record.
-pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record) -> Response<Answer> {
+pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record) -> Response<AnswerBody> {
     record.failed(refusal);
     // What the client has still to send goes nowhere, also where the origin has already answered.
     record.counts().end();
@@ -238,15 +238,19 @@ pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record)
     let credential = record.about().map(CredentialName::as_str);
     let is_of_approval = matches!(refusal, Refusal::Deny(Deny::ApprovalPending | Deny::ApprovalDenied));
     let approval = record.approval_id().filter(|_| is_of_approval);
-    let (limited, bound) = (record.limit(), record.counts().bound(refusal));
+    let (limited, bound) = (record.limit(), record.counts().limit_of(refusal));
     let tls = record.tls_failure().filter(|_| refusal == Fail::TlsFailed.into());
-    render(refusal, record.id(), About { url, method, host, approved, credential, approval, limited, bound, tls })
+    render(
+        refusal,
+        record.id(),
+        RefusalDetails { url, method, host, approved, credential, approval, limited, bound, tls },
+    )
 }
 
-fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
-    let About { url, method, host, approved, credential, approval, limited, bound, tls } = about;
+fn render(refusal: Refusal, id: &str, about: RefusalDetails<'_>) -> Response<AnswerBody> {
+    let RefusalDetails { url, method, host, approved, credential, approval, limited, bound, tls } = about;
     let notice = refusal.notice();
-    let words = tls.map(|failure| failure.kind.words());
+    let words = tls.map(|failure| failure.kind.text());
     let error = tls.map_or_else(|| notice.proxy_status.to_owned(), TlsFailure::proxy_status);
     let problem = Problem {
         r#type: format!("urn:exeat:{}", notice.code),
@@ -265,13 +269,13 @@ fn render(refusal: Refusal, id: &str, about: About<'_>) -> Response<Answer> {
         credential,
         approval,
         limit: limited.map(Limit::from).or(bound.map(Limit::from)),
-        retry_after_s: limited.and_then(Limited::retry_after_s),
+        retry_after_s: limited.and_then(ReachedLimit::retry_after_s),
     };
     let body = serde_json::to_vec_pretty(&problem).map(|mut text| {
         text.push(b'\n');
         text
     });
-    let mut response = Response::new(Answer::ours(body.unwrap_or_default()));
+    let mut response = Response::new(AnswerBody::ours(body.unwrap_or_default()));
     *response.status_mut() = notice.status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM));
@@ -319,7 +323,7 @@ fn closes(refusal: Refusal) -> bool {
 
 /// Makes a refused CONNECT end its connection: what the client sent along with it is no HTTP
 /// (RFC 9112 §11.2). After a 407 it may try again.
-pub(super) fn closing(mut response: Response<Answer>) -> Response<Answer> {
+pub(super) fn closing(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
     if response.status() != StatusCode::PROXY_AUTHENTICATION_REQUIRED {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -327,7 +331,7 @@ pub(super) fn closing(mut response: Response<Answer>) -> Response<Answer> {
 }
 
 /// Corrects the refusal of a coding where none is read: on the proxy's own paths.
-pub(super) fn uncoded(mut response: Response<Answer>) -> Response<Answer> {
+pub(super) fn uncoded(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
     if let Some(codings) = response.headers_mut().get_mut(ACCEPT_ENCODING) {
         *codings = HeaderValue::from_static("identity");
     }
@@ -353,7 +357,7 @@ fn date() -> Option<HeaderValue> {
 /// A whole answer as bytes, for a connection that gets no HTTP server.
 pub(super) fn raw(refusal: Refusal, mut record: Record) -> Vec<u8> {
     record.failed(refusal);
-    let (mut head, body) = closing(render(refusal, record.id(), About::default())).into_parts();
+    let (mut head, body) = closing(render(refusal, record.id(), RefusalDetails::default())).into_parts();
     head.headers.extend(date().map(|date| (DATE, date)));
     let mut bytes = format!("HTTP/1.1 {}\r\n", head.status).into_bytes();
     for (name, value) in &head.headers {
@@ -364,7 +368,7 @@ pub(super) fn raw(refusal: Refusal, mut record: Record) -> Vec<u8> {
     }
     let length = body.size_hint().exact().unwrap_or_default();
     bytes.extend_from_slice(format!("content-length: {length}\r\n\r\n").as_bytes());
-    if let Words::Ours(mut words) = body.words
+    if let BodySource::Ours(mut words) = body.words
         && let Poll::Ready(Some(Ok(frame))) =
             Pin::new(&mut words).poll_frame(&mut Context::from_waker(std::task::Waker::noop()))
         && let Ok(data) = frame.into_data()
@@ -377,28 +381,28 @@ pub(super) fn raw(refusal: Refusal, mut record: Record) -> Vec<u8> {
 /// A fatal TLS alert in the clear, as before any handshake: level 2, `unrecognized_name` (RFC 6066 §3).
 pub(super) const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
 
-impl Body for Answer {
+impl Body for AnswerBody {
     type Data = Bytes;
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut self.get_mut().words {
-            Words::Origin(body) => Pin::new(body.as_mut()).poll_frame(cx),
-            Words::Ours(words) => Pin::new(words).poll_frame(cx).map_err(|never: Infallible| match never {}),
+            BodySource::Origin(body) => Pin::new(body.as_mut()).poll_frame(cx),
+            BodySource::Ours(words) => Pin::new(words).poll_frame(cx).map_err(|never: Infallible| match never {}),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.words {
-            Words::Origin(body) => body.is_end_stream(),
-            Words::Ours(words) => words.is_end_stream(),
+            BodySource::Origin(body) => body.is_end_stream(),
+            BodySource::Ours(words) => words.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.words {
-            Words::Origin(body) => body.size_hint(),
-            Words::Ours(words) => words.size_hint(),
+            BodySource::Origin(body) => body.size_hint(),
+            BodySource::Ours(words) => words.size_hint(),
         }
     }
 }

@@ -19,10 +19,10 @@ use tokio::time::timeout;
 
 use super::Services;
 use super::documents;
-use crate::audit::record::{Counts, Record};
+use crate::audit::record::{Record, TransferCounts};
 use crate::files;
-use crate::ledger::{Counter, LedgerError, Millis, Standing, State, ToolCall};
-use crate::model::limited::Bound;
+use crate::ledger::{ApprovalState, Counter, ExecutionState, LedgerError, Millis, ToolCall};
+use crate::model::limited::ExchangeLimit;
 use crate::model::name::is_plain;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Target;
@@ -76,7 +76,7 @@ pub(super) enum Verb {
 }
 
 /// An answer of our own.
-pub(super) enum Said {
+pub(super) enum SelfReply {
     Document(Value),
     /// The interception CA.
     Authority(String),
@@ -87,7 +87,7 @@ pub(super) enum Said {
 }
 
 /// Who asks, of what, and under which policy.
-struct Asking<'a> {
+struct SelfRequest<'a> {
     services: &'a Services,
     policy: &'a Policy,
     caller: &'a Caller,
@@ -124,11 +124,11 @@ pub(super) async fn answer(
     caller: &Caller,
     (page, request): (Page, Request<Incoming>),
     record: &mut Record,
-) -> Verdict<Said> {
+) -> Verdict<SelfReply> {
     let (mut head, body) = request.into_parts();
     let task = policy.task(caller.task()).ok_or(Deny::CallerUnknown)?;
-    let asking = Asking { services, policy, caller, task };
-    services.throttle.ask(caller, record)?;
+    let asking = SelfRequest { services, policy, caller, task };
+    services.throttle.take_self_request(caller, record)?;
     let said = match page {
         Page::Reach(verb) if head.method == Method::GET => {
             record.asks(verb.as_str());
@@ -142,7 +142,7 @@ pub(super) async fn answer(
             asking.in_time(&counts, asking.report(&head, body, record)).await?
         }
         page => {
-            services.throttle.look(policy, caller, KIND, record).await?;
+            services.throttle.check_unmetered(policy, caller, KIND, record).await?;
             parse::head(&mut head)?;
             asking.question(page, &head.method, record).await?
         }
@@ -151,7 +151,7 @@ pub(super) async fn answer(
     Ok(said)
 }
 
-impl Asking<'_> {
+impl SelfRequest<'_> {
     async fn take(&self, head: &mut Parts, record: &mut Record) -> Verdict<Taken> {
         let taken = self.services.throttle.take(self.policy, self.caller, KIND, record).await?;
         parse::head(head)?;
@@ -159,28 +159,32 @@ impl Asking<'_> {
     }
 
     /// No longer than a tool call may take.
-    async fn in_time(&self, counts: &Counts, said: impl Future<Output = Verdict<Said>>) -> Verdict<Said> {
+    async fn in_time(
+        &self,
+        counts: &TransferCounts,
+        said: impl Future<Output = Verdict<SelfReply>>,
+    ) -> Verdict<SelfReply> {
         match self.task.limits(KIND).timeouts.request {
-            Some(within) => timeout(within, said).await.map_err(|_| counts.reached(Bound::Request(within)))?,
+            Some(within) => timeout(within, said).await.map_err(|_| counts.reached(ExchangeLimit::Request(within)))?,
             None => said.await,
         }
     }
 
     /// What costs no call.
-    async fn question(&self, page: Page, method: &Method, record: &mut Record) -> Verdict<Said> {
+    async fn question(&self, page: Page, method: &Method, record: &mut Record) -> Verdict<SelfReply> {
         let said = match page {
-            Page::Report => Said::AnotherMethod("POST"),
-            Page::Reach(_) => Said::AnotherMethod("GET"),
-            _ if method != Method::GET => Said::AnotherMethod("GET"),
+            Page::Report => SelfReply::AnotherMethod("POST"),
+            Page::Reach(_) => SelfReply::AnotherMethod("GET"),
+            _ if method != Method::GET => SelfReply::AnotherMethod("GET"),
             Page::About => self.about().await?,
-            Page::Authority => Said::Authority(self.services.authority.ca_pem().to_owned()),
+            Page::Authority => SelfReply::Authority(self.services.authority.ca_pem().to_owned()),
             Page::Approvals => self.approvals().await?,
             Page::Approval(id) => self.approval(&id).await?,
         };
         match &said {
-            Said::AnotherMethod(_) => record.rule("another method"),
-            Said::Unknown(what) => record.rule(*what),
-            Said::Authority(_) | Said::Document(_) => {}
+            SelfReply::AnotherMethod(_) => record.rule("another method"),
+            SelfReply::Unknown(what) => record.rule(*what),
+            SelfReply::Authority(_) | SelfReply::Document(_) => {}
         }
         Ok(said)
     }
@@ -198,11 +202,11 @@ impl Verb {
 }
 
 /// About the caller's own.
-impl Asking<'_> {
-    async fn about(&self) -> Verdict<Said> {
-        let known = self.services.ledger.standing(self.caller.execution()).await.map_err(unavailable)?;
+impl SelfRequest<'_> {
+    async fn about(&self) -> Verdict<SelfReply> {
+        let known = self.services.ledger.state(self.caller.execution()).await.map_err(unavailable)?;
         // A static one comes into being with its first call.
-        let standing = known.unwrap_or_else(|| Standing {
+        let standing = known.unwrap_or_else(|| ExecutionState {
             execution: self.caller.facts().clone(),
             stopped: None,
             tool: Counter::default(),
@@ -221,7 +225,7 @@ impl Asking<'_> {
         if let Value::Object(tools) = &mut tools {
             tools.insert("max_timeout_s".to_owned(), limits.timeouts.most_asked.as_secs_f64().into());
         }
-        Ok(Said::Document(json!({
+        Ok(SelfReply::Document(json!({
             "task": self.task.name().as_str(),
             "execution": documents::execution(self.services, &standing),
             "tools": self.task.tools().iter().map(|tool| tool.as_str()).collect::<Vec<_>>(),
@@ -237,27 +241,27 @@ impl Asking<'_> {
     }
 
     /// Those that wait for a decision.
-    async fn approvals(&self) -> Verdict<Said> {
+    async fn approvals(&self) -> Verdict<SelfReply> {
         let now = Millis::now();
         let known = self.services.ledger.approvals_of(self.caller.execution(), now).await.map_err(unavailable)?;
         // They come in the state that they have at the ledger's time.
-        let waiting = known.iter().filter(|known| known.state == State::Pending);
-        Ok(Said::Document(
+        let waiting = known.iter().filter(|known| known.state == ApprovalState::Pending);
+        Ok(SelfReply::Document(
             json!({ "approvals": waiting.map(|known| documents::approval(known, now)).collect::<Value>() }),
         ))
     }
 
-    async fn approval(&self, id: &str) -> Verdict<Said> {
+    async fn approval(&self, id: &str) -> Verdict<SelfReply> {
         // That others have one of that id is none of the caller's business, and does not make it wait longer.
         let execution = self.caller.execution();
         let own = self.services.ledger.approval_of(execution, id, Millis::now()).await.map_err(unavailable)?;
-        Ok(own.map_or(Said::Unknown("There is no such approval"), |approval| {
-            Said::Document(documents::approval(&approval, Millis::now()))
+        Ok(own.map_or(SelfReply::Unknown("There is no such approval"), |approval| {
+            SelfReply::Document(documents::approval(&approval, Millis::now()))
         }))
     }
 
     /// A call that the client refused by itself: written down as what the client says.
-    async fn report(&self, head: &Parts, body: Incoming, record: &mut Record) -> Verdict<Said> {
+    async fn report(&self, head: &Parts, body: Incoming, record: &mut Record) -> Verdict<SelfReply> {
         if head.headers.contains_key(CONTENT_ENCODING) {
             return Err(Deny::ContentCodingUnsupported.into());
         }
@@ -269,7 +273,7 @@ impl Asking<'_> {
         }
         let told = reported.into_call(record.id()).ok_or(Deny::RequestMalformed)?;
         // The caller reads what it has said: a gap in it would tell that it holds a value of somebody else's.
-        let said = Said::Document(json!(cut(told.clone())));
+        let said = SelfReply::Document(json!(cut(told.clone())));
         let clean = |text: &str| record.clean(text).into_owned();
         let kept = cut(ToolCall {
             tool: clean(&told.tool),
@@ -289,35 +293,35 @@ impl Asking<'_> {
 }
 
 /// About the world outside.
-impl Asking<'_> {
+impl SelfRequest<'_> {
     /// The order of these lines is that of a request.
-    async fn reach(&self, verb: Verb, taken: &Taken, head: &Parts, record: &mut Record) -> Verdict<Said> {
+    async fn reach(&self, verb: Verb, taken: &Taken, head: &Parts, record: &mut Record) -> Verdict<SelfReply> {
         let services = self.services;
         let target = target(head.uri.query().unwrap_or_default()).ok_or(Deny::TargetMalformed)?;
         record.target(&target);
-        let admitted = authorize::look(self.policy, self.caller, taken, target, record)?;
+        let admitted = authorize::destination_to_probe(self.policy, self.caller, taken, target, record)?;
         record.rule(admitted.allowed().rule());
         let pinned = services.resolver.pin(self.policy, &admitted, record).await?;
         record.decided().await?;
         // DNS and the log may have taken their time.
         let policy = services.policies.snapshot();
-        let admitted = authorize::again(&policy, &admitted)?;
+        let admitted = authorize::destination_again(&policy, &admitted)?;
         let pinned = services.resolver.confirm(&policy, &admitted, &pinned, record)?;
-        services.finds.judge(self.caller.execution(), policy.leak().max_finds())?;
+        services.finds.check(self.caller.execution(), policy.leak().max_finds())?;
         let said = match verb {
-            Verb::Resolve => json!({ "addresses": pinned.written().collect::<Vec<_>>() }),
+            Verb::Resolve => json!({ "addresses": pinned.address_texts().collect::<Vec<_>>() }),
             Verb::Certificate => self.certificate(&pinned, record).await?,
             Verb::Probe => self.probe(&admitted, &pinned, record).await?,
         };
         record.completed();
-        Ok(Said::Document(at(pinned.target(), said)))
+        Ok(SelfReply::Document(at(pinned.target(), said)))
     }
 
     async fn certificate(&self, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Value> {
-        let shown = self.services.forwarder.look(pinned, self.caller.execution(), record).await?;
+        let shown = self.services.forwarder.probe_certificate(pinned, self.caller.execution(), record).await?;
         // Who was stopped meanwhile learns nothing more from it.
         let policy = self.services.policies.snapshot();
-        self.services.finds.judge(self.caller.execution(), policy.leak().max_finds())?;
+        self.services.finds.check(self.caller.execution(), policy.leak().max_finds())?;
         // Its texts are the origin's, who may have been sent a value. Only what is the caller's own is overwritten:
         // a gap elsewhere would tell whose it is. What is overwritten confirms a guess, as in any other answer.
         let mut texts = Texts::without(self.task.own().clone());
@@ -346,7 +350,7 @@ impl Asking<'_> {
 
     async fn probe(&self, admitted: &Admitted, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Value> {
         let started = Instant::now();
-        match self.services.forwarder.knock(pinned, self.caller.execution(), &record.counts()).await {
+        match self.services.forwarder.probe(pinned, self.caller.execution(), &record.counts()).await {
             Ok(address) => {
                 record.address(address.ip());
                 let latency_ms = (started.elapsed().as_secs_f64() * 1_000_000.0).round() / 1000.0;
@@ -421,8 +425,8 @@ fn left(limits: &Limits, counter: &Counter) -> Value {
 }
 
 /// A body, if all of it comes in the time for which nothing else may move.
-async fn whole(body: Incoming, idle: Duration, counts: &Counts) -> Verdict<Bytes> {
-    let too_large = || Err(counts.reached(Bound::RequestBytes(MAX_BODY as u64)));
+async fn whole(body: Incoming, idle: Duration, counts: &TransferCounts) -> Verdict<Bytes> {
+    let too_large = || Err(counts.reached(ExchangeLimit::RequestBytes(MAX_BODY as u64)));
     if body.size_hint().lower() > MAX_BODY as u64 {
         return too_large();
     }
@@ -430,7 +434,7 @@ async fn whole(body: Incoming, idle: Duration, counts: &Counts) -> Verdict<Bytes
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => too_large(),
         Ok(Err(_)) => Err(Deny::RequestMalformed.into()),
-        Err(_) => Err(counts.reached(Bound::Idle(idle))),
+        Err(_) => Err(counts.reached(ExchangeLimit::Idle(idle))),
     }
 }
 

@@ -23,10 +23,10 @@ use tokio_rustls::TlsAcceptor;
 use super::Services;
 use super::connection::{self, Client};
 use super::exchange::{self, Destination};
-use super::http1_gate::Heads;
+use super::http1_gate::Http1Gate;
 use super::io::{Rewind, splice};
-use super::respond::{self, Answer};
-use super::websocket::{self, Doorway};
+use super::respond::{self, AnswerBody};
+use super::websocket::{self, PendingUpgrade};
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::{Scheme, Target};
@@ -64,14 +64,14 @@ enum First {
 }
 
 /// How often, where to, may they. A tunnel is one call, which is that of the first request in it.
-pub(super) async fn judged(
+pub(super) async fn open_requested(
     services: &Services,
     policy: &Policy,
     caller: &Caller,
     request: Request<Incoming>,
     record: &mut Record,
 ) -> Verdict<Tunnel> {
-    let (taken, prepaid) = services.throttle.connect(policy, caller, record).await?;
+    let (taken, prepaid) = services.throttle.take_connect(policy, caller, record).await?;
     let (admitted, request) = destination(policy, (caller, taken), request, record)?;
     open(services, policy, (admitted, prepaid), request, record).await
 }
@@ -156,7 +156,7 @@ impl Tunnel {
         match (self.origin.take(), first) {
             (Some(origin), _) => self.opaque(&client, stream, origin, record).await,
             (None, First::Tls(_)) => self.inspected(client, stream, record).await,
-            (None, First::Http) => self.in_the_clear(client, stream, record).await,
+            (None, First::Http) => self.plain_http(client, stream, record).await,
         }
     }
 
@@ -184,7 +184,7 @@ impl Tunnel {
                 return record.failed(refusal);
             }
             judged_under = policy.generation();
-            if let Err(refusal) = services.finds.judge(self.admitted.caller().execution(), policy.leak().max_finds()) {
+            if let Err(refusal) = services.finds.check(self.admitted.caller().execution(), policy.leak().max_finds()) {
                 return record.failed(refusal);
             }
             tokio::select! {
@@ -208,7 +208,7 @@ impl Tunnel {
     }
 
     fn still_allowed(&self, services: &Services, policy: &Policy, record: &mut Record) -> Verdict<()> {
-        let admitted = authorize::again(policy, &self.admitted)?;
+        let admitted = authorize::destination_again(policy, &self.admitted)?;
         if admitted.mode() != Mode::Opaque {
             return Err(Deny::HostNotAllowed.into());
         }
@@ -242,9 +242,9 @@ impl Tunnel {
     }
 
     /// Some clients send plain HTTP through CONNECT. It is judged as what it is.
-    async fn in_the_clear(self, client: Arc<Client>, stream: ClientStream, record: Record) {
+    async fn plain_http(self, client: Arc<Client>, stream: ClientStream, record: Record) {
         let policy = client.services.policies.snapshot();
-        let to = authorize::in_the_clear(&policy, &self.admitted);
+        let to = authorize::plain_http_inside(&policy, &self.admitted);
         Inner::new(client, self, to, record).serve_h1(stream).await;
     }
 }
@@ -302,7 +302,7 @@ impl Inner {
         let passage = io.passage();
         let service = service_fn(|mut request| {
             let (inner, unanswered) = (inner.clone(), passage.awaits(&request));
-            let doorway = Doorway::of(&mut request, &passage);
+            let doorway = PendingUpgrade::of(&mut request, &passage);
             async move {
                 let _unanswered = unanswered;
                 Ok::<_, Infallible>(inner.answer(request, doorway).await)
@@ -311,7 +311,7 @@ impl Inner {
         let connection = connection::h1().serve_connection(TokioIo::new(io), service).with_upgrades();
         let ended =
             connection::until_drained(connection, |it| it.graceful_shutdown(), &passage, &inner.client.services).await;
-        passage.farewell().await;
+        passage.closed_by_client().await;
         if let Err(error) = ended {
             connection::note_broken(&inner.client, &error);
         }
@@ -415,7 +415,7 @@ impl Inner {
         let throttle = &self.client.services.throttle;
         let prepaid = if kind == Kind::Raw { self.prepaid().take() } else { None };
         let Some(prepaid) = prepaid else { return throttle.take(policy, caller, kind, record).await };
-        let mut unused = Unused { inner: self, prepaid: Some(prepaid) };
+        let mut unused = UnusedCall { inner: self, prepaid: Some(prepaid) };
         throttle.redeem(policy, caller, &mut unused.prepaid, record).await
     }
 
@@ -437,15 +437,15 @@ impl Inner {
     /// Room for the connection's window; none once the execution has many tunnels.
     fn window(&self) -> Option<Reservation> {
         let to = self.to.as_ref().ok()?;
-        self.client.services.windows.keep(to.admitted.caller().execution(), u64::from(WINDOW))
+        self.client.services.windows.reserve_for(to.admitted.caller().execution(), u64::from(WINDOW))
     }
 
-    async fn answer(&self, request: Request<Incoming>, doorway: Option<Doorway>) -> Response<Answer> {
+    async fn answer(&self, request: Request<Incoming>, doorway: Option<PendingUpgrade>) -> Response<AnswerBody> {
         let services = &self.client.services;
         let mut record = services.record(&self.client.peer);
         self.used(&mut record);
         record.request(&request);
-        let judged = self.judged(request, &mut record).await;
+        let judged = self.exchange(request, &mut record).await;
         services.settle(judged.as_ref().err().copied(), &mut record).await;
         match judged {
             Ok(received) => websocket::answer(&self.client, doorway, received, record).await,
@@ -453,7 +453,7 @@ impl Inner {
         }
     }
 
-    async fn judged(
+    async fn exchange(
         &self,
         request: Request<Incoming>,
         record: &mut Record,
@@ -463,11 +463,11 @@ impl Inner {
         let caller = &self.caller;
         parse::count_fields(request.headers())?;
         let services = &self.client.services;
-        let (policy, kind) = (services.policies.snapshot(), Kind::said_by(request.headers()));
+        let (policy, kind) = (services.policies.snapshot(), Kind::from_headers_or_raw(request.headers()));
         let taken = self.take(&policy, caller, kind, record).await?;
         let (mut head, body) = request.into_parts();
         parse::inner(&mut head)?;
-        let settling = Settling { inner: self, kind, record };
+        let settling = CallSettlement { inner: self, kind, record };
         let received = exchange::run(services, to, taken, Request::from_parts(head, body), settling.record).await;
         settling.settle().await;
         received
@@ -475,12 +475,12 @@ impl Inner {
 }
 
 /// The call of a tunnel while a raw request asks to be it.
-struct Unused<'a> {
+struct UnusedCall<'a> {
     inner: &'a Inner,
     prepaid: Option<Prepaid>,
 }
 
-impl Drop for Unused<'_> {
+impl Drop for UnusedCall<'_> {
     fn drop(&mut self) {
         if let Some(prepaid) = self.prepaid.take() {
             *self.inner.prepaid() = Some(prepaid);
@@ -490,13 +490,13 @@ impl Drop for Unused<'_> {
 
 /// An exchange in a tunnel. A tool call that was let through is counted as one, and the tunnel that it came in costs
 /// nothing besides, also if its client resets before the exchange is over.
-struct Settling<'a> {
+struct CallSettlement<'a> {
     inner: &'a Inner,
     kind: Kind,
     record: &'a mut Record,
 }
 
-impl Settling<'_> {
+impl CallSettlement<'_> {
     /// Returns once the ledger has the tunnel's call back, if it gets it: the next request may count on it.
     async fn settle(self) {
         if let Some(giving) = self.give_back() {
@@ -510,7 +510,7 @@ impl Settling<'_> {
     }
 }
 
-impl Drop for Settling<'_> {
+impl Drop for CallSettlement<'_> {
     fn drop(&mut self) {
         drop(self.give_back());
     }
@@ -540,7 +540,7 @@ fn h2(services: &Services, has_room: bool) -> http2::Builder<TokioExecutor> {
 async fn upgraded(upgrade: &mut OnUpgrade) -> io::Result<ClientStream> {
     let upgraded = upgrade.await.map_err(io::Error::other)?;
     let Parts { io, read_buf, .. } = upgraded
-        .downcast::<TokioIo<Heads<connection::ClientStream>>>()
+        .downcast::<TokioIo<Http1Gate<connection::ClientStream>>>()
         .map_err(|_| io::Error::other("not a connection of this listener"))?;
     let (kept, stream) = io.into_inner().into_parts();
     let read = if read_buf.is_empty() { kept } else { [read_buf, kept].concat().into() };

@@ -18,7 +18,7 @@ const AT_ONCE: usize = 16;
 
 /// A webhook whose calls would be refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unfit {
+pub struct WebhookProblem {
     /// The task that registered it.
     pub task: TaskName,
     /// Its place in the task's `webhook_urls`.
@@ -29,7 +29,7 @@ pub struct Unfit {
     pub refusal: Refusal,
 }
 
-impl Unfit {
+impl WebhookProblem {
     /// True if its name leads to an address that is not public, which no later try can be expected to change.
     #[must_use]
     pub fn is_private(&self) -> bool {
@@ -38,26 +38,33 @@ impl Unfit {
 }
 
 /// The webhooks of every task that lead nowhere, or where they must not.
-pub async fn unfit(resolver: &Resolver, policy: &Policy) -> Vec<Unfit> {
+pub async fn unfit(resolver: &Resolver, policy: &Policy) -> Vec<WebhookProblem> {
     let mut all = Vec::new();
     for task in policy.tasks() {
         all.extend(task.webhooks().enumerate().map(|(index, target)| (task.name().clone(), index, target.clone())));
     }
-    let judge = |(task, index, target)| judge(resolver, policy, task, index, target);
+    let judge = |(task, index, target)| check(resolver, policy, task, index, target);
     let judged = stream::iter(all).map(judge);
-    let mut unfit: Vec<Unfit> = judged.buffer_unordered(AT_ONCE).filter_map(std::future::ready).collect().await;
+    let mut unfit: Vec<WebhookProblem> =
+        judged.buffer_unordered(AT_ONCE).filter_map(std::future::ready).collect().await;
     unfit.sort_by(|a, b| (a.task.as_str(), a.index).cmp(&(b.task.as_str(), b.index)));
     unfit
 }
 
-async fn judge(resolver: &Resolver, policy: &Policy, task: TaskName, index: usize, target: Target) -> Option<Unfit> {
-    let refusal = resolver.foresee(policy, &target).await.err()?;
-    Some(Unfit { task, index, host: target.host().to_string(), refusal })
+async fn check(
+    resolver: &Resolver,
+    policy: &Policy,
+    task: TaskName,
+    index: usize,
+    target: Target,
+) -> Option<WebhookProblem> {
+    let refusal = resolver.precheck(policy, &target).await.err()?;
+    Some(WebhookProblem { task, index, host: target.host().to_string(), refusal })
 }
 
 /// What was found out about the webhooks of the policy in force.
 #[derive(Default)]
-pub(crate) struct Foreseen(Mutex<Option<Noted>>);
+pub(crate) struct WebhookPrechecks(Mutex<Option<Noted>>);
 
 struct Noted {
     generation: u64,
@@ -65,9 +72,9 @@ struct Noted {
     unfit: BTreeMap<(String, usize), Refusal>,
 }
 
-impl Foreseen {
-    fn note(&self, generation: u64, unfit: &[Unfit]) {
-        let of = |unfit: &Unfit| ((unfit.task.as_str().to_owned(), unfit.index), unfit.refusal);
+impl WebhookPrechecks {
+    fn note(&self, generation: u64, unfit: &[WebhookProblem]) {
+        let of = |unfit: &WebhookProblem| ((unfit.task.as_str().to_owned(), unfit.index), unfit.refusal);
         let noted = Noted { generation, unfit: unfit.iter().map(of).collect() };
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(noted);
     }
@@ -91,7 +98,7 @@ pub(crate) async fn watch(services: Arc<Services>) {
         let policy = changes.borrow_and_update().clone();
         let judged = services.drain.run_until_cancelled(unfit(&services.resolver, &policy)).await;
         let Some(unfit) = judged else { return };
-        services.foreseen.note(policy.generation(), &unfit);
+        services.webhook_prechecks.note(policy.generation(), &unfit);
         for webhook in &unfit {
             let (task, host, code) = (&webhook.task, &webhook.host, webhook.refusal.code());
             if webhook.is_private() {

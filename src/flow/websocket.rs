@@ -15,15 +15,15 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, sp
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::connection::Client;
-use super::http1_gate::Passage;
+use super::http1_gate::GateHandle;
 use super::io::{Clock, Filter, pump};
-use super::respond::{self, Answer};
-use crate::audit::finds::Finder;
+use super::respond::{self, AnswerBody};
+use crate::audit::finds::FindReporter;
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::stages::forward::{Received, Relay, Switched};
 use crate::stages::message::websocket;
-use crate::stages::message::websocket::{Downward, Stop, Upward};
+use crate::stages::message::websocket::{Downward, RelayError, Upward};
 
 /// How long the other side may take to end once one has.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -35,14 +35,14 @@ const GRACE: Duration = Duration::from_secs(2);
 const LINGER_BYTES: u64 = 64 * 1024 * 1024;
 
 /// The client's end of what may become a WebSocket.
-pub(super) struct Doorway {
+pub(super) struct PendingUpgrade {
     upgrade: OnUpgrade,
-    passage: Passage,
+    passage: GateHandle,
 }
 
-impl Doorway {
+impl PendingUpgrade {
     /// For a request that asks to switch.
-    pub(super) fn of<B>(request: &mut Request<B>, passage: &Passage) -> Option<Self> {
+    pub(super) fn of<B>(request: &mut Request<B>, passage: &GateHandle) -> Option<Self> {
         passage.asks(request).map(|upgrade| Self { upgrade, passage: passage.clone() })
     }
 }
@@ -50,10 +50,10 @@ impl Doorway {
 /// Answers with what the origin said: its answer, or the switch with the relay behind it.
 pub(super) async fn answer(
     client: &Arc<Client>,
-    doorway: Option<Doorway>,
+    doorway: Option<PendingUpgrade>,
     received: Received,
     record: Record,
-) -> Response<Answer> {
+) -> Response<AnswerBody> {
     let services = &client.services;
     if !received.is_switched() {
         return respond::origin(services, received, record).await;
@@ -74,7 +74,7 @@ pub(super) async fn answer(
     answer
 }
 
-async fn relay(client: Arc<Client>, doorway: Doorway, agreed: Relay, mut record: Record) {
+async fn relay(client: Arc<Client>, doorway: PendingUpgrade, agreed: Relay, mut record: Record) {
     let Relay { origin, up, down, idle, until, withdrawn, lease } = agreed;
     // Behind its answer the client speaks frames.
     doorway.passage.open();
@@ -85,7 +85,7 @@ async fn relay(client: Arc<Client>, doorway: Doorway, agreed: Relay, mut record:
     let broken = Arc::<AtomicBool>::default();
     let mut ends = Ends {
         up: Up { inner: up, state: State::new(&broken) },
-        down: Down { inner: down, finder: record.finder(), state: State::new(&broken) },
+        down: Down { inner: down, finder: record.find_reporter(), state: State::new(&broken) },
     };
     let unread = ends.carry(&client, (ours, theirs), (idle, until), withdrawn, &mut record).await;
     ends.down.finder.reached(ends.down.inner.finds(true));
@@ -112,7 +112,7 @@ enum Ended {
     /// A side went away.
     Broken,
     Refused(Refusal),
-    Leak(websocket::Found),
+    Leak(websocket::Finding),
 }
 
 impl Ended {
@@ -145,14 +145,14 @@ struct Up {
 
 struct Down {
     inner: Downward,
-    finder: Finder,
+    finder: FindReporter,
     /// Of the client's side.
     state: State,
 }
 
 /// State of the side that a direction writes to.
 struct State {
-    stop: Option<Stop>,
+    stop: Option<RelayError>,
     /// No frame is under way on it.
     clean: Cell<bool>,
     /// The proxy has sent it a close frame.
@@ -167,9 +167,9 @@ impl State {
     }
 
     /// Takes note of the end of a direction. What is left to write may go if there is no error.
-    fn stops(&mut self, stop: Stop, is_between_frames: bool, words: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
-        let may_go = matches!(stop, Stop::Broken(_) | Stop::Closed);
-        if matches!(stop, Stop::Broken(_)) && is_between_frames && !self.broken.swap(true, Ordering::Relaxed) {
+    fn stops(&mut self, stop: RelayError, is_between_frames: bool, words: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+        let may_go = matches!(stop, RelayError::Broken(_) | RelayError::Closed);
+        if matches!(stop, RelayError::Broken(_)) && is_between_frames && !self.broken.swap(true, Ordering::Relaxed) {
             out.extend_from_slice(words);
             self.closed = true;
         }
@@ -251,18 +251,20 @@ impl Ends {
                     Err(_) => Ended::Broken,
                 }),
                 refusal = withdrawn => (Some(code_of(refusal)), Ended::Refused(refusal)),
-                refusal = counts.until_stopped() => (Some(websocket::TRY_AGAIN_LATER), Ended::Refused(refusal)),
+                refusal = counts.wait_until_stopped() => (Some(websocket::TRY_AGAIN_LATER), Ended::Refused(refusal)),
                 () = overdue => (Some(websocket::POLICY_VIOLATION), Ended::Refused(Fail::RequestTimedOut.into())),
                 () = client.gone() => (None, Ended::Broken),
                 () = client.services.drain.cancelled() => (Some(websocket::GOING_AWAY), Ended::Whole),
             }
         };
         let (up, down) = (self.up.state.stop.take(), self.down.state.stop.take());
-        let to_origin = if let Some(Stop::Broken(broken)) = down { broken.code() } else { websocket::GOING_AWAY };
+        let to_origin = if let Some(RelayError::Broken(broken)) = down { broken.code() } else { websocket::GOING_AWAY };
         let (code, ended) = match (up, down) {
-            (Some(Stop::Leak(found)), _) => (Some(websocket::POLICY_VIOLATION), Ended::Leak(found)),
-            (Some(Stop::TooBig), _) => (Some(websocket::TOO_BIG), Ended::Refused(Deny::RequestTooLarge.into())),
-            (Some(Stop::Broken(broken)), _) => (Some(broken.code()), Ended::Refused(Deny::RequestMalformed.into())),
+            (Some(RelayError::Leak(found)), _) => (Some(websocket::POLICY_VIOLATION), Ended::Leak(found)),
+            (Some(RelayError::TooBig), _) => (Some(websocket::TOO_BIG), Ended::Refused(Deny::RequestTooLarge.into())),
+            (Some(RelayError::Broken(broken)), _) => {
+                (Some(broken.code()), Ended::Refused(Deny::RequestMalformed.into()))
+            }
             (_, Some(_)) => (Some(websocket::INTERNAL_ERROR), Ended::Refused(Fail::UpstreamProtocol.into())),
             // Behind two close frames it does not matter how the connections end.
             _ if self.up.inner.is_closed() && self.down.inner.is_closed() => (None, Ended::Whole),

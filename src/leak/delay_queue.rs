@@ -14,13 +14,13 @@ const MERGED: usize = 4096;
 
 /// Bytes that wait, and where in the stream they stand.
 #[derive(Default)]
-pub(super) struct Queue {
+pub(super) struct DelayQueue {
     pieces: VecDeque<Bytes>,
     from: u64,
     to: u64,
 }
 
-impl Queue {
+impl DelayQueue {
     /// Where the next byte will stand.
     pub(super) fn end(&self) -> u64 {
         self.to

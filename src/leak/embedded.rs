@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use super::fold::{begins_escape, is_break};
 use super::matcher::Index;
-use super::stream::{Scan, wholes};
+use super::stream::{ScanStream, wholes};
 use super::unescape::{Front, LONGEST, Placed, Unescape, front};
 use super::views::{Hit, Hits};
 
@@ -19,7 +19,7 @@ const DECODED: usize = 3 * 1024;
 
 /// What parts of a stream say, as far as it has come.
 #[derive(Default)]
-pub(super) struct Parts {
+pub(super) struct EmbeddedBase64 {
     /// The byte before the next one.
     before: u8,
     at: u64,
@@ -38,7 +38,7 @@ pub(super) struct Parts {
 /// A part under way.
 #[derive(Clone, Default)]
 struct Part {
-    scan: Scan,
+    scan: ScanStream,
     /// Where characters stand, for as many as a value may have.
     places: VecDeque<Place>,
     /// Characters that came so far, and bytes that they stand for.
@@ -62,7 +62,7 @@ struct Place {
     width: u64,
 }
 
-impl Parts {
+impl EmbeddedBase64 {
     /// Looks through the parts in the next bytes.
     pub(super) fn feed(&mut self, index: &Index, text: &[u8], hits: &mut Hits) {
         let mut at = 0_usize;
@@ -403,7 +403,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::leak::matcher::{Matcher, Whose};
+    use crate::leak::matcher::{Matcher, ValueOwner};
 
     const VALUE: &[u8] = b"s3cr3t/+?value";
 
@@ -411,7 +411,7 @@ mod tests {
     type Told = (Vec<Hit>, Option<(u64, u32)>);
 
     fn told(matcher: &Matcher, pieces: &[&[u8]]) -> Told {
-        let (mut parts, mut hits) = (Parts::default(), Hits::default());
+        let (mut parts, mut hits) = (EmbeddedBase64::default(), Hits::default());
         for piece in pieces {
             parts.feed(&matcher.index, piece, &mut hits);
         }
@@ -425,7 +425,7 @@ mod tests {
     }
 
     fn matcher() -> Matcher {
-        Matcher::new([(Whose::Token, VALUE)].into_iter())
+        Matcher::new([(ValueOwner::Token, VALUE)].into_iter())
     }
 
     fn percent(text: &str) -> String {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::delay_queue::Queue;
-use super::families::Lookout;
-use super::matcher::{Found, Matcher};
-use super::scanner::Text;
+use super::delay_queue::DelayQueue;
+use super::families::FamilyStream;
+use super::matcher::{Finding, Matcher};
+use super::scanner::Scanner;
 use super::views::Hits;
 
 /// Bytes between marks, at least: a bound for how many there are.
@@ -22,29 +22,29 @@ const CLOSE: u64 = 256;
 ///
 /// What is sent may say something else than its bytes: a coded body, the frames of a connection. Then the
 /// text is looked through, and what is sent waits until its text has been.
-pub struct Hold {
+pub struct Holdback {
     matcher: Arc<Matcher>,
-    text: Text,
+    text: Scanner,
     /// Looks through what is sent, if it says something else: coded bytes and heads of frames have room for other
     /// things, and nobody knows whether who gets them reads them as they should be read.
-    sent: Option<Text>,
+    sent: Option<Scanner>,
     /// Up to where what is sent says the text up to where; none if they are the same.
     marks: Option<VecDeque<(u64, u64)>>,
-    queue: Queue,
+    queue: DelayQueue,
     due: u64,
     hits: Hits,
     /// What was found in what is sent, where that is not the text.
     hits_sent: Hits,
     /// Looks for keys that are not ours. What is held back is longer than any of them.
-    lookout: Option<Lookout>,
+    lookout: Option<FamilyStream>,
 }
 
-impl Hold {
+impl Holdback {
     /// For bytes that are sent as they are read.
     #[must_use]
     pub fn new(matcher: Arc<Matcher>) -> Self {
-        let (text, queue) = (Text::default(), Queue::default());
-        let lookout = (!matcher.families.is_empty()).then(|| Lookout::new(matcher.families.clone()));
+        let (text, queue) = (Scanner::default(), DelayQueue::default());
+        let lookout = (!matcher.families.is_empty()).then(|| FamilyStream::new(matcher.families.clone()));
         Self {
             matcher,
             text,
@@ -61,14 +61,14 @@ impl Hold {
     /// For a text behind a coding, or in frames.
     #[must_use]
     pub fn coded(matcher: Arc<Matcher>) -> Self {
-        Self { sent: Some(Text::default()), marks: Some(VecDeque::new()), ..Self::new(matcher) }
+        Self { sent: Some(Scanner::default()), marks: Some(VecDeque::new()), ..Self::new(matcher) }
     }
 
     /// Takes bytes that are sent as they are read.
     ///
     /// # Errors
     /// What was found; nothing more may leave then.
-    pub fn feed(&mut self, bytes: Bytes) -> Result<(), Found> {
+    pub fn feed(&mut self, bytes: Bytes) -> Result<(), Finding> {
         self.queue.push(bytes.clone());
         self.read(&bytes)
     }
@@ -77,7 +77,7 @@ impl Hold {
     ///
     /// # Errors
     /// As [`Self::feed`].
-    pub fn send(&mut self, bytes: Bytes) -> Result<(), Found> {
+    pub fn send(&mut self, bytes: Bytes) -> Result<(), Finding> {
         if let Some(scan) = &mut self.sent {
             scan.feed(&self.matcher.index, &bytes, &mut self.hits_sent);
         }
@@ -89,7 +89,7 @@ impl Hold {
     ///
     /// # Errors
     /// As [`Self::feed`].
-    pub fn read(&mut self, text: &[u8]) -> Result<(), Found> {
+    pub fn read(&mut self, text: &[u8]) -> Result<(), Finding> {
         self.text.feed(&self.matcher.index, text, &mut self.hits);
         if let Some(family) = self.lookout.as_mut().and_then(|lookout| lookout.feed(text)) {
             return Err(family.into());
@@ -101,7 +101,7 @@ impl Hold {
     ///
     /// # Errors
     /// As [`Self::feed`].
-    pub fn beside(&self, text: &[u8]) -> Result<(), Found> {
+    pub fn beside(&self, text: &[u8]) -> Result<(), Finding> {
         self.matcher.find(text).map_or(Ok(()), Err)
     }
 
@@ -109,7 +109,7 @@ impl Hold {
     ///
     /// # Errors
     /// As [`Self::feed`].
-    pub fn name(&self, name: &str) -> Result<(), Found> {
+    pub fn name(&self, name: &str) -> Result<(), Finding> {
         self.matcher.find_in_name(name).map_or(Ok(()), Err)
     }
 
@@ -136,7 +136,7 @@ impl Hold {
     ///
     /// # Errors
     /// As [`Self::feed`].
-    pub fn flow(&mut self) -> Result<(), Found> {
+    pub fn flow(&mut self) -> Result<(), Finding> {
         let lag = self.matcher.lag() as u64;
         self.release(self.text.position().saturating_sub(lag), self.queue.end().saturating_sub(lag))
     }
@@ -145,7 +145,7 @@ impl Hold {
     ///
     /// # Errors
     /// As [`Self::pause`].
-    pub fn end_message(&mut self) -> Result<(), Found> {
+    pub fn end_message(&mut self) -> Result<(), Finding> {
         self.hits.next_message();
         self.hits_sent.next_message();
         self.pause()
@@ -155,8 +155,8 @@ impl Hold {
     ///
     /// # Errors
     /// As [`Self::feed`]; half of a value at the end is a find.
-    pub fn pause(&mut self) -> Result<(), Found> {
-        if let Some(family) = self.lookout.as_ref().and_then(Lookout::pause) {
+    pub fn pause(&mut self) -> Result<(), Finding> {
+        if let Some(family) = self.lookout.as_ref().and_then(FamilyStream::pause) {
             return Err(family.into());
         }
         self.release(self.text.position(), self.queue.end())
@@ -166,9 +166,9 @@ impl Hold {
     ///
     /// # Errors
     /// As [`Self::feed`].
-    pub fn end(&mut self) -> Result<(), Found> {
+    pub fn end(&mut self) -> Result<(), Finding> {
         self.text.end(&self.matcher.index, &mut self.hits);
-        if let Some(family) = self.lookout.as_mut().and_then(Lookout::end) {
+        if let Some(family) = self.lookout.as_mut().and_then(FamilyStream::end) {
             return Err(family.into());
         }
         self.found()?;
@@ -177,7 +177,7 @@ impl Hold {
     }
 
     /// Lets go of what says text before `read`, and was sent before `sent`.
-    fn release(&mut self, read: u64, sent: u64) -> Result<(), Found> {
+    fn release(&mut self, read: u64, sent: u64) -> Result<(), Finding> {
         let index = &self.matcher.index;
         let due = match &mut self.marks {
             None => read,
@@ -209,7 +209,7 @@ impl Hold {
         self.queue.len()
     }
 
-    fn found(&mut self) -> Result<(), Found> {
+    fn found(&mut self) -> Result<(), Finding> {
         let found = self.matcher.found_among(&self.hits);
         found.or_else(|| self.matcher.found_among(&self.hits_sent)).map_or(Ok(()), Err)
     }
@@ -227,7 +227,7 @@ mod tests {
         let matcher = Arc::new(Matcher::default().with_families(&families));
         let key = format!("dop_v1_{}", "0f1e2d3c4b5a6978".repeat(4));
         for cut in 0..=key.len() {
-            let mut hold = Hold::new(matcher.clone());
+            let mut hold = Holdback::new(matcher.clone());
             let (first, second) = key.split_at(cut);
             let mut fed = || {
                 for part in [first, second] {
@@ -236,10 +236,10 @@ mod tests {
                 }
                 Ok(())
             };
-            assert_eq!(fed(), Err(Found::from(Family::DigitalOcean)), "cut at {cut}");
+            assert_eq!(fed(), Err(Finding::from(Family::DigitalOcean)), "cut at {cut}");
         }
         // One character less is no key, and goes.
-        let mut hold = Hold::new(matcher);
+        let mut hold = Holdback::new(matcher);
         hold.feed(Bytes::copy_from_slice(key.get(1..).unwrap_or_default().as_bytes())).unwrap();
         hold.pause().unwrap();
         assert_eq!(hold.take().map(|piece| piece.len()), Some(key.len() - 1));
@@ -249,22 +249,22 @@ mod tests {
     #[test]
     fn pieces_without_end_are_a_find() {
         let value = b"tok7q2zt9lmx4vbn8kcyw3pd";
-        let matcher = Arc::new(Matcher::new([(crate::leak::Whose::Token, &value[..])].into_iter()));
+        let matcher = Arc::new(Matcher::new([(crate::leak::ValueOwner::Token, &value[..])].into_iter()));
         let miss = [value.get(..23).unwrap_or_default(), b"!!"].concat();
-        let mut hold = Hold::new(matcher);
+        let mut hold = Holdback::new(matcher);
         for _ in 0..3 {
             hold.feed(miss.repeat(9_000).into()).unwrap();
             hold.end_message().unwrap();
         }
         let found = hold.feed(miss.repeat(20_000).into());
-        assert_eq!(found.map_err(|found| found.whose), Err(crate::leak::Whose::Token));
+        assert_eq!(found.map_err(|found| found.whose), Err(crate::leak::ValueOwner::Token));
     }
 
     /// Nobody sees a zero-width character, whoever wrote it and however; it may come in pieces.
     #[test]
     fn a_value_with_unseen_characters_in_it_does_not_leave() {
         let value = b"tok7q2zt9lmx4vbn8kcyw3pd";
-        let matcher = Arc::new(Matcher::new([(crate::leak::Whose::Token, &value[..])].into_iter()));
+        let matcher = Arc::new(Matcher::new([(crate::leak::ValueOwner::Token, &value[..])].into_iter()));
         let unseen =
             ["\u{200b}", "\u{ad}", "\u{feff}", "\u{e0041}", "\\u200d", "%E2%81%A0", "&#8203;", "&zwnj;", "\u{200b}\n"];
         for unseen in unseen {
@@ -272,7 +272,7 @@ mod tests {
                 let parts = value.chunks(every).map(|part| str::from_utf8(part).unwrap());
                 let text = format!("text {} more", parts.collect::<Vec<_>>().join(unseen));
                 for cut in 0..=text.len() {
-                    let mut hold = Hold::new(matcher.clone());
+                    let mut hold = Holdback::new(matcher.clone());
                     let (first, second) = text.as_bytes().split_at(cut);
                     let mut fed = || {
                         hold.feed(Bytes::copy_from_slice(first))?;

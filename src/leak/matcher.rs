@@ -13,9 +13,9 @@ use super::encodings;
 use super::encodings::{Form, MIN_SEARCHED, MIN_VALUE, Searched};
 use super::families::{Families, Family};
 use super::fold::{begins_escape, fold, without_ignorable};
-use super::prefilter::Anchors;
+use super::prefilter::Prefilter;
 use super::redact::mask;
-use super::scanner::Text;
+use super::scanner::Scanner;
 use super::strength::{self, Halves, Strength};
 use super::unescape;
 use super::views::{Hit, Hits};
@@ -28,10 +28,10 @@ use crate::model::secret::TokenHash;
 /// fn show(value: &exeat::leak::Value<'_>) -> String { format!("{value:?}") } // no Debug
 /// ```
 /// ```
-/// fn of<'v>(bytes: &'v [u8]) -> exeat::leak::Value<'v> { exeat::leak::Value::new(exeat::leak::Whose::Token, bytes) }
+/// fn of<'v>(bytes: &'v [u8]) -> exeat::leak::Value<'v> { exeat::leak::Value::new(exeat::leak::ValueOwner::Token, bytes) }
 /// ```
 pub struct Value<'v> {
-    whose: Whose,
+    whose: ValueOwner,
     searched: Searched<'v>,
     halves: Halves,
 }
@@ -39,7 +39,7 @@ pub struct Value<'v> {
 impl<'v> Value<'v> {
     /// A value that is secret from its first byte on.
     #[must_use]
-    pub fn new(whose: Whose, value: &'v [u8]) -> Self {
+    pub fn new(whose: ValueOwner, value: &'v [u8]) -> Self {
         Self { whose, searched: Searched { value, public: 0, is_whole: false }, halves: Halves::default() }
     }
 
@@ -54,7 +54,7 @@ impl<'v> Value<'v> {
 
     /// `user:password` of HTTP Basic (RFC 7617), of which the password alone is secret.
     #[must_use]
-    pub fn basic(whose: Whose, value: &'v [u8]) -> Self {
+    pub fn basic(whose: ValueOwner, value: &'v [u8]) -> Self {
         let public = value.len().saturating_sub(password(value).len());
         let all = Self::new(whose, value);
         Self { searched: Searched { public, ..all.searched }, ..all }
@@ -68,8 +68,8 @@ impl<'v> Value<'v> {
     }
 }
 
-impl<'v> From<(Whose, &'v [u8])> for Value<'v> {
-    fn from((whose, value): (Whose, &'v [u8])) -> Self {
+impl<'v> From<(ValueOwner, &'v [u8])> for Value<'v> {
+    fn from((whose, value): (ValueOwner, &'v [u8])) -> Self {
         Self::new(whose, value)
     }
 }
@@ -84,12 +84,12 @@ pub fn password(value: &[u8]) -> &[u8] {
 /// Patterns, and the filter that tells where they may stand.
 pub(super) struct Patterns {
     pub(super) automaton: Automaton,
-    pub(super) anchors: Anchors,
+    pub(super) anchors: Prefilter,
 }
 
 impl Patterns {
     fn new(forms: Vec<(Form, u32)>) -> Self {
-        let anchors = Anchors::new(&forms);
+        let anchors = Prefilter::new(&forms);
         Self { automaton: Automaton::new(forms), anchors }
     }
 
@@ -121,7 +121,7 @@ pub(super) struct Index {
 
 /// A value, and all that it is.
 struct Owner {
-    whose: Vec<Whose>,
+    whose: Vec<ValueOwner>,
     /// Distinguishes it from others.
     hash: TokenHash,
     /// Only this half of a value.
@@ -139,7 +139,7 @@ pub(super) enum Half {
 
 /// What a value is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Whose {
+pub enum ValueOwner {
     /// The value of this credential.
     Credential(CredentialName),
     /// A key of this family, which need not be one of ours.
@@ -148,7 +148,7 @@ pub enum Whose {
     Token,
 }
 
-impl std::fmt::Display for Whose {
+impl std::fmt::Display for ValueOwner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Credential(name) => name.fmt(f),
@@ -177,9 +177,9 @@ pub struct Matcher {
 
 /// A value that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct Finding {
     /// What it is.
-    pub whose: Whose,
+    pub whose: ValueOwner,
 }
 
 impl Default for Matcher {
@@ -263,7 +263,7 @@ impl Matcher {
 
     /// The first value in a whole text, in whatever form. Texts are bounded by whoever asks.
     #[must_use]
-    pub fn find(&self, text: &[u8]) -> Option<Found> {
+    pub fn find(&self, text: &[u8]) -> Option<Finding> {
         if text.len() < self.index.shortest && self.families.is_empty() {
             return None;
         }
@@ -272,11 +272,11 @@ impl Matcher {
 
     /// As [`Self::find`], in texts of which one may begin what another ends.
     #[must_use]
-    pub fn find_across<'t>(&self, texts: impl Iterator<Item = &'t [u8]>) -> Option<Found> {
+    pub fn find_across<'t>(&self, texts: impl Iterator<Item = &'t [u8]>) -> Option<Finding> {
         if self.is_empty() {
             return None;
         }
-        let (mut scan, mut hits) = (Text::default(), Hits::default());
+        let (mut scan, mut hits) = (Scanner::default(), Hits::default());
         for text in texts {
             if let Some(family) = self.families.find(text) {
                 return Some(family.into());
@@ -293,7 +293,7 @@ impl Matcher {
     /// The first value in a host's name, which has no case and cuts what is longer than a label by dots; or
     /// in a field's name.
     #[must_use]
-    pub fn find_in_name(&self, name: &str) -> Option<Found> {
+    pub fn find_in_name(&self, name: &str) -> Option<Finding> {
         self.owner_in_name(name).map(|owner| self.found(owner))
     }
 
@@ -318,12 +318,12 @@ impl Matcher {
     }
 
     /// What is known of a value that was found.
-    pub(super) fn found(&self, owner: u32) -> Found {
-        Found { whose: self.whose(owner).next().cloned().unwrap_or(Whose::Token) }
+    pub(super) fn found(&self, owner: u32) -> Finding {
+        Finding { whose: self.whose(owner).next().cloned().unwrap_or(ValueOwner::Token) }
     }
 
     /// The first value in what was found, or the one of which too many parts were.
-    pub(super) fn found_among(&self, hits: &Hits) -> Option<Found> {
+    pub(super) fn found_among(&self, hits: &Hits) -> Option<Finding> {
         let first = hits.places.first().map(|hit| hit.owner);
         first.or_else(|| hits.guessed()).map(|owner| self.found(owner))
     }
@@ -334,7 +334,7 @@ impl Matcher {
     }
 
     /// All that a value is.
-    pub(super) fn whose(&self, owner: u32) -> impl Iterator<Item = &Whose> {
+    pub(super) fn whose(&self, owner: u32) -> impl Iterator<Item = &ValueOwner> {
         let owner = self.index.owners.get(owner as usize);
         owner.into_iter().flat_map(|owner| &owner.whose)
     }
@@ -344,7 +344,7 @@ impl Matcher {
         if self.has_no_values() || text.len() < self.index.shortest {
             return Vec::new();
         }
-        let (mut scan, mut hits) = (Text::default(), Hits::default());
+        let (mut scan, mut hits) = (Scanner::default(), Hits::default());
         scan.feed(&self.index, text, &mut hits);
         scan.end(&self.index, &mut hits);
         let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
@@ -369,19 +369,19 @@ impl Matcher {
     }
 }
 
-impl From<Family> for Found {
+impl From<Family> for Finding {
     fn from(family: Family) -> Self {
-        Self { whose: Whose::Family(family) }
+        Self { whose: ValueOwner::Family(family) }
     }
 }
 
-impl Found {
+impl Finding {
     /// The credential, if it is one.
     #[must_use]
     pub fn credential(&self) -> Option<&CredentialName> {
         match &self.whose {
-            Whose::Credential(name) => Some(name),
-            Whose::Family(_) | Whose::Token => None,
+            ValueOwner::Credential(name) => Some(name),
+            ValueOwner::Family(_) | ValueOwner::Token => None,
         }
     }
 }
@@ -394,7 +394,7 @@ mod tests {
     const VALUE: &[u8] = b"sk-live-51H/8xPq+Zz~0 w";
 
     fn matcher() -> Matcher {
-        Matcher::new([Value::new(Whose::Credential(CredentialName::new("KEY")), VALUE)].into_iter())
+        Matcher::new([Value::new(ValueOwner::Credential(CredentialName::new("KEY")), VALUE)].into_iter())
     }
 
     #[test]
@@ -478,7 +478,7 @@ mod tests {
     #[test]
     fn a_value_that_looks_escaped_is_found_behind_escapes() {
         for value in [&br"p%41ss\nw&amp;rd-x9"[..], br"a\u0041b%2541c&lt;d%e9f", b"100%25%25pure"] {
-            let matcher = Matcher::new([(Whose::Token, value)].into_iter());
+            let matcher = Matcher::new([(ValueOwner::Token, value)].into_iter());
             let json = serde_json::to_string(std::str::from_utf8(value).unwrap()).unwrap();
             let percent: String = value.iter().map(|byte| format!("%{byte:02X}")).collect();
             let some = String::from_utf8_lossy(value).replace('%', "%25").replace('&', "%26");
@@ -492,7 +492,7 @@ mod tests {
 
     #[test]
     fn a_value_is_found_in_a_host_whatever_its_case_and_labels() {
-        let whose = Whose::Credential(CredentialName::new("KEY"));
+        let whose = ValueOwner::Credential(CredentialName::new("KEY"));
         let matcher = Matcher::new([Value::new(whose, b"Ghp_0123456789abcdefGHIJ")].into_iter());
         for host in [
             "ghp_0123456789abcdefghij.evil.example",

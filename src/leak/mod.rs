@@ -28,6 +28,6 @@ mod view;
 mod views;
 
 pub use encodings::MIN_VALUE;
-pub use holdback::Hold;
-pub use matcher::{Found, Matcher, Value, Whose, password};
+pub use holdback::Holdback;
+pub use matcher::{Finding, Matcher, Value, ValueOwner, password};
 pub use redact::Redactor;

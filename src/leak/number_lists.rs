@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::matcher::Index;
-use super::stream::Scan;
+use super::stream::ScanStream;
 use super::views::{Hit, Hits};
 
 /// Bytes of a list for each byte that it stands for, at least: a digit, and what separates it from the next.
@@ -14,7 +14,7 @@ const MAX_GAP: u8 = 64;
 
 /// Lists in a stream, as far as it has come.
 #[derive(Default)]
-pub(super) struct Numbers {
+pub(super) struct NumberLists {
     at: u64,
     /// In a stretch of bytes that lists are made of; what is between such stretches is passed over.
     is_walking: bool,
@@ -22,7 +22,7 @@ pub(super) struct Numbers {
     hex: List<16>,
 }
 
-impl Numbers {
+impl NumberLists {
     /// Looks through the lists in the next bytes.
     pub(super) fn feed(&mut self, index: &Index, text: &[u8], hits: &mut Hits) {
         let mut at = 0_usize;
@@ -71,7 +71,7 @@ impl Numbers {
 /// A list under way, or the last one: the next takes its room.
 #[derive(Default)]
 struct List<const RADIX: u32> {
-    scan: Scan,
+    scan: ScanStream,
     hits: Hits,
     /// Where the last numbers stand, and how many came before them.
     places: VecDeque<(u64, u64)>,
@@ -232,12 +232,12 @@ fn stretch(text: &[u8], least: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::leak::matcher::{Matcher, Whose};
+    use crate::leak::matcher::{Matcher, ValueOwner};
 
     const VALUE: &[u8] = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
 
     fn found(matcher: &Matcher, pieces: &[&[u8]]) -> Vec<(u64, u64)> {
-        let (mut numbers, mut hits) = (Numbers::default(), Hits::default());
+        let (mut numbers, mut hits) = (NumberLists::default(), Hits::default());
         for piece in pieces {
             numbers.feed(&matcher.index, piece, &mut hits);
         }
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_value_as_a_list_of_numbers_is_found_wherever_it_is_cut() {
-        let matcher = Matcher::new([(Whose::Token, VALUE)].into_iter());
+        let matcher = Matcher::new([(ValueOwner::Token, VALUE)].into_iter());
         let list =
             |each: &dyn Fn(&u8) -> String, between: &str| VALUE.iter().map(each).collect::<Vec<_>>().join(between);
         let decimal = |byte: &u8| byte.to_string();
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn other_lists_are_no_value() {
-        let matcher = Matcher::new([(Whose::Token, VALUE)].into_iter());
+        let matcher = Matcher::new([(ValueOwner::Token, VALUE)].into_iter());
         let short = VALUE[1..].iter().map(u8::to_string).collect::<Vec<_>>().join(",");
         let numbers = (0..5000).map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
         for text in [short.as_str(), &numbers, "", ",,,,,,,,,,,,,,,,,,,,,,,", "0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x"] {

@@ -37,7 +37,7 @@ const MIN_DISTINCT: usize = 4;
 /// A group is compared without the case of letters.
 const CASELESS: u64 = 0xdfdf_dfdf_dfdf_dfdf;
 
-pub(super) struct Anchors {
+pub(super) struct Prefilter {
     bits: Zeroizing<Vec<u64>>,
     /// The bits of a hash that choose a word.
     words: u32,
@@ -76,7 +76,7 @@ pub(super) struct Look {
     pub(super) part: Option<(u32, usize)>,
 }
 
-impl Anchors {
+impl Prefilter {
     /// Prepares to look for these forms.
     pub(super) fn new(forms: &[(Form, u32)]) -> Self {
         let shortest = forms.iter().map(|(form, _)| form.bytes.len()).min().unwrap_or(WIDE);
@@ -166,7 +166,7 @@ impl Anchors {
     }
 
     /// Compares a text around a group that may be in the table with the patterns.
-    fn judge(&self, text: &[u8], at: usize, group: u64) -> Option<Look> {
+    fn check_candidate(&self, text: &[u8], at: usize, group: u64) -> Option<Look> {
         let first = self.groups.partition_point(|known| *known < group);
         let alike = self.groups.get(first..)?.iter().take_while(|known| **known == group).count();
         let mut part = None;
@@ -205,7 +205,7 @@ impl Anchors {
             _ => {
                 let mut at = from;
                 while let Some(group) = self.group(text, at) {
-                    if let Some(look) = self.may_have(group).then(|| self.judge(text, at, group)).flatten() {
+                    if let Some(look) = self.may_have(group).then(|| self.check_candidate(text, at, group)).flatten() {
                         return Some(look);
                     }
                     at = at.saturating_add(self.stride);
@@ -223,7 +223,7 @@ impl Anchors {
             let found = looks.position(|group| self.may_have(wide(*group)))?;
             let at = from.saturating_add(found.saturating_mul(STRIDE));
             let group = text.get(at..)?.first_chunk::<WIDE>()?;
-            if let Some(look) = self.judge(text, at, wide(*group)) {
+            if let Some(look) = self.check_candidate(text, at, wide(*group)) {
                 return Some(look);
             }
             from = at.saturating_add(STRIDE);
@@ -347,7 +347,7 @@ mod tests {
     fn a_pattern_is_found_wherever_it_begins() {
         for pattern in [&b"sk-live_0123456789abcdefXYZ/and-more-of-it"[..], b"8bytes+/", b"4byt", b"twelve bytes"] {
             for lead in [0, 4, 16] {
-                let anchors = Anchors::new(&[(form(pattern, lead), 7)]);
+                let anchors = Prefilter::new(&[(form(pattern, lead), 7)]);
                 for before in 0..40 {
                     let mut text = vec![b'.'; before];
                     text.extend(pattern.iter().filter_map(|byte| unfolded(fold(*byte)).next()));
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn seven_right_bytes_are_no_candidate() {
         let pattern = b"ghp_R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
-        let anchors = Anchors::new(&[(form(pattern, 16), 0)]);
+        let anchors = Prefilter::new(&[(form(pattern, 16), 0)]);
         for start in 0..pattern.len() - 7 {
             let guess = &pattern[start..start + 7];
             let text: Vec<u8> = guess.iter().chain(b"#").copied().cycle().take(4096).collect();
@@ -382,7 +382,7 @@ mod tests {
         let pattern = b"ghp_R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
         let mut whole = form(pattern, 16);
         whole.half = 20;
-        let anchors = Anchors::new(&[(whole, 7)]);
+        let anchors = Prefilter::new(&[(whole, 7)]);
         for right in 0..pattern.len() {
             let guess = [&pattern[..right], b"#"].concat();
             for before in 0..8 {
@@ -402,7 +402,7 @@ mod tests {
         let pattern = b"sk-ant-api03-R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
         for (length, known) in [(16, 10), (17, 11), (20, 12), (24, 12), (31, 12), (49, 19)] {
             for _ in 0..50 {
-                let anchors = Anchors::new(&[(form(&pattern[..length], 16), 0)]);
+                let anchors = Prefilter::new(&[(form(&pattern[..length], 16), 0)]);
                 let first = anchors.candidates.iter().map(|candidate| candidate.at).min().unwrap();
                 assert!(first + WIDE >= known + UNKNOWN, "{length}: {first}");
             }

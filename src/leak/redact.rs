@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::delay_queue::Queue;
+use super::delay_queue::DelayQueue;
 use super::fold::is_break;
-use super::matcher::{Half, Matcher, Whose};
-use super::scanner::Text;
+use super::matcher::{Half, Matcher, ValueOwner};
+use super::scanner::Scanner;
 use super::views::{Hit, Hits};
 use crate::model::name::CredentialName;
 
@@ -34,8 +34,8 @@ pub struct Redactor {
     matcher: Arc<Matcher>,
     /// The credential that was sent.
     sent: Option<CredentialName>,
-    scan: Text,
-    queue: Queue,
+    scan: Scanner,
+    queue: DelayQueue,
     /// Up to where it may go.
     due: u64,
     hits: Hits,
@@ -45,7 +45,7 @@ pub struct Redactor {
     owners: BTreeSet<u32>,
     finds: u64,
     /// The values that have been counted as finds for standing there as a whole.
-    counted: BTreeSet<Whose>,
+    counted: BTreeSet<ValueOwner>,
     /// Parts of the value that was sent, which the rest may follow, each in a reading of its own.
     parts: Vec<Range<u64>>,
     /// The last whole values. The halves of these are no parts.
@@ -70,8 +70,8 @@ impl Redactor {
         Self {
             matcher,
             sent,
-            scan: Text::default(),
-            queue: Queue::default(),
+            scan: Scanner::default(),
+            queue: DelayQueue::default(),
             due: 0,
             hits: Hits::default(),
             overwritten: 0..0,
@@ -220,7 +220,7 @@ impl Redactor {
 
     fn was_sent(&self, owner: u32) -> bool {
         let sent = self.sent.as_ref();
-        self.matcher.whose(owner).any(|whose| matches!(whose, Whose::Credential(name) if Some(name) == sent))
+        self.matcher.whose(owner).any(|whose| matches!(whose, ValueOwner::Credential(name) if Some(name) == sent))
     }
 
     /// Overwrites a part of the stream, as far as it has not gone. Places that touch are one.
@@ -283,8 +283,8 @@ impl Redactor {
     }
 
     /// What was found so far: for each value, all that it is.
-    pub fn found(&self) -> impl Iterator<Item = Vec<&Whose>> {
-        let found: BTreeSet<Vec<&Whose>> =
+    pub fn found(&self) -> impl Iterator<Item = Vec<&ValueOwner>> {
+        let found: BTreeSet<Vec<&ValueOwner>> =
             self.owners.iter().map(|owner| self.matcher.whose(*owner).collect()).collect();
         found.into_iter()
     }
@@ -305,8 +305,8 @@ mod tests {
 
     const VALUE: &[u8] = b"ghp_0123456789abcdefghij";
 
-    fn named(name: &str) -> Whose {
-        Whose::Credential(CredentialName::new(name))
+    fn named(name: &str) -> ValueOwner {
+        ValueOwner::Credential(CredentialName::new(name))
     }
 
     fn redactor() -> Redactor {

@@ -1,20 +1,20 @@
 //! A stream as text: as it comes, and what stands in its parts.
 
-use super::embedded::Parts;
+use super::embedded::EmbeddedBase64;
 use super::matcher::Index;
-use super::number_lists::Numbers;
-use super::stream::{Scan, in_order};
+use super::number_lists::NumberLists;
+use super::stream::{ScanStream, in_order};
 use super::views::Hits;
 
 /// One stream, as far as it has come.
 #[derive(Default)]
-pub(super) struct Text {
-    scan: Scan,
-    parts: Parts,
-    numbers: Numbers,
+pub(super) struct Scanner {
+    scan: ScanStream,
+    parts: EmbeddedBase64,
+    numbers: NumberLists,
 }
 
-impl Text {
+impl Scanner {
     /// Bytes that came so far.
     pub(super) fn position(&self) -> u64 {
         self.scan.position()

@@ -2,7 +2,7 @@
 
 use super::matcher::Index;
 use super::unescape::{Families, LONGEST};
-use super::views::{Hit, Hits, Layers};
+use super::views::{Hit, Hits, Views};
 
 /// Bytes that are read at a time.
 const BLOCK: usize = 4096;
@@ -11,15 +11,15 @@ const SHORT_BLOCK: usize = 512;
 
 /// One stream, as far as it has come.
 #[derive(Clone, Default)]
-pub(super) struct Scan {
-    layers: Layers,
+pub(super) struct ScanStream {
+    layers: Views,
     /// Bytes that came so far.
     at: u64,
     /// The last bytes have been looked through, though too few of them had come for the filter.
     is_settled: bool,
 }
 
-impl Scan {
+impl ScanStream {
     /// Begins another stream, in the room that this one has.
     pub(super) fn clear(&mut self) {
         self.layers.clear();
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
     use crate::leak::encodings;
     use crate::leak::fold::{fold, ignorable, is_break, is_indent};
-    use crate::leak::matcher::{Matcher, Whose};
+    use crate::leak::matcher::{Matcher, ValueOwner};
     use crate::leak::unescape::{Placed, Unescape};
 
     const VALUES: [&[u8]; 4] =
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn decoys_hide_no_value() {
         let value = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
-        let matcher = Matcher::new([(Whose::Token, &value[..])].into_iter());
+        let matcher = Matcher::new([(ValueOwner::Token, &value[..])].into_iter());
         let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
         let with = |escape: &dyn Fn(u8) -> String, at: usize| {
             let (before, rest) = hex.split_at(at);
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn lines_may_be_indented() {
         let value = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
-        let matcher = Matcher::new([(Whose::Token, &value[..])].into_iter());
+        let matcher = Matcher::new([(ValueOwner::Token, &value[..])].into_iter());
         let base64 = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, value);
         for indent in ["\n", "\r\n  ", "\n\t\t", "\\n    ", "\n \n  "] {
             let lines: Vec<&str> = base64.as_bytes().chunks(7).map(|line| std::str::from_utf8(line).unwrap()).collect();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     fn found(matcher: &Matcher, pieces: &[&[u8]]) -> Ends {
-        let (mut scan, mut hits) = (Scan::default(), Hits::default());
+        let (mut scan, mut hits) = (ScanStream::default(), Hits::default());
         for piece in pieces {
             scan.feed(&matcher.index, piece, &mut hits);
         }
@@ -244,7 +244,7 @@ mod tests {
     /// A reading that begins late knows which bytes have been used up before it.
     #[test]
     fn two_families_in_one_value_are_read_alike_wherever_they_are_cut() {
-        let matcher = Matcher::new(VALUES.into_iter().map(|value| (Whose::Token, value)));
+        let matcher = Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)));
         let text = br"p4s/w0rd%37\u0030%33%34\u0037%33%32\u0066%37%37\u0033%30%37\u0032%36%34";
         for cut in 0..=text.len() {
             let (one, two) = text.split_at(cut);
@@ -255,7 +255,7 @@ mod tests {
     /// An escape within an escape: what the inner one shows undone is read on from where the outer ones were before it.
     #[test]
     fn an_escape_within_an_escape_is_read_alike_wherever_it_is_cut() {
-        let matcher = Matcher::new(VALUES.into_iter().map(|value| (Whose::Token, value)));
+        let matcher = Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)));
         let value = b"s3cr3t/+? value, longer";
         let write = |at: usize, outer: &dyn Fn(u8) -> String, inner: &dyn Fn(u8) -> String| -> String {
             let escape = |(n, byte): (usize, &u8)| {
@@ -291,7 +291,7 @@ mod tests {
     /// `%0c` is one byte: what it ended with is no beginning any more, for all that follows.
     #[test]
     fn what_an_escape_has_used_up_begins_nothing() {
-        let matcher = Matcher::new(VALUES.into_iter().map(|value| (Whose::Token, value)));
+        let matcher = Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)));
         let text = b"a%0%63%7a%254ej%63%6a%254e0%4c%79%2573/%49%48%255ah%62%48%2556l";
         for cut in 0..=text.len() {
             let (one, two) = text.split_at(cut);
@@ -341,7 +341,7 @@ mod tests {
             parts in proptest::collection::vec(part(), 0..12),
             cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..12),
         ) {
-            let matcher = Matcher::new(VALUES.into_iter().map(|value| (Whose::Token, value)));
+            let matcher = Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)));
             let text = parts.concat();
             let want = wanted(&text);
             prop_assert_eq!(&found(&matcher, &[&text]), &want);

@@ -7,7 +7,7 @@ use super::view::{Buffer, Source, place};
 
 /// A reading with escapes of some families undone in another one.
 #[derive(Clone, Default)]
-pub(super) struct Undone {
+pub(super) struct UnescapedView {
     pub(super) buffer: Buffer,
     families: Families,
     unescape: Unescape,
@@ -17,7 +17,7 @@ pub(super) struct Undone {
     is_parted: bool,
 }
 
-impl Undone {
+impl UnescapedView {
     pub(super) fn of(families: Families) -> Self {
         Self::behind(families, 0)
     }

@@ -79,7 +79,7 @@ struct Line {
 
 /// One way to read a stream, as far as it was searched.
 #[derive(Clone, Default)]
-pub(super) struct Reading {
+pub(super) struct View {
     state: State,
     /// Bytes searched, line breaks not counted, and how many of these before the last text.
     read: u64,
@@ -95,7 +95,7 @@ pub(super) struct Reading {
     part: Option<(u32, u64)>,
 }
 
-impl Reading {
+impl View {
     /// Begins another stream, in the room that this one has.
     pub(super) fn clear(&mut self) {
         let Self { mut seen, mut joined, mut lines, .. } = std::mem::take(self);
@@ -308,7 +308,7 @@ fn span_place(spans: &[Span], byte: u64) -> (u64, u64) {
 /// stands.
 #[derive(Clone, Default)]
 pub(super) struct Buffer {
-    pub(super) reading: Reading,
+    pub(super) reading: View,
     text: Zeroizing<Vec<u8>>,
     spans: Vec<Span>,
     /// So much of the text was there before the last bytes came.

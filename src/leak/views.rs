@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::matcher::Index;
 use super::unescape::{Families, LONGEST};
-use super::unescaped_view::Undone;
+use super::unescaped_view::UnescapedView;
 use super::view::{Buffer, Source, Until};
 
 /// A value that was found: whose it is, and where in the stream.
@@ -70,7 +70,7 @@ impl Hits {
 
 /// A stream as its readers may see it.
 #[derive(Clone, Default)]
-pub(super) struct Layers {
+pub(super) struct Views {
     plain: Buffer,
     once: Level,
 }
@@ -78,7 +78,7 @@ pub(super) struct Layers {
 /// How often escapes are undone.
 const DEPTH: usize = 2;
 
-impl Layers {
+impl Views {
     /// Begins another stream, in the room that this one has.
     pub(super) fn clear(&mut self) {
         self.plain.clear();
@@ -158,7 +158,7 @@ struct Level {
 /// A way to undo escapes, and what shows then undone in turn.
 #[derive(Clone)]
 struct Branch {
-    undone: Undone,
+    undone: UnescapedView,
     next: Level,
 }
 
@@ -180,11 +180,11 @@ impl Level {
         self.branches().any(|branch| branch.undone.is_parted())
     }
 
-    fn any(&self, holds: &impl Fn(&Undone) -> bool) -> bool {
+    fn any(&self, holds: &impl Fn(&UnescapedView) -> bool) -> bool {
         self.branches().any(|branch| holds(&branch.undone) || branch.next.any(holds))
     }
 
-    fn each(&self, see: &mut impl FnMut(&Undone)) {
+    fn each(&self, see: &mut impl FnMut(&UnescapedView)) {
         for branch in self.branches() {
             see(&branch.undone);
             branch.next.each(see);
@@ -268,7 +268,7 @@ impl Level {
 impl Branch {
     /// One that begins where escapes have been undone up to some place, at its own level and at the next.
     fn behind(families: Families, floor: u64, next: u64) -> Self {
-        Self { undone: Undone::behind(families, floor), next: Level { floor: next, ..Level::default() } }
+        Self { undone: UnescapedView::behind(families, floor), next: Level { floor: next, ..Level::default() } }
     }
 
     /// The same for one family alone, of a stream in which it was the only one so far.

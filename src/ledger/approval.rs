@@ -39,13 +39,13 @@ pub struct Approval {
     /// Until when it can be decided, and used.
     pub expires_at: Millis,
     /// What became of it.
-    pub state: State,
+    pub state: ApprovalState,
 }
 
 /// Where an approval stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum ApprovalState {
     /// The request may be repeated, once.
     Approved,
     /// It may not.
@@ -69,7 +69,7 @@ pub enum Decision {
 
 /// What is known about a request that has to be allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum ApprovalAnswer {
     /// The approval of this id was used by this very question: let the request through.
     Approved(String),
     /// The approval of this id was denied.
@@ -82,9 +82,9 @@ pub enum Answer {
 
 /// What became of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decided {
+pub enum DecisionResult {
     /// It was decided before, and stands so.
-    AlreadyDecided(State),
+    AlreadyDecided(ApprovalState),
     /// It holds.
     Done,
     /// It came too late.
@@ -96,9 +96,9 @@ pub enum Decided {
 impl Approval {
     /// What is stored says until when; whether that has come, only a clock says.
     #[must_use]
-    pub fn state_at(&self, now: Millis) -> State {
+    pub fn state_at(&self, now: Millis) -> ApprovalState {
         match self.state {
-            State::Approved | State::Pending if self.expires_at <= now => State::Expired,
+            ApprovalState::Approved | ApprovalState::Pending if self.expires_at <= now => ApprovalState::Expired,
             state => state,
         }
     }
@@ -118,15 +118,15 @@ impl Approval {
     }
 
     fn is_open(&self, now: Millis) -> bool {
-        matches!(self.state_at(now), State::Approved | State::Pending)
+        matches!(self.state_at(now), ApprovalState::Approved | ApprovalState::Pending)
     }
 }
 
 impl Decision {
-    pub(super) fn state(self) -> State {
+    pub(super) fn state(self) -> ApprovalState {
         match self {
-            Self::Approve => State::Approved,
-            Self::Deny => State::Denied,
+            Self::Approve => ApprovalState::Approved,
+            Self::Deny => ApprovalState::Denied,
         }
     }
 }
@@ -141,44 +141,52 @@ pub(super) fn in_order(mut all: Vec<Approval>) -> Vec<Approval> {
 ///
 /// # Errors
 /// [`LedgerError::Exists`] if the id that was made up is another's.
-pub(super) fn ask(all: &mut Vec<Approval>, asked: &Approval, now: Millis) -> Result<(Answer, Option<Approval>)> {
+pub(super) fn ask(
+    all: &mut Vec<Approval>,
+    asked: &Approval,
+    now: Millis,
+) -> Result<(ApprovalAnswer, Option<Approval>)> {
     forget(all, now);
     // A used one answers nothing, nor does one that has expired: the same request is asked for anew.
     let known = all
         .iter_mut()
         .rev()
-        .find(|known| known.digest == asked.digest && known.expires_at > now && known.state != State::Used);
+        .find(|known| known.digest == asked.digest && known.expires_at > now && known.state != ApprovalState::Used);
     if let Some(known) = known {
         let id = known.id.clone();
         return Ok(match known.state {
-            State::Approved => {
-                known.state = State::Used;
-                (Answer::Approved(id), Some(known.clone()))
+            ApprovalState::Approved => {
+                known.state = ApprovalState::Used;
+                (ApprovalAnswer::Approved(id), Some(known.clone()))
             }
-            State::Denied => (Answer::Denied(id), None),
-            State::Expired | State::Pending | State::Used => (Answer::Pending(id), None),
+            ApprovalState::Denied => (ApprovalAnswer::Denied(id), None),
+            ApprovalState::Expired | ApprovalState::Pending | ApprovalState::Used => {
+                (ApprovalAnswer::Pending(id), None)
+            }
         });
     }
     if all.iter().filter(|known| known.is_open(now)).count() >= MOST_OPEN {
-        return Ok((Answer::Full, None));
+        return Ok((ApprovalAnswer::Full, None));
     }
     if all.iter().any(|known| known.id == asked.id) {
         return Err(LedgerError::Exists);
     }
-    let new = Approval { state: State::Pending, ..asked.clone() };
+    let new = Approval { state: ApprovalState::Pending, ..asked.clone() };
     all.push(new.clone());
-    Ok((Answer::Pending(new.id.clone()), Some(new)))
+    Ok((ApprovalAnswer::Pending(new.id.clone()), Some(new)))
 }
 
 /// Decides one of them.
-pub(super) fn decide(known: &mut Approval, decision: Decision, now: Millis) -> Decided {
+pub(super) fn decide(known: &mut Approval, decision: Decision, now: Millis) -> DecisionResult {
     match known.state_at(now) {
-        State::Pending => {
+        ApprovalState::Pending => {
             known.state = decision.state();
-            Decided::Done
+            DecisionResult::Done
         }
-        State::Expired => Decided::Expired,
-        state @ (State::Approved | State::Denied | State::Used) => Decided::AlreadyDecided(state),
+        ApprovalState::Expired => DecisionResult::Expired,
+        state @ (ApprovalState::Approved | ApprovalState::Denied | ApprovalState::Used) => {
+            DecisionResult::AlreadyDecided(state)
+        }
     }
 }
 
@@ -206,7 +214,7 @@ struct Stored {
     digest: String,
     created: Millis,
     expires: Millis,
-    state: State,
+    state: ApprovalState,
 }
 
 impl From<Approval> for Stored {

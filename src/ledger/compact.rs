@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 
 use super::entry::Change;
 use super::line;
-use super::memory::Book;
+use super::memory::MemoryStore;
 use crate::files;
 
 /// A new file that holds how everything stood.
@@ -28,7 +28,7 @@ pub(super) struct Compacted {
 ///
 /// # Errors
 /// As the file system says; `Interrupted` if it is over before it is done.
-pub(super) fn write(path: &Path, book: &Book, from: u64, is_over: &AtomicBool) -> io::Result<Compacted> {
+pub(super) fn write(path: &Path, book: &MemoryStore, from: u64, is_over: &AtomicBool) -> io::Result<Compacted> {
     let file = files::beside(path)?;
     let mut out = BufWriter::new(file.as_file());
     out.write_all(line::HEADER)?;

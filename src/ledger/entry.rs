@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::approval::Approval;
 use super::call::{Calls, Kept};
-use super::execution::{self, Caps, Counter, Cursor, Execution, Millis, Standing, Stop, Stopped, Take};
+use super::execution::{
+    self, Caps, Counter, Cursor, Execution, ExecutionState, Millis, StopReason, Stopped, TakeResult,
+};
 use crate::model::tool::Kind;
 
 /// An execution in memory, and as a compacted journal holds it.
@@ -88,21 +90,21 @@ impl Entry {
         }
     }
 
-    pub(super) fn take(&mut self, kind: Kind, caps: Caps, now: Millis) -> Take {
+    pub(super) fn take(&mut self, kind: Kind, caps: Caps, now: Millis) -> TakeResult {
         self.over(now).unwrap_or_else(|| self.counter(kind).take(caps, now))
     }
 
     /// What [`Self::take`] would answer.
-    pub(super) fn peek(&self, kind: Kind, caps: Caps, now: Millis) -> Take {
+    pub(super) fn peek(&self, kind: Kind, caps: Caps, now: Millis) -> TakeResult {
         let mut counter = if kind == Kind::Raw { self.raw } else { self.tool };
         self.over(now).unwrap_or_else(|| counter.take(caps, now))
     }
 
-    fn over(&self, now: Millis) -> Option<Take> {
+    fn over(&self, now: Millis) -> Option<TakeResult> {
         if self.stopped.is_some() {
-            return Some(Take::Stopped);
+            return Some(TakeResult::Stopped);
         }
-        self.execution.expires_at.is_some_and(|end| end <= now).then_some(Take::Expired)
+        self.execution.expires_at.is_some_and(|end| end <= now).then_some(TakeResult::Expired)
     }
 
     pub(super) fn counter(&mut self, kind: Kind) -> &mut Counter {
@@ -113,14 +115,14 @@ impl Entry {
     }
 
     /// The first reason stands.
-    pub(super) fn stop(&mut self, why: Stop, now: Millis) -> Stopped {
+    pub(super) fn stop(&mut self, why: StopReason, now: Millis) -> Stopped {
         *self.stopped.get_or_insert(Stopped { why, at: now })
     }
 
     pub(super) fn note_find(&mut self, most: u32, now: Millis) {
         self.finds = self.finds.saturating_add(1);
         if self.finds >= most {
-            self.stop(Stop::Finds, now);
+            self.stop(StopReason::Finds, now);
         }
     }
 
@@ -132,8 +134,8 @@ impl Entry {
         execution::ended_at(&self.execution, self.stopped, now)
     }
 
-    pub(super) fn standing(&self) -> Standing {
-        Standing {
+    pub(super) fn state(&self) -> ExecutionState {
+        ExecutionState {
             execution: self.execution.clone(),
             stopped: self.stopped,
             tool: self.tool,

@@ -37,7 +37,7 @@ pub struct Execution {
 
 /// Everything there is to show of an execution.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct ExecutionState {
     /// What never changes.
     pub execution: Execution,
     /// Why and since when it is stopped.
@@ -78,7 +78,7 @@ pub struct Window {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopped {
     /// Why.
-    pub why: Stop,
+    pub why: StopReason,
     /// Since when.
     pub at: Millis,
 }
@@ -86,7 +86,7 @@ pub struct Stopped {
 /// Why an execution is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Stop {
+pub enum StopReason {
     /// Somebody asked for it.
     Asked,
     /// It has expired, and whoever saw it says so.
@@ -106,7 +106,7 @@ pub struct Caps {
 
 /// What became of a call that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Take {
+pub enum TakeResult {
     /// It may go on, and has been counted.
     Counted {
         /// It is the execution's so-manieth of its kind.
@@ -190,9 +190,9 @@ impl Counter {
     }
 
     /// Lets a call through and counts it, or changes nothing that counts.
-    pub(super) fn take(&mut self, caps: Caps, now: Millis) -> Take {
+    pub(super) fn take(&mut self, caps: Caps, now: Millis) -> TakeResult {
         if let Some(limit) = caps.per_execution.filter(|limit| self.calls >= *limit) {
-            return Take::ExecutionLimit { limit };
+            return TakeResult::ExecutionLimit { limit };
         }
         let mut window = self.window_at(now).unwrap_or(Window { started_at: now, calls: 0 });
         // A clock that was put back must not make the minute longer than one.
@@ -201,12 +201,12 @@ impl Counter {
             if let Some(kept) = &mut self.window {
                 kept.started_at = kept.started_at.min(now);
             }
-            return Take::RateLimited { limit, retry_after: window.started_at.plus(MINUTE).since(now) };
+            return TakeResult::RateLimited { limit, retry_after: window.started_at.plus(MINUTE).since(now) };
         }
         window.calls = window.calls.saturating_add(1);
         self.window = Some(window);
         self.calls = self.calls.saturating_add(1);
-        Take::Counted { call: self.calls }
+        TakeResult::Counted { call: self.calls }
     }
 
     /// Takes back one call that was counted at that time.
@@ -219,7 +219,7 @@ impl Counter {
     }
 }
 
-impl Standing {
+impl ExecutionState {
     /// When it ended, if it has by then.
     #[must_use]
     pub fn ended_at(&self, now: Millis) -> Option<Millis> {
@@ -325,17 +325,17 @@ mod tests {
     #[test]
     fn a_minute_begins_with_its_first_call_and_refusals_do_not_extend_it() {
         let caps = Caps { per_execution: Some(5), per_minute: Some(2) };
-        let limited = |left| Take::RateLimited { limit: 2, retry_after: Duration::from_millis(left) };
+        let limited = |left| TakeResult::RateLimited { limit: 2, retry_after: Duration::from_millis(left) };
         let rows = [
-            (1_000, Take::Counted { call: 1 }),
-            (50_000, Take::Counted { call: 2 }),
+            (1_000, TakeResult::Counted { call: 1 }),
+            (50_000, TakeResult::Counted { call: 2 }),
             (50_001, limited(10_999)),
             (60_999, limited(1)),
-            (61_000, Take::Counted { call: 3 }),
-            (200_000, Take::Counted { call: 4 }),
+            (61_000, TakeResult::Counted { call: 3 }),
+            (200_000, TakeResult::Counted { call: 4 }),
             // The clock was put back by more than a minute.
-            (100_000, Take::Counted { call: 5 }),
-            (100_001, Take::ExecutionLimit { limit: 5 }),
+            (100_000, TakeResult::Counted { call: 5 }),
+            (100_001, TakeResult::ExecutionLimit { limit: 5 }),
         ];
         let mut counter = Counter::default();
         for (now, want) in rows {
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(counter.window, Some(Window { started_at: Millis(100_000), calls: 2 }));
         let minute_only = Caps { per_execution: None, ..caps };
         assert_eq!(counter.take(minute_only, Millis(90_000)), limited(60_000), "put back once more");
-        assert_eq!(counter.take(minute_only, Millis(150_000)), Take::Counted { call: 6 });
+        assert_eq!(counter.take(minute_only, Millis(150_000)), TakeResult::Counted { call: 6 });
     }
 
     #[test]
@@ -352,12 +352,12 @@ mod tests {
         let caps = Caps { per_execution: Some(3), per_minute: Some(2) };
         let mut counter = Counter::default();
         for (now, call) in [(1_000, 1), (2_000, 2)] {
-            assert_eq!(counter.take(caps, Millis(now)), Take::Counted { call });
+            assert_eq!(counter.take(caps, Millis(now)), TakeResult::Counted { call });
         }
         counter.give_back(Millis(1_000));
-        assert_eq!(counter.take(caps, Millis(3_000)), Take::Counted { call: 2 });
+        assert_eq!(counter.take(caps, Millis(3_000)), TakeResult::Counted { call: 2 });
         // Another minute has begun: the call was none of it.
-        assert_eq!(counter.take(caps, Millis(70_000)), Take::Counted { call: 3 });
+        assert_eq!(counter.take(caps, Millis(70_000)), TakeResult::Counted { call: 3 });
         counter.give_back(Millis(3_000));
         assert_eq!(counter, Counter { calls: 2, window: Some(Window { started_at: Millis(70_000), calls: 1 }) });
         let mut nothing = Counter::default();

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use super::compact::{self, Compacted};
 use super::entry::Change;
 use super::line;
-use super::memory::Book;
+use super::memory::MemoryStore;
 use super::{LedgerError, Result};
 use crate::files;
 
@@ -64,7 +64,7 @@ impl Journal {
     ///
     /// # Errors
     /// If the file cannot be opened, another process has it, or it is damaged anywhere but at its end.
-    pub(super) fn open(path: &Path, book: Arc<Book>, compact_at: u64) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, book: Arc<MemoryStore>, compact_at: u64) -> io::Result<Self> {
         files::private_dir(files::folder(path))?;
         let file = locked(path)?;
         files::sweep(path)?;
@@ -153,7 +153,7 @@ struct Writer {
     /// What has been handed over and could not be written yet. Calls are refused while there is any, so it ends
     /// where the queue ended.
     owed: Vec<u8>,
-    book: Arc<Book>,
+    book: Arc<MemoryStore>,
     compact_at: u64,
     /// The size at which the file is compacted next.
     compact_when: u64,

@@ -7,24 +7,24 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
-use super::approval::{self, Answer, Approval, Decided, Decision};
+use super::approval::{self, Approval, ApprovalAnswer, Decision, DecisionResult};
 use super::call::{Kept, ToolCall};
 use super::entry::{Change, Entry};
-use super::execution::{Caps, Counter, Cursor, Execution, Millis, Standing, Stop, Take};
+use super::execution::{Caps, Counter, Cursor, Execution, ExecutionState, Millis, StopReason, TakeResult};
 use super::journal::{Journal, Receipt};
-use super::memory::Book;
+use super::memory::MemoryStore;
 use super::{LedgerError, Result};
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
 
 /// Memory, with a journal or without.
 pub(super) struct Local {
-    book: Arc<Book>,
+    book: Arc<MemoryStore>,
     journal: Option<Journal>,
 }
 
 impl Local {
-    pub(super) fn new(book: Arc<Book>, journal: Option<Journal>) -> Self {
+    pub(super) fn new(book: Arc<MemoryStore>, journal: Option<Journal>) -> Self {
         Self { book, journal }
     }
 
@@ -59,15 +59,15 @@ impl Local {
         self.book.shard(id).get(id).map(|entry| entry.execution.clone())
     }
 
-    pub(super) fn standing(&self, id: &ExecutionId) -> Option<Standing> {
-        self.book.shard(id).get(id).map(Entry::standing)
+    pub(super) fn state(&self, id: &ExecutionId) -> Option<ExecutionState> {
+        self.book.shard(id).get(id).map(Entry::state)
     }
 
-    pub(super) fn list(&self) -> Vec<Standing> {
-        self.book.each().flat_map(|shard| shard.values().map(Entry::standing).collect::<Vec<_>>()).collect()
+    pub(super) fn list(&self) -> Vec<ExecutionState> {
+        self.book.each().flat_map(|shard| shard.values().map(Entry::state).collect::<Vec<_>>()).collect()
     }
 
-    pub(super) async fn stop(&self, id: &ExecutionId, why: Stop, now: Millis) -> Result<bool> {
+    pub(super) async fn stop(&self, id: &ExecutionId, why: StopReason, now: Millis) -> Result<bool> {
         self.ready()?;
         let receipt = {
             let mut shard = self.book.shard(id);
@@ -90,24 +90,24 @@ impl Local {
         receipt.written().await
     }
 
-    pub(super) async fn take(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<Take> {
+    pub(super) async fn take(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<TakeResult> {
         self.ready()?;
         let (take, receipt) = self.take_unwritten(who, kind, caps, now)?;
         receipt.written().await.map(|()| take)
     }
 
-    pub(super) fn peek(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<Take> {
+    pub(super) fn peek(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<TakeResult> {
         self.ready()?;
         let entry = self.book.shard(&who.id).get(&who.id).map(|entry| entry.peek(kind, caps, now));
-        let unknown = if who.is_static { Counter::default().take(caps, now) } else { Take::Unknown };
+        let unknown = if who.is_static { Counter::default().take(caps, now) } else { TakeResult::Unknown };
         Ok(entry.unwrap_or(unknown))
     }
 
-    fn take_unwritten(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<(Take, Receipt)> {
+    fn take_unwritten(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<(TakeResult, Receipt)> {
         let mut shard = self.book.shard(&who.id);
         let Some(entry) = shard.get_mut(&who.id) else {
             if !who.is_static {
-                return Ok((Take::Unknown, Receipt::none()));
+                return Ok((TakeResult::Unknown, Receipt::none()));
             }
             let mut entry = Entry::new(who.clone());
             let take = entry.take(kind, caps, now);
@@ -116,7 +116,7 @@ impl Local {
             return Ok((take, receipt));
         };
         let take = entry.take(kind, caps, now);
-        let Take::Counted { .. } = take else { return Ok((take, Receipt::none())) };
+        let TakeResult::Counted { .. } = take else { return Ok((take, Receipt::none())) };
         let (id, raw) = (who.id.as_str().into(), kind == Kind::Raw);
         let receipt = self.write(&Change::Counted { id, raw, counter: *entry.counter(kind) })?;
         Ok((take, receipt))
@@ -201,7 +201,7 @@ impl Local {
         kept.iter().map(|kept| read(&kept.call)).collect()
     }
 
-    pub(super) async fn ask(&self, asked: Approval, now: Millis) -> Result<Answer> {
+    pub(super) async fn ask(&self, asked: Approval, now: Millis) -> Result<ApprovalAnswer> {
         self.ready()?;
         let asked = asked.bounded();
         let (answer, receipt) = {
@@ -217,7 +217,7 @@ impl Local {
         receipt.written().await.map(|()| answer)
     }
 
-    pub(super) async fn decide(&self, id: &str, decision: Decision, now: Millis) -> Result<Decided> {
+    pub(super) async fn decide(&self, id: &str, decision: Decision, now: Millis) -> Result<DecisionResult> {
         self.ready()?;
         let mut found = None;
         // Where it lies, nobody keeps: people decide, and seldom.
@@ -226,13 +226,13 @@ impl Local {
             let Some(known) = known else { continue };
             let decided = approval::decide(known, decision, now);
             let receipt = match decided {
-                Decided::Done => self.write(&Change::Approval(Cow::Borrowed(known)))?,
+                DecisionResult::Done => self.write(&Change::Approval(Cow::Borrowed(known)))?,
                 _ => Receipt::none(),
             };
             found = Some((decided, receipt));
             break;
         }
-        let Some((decided, receipt)) = found else { return Ok(Decided::Unknown) };
+        let Some((decided, receipt)) = found else { return Ok(DecisionResult::Unknown) };
         receipt.written().await.map(|()| decided)
     }
 

@@ -23,7 +23,7 @@ const MAKE_ROOM: usize = 1_000;
 pub(super) type Shard = HashMap<ExecutionId, Entry>;
 
 /// What is held in memory, with or without a journal.
-pub(super) struct Book {
+pub(super) struct MemoryStore {
     shards: Vec<Mutex<Shard>>,
     hasher: RandomState,
     /// Held while bills are made, and taken before any shard.
@@ -35,13 +35,13 @@ pub(super) struct Book {
     most: usize,
 }
 
-impl Default for Book {
+impl Default for MemoryStore {
     fn default() -> Self {
         Self::holding(MOST_EXECUTIONS)
     }
 }
 
-impl Book {
+impl MemoryStore {
     fn holding(most: usize) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -181,10 +181,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::execution::{Execution, Stop, Stopped};
+    use crate::ledger::execution::{Execution, StopReason, Stopped};
     use crate::model::name::TaskName;
 
-    fn put(book: &Book, id: &str, is_static: bool, stopped_at: Option<u64>) {
+    fn put(book: &MemoryStore, id: &str, is_static: bool, stopped_at: Option<u64>) {
         let execution = Execution {
             id: ExecutionId::new(id),
             task: TaskName::new("t"),
@@ -195,11 +195,11 @@ mod tests {
             is_static,
         };
         let mut entry = Entry::new(execution);
-        entry.stopped = stopped_at.map(|at| Stopped { why: Stop::Asked, at: Millis(at) });
+        entry.stopped = stopped_at.map(|at| Stopped { why: StopReason::Asked, at: Millis(at) });
         book.put(&mut book.shard(&entry.execution.id.clone()), entry);
     }
 
-    fn ids(book: &Book) -> Vec<String> {
+    fn ids(book: &MemoryStore) -> Vec<String> {
         let mut ids: Vec<String> =
             book.each().flat_map(|shard| shard.keys().map(ToString::to_string).collect::<Vec<_>>()).collect();
         ids.sort();
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn what_ended_first_makes_room_and_what_is_live_never_does() {
-        let book = Book::holding(5);
+        let book = MemoryStore::holding(5);
         for id in ["live1", "live2", "live3"] {
             put(&book, id, false, None);
         }

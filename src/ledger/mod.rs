@@ -27,16 +27,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use approval::{Answer, Approval, Decided, Decision, MOST_OPEN, State};
+pub use approval::{Approval, ApprovalAnswer, ApprovalState, Decision, DecisionResult, MOST_OPEN};
 pub use call::{MOST_CALLS, ToolCall};
-pub use execution::{Caps, Counter, Cursor, Execution, Millis, Standing, Stop, Stopped, Take, Window};
-pub use shared::{Alarm, Altered, Connect, Connecting, Seal, Server, ServerError, Stream};
+pub use execution::{
+    Caps, Counter, Cursor, Execution, ExecutionState, Millis, StopReason, Stopped, TakeResult, Window,
+};
+pub use shared::{Alarm, Connect, Connecting, Seal, Server, ServerError, Stream, TamperedRecord};
 
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
 use journal::Journal;
 use local::Local;
-use memory::Book;
+use memory::MemoryStore;
 use shared::Shared;
 
 /// Executions that are held; static ones, of which each task has one, are not counted.
@@ -88,7 +90,7 @@ impl Ledger {
     }
 
     fn embedded_and_compacted_at(path: &Path, size: u64) -> io::Result<Self> {
-        let book = Arc::<Book>::default();
+        let book = Arc::<MemoryStore>::default();
         let journal = Journal::open(path, book.clone(), size)?;
         Ok(Self(Store::Local(Local::new(book, Some(journal)))))
     }
@@ -144,10 +146,10 @@ impl Ledger {
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
-    pub async fn standing(&self, id: &ExecutionId) -> Result<Option<Standing>> {
+    pub async fn state(&self, id: &ExecutionId) -> Result<Option<ExecutionState>> {
         match &self.0 {
-            Store::Local(local) => Ok(local.standing(id)),
-            Store::Shared(shared) => shared.standing(id).await,
+            Store::Local(local) => Ok(local.state(id)),
+            Store::Shared(shared) => shared.state(id).await,
         }
     }
 
@@ -155,7 +157,7 @@ impl Ledger {
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
-    pub async fn list(&self) -> Result<Vec<Standing>> {
+    pub async fn list(&self) -> Result<Vec<ExecutionState>> {
         match &self.0 {
             Store::Local(local) => Ok(local.list()),
             Store::Shared(shared) => shared.list().await,
@@ -167,7 +169,7 @@ impl Ledger {
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
-    pub async fn stop(&self, id: &ExecutionId, why: Stop, now: Millis) -> Result<bool> {
+    pub async fn stop(&self, id: &ExecutionId, why: StopReason, now: Millis) -> Result<bool> {
         match &self.0 {
             Store::Local(local) => local.stop(id, why, now).await,
             Store::Shared(shared) => shared.stop(id, why).await,
@@ -190,7 +192,7 @@ impl Ledger {
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
-    pub async fn take(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<Take> {
+    pub async fn take(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<TakeResult> {
         match &self.0 {
             Store::Local(local) => local.take(who, kind, caps, now).await,
             Store::Shared(shared) => shared.take(who, kind, caps).await,
@@ -201,7 +203,7 @@ impl Ledger {
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
-    pub async fn peek(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<Take> {
+    pub async fn peek(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<TakeResult> {
         match &self.0 {
             Store::Local(local) => local.peek(who, kind, caps, now),
             Store::Shared(shared) => shared.peek(who, kind, caps).await,
@@ -283,7 +285,7 @@ impl Ledger {
     /// # Errors
     /// [`LedgerError::Exists`] if the id that was made up is in use, [`LedgerError::Unknown`] or
     /// [`LedgerError::Unavailable`].
-    pub async fn ask(&self, asked: Approval, now: Millis) -> Result<Answer> {
+    pub async fn ask(&self, asked: Approval, now: Millis) -> Result<ApprovalAnswer> {
         match &self.0 {
             Store::Local(local) => local.ask(asked, now).await,
             Store::Shared(shared) => shared.ask(asked).await,
@@ -294,7 +296,7 @@ impl Ledger {
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
-    pub async fn decide(&self, id: &str, decision: Decision, now: Millis) -> Result<Decided> {
+    pub async fn decide(&self, id: &str, decision: Decision, now: Millis) -> Result<DecisionResult> {
         match &self.0 {
             Store::Local(local) => local.decide(id, decision, now).await,
             Store::Shared(shared) => shared.decide(id, decision).await,

@@ -40,12 +40,12 @@ fn asked(id: &str, execution: &str) -> Approval {
         digest: [7; 32],
         created_at: NOW,
         expires_at: NOW.plus(Duration::from_secs(600)),
-        state: State::Pending,
+        state: ApprovalState::Pending,
     }
 }
 
 async fn calls(ledger: &Ledger, id: &str) -> u64 {
-    ledger.standing(&ExecutionId::new(id)).await.unwrap().unwrap().tool.calls
+    ledger.state(&ExecutionId::new(id)).await.unwrap().unwrap().tool.calls
 }
 
 /// Everything that can be read, in words.
@@ -82,7 +82,7 @@ async fn do_all_sorts(ledger: &Ledger, round: u64) {
     ledger.take(&fixed, TOOL, Caps::default(), NOW).await.unwrap();
     if round == 40 {
         ledger.restart(fixed).await.unwrap();
-        ledger.stop(&ExecutionId::new("c"), Stop::Asked, NOW).await.unwrap();
+        ledger.stop(&ExecutionId::new("c"), StopReason::Asked, NOW).await.unwrap();
         ledger.start(execution("d"), NOW).await.unwrap();
     }
 }
@@ -95,9 +95,9 @@ fn calls_can_be_made_from_any_task() {
     sent(ledger.check());
     sent(ledger.start(who.clone(), NOW));
     sent(ledger.find(&who.id));
-    sent(ledger.standing(&who.id));
+    sent(ledger.state(&who.id));
     sent(ledger.list());
-    sent(ledger.stop(&who.id, Stop::Asked, NOW));
+    sent(ledger.stop(&who.id, StopReason::Asked, NOW));
     sent(ledger.restart(who.clone()));
     sent(ledger.take(&who, TOOL, Caps::default(), NOW));
     sent(ledger.find_noted(&who.id, 1, NOW));
@@ -161,7 +161,7 @@ async fn a_file_that_grows_is_compacted_while_calls_go_on() {
     while replaced < 5 {
         calls_taken += 1;
         let taken = ledger.take(&execution("a"), TOOL, Caps::default(), NOW).await;
-        assert_eq!(taken, Ok(Take::Counted { call: calls_taken }));
+        assert_eq!(taken, Ok(TakeResult::Counted { call: calls_taken }));
         assert!(calls_taken < 1_000_000, "it is compacted");
         replaced += u32::from(inode != file().ino());
         inode = file().ino();
@@ -181,7 +181,7 @@ async fn a_crash_at_any_step_of_compacting_loses_nothing() {
     }
     let (before, old) = (everything(&ledger).await, fs::read(&path).unwrap());
     drop(ledger);
-    let book = Book::default();
+    let book = MemoryStore::default();
     line::replay(&fs::File::open(&path).unwrap(), &path, &mut |change| book.apply(change)).unwrap();
 
     // The new file is begun, half-way, and whole, and has no name yet.
@@ -305,7 +305,7 @@ fn kill_often(rounds: u32) {
         let heard = [vec![first], others.join().unwrap()].concat().into_iter().filter(|line| line.ends_with('.'));
         let ledger = free(|| Ledger::embedded(&path)).unwrap();
         let billed: u64 = runtime.block_on(ledger.cursor()).unwrap().map_or(0, |c| c.as_str().parse().unwrap());
-        let standing = |id: &str| runtime.block_on(ledger.standing(&ExecutionId::new(id))).unwrap();
+        let standing = |id: &str| runtime.block_on(ledger.state(&ExecutionId::new(id))).unwrap();
         for line in heard {
             let words: Vec<&str> = line.trim_end_matches('.').split(' ').collect();
             let number = || words[3].parse::<u64>().unwrap();
@@ -318,7 +318,7 @@ fn kill_often(rounds: u32) {
                 "billed" => assert!(billed >= number(), "{round}: {line}"),
                 "used" => {
                     let approval = runtime.block_on(ledger.approval(words[3], NOW)).unwrap();
-                    assert_eq!(approval.unwrap().state, State::Used, "{round}: {line}");
+                    assert_eq!(approval.unwrap().state, ApprovalState::Used, "{round}: {line}");
                 }
                 "recorded" => {
                     let calls = runtime.block_on(ledger.tool_calls(&ExecutionId::new(id))).unwrap();
@@ -348,7 +348,7 @@ async fn is_killed_while_it_takes() {
         tokio::spawn(async move {
             loop {
                 let taken = ledger.take(&execution(id), TOOL, Caps::default(), NOW).await.unwrap();
-                let Take::Counted { call } = taken else { panic!("{taken:?}") };
+                let TakeResult::Counted { call } = taken else { panic!("{taken:?}") };
                 say(format!("counted {id} {call}"));
             }
         });
@@ -362,7 +362,7 @@ async fn is_killed_while_it_takes() {
         ledger.record(&e0, ToolCall { id: number.to_string(), ..ToolCall::default() }).await.unwrap();
         say(format!("recorded e0 {number}"));
         ledger.find_noted(&e0, u32::MAX, NOW).await.unwrap();
-        let finds = ledger.standing(&e0).await.unwrap().unwrap().finds;
+        let finds = ledger.state(&e0).await.unwrap().unwrap().finds;
         say(format!("found e0 {finds}"));
         let id = format!("n{number}");
         if !number.is_multiple_of(16) || ledger.start(execution(&id), NOW).await.is_err() {
@@ -372,9 +372,9 @@ async fn is_killed_while_it_takes() {
         let approval = format!("{id}a");
         ledger.ask(asked(&approval, &id), NOW).await.unwrap();
         ledger.decide(&approval, Decision::Approve, NOW).await.unwrap();
-        assert_eq!(ledger.ask(asked("x", &id), NOW).await, Ok(Answer::Approved(approval.clone())));
+        assert_eq!(ledger.ask(asked("x", &id), NOW).await, Ok(ApprovalAnswer::Approved(approval.clone())));
         say(format!("used {id} {approval}"));
-        ledger.stop(&ExecutionId::new(&id), Stop::Asked, NOW).await.unwrap();
+        ledger.stop(&ExecutionId::new(&id), StopReason::Asked, NOW).await.unwrap();
         say(format!("stopped {id} 0"));
     }
 }
@@ -399,14 +399,14 @@ async fn meets_a_file_that_cannot_grow() {
     let who = execution("a");
     ledger.start(who.clone(), NOW).await.unwrap();
     let mut counted = 0;
-    while let Ok(Take::Counted { call }) = ledger.take(&who, TOOL, Caps::default(), NOW).await {
+    while let Ok(TakeResult::Counted { call }) = ledger.take(&who, TOOL, Caps::default(), NOW).await {
         counted = call;
         assert!(counted < 10_000, "there is a limit");
     }
     for _ in 0..20 {
         assert_eq!(ledger.take(&who, TOOL, Caps::default(), NOW).await, Err(LedgerError::Unavailable));
         assert_eq!(ledger.start(execution("b"), NOW).await, Err(LedgerError::Unavailable));
-        assert_eq!(ledger.stop(&who.id, Stop::Asked, NOW).await, Err(LedgerError::Unavailable));
+        assert_eq!(ledger.stop(&who.id, StopReason::Asked, NOW).await, Err(LedgerError::Unavailable));
         assert!(ledger.check().await.is_err() && ledger.find(&who.id).await.unwrap().is_some());
     }
     let limit = rustix::process::Rlimit { current: None, maximum: None };
@@ -417,7 +417,7 @@ async fn meets_a_file_that_cannot_grow() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     // The call that was refused counts: it had been before the file was found to be full.
-    assert_eq!(ledger.take(&who, TOOL, Caps::default(), NOW).await, Ok(Take::Counted { call: counted + 2 }));
+    assert_eq!(ledger.take(&who, TOOL, Caps::default(), NOW).await, Ok(TakeResult::Counted { call: counted + 2 }));
     drop(ledger);
     assert_eq!(calls(&free(|| Ledger::embedded(Path::new(&path))).unwrap(), "a").await, counted + 2);
 }

@@ -6,7 +6,7 @@ use super::refusal::{Deny, Fail, Refusal};
 
 /// What one exchange may take, by the key that says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bound {
+pub enum ExchangeLimit {
     /// `[upstream].connect_timeout`.
     Connect(Duration),
     /// `[proxy].handshake_timeout`.
@@ -25,14 +25,14 @@ pub enum Bound {
 
 /// As much as a bound allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Most {
+pub enum LimitValue {
     /// So much data.
     Bytes(u64),
     /// So long.
     Time(Duration),
 }
 
-impl Bound {
+impl ExchangeLimit {
     /// Its key.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -49,14 +49,14 @@ impl Bound {
 
     /// What it allows.
     #[must_use]
-    pub const fn most(self) -> Most {
+    pub const fn value(self) -> LimitValue {
         match self {
-            Self::RequestBytes(most) | Self::ResponseBytes(most) => Most::Bytes(most),
+            Self::RequestBytes(most) | Self::ResponseBytes(most) => LimitValue::Bytes(most),
             Self::Connect(most)
             | Self::Handshake(most)
             | Self::Idle(most)
             | Self::Request(most)
-            | Self::ResponseHeader(most) => Most::Time(most),
+            | Self::ResponseHeader(most) => LimitValue::Time(most),
         }
     }
 
@@ -74,20 +74,20 @@ impl Bound {
 
 /// A limit that has been reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limited {
+pub struct ReachedLimit {
     /// The plan's key.
     pub name: &'static str,
     /// What it allows.
     pub limit: u64,
     /// For how long.
-    pub within: Within,
+    pub scope: LimitScope,
     /// When there will be room again, as far as that is known.
     pub retry_after: Option<Duration>,
 }
 
 /// What a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Within {
+pub enum LimitScope {
     /// All calls of an execution.
     Execution,
     /// Calls in a time.
@@ -96,7 +96,7 @@ pub enum Within {
     Concurrent,
 }
 
-impl Limited {
+impl ReachedLimit {
     /// Whole seconds until there will be room: rounded up, or the first try would come too early.
     #[must_use]
     pub fn retry_after_s(&self) -> Option<u64> {
@@ -107,11 +107,11 @@ impl Limited {
     /// The value of `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers-10 §3).
     #[must_use]
     pub fn policy_field(&self) -> String {
-        let Self { name, limit, within, .. } = self;
+        let Self { name, limit, scope: within, .. } = self;
         match within {
-            Within::Execution => format!("\"{name}\";q={limit}"),
-            Within::Time(time) => format!("\"{name}\";q={limit};w={}", time.as_secs()),
-            Within::Concurrent => format!("\"{name}\";q={limit};qu=\"concurrent-requests\""),
+            LimitScope::Execution => format!("\"{name}\";q={limit}"),
+            LimitScope::Time(time) => format!("\"{name}\";q={limit};w={}", time.as_secs()),
+            LimitScope::Concurrent => format!("\"{name}\";q={limit};qu=\"concurrent-requests\""),
         }
     }
 
@@ -129,19 +129,19 @@ mod tests {
 
     #[test]
     fn fields_say_what_the_limit_is_and_when_it_ends() {
-        let limited = |within, millis: Option<u64>| Limited {
+        let limited = |within, millis: Option<u64>| ReachedLimit {
             name: "key",
             limit: 10,
-            within,
+            scope: within,
             retry_after: millis.map(Duration::from_millis),
         };
-        let minute = Within::Time(Duration::from_secs(60));
+        let minute = LimitScope::Time(Duration::from_secs(60));
         let rows = [
             (limited(minute, Some(33_001)), "\"key\";q=10;w=60", "\"key\";r=0;t=34"),
             (limited(minute, Some(20)), "\"key\";q=10;w=60", "\"key\";r=0;t=1"),
             (limited(minute, Some(2_000)), "\"key\";q=10;w=60", "\"key\";r=0;t=2"),
-            (limited(Within::Execution, None), "\"key\";q=10", "\"key\";r=0"),
-            (limited(Within::Concurrent, None), "\"key\";q=10;qu=\"concurrent-requests\"", "\"key\";r=0"),
+            (limited(LimitScope::Execution, None), "\"key\";q=10", "\"key\";r=0"),
+            (limited(LimitScope::Concurrent, None), "\"key\";q=10;qu=\"concurrent-requests\"", "\"key\";r=0"),
         ];
         for (limited, policy, field) in rows {
             assert_eq!((&*limited.policy_field(), &*limited.field()), (policy, field));

@@ -22,7 +22,7 @@ enum From {
 
 /// Where a peer is, as far as its address tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Whence {
+pub enum PeerNetwork {
     /// This machine, over TCP.
     Loopback,
     /// The same network, or one that is nobody's in particular.
@@ -33,7 +33,7 @@ pub enum Whence {
     Unix,
 }
 
-impl Whence {
+impl PeerNetwork {
     /// As the audit log has it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -76,14 +76,14 @@ impl Peer {
 
     /// Where it is.
     #[must_use]
-    pub fn whence(&self) -> Whence {
-        let From::Tcp(address) = &self.from else { return Whence::Unix };
+    pub fn network(&self) -> PeerNetwork {
+        let From::Tcp(address) = &self.from else { return PeerNetwork::Unix };
         let is_near = match address.ip().to_canonical() {
-            address if address.is_loopback() => return Whence::Loopback,
+            address if address.is_loopback() => return PeerNetwork::Loopback,
             IpAddr::V4(address) => address.is_private() || address.is_link_local(),
             IpAddr::V6(address) => address.is_unique_local() || address.is_unicast_link_local(),
         };
-        if is_near { Whence::Private } else { Whence::Public }
+        if is_near { PeerNetwork::Private } else { PeerNetwork::Public }
     }
 
     /// The tasks that it may be; none if the listener does not vouch for it, and a token has to.
@@ -109,20 +109,20 @@ mod tests {
     #[test]
     fn an_address_tells_where_a_peer_is() {
         let rows = [
-            ("127.0.0.1:1", Whence::Loopback),
-            ("[::1]:1", Whence::Loopback),
-            ("[::ffff:127.0.0.1]:1", Whence::Loopback),
-            ("10.1.2.3:1", Whence::Private),
-            ("[::ffff:192.168.0.1]:1", Whence::Private),
-            ("169.254.1.1:1", Whence::Private),
-            ("[fd00::1]:1", Whence::Private),
-            ("[fe80::1]:1", Whence::Private),
-            ("192.0.2.1:1", Whence::Public),
-            ("[2001:db8::1]:1", Whence::Public),
+            ("127.0.0.1:1", PeerNetwork::Loopback),
+            ("[::1]:1", PeerNetwork::Loopback),
+            ("[::ffff:127.0.0.1]:1", PeerNetwork::Loopback),
+            ("10.1.2.3:1", PeerNetwork::Private),
+            ("[::ffff:192.168.0.1]:1", PeerNetwork::Private),
+            ("169.254.1.1:1", PeerNetwork::Private),
+            ("[fd00::1]:1", PeerNetwork::Private),
+            ("[fe80::1]:1", PeerNetwork::Private),
+            ("192.0.2.1:1", PeerNetwork::Public),
+            ("[2001:db8::1]:1", PeerNetwork::Public),
         ];
         for (address, want) in rows {
-            assert_eq!(Peer::tcp(address.parse().unwrap()).whence(), want, "{address}");
+            assert_eq!(Peer::tcp(address.parse().unwrap()).network(), want, "{address}");
         }
-        assert_eq!(Peer::unix(0, None).whence(), Whence::Unix);
+        assert_eq!(Peer::unix(0, None).network(), PeerNetwork::Unix);
     }
 }

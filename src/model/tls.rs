@@ -46,7 +46,7 @@ pub enum TlsError {
 
 /// All words of one kind.
 #[derive(Clone, Copy, Debug)]
-pub struct Words {
+pub struct FailureText {
     /// The stable name, as in the audit log.
     pub name: &'static str,
     /// One line for people.
@@ -106,7 +106,7 @@ impl TlsError {
 
     /// The one row of words for this kind.
     #[must_use]
-    pub const fn words(self) -> Words {
+    pub const fn text(self) -> FailureText {
         let (name, detail, hint) = match self {
             Self::Alert => (
                 "alert",
@@ -184,7 +184,7 @@ impl TlsError {
                 "Do not retry. Tell the operator; the audit log has more.",
             ),
         };
-        Words { name, detail, hint }
+        FailureText { name, detail, hint }
     }
 }
 
@@ -238,7 +238,7 @@ mod tests {
     fn every_kind_stands_in_the_documentation() {
         let docs = include_str!("../../docs/refusals.md");
         for kind in TlsError::ALL {
-            let words = kind.words();
+            let words = kind.text();
             let error = if kind.is_of_certificate() { "`tls_certificate_error` |" } else { "" };
             let row = format!("| `{}` | {} | {error}", words.name, words.detail);
             assert!(docs.contains(row.trim_end()), "docs/refusals.md lacks {row}");

@@ -96,7 +96,7 @@ impl Kind {
 
     /// As what a request is counted: what is no sound call of a tool is counted as one.
     #[must_use]
-    pub fn said_by(headers: &HeaderMap) -> Self {
+    pub fn from_headers_or_raw(headers: &HeaderMap) -> Self {
         Self::of(headers).unwrap_or(Self::Tool(Tool::HttpRequest))
     }
 

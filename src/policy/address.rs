@@ -46,7 +46,7 @@ impl Denied {
 ///
 /// # Errors
 /// [`Denied`] with the name of the block that the address is in.
-pub fn judge(ip: IpAddr, cidrs: Cidrs<'_>) -> Result<(), Denied> {
+pub fn check(ip: IpAddr, cidrs: Cidrs<'_>) -> Result<(), Denied> {
     judge_one(ip, cidrs)?;
     embedded_v4(ip).into_iter().try_for_each(|inner| judge_one(inner.into(), cidrs))
 }
@@ -313,14 +313,14 @@ mod tests {
     fn denies_every_special_block_to_its_very_edges() {
         for (first, last, below, above) in BLOCKS {
             for inside in [first, last] {
-                assert!(judge(ip(inside), Cidrs::default()).is_err(), "{inside} is special");
+                assert!(check(ip(inside), Cidrs::default()).is_err(), "{inside} is special");
             }
             for neighbour in [below, above].into_iter().filter(|n| !n.is_empty()) {
                 let (address, denied) = match neighbour.strip_prefix('!') {
                     Some(address) => (address, true),
                     None => (*neighbour, false),
                 };
-                assert_eq!(judge(ip(address), Cidrs::default()).is_err(), denied, "{address} beside {first}");
+                assert_eq!(check(ip(address), Cidrs::default()).is_err(), denied, "{address} beside {first}");
             }
         }
     }
@@ -344,7 +344,7 @@ mod tests {
         for address in
             ["1.1.1.1", "8.8.8.8", "140.82.112.3", "223.255.255.255", "2606:4700::1111", "2a00:1450:4001::200e"]
         {
-            assert_eq!(judge(ip(address), Cidrs::default()), Ok(()), "{address}");
+            assert_eq!(check(ip(address), Cidrs::default()), Ok(()), "{address}");
         }
     }
 
@@ -384,9 +384,9 @@ mod tests {
             "64:ff9b:1::/48",
         ]);
         for (address, denied, denied_inside) in rows {
-            assert_eq!(judge(ip(address), Cidrs::default()).is_err(), denied, "{address}");
+            assert_eq!(check(ip(address), Cidrs::default()).is_err(), denied, "{address}");
             let opened = Cidrs { network: &outer, ..Cidrs::default() };
-            assert_eq!(judge(ip(address), opened).is_err(), denied_inside, "{address} with the outer form open");
+            assert_eq!(check(ip(address), opened).is_err(), denied_inside, "{address} with the outer form open");
         }
     }
 
@@ -405,8 +405,8 @@ mod tests {
             let exact = vec![IpNet::from(ip(address))];
             let wide = Cidrs { network: &everything, ..Cidrs::default() };
             let named = Cidrs { network: &exact, ..Cidrs::default() };
-            assert_eq!(judge(ip(address), wide), Err(Denied("cloud metadata")), "{address}");
-            assert_eq!(judge(ip(address), named), Ok(()), "{address}");
+            assert_eq!(check(ip(address), wide), Err(Denied("cloud metadata")), "{address}");
+            assert_eq!(check(ip(address), named), Ok(()), "{address}");
         }
     }
 
@@ -415,16 +415,16 @@ mod tests {
         let (ten, two, all) = (nets(&["10.0.0.0/8"]), nets(&["10.2.0.0/16"]), nets(&["8.8.8.0/24"]));
         let integrations: &[&[IpNet]] = &[&ten];
         let by_integration = Cidrs { integrations, ..Cidrs::default() };
-        assert_eq!(judge(ip("10.1.2.3"), by_integration), Ok(()));
-        assert!(judge(ip("192.168.0.1"), by_integration).is_err());
+        assert_eq!(check(ip("10.1.2.3"), by_integration), Ok(()));
+        assert!(check(ip("192.168.0.1"), by_integration).is_err());
         let loopback = nets(&["::1/128"]);
         let six = Cidrs { network: &loopback, ..Cidrs::default() };
-        assert_eq!((judge(ip("::1"), six), judge(ip("::2"), six).is_err()), (Ok(()), true));
+        assert_eq!((check(ip("::1"), six), check(ip("::2"), six).is_err()), (Ok(()), true));
         let both = Cidrs { network: &ten, deny: &two, ..Cidrs::default() };
-        assert_eq!(judge(ip("10.1.2.3"), both), Ok(()));
-        assert_eq!(judge(ip("10.2.0.1"), both), Err(Denied("deny_cidrs")));
+        assert_eq!(check(ip("10.1.2.3"), both), Ok(()));
+        assert_eq!(check(ip("10.2.0.1"), both), Err(Denied("deny_cidrs")));
         let public = Cidrs { deny: &all, ..Cidrs::default() };
-        assert_eq!(judge(ip("8.8.8.8"), public), Err(Denied("deny_cidrs")));
-        assert_eq!(judge(ip("64:ff9b::8.8.8.8"), public), Err(Denied("deny_cidrs")), "also inside");
+        assert_eq!(check(ip("8.8.8.8"), public), Err(Denied("deny_cidrs")));
+        assert_eq!(check(ip("64:ff9b::8.8.8.8"), public), Err(Denied("deny_cidrs")), "also inside");
     }
 }

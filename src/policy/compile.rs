@@ -20,7 +20,7 @@ use super::settings::{LedgerAt, ListenAt, Settings, Source, Vault};
 use super::webhook;
 use crate::leak::families::Families;
 use crate::leak::strength::Strength;
-use crate::leak::{Matcher, Value, Whose};
+use crate::leak::{Matcher, Value, ValueOwner};
 use crate::model::host::{Host, HostName};
 use crate::model::name::{CredentialName, TaskName, is_plain};
 use crate::model::secret::{Secret, TokenHash};
@@ -37,7 +37,7 @@ pub struct Config {
 }
 
 /// What the configuration refers to.
-pub struct Surroundings<'a> {
+pub struct CompileContext<'a> {
     /// The folder that relative paths start from.
     pub base: &'a Path,
     /// Where state lives if the file does not say so.
@@ -45,11 +45,11 @@ pub struct Surroundings<'a> {
     /// The environment.
     pub env: &'a dyn Fn(&str) -> Option<String>,
     /// The vault.
-    pub secrets: &'a dyn Secrets,
+    pub secrets: &'a dyn SecretSource,
 }
 
 /// Where `secret:NAME` is looked up.
-pub trait Secrets {
+pub trait SecretSource {
     /// A secret of the vault at this place, by its workspace and name.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ pub enum SourceError {
 ///
 /// # Errors
 /// Every problem found, at least one.
-pub fn compile(text: &str, around: &Surroundings<'_>) -> Result<Config, Vec<Problem>> {
+pub fn compile(text: &str, around: &CompileContext<'_>) -> Result<Config, Vec<Problem>> {
     let findings = Findings::default();
     let compiled =
         file::read(text, around.base, around.state_dir, &findings).map(|file| assemble(file, around, &findings));
@@ -94,7 +94,7 @@ pub fn vault_place(text: &str, base: &Path, state_dir: &Path) -> Result<Vault, V
 }
 
 /// Where operators find a daemon, and the token that it knows them by.
-pub struct AdminPlace {
+pub struct AdminAddress {
     /// None: there is no admin listener.
     pub listen: Option<ListenAt>,
     /// None: it is in the state directory.
@@ -107,9 +107,9 @@ pub struct AdminPlace {
 ///
 /// # Errors
 /// What is wrong with `state_dir` or `[admin]`, or a text that is no TOML.
-pub fn admin_place(text: &str, base: &Path, state_dir: &Path) -> Result<AdminPlace, Vec<Problem>> {
+pub fn admin_place(text: &str, base: &Path, state_dir: &Path) -> Result<AdminAddress, Vec<Problem>> {
     let Settings { state_dir, admin, .. } = settings_of("admin", text, base, state_dir)?;
-    Ok(AdminPlace { listen: admin.listen, token: admin.token, state_dir })
+    Ok(AdminAddress { listen: admin.listen, token: admin.token, state_dir })
 }
 
 /// Settings of which one section, and where the state is, can be relied on.
@@ -162,7 +162,7 @@ pub fn usable(secret: Secret) -> Result<Secret, SourceError> {
     Ok(secret)
 }
 
-fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Settings, Policy) {
+fn assemble(file: File, around: &CompileContext<'_>, findings: &Findings) -> (Settings, Policy) {
     let integrations: HashMap<String, Arc<Integration>> = file
         .integrations
         .into_iter()
@@ -177,20 +177,20 @@ fn assemble(file: File, around: &Surroundings<'_>, findings: &Findings) -> (Sett
             findings.problem(path, format!("no credential named {:?}", required.as_str()), known);
         }
     }
-    let mut known = Known {
+    let mut known = References {
         integrations: &integrations,
         plans: &file.plans,
         raw: &file.credentials,
         settings: &file.settings,
         compiled: HashMap::new(),
     };
-    let tasks: Vec<(Task, Option<Token>)> =
+    let tasks: Vec<(Task, Option<TaskToken>)> =
         file.tasks.into_iter().map(|(name, raw)| task(&name, raw, &mut known, around, findings)).collect();
     let all = strong_values(known.compiled.values().flatten());
     let everything = Matcher::new(all.chain(tasks.iter().filter_map(|(_, token)| as_value(token.as_ref()))));
     let families = Arc::new(Families::of(file.leak.families().iter().copied()));
     let mut sets = HashMap::new();
-    let watchful = |(task, token): (Task, Option<Token>)| watchful(task, token.as_ref(), &mut sets, &families);
+    let watchful = |(task, token): (Task, Option<TaskToken>)| with_matchers(task, token.as_ref(), &mut sets, &families);
     let tasks: Vec<Arc<Task>> = tasks.into_iter().map(watchful).map(Arc::new).collect();
     let mut tokens = HashMap::new();
     for task in &tasks {
@@ -238,7 +238,7 @@ fn hosts(raw: Vec<(String, Vec<IpAddr>)>, findings: &Findings) -> HashMap<HostNa
 }
 
 /// What the settings refer to must be there, or the daemon would only find out at its start.
-fn check_references(settings: &Settings, policy: &Policy, around: &Surroundings<'_>, findings: &Findings) {
+fn check_references(settings: &Settings, policy: &Policy, around: &CompileContext<'_>, findings: &Findings) {
     let named =
         [("extra_roots", &settings.upstream.extra_roots, "a PEM file"), ("crls", &settings.upstream.crls, "a CRL")];
     for (key, files, wanted) in named {
@@ -313,7 +313,7 @@ fn check_references(settings: &Settings, policy: &Policy, around: &Surroundings<
 }
 
 fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integration {
-    judge(&name, &raw, findings);
+    check_integration(&name, &raw, findings);
     let ports = raw.ports.unwrap_or_else(|| if raw.plain_http { vec![443, 80] } else { vec![443] });
     Integration {
         allowed: raw.allowed_domains,
@@ -346,7 +346,7 @@ fn warn_of_wide_networks(path: &str, networks: &[IpNet], findings: &Findings) {
 }
 
 /// What keys of one integration must not be to each other.
-fn judge(name: &str, raw: &RawIntegration, findings: &Findings) {
+fn check_integration(name: &str, raw: &RawIntegration, findings: &Findings) {
     let at = |key: &str| format!("integrations.{name}.{key}");
     if raw.allowed_domains.is_empty() && !raw.any_public_host {
         findings.warning(at("allowed_domains"), "no domain: this integration allows nothing");
@@ -418,7 +418,7 @@ fn judge(name: &str, raw: &RawIntegration, findings: &Findings) {
 }
 
 /// What a task can refer to.
-struct Known<'a> {
+struct References<'a> {
     integrations: &'a HashMap<String, Arc<Integration>>,
     plans: &'a BTreeMap<String, Plan>,
     raw: &'a BTreeMap<String, RawCredential>,
@@ -427,7 +427,7 @@ struct Known<'a> {
     compiled: HashMap<(String, String), Option<Arc<Credential>>>,
 }
 
-impl Known<'_> {
+impl References<'_> {
     fn integrations(&self, wanted: &[String], at: &str, findings: &Findings) -> Vec<Arc<Integration>> {
         let named = wanted.iter().enumerate().filter(|(_, wanted)| *wanted != webhook::NAME);
         let find = |(i, wanted): (usize, &String)| {
@@ -445,7 +445,7 @@ impl Known<'_> {
         &mut self,
         task: &RawTask,
         at: &str,
-        around: &Surroundings<'_>,
+        around: &CompileContext<'_>,
         findings: &Findings,
     ) -> Vec<Arc<Credential>> {
         let mut found: Vec<Arc<Credential>> = Vec::new();
@@ -467,7 +467,7 @@ impl Known<'_> {
         &mut self,
         name: &str,
         workspace: &str,
-        around: &Surroundings<'_>,
+        around: &CompileContext<'_>,
         findings: &Findings,
     ) -> Option<Arc<Credential>> {
         let raw = self.raw.get(name)?;
@@ -477,22 +477,22 @@ impl Known<'_> {
 }
 
 /// The token of a task. The strength is estimated once, because that takes time.
-struct Token {
+struct TaskToken {
     value: Secret,
     strength: Strength,
 }
 
 /// A token as a value that must not leave, if it is strong.
-fn as_value(token: Option<&Token>) -> Option<Value<'_>> {
-    let Token { value, strength } = token.filter(|token| token.strength.is_strong())?;
-    Some(Value::new(Whose::Token, value.expose()).with_halves(*strength))
+fn as_value(token: Option<&TaskToken>) -> Option<Value<'_>> {
+    let TaskToken { value, strength } = token.filter(|token| token.strength.is_strong())?;
+    Some(Value::new(ValueOwner::Token, value.expose()).with_halves(*strength))
 }
 
 /// Indexes by the credentials whose values they hold, for the tasks that share them.
-type Sets = HashMap<Vec<*const Credential>, Arc<Matcher>>;
+type MatcherCache = HashMap<Vec<*const Credential>, Arc<Matcher>>;
 
 /// A task with indexes of what must not leave and what must not come back: its own values and no others.
-fn watchful(task: Task, token: Option<&Token>, sets: &mut Sets, families: &Arc<Families>) -> Task {
+fn with_matchers(task: Task, token: Option<&TaskToken>, sets: &mut MatcherCache, families: &Arc<Families>) -> Task {
     let mut key: Vec<_> = task.credentials.iter().map(Arc::as_ptr).collect();
     key.sort_unstable();
     let own = || Arc::new(Matcher::new(strong_values(task.credentials.iter())));
@@ -509,10 +509,10 @@ fn watchful(task: Task, token: Option<&Token>, sets: &mut Sets, families: &Arc<F
 fn task(
     name: &str,
     raw: RawTask,
-    known: &mut Known<'_>,
-    around: &Surroundings<'_>,
+    known: &mut References<'_>,
+    around: &CompileContext<'_>,
     findings: &Findings,
-) -> (Task, Option<Token>) {
+) -> (Task, Option<TaskToken>) {
     let at = |key: &str| format!("tasks.{name}.{key}");
     let found = known.integrations(&raw.integrations, &at("integrations"), findings);
     let plan = match &raw.plan {
@@ -523,7 +523,7 @@ fn task(
         }),
     };
     let token = raw.token.as_ref().and_then(|source| token(source, &at("token"), around, findings));
-    let token = token.map(|value| Token { strength: Strength::of(value.expose()), value });
+    let token = token.map(|value| TaskToken { strength: Strength::of(value.expose()), value });
     if let Some(Strength::Weak(why)) = token.as_ref().map(|token| token.strength) {
         findings.warning(at("token"), format!("the token is weak: {why}; it is not looked for in requests"));
     }
@@ -561,7 +561,7 @@ fn task(
     (task, token)
 }
 
-fn token(source: &Source, at: &str, around: &Surroundings<'_>, findings: &Findings) -> Option<Secret> {
+fn token(source: &Source, at: &str, around: &CompileContext<'_>, findings: &Findings) -> Option<Secret> {
     match read_source(source, around.env) {
         Ok(token) if token.expose().len() < TokenHash::MIN_TOKEN => {
             let write = format!("{} random bytes or more", TokenHash::MIN_TOKEN);
@@ -594,7 +594,7 @@ pub(super) mod tests {
     /// A vault that has every secret but one.
     struct Everything;
 
-    impl Secrets for Everything {
+    impl SecretSource for Everything {
         fn secret(&self, _: &Vault, workspace: &str, name: &str) -> Result<Secret, SourceError> {
             match name {
                 "NONE" => Err(SourceError::Missing(format!("the vault has no secret {name} in {workspace}"))),
@@ -611,7 +611,7 @@ pub(super) mod tests {
             _ => Some(format!("{name}-token-of-at-least-24-bytes")),
         };
         let (base, state_dir) = (Path::new("/etc/exeat"), Path::new("/var/lib/exeat"));
-        compile(text, &Surroundings { base, state_dir, env: &env, secrets: &Everything })
+        compile(text, &CompileContext { base, state_dir, env: &env, secrets: &Everything })
     }
 
     pub(in crate::policy) fn policy(text: &str) -> Policy {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use http::HeaderName;
 use http::header::AUTHORIZATION;
 
-use super::rule::Allowed;
+use super::rule::MatchedRules;
 use crate::leak::strength::Strength;
-use crate::leak::{self, Value, Whose};
+use crate::leak::{self, Value, ValueOwner};
 use crate::model::host::Host;
 use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
@@ -24,7 +24,7 @@ use crate::model::target::{Scheme, Target};
 pub struct Credential {
     pub(super) name: CredentialName,
     pub(super) auth: Auth,
-    pub(super) bound: Vec<Bound>,
+    pub(super) bound: Vec<Binding>,
     pub(super) always: bool,
     pub(super) placeholder: Option<String>,
     pub(super) swap_in: Vec<HeaderName>,
@@ -48,7 +48,7 @@ pub enum Auth {
 
 /// Where a value may be put.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Placement {
     /// A header field.
     Field(HeaderName),
     /// A query parameter.
@@ -57,13 +57,13 @@ pub enum Place {
 
 /// A destination that a credential may be sent to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Bound {
+pub(super) struct Binding {
     pub(super) host: Host,
     /// None: whatever port the task's integrations name for that host.
     pub(super) port: Option<u16>,
 }
 
-impl Bound {
+impl Binding {
     /// True if both can mean one destination.
     pub(super) fn meets(&self, other: &Self) -> bool {
         let ports = self.port.zip(other.port).is_none_or(|(a, b)| a == b);
@@ -74,11 +74,11 @@ impl Bound {
 impl Auth {
     /// Where the value goes.
     #[must_use]
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> Placement {
         match self {
-            Self::Basic | Self::Bearer => Place::Field(AUTHORIZATION),
-            Self::Header(name) => Place::Field(name.clone()),
-            Self::Query(name) => Place::Parameter(name.clone()),
+            Self::Basic | Self::Bearer => Placement::Field(AUTHORIZATION),
+            Self::Header(name) => Placement::Field(name.clone()),
+            Self::Query(name) => Placement::Parameter(name.clone()),
         }
     }
 }
@@ -133,7 +133,7 @@ impl Credential {
 
     /// The value as something to look for; of `user:password` both all of it and the password alone.
     pub(super) fn searched(&self) -> impl Iterator<Item = Value<'_>> {
-        let whose = || Whose::Credential(self.name.clone());
+        let whose = || ValueOwner::Credential(self.name.clone());
         let value = self.value().map(Secret::expose);
         let password = value.filter(|_| self.auth == Auth::Basic).map(leak::password);
         let whole = value.map(|value| match password {
@@ -146,7 +146,7 @@ impl Credential {
 
     /// Where it may be put, as the configuration writes it: `host` or `host:port`.
     pub fn domains(&self) -> impl Iterator<Item = String> {
-        self.bound.iter().map(|Bound { host, port }| match port {
+        self.bound.iter().map(|Binding { host, port }| match port {
             Some(port) => format!("{host}:{port}"),
             None => host.to_string(),
         })
@@ -155,8 +155,9 @@ impl Credential {
     /// Whether it may be sent to a destination that `allowed` lets through: https, a host and port that it
     /// is bound to, and not as part of the public internet.
     #[must_use]
-    pub fn is_bound_to(&self, target: &Target, allowed: &Allowed) -> bool {
-        let fits = |bound: &Bound| bound.host == *target.host() && bound.port.is_none_or(|port| port == target.port());
+    pub fn is_bound_to(&self, target: &Target, allowed: &MatchedRules) -> bool {
+        let fits =
+            |bound: &Binding| bound.host == *target.host() && bound.port.is_none_or(|port| port == target.port());
         target.scheme() == Scheme::Https && allowed.takes_credentials() && self.bound.iter().any(fits)
     }
 
@@ -168,14 +169,14 @@ impl Credential {
 
     /// Whether its placeholder is swapped there.
     #[must_use]
-    pub fn swaps_in(&self, place: &Place) -> bool {
-        let listed = |name: &HeaderName| *place == Place::Field(name.clone());
+    pub fn swaps_in(&self, place: &Placement) -> bool {
+        let listed = |name: &HeaderName| *place == Placement::Field(name.clone());
         self.auth.place() == *place || self.swap_in.iter().any(listed)
     }
 
     /// The places where its placeholder is swapped.
-    pub fn places(&self) -> impl Iterator<Item = Place> {
-        [self.auth.place()].into_iter().chain(self.swap_in.iter().cloned().map(Place::Field))
+    pub fn places(&self) -> impl Iterator<Item = Placement> {
+        [self.auth.place()].into_iter().chain(self.swap_in.iter().cloned().map(Placement::Field))
     }
 }
 
@@ -191,7 +192,7 @@ const MAX_NAME: usize = 64;
 
 /// What stands for a credential in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Marks {
+pub enum PlaceholderSyntax {
     /// `${NONCE.NAME}` and nothing else: the sender's own texts cannot look like it.
     Nonce(String),
     /// `${secrets.NAME}`, and the placeholders that credentials have of their own.
@@ -199,7 +200,7 @@ pub enum Marks {
 }
 
 /// A mark in a text: what it stands for, and what stands around it.
-pub struct Mark<'t> {
+pub struct Placeholder<'t> {
     /// The credential, or the name of which the task has none.
     pub credential: Result<Arc<Credential>, &'t str>,
     /// What stands before.
@@ -208,7 +209,7 @@ pub struct Mark<'t> {
     pub after: &'t [u8],
 }
 
-impl Marks {
+impl PlaceholderSyntax {
     fn opening(&self) -> String {
         match self {
             Self::Nonce(nonce) => format!("${{{nonce}."),
@@ -217,14 +218,14 @@ impl Marks {
     }
 
     /// The first mark in a text.
-    pub fn first<'t>(&self, credentials: &[Arc<Credential>], text: &'t [u8]) -> Option<Mark<'t>> {
+    pub fn first<'t>(&self, credentials: &[Arc<Credential>], text: &'t [u8]) -> Option<Placeholder<'t>> {
         self.named(credentials, text).or_else(|| match self {
             Self::Nonce(_) => None,
-            Self::Usual => own(credentials, text),
+            Self::Usual => own_placeholder(credentials, text),
         })
     }
 
-    fn named<'t>(&self, credentials: &[Arc<Credential>], text: &'t [u8]) -> Option<Mark<'t>> {
+    fn named<'t>(&self, credentials: &[Arc<Credential>], text: &'t [u8]) -> Option<Placeholder<'t>> {
         let opening = self.opening();
         let mut from = 0;
         loop {
@@ -237,7 +238,11 @@ impl Marks {
             let plain = name.and_then(|(name, _)| std::str::from_utf8(name).ok()).filter(|name| is_plain(name));
             if let (Some(plain), Some((_, closing))) = (plain, name) {
                 let credential = credentials.iter().find(|credential| credential.name.as_str() == plain);
-                return Some(Mark { credential: credential.cloned().ok_or(plain), before, after: closing.get(1..)? });
+                return Some(Placeholder {
+                    credential: credential.cloned().ok_or(plain),
+                    before,
+                    after: closing.get(1..)?,
+                });
             }
             from = at.checked_add(opening.len())?;
         }
@@ -245,11 +250,11 @@ impl Marks {
 }
 
 /// The first placeholder that a credential has of its own.
-fn own<'t>(credentials: &[Arc<Credential>], text: &'t [u8]) -> Option<Mark<'t>> {
+fn own_placeholder<'t>(credentials: &[Arc<Credential>], text: &'t [u8]) -> Option<Placeholder<'t>> {
     credentials.iter().find_map(|credential| {
         let placeholder = credential.placeholder.as_ref()?.as_bytes();
         let (before, rest) = text.split_at_checked(memchr::memmem::find(text, placeholder)?)?;
-        Some(Mark { credential: Ok(credential.clone()), before, after: rest.get(placeholder.len()..)? })
+        Some(Placeholder { credential: Ok(credential.clone()), before, after: rest.get(placeholder.len()..)? })
     })
 }
 
@@ -274,18 +279,18 @@ mod tests {
     #[test]
     fn marks_are_found_as_whole_words_of_their_own_syntax() {
         let credentials = [credential("KEY", Some("ghp_placeholder")), credential("OTHER", None)];
-        let nonce = Marks::Nonce("n0nce".to_owned());
+        let nonce = PlaceholderSyntax::Nonce("n0nce".to_owned());
         type Split<'t> = Option<(Option<&'t str>, &'t str, &'t str)>;
-        let rows: [(&Marks, &str, Split<'_>); 13] = [
-            (&Marks::Usual, "Bearer ${secrets.KEY}", Some((Some("KEY"), "Bearer ", ""))),
-            (&Marks::Usual, "a ${secrets.OTHER} b", Some((Some("OTHER"), "a ", " b"))),
-            (&Marks::Usual, "${secrets.NOPE}", Some((None, "", ""))),
-            (&Marks::Usual, "token ghp_placeholder", Some((Some("KEY"), "token ", ""))),
-            (&Marks::Usual, "${secrets.}", None),
-            (&Marks::Usual, "${secrets.KEY", None),
-            (&Marks::Usual, "${secrets.A B}${secrets.KEY}", Some((Some("KEY"), "${secrets.A B}", ""))),
-            (&Marks::Usual, "$secrets.KEY", None),
-            (&Marks::Usual, "${n0nce.KEY}", None),
+        let rows: [(&PlaceholderSyntax, &str, Split<'_>); 13] = [
+            (&PlaceholderSyntax::Usual, "Bearer ${secrets.KEY}", Some((Some("KEY"), "Bearer ", ""))),
+            (&PlaceholderSyntax::Usual, "a ${secrets.OTHER} b", Some((Some("OTHER"), "a ", " b"))),
+            (&PlaceholderSyntax::Usual, "${secrets.NOPE}", Some((None, "", ""))),
+            (&PlaceholderSyntax::Usual, "token ghp_placeholder", Some((Some("KEY"), "token ", ""))),
+            (&PlaceholderSyntax::Usual, "${secrets.}", None),
+            (&PlaceholderSyntax::Usual, "${secrets.KEY", None),
+            (&PlaceholderSyntax::Usual, "${secrets.A B}${secrets.KEY}", Some((Some("KEY"), "${secrets.A B}", ""))),
+            (&PlaceholderSyntax::Usual, "$secrets.KEY", None),
+            (&PlaceholderSyntax::Usual, "${n0nce.KEY}", None),
             (&nonce, "x${n0nce.KEY}y", Some((Some("KEY"), "x", "y"))),
             (&nonce, "${secrets.KEY}", None),
             (&nonce, "ghp_placeholder", None),

@@ -10,8 +10,8 @@ use http::header::{
 };
 use toml::Value;
 
-use super::compile::{SourceError, Surroundings, read_source};
-use super::credential::{Auth, Bound, Credential};
+use super::compile::{CompileContext, SourceError, read_source};
+use super::credential::{Auth, Binding, Credential};
 use super::reader::{Findings, Readable, Section, choice};
 use super::rule::{Integration, Mode};
 use super::settings::{Settings, Source};
@@ -33,7 +33,7 @@ pub(super) struct RawCredential {
     auth_header_name: Option<String>,
     auth_query_name: Option<String>,
     value: Option<CredentialSource>,
-    domains: Vec<Bound>,
+    domains: Vec<Binding>,
     inject: Inject,
     placeholder: Option<String>,
     swap_in: Vec<String>,
@@ -92,7 +92,7 @@ impl Readable for CredentialSource {
     }
 }
 
-impl Readable for Bound {
+impl Readable for Binding {
     fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
         let text = String::read(value, path, findings)?;
         let with_port = text.rsplit_once(':').filter(|(host, _)| !host.contains(':') || host.ends_with(']'));
@@ -197,7 +197,7 @@ impl RawCredential {
         name: &str,
         workspace: &str,
         settings: &Settings,
-        around: &Surroundings<'_>,
+        around: &CompileContext<'_>,
         findings: &Findings,
     ) -> Option<Credential> {
         let auth = match self.auth_type? {
@@ -246,7 +246,7 @@ impl RawCredential {
         &self,
         workspace: &str,
         settings: &Settings,
-        around: &Surroundings<'_>,
+        around: &CompileContext<'_>,
         findings: &Findings,
     ) -> Option<Secret> {
         let at = format!("{}.value", self.path);

@@ -7,7 +7,7 @@ use percent_encoding::percent_decode;
 /// A path that servers could read in two ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a path with more than one reading")]
-pub struct Ambiguous;
+pub struct AmbiguousPath;
 
 /// Brings a path into canonical form (RFC 3986 §6.2.2): unreserved characters decoded, other escapes
 /// in upper case.
@@ -16,24 +16,24 @@ pub struct Ambiguous;
 /// [`Ambiguous`] for dot segments (also with `;` parameters), encoded or raw backslashes, encoded
 /// slashes, semicolons and NUL (also twice encoded), empty segments, broken escapes, bytes that
 /// no URI has, and escapes of what is no UTF-8 (also twice encoded): decoders differ in what they make of overlong forms.
-pub fn canonical(path: &str) -> Result<Cow<'_, str>, Ambiguous> {
+pub fn canonical(path: &str) -> Result<Cow<'_, str>, AmbiguousPath> {
     if !path.starts_with('/') {
-        return Err(Ambiguous);
+        return Err(AmbiguousPath);
     }
     if !is_utf8(path) {
-        return Err(Ambiguous);
+        return Err(AmbiguousPath);
     }
     let decoded = decode(path)?;
     // Decoding must have come to its end: escapes of escapes have two readings.
     if decode(&decoded)? != decoded {
-        return Err(Ambiguous);
+        return Err(AmbiguousPath);
     }
     let mut segments = decoded.split('/').skip(1).peekable();
     while let Some(segment) = segments.next() {
         let last = segments.peek().is_none();
         let name = segment.split(';').next().unwrap_or_default();
         if matches!(name, "." | "..") || (segment.is_empty() && !last) || (name.is_empty() && !segment.is_empty()) {
-            return Err(Ambiguous);
+            return Err(AmbiguousPath);
         }
     }
     Ok(decoded)
@@ -46,7 +46,7 @@ fn is_utf8(path: &str) -> bool {
     [once.as_ref(), twice.as_ref()].iter().all(|bytes| std::str::from_utf8(bytes).is_ok())
 }
 
-fn decode(path: &str) -> Result<Cow<'_, str>, Ambiguous> {
+fn decode(path: &str) -> Result<Cow<'_, str>, AmbiguousPath> {
     let mut out = String::with_capacity(path.len());
     let mut bytes = path.bytes();
     while let Some(byte) = bytes.next() {
@@ -54,20 +54,20 @@ fn decode(path: &str) -> Result<Cow<'_, str>, Ambiguous> {
             b'%' => {
                 let value = escape(&mut bytes)?;
                 if value == b'%' && twice_encoded(&bytes) {
-                    return Err(Ambiguous);
+                    return Err(AmbiguousPath);
                 }
                 push_escape(&mut out, value)?;
             }
-            b'\\' | 0..=0x20 | 0x7f.. => return Err(Ambiguous),
+            b'\\' | 0..=0x20 | 0x7f.. => return Err(AmbiguousPath),
             _ => out.push(char::from(byte)),
         }
     }
     Ok(if out == path { Cow::Borrowed(path) } else { Cow::Owned(out) })
 }
 
-fn push_escape(out: &mut String, value: u8) -> Result<(), Ambiguous> {
+fn push_escape(out: &mut String, value: u8) -> Result<(), AmbiguousPath> {
     if tricky(value) {
-        return Err(Ambiguous);
+        return Err(AmbiguousPath);
     }
     if value.is_ascii_alphanumeric() || matches!(value, b'-' | b'.' | b'_' | b'~') {
         out.push(char::from(value));
@@ -89,10 +89,10 @@ fn twice_encoded(rest: &std::str::Bytes<'_>) -> bool {
     escape(&mut rest.clone()).is_ok_and(|value| tricky(value) || matches!(value, b'.' | b'%'))
 }
 
-fn escape(bytes: &mut std::str::Bytes<'_>) -> Result<u8, Ambiguous> {
-    let mut digit = || bytes.next().and_then(|b| char::from(b).to_digit(16)).ok_or(Ambiguous);
+fn escape(bytes: &mut std::str::Bytes<'_>) -> Result<u8, AmbiguousPath> {
+    let mut digit = || bytes.next().and_then(|b| char::from(b).to_digit(16)).ok_or(AmbiguousPath);
     let (high, low) = (digit()?, digit()?);
-    u8::try_from(high << 4 | low).map_err(|_| Ambiguous)
+    u8::try_from(high << 4 | low).map_err(|_| AmbiguousPath)
 }
 
 #[cfg(test)]
@@ -113,51 +113,51 @@ mod tests {
             ("/a%2520b", Ok("/a%2520b")),
             ("/.well-known/x..y", Ok("/.well-known/x..y")),
             ("/...", Ok("/...")),
-            ("/a/../b", Err(Ambiguous)),
-            ("/a/./b", Err(Ambiguous)),
-            ("/a/..", Err(Ambiguous)),
-            ("/a/%2e%2e/b", Err(Ambiguous)),
-            ("/a/.%2E/b", Err(Ambiguous)),
-            ("/a/..;/b", Err(Ambiguous)),
-            ("/a/..;x=1/b", Err(Ambiguous)),
-            ("/a/%2e%2e;/b", Err(Ambiguous)),
-            ("/a/..%3b/b", Err(Ambiguous)),
-            ("/a/;/b", Err(Ambiguous)),
-            ("/a%2fb", Err(Ambiguous)),
-            ("/a%5cb", Err(Ambiguous)),
-            ("/a%5C..%5Cb", Err(Ambiguous)),
-            ("/a\\b", Err(Ambiguous)),
-            ("/a%00b", Err(Ambiguous)),
-            ("/a/%252e%252e/b", Err(Ambiguous)),
-            ("/a%252fb", Err(Ambiguous)),
-            ("/a%25252fb", Err(Ambiguous)),
-            ("/a/%25%32%65%25%32%65/b", Err(Ambiguous)),
-            ("/a%252%66b", Err(Ambiguous)),
-            ("/a%25%35%63b", Err(Ambiguous)),
-            ("//a", Err(Ambiguous)),
-            ("/a//b", Err(Ambiguous)),
+            ("/a/../b", Err(AmbiguousPath)),
+            ("/a/./b", Err(AmbiguousPath)),
+            ("/a/..", Err(AmbiguousPath)),
+            ("/a/%2e%2e/b", Err(AmbiguousPath)),
+            ("/a/.%2E/b", Err(AmbiguousPath)),
+            ("/a/..;/b", Err(AmbiguousPath)),
+            ("/a/..;x=1/b", Err(AmbiguousPath)),
+            ("/a/%2e%2e;/b", Err(AmbiguousPath)),
+            ("/a/..%3b/b", Err(AmbiguousPath)),
+            ("/a/;/b", Err(AmbiguousPath)),
+            ("/a%2fb", Err(AmbiguousPath)),
+            ("/a%5cb", Err(AmbiguousPath)),
+            ("/a%5C..%5Cb", Err(AmbiguousPath)),
+            ("/a\\b", Err(AmbiguousPath)),
+            ("/a%00b", Err(AmbiguousPath)),
+            ("/a/%252e%252e/b", Err(AmbiguousPath)),
+            ("/a%252fb", Err(AmbiguousPath)),
+            ("/a%25252fb", Err(AmbiguousPath)),
+            ("/a/%25%32%65%25%32%65/b", Err(AmbiguousPath)),
+            ("/a%252%66b", Err(AmbiguousPath)),
+            ("/a%25%35%63b", Err(AmbiguousPath)),
+            ("//a", Err(AmbiguousPath)),
+            ("/a//b", Err(AmbiguousPath)),
             ("/a%c3%a9", Ok("/a%C3%A9")),
             ("/a%f0%9f%98%80", Ok("/a%F0%9F%98%80")),
             ("/a%25c3%25a9", Ok("/a%25c3%25a9")),
-            ("/a%c0%af", Err(Ambiguous)),
-            ("/a%c1%9c", Err(Ambiguous)),
-            ("/a%e0%80%af", Err(Ambiguous)),
-            ("/a%f0%80%80%af", Err(Ambiguous)),
-            ("/a%f4%90%80%80", Err(Ambiguous)),
-            ("/a%ed%a0%80", Err(Ambiguous)),
-            ("/a%ff", Err(Ambiguous)),
-            ("/a%c3", Err(Ambiguous)),
-            ("/a%c3/%a9", Err(Ambiguous)),
-            ("/a%80", Err(Ambiguous)),
-            ("/a%25c0%25af", Err(Ambiguous)),
-            ("/a%25%63%30%25%61%66", Err(Ambiguous)),
-            ("/a%zz", Err(Ambiguous)),
-            ("/a%2", Err(Ambiguous)),
-            ("/a b", Err(Ambiguous)),
-            ("/ü", Err(Ambiguous)),
-            ("a", Err(Ambiguous)),
-            ("*", Err(Ambiguous)),
-            ("", Err(Ambiguous)),
+            ("/a%c0%af", Err(AmbiguousPath)),
+            ("/a%c1%9c", Err(AmbiguousPath)),
+            ("/a%e0%80%af", Err(AmbiguousPath)),
+            ("/a%f0%80%80%af", Err(AmbiguousPath)),
+            ("/a%f4%90%80%80", Err(AmbiguousPath)),
+            ("/a%ed%a0%80", Err(AmbiguousPath)),
+            ("/a%ff", Err(AmbiguousPath)),
+            ("/a%c3", Err(AmbiguousPath)),
+            ("/a%c3/%a9", Err(AmbiguousPath)),
+            ("/a%80", Err(AmbiguousPath)),
+            ("/a%25c0%25af", Err(AmbiguousPath)),
+            ("/a%25%63%30%25%61%66", Err(AmbiguousPath)),
+            ("/a%zz", Err(AmbiguousPath)),
+            ("/a%2", Err(AmbiguousPath)),
+            ("/a b", Err(AmbiguousPath)),
+            ("/ü", Err(AmbiguousPath)),
+            ("a", Err(AmbiguousPath)),
+            ("*", Err(AmbiguousPath)),
+            ("", Err(AmbiguousPath)),
         ];
         for (path, want) in rows {
             assert_eq!(canonical(path).as_deref(), want.as_ref().map(|s| *s), "{path:?}");

@@ -72,11 +72,11 @@ pub struct Task {
 
 /// What is asked of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum AccessKind {
     /// A tunnel, whose requests are judged when they come.
     Connect,
     /// What is known of it: its addresses, its certificate, whether it answers. No request goes there.
-    Look,
+    Probe,
     /// One request.
     Request(Kind),
 }
@@ -120,7 +120,7 @@ pub enum Ech {
 
 /// The integrations that let a destination or request through, together.
 #[derive(Clone)]
-pub struct Allowed {
+pub struct MatchedRules {
     rules: Vec<Arc<Integration>>,
     /// What `observe` let through; then `rules` is empty and the public rule holds.
     observed: Option<Deny>,
@@ -131,9 +131,9 @@ pub struct Allowed {
 }
 
 /// What of a request was allowed, and the path to forward in place of the sent one.
-pub struct AllowedRequest {
+pub struct MatchedRequest {
     /// The integrations that let it through.
-    pub allowed: Allowed,
+    pub allowed: MatchedRules,
     /// The canonical path, if one was judged and differs from what was sent.
     pub path: Option<String>,
     /// Another method or path might not have been allowed, or not without an approval or a certain credential.
@@ -186,10 +186,10 @@ impl Policy {
     ///
     /// # Errors
     /// [`super::address::Denied`] with the block's name.
-    pub fn judge(&self, ip: IpAddr, allowed: &Allowed) -> Result<(), super::address::Denied> {
+    pub fn check_address(&self, ip: IpAddr, allowed: &MatchedRules) -> Result<(), super::address::Denied> {
         let integrations: Vec<&[IpNet]> = allowed.rules.iter().map(|rule| rule.allow_cidrs.as_slice()).collect();
         let network: &[IpNet] = if allowed.is_public_rule() { &[] } else { &self.network.allow };
-        super::address::judge(ip, Cidrs { network, integrations: &integrations, deny: &self.network.deny })
+        super::address::check(ip, Cidrs { network, integrations: &integrations, deny: &self.network.deny })
     }
 }
 
@@ -299,10 +299,10 @@ impl Task {
     /// [`Deny::RawNotAllowed`] or [`Deny::ToolNotEnabled`]; [`Deny::WebhookNotEnabled`] or
     /// [`Deny::WebhookNotRegistered`]; else the first of host, scheme and port that no integration allows
     /// together with those before it.
-    pub fn destination(&self, target: &Target, asked: Asked) -> Result<Allowed, Deny> {
+    pub fn destination(&self, target: &Target, asked: AccessKind) -> Result<MatchedRules, Deny> {
         let allowed = match asked {
-            Asked::Connect | Asked::Look => self.by_integration(target)?,
-            Asked::Request(kind) => {
+            AccessKind::Connect | AccessKind::Probe => self.by_integration(target)?,
+            AccessKind::Request(kind) => {
                 self.admits(kind)?;
                 if target.scheme() == Scheme::Http && !kind.admits_plain_http() {
                     return Err(Deny::SchemeNotAllowed);
@@ -311,7 +311,7 @@ impl Task {
             }
         };
         // What cannot be seen cannot be told from a raw request.
-        if asked == Asked::Connect && allowed.mode() == Mode::Opaque {
+        if asked == AccessKind::Connect && allowed.mode() == Mode::Opaque {
             self.admits(Kind::Raw)?
         }
         Ok(allowed)
@@ -325,7 +325,7 @@ impl Task {
         }
     }
 
-    fn by_webhook(&self, target: &Target) -> Result<Allowed, Deny> {
+    fn by_webhook(&self, target: &Target) -> Result<MatchedRules, Deny> {
         let registered = self.webhooks.as_ref().ok_or(Deny::WebhookNotEnabled)?;
         if !registered.contains(target) {
             return Err(Deny::WebhookNotRegistered);
@@ -333,17 +333,17 @@ impl Task {
         if self.requires_at(target.host()) {
             return Err(Deny::CredentialRequired);
         }
-        Ok(Allowed { asking: self.for_host(target.host()), ..Allowed::as_webhook() })
+        Ok(MatchedRules { asking: self.for_host(target.host()), ..MatchedRules::as_webhook() })
     }
 
-    fn by_integration(&self, target: &Target) -> Result<Allowed, Deny> {
+    fn by_integration(&self, target: &Target) -> Result<MatchedRules, Deny> {
         let rules = self.for_host(target.host());
         let found = narrow(rules, Deny::HostNotAllowed, |_| true)
             .and_then(|rules| narrow(rules, Deny::SchemeNotAllowed, |rule| rule.admits_scheme(target.scheme())))
             .and_then(|rules| narrow(rules, Deny::PortNotAllowed, |rule| rule.ports.contains(&target.port())));
         match found {
-            Ok(rules) => Ok(Allowed::by(rules)),
-            Err(deny) if self.observes(target, deny) => Ok(Allowed::as_observed(deny)),
+            Ok(rules) => Ok(MatchedRules::by(rules)),
+            Err(deny) if self.observes(target, deny) => Ok(MatchedRules::as_observed(deny)),
             Err(deny) => Err(deny),
         }
     }
@@ -352,12 +352,18 @@ impl Task {
     ///
     /// # Errors
     /// [`Deny::MethodNotAllowed`] or [`Deny::PathNotAllowed`].
-    pub fn request(&self, target: &Target, to: &Allowed, method: &Method, path: &str) -> Result<AllowedRequest, Deny> {
+    pub fn request(
+        &self,
+        target: &Target,
+        to: &MatchedRules,
+        method: &Method,
+        path: &str,
+    ) -> Result<MatchedRequest, Deny> {
         if matches!(*method, Method::CONNECT | Method::TRACE) {
             return Err(Deny::MethodNotAllowed);
         }
         if to.observed.is_some() || to.webhook {
-            return Ok(AllowedRequest { allowed: to.clone(), path: None, is_restricted: false });
+            return Ok(MatchedRequest { allowed: to.clone(), path: None, is_restricted: false });
         }
         let canonical = path::canonical(path).ok();
         let requires = |rule: &Arc<Integration>| rule.paths.is_some() && rule.wants_more();
@@ -373,10 +379,10 @@ impl Task {
                 let path = canonical.filter(|_| judged).filter(|c| *c != path).map(Cow::into_owned);
                 let stricter = |rule: &Arc<Integration>| rule.wants_more() && rule.restricts();
                 let is_restricted = rules.iter().all(|rule| rule.restricts()) || to.rules.iter().any(stricter);
-                Ok(AllowedRequest { allowed: Allowed::by(rules), path, is_restricted })
+                Ok(MatchedRequest { allowed: MatchedRules::by(rules), path, is_restricted })
             }
             Err(deny) if self.observes(target, deny) => {
-                Ok(AllowedRequest { allowed: Allowed::as_observed(deny), path: None, is_restricted: false })
+                Ok(MatchedRequest { allowed: MatchedRules::as_observed(deny), path: None, is_restricted: false })
             }
             Err(deny) => Err(deny),
         }
@@ -443,7 +449,7 @@ impl Integration {
     }
 }
 
-impl Allowed {
+impl MatchedRules {
     /// Inspect wins over opaque.
     #[must_use]
     pub fn mode(&self) -> Mode {
@@ -545,7 +551,7 @@ mod tests {
     use super::super::compile::tests::policy;
     use super::*;
 
-    const RAW: Asked = Asked::Request(Kind::Raw);
+    const RAW: AccessKind = AccessKind::Request(Kind::Raw);
 
     fn target(url: &str) -> Target {
         Target::absolute(&url.parse().unwrap()).unwrap()
@@ -659,8 +665,8 @@ mod tests {
         let ten = "10.0.0.1".parse().unwrap();
         let web = task.destination(&target("https://news.example.org/"), RAW).unwrap();
         let named = task.destination(&target("https://api.example.com/"), RAW).unwrap();
-        assert!(policy.judge(ten, &web).is_err(), "[network].allow_cidrs is not for the public rule");
-        assert!(policy.judge(ten, &named).is_ok());
+        assert!(policy.check_address(ten, &web).is_err(), "[network].allow_cidrs is not for the public rule");
+        assert!(policy.check_address(ten, &named).is_ok());
     }
 
     #[test]
@@ -693,7 +699,7 @@ mod tests {
         }
         let task = policy.task(&TaskName::new("t")).unwrap();
         let seen = task.destination(&target("https://other.example.com/"), RAW).unwrap();
-        assert!(policy.judge("10.0.0.1".parse().unwrap(), &seen).is_err());
+        assert!(policy.check_address("10.0.0.1".parse().unwrap(), &seen).is_err());
     }
 
     /// What an approval of a request is good for, in seconds, if it needs one.
@@ -701,7 +707,7 @@ mod tests {
         let uri: http::Uri = url.parse().unwrap();
         let (target, method) = (target(url), Method::from_bytes(method.as_bytes()).unwrap());
         let task = policy.task(&TaskName::new("t")).unwrap();
-        let allowed = task.destination(&target, Asked::Request(kind))?;
+        let allowed = task.destination(&target, AccessKind::Request(kind))?;
         let judged = task.request(&target, &allowed, &method, uri.path())?;
         Ok(judged.allowed.approval(&method, kind).map(|expires| expires.as_secs()))
     }

@@ -25,7 +25,7 @@ pub(super) fn registered(urls: &[String], at: &str, findings: &Findings) -> Vec<
             return None;
         };
         if let Host::Ip(ip) = target.host()
-            && let Err(denied) = address::judge(*ip, Cidrs::default())
+            && let Err(denied) = address::check(*ip, Cidrs::default())
         {
             let problem = format!("the address is not a public one: {}", denied.block());
             findings.problem(format!("{at}[{i}]"), problem, "a public host");

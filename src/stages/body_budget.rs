@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::audit::record::Counts;
+use crate::audit::record::TransferCounts;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::Fail;
 
@@ -61,14 +61,14 @@ struct Body {
     moved: Instant,
     /// All of it has arrived, so it is on its way to the origin and is not given up.
     whole: bool,
-    counts: Arc<Counts>,
+    counts: Arc<TransferCounts>,
 }
 
 /// The bytes that one body holds. Dropped, they are given back.
 pub struct Reservation {
     budget: Arc<Budget>,
     execution: ExecutionId,
-    counts: Arc<Counts>,
+    counts: Arc<TransferCounts>,
     id: u64,
     held: u64,
     /// As [`Body::whole`].
@@ -126,15 +126,15 @@ impl Budget {
 
     /// A reservation for one body, of nothing as yet. If the body is given up, its exchange is stopped with
     /// [`Fail::Overloaded`].
-    pub(super) fn reserve(self: &Arc<Self>, execution: &ExecutionId, counts: Arc<Counts>) -> Reservation {
+    pub(super) fn reserve(self: &Arc<Self>, execution: &ExecutionId, counts: Arc<TransferCounts>) -> Reservation {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         Reservation { budget: self.clone(), execution: execution.clone(), counts, id, held: 0, whole: false }
     }
 
     /// Takes this many bytes for something that is never given up, such as a connection's window. None if there is no
     /// room.
-    pub fn keep(self: &Arc<Self>, execution: &ExecutionId, bytes: u64) -> Option<Reservation> {
-        let mut kept = self.reserve(execution, Arc::new(Counts::new()));
+    pub fn reserve_for(self: &Arc<Self>, execution: &ExecutionId, bytes: u64) -> Option<Reservation> {
+        let mut kept = self.reserve(execution, Arc::new(TransferCounts::new()));
         kept.whole = true;
         kept.hold(bytes).ok().map(|()| kept)
     }
@@ -359,7 +359,7 @@ mod tests {
     }
 
     fn body(budget: &Arc<Budget>, execution: &str) -> Reservation {
-        budget.reserve(&ExecutionId::new(execution), Arc::new(Counts::new()))
+        budget.reserve(&ExecutionId::new(execution), Arc::new(TransferCounts::new()))
     }
 
     /// A body that holds as much as such a body does.
@@ -456,8 +456,8 @@ mod tests {
         let budget = budget(4, 6);
         let mut large: Vec<_> = (0..3).map(|_| held(&budget, "a").unwrap()).collect();
         large.iter_mut().for_each(Reservation::complete);
-        large.extend(budget.keep(&ExecutionId::new("a"), BODY));
-        assert!(large.len() == 4 && budget.keep(&ExecutionId::new("a"), 1).is_none());
+        large.extend(budget.reserve_for(&ExecutionId::new("a"), BODY));
+        assert!(large.len() == 4 && budget.reserve_for(&ExecutionId::new("a"), 1).is_none());
         let small: Vec<_> = ["b", "c"].map(|name| held(&budget, name).unwrap()).into();
         assert_eq!(held(&budget, "b").err(), Some(Full::Process));
         assert_eq!(held(&budget, "d").err(), Some(Full::Process), "whole ones stay");

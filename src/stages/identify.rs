@@ -83,7 +83,7 @@ pub async fn caller(policy: &Policy, ledger: &Ledger, headers: &HeaderMap, peer:
     let mut fields = headers.get_all(PROXY_AUTHORIZATION).iter();
     let caller = match (fields.next(), fields.next()) {
         (Some(field), None) => {
-            let said = Said::read(field.as_bytes()).ok_or(Deny::CallerUnknown)?;
+            let said = ProxyAuthorization::read(field.as_bytes()).ok_or(Deny::CallerUnknown)?;
             match said.task(policy) {
                 Some(task) => of_task(task, Proof::Token(said.token)),
                 None => started(ledger, &said, peer).await?,
@@ -104,7 +104,7 @@ fn of_task(task: &Task, proof: Proof) -> Caller {
 }
 
 /// The execution that was started with this token.
-async fn started(ledger: &Ledger, said: &Said, peer: &Peer) -> Verdict<Caller> {
+async fn started(ledger: &Ledger, said: &ProxyAuthorization, peer: &Peer) -> Verdict<Caller> {
     let id = said.id.as_ref().filter(|id| token::is_id(id.as_str())).ok_or(Deny::CallerUnknown)?;
     let known = ledger.find(id).await.map_err(|_| Fail::LedgerUnavailable)?;
     let is_here = |network: IpNet| peer.address().is_some_and(|address| network.contains(&address));
@@ -123,7 +123,7 @@ fn vouched<'p>(policy: &'p Policy, peer: &Peer) -> Option<&'p Task> {
 }
 
 /// What the field says.
-struct Said {
+struct ProxyAuthorization {
     /// Whose token it is: a task's name or an execution's id. A task's own token says it in no other way than being
     /// the task's.
     id: Option<ExecutionId>,
@@ -131,7 +131,7 @@ struct Said {
     token: TokenHash,
 }
 
-impl Said {
+impl ProxyAuthorization {
     fn read(field: &[u8]) -> Option<Self> {
         let field = std::str::from_utf8(field).ok()?;
         let (scheme, credentials) = field.split_once(' ')?;
@@ -163,11 +163,11 @@ impl Said {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::compile::{self, SourceError, Surroundings};
+    use crate::policy::compile::{self, CompileContext, SourceError};
     use crate::policy::settings::Vault;
 
     struct NoSecrets;
-    impl compile::Secrets for NoSecrets {
+    impl compile::SecretSource for NoSecrets {
         fn secret(&self, _: &Vault, _: &str, name: &str) -> Result<crate::model::secret::Secret, SourceError> {
             Err(SourceError::Missing(name.to_owned()))
         }
@@ -177,7 +177,7 @@ mod tests {
         let text = "[tasks.a]\ntoken = \"env:A\"\n[tasks.b]\ntoken = \"env:B\"\n[tasks.c]\n";
         let env = |name: &str| Some(format!("a-token-of-24-bytes-or-more-{name}"));
         let here = std::path::Path::new("/nowhere");
-        let around = Surroundings { base: here, state_dir: here, env: &env, secrets: &NoSecrets };
+        let around = CompileContext { base: here, state_dir: here, env: &env, secrets: &NoSecrets };
         compile::compile(text, &around).unwrap_or_else(|problems| panic!("{problems:?}")).policy
     }
 

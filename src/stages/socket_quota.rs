@@ -12,27 +12,27 @@ use tokio::time::timeout;
 use crate::model::name::ExecutionId;
 
 /// What there is, and who has how much of it.
-pub(crate) struct Quota {
+pub(crate) struct SocketQuota {
     most: usize,
     most_each: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<Usage>,
     freed: Notify,
 }
 
 #[derive(Default)]
-struct Taken {
+struct Usage {
     all: usize,
     each: HashMap<ExecutionId, usize>,
 }
 
 /// One of them, until it is dropped.
 pub(crate) struct Permit {
-    quota: Arc<Quota>,
+    quota: Arc<SocketQuota>,
     /// None of the daemon's own.
     execution: Option<ExecutionId>,
 }
 
-impl Quota {
+impl SocketQuota {
     /// So many in all, and so many of one execution.
     pub(crate) fn new(most: usize, most_each: usize) -> Arc<Self> {
         Arc::new(Self { most, most_each, taken: Mutex::default(), freed: Notify::new() })
@@ -76,7 +76,7 @@ impl Quota {
         self.lock().all >= self.most
     }
 
-    fn lock(&self) -> MutexGuard<'_, Taken> {
+    fn lock(&self) -> MutexGuard<'_, Usage> {
         // Nothing within can panic but for want of memory.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -106,7 +106,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nobody_gets_all_and_what_is_given_back_is_taken_by_who_waits() {
-        let quota = Quota::new(3, 2);
+        let quota = SocketQuota::new(3, 2);
         let of = |name: &str| ExecutionId::of_static(&TaskName::new(name));
         let (a, b) = (of("a"), of("b"));
         let one = quota.take(Some(&a)).unwrap();

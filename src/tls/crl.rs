@@ -23,7 +23,7 @@ pub enum CrlError {
 
 /// The lists of one file.
 #[derive(Debug)]
-pub struct Lists {
+pub struct RevocationLists {
     /// In the order of the file.
     pub lists: Vec<CertificateRevocationListDer<'static>>,
     /// The end of the time of the one that ends first, as far as it is over.
@@ -34,7 +34,7 @@ pub struct Lists {
 ///
 /// # Errors
 /// [`CrlError`] if there is none, or one of them cannot be used.
-pub fn read(path: &Path) -> Result<Lists, CrlError> {
+pub fn read(path: &Path) -> Result<RevocationLists, CrlError> {
     let bytes = std::fs::read(path).map_err(|error| CrlError::Unreadable(path.to_owned(), error))?;
     let unusable = |why: &dyn std::fmt::Display| CrlError::Unusable(path.to_owned(), why.to_string());
     let is_pem = bytes.windows(BEGIN.len()).any(|window| window == BEGIN);
@@ -59,7 +59,7 @@ pub fn read(path: &Path) -> Result<Lists, CrlError> {
     let now = OffsetDateTime::now_utc();
     let ends = lists.iter().filter_map(next_update);
     let expired = ends.min().filter(|end| *end < now);
-    Ok(Lists { lists, expired })
+    Ok(RevocationLists { lists, expired })
 }
 
 const BEGIN: &[u8] = b"-----BEGIN ";

@@ -15,7 +15,7 @@ use super::provider;
 const URN: &str = "urn:exeat:task:";
 
 /// PEM files.
-pub struct Files<'a> {
+pub struct PemFiles<'a> {
     /// The chain, the leaf first.
     pub cert: &'a Path,
     /// The leaf's key.
@@ -28,7 +28,7 @@ pub struct Files<'a> {
 
 /// The listener's TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
-pub enum FrontError {
+pub enum ListenerTlsError {
     /// A file cannot be read, or does not hold what it should.
     #[error("{0}: {1}")]
     File(PathBuf, String),
@@ -42,13 +42,13 @@ pub enum FrontError {
 ///
 /// # Errors
 /// [`FrontError`]: nobody is let in because a file was missing or could not be read.
-pub fn server_config(files: &Files<'_>) -> Result<Arc<ServerConfig>, FrontError> {
+pub fn server_config(files: &PemFiles<'_>) -> Result<Arc<ServerConfig>, ListenerTlsError> {
     let chain = certificates(files.cert)?;
-    let no_key = |error| FrontError::of(files.key, "private key", &error);
+    let no_key = |error| ListenerTlsError::of(files.key, "private key", &error);
     let key = PrivateKeyDer::from_pem_file(files.key).map_err(no_key)?;
     let unfit = |path: &Path| {
         let path = path.to_owned();
-        move |why: &dyn std::fmt::Display| FrontError::Unfit(path, why.to_string())
+        move |why: &dyn std::fmt::Display| ListenerTlsError::Unfit(path, why.to_string())
     };
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
@@ -75,21 +75,21 @@ pub fn server_config(files: &Files<'_>) -> Result<Arc<ServerConfig>, FrontError>
     Ok(Arc::new(config))
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FrontError> {
-    let unusable = |error| FrontError::of(path, "certificate", &error);
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ListenerTlsError> {
+    let unusable = |error| ListenerTlsError::of(path, "certificate", &error);
     let certificates = CertificateDer::pem_file_iter(path).map_err(unusable)?;
     let certificates = certificates.collect::<Result<Vec<_>, _>>().map_err(unusable)?;
     if certificates.is_empty() { Err(unusable(pem::Error::NoItemsFound)) } else { Ok(certificates) }
 }
 
-fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, FrontError> {
-    let unusable = |error| FrontError::of(path, "list of revoked certificates", &error);
+fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, ListenerTlsError> {
+    let unusable = |error| ListenerTlsError::of(path, "list of revoked certificates", &error);
     let lists = CertificateRevocationListDer::pem_file_iter(path).map_err(unusable)?;
     let lists = lists.collect::<Result<Vec<_>, _>>().map_err(unusable)?;
     if lists.is_empty() { Err(unusable(pem::Error::NoItemsFound)) } else { Ok(lists) }
 }
 
-impl FrontError {
+impl ListenerTlsError {
     fn of(path: &Path, what: &str, error: &pem::Error) -> Self {
         Self::File(path.to_owned(), format!("holds no PEM {what} that can be used: {error}"))
     }

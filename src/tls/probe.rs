@@ -28,7 +28,7 @@ const MOST_NAMES: usize = 100;
 
 /// What came of a handshake. Its texts are the origin's.
 #[derive(Debug)]
-pub struct Shown {
+pub struct CertificateReport {
     /// `TLSv1.3` or `TLSv1.2`.
     pub protocol: &'static str,
     /// What would be spoken: `h2` or `http/1.1`.
@@ -63,7 +63,7 @@ impl UpstreamTls {
     ///
     /// # Errors
     /// If the other side speaks no TLS, or does not hold the key of its certificate.
-    pub async fn look(&self, host: &Host, io: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<Shown> {
+    pub async fn probe(&self, host: &Host, io: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<CertificateReport> {
         let name = server_name(host).ok_or(io::ErrorKind::InvalidInput)?;
         let config = curious(&self.verifier).map_err(io::Error::other)?;
         let tls = TlsConnector::from(Arc::new(config)).connect(name.clone(), io).await?;
@@ -72,7 +72,7 @@ impl UpstreamTls {
         let doubt = sent.split_first().and_then(|(own, others)| {
             self.verifier.verify_server_cert(own, others, &name, &[], UnixTime::now()).err().map(|why| why.to_string())
         });
-        Ok(Shown {
+        Ok(CertificateReport {
             protocol: match connection.protocol_version() {
                 Some(ProtocolVersion::TLSv1_2) => "TLSv1.2",
                 _ => "TLSv1.3",
@@ -89,7 +89,7 @@ fn curious(verifier: &Arc<Verifier>) -> Result<ClientConfig, rustls::Error> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Any(verifier.clone())))
+        .with_custom_certificate_verifier(Arc::new(AcceptAny(verifier.clone())))
         .with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     config.resumption = Resumption::disabled();
@@ -98,9 +98,9 @@ fn curious(verifier: &Arc<Verifier>) -> Result<ClientConfig, rustls::Error> {
 
 /// Takes any certificate whose key signs the handshake. What it is worth is asked afterwards.
 #[derive(Debug)]
-struct Any(Arc<Verifier>);
+struct AcceptAny(Arc<Verifier>);
 
-impl ServerCertVerifier for Any {
+impl ServerCertVerifier for AcceptAny {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

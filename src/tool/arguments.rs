@@ -11,7 +11,7 @@ use crate::model::wire;
 
 /// What is wrong with them: the text for the model, and the code for the record.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
+pub(super) struct ArgumentError {
     pub(super) text: String,
     pub(super) reason: Refusal,
 }
@@ -22,13 +22,13 @@ pub(super) struct Arguments<'a> {
     pub(super) all: &'a Map<String, Value>,
 }
 
-impl Wrong {
+impl ArgumentError {
     pub(super) fn malformed(text: String) -> Self {
         Self { text, reason: Deny::RequestMalformed.into() }
     }
 }
 
-impl From<Refusal> for Wrong {
+impl From<Refusal> for ArgumentError {
     fn from(reason: Refusal) -> Self {
         Self { text: messages::plain(reason), reason }
     }
@@ -41,18 +41,18 @@ impl<'a> Arguments<'a> {
     }
 
     /// A text that has to be there and to say something.
-    pub(super) fn text(&self, field: &str) -> Result<&'a str, Wrong> {
+    pub(super) fn text(&self, field: &str) -> Result<&'a str, ArgumentError> {
         match self.get(field) {
-            None => Err(Wrong::malformed(messages::field_required(field, self.tool))),
+            None => Err(ArgumentError::malformed(messages::field_required(field, self.tool))),
             Some(Value::String(text)) if text.is_empty() => {
-                Err(Wrong::malformed(messages::field_required(field, self.tool)))
+                Err(ArgumentError::malformed(messages::field_required(field, self.tool)))
             }
             Some(Value::String(text)) => Ok(text),
             Some(_) => Err(self.wrong(field, "must be a string")),
         }
     }
 
-    pub(super) fn object(&self, field: &str) -> Result<Option<&'a Map<String, Value>>, Wrong> {
+    pub(super) fn object(&self, field: &str) -> Result<Option<&'a Map<String, Value>>, ArgumentError> {
         match self.get(field) {
             None => Ok(None),
             Some(Value::Object(object)) => Ok(Some(object)),
@@ -60,12 +60,12 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    pub(super) fn wrong(&self, field: &str, must: &str) -> Wrong {
-        Wrong::malformed(messages::field_wrong(field, must, self.tool))
+    pub(super) fn wrong(&self, field: &str, must: &str) -> ArgumentError {
+        ArgumentError::malformed(messages::field_wrong(field, must, self.tool))
     }
 
     /// Parameters of a query: texts, numbers, truth values, and lists of them for more than one of a name.
-    pub(super) fn query(&self) -> Result<Vec<(String, String)>, Wrong> {
+    pub(super) fn query(&self) -> Result<Vec<(String, String)>, ArgumentError> {
         let mut pairs = Vec::new();
         for (name, value) in self.object("query_params")?.into_iter().flatten() {
             let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
@@ -78,7 +78,7 @@ impl<'a> Arguments<'a> {
     }
 
     /// Header fields, without those that are not the caller's to set. `may_authorize` says whether `Authorization` is.
-    pub(super) fn fields(&self, may_authorize: bool) -> Result<HeaderMap, Wrong> {
+    pub(super) fn fields(&self, may_authorize: bool) -> Result<HeaderMap, ArgumentError> {
         let mut fields = HeaderMap::new();
         for (name, value) in self.object("headers")?.into_iter().flatten() {
             let text = scalar(value).ok_or_else(|| self.wrong("headers", "must hold strings"))?;
@@ -99,7 +99,7 @@ impl<'a> Arguments<'a> {
     }
 
     /// A body of JSON, and what says that it is one.
-    pub(super) fn json(&self, fields: &mut HeaderMap) -> Result<Bytes, Wrong> {
+    pub(super) fn json(&self, fields: &mut HeaderMap) -> Result<Bytes, ArgumentError> {
         let Some(body) = self.object("body")? else { return Ok(Bytes::new()) };
         says_json(fields);
         Ok(written(&Value::Object(body.clone())))
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    fn fields(headers: Value, may_authorize: bool) -> Result<Vec<(String, String)>, Wrong> {
+    fn fields(headers: Value, may_authorize: bool) -> Result<Vec<(String, String)>, ArgumentError> {
         let all = json!({ "headers": headers });
         let fields = Arguments { tool: "x", all: all.as_object().unwrap() }.fields(may_authorize)?;
         let text = |value: &HeaderValue| String::from_utf8(value.as_bytes().to_vec()).unwrap();

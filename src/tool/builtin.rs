@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue, Method};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
 
-use super::arguments::{Arguments, Wrong, says_json, written};
+use super::arguments::{ArgumentError, Arguments, says_json, written};
 use super::call::Call;
 use super::{messages, url};
 use crate::model::refusal::{Deny, Refusal};
@@ -88,7 +88,7 @@ pub(super) fn schema(tool: Tool) -> Value {
 }
 
 /// A request, from what a model gives. Fields are looked at in the order in which the tool's documentation tells of them.
-pub(super) fn call(tool: Tool, all: &Map<String, Value>) -> Result<Call, Wrong> {
+pub(super) fn call(tool: Tool, all: &Map<String, Value>) -> Result<Call, ArgumentError> {
     let given = Arguments { tool: tool.as_str(), all };
     match tool {
         Tool::ApiCall => api_call(&given),
@@ -99,7 +99,7 @@ pub(super) fn call(tool: Tool, all: &Map<String, Value>) -> Result<Call, Wrong> 
         Tool::HttpPost | Tool::Webhook => {
             let uri = url::target(given.text("url")?, &[])?;
             if given.get("body").is_none() {
-                return Err(Wrong::malformed(messages::field_required("body", tool.as_str())));
+                return Err(ArgumentError::malformed(messages::field_required("body", tool.as_str())));
             }
             let mut fields = given.fields(false)?;
             let body = given.json(&mut fields)?;
@@ -110,16 +110,16 @@ pub(super) fn call(tool: Tool, all: &Map<String, Value>) -> Result<Call, Wrong> 
 }
 
 /// One that a pack has put together. What its template writes itself may be an `Authorization`.
-pub(super) fn composed(all: &Map<String, Value>, may_authorize: bool) -> Result<Call, Wrong> {
+pub(super) fn composed(all: &Map<String, Value>, may_authorize: bool) -> Result<Call, ArgumentError> {
     http_request(&Arguments { tool: Tool::HttpRequest.as_str(), all }, may_authorize)
 }
 
-fn api_call(given: &Arguments<'_>) -> Result<Call, Wrong> {
+fn api_call(given: &Arguments<'_>) -> Result<Call, ArgumentError> {
     let credential = match given.get("credential") {
         Some(Value::String(name)) if !name.is_empty() => name,
         Some(Value::String(_)) | None => {
             let text = messages::field_required("credential", given.tool);
-            return Err(Wrong { text, reason: Deny::CredentialRequired.into() });
+            return Err(ArgumentError { text, reason: Deny::CredentialRequired.into() });
         }
         Some(_) => return Err(given.wrong("credential", "must be a string")),
     };
@@ -130,7 +130,7 @@ fn api_call(given: &Arguments<'_>) -> Result<Call, Wrong> {
         "DELETE" => Method::DELETE,
         _ => {
             let wrong = given.wrong("method", "must be one of GET, POST, PUT, DELETE");
-            return Err(Wrong { reason: Deny::MethodNotAllowed.into(), ..wrong });
+            return Err(ArgumentError { reason: Deny::MethodNotAllowed.into(), ..wrong });
         }
     };
     let uri = url::target(given.text("url")?, &given.query()?)?;
@@ -147,7 +147,7 @@ fn api_call(given: &Arguments<'_>) -> Result<Call, Wrong> {
     Ok(Call { fields, body, credential: Some(credential), ..bare(Tool::ApiCall, method, uri) })
 }
 
-fn http_request(given: &Arguments<'_>, may_authorize: bool) -> Result<Call, Wrong> {
+fn http_request(given: &Arguments<'_>, may_authorize: bool) -> Result<Call, ArgumentError> {
     let method = match given.get("method") {
         None => Method::GET,
         Some(Value::String(method)) => named(method)

@@ -11,8 +11,8 @@ use tokio::time::timeout;
 
 use super::messages;
 use super::outcome::{Outcome, State, ToolCallResult};
-use super::proxy::{Answer, Proxy, Refused, Said, Unreached, number};
-use super::tool_response::Kept;
+use super::proxy::{Answer, Proxy, ProxyReply, ProxyUnreachable, Refused, number};
+use super::tool_response::KeptText;
 use crate::model::name::is_plain;
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::model::tool::{EXEAT_TIMEOUT, EXEAT_TOOL, Tool};
@@ -48,7 +48,7 @@ pub(super) struct Call {
 
 /// A call that never was one: what is wrong with it was seen here.
 #[derive(Debug, Default)]
-pub(super) struct Unsent {
+pub(super) struct UnsentCall {
     pub(super) tool: String,
     pub(super) url: String,
     pub(super) method: String,
@@ -85,7 +85,7 @@ impl Call {
                 }
                 Err(why) => unreached(&why, result),
             },
-            None => unreached(&Unreached::Unwritable, result),
+            None => unreached(&ProxyUnreachable::Unwritable, result),
         };
         timed(outcome, started)
     }
@@ -126,7 +126,7 @@ async fn read(
     result.credential_used = text(&head.headers, &EXEAT_CREDENTIAL_USED);
     let mut truncated = head.headers.contains_key(EXEAT_TRUNCATED);
     let mut size = number(&head.headers, &EXEAT_RESPONSE_SIZE);
-    let mut kept = Kept::default();
+    let mut kept = KeptText::default();
     loop {
         let frame = match timeout(TO_GO_ON, body.frame()).await {
             Ok(None) => break,
@@ -155,11 +155,11 @@ async fn broken(proxy: &Proxy, mut result: ToolCallResult, (took, within): (Dura
         Some(asked) => Some(asked),
         // What the call asks for holds in place of what calls have by themselves, and no longer than the plan lets it.
         None => match proxy.ask(Method::GET, "/v1/self", None).await {
-            Ok(Said::Document(about)) => {
+            Ok(ProxyReply::Document(about)) => {
                 let key = if asked.is_some() { "max_timeout_s" } else { "request_timeout_s" };
                 about.pointer(&format!("/limits/tools/{key}")).and_then(Value::as_f64)
             }
-            Ok(Said::Refused(_)) | Err(_) => None,
+            Ok(ProxyReply::Refused(_)) | Err(_) => None,
         },
     };
     let (fail, content) = match limit.filter(|limit| took >= *limit) {
@@ -186,9 +186,9 @@ fn refusal(refused: &Refused, mut result: ToolCallResult) -> Outcome {
     Outcome { result, state: State::of(refused.refusal) }
 }
 
-fn unreached(why: &Unreached, mut result: ToolCallResult) -> Outcome {
+fn unreached(why: &ProxyUnreachable, mut result: ToolCallResult) -> Outcome {
     result.content = match why {
-        Unreached::Unwritable => messages::plain(Deny::RequestMalformed.into()),
+        ProxyUnreachable::Unwritable => messages::plain(Deny::RequestMalformed.into()),
         why => format!("Error: {why} ({UNREACHED})"),
     };
     result.blocked = true;
@@ -196,7 +196,7 @@ fn unreached(why: &Unreached, mut result: ToolCallResult) -> Outcome {
     Outcome { result, state: State::Failed }
 }
 
-impl Unsent {
+impl UnsentCall {
     /// Tells the proxy, for its record and its count; what it has against the caller comes first.
     pub(super) async fn told(self, proxy: &Proxy) -> Outcome {
         let started = Instant::now();
@@ -219,7 +219,7 @@ impl Unsent {
             ..ToolCallResult::default()
         };
         let outcome = match proxy.ask(Method::POST, "/v1/self/tool_calls", Some(&report)).await {
-            Ok(Said::Document(recorded)) => {
+            Ok(ProxyReply::Document(recorded)) => {
                 let own = |member: &str| recorded.get(member).and_then(Value::as_str).map(str::to_owned);
                 let result = ToolCallResult {
                     url: own("url").unwrap_or_default(),
@@ -229,7 +229,7 @@ impl Unsent {
                 };
                 Outcome { result, state: State::Denied }
             }
-            Ok(Said::Refused(refused)) => self.overruled(&refused, result),
+            Ok(ProxyReply::Refused(refused)) => self.overruled(&refused, result),
             Err(why) => unreached(&why, result),
         };
         timed(outcome, started)

@@ -49,26 +49,26 @@ impl Tls {
 }
 
 #[expect(clippy::disallowed_methods, reason = "to the proxy, not to an origin")]
-pub(super) async fn tcp(host: &str, port: u16) -> io::Result<Patient<TcpStream>> {
+pub(super) async fn tcp(host: &str, port: u16) -> io::Result<ReadTimeout<TcpStream>> {
     let stream = TcpStream::connect((host, port)).await?;
     stream.set_nodelay(true)?;
-    Ok(Patient::new(stream))
+    Ok(ReadTimeout::new(stream))
 }
 
-pub(super) async fn unix(path: &Path) -> io::Result<Patient<UnixStream>> {
-    UnixStream::connect(path).await.map(Patient::new)
+pub(super) async fn unix(path: &Path) -> io::Result<ReadTimeout<UnixStream>> {
+    UnixStream::connect(path).await.map(ReadTimeout::new)
 }
 
 /// A stream to one who may answer and close before all has been asked, or anything: its answer is read all the same.
 /// What it does not take is let go, and what it says is not listened to before something was asked.
-pub(super) struct Patient<S> {
+pub(super) struct ReadTimeout<S> {
     inner: S,
     has_asked: bool,
     is_refused: bool,
     waiting: Option<Waker>,
 }
 
-impl<S> Patient<S> {
+impl<S> ReadTimeout<S> {
     fn new(inner: S) -> Self {
         Self { inner, has_asked: false, is_refused: false, waiting: None }
     }
@@ -88,7 +88,7 @@ impl<S> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for ReadTimeout<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.has_asked {
@@ -99,7 +99,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for ReadTimeout<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         if this.is_refused {

@@ -7,9 +7,9 @@ use serde_json::Value;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
-use super::arguments::Wrong;
+use super::arguments::ArgumentError;
 use super::builtin;
-use super::call::Unsent;
+use super::call::UnsentCall;
 use super::outcome::{Outcome, State, ToolCallResult};
 use super::pack::{Found, Pack, Rendered, Step};
 use super::proxy::Proxy;
@@ -26,7 +26,7 @@ static CHECKS: Semaphore = Semaphore::const_new(4);
 const STACK: usize = 8 << 20;
 
 /// A tool of a pack.
-struct OfPack {
+struct PackTool {
     pack: Arc<Pack>,
     goes_as: Option<Tool>,
 }
@@ -52,7 +52,7 @@ impl Registry {
         for tool in pack.tools() {
             registry.register(Registration {
                 name: tool.name().to_owned(),
-                handler: Arc::new(OfPack {
+                handler: Arc::new(PackTool {
                     pack: pack.clone(),
                     goes_as: tool.sends_requests().then_some(Tool::HttpRequest),
                 }),
@@ -65,7 +65,7 @@ impl Registry {
     }
 }
 
-impl Handler for OfPack {
+impl Handler for PackTool {
     fn run<'a>(&'a self, proxy: &'a Proxy, name: &'a str, given: &'a Value) -> Running<'a> {
         Box::pin(async move {
             match step(&self.pack, name, given).await {
@@ -73,7 +73,7 @@ impl Handler for OfPack {
                 Ok(Step::Request(rendered)) => send(proxy, name, rendered).await,
                 Err(why) => {
                     let nothing = Value::Null;
-                    not_sent(name, &nothing, Wrong::malformed(format!("Error: {why}"))).told(proxy).await
+                    not_sent(name, &nothing, ArgumentError::malformed(format!("Error: {why}"))).told(proxy).await
                 }
             }
         })
@@ -118,7 +118,7 @@ async fn send(proxy: &Proxy, name: &str, rendered: Rendered) -> Outcome {
         Err(wrong) => {
             // Marks in it are nobody's business.
             let reason = Some(wrong.reason);
-            Unsent { tool: name.to_owned(), text: wrong.text, reason, ..Unsent::default() }.told(proxy).await
+            UnsentCall { tool: name.to_owned(), text: wrong.text, reason, ..UnsentCall::default() }.told(proxy).await
         }
     }
 }

@@ -51,7 +51,7 @@ enum At {
 
 /// Why there is no answer that can be believed.
 #[derive(Debug, thiserror::Error)]
-pub enum Unreached {
+pub enum ProxyUnreachable {
     /// Nobody takes the connection.
     #[error("no proxy can be reached at {0}: {1}")]
     Connect(String, io::Error),
@@ -109,7 +109,7 @@ impl Drop for Connection {
 }
 
 /// What the proxy says of itself: a document, or why not.
-pub(super) enum Said {
+pub(super) enum ProxyReply {
     /// A document. One that there is not is null.
     Document(Value),
     /// A refusal, by its code, with its problem document.
@@ -177,41 +177,51 @@ impl Proxy {
     }
 
     /// Sends one request through, or asks for one of the proxy's own paths.
-    pub(super) async fn send(&self, request: Request<Full<Bytes>>) -> Result<Answer, Unreached> {
-        let answer =
-            timeout(TO_ANSWER, self.exchange(request)).await.map_err(|_| Unreached::Late(self.to_string()))??;
+    pub(super) async fn send(&self, request: Request<Full<Bytes>>) -> Result<Answer, ProxyUnreachable> {
+        let answer = timeout(TO_ANSWER, self.exchange(request))
+            .await
+            .map_err(|_| ProxyUnreachable::Late(self.to_string()))??;
         if answer.response.headers().contains_key(EXEAT_REQUEST_ID) {
             Ok(answer)
         } else {
-            Err(Unreached::Odd(self.to_string()))
+            Err(ProxyUnreachable::Odd(self.to_string()))
         }
     }
 
     /// Asks for one of the proxy's own paths.
-    pub(super) async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Said, Unreached> {
+    pub(super) async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<ProxyReply, ProxyUnreachable> {
         let mut request = Request::builder().method(method).uri(path);
         if body.is_some() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
         let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
-        let request = request.body(Full::new(body)).map_err(|_| Unreached::Unwritable)?;
+        let request = request.body(Full::new(body)).map_err(|_| ProxyUnreachable::Unwritable)?;
         let answer = self.send(request).await?;
         let code = answer.refusal().map(str::to_owned);
         let status = answer.response.status();
         let document = answer.document(self).await?;
         Ok(match code {
-            Some(code) => Said::Refused(Refused::new(code, document)),
-            None if status.is_success() => Said::Document(document),
-            None => Said::Document(Value::Null),
+            Some(code) => ProxyReply::Refused(Refused::new(code, document)),
+            None if status.is_success() => ProxyReply::Document(document),
+            None => ProxyReply::Document(Value::Null),
         })
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Answer, Unreached> {
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Answer, ProxyUnreachable> {
         let connected = timeout(TO_CONNECT, self.connected()).await;
         let stream = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        let stream = stream.map_err(|why| Unreached::Connect(self.to_string(), why))?;
+        let stream = stream.map_err(|why| ProxyUnreachable::Connect(self.to_string(), why))?;
         let broken = |error: hyper::Error| {
-            if error.is_parse() { Unreached::Odd(self.to_string()) } else { Unreached::Broken(self.to_string()) }
+            if error.is_parse() {
+                ProxyUnreachable::Odd(self.to_string())
+            } else {
+                ProxyUnreachable::Broken(self.to_string())
+            }
         };
         let handshake = http1::Builder::new().max_headers(MAX_FIELDS).handshake(TokioIo::new(stream));
         let (mut sender, connection) = handshake.await.map_err(broken)?;
@@ -232,19 +242,19 @@ impl Proxy {
     }
 
     /// With what every request to the proxy has.
-    fn addressed(&self, mut request: Request<Full<Bytes>>) -> Result<Request<Full<Bytes>>, Unreached> {
+    fn addressed(&self, mut request: Request<Full<Bytes>>) -> Result<Request<Full<Bytes>>, ProxyUnreachable> {
         let host = match request.uri().authority() {
             Some(authority) => authority.as_str().rsplit('@').next().unwrap_or_default().to_owned(),
             None => "proxy".to_owned(),
         };
-        let host = HeaderValue::from_str(&host).map_err(|_| Unreached::Unwritable)?;
+        let host = HeaderValue::from_str(&host).map_err(|_| ProxyUnreachable::Unwritable)?;
         let headers = request.headers_mut();
         headers.insert(HOST, host);
         // What is only known at the end stands in trailers, for those who say that they take them (RFC 9110 §6.5.1).
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
         if let Some(proof) = &self.proof {
-            let mut field = HeaderValue::from_bytes(proof.expose()).map_err(|_| Unreached::Unwritable)?;
+            let mut field = HeaderValue::from_bytes(proof.expose()).map_err(|_| ProxyUnreachable::Unwritable)?;
             field.set_sensitive(true);
             headers.insert(PROXY_AUTHORIZATION, field);
         }
@@ -281,16 +291,16 @@ impl Answer {
     }
 
     /// A document of the proxy's own; null for what is none.
-    pub(super) async fn document(self, proxy: &Proxy) -> Result<Value, Unreached> {
+    pub(super) async fn document(self, proxy: &Proxy) -> Result<Value, ProxyUnreachable> {
         let (response, _connection) = self.apart();
         let body = timeout(TO_ANSWER, Limited::new(response.into_body(), MAX_DOCUMENT).collect()).await;
-        let body = body.map_err(|_| Unreached::Late(proxy.to_string()))?;
-        let body = body.map_err(|_| Unreached::Broken(proxy.to_string()))?;
+        let body = body.map_err(|_| ProxyUnreachable::Late(proxy.to_string()))?;
+        let body = body.map_err(|_| ProxyUnreachable::Broken(proxy.to_string()))?;
         Ok(serde_json::from_slice(&body.to_bytes()).unwrap_or_default())
     }
 
     /// As refused, with the problem that the proxy gives.
-    pub(super) async fn refused(self, proxy: &Proxy) -> Result<Refused, Unreached> {
+    pub(super) async fn refused(self, proxy: &Proxy) -> Result<Refused, ProxyUnreachable> {
         let code = self.refusal().unwrap_or_default().to_owned();
         let problem = self.document(proxy).await?;
         Ok(Refused::new(code, problem))

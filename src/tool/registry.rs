@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::arguments::Wrong;
-use super::call::Unsent;
+use super::arguments::ArgumentError;
+use super::call::UnsentCall;
 use super::definition::Definition;
 use super::nonce::nonce;
 use super::outcome::Outcome;
@@ -137,7 +137,7 @@ impl Registry {
     /// Answers a call whose arguments could not be read.
     pub(super) async fn refuse(&self, proxy: &Proxy, name: &str, text: &str) -> Outcome {
         let reason = Some(Deny::RequestMalformed.into());
-        Unsent { tool: name.to_owned(), text: text.to_owned(), reason, ..Unsent::default() }.told(proxy).await
+        UnsentCall { tool: name.to_owned(), text: text.to_owned(), reason, ..UnsentCall::default() }.told(proxy).await
     }
 
     /// Runs one.
@@ -159,8 +159,8 @@ fn is_enabled(tool: &Registration, task: &Task) -> bool {
     goes && tool.requires.as_ref().is_none_or(|credential| task.can_use(credential))
 }
 
-fn unsent(name: &str, text: String) -> Unsent {
-    Unsent { tool: name.to_owned(), text, reason: Some(Deny::ToolNotEnabled.into()), ..Unsent::default() }
+fn unsent(name: &str, text: String) -> UnsentCall {
+    UnsentCall { tool: name.to_owned(), text, reason: Some(Deny::ToolNotEnabled.into()), ..UnsentCall::default() }
 }
 
 impl Handler for Builtin {
@@ -169,7 +169,7 @@ impl Handler for Builtin {
             let call = object(given).and_then(|all| builtin::call(self.0, all)).and_then(|mut call| {
                 // A model that writes a placeholder writes text.
                 let nonce = (self.0 == Tool::HttpRequest).then(nonce).transpose();
-                call.nonce = nonce.map_err(|why| Wrong::malformed(format!("Error: {why}")))?;
+                call.nonce = nonce.map_err(|why| ArgumentError::malformed(format!("Error: {why}")))?;
                 Ok(call)
             });
             match call {
@@ -185,19 +185,19 @@ impl Handler for Builtin {
 }
 
 /// Arguments, which are an object; none are an empty one.
-pub(super) fn object(given: &Value) -> Result<&Map<String, Value>, Wrong> {
+pub(super) fn object(given: &Value) -> Result<&Map<String, Value>, ArgumentError> {
     static NONE: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
     match given {
         Value::Object(all) => Ok(all),
         Value::Null => Ok(&NONE),
-        _ => Err(Wrong::malformed("Error: arguments must be a JSON object".to_owned())),
+        _ => Err(ArgumentError::malformed("Error: arguments must be a JSON object".to_owned())),
     }
 }
 
 /// A call that is not made, with what it would have been as far as it can be said.
-pub(super) fn not_sent(tool: &str, given: &Value, wrong: Wrong) -> Unsent {
+pub(super) fn not_sent(tool: &str, given: &Value, wrong: ArgumentError) -> UnsentCall {
     let text = |member: &str| given.get(member).and_then(Value::as_str).unwrap_or_default().to_owned();
-    Unsent {
+    UnsentCall {
         tool: tool.to_owned(),
         url: text("url"),
         method: text("method"),

@@ -4,7 +4,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::messages;
-use super::proxy::{Proxy, Refused, Said, Unreached};
+use super::proxy::{Proxy, ProxyReply, ProxyUnreachable, Refused};
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::tool::Tool;
 
@@ -21,7 +21,7 @@ pub struct Task {
 pub enum TaskError {
     /// The proxy cannot be asked.
     #[error(transparent)]
-    Unreached(#[from] Unreached),
+    Unreached(#[from] ProxyUnreachable),
     /// It does not say: the text for a model.
     #[error("{}", .0.trim_start_matches("Error: "))]
     Refused(String),
@@ -43,10 +43,10 @@ impl Task {
     }
 
     /// As [`Self::of`], with the refusal as it is.
-    pub(super) async fn asked(proxy: &Proxy) -> Result<Result<Self, Refused>, Unreached> {
+    pub(super) async fn asked(proxy: &Proxy) -> Result<Result<Self, Refused>, ProxyUnreachable> {
         match proxy.ask(Method::GET, "/v1/self", None).await? {
-            Said::Document(about) => Ok(Ok(Self::from_document(&about))),
-            Said::Refused(refused) => Ok(Err(refused)),
+            ProxyReply::Document(about) => Ok(Ok(Self::from_document(&about))),
+            ProxyReply::Refused(refused) => Ok(Err(refused)),
         }
     }
 

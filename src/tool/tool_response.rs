@@ -11,12 +11,12 @@ const NAME: &[u8] = b"tool_response";
 
 /// The beginning of a body, kept while the rest of it passes.
 #[derive(Default)]
-pub(super) struct Kept {
+pub(super) struct KeptText {
     bytes: Vec<u8>,
     is_cut: bool,
 }
 
-impl Kept {
+impl KeptText {
     /// Takes the next bytes, as far as they can matter: no character has more than four, and none is made of less.
     pub(super) fn take(&mut self, more: &[u8]) {
         let most = MOST.saturating_mul(4).saturating_add(4);
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     fn kept(body: &[u8]) -> String {
-        let mut kept = Kept::default();
+        let mut kept = KeptText::default();
         kept.take(body);
         kept.wrapped(false)
     }
@@ -146,7 +146,7 @@ mod tests {
         ) {
             let body = parts.concat();
             let (a, b) = body.as_bytes().split_at(at.min(body.len()));
-            let mut kept = Kept::default();
+            let mut kept = KeptText::default();
             kept.take(a);
             kept.take(b);
             let shown = kept.wrapped(false);

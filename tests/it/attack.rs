@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
-use exeat::leak::{Hold, Matcher, Redactor, Whose};
-use exeat::stages::message::websocket::{Downward, Stop, Upward};
+use exeat::leak::{Holdback, Matcher, Redactor, ValueOwner};
+use exeat::stages::message::websocket::{Downward, RelayError, Upward};
 use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,7 +18,7 @@ use crate::lab::{Ground, Lab, Origin, PATIENCE};
 const VALUE: &str = "rhp_7q2zt9lmx4vbn8kcyw3pdf6sjg1haeroutk5";
 
 fn matcher() -> Arc<Matcher> {
-    let whose = Whose::Credential(exeat::model::name::CredentialName::new("KEY"));
+    let whose = ValueOwner::Credential(exeat::model::name::CredentialName::new("KEY"));
     Arc::new(Matcher::new([(whose, VALUE.as_bytes())].into_iter()))
 }
 
@@ -70,7 +70,7 @@ fn masks_hide_nothing() {
     let rest: Vec<u8> = VALUE.bytes().skip(4).zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask).collect();
     let frame = masked(2, *mask, &rest);
     assert!(frame.ends_with(VALUE.as_bytes()));
-    assert!(matches!(Upward::new(matcher()).pass(&frame, &mut Vec::new()), Err(Stop::Leak(_))));
+    assert!(matches!(Upward::new(matcher()).pass(&frame, &mut Vec::new()), Err(RelayError::Leak(_))));
 }
 
 /// What one control frame begins, another may end: neither the value passes, nor half of it.
@@ -115,7 +115,7 @@ fn zeros_before_a_number_hide_nothing() {
 #[test]
 fn an_escape_without_an_end_hides_no_last_byte() {
     for value in ["p4ssw0rd", VALUE] {
-        let whose = Whose::Credential(exeat::model::name::CredentialName::new("KEY"));
+        let whose = ValueOwner::Credential(exeat::model::name::CredentialName::new("KEY"));
         let matcher = Arc::new(Matcher::new([(whose, value.as_bytes())].into_iter()));
         let (begin, last) = value.split_at(value.len() - 1);
         for text in [
@@ -123,7 +123,7 @@ fn an_escape_without_an_end_hides_no_last_byte() {
             format!("{begin}&#x{:x}", last.as_bytes()[0]),
             format!("{begin}%26%23{}", last.as_bytes()[0]),
         ] {
-            let mut hold = Hold::new(matcher.clone());
+            let mut hold = Holdback::new(matcher.clone());
             let fed = hold.feed(text.clone().into());
             assert!(fed.and_then(|()| hold.pause()).is_err(), "{text}");
             let mut redactor = Redactor::new(matcher.clone());

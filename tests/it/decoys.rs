@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
-use exeat::leak::{Hold, Matcher, Redactor, Value, Whose};
+use exeat::leak::{Holdback, Matcher, Redactor, Value, ValueOwner};
 use exeat::model::name::CredentialName;
 
 const VALUE: &[u8] = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
 
-fn named(name: &str) -> Whose {
-    Whose::Credential(CredentialName::new(name))
+fn named(name: &str) -> ValueOwner {
+    ValueOwner::Credential(CredentialName::new(name))
 }
 
 fn matcher(values: &[(&str, &[u8])]) -> Arc<Matcher> {
@@ -33,7 +33,7 @@ fn decoy() -> String {
 }
 
 fn leaves(pieces: &[&[u8]]) -> bool {
-    let mut hold = Hold::new(matcher(&[("KEY", VALUE)]));
+    let mut hold = Holdback::new(matcher(&[("KEY", VALUE)]));
     let mut feed = |piece: &&[u8]| hold.feed(Bytes::copy_from_slice(piece)).and_then(|()| hold.flow()).is_ok();
     pieces.iter().all(&mut feed) && hold.end().is_ok()
 }
@@ -79,7 +79,7 @@ fn a_decoy_hides_no_value_in_indented_lines() {
 #[test]
 fn line_breaks_take_linear_time() {
     let time = |kilobytes: usize, lead: &str| {
-        let mut hold = Hold::new(matcher(&[("KEY", VALUE)]));
+        let mut hold = Holdback::new(matcher(&[("KEY", VALUE)]));
         let text: Vec<u8> = lead.bytes().chain(std::iter::repeat(b'\n')).take(kilobytes * 1024).collect();
         let began = Instant::now();
         for piece in text.chunks(16 * 1024) {

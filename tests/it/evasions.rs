@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use exeat::leak::strength::Strength;
-use exeat::leak::{Hold, Matcher, Redactor, Value, Whose};
+use exeat::leak::{Holdback, Matcher, Redactor, Value, ValueOwner};
 use exeat::model::name::CredentialName;
 
 const VALUE: &[u8] = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
@@ -16,19 +16,19 @@ fn matcher(values: &[(&str, &[u8])]) -> Arc<Matcher> {
     let value = |(name, value): &(&str, &'_ [u8])| (CredentialName::new(name), value.to_vec());
     let values: Vec<_> = values.iter().map(value).collect();
     Arc::new(Matcher::new(
-        values
-            .iter()
-            .map(|(name, value)| Value::new(Whose::Credential(name.clone()), value).with_halves(Strength::of(value))),
+        values.iter().map(|(name, value)| {
+            Value::new(ValueOwner::Credential(name.clone()), value).with_halves(Strength::of(value))
+        }),
     ))
 }
 
-fn taken(hold: &mut Hold) -> Vec<u8> {
+fn taken(hold: &mut Holdback) -> Vec<u8> {
     std::iter::from_fn(|| hold.take()).flatten().collect()
 }
 
 /// What has left of a stream without pauses before a find, or all of it.
 fn left(matcher: &Arc<Matcher>, pieces: &[&[u8]]) -> (Vec<u8>, bool) {
-    let (mut hold, mut out) = (Hold::new(matcher.clone()), Vec::new());
+    let (mut hold, mut out) = (Holdback::new(matcher.clone()), Vec::new());
     for piece in pieces {
         for piece in piece.chunks(1000) {
             if hold.feed(Bytes::copy_from_slice(piece)).and_then(|()| hold.flow()).is_err() {
@@ -153,7 +153,7 @@ fn a_value_in_indented_lines_is_found_though_an_unseen_character_is_cut() {
     for cut in 0..=3 {
         let first = [&before[..], &VALUE[..8], &breaks, &unseen[..cut]].concat();
         let second = [&unseen[cut..], b"  ", &VALUE[8..], b" more text"].concat();
-        let mut hold = Hold::new(matcher.clone());
+        let mut hold = Holdback::new(matcher.clone());
         let found = hold.feed(first.into()).and_then(|()| hold.feed(second.into())).and_then(|()| hold.end());
         assert!(found.is_err(), "cut after {cut} of 3 bytes");
     }
@@ -210,7 +210,7 @@ fn line_breaks_take_no_longer_than_unseen_characters() {
 }
 
 fn misses(matcher: &Arc<Matcher>, unit: &str, piece: usize) -> Option<usize> {
-    let (text, mut hold) = (unit.repeat(20_000), Hold::new(matcher.clone()));
+    let (text, mut hold) = (unit.repeat(20_000), Holdback::new(matcher.clone()));
     let mut at = 0;
     for piece in text.as_bytes().chunks(piece) {
         at += piece.len();

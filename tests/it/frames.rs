@@ -4,8 +4,8 @@
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-use exeat::leak::{Matcher, Redactor, Whose};
-use exeat::stages::message::websocket::{Broken, Downward, Stop, Upward};
+use exeat::leak::{Matcher, Redactor, ValueOwner};
+use exeat::stages::message::websocket::{Broken, Downward, RelayError, Upward};
 use proptest::prelude::*;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocket};
 use tokio_tungstenite::tungstenite::{Error, Message};
@@ -67,7 +67,7 @@ fn judged(bytes: &[u8], role: Role) -> (Vec<Message>, End) {
 const VALUE: &[u8] = b"a-value-to-look-for";
 
 fn values() -> Arc<Matcher> {
-    Arc::new(Matcher::new([(Whose::Token, VALUE)].into_iter()))
+    Arc::new(Matcher::new([(ValueOwner::Token, VALUE)].into_iter()))
 }
 
 /// What passes, and how it ends.
@@ -80,7 +80,7 @@ fn passed<'b>(bytes: impl IntoIterator<Item = &'b [u8]>, masked: bool, scanned: 
         let passed = if masked { up.pass(bytes, &mut out) } else { down.pass(bytes, &mut out) };
         match passed {
             Ok(()) => {}
-            Err(Stop::Broken(broken)) => return (out, End::Broken(broken)),
+            Err(RelayError::Broken(broken)) => return (out, End::Broken(broken)),
             Err(other) => panic!("{other:?}"),
         }
     }
@@ -196,12 +196,12 @@ fn messages_before_a_broken_frame_pass_once_they_have_been_looked_through() {
         let stop = [first, second].into_iter().map(|bytes| up.pass(bytes, &mut out)).find(Result::is_err);
         (out, stop.unwrap().unwrap_err())
     };
-    assert_eq!(run(&[&good, &good], None), ([&good[..], &good].concat(), Stop::Broken(Broken::Protocol)));
+    assert_eq!(run(&[&good, &good], None), ([&good[..], &good].concat(), RelayError::Broken(Broken::Protocol)));
     // The message has not ended, so nobody knows what it says.
     let begun = frame(0x01, b"good", mask);
-    assert_eq!(run(&[&good, &begun], None), (good.clone(), Stop::Broken(Broken::Protocol)));
+    assert_eq!(run(&[&good, &begun], None), (good.clone(), RelayError::Broken(Broken::Protocol)));
     let ping = frame(0x89, b"ping", mask);
-    assert_eq!(run(&[&begun, &ping], None), (ping, Stop::Broken(Broken::Protocol)));
+    assert_eq!(run(&[&begun, &ping], None), (ping, RelayError::Broken(Broken::Protocol)));
     for secret in [
         vec![frame(0x81, VALUE, mask)],
         vec![frame(0x01, half, mask), frame(0x80, rest, mask)],
@@ -213,7 +213,7 @@ fn messages_before_a_broken_frame_pass_once_they_have_been_looked_through() {
         let secret = secret.concat();
         for at in 0..secret.len() {
             let (out, stop) = run(&[&secret], Some(at));
-            assert!(out.is_empty() && matches!(stop, Stop::Leak(_)), "{out:02x?} {stop:?}");
+            assert!(out.is_empty() && matches!(stop, RelayError::Leak(_)), "{out:02x?} {stop:?}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use exeat::leak::{Hold, Matcher, Whose};
+use exeat::leak::{Holdback, Matcher, ValueOwner};
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -16,7 +16,7 @@ use crate::lab::{self, Ground, PATIENCE};
 const VALUE: &str = "ghp_7q2zt9lmx4vbn8kcyw3pdf6sjg1haeroutk5";
 
 fn matcher() -> Arc<Matcher> {
-    let whose = Whose::Credential(exeat::model::name::CredentialName::new("KEY"));
+    let whose = ValueOwner::Credential(exeat::model::name::CredentialName::new("KEY"));
     Arc::new(Matcher::new([(whose, VALUE.as_bytes())].into_iter()))
 }
 
@@ -46,9 +46,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// Where a body goes on after each step: how much has left.
 fn left(steps: &[Step], guess: &str) -> Vec<usize> {
-    let mut hold = Hold::new(matcher());
+    let mut hold = Holdback::new(matcher());
     let mut sum = 0;
-    let feed = |hold: &mut Hold, text: &[u8]| hold.feed(Bytes::copy_from_slice(text)).unwrap();
+    let feed = |hold: &mut Holdback, text: &[u8]| hold.feed(Bytes::copy_from_slice(text)).unwrap();
     let seen = steps.iter().map(|step| {
         match step {
             Step::Junk(n) => feed(&mut hold, &vec![b'#'; *n]),

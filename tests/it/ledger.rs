@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use exeat::ledger::{
-    Altered, Answer, Approval, Caps, Connect, Cursor, Decided, Decision, Execution, Ledger, LedgerError, MOST_OPEN,
-    Millis, Seal, Server, State, Stop, Stream, Take, ToolCall,
+    Approval, ApprovalAnswer, ApprovalState, Caps, Connect, Cursor, Decision, DecisionResult, Execution, Ledger,
+    LedgerError, MOST_OPEN, Millis, Seal, Server, StopReason, Stream, TakeResult, TamperedRecord, ToolCall,
 };
 use exeat::model::name::{ExecutionId, TaskName};
 use exeat::model::secret::{Secret, TokenHash};
@@ -63,7 +63,7 @@ impl Subject {
         }
     }
 
-    async fn take(&self, who: &Execution, kind: Kind, caps: Caps) -> Take {
+    async fn take(&self, who: &Execution, kind: Kind, caps: Caps) -> TakeResult {
         self.ledger.take(who, kind, caps, self.now()).await.unwrap()
     }
 
@@ -71,7 +71,7 @@ impl Subject {
         self.ledger.start(new.clone(), self.now()).await.unwrap();
     }
 
-    async fn ask(&self, asked: &Approval) -> Result<Answer, LedgerError> {
+    async fn ask(&self, asked: &Approval) -> Result<ApprovalAnswer, LedgerError> {
         self.ledger.ask(asked.clone(), self.now()).await
     }
 
@@ -86,7 +86,7 @@ impl Subject {
             digest: [digest; 32],
             created_at: self.now(),
             expires_at: self.now().plus(Duration::from_secs(600)),
-            state: State::Pending,
+            state: ApprovalState::Pending,
         }
     }
 }
@@ -131,13 +131,13 @@ async fn executions_are_what_was_started(subject: &Subject) {
     let ledger = &subject.ledger;
     let a = execution("a");
     assert_eq!(ledger.find(&a.id).await, Ok(None));
-    assert_eq!(ledger.standing(&a.id).await, Ok(None));
+    assert_eq!(ledger.state(&a.id).await, Ok(None));
     assert!(ledger.list().await.unwrap().is_empty());
     subject.start(&a).await;
     let found = ledger.find(&a.id).await.unwrap().unwrap();
     assert!(found == a, "with its token, which is not shown: {found:?}");
     assert_eq!(ledger.start(a.clone(), subject.now()).await, Err(LedgerError::Exists));
-    let standing = ledger.standing(&a.id).await.unwrap().unwrap();
+    let standing = ledger.state(&a.id).await.unwrap().unwrap();
     assert_eq!((standing.tool.calls, standing.finds, standing.half_credits, standing.stopped), (0, 0, 0, None));
     assert_eq!(ledger.list().await.unwrap(), [standing]);
     ledger.check().await.unwrap();
@@ -149,12 +149,12 @@ async fn approvals_are_found_among_ones_own(subject: &Subject) {
     for name in ["own1", "own2"] {
         subject.start(&execution(name)).await;
     }
-    assert_eq!(subject.ask(&subject.asked("mine", "own1", 1)).await, Ok(Answer::Pending("mine".to_owned())));
+    assert_eq!(subject.ask(&subject.asked("mine", "own1", 1)).await, Ok(ApprovalAnswer::Pending("mine".to_owned())));
     let known = async |who: &str, approval: &str| {
         let found = subject.ledger.approval_of(&id(who), approval, subject.now()).await.unwrap();
         found.map(|found| (found.execution.to_string(), found.state))
     };
-    assert_eq!(known("own1", "mine").await, Some(("own1".to_owned(), State::Pending)));
+    assert_eq!(known("own1", "mine").await, Some(("own1".to_owned(), ApprovalState::Pending)));
     let odd = "x".repeat(100_000);
     for (who, approval) in [("own2", "mine"), ("own1", "none"), ("nobody", "mine"), ("own1", &*odd), ("own1", "")] {
         assert_eq!(known(who, approval).await, None, "{who}");
@@ -169,26 +169,26 @@ async fn a_call_that_is_given_back_was_none(subject: &mut Subject) {
         subject.ledger.give_back(who, Kind::Raw, taken, subject.now()).await.unwrap();
     };
     for call in 1..=2 {
-        assert_eq!(subject.take(&who, Kind::Raw, caps).await, Take::Counted { call });
+        assert_eq!(subject.take(&who, Kind::Raw, caps).await, TakeResult::Counted { call });
     }
     subject.pass(second);
     back(subject, &who, second).await;
-    assert_eq!(subject.take(&who, Kind::Raw, caps).await, Take::Counted { call: 2 });
-    assert!(matches!(subject.take(&who, Kind::Raw, caps).await, Take::RateLimited { .. }));
-    assert_eq!(subject.take(&who, TOOL, caps).await, Take::Counted { call: 1 });
+    assert_eq!(subject.take(&who, Kind::Raw, caps).await, TakeResult::Counted { call: 2 });
+    assert!(matches!(subject.take(&who, Kind::Raw, caps).await, TakeResult::RateLimited { .. }));
+    assert_eq!(subject.take(&who, TOOL, caps).await, TakeResult::Counted { call: 1 });
     // Given back in another minute than the one that has counted it.
     subject.pass(Duration::from_secs(61));
-    assert_eq!(subject.take(&who, Kind::Raw, caps).await, Take::Counted { call: 3 });
+    assert_eq!(subject.take(&who, Kind::Raw, caps).await, TakeResult::Counted { call: 3 });
     back(subject, &who, Duration::from_secs(61)).await;
-    let raw = subject.ledger.standing(&who.id).await.unwrap().unwrap().raw;
+    let raw = subject.ledger.state(&who.id).await.unwrap().unwrap().raw;
     assert_eq!((raw.calls, raw.window.unwrap().calls), (2, 1));
     // Never fewer than none, and nothing comes into being by it.
     for _ in 0..4 {
         back(subject, &who, Duration::ZERO).await;
     }
-    assert_eq!(subject.ledger.standing(&who.id).await.unwrap().unwrap().raw.calls, 0);
+    assert_eq!(subject.ledger.state(&who.id).await.unwrap().unwrap().raw.calls, 0);
     back(subject, &execution("nobody"), Duration::ZERO).await;
-    assert_eq!(subject.ledger.standing(&id("nobody")).await, Ok(None));
+    assert_eq!(subject.ledger.state(&id("nobody")).await, Ok(None));
 }
 
 async fn calls_are_counted_exactly(subject: &Subject) {
@@ -207,11 +207,11 @@ async fn calls_are_counted_exactly(subject: &Subject) {
         let mut counted = Vec::new();
         for call in calls {
             match call.await.unwrap() {
-                Take::Counted { call } => counted.push(call),
-                Take::RateLimited { limit: 10, retry_after } => {
+                TakeResult::Counted { call } => counted.push(call),
+                TakeResult::RateLimited { limit: 10, retry_after } => {
                     assert!(retry_after <= Duration::from_secs(60) && !retry_after.is_zero(), "{retry_after:?}");
                 }
-                Take::ExecutionLimit { limit: 25 } => {}
+                TakeResult::ExecutionLimit { limit: 25 } => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -225,13 +225,17 @@ async fn kinds_are_counted_apart(subject: &Subject) {
     let who = execution("kinds");
     subject.start(&who).await;
     let once = Caps { per_execution: Some(1), per_minute: Some(1) };
-    assert_eq!(subject.take(&who, TOOL, once).await, Take::Counted { call: 1 });
-    assert_eq!(subject.take(&who, Kind::Raw, once).await, Take::Counted { call: 1 });
-    assert_eq!(subject.take(&who, TOOL, once).await, Take::ExecutionLimit { limit: 1 });
+    assert_eq!(subject.take(&who, TOOL, once).await, TakeResult::Counted { call: 1 });
+    assert_eq!(subject.take(&who, Kind::Raw, once).await, TakeResult::Counted { call: 1 });
+    assert_eq!(subject.take(&who, TOOL, once).await, TakeResult::ExecutionLimit { limit: 1 });
     for call in 2..5 {
-        assert_eq!(subject.take(&who, Kind::Raw, FREE).await, Take::Counted { call }, "counted without caps, too");
+        assert_eq!(
+            subject.take(&who, Kind::Raw, FREE).await,
+            TakeResult::Counted { call },
+            "counted without caps, too"
+        );
     }
-    let standing = subject.ledger.standing(&who.id).await.unwrap().unwrap();
+    let standing = subject.ledger.state(&who.id).await.unwrap().unwrap();
     let now = subject.now();
     let shown = |counter: exeat::ledger::Counter| (counter.calls, counter.window_at(now).unwrap().calls);
     assert_eq!((shown(standing.tool), shown(standing.raw)), ((1, 1), (4, 4)));
@@ -241,23 +245,23 @@ async fn a_minute_begins_with_its_first_call(subject: &mut Subject) {
     let who = execution("minute");
     subject.start(&who).await;
     let caps = Caps { per_execution: Some(4), per_minute: Some(2) };
-    let limited = |take: Take, most: u64| match take {
-        Take::RateLimited { limit: 2, retry_after } => {
+    let limited = |take: TakeResult, most: u64| match take {
+        TakeResult::RateLimited { limit: 2, retry_after } => {
             assert!(retry_after <= Duration::from_secs(most), "{retry_after:?}");
             assert!(retry_after > Duration::from_secs(most - 10), "{retry_after:?}");
         }
         other => panic!("{other:?}"),
     };
-    assert_eq!(subject.take(&who, TOOL, caps).await, Take::Counted { call: 1 });
+    assert_eq!(subject.take(&who, TOOL, caps).await, TakeResult::Counted { call: 1 });
     subject.pass(Duration::from_secs(40));
-    assert_eq!(subject.take(&who, TOOL, caps).await, Take::Counted { call: 2 });
+    assert_eq!(subject.take(&who, TOOL, caps).await, TakeResult::Counted { call: 2 });
     limited(subject.take(&who, TOOL, caps).await, 20);
     subject.pass(Duration::from_secs(20));
-    assert_eq!(subject.take(&who, TOOL, caps).await, Take::Counted { call: 3 }, "a refused call extends nothing");
-    assert_eq!(subject.take(&who, TOOL, caps).await, Take::Counted { call: 4 });
-    let before = subject.ledger.standing(&who.id).await.unwrap().unwrap();
-    assert_eq!(subject.take(&who, TOOL, caps).await, Take::ExecutionLimit { limit: 4 });
-    assert_eq!(subject.ledger.standing(&who.id).await.unwrap().unwrap(), before, "nothing was touched");
+    assert_eq!(subject.take(&who, TOOL, caps).await, TakeResult::Counted { call: 3 }, "a refused call extends nothing");
+    assert_eq!(subject.take(&who, TOOL, caps).await, TakeResult::Counted { call: 4 });
+    let before = subject.ledger.state(&who.id).await.unwrap().unwrap();
+    assert_eq!(subject.take(&who, TOOL, caps).await, TakeResult::ExecutionLimit { limit: 4 });
+    assert_eq!(subject.ledger.state(&who.id).await.unwrap().unwrap(), before, "nothing was touched");
     limited(subject.take(&who, TOOL, Caps { per_execution: None, ..caps }).await, 60);
 }
 
@@ -267,16 +271,16 @@ async fn what_is_stopped_or_expired_takes_no_call(subject: &mut Subject) {
     short.expires_at = Some(subject.now().plus(Duration::from_secs(100)));
     subject.start(&stopped).await;
     subject.start(&short).await;
-    assert_eq!(ledger.stop(&stopped.id, Stop::Asked, subject.now()).await, Ok(true));
-    assert_eq!(ledger.stop(&stopped.id, Stop::Finds, subject.now()).await, Ok(true), "as often as one likes");
-    assert_eq!(ledger.stop(&id("nobody"), Stop::Asked, subject.now()).await, Ok(false));
-    assert_eq!(subject.take(&stopped, TOOL, FREE).await, Take::Stopped);
-    let standing = ledger.standing(&stopped.id).await.unwrap().unwrap();
-    assert_eq!(standing.stopped.unwrap().why, Stop::Asked, "the first reason stands");
-    assert_eq!(subject.take(&short, TOOL, FREE).await, Take::Counted { call: 1 });
+    assert_eq!(ledger.stop(&stopped.id, StopReason::Asked, subject.now()).await, Ok(true));
+    assert_eq!(ledger.stop(&stopped.id, StopReason::Finds, subject.now()).await, Ok(true), "as often as one likes");
+    assert_eq!(ledger.stop(&id("nobody"), StopReason::Asked, subject.now()).await, Ok(false));
+    assert_eq!(subject.take(&stopped, TOOL, FREE).await, TakeResult::Stopped);
+    let standing = ledger.state(&stopped.id).await.unwrap().unwrap();
+    assert_eq!(standing.stopped.unwrap().why, StopReason::Asked, "the first reason stands");
+    assert_eq!(subject.take(&short, TOOL, FREE).await, TakeResult::Counted { call: 1 });
     subject.pass(Duration::from_secs(101));
-    assert_eq!(subject.take(&short, TOOL, FREE).await, Take::Expired);
-    assert_eq!(subject.take(&execution("nobody"), TOOL, FREE).await, Take::Unknown);
+    assert_eq!(subject.take(&short, TOOL, FREE).await, TakeResult::Expired);
+    assert_eq!(subject.take(&execution("nobody"), TOOL, FREE).await, TakeResult::Unknown);
     assert_eq!(ledger.find(&id("nobody")).await, Ok(None));
 }
 
@@ -284,23 +288,23 @@ async fn static_ones_begin_with_a_call_and_anew(subject: &Subject) {
     let (ledger, who) = (&subject.ledger, fixed("research"));
     let once = Caps { per_execution: Some(1), per_minute: Some(1) };
     assert_eq!(ledger.find(&who.id).await, Ok(None));
-    assert_eq!(subject.take(&who, TOOL, once).await, Take::Counted { call: 1 });
-    assert_eq!(subject.take(&who, TOOL, once).await, Take::ExecutionLimit { limit: 1 });
+    assert_eq!(subject.take(&who, TOOL, once).await, TakeResult::Counted { call: 1 });
+    assert_eq!(subject.take(&who, TOOL, once).await, TakeResult::ExecutionLimit { limit: 1 });
     assert!(ledger.find(&who.id).await.unwrap().unwrap() == who);
     ledger.find_noted(&who.id, 1, subject.now()).await.unwrap();
     ledger.bill(&[(who.id.clone(), 1)], Cursor::new("static").unwrap()).await.unwrap();
     ledger.record(&who.id, ToolCall::default()).await.unwrap();
     let asked = subject.asked("s", who.id.as_str(), 1);
-    assert_eq!(subject.ask(&asked).await, Ok(Answer::Pending("s".into())));
-    assert_eq!(subject.take(&who, Kind::Raw, once).await, Take::Stopped);
+    assert_eq!(subject.ask(&asked).await, Ok(ApprovalAnswer::Pending("s".into())));
+    assert_eq!(subject.take(&who, Kind::Raw, once).await, TakeResult::Stopped);
     let anew = Execution { created_at: subject.now(), ..who.clone() };
     ledger.restart(anew.clone()).await.unwrap();
-    let standing = ledger.standing(&who.id).await.unwrap().unwrap();
+    let standing = ledger.state(&who.id).await.unwrap().unwrap();
     assert!(standing.execution == anew && ledger.find(&who.id).await.unwrap() == Some(anew));
     assert_eq!((standing.tool.calls, standing.finds, standing.half_credits, standing.stopped), (0, 0, 0, None));
     assert_eq!(ledger.tool_calls(&who.id).await, Ok(vec![]));
     assert_eq!(ledger.approvals(subject.now()).await, Ok(vec![]));
-    assert_eq!(subject.take(&who, TOOL, once).await, Take::Counted { call: 1 });
+    assert_eq!(subject.take(&who, TOOL, once).await, TakeResult::Counted { call: 1 });
     assert_eq!(ledger.list().await.unwrap().iter().filter(|one| one.execution.is_static).count(), 1);
 }
 
@@ -310,9 +314,9 @@ async fn finds_stop(subject: &Subject) {
     for stops in [false, false, true, true] {
         assert_eq!(ledger.find_noted(&who.id, 3, subject.now()).await, Ok(stops));
     }
-    assert_eq!(subject.take(&who, TOOL, FREE).await, Take::Stopped);
-    let standing = ledger.standing(&who.id).await.unwrap().unwrap();
-    assert_eq!((standing.finds, standing.stopped.unwrap().why), (4, Stop::Finds));
+    assert_eq!(subject.take(&who, TOOL, FREE).await, TakeResult::Stopped);
+    let standing = ledger.state(&who.id).await.unwrap().unwrap();
+    assert_eq!((standing.finds, standing.stopped.unwrap().why), (4, StopReason::Finds));
     assert_eq!(ledger.find_noted(&id("nobody"), 3, subject.now()).await, Ok(true), "what cannot be counted");
 }
 
@@ -327,7 +331,7 @@ async fn bills_and_their_cursor_move_together(subject: &Subject) {
         ledger.bill(&batch, cursor.clone()).await.unwrap();
         assert_eq!(ledger.cursor().await, Ok(Some(cursor.clone())));
     }
-    let credits = async |name: &str| ledger.standing(&id(name)).await.unwrap().unwrap().half_credits;
+    let credits = async |name: &str| ledger.state(&id(name)).await.unwrap().unwrap().half_credits;
     assert_eq!((credits("bill1").await, credits("bill2").await), (3, 5), "applied once");
     ledger.bill(&batch, Cursor::new("line 8").unwrap()).await.unwrap();
     assert_eq!((credits("bill1").await, credits("bill2").await), (6, 10));
@@ -388,7 +392,7 @@ async fn approvals_are_asked_once_decided_once_and_used_once(subject: &mut Subje
     for name in ["asks", "asks too"] {
         subject.start(&execution(name)).await;
     }
-    let pending = |id: &str| Ok(Answer::Pending(id.to_owned()));
+    let pending = |id: &str| Ok(ApprovalAnswer::Pending(id.to_owned()));
     let decide =
         async |subject: &Subject, id: &str, decision| ledger.decide(id, decision, subject.now()).await.unwrap();
     let first = subject.asked("p1", "asks", 1);
@@ -404,10 +408,10 @@ async fn approvals_are_asked_once_decided_once_and_used_once(subject: &mut Subje
     assert_eq!(shown.expires_at.since(shown.created_at), Duration::from_secs(600));
     assert_eq!(Approval { created_at: first.created_at, expires_at: first.expires_at, ..shown }, first);
 
-    assert_eq!(decide(subject, "p1", Decision::Approve).await, Decided::Done);
-    assert_eq!(decide(subject, "p1", Decision::Deny).await, Decided::AlreadyDecided(State::Approved));
-    assert_eq!(decide(subject, "p2", Decision::Deny).await, Decided::Done);
-    assert_eq!(decide(subject, "nothing", Decision::Deny).await, Decided::Unknown);
+    assert_eq!(decide(subject, "p1", Decision::Approve).await, DecisionResult::Done);
+    assert_eq!(decide(subject, "p1", Decision::Deny).await, DecisionResult::AlreadyDecided(ApprovalState::Approved));
+    assert_eq!(decide(subject, "p2", Decision::Deny).await, DecisionResult::Done);
+    assert_eq!(decide(subject, "nothing", Decision::Deny).await, DecisionResult::Unknown);
     let states = async |subject: &Subject| {
         let all = ledger.approvals(subject.now()).await.unwrap();
         let mut all: Vec<_> = all.into_iter().map(|one| (one.id, one.state)).collect();
@@ -415,7 +419,8 @@ async fn approvals_are_asked_once_decided_once_and_used_once(subject: &mut Subje
         all
     };
     let row = |id: &str, state| (id.to_owned(), state);
-    let want = [row("p1", State::Approved), row("p2", State::Denied), row("p3", State::Pending)];
+    let want =
+        [row("p1", ApprovalState::Approved), row("p2", ApprovalState::Denied), row("p3", ApprovalState::Pending)];
     assert_eq!(states(subject).await, want);
     let of = async |execution: &str| {
         let own = ledger.approvals_of(&id(execution), subject.now()).await.unwrap();
@@ -433,20 +438,20 @@ async fn approvals_are_asked_once_decided_once_and_used_once(subject: &mut Subje
         .collect();
     let mut let_through = 0;
     for answer in again {
-        let_through += u32::from(answer.await.unwrap() == Answer::Approved("p1".to_owned()));
+        let_through += u32::from(answer.await.unwrap() == ApprovalAnswer::Approved("p1".to_owned()));
     }
     assert_eq!(let_through, 1, "an approval is used once");
-    assert_eq!(ledger.approval("p1", subject.now()).await.unwrap().unwrap().state, State::Used);
-    assert_eq!(decide(subject, "p1", Decision::Deny).await, Decided::AlreadyDecided(State::Used));
-    assert_eq!(subject.ask(&subject.asked("p5", "asks", 2)).await, Ok(Answer::Denied("p2".to_owned())));
+    assert_eq!(ledger.approval("p1", subject.now()).await.unwrap().unwrap().state, ApprovalState::Used);
+    assert_eq!(decide(subject, "p1", Decision::Deny).await, DecisionResult::AlreadyDecided(ApprovalState::Used));
+    assert_eq!(subject.ask(&subject.asked("p5", "asks", 2)).await, Ok(ApprovalAnswer::Denied("p2".to_owned())));
 
     let late = subject.asked("late", "asks too", 9);
     assert_eq!(subject.ask(&late).await, pending("late"));
-    assert_eq!(decide(subject, "late", Decision::Approve).await, Decided::Done);
+    assert_eq!(decide(subject, "late", Decision::Approve).await, DecisionResult::Done);
     subject.pass(Duration::from_secs(601));
-    assert_eq!(decide(subject, "p3", Decision::Approve).await, Decided::Expired);
+    assert_eq!(decide(subject, "p3", Decision::Approve).await, DecisionResult::Expired);
     for expired in ["p3", "late"] {
-        assert_eq!(ledger.approval(expired, subject.now()).await.unwrap().unwrap().state, State::Expired);
+        assert_eq!(ledger.approval(expired, subject.now()).await.unwrap().unwrap().state, ApprovalState::Expired);
     }
     assert_eq!(subject.ask(&subject.asked("later", "asks too", 9)).await, pending("later"), "too late to be used");
     assert_eq!(subject.ask(&subject.asked("p6", "asks", 2)).await, pending("p6"), "a denial ends, too");
@@ -462,15 +467,15 @@ async fn approvals_are_bounded(subject: &mut Subject) {
         asked
     };
     for n in 0..MOST_OPEN {
-        assert!(matches!(subject.ask(&asked(subject, n)).await, Ok(Answer::Pending(_))), "{n}");
+        assert!(matches!(subject.ask(&asked(subject, n)).await, Ok(ApprovalAnswer::Pending(_))), "{n}");
     }
-    assert_eq!(subject.ask(&asked(subject, MOST_OPEN)).await, Ok(Answer::Full));
-    assert!(matches!(subject.ask(&asked(subject, 0)).await, Ok(Answer::Pending(_))), "what is known is told");
+    assert_eq!(subject.ask(&asked(subject, MOST_OPEN)).await, Ok(ApprovalAnswer::Full));
+    assert!(matches!(subject.ask(&asked(subject, 0)).await, Ok(ApprovalAnswer::Pending(_))), "what is known is told");
     // Those that have ended make room, and do not grow without end either.
     for n in MOST_OPEN..4 * MOST_OPEN {
         let oldest = format!("m{}", n - MOST_OPEN);
-        assert_eq!(ledger.decide(&oldest, Decision::Deny, subject.now()).await, Ok(Decided::Done));
-        assert!(matches!(subject.ask(&asked(subject, n)).await, Ok(Answer::Pending(_))), "{n}");
+        assert_eq!(ledger.decide(&oldest, Decision::Deny, subject.now()).await, Ok(DecisionResult::Done));
+        assert!(matches!(subject.ask(&asked(subject, n)).await, Ok(ApprovalAnswer::Pending(_))), "{n}");
     }
     let count = async |subject: &Subject| {
         let all = ledger.approvals(subject.now()).await.unwrap();
@@ -480,7 +485,7 @@ async fn approvals_are_bounded(subject: &mut Subject) {
     let kept = count(subject).await;
     assert!((2 * MOST_OPEN..=2 * MOST_OPEN + 1).contains(&kept), "{kept}");
     subject.pass(Duration::from_secs(601 + 3600));
-    assert!(matches!(subject.ask(&asked(subject, 5000)).await, Ok(Answer::Pending(_))));
+    assert!(matches!(subject.ask(&asked(subject, 5000)).await, Ok(ApprovalAnswer::Pending(_))));
     assert_eq!(count(subject).await, 1, "what ended long ago is dropped");
 }
 
@@ -490,17 +495,17 @@ async fn ended_ones_are_forgotten(subject: &mut Subject) {
     let late = Execution { expires_at: None, ..execution("over") };
     subject.start(&late).await;
     ledger.record(&late.id, ToolCall::default()).await.unwrap();
-    assert!(matches!(subject.ask(&subject.asked("o", "over", 1)).await, Ok(Answer::Pending(_))));
-    assert_eq!(ledger.stop(&late.id, Stop::Asked, subject.now()).await, Ok(true));
+    assert!(matches!(subject.ask(&subject.asked("o", "over", 1)).await, Ok(ApprovalAnswer::Pending(_))));
+    assert_eq!(ledger.stop(&late.id, StopReason::Asked, subject.now()).await, Ok(true));
     subject.pass(Duration::from_secs(3500));
     subject.start(&execution("one")).await;
-    assert!(ledger.standing(&late.id).await.unwrap().is_some());
+    assert!(ledger.state(&late.id).await.unwrap().is_some());
     subject.pass(Duration::from_secs(101));
     subject.start(&execution("another")).await;
-    assert_eq!(ledger.standing(&late.id).await, Ok(None));
+    assert_eq!(ledger.state(&late.id).await, Ok(None));
     assert_eq!(ledger.tool_calls(&late.id).await, Ok(vec![]));
     assert_eq!(ledger.approval("o", subject.now()).await, Ok(None));
-    assert_eq!(subject.take(&late, TOOL, FREE).await, Take::Unknown);
+    assert_eq!(subject.take(&late, TOOL, FREE).await, TakeResult::Unknown);
     let left = ledger.list().await.unwrap();
     assert!(left.iter().any(|one| one.execution.id.as_str() == "live"), "a live one never");
     assert!(left.iter().any(|one| one.execution.is_static), "nor a static one");
@@ -509,7 +514,7 @@ async fn ended_ones_are_forgotten(subject: &mut Subject) {
 
 const KEY: [u8; 32] = [7; 32];
 
-type Raised = Arc<std::sync::Mutex<Vec<Altered>>>;
+type Raised = Arc<std::sync::Mutex<Vec<TamperedRecord>>>;
 
 fn seal(key: [u8; 32], raised: &Raised) -> Seal {
     let raised = raised.clone();
@@ -683,16 +688,16 @@ async fn two_proxies_on_one_server_let_as_many_through_as_one() {
         .collect();
     let mut counted = 0;
     for call in calls {
-        counted += u32::from(matches!(call.await.unwrap(), Take::Counted { .. }));
+        counted += u32::from(matches!(call.await.unwrap(), TakeResult::Counted { .. }));
     }
     assert_eq!(counted, 10);
     // Each bills from its own record, onto one bill.
     for proxy in &proxies {
         proxy.bill(&[(who.id.clone(), 1)], Cursor::new("7").unwrap()).await.unwrap();
     }
-    assert_eq!(proxies[0].standing(&who.id).await.unwrap().unwrap().half_credits, 2);
-    assert_eq!(proxies[1].stop(&who.id, Stop::Asked, Millis::now()).await, Ok(true));
-    assert_eq!(proxies[0].take(&who, TOOL, FREE, Millis::now()).await, Ok(Take::Stopped));
+    assert_eq!(proxies[0].state(&who.id).await.unwrap().unwrap().half_credits, 2);
+    assert_eq!(proxies[1].stop(&who.id, StopReason::Asked, Millis::now()).await, Ok(true));
+    assert_eq!(proxies[0].take(&who, TOOL, FREE, Millis::now()).await, Ok(TakeResult::Stopped));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -723,12 +728,12 @@ async fn without_its_server_nothing_passes_and_nobody_waits_for_long() {
     redis.signal("-STOP");
     refused().await;
     redis.signal("-CONT");
-    assert!(matches!(recovers().await, Take::Counted { .. }));
+    assert!(matches!(recovers().await, TakeResult::Counted { .. }));
     // It dies, and another one comes that knows nothing.
     redis.kill();
     refused().await;
     redis.again();
-    assert_eq!(recovers().await, Take::Unknown);
+    assert_eq!(recovers().await, TakeResult::Unknown);
     assert!(ledger.find(&who.id).await.unwrap().is_some(), "facts are remembered");
 }
 
@@ -764,10 +769,10 @@ async fn who_has_the_password_is_let_in_and_nonsense_is_an_error() {
                 .map_or("1", |(_, value)| value),
         );
     }
-    assert_eq!(ledger.take(&who, TOOL, caps, Millis::now()).await, Ok(Take::Counted { call: 2 }));
+    assert_eq!(ledger.take(&who, TOOL, caps, Millis::now()).await, Ok(TakeResult::Counted { call: 2 }));
     for (field, value) in [("facts", "{}"), ("stopped", "why"), ("credits", "-1")] {
         set(field, value);
-        assert_eq!(ledger.standing(&who.id).await, Err(LedgerError::Unavailable), "{field}");
+        assert_eq!(ledger.state(&who.id).await, Err(LedgerError::Unavailable), "{field}");
     }
 }
 
@@ -788,13 +793,13 @@ async fn what_no_proxy_has_signed_there_is_refused() {
     }
     for (id, execution, digest) in [("p", "a", 1), ("q", "a", 2), ("r", "b", 1), ("s", "a", 3)] {
         let asked = subject.ask(&subject.asked(id, execution, digest)).await;
-        assert_eq!(asked, Ok(Answer::Pending(id.to_owned())));
+        assert_eq!(asked, Ok(ApprovalAnswer::Pending(id.to_owned())));
     }
     let (place, others) = ("exeat:{a}:approvals", "exeat:{b}:approvals");
     let mut raw = redis.raw();
     let mut get = |place: &str, id: &str| redis::cmd("HGET").arg(place).arg(id).query::<String>(&mut raw).unwrap();
     let (p, q, r) = (get(place, "p"), get(place, "q"), get(others, "r"));
-    assert_eq!(ledger.decide("s", Decision::Approve, subject.now()).await, Ok(Decided::Done));
+    assert_eq!(ledger.decide("s", Decision::Approve, subject.now()).await, Ok(DecisionResult::Done));
     let s = get(place, "s");
     let digest = |n: u8| format!("{n:02x}").repeat(32);
     let approved = |text: &str| text.replace("pending ", "approved ");
@@ -821,7 +826,7 @@ async fn what_no_proxy_has_signed_there_is_refused() {
     for (what, id, forged) in rows {
         redis::cmd("HSET").arg(place).arg(id).arg(&forged).query::<()>(&mut redis.raw()).unwrap();
         let asked = subject.ask(&subject.asked("new", "a", 1)).await;
-        assert!(!matches!(asked, Ok(Answer::Approved(_))), "{what}: {asked:?}");
+        assert!(!matches!(asked, Ok(ApprovalAnswer::Approved(_))), "{what}: {asked:?}");
         redis::cmd("HSET").arg(place).arg(id).arg(&forged).query::<()>(&mut redis.raw()).unwrap();
         assert_eq!(ledger.decide(id, Decision::Approve, now).await, Err(LedgerError::Unavailable), "{what}");
         assert_eq!(ledger.approval(id, now).await, Err(LedgerError::Unavailable), "{what}");
@@ -832,8 +837,8 @@ async fn what_no_proxy_has_signed_there_is_refused() {
         redis::cmd("HSET").arg(place).arg(id).arg(&p).query::<()>(&mut redis.raw()).unwrap();
     }
     assert!(!raised.lock().unwrap().is_empty(), "alarms");
-    assert_eq!(ledger.decide("p", Decision::Approve, now).await, Ok(Decided::Done), "as it was written");
-    assert_eq!(subject.ask(&subject.asked("new", "a", 1)).await, Ok(Answer::Approved("p".to_owned())));
+    assert_eq!(ledger.decide("p", Decision::Approve, now).await, Ok(DecisionResult::Done), "as it was written");
+    assert_eq!(subject.ask(&subject.asked("new", "a", 1)).await, Ok(ApprovalAnswer::Approved("p".to_owned())));
 
     // An approval that was used is put back: the proxy that used it remembers; another one cannot know.
     let used = get(place, "p");
@@ -850,14 +855,14 @@ async fn what_no_proxy_has_signed_there_is_refused() {
     subject.start(&short).await;
     redis::cmd("HDEL").arg("exeat:{short}:x").arg("expires").query::<()>(&mut redis.raw()).unwrap();
     let since = Instant::now();
-    while !matches!(subject.take(&short, TOOL, FREE).await, Take::Expired) {
+    while !matches!(subject.take(&short, TOOL, FREE).await, TakeResult::Expired) {
         assert!(since.elapsed() < Duration::from_secs(20));
     }
 
     // Facts of a proxy with another key: refused one by one, and left out of lists.
     let other = redis.ledger_with("two", seal([8; 32], &Raised::default()));
     assert_eq!(other.find(&id("a")).await, Err(LedgerError::Unavailable));
-    assert_eq!(other.standing(&id("a")).await, Err(LedgerError::Unavailable));
+    assert_eq!(other.state(&id("a")).await, Err(LedgerError::Unavailable));
     assert_eq!(other.list().await, Ok(vec![]));
     assert_eq!(other.approvals(now).await, Ok(vec![]));
     assert_eq!(ledger.list().await.unwrap().len(), 3);

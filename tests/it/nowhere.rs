@@ -126,14 +126,14 @@ async fn a_value_is_in_no_log_record_argument_or_file() {
 #[ignore = "panics on purpose; run by its other half"]
 fn a_process_that_panics() {
     use exeat::model::secret::Secret;
-    use exeat::policy::compile::{self, Surroundings};
+    use exeat::policy::compile::{self, CompileContext};
     let Ok(value) = std::env::var("EXEAT_TEST_VALUE") else { return };
     let dir = tempfile::tempdir().unwrap();
     let text = "[credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\n\
                 [tasks.t]\ncredentials = [\"KEY\"]\n";
     let (own, env) = (value.clone(), |_: &str| Some(value.clone()));
     let secrets = &exeat::daemon::vault::Reader::default();
-    let around = Surroundings { base: dir.path(), state_dir: dir.path(), env: &env, secrets };
+    let around = CompileContext { base: dir.path(), state_dir: dir.path(), env: &env, secrets };
     let Ok(config) = compile::compile(text, &around) else { return };
     let task = config.policy.task(&exeat::model::name::TaskName::new("t")).cloned();
     let secret = Secret::new(own.into_bytes());

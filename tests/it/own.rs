@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use exeat::ledger::{Approval, Execution, Ledger, Millis, State, Stop};
+use exeat::ledger::{Approval, ApprovalState, Execution, Ledger, Millis, StopReason};
 use exeat::model::name::{ExecutionId, TaskName};
 use exeat::model::secret::TokenHash;
 use exeat::model::token;
@@ -118,10 +118,10 @@ async fn begun(ground: &Ground) -> (String, String) {
         digest: [1; 32],
         created_at: now,
         expires_at: now.plus(Duration::from_secs(600)),
-        state: State::Pending,
+        state: ApprovalState::Pending,
     };
     ledger.ask(asked, now).await.unwrap();
-    ledger.stop(&ExecutionId::new(&"2".repeat(32)), Stop::Asked, now).await.unwrap();
+    ledger.stop(&ExecutionId::new(&"2".repeat(32)), StopReason::Asked, now).await.unwrap();
     (tokens[0].clone(), tokens[1].clone())
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use exeat::daemon::vault;
-use exeat::policy::compile::{self, Config, Surroundings};
+use exeat::policy::compile::{self, CompileContext, Config};
 
 use crate::cli::exeat;
 use crate::lab;
@@ -18,7 +18,7 @@ fn shipped(path: &str) -> String {
 fn compiled(path: &str) -> Config {
     let dir = tempfile::tempdir().unwrap();
     let env = |name: &str| Some(format!("{name}-{}", lab::TOKEN));
-    let around = Surroundings {
+    let around = CompileContext {
         base: Path::new("/etc/exeat"),
         state_dir: dir.path(),
         env: &env,

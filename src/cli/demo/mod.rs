@@ -29,7 +29,7 @@ use crate::daemon::Daemon;
 use crate::daemon::vault;
 use crate::files;
 use crate::model::host::Host;
-use crate::policy::compile::{self, Surroundings};
+use crate::policy::compile::{self, CompileContext};
 use crate::policy::settings::ListenAt;
 use crate::tls::authority::Authority;
 
@@ -143,7 +143,7 @@ async fn set(dir: &Path) -> io::Result<Stage> {
     let text = configuration(dir, dns.address(), &ports);
     let key = format!("demo-{}", files::hex(files::random::<16>()?.as_slice()));
     let env = |name: &str| Some(if name == "API_KEY" { key.clone() } else { token.clone() });
-    let around = Surroundings { base: dir, state_dir: dir, env: &env, secrets: &vault::Reader::default() };
+    let around = CompileContext { base: dir, state_dir: dir, env: &env, secrets: &vault::Reader::default() };
     let mut config = compile::compile(&text, &around).map_err(|problems| io::Error::other(format!("{problems:?}")))?;
     config.settings.admin.listen = None;
     let log = dir.join("audit.jsonl");

@@ -69,13 +69,13 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Rewind<T> {
 
 /// A stream whose writes do not wait for ever. A client that asks for much and reads nothing would
 /// otherwise hold its origin's connection as long as it likes.
-pub(super) struct Impatient<T> {
+pub(super) struct WriteTimeout<T> {
     inner: T,
     most: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
-impl<T> Impatient<T> {
+impl<T> WriteTimeout<T> {
     pub(super) fn new(inner: T, most: Duration) -> Self {
         Self { inner, most, waiting: None }
     }
@@ -92,13 +92,13 @@ impl<T> Impatient<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Impatient<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for WriteTimeout<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_read(cx, buf)
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Impatient<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let step = Pin::new(&mut self.inner).poll_write(cx, buf);
         self.bounded(cx, step)
@@ -318,13 +318,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_stops_reading_ends_the_write() {
         let (near, mut far) = duplex(16);
-        let mut near = Impatient::new(near, Duration::from_secs(300));
+        let mut near = WriteTimeout::new(near, Duration::from_secs(300));
         let start = Instant::now();
         let error = near.write_all(&[0; 64]).await.unwrap_err();
         assert_eq!((error.kind(), start.elapsed().as_secs()), (io::ErrorKind::TimedOut, 300));
 
         let (near, mut slow) = duplex(16);
-        let mut near = Impatient::new(near, Duration::from_secs(300));
+        let mut near = WriteTimeout::new(near, Duration::from_secs(300));
         let reading = tokio::spawn(async move {
             let mut buffer = [0; 16];
             for _ in 0..4 {

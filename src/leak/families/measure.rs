@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use std::{env, fs};
 
-use super::{Families, Family, Lookout};
+use super::{Families, Family, FamilyStream};
 
 /// What is printed of a find. The rest of it may be somebody's key.
 const SHOWN: usize = 14;
@@ -90,7 +90,7 @@ fn speed() {
             let mut best = f64::MAX;
             for _ in 0..5 {
                 let started = Instant::now();
-                let mut lookout = Lookout::new(Arc::clone(&families));
+                let mut lookout = FamilyStream::new(Arc::clone(&families));
                 let found = text.chunks(piece).find_map(|piece| lookout.feed(piece));
                 assert_eq!(found, None, "{kind}");
                 best = best.min(started.elapsed().as_secs_f64());

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use probes::Probes;
 use shapes::{SHAPES, Shape, Verdict};
-pub use stream::Lookout;
+pub use stream::FamilyStream;
 
 /// Whose keys, or what kind. Each can be switched on by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -225,7 +225,7 @@ impl PartialEq for Families {
 }
 
 /// What is known about a text, or about a piece of one that goes on.
-struct Sight {
+struct FamilyMatch {
     found: Option<(Family, Range<usize>)>,
     /// Where the first shape begins that fits up to the end of what has come.
     undecided: Option<usize>,
@@ -255,8 +255,8 @@ impl Families {
 
     /// Looks at the shapes that begin within `starts`; what stands before helps to judge them. The text is all
     /// there is, or goes on.
-    fn look(&self, text: &[u8], starts: Range<usize>, ended: bool) -> Sight {
-        let mut sight = Sight { found: None, undecided: None };
+    fn look(&self, text: &[u8], starts: Range<usize>, ended: bool) -> FamilyMatch {
+        let mut sight = FamilyMatch { found: None, undecided: None };
         let Some(probes) = &self.probes else { return sight };
         probes.visit(text, &starts, |start, shape| {
             match shape.stands_at(text, start, ended) {

@@ -9,7 +9,7 @@ use super::{Families, Family};
 
 /// Looks at a stream as it passes. A key is found once what stands behind it has come, or the end: at most
 /// [`Lookout::DELAY`] bytes after it began, so what leaves has to be held back by as much.
-pub struct Lookout {
+pub struct FamilyStream {
     families: Arc<Families>,
     /// The end of what has come: where a key may have begun, and what stands before. It may hold a key, so it is
     /// wiped, and never grows.
@@ -22,7 +22,7 @@ pub struct Lookout {
 /// What has to stand together to decide about all that begins before it.
 const REACH: usize = LONGEST + LONGEST_BEFORE;
 
-impl Lookout {
+impl FamilyStream {
     /// How far the end of a key, and what decides about it, may be from its beginning.
     pub const DELAY: usize = LONGEST;
 

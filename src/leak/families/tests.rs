@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::checks::{INFIX_OF_OPENAI, crc62};
 use super::shapes::{INFIX_OF_GROQ, LONGEST, LONGEST_PREFIX, SHAPES, Verdict};
-use super::{Families, Family, Lookout};
+use super::{Families, Family, FamilyStream};
 
 const UPPER: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 const LOWER: &str = "abcdefghijklmnopqrstuvwxyz";
@@ -442,7 +442,7 @@ fn every_row_of_the_table_has_a_key_in_the_test() {
 /// A caller holds back 4 KiB.
 #[test]
 fn no_shape_is_longer_than_what_is_held_back() {
-    const { assert!(Lookout::DELAY < 2048) };
+    const { assert!(FamilyStream::DELAY < 2048) };
     for shape in SHAPES {
         assert!(shape.longest() <= LONGEST, "{}", String::from_utf8_lossy(shape.prefix));
         assert!(shape.prefix.len() <= LONGEST_PREFIX && shape.prefix.len() >= 3);
@@ -459,13 +459,13 @@ fn only_what_was_asked_for_is_found() {
         let others = Family::ALL.into_iter().filter(|other| *other != family);
         assert_eq!(Families::of(others).find(key.as_bytes()), None, "{key}");
     }
-    let mut lookout = Lookout::new(Arc::new(none));
+    let mut lookout = FamilyStream::new(Arc::new(none));
     assert_eq!((lookout.feed(keys()[0].1.as_bytes()), lookout.end()), (None, None));
 }
 
 /// What a stream shows in pieces of these lengths, over and over.
 fn streamed(text: &[u8], lengths: &[usize]) -> Option<Family> {
-    let mut lookout = Lookout::new(Arc::new(all()));
+    let mut lookout = FamilyStream::new(Arc::new(all()));
     let room = lookout.room();
     let mut rest = text;
     for length in lengths.iter().cycle() {
@@ -511,7 +511,7 @@ fn a_key_on_any_edge_of_large_pieces_is_found() {
 fn a_lookout_can_be_used_again() {
     let key = checked("npm_", 36);
     let (begun, rest) = key.split_at(10);
-    let mut lookout = Lookout::new(Arc::new(all()));
+    let mut lookout = FamilyStream::new(Arc::new(all()));
     assert_eq!((lookout.feed(begun.as_bytes()), lookout.end()), (None, None));
     assert_eq!((lookout.feed(rest.as_bytes()), lookout.end()), (None, None), "two streams are not one");
     assert_eq!((lookout.feed(key.as_bytes()), lookout.feed(b" ")), (None, Some(Family::Npm)));

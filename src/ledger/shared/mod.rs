@@ -20,12 +20,12 @@ use moka::sync::Cache;
 use redis::{Cmd, Pipeline, ScriptInvocation};
 
 pub use link::{Connect, Connecting, Stream};
-pub use seal::{Alarm, Altered, Seal};
+pub use seal::{Alarm, Seal, TamperedRecord};
 pub use server::{Server, ServerError};
 
-use super::approval::{self, Answer, Approval, Decided, Decision, MOST_OPEN};
+use super::approval::{self, Approval, ApprovalAnswer, Decision, DecisionResult, MOST_OPEN};
 use super::call::{MOST_CALLS, ToolCall};
-use super::execution::{Caps, Cursor, Execution, Standing, Stop, Take};
+use super::execution::{Caps, Cursor, Execution, ExecutionState, StopReason, TakeResult};
 use super::{LedgerError, MOST_EXECUTIONS, Result};
 use crate::files;
 use crate::model::name::ExecutionId;
@@ -101,12 +101,12 @@ impl Shared {
         Ok(Some(execution))
     }
 
-    pub(super) async fn standing(&self, id: &ExecutionId) -> Result<Option<Standing>> {
+    pub(super) async fn state(&self, id: &ExecutionId) -> Result<Option<ExecutionState>> {
         let fields = self.link.query(Cmd::new().arg("HGETALL").arg(key(id, "x"))).await?;
         read::standing(id, &fields, &self.seal)
     }
 
-    pub(super) async fn list(&self) -> Result<Vec<Standing>> {
+    pub(super) async fn list(&self) -> Result<Vec<ExecutionState>> {
         let all = self.of_all("x").await?;
         // One that does not verify must not hide the others.
         let verifies = |(id, fields): &&(ExecutionId, read::Fields)| {
@@ -116,7 +116,7 @@ impl Shared {
         all.filter_map(|(id, fields)| read::standing(id, fields, &self.seal).transpose()).collect()
     }
 
-    pub(super) async fn stop(&self, id: &ExecutionId, why: Stop) -> Result<bool> {
+    pub(super) async fn stop(&self, id: &ExecutionId, why: StopReason) -> Result<bool> {
         let mut call = self.scripts.stop.of(id);
         call.arg(id.as_str()).arg(read::stop_text(why));
         let is_known: u8 = self.link.invoke(&call).await?;
@@ -130,15 +130,15 @@ impl Shared {
         self.text(&call).await.map(drop)
     }
 
-    pub(super) async fn take(&self, who: &Execution, kind: Kind, caps: Caps) -> Result<Take> {
+    pub(super) async fn take(&self, who: &Execution, kind: Kind, caps: Caps) -> Result<TakeResult> {
         self.take_or(who, kind, caps, "take").await
     }
 
-    pub(super) async fn peek(&self, who: &Execution, kind: Kind, caps: Caps) -> Result<Take> {
+    pub(super) async fn peek(&self, who: &Execution, kind: Kind, caps: Caps) -> Result<TakeResult> {
         self.take_or(who, kind, caps, "peek").await
     }
 
-    async fn take_or(&self, who: &Execution, kind: Kind, caps: Caps, how: &str) -> Result<Take> {
+    async fn take_or(&self, who: &Execution, kind: Kind, caps: Caps, how: &str) -> Result<TakeResult> {
         let facts = if who.is_static { read::facts(who, &self.seal)? } else { String::new() };
         // As it is signed, beside what the scripts work with.
         let end = who.expires_at.filter(|_| !who.is_static).map(|end| end.0.to_string()).unwrap_or_default();
@@ -201,7 +201,7 @@ impl Shared {
         Ok(all.into_iter().map(|(_, call)| call).collect())
     }
 
-    pub(super) async fn ask(&self, asked: Approval) -> Result<Answer> {
+    pub(super) async fn ask(&self, asked: Approval) -> Result<ApprovalAnswer> {
         let asked = asked.bounded();
         let lifetime = asked.expires_at.since(asked.created_at).as_millis();
         let mut call = self.scripts.ask.of(&asked.execution);
@@ -215,18 +215,18 @@ impl Shared {
         read::answer(&answer, id)
     }
 
-    pub(super) async fn decide(&self, id: &str, decision: Decision) -> Result<Decided> {
-        let Some(execution) = self.asked_by(id).await? else { return Ok(Decided::Unknown) };
+    pub(super) async fn decide(&self, id: &str, decision: Decision) -> Result<DecisionResult> {
+        let Some(execution) = self.asked_by(id).await? else { return Ok(DecisionResult::Unknown) };
         for _ in 0..DECISIONS_AT_ONCE {
             let known: Option<String> =
                 self.link.query(Cmd::new().arg("HGET").arg(key(&execution, "approvals")).arg(id)).await?;
-            let Some(known) = known else { return Ok(Decided::Unknown) };
+            let Some(known) = known else { return Ok(DecisionResult::Unknown) };
             let approval = read::approval(&execution, id, &known, &self.seal)?;
             let decided = read::with_decision(&execution, id, &known, decision.state(), &self.seal)?;
             let mut call = self.scripts.decide.of(&execution);
             call.arg(id).arg(decided).arg(known);
             match read::decided(&self.text(&call).await?)? {
-                Some(Decided::AlreadyDecided(_)) => return Ok(Decided::AlreadyDecided(approval.state)),
+                Some(DecisionResult::AlreadyDecided(_)) => return Ok(DecisionResult::AlreadyDecided(approval.state)),
                 Some(done) => return Ok(done),
                 None => {}
             }

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::super::approval::{self, Answer, Approval, Decided, State};
+use super::super::approval::{self, Approval, ApprovalAnswer, ApprovalState, DecisionResult};
 use super::super::call::ToolCall;
-use super::super::execution::{Caps, Counter, Execution, Millis, Standing, Stop, Stopped, Take, Window};
+use super::super::execution::{
+    Caps, Counter, Execution, ExecutionState, Millis, StopReason, Stopped, TakeResult, Window,
+};
 use super::super::{LedgerError, Result};
 use super::scripts::key;
 use super::seal::{Kind, Seal};
@@ -42,7 +44,7 @@ pub(super) fn execution(id: &ExecutionId, facts: &str, seal: &Seal) -> Result<Ex
 }
 
 /// None if there are no fields: no execution.
-pub(super) fn standing(id: &ExecutionId, fields: &Fields, seal: &Seal) -> Result<Option<Standing>> {
+pub(super) fn standing(id: &ExecutionId, fields: &Fields, seal: &Seal) -> Result<Option<ExecutionState>> {
     let Some(facts) = fields.get("facts") else {
         return if fields.is_empty() { Ok(None) } else { Err(LedgerError::Unavailable) };
     };
@@ -56,7 +58,7 @@ pub(super) fn standing(id: &ExecutionId, fields: &Fields, seal: &Seal) -> Result
         Some(why) => Some(Stopped { why: stop(why)?, at: Millis(number("stopped_at")?) }),
         None => None,
     };
-    Ok(Some(Standing {
+    Ok(Some(ExecutionState {
         execution: execution(id, facts, seal)?,
         stopped,
         tool: counter("t")?,
@@ -66,15 +68,17 @@ pub(super) fn standing(id: &ExecutionId, fields: &Fields, seal: &Seal) -> Result
     }))
 }
 
-pub(super) fn take(taken: &str, number: u64, caps: Caps) -> Result<Take> {
+pub(super) fn take(taken: &str, number: u64, caps: Caps) -> Result<TakeResult> {
     let limit = |limit: Option<u64>| limit.ok_or(LedgerError::Unavailable);
     Ok(match taken {
-        "counted" => Take::Counted { call: number },
-        "execution" => Take::ExecutionLimit { limit: limit(caps.per_execution)? },
-        "expired" => Take::Expired,
-        "minute" => Take::RateLimited { limit: limit(caps.per_minute)?, retry_after: Duration::from_millis(number) },
-        "stopped" => Take::Stopped,
-        "unknown" => Take::Unknown,
+        "counted" => TakeResult::Counted { call: number },
+        "execution" => TakeResult::ExecutionLimit { limit: limit(caps.per_execution)? },
+        "expired" => TakeResult::Expired,
+        "minute" => {
+            TakeResult::RateLimited { limit: limit(caps.per_minute)?, retry_after: Duration::from_millis(number) }
+        }
+        "stopped" => TakeResult::Stopped,
+        "unknown" => TakeResult::Unknown,
         _ => return Err(LedgerError::Unavailable),
     })
 }
@@ -85,26 +89,26 @@ pub(super) fn numbered(text: &str) -> Result<(u64, ToolCall)> {
     Ok((self::number(number)?, serde_json::from_str(call).map_err(|_| LedgerError::Unavailable)?))
 }
 
-pub(super) fn answer(answer: &str, id: String) -> Result<Answer> {
+pub(super) fn answer(answer: &str, id: String) -> Result<ApprovalAnswer> {
     match answer {
-        "approved" => Ok(Answer::Approved(id)),
-        "denied" => Ok(Answer::Denied(id)),
+        "approved" => Ok(ApprovalAnswer::Approved(id)),
+        "denied" => Ok(ApprovalAnswer::Denied(id)),
         "exists" => Err(LedgerError::Exists),
-        "full" => Ok(Answer::Full),
-        "pending" => Ok(Answer::Pending(id)),
+        "full" => Ok(ApprovalAnswer::Full),
+        "pending" => Ok(ApprovalAnswer::Pending(id)),
         "unknown" => Err(LedgerError::Unknown),
         _ => Err(LedgerError::Unavailable),
     }
 }
 
 /// None if it is no longer what was read of it.
-pub(super) fn decided(text: &str) -> Result<Option<Decided>> {
+pub(super) fn decided(text: &str) -> Result<Option<DecisionResult>> {
     Ok(Some(match text {
         "changed" => return Ok(None),
-        "done" => Decided::Done,
-        "expired" => Decided::Expired,
-        "unknown" => Decided::Unknown,
-        state => Decided::AlreadyDecided(self::state(state)?),
+        "done" => DecisionResult::Done,
+        "expired" => DecisionResult::Expired,
+        "unknown" => DecisionResult::Unknown,
+        state => DecisionResult::AlreadyDecided(self::state(state)?),
     }))
 }
 
@@ -145,7 +149,7 @@ impl<'t> Record<'t> {
     }
 
     /// What a decision is about: this request with these times of the server's.
-    fn decided(&self, state: State) -> String {
+    fn decided(&self, state: ApprovalState) -> String {
         [state_text(state), self.digest, self.created, self.expires, self.request].join(" ")
     }
 }
@@ -162,10 +166,10 @@ pub(super) fn approval(execution: &ExecutionId, id: &str, text: &str, seal: &Sea
         && expires_at.since(created_at) == asked.expires_at.since(asked.created_at);
     let state = self::state(record.state)?;
     let decision = match state {
-        State::Pending => None,
-        State::Approved | State::Used => Some(State::Approved),
-        State::Denied => Some(State::Denied),
-        State::Expired => return Err(LedgerError::Unavailable),
+        ApprovalState::Pending => None,
+        ApprovalState::Approved | ApprovalState::Used => Some(ApprovalState::Approved),
+        ApprovalState::Denied => Some(ApprovalState::Denied),
+        ApprovalState::Expired => return Err(LedgerError::Unavailable),
     };
     if let Some(decision) = decision {
         let sealed = format!("{} {}", record.decision, record.decided(decision));
@@ -182,7 +186,7 @@ pub(super) fn with_decision(
     execution: &ExecutionId,
     id: &str,
     text: &str,
-    state: State,
+    state: ApprovalState,
     seal: &Seal,
 ) -> Result<String> {
     let record = Record::of(text)?;
@@ -204,31 +208,37 @@ pub(super) fn time((seconds, micros): (u64, u64)) -> Millis {
     Millis(seconds.saturating_mul(1000).saturating_add(micros / 1000))
 }
 
-pub(super) fn stop_text(why: Stop) -> &'static str {
+pub(super) fn stop_text(why: StopReason) -> &'static str {
     match why {
-        Stop::Asked => "asked",
-        Stop::Expired => "expired",
-        Stop::Finds => "finds",
+        StopReason::Asked => "asked",
+        StopReason::Expired => "expired",
+        StopReason::Finds => "finds",
     }
 }
 
-fn stop(text: &str) -> Result<Stop> {
-    let all = [Stop::Asked, Stop::Expired, Stop::Finds];
+fn stop(text: &str) -> Result<StopReason> {
+    let all = [StopReason::Asked, StopReason::Expired, StopReason::Finds];
     all.into_iter().find(|why| stop_text(*why) == text).ok_or(LedgerError::Unavailable)
 }
 
-pub(super) fn state_text(state: State) -> &'static str {
+pub(super) fn state_text(state: ApprovalState) -> &'static str {
     match state {
-        State::Approved => "approved",
-        State::Denied => "denied",
-        State::Expired => "expired",
-        State::Pending => "pending",
-        State::Used => "used",
+        ApprovalState::Approved => "approved",
+        ApprovalState::Denied => "denied",
+        ApprovalState::Expired => "expired",
+        ApprovalState::Pending => "pending",
+        ApprovalState::Used => "used",
     }
 }
 
-fn state(text: &str) -> Result<State> {
-    let all = [State::Approved, State::Denied, State::Expired, State::Pending, State::Used];
+fn state(text: &str) -> Result<ApprovalState> {
+    let all = [
+        ApprovalState::Approved,
+        ApprovalState::Denied,
+        ApprovalState::Expired,
+        ApprovalState::Pending,
+        ApprovalState::Used,
+    ];
     all.into_iter().find(|state| state_text(*state) == text).ok_or(LedgerError::Unavailable)
 }
 

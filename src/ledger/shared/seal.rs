@@ -24,7 +24,7 @@ const MAX_NAME: usize = 256;
 
 /// An entry that does not verify.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Altered {
+pub struct TamperedRecord {
     /// What kind of entry it is: `facts`, `request` or `decision`.
     pub kind: &'static str,
     /// The server's key that it lies under.
@@ -34,7 +34,7 @@ pub struct Altered {
 }
 
 /// Raises an alarm. It must not block.
-pub type Alarm = Arc<dyn Fn(&Altered) + Send + Sync>;
+pub type Alarm = Arc<dyn Fn(&TamperedRecord) + Send + Sync>;
 
 /// What an entry says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl Seal {
         }
         let more = self.untold.swap(0, Ordering::Relaxed);
         let key = key.get(..key.floor_char_boundary(MAX_NAME)).unwrap_or_default().to_owned();
-        let altered = Altered { kind: kind.name(), key, more };
+        let altered = TamperedRecord { kind: kind.name(), key, more };
         tracing::error!(
             kind = altered.kind,
             key = altered.key,
@@ -135,11 +135,11 @@ mod tests {
 
     use super::*;
 
-    fn seal(key: u8) -> (Seal, Arc<Mutex<Vec<Altered>>>) {
-        let raised = Arc::<Mutex<Vec<Altered>>>::default();
+    fn seal(key: u8) -> (Seal, Arc<Mutex<Vec<TamperedRecord>>>) {
+        let raised = Arc::<Mutex<Vec<TamperedRecord>>>::default();
         let alarm = {
             let raised = raised.clone();
-            Arc::new(move |altered: &Altered| raised.lock().unwrap().push(altered.clone()))
+            Arc::new(move |altered: &TamperedRecord| raised.lock().unwrap().push(altered.clone()))
         };
         (Seal::new(Secret::new(vec![key; 32]), alarm), raised)
     }
@@ -171,6 +171,10 @@ mod tests {
             );
         }
         let raised = raised.lock().unwrap();
-        assert_eq!(*raised, [Altered { kind: "request", key: "exeat:{a}:x".to_owned(), more: 0 }], "once a second");
+        assert_eq!(
+            *raised,
+            [TamperedRecord { kind: "request", key: "exeat:{a}:x".to_owned(), more: 0 }],
+            "once a second"
+        );
     }
 }

@@ -8,9 +8,9 @@ use http::request::Parts;
 use sha2::{Digest, Sha256};
 
 use crate::model::refusal::Verdict;
-use crate::policy::credential::Place;
+use crate::policy::credential::Placement;
 use crate::stages::authorize::Grant;
-use crate::stages::authorize::credential::{Chosen, Swap};
+use crate::stages::authorize::credential::{SelectedCredential, Swap};
 use crate::stages::message::{headers, query, websocket};
 
 /// Nothing else that is hashed begins so.
@@ -68,7 +68,7 @@ fn line(digest: &mut Parted, grant: &Grant, is_websocket: bool) {
 }
 
 /// A query without the parameters that the credential replaces.
-fn without(query: &str, chosen: &Chosen) -> String {
+fn without(query: &str, chosen: &SelectedCredential) -> String {
     let names: Vec<String> = chosen.places().into_iter().filter_map(parameter).collect();
     // If there are none, it leaves as it was sent.
     if names.is_empty() {
@@ -77,10 +77,10 @@ fn without(query: &str, chosen: &Chosen) -> String {
     query::without(query, |name| names.iter().any(|replaced| replaced.as_bytes() == name))
 }
 
-fn parameter(place: Place) -> Option<String> {
+fn parameter(place: Placement) -> Option<String> {
     match place {
-        Place::Parameter(name) => Some(name),
-        Place::Field(_) => None,
+        Placement::Parameter(name) => Some(name),
+        Placement::Field(_) => None,
     }
 }
 
@@ -96,8 +96,8 @@ fn end_to_end(grant: &Grant, parts: &Parts, is_websocket: bool) -> HeaderMap {
         headers.remove(SEC_WEBSOCKET_KEY);
         headers.remove(SEC_WEBSOCKET_EXTENSIONS);
     }
-    for place in grant.chosen().into_iter().flat_map(Chosen::places) {
-        if let Place::Field(name) = place {
+    for place in grant.chosen().into_iter().flat_map(SelectedCredential::places) {
+        if let Placement::Field(name) = place {
             headers.remove(name);
         }
     }
@@ -137,14 +137,14 @@ impl Parted {
         }
     }
 
-    fn credential(&mut self, chosen: &Chosen) {
+    fn credential(&mut self, chosen: &SelectedCredential) {
         self.part(chosen.credential.name().as_str());
         self.length(usize::from(chosen.is_whole()));
         self.length(chosen.swaps.len());
         for Swap { place, before, after, basic } in &chosen.swaps {
             match place {
-                Place::Field(name) => self.perhaps(Some(name)),
-                Place::Parameter(name) => {
+                Placement::Field(name) => self.perhaps(Some(name)),
+                Placement::Parameter(name) => {
                     self.perhaps(None::<&str>);
                     self.part(name);
                 }

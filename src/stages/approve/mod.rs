@@ -12,12 +12,12 @@ use http::Request;
 use http_body::Body;
 use uuid::Uuid;
 
-use super::authorize::{Grant, Standing};
+use super::authorize::{Grant, RevocationCheck};
 use super::inspect::Cleared;
 use super::message::request_body::RequestBody;
 use crate::audit::record::Record;
-use crate::ledger::{Answer, Approval, Ledger, LedgerError, MOST_OPEN, Millis, State};
-use crate::model::limited::{Limited, Within};
+use crate::ledger::{Approval, ApprovalAnswer, ApprovalState, Ledger, LedgerError, MOST_OPEN, Millis};
+use crate::model::limited::{LimitScope, ReachedLimit};
 use crate::model::refusal::{Deny, Fail, Verdict};
 
 /// Evidence that a cleared request needs no approval, or has used one.
@@ -45,8 +45,8 @@ impl Approved {
         &self.grant
     }
 
-    pub(super) fn into_parts(self) -> (Grant, Standing, Request<RequestBody>) {
-        let standing = self.grant.standing();
+    pub(super) fn into_parts(self) -> (Grant, RevocationCheck, Request<RequestBody>) {
+        let standing = self.grant.revocation_check();
         let standing = if self.used { standing.approved() } else { standing };
         (self.grant, standing, self.request)
     }
@@ -64,7 +64,7 @@ pub async fn request(cleared: Cleared, ledger: &Ledger, record: &mut Record) -> 
     let (parts, body) = request.into_parts();
     let digest = digest::of(&grant, &parts, whole(&body)?).await?;
     let answer = ledger.ask(asked(&grant, digest, expires, record), Millis::now()).await;
-    judge(answer, record)?;
+    decide(answer, record)?;
     Ok(Approved { grant, request: Request::from_parts(parts, body), used: true })
 }
 
@@ -91,28 +91,29 @@ fn asked(grant: &Grant, digest: [u8; 32], expires: Duration, record: &Record) ->
         digest,
         created_at: now,
         expires_at: now.plus(expires),
-        state: State::Pending,
+        state: ApprovalState::Pending,
     }
 }
 
-fn judge(answer: Result<Answer, LedgerError>, record: &mut Record) -> Verdict<()> {
+fn decide(answer: Result<ApprovalAnswer, LedgerError>, record: &mut Record) -> Verdict<()> {
     match answer {
-        Ok(Answer::Approved(id)) => {
+        Ok(ApprovalAnswer::Approved(id)) => {
             record.approval(&id);
             Ok(())
         }
-        Ok(Answer::Denied(id)) => {
+        Ok(ApprovalAnswer::Denied(id)) => {
             record.approval(&id);
             Err(Deny::ApprovalDenied.into())
         }
-        Ok(Answer::Pending(id)) => {
+        Ok(ApprovalAnswer::Pending(id)) => {
             record.approval(&id);
             Err(Deny::ApprovalPending.into())
         }
         // They wait as requests do that are under way: there is room again once some are decided and used.
-        Ok(Answer::Full) => {
+        Ok(ApprovalAnswer::Full) => {
             let limit = MOST_OPEN as u64;
-            let limited = Limited { name: "open_approvals", limit, within: Within::Concurrent, retry_after: None };
+            let limited =
+                ReachedLimit { name: "open_approvals", limit, scope: LimitScope::Concurrent, retry_after: None };
             Err(record.limited(Deny::ConcurrencyLimited, limited))
         }
         Err(LedgerError::Unknown) => Err(Deny::CallerUnknown.into()),

@@ -17,8 +17,8 @@ use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::{Kind, Tool};
 use crate::model::wire::{EXEAT_CREDENTIAL, EXEAT_SWAP};
-use crate::policy::credential::{Credential, Mark, Marks, Place};
-use crate::policy::rule::{Allowed, Task};
+use crate::policy::credential::{Credential, Placeholder, PlaceholderSyntax, Placement};
+use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
 use crate::stages::message::query;
 
@@ -26,21 +26,21 @@ use crate::stages::message::query;
 const MIN_NONCE: usize = 16;
 
 /// A credential that goes with a request, judged to be the task's and bound to the destination.
-pub(crate) struct Chosen {
+pub(crate) struct SelectedCredential {
     pub(crate) credential: Arc<Credential>,
     whole: bool,
     /// What is swapped, and where.
     pub(crate) swaps: Vec<Swap>,
 }
 
-impl Chosen {
+impl SelectedCredential {
     /// Whether it is injected as its `auth_type` says, whatever is swapped besides.
     pub(crate) fn is_whole(&self) -> bool {
         self.whole || self.swaps.is_empty()
     }
 
     /// Where it goes. What the client has put there does not leave.
-    pub(crate) fn places(&self) -> Vec<Place> {
+    pub(crate) fn places(&self) -> Vec<Placement> {
         let whole = self.is_whole().then(|| self.credential.auth().place());
         self.swaps.iter().map(|swap| swap.place.clone()).chain(whole).collect()
     }
@@ -48,7 +48,7 @@ impl Chosen {
 
 /// One place where a placeholder stands, and what stands around it.
 pub(crate) struct Swap {
-    pub(crate) place: Place,
+    pub(crate) place: Placement,
     pub(crate) before: Vec<u8>,
     pub(crate) after: Vec<u8>,
     /// The text was found in base64, behind `Basic`.
@@ -57,7 +57,7 @@ pub(crate) struct Swap {
 
 impl Swap {
     fn could_hold_keys(&self, task: &Task) -> bool {
-        let in_key = matches!(&self.place, Place::Field(name) if strip::is_field(name));
+        let in_key = matches!(&self.place, Placement::Field(name) if strip::is_field(name));
         in_key || task.credentials().iter().any(|credential| self.place == credential.auth().place())
     }
 
@@ -71,17 +71,17 @@ impl Swap {
                 password || self.before.is_empty() && (self.after.is_empty() || self.after.starts_with(b":"))
             }
             None => self.after.is_empty(),
-            Some((b' ', scheme)) => self.after.is_empty() && token(scheme) && matches!(self.place, Place::Field(_)),
+            Some((b' ', scheme)) => self.after.is_empty() && token(scheme) && matches!(self.place, Placement::Field(_)),
             Some(_) => false,
         }
     }
 }
 
 /// How the request writes placeholders.
-pub(crate) fn marks(headers: &HeaderMap) -> Verdict<Marks> {
+pub(crate) fn marks(headers: &HeaderMap) -> Verdict<PlaceholderSyntax> {
     match single(headers, &EXEAT_SWAP)? {
-        None => Ok(Marks::Usual),
-        Some(nonce) if nonce.len() >= MIN_NONCE && is_plain(nonce) => Ok(Marks::Nonce(nonce.to_owned())),
+        None => Ok(PlaceholderSyntax::Usual),
+        Some(nonce) if nonce.len() >= MIN_NONCE && is_plain(nonce) => Ok(PlaceholderSyntax::Nonce(nonce.to_owned())),
         Some(_) => Err(Deny::RequestMalformed.into()),
     }
 }
@@ -92,15 +92,15 @@ pub(crate) fn marks(headers: &HeaderMap) -> Verdict<Marks> {
 /// [`Deny::CredentialUnknown`], [`Deny::CredentialNotBound`] or [`Deny::CredentialRequired`].
 pub(crate) fn choose(
     task: &Task,
-    (target, allowed): (&Target, &Allowed),
-    (kind, marks): (Kind, &Marks),
+    (target, allowed): (&Target, &MatchedRules),
+    (kind, marks): (Kind, &PlaceholderSyntax),
     parts: &Parts,
     record: &mut Record,
-) -> Verdict<Option<Chosen>> {
+) -> Verdict<Option<SelectedCredential>> {
     let named = named(task, kind, &parts.headers, record)?;
-    let mut swaps = Found { task, kind, marks, credential: named.clone(), swaps: Vec::new() };
+    let mut swaps = PlaceholderSearch { task, kind, marks, credential: named.clone(), swaps: Vec::new() };
     swaps.look(parts, named.as_ref(), record)?;
-    let Found { credential, mut swaps, .. } = swaps;
+    let PlaceholderSearch { credential, mut swaps, .. } = swaps;
     let always = || {
         let goes = |c: &&Arc<Credential>| c.is_always_injected() && c.is_bound_to(target, allowed);
         task.credentials().iter().find(goes).filter(|_| kind.takes_placeholders()).cloned()
@@ -123,7 +123,7 @@ pub(crate) fn choose(
     }
     // What stands around a placeholder could be a key of the sandbox's own.
     swaps.retain(|swap| !exclusive || !swap.could_hold_keys(task));
-    Ok(Some(Chosen { credential, whole: named.is_some() || exclusive, swaps }))
+    Ok(Some(SelectedCredential { credential, whole: named.is_some() || exclusive, swaps }))
 }
 
 fn not_bound(record: &mut Record, credential: &Credential, why: &str) -> crate::model::refusal::Refusal {
@@ -150,33 +150,33 @@ fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Verdict<Option<&'h s
 }
 
 /// Placeholders that were found so far, all of one credential.
-struct Found<'a> {
+struct PlaceholderSearch<'a> {
     task: &'a Task,
     kind: Kind,
-    marks: &'a Marks,
+    marks: &'a PlaceholderSyntax,
     credential: Option<Arc<Credential>>,
     swaps: Vec<Swap>,
 }
 
-impl Found<'_> {
+impl PlaceholderSearch<'_> {
     /// Looks where placeholders of this task can be swapped. The field that a named credential replaces is
     /// not looked at.
     fn look(&mut self, parts: &Parts, named: Option<&Arc<Credential>>, record: &mut Record) -> Verdict<()> {
         let replaced = named.map(|credential| credential.auth().place());
-        let mut places = vec![Place::Field(AUTHORIZATION)];
+        let mut places = vec![Placement::Field(AUTHORIZATION)];
         places.extend(self.task.credentials().iter().flat_map(|credential| credential.places()));
-        let mut looked_at: Vec<Place> = replaced.into_iter().collect();
+        let mut looked_at: Vec<Placement> = replaced.into_iter().collect();
         for place in places {
             if looked_at.contains(&place) {
                 continue;
             }
             match &place {
-                Place::Field(name) => self.field(name, &parts.headers, record)?,
-                Place::Parameter(name) => self.parameter(name, parts.uri.query().unwrap_or_default(), record)?,
+                Placement::Field(name) => self.field(name, &parts.headers, record)?,
+                Placement::Parameter(name) => self.parameter(name, parts.uri.query().unwrap_or_default(), record)?,
             }
             looked_at.push(place);
         }
-        if *self.marks != Marks::Usual {
+        if *self.marks != PlaceholderSyntax::Usual {
             self.nowhere_else(parts, &looked_at, record)?;
         }
         Ok(())
@@ -188,22 +188,22 @@ impl Found<'_> {
         for value in headers.get_all(name) {
             let decoded = if *name == AUTHORIZATION { basic(value.as_bytes()) } else { None };
             let text = decoded.as_deref().unwrap_or(value.as_bytes());
-            self.text(Place::Field(name.clone()), text, (decoded.is_some(), only.is_some()), record)?;
+            self.text(Placement::Field(name.clone()), text, (decoded.is_some(), only.is_some()), record)?;
         }
         Ok(())
     }
 
     fn parameter(&mut self, name: &str, query: &str, record: &mut Record) -> Verdict<()> {
         for (_, value) in query::pairs(query).filter(|(key, _)| query::decoded(key) == name.as_bytes()) {
-            self.text(Place::Parameter(name.to_owned()), &query::decoded(value), (false, true), record)?;
+            self.text(Placement::Parameter(name.to_owned()), &query::decoded(value), (false, true), record)?;
         }
         Ok(())
     }
 
     /// One text where a placeholder can stand: one of them, in the only field of that name.
-    fn text(&mut self, place: Place, text: &[u8], (basic, only): (bool, bool), record: &mut Record) -> Verdict<()> {
+    fn text(&mut self, place: Placement, text: &[u8], (basic, only): (bool, bool), record: &mut Record) -> Verdict<()> {
         let all = self.task.credentials();
-        let Some(Mark { credential, before, after }) = self.marks.first(all, text) else { return Ok(()) };
+        let Some(Placeholder { credential, before, after }) = self.marks.first(all, text) else { return Ok(()) };
         let credential = credential.map_err(|name| record.unknown_credential(name, self.task.values()))?;
         if !self.kind.takes_placeholders() {
             return Err(not_bound(record, &credential, "the tool swaps no placeholders"));
@@ -227,7 +227,7 @@ impl Found<'_> {
     }
 
     /// Who sends a nonce wants every mark swapped; one that cannot be is no text.
-    fn nowhere_else(&self, parts: &Parts, looked_at: &[Place], record: &mut Record) -> Verdict<()> {
+    fn nowhere_else(&self, parts: &Parts, looked_at: &[Placement], record: &mut Record) -> Verdict<()> {
         let marked = |text: &[u8]| {
             let decoded = query::decoded_bytes(text);
             let mark = self.marks.first(self.task.credentials(), text);
@@ -235,12 +235,11 @@ impl Found<'_> {
         };
         let in_looked_at = |key: &str| {
             let key = query::decoded(key);
-            looked_at.iter().any(|place| matches!(place, Place::Parameter(name) if name.as_bytes() == key))
+            looked_at.iter().any(|place| matches!(place, Placement::Parameter(name) if name.as_bytes() == key))
         };
-        let fields = parts
-            .headers
-            .iter()
-            .filter(|(name, _)| !looked_at.iter().any(|place| matches!(place, Place::Field(seen) if seen == *name)));
+        let fields = parts.headers.iter().filter(|(name, _)| {
+            !looked_at.iter().any(|place| matches!(place, Placement::Field(seen) if seen == *name))
+        });
         let in_fields = fields.into_iter().any(|(_, value)| marked(value.as_bytes()));
         let mut pairs = query::pairs(parts.uri.query().unwrap_or_default());
         let in_query =

@@ -12,22 +12,22 @@ use http::uri::PathAndQuery;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::credential::Chosen;
+use self::credential::SelectedCredential;
 use super::identify::{Caller, Proof};
-use super::limit::redact::Guard;
-use super::limit::report::Reader;
+use super::limit::redact::RedactionPlan;
+use super::limit::report::ReportTarget;
 use super::throttle::Taken;
 use crate::audit::record::Record;
-use crate::coding::{Bounds, Direction};
+use crate::coding::{DecodeLimits, Direction};
 use crate::leak::Matcher;
 use crate::ledger::Millis;
 use crate::model::name::{CredentialName, ExecutionId};
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
 use crate::model::tool::Kind;
-use crate::policy::credential::{Marks, Place};
+use crate::policy::credential::{PlaceholderSyntax, Placement};
 use crate::policy::plan::{Limits, Timeouts};
-use crate::policy::rule::{Allowed, Asked, Ech, Mode, Policy, Task};
+use crate::policy::rule::{AccessKind, Ech, MatchedRules, Mode, Policy, Task};
 
 /// Evidence that a task may reach a destination.
 ///
@@ -44,8 +44,8 @@ use crate::policy::rule::{Allowed, Asked, Ech, Mode, Policy, Task};
 pub struct Admitted {
     caller: Caller,
     target: Target,
-    asked: Asked,
-    allowed: Allowed,
+    asked: AccessKind,
+    allowed: MatchedRules,
     generation: u64,
 }
 
@@ -65,21 +65,21 @@ pub struct Grant {
     method: Method,
     path: PathAndQuery,
     limits: Limits,
-    reader: Reader,
+    reader: ReportTarget,
     values: Arc<Matcher>,
     own: Arc<Matcher>,
     masked: Arc<Matcher>,
-    bounds: Bounds,
-    marks: Marks,
-    chosen: Option<Chosen>,
-    exclusive: Option<Vec<Place>>,
+    bounds: DecodeLimits,
+    marks: PlaceholderSyntax,
+    chosen: Option<SelectedCredential>,
+    exclusive: Option<Vec<Placement>>,
     known_there: bool,
     restricted: bool,
 }
 
 /// What an exchange was granted, as far as a later policy has to be asked about it.
 #[derive(Clone)]
-pub(crate) struct Standing {
+pub(crate) struct RevocationCheck {
     admitted: Admitted,
     method: Method,
     path: PathAndQuery,
@@ -90,7 +90,7 @@ pub(crate) struct Standing {
     values: Option<Arc<Matcher>>,
 }
 
-impl Standing {
+impl RevocationCheck {
     /// Whose exchange it is.
     pub(super) fn execution(&self) -> &ExecutionId {
         self.admitted.caller.execution()
@@ -116,11 +116,11 @@ impl Standing {
     /// # Errors
     /// As [`request`]; [`Deny::ApprovalPending`] if it would have to be approved now, and was not;
     /// [`Fail::Draining`] if other values are to be looked for from now on.
-    pub(super) fn renewed(&self, policy: &Policy) -> Verdict<Option<Allowed>> {
+    pub(super) fn renewed(&self, policy: &Policy) -> Verdict<Option<MatchedRules>> {
         if self.admitted.generation == policy.generation() {
             return Ok(None);
         }
-        let current = again(policy, &self.admitted)?;
+        let current = destination_again(policy, &self.admitted)?;
         let task = task(policy, &current.caller)?;
         let judged = task.request(&current.target, &current.allowed, &self.method, self.path.path())?;
         if judged.allowed.required().any(|name| Some(name) != self.credential.as_ref()) {
@@ -159,7 +159,7 @@ impl Admitted {
 
     /// What lets it through.
     #[must_use]
-    pub fn allowed(&self) -> &Allowed {
+    pub fn allowed(&self) -> &MatchedRules {
         &self.allowed
     }
 
@@ -178,8 +178,8 @@ impl Admitted {
     /// What kind of request it is; a tunnel is no tool call.
     fn kind(&self) -> Kind {
         match self.asked {
-            Asked::Connect | Asked::Look => Kind::Raw,
-            Asked::Request(kind) => kind,
+            AccessKind::Connect | AccessKind::Probe => Kind::Raw,
+            AccessKind::Request(kind) => kind,
         }
     }
 
@@ -232,13 +232,13 @@ impl Grant {
     }
 
     /// Who gets the answer.
-    pub(super) fn reader(&self) -> Reader {
+    pub(super) fn reader(&self) -> ReportTarget {
         self.reader
     }
 
     /// What a later policy has to be asked about.
-    pub(super) fn standing(&self) -> Standing {
-        Standing {
+    pub(super) fn revocation_check(&self) -> RevocationCheck {
+        RevocationCheck {
             admitted: self.admitted.clone(),
             method: self.method.clone(),
             path: self.path.clone(),
@@ -254,33 +254,33 @@ impl Grant {
     }
 
     /// The values of the task's own credentials.
-    pub(super) fn own(&self) -> &Arc<Matcher> {
+    pub(super) fn own_values(&self) -> &Arc<Matcher> {
         &self.own
     }
 
     /// Whether the body has to be read before it goes.
     pub(super) fn wants_body(&self) -> bool {
-        !self.values.is_empty() || self.marks != Marks::Usual
+        !self.values.is_empty() || self.marks != PlaceholderSyntax::Usual
     }
 
     /// Whether a placeholder stands in a text where none is swapped, and who sends wanted every one swapped.
     pub(super) fn is_marked(&self, text: &[u8]) -> bool {
-        self.marks != Marks::Usual && self.marks.first(&[], text).is_some()
+        self.marks != PlaceholderSyntax::Usual && self.marks.first(&[], text).is_some()
     }
 
     /// The credential that goes along.
-    pub(super) fn chosen(&self) -> Option<&Chosen> {
+    pub(super) fn chosen(&self) -> Option<&SelectedCredential> {
         self.chosen.as_ref()
     }
 
     /// Where nothing but an injected credential may go along: the places of the task's credentials, which
     /// the sandbox could fill with keys of its own.
-    pub(super) fn exclusive(&self) -> Option<&[Place]> {
+    pub(super) fn exclusive(&self) -> Option<&[Placement]> {
         self.exclusive.as_deref()
     }
 
     /// Where credentials go that are injected here.
-    pub(super) fn places(&self) -> impl Iterator<Item = Place> {
+    pub(super) fn places(&self) -> impl Iterator<Item = Placement> {
         let of_chosen = self.chosen.iter().flat_map(|chosen| chosen.credential.places());
         of_chosen.chain(self.exclusive.iter().flatten().cloned())
     }
@@ -296,16 +296,16 @@ impl Grant {
     }
 
     /// How much may come out of a coded body.
-    pub(super) fn bounds(&self) -> Bounds {
+    pub(super) fn bounds(&self) -> DecodeLimits {
         self.bounds
     }
 
     /// What must not come back in the answer.
-    pub(super) fn guard(&self) -> Option<Guard> {
-        (!self.masked.is_empty()).then(|| Guard {
+    pub(super) fn guard(&self) -> Option<RedactionPlan> {
+        (!self.masked.is_empty()).then(|| RedactionPlan {
             values: self.masked.clone(),
             sent: self.chosen.as_ref().map(|chosen| chosen.credential.name().clone()),
-            bounds: Bounds { direction: Direction::Received, ..self.bounds },
+            bounds: DecodeLimits { direction: Direction::Received, ..self.bounds },
         })
     }
 }
@@ -324,10 +324,13 @@ pub fn destination(
     (target, parts): (Target, &Parts),
     record: &mut Record,
 ) -> Verdict<Admitted> {
-    let asked =
-        if parts.method == Method::CONNECT { Asked::Connect } else { Asked::Request(Kind::of(&parts.headers)?) };
+    let asked = if parts.method == Method::CONNECT {
+        AccessKind::Connect
+    } else {
+        AccessKind::Request(Kind::of(&parts.headers)?)
+    };
     let admitted = admit(policy, caller, target, asked)?;
-    unleaked(policy, admitted, record)
+    check_host_for_leaks(policy, admitted, record)
 }
 
 /// Judges a destination of which somebody wants to know more, and where no request goes: host and port, whatever tools
@@ -335,19 +338,19 @@ pub fn destination(
 ///
 /// # Errors
 /// [`Deny::HostNotAllowed`], [`Deny::PortNotAllowed`], [`Deny::LeakDetected`] or [`Deny::CallerUnknown`].
-pub fn look(
+pub fn destination_to_probe(
     policy: &Policy,
     caller: &Caller,
     _taken: &Taken,
     target: Target,
     record: &mut Record,
 ) -> Verdict<Admitted> {
-    let admitted = admit(policy, caller, target, Asked::Look)?;
-    unleaked(policy, admitted, record)
+    let admitted = admit(policy, caller, target, AccessKind::Probe)?;
+    check_host_for_leaks(policy, admitted, record)
 }
 
 /// The name is the first thing that leaves, as a query to DNS.
-fn unleaked(policy: &Policy, admitted: Admitted, record: &mut Record) -> Verdict<Admitted> {
+fn check_host_for_leaks(policy: &Policy, admitted: Admitted, record: &mut Record) -> Verdict<Admitted> {
     let values = task(policy, &admitted.caller)?.values();
     if let Some(found) = values.find_in_name(&admitted.target.host().to_string()) {
         return Err(record.leak(&found, "the host"));
@@ -359,7 +362,7 @@ fn unleaked(policy: &Policy, admitted: Admitted, record: &mut Record) -> Verdict
 ///
 /// # Errors
 /// As [`destination`].
-pub fn again(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
+pub fn destination_again(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
     admit(policy, &admitted.caller, admitted.target.clone(), admitted.asked)
 }
 
@@ -367,7 +370,7 @@ pub fn again(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
 ///
 /// # Errors
 /// As [`destination`].
-pub fn in_the_clear(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
+pub fn plain_http_inside(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
     admit(policy, &admitted.caller, admitted.target.in_the_clear(), admitted.asked)
 }
 
@@ -403,7 +406,7 @@ pub fn renewed(policy: &Policy, granted: Grant, parts: &Parts, record: &mut Reco
 
 fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Record) -> Verdict<Grant> {
     let kind = Kind::of(&parts.headers)?;
-    let asked = Asked::Request(kind);
+    let asked = AccessKind::Request(kind);
     let known = admitted.generation == policy.generation() && admitted.asked == asked;
     let current =
         if known { admitted.clone() } else { admit(policy, &admitted.caller, admitted.target.clone(), asked)? };
@@ -431,11 +434,11 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
         method: parts.method.clone(),
         path,
         limits: limits(task, kind, parts)?,
-        reader: Reader::of(parts, kind),
+        reader: ReportTarget::of(parts, kind),
         values: task.values().clone(),
         own: task.own().clone(),
         masked: task.masked_after(chosen.as_ref().map(|chosen| &*chosen.credential)),
-        bounds: Bounds {
+        bounds: DecodeLimits {
             total: policy.leak().max_decoded(),
             ratio: policy.leak().max_ratio(),
             direction: Direction::Sent,
@@ -458,7 +461,7 @@ fn limits(task: &Task, kind: Kind, parts: &Parts) -> Verdict<Limits> {
     Ok(limits)
 }
 
-fn admit(policy: &Policy, caller: &Caller, target: Target, asked: Asked) -> Verdict<Admitted> {
+fn admit(policy: &Policy, caller: &Caller, target: Target, asked: AccessKind) -> Verdict<Admitted> {
     let allowed = task(policy, caller)?.destination(&target, asked)?;
     Ok(Admitted { caller: caller.clone(), target, asked, allowed, generation: policy.generation() })
 }

@@ -8,22 +8,22 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::Standing;
+use super::RevocationCheck;
 use crate::audit::finds::Finds;
 use crate::ledger::Millis;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::rule::Policy;
 
 /// Ready once the exchange is no longer allowed, with its reason.
-pub type Withdrawn = Pin<Box<dyn Future<Output = Refusal> + Send>>;
+pub type Revoked = Pin<Box<dyn Future<Output = Refusal> + Send>>;
 
 /// Asks every policy from now on, and whether its execution has been stopped.
-pub(crate) fn withdrawn(
-    standing: Standing,
+pub(crate) fn revoked(
+    standing: RevocationCheck,
     addresses: Vec<SocketAddr>,
     mut changes: watch::Receiver<Arc<Policy>>,
     finds: Arc<Finds>,
-) -> Withdrawn {
+) -> Revoked {
     let mut found = finds.changes();
     let end = standing.expires_at();
     Box::pin(async move {
@@ -32,8 +32,8 @@ pub(crate) fn withdrawn(
         loop {
             found.mark_unchanged();
             let policy = changes.borrow_and_update().clone();
-            let stopped = finds.judge(standing.execution(), policy.leak().max_finds());
-            if let Err(refusal) = stopped.and_then(|()| still(&policy, &standing, &addresses)) {
+            let stopped = finds.check(standing.execution(), policy.leak().max_finds());
+            if let Err(refusal) = stopped.and_then(|()| still_allowed(&policy, &standing, &addresses)) {
                 return refusal;
             }
             let over = tokio::select! {
@@ -61,8 +61,8 @@ pub async fn expired(end: Option<Millis>) -> Refusal {
 /// A year.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-fn still(policy: &Policy, standing: &Standing, addresses: &[SocketAddr]) -> Verdict<()> {
+fn still_allowed(policy: &Policy, standing: &RevocationCheck, addresses: &[SocketAddr]) -> Verdict<()> {
     let Some(allowed) = standing.renewed(policy)? else { return Ok(()) };
-    let judged = addresses.iter().try_for_each(|address| policy.judge(address.ip(), &allowed));
+    let judged = addresses.iter().try_for_each(|address| policy.check_address(address.ip(), &allowed));
     judged.map_err(|_| Deny::AddressNotAllowed.into())
 }

@@ -13,12 +13,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::audit::record::Counts;
-use crate::model::limited::Bound;
+use crate::audit::record::TransferCounts;
+use crate::model::limited::ExchangeLimit;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Fail, Verdict};
 use crate::stages::pin::PinnedTarget;
-use crate::stages::socket_quota::{Permit, Quota};
+use crate::stages::socket_quota::{Permit, SocketQuota};
 
 /// Addresses that are tried, of both families.
 const MOST_DIALLED: usize = 16;
@@ -34,7 +34,7 @@ pub struct OriginStream {
 /// The permits for the sockets of a dial: the first, and where more are taken from.
 pub(crate) struct Sockets<'q> {
     pub(crate) first: Permit,
-    pub(crate) quota: &'q Arc<Quota>,
+    pub(crate) quota: &'q Arc<SocketQuota>,
     pub(crate) execution: &'q ExecutionId,
 }
 
@@ -46,7 +46,7 @@ pub(crate) async fn connect(
     pinned: &PinnedTarget,
     sockets: Sockets<'_>,
     within: Duration,
-    counts: &Counts,
+    counts: &TransferCounts,
 ) -> Verdict<(OriginStream, SocketAddr)> {
     let Sockets { first, quota, execution } = sockets;
     let mut first = Some(first);
@@ -58,7 +58,7 @@ pub(crate) async fn connect(
             Ok((OriginStream { stream, _permit: permit }, address))
         }
         Ok(None) => Err(Fail::ConnectFailed.into()),
-        Err(_) => Err(counts.reached(Bound::Connect(within))),
+        Err(_) => Err(counts.reached(ExchangeLimit::Connect(within))),
     }
 }
 

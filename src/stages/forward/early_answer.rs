@@ -10,17 +10,17 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-pub(crate) struct Forgiving<T> {
+pub(crate) struct EarlyAnswer<T> {
     inner: T,
     closed: bool,
 }
 
-impl<T> Forgiving<T> {
+impl<T> EarlyAnswer<T> {
     pub(crate) fn new(inner: T) -> Self {
         Self { inner, closed: false }
     }
 
-    fn forgive<R>(&mut self, step: Poll<io::Result<R>>, swallowed: R) -> Poll<io::Result<R>> {
+    fn ignore_closing<R>(&mut self, step: Poll<io::Result<R>>, swallowed: R) -> Poll<io::Result<R>> {
         match step {
             Poll::Ready(Err(error)) if is_about_closing(&error) => {
                 self.closed = true;
@@ -35,19 +35,19 @@ fn is_about_closing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Forgiving<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for EarlyAnswer<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_read(cx, buf)
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Forgiving<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for EarlyAnswer<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         if self.closed {
             return Poll::Ready(Ok(buf.len()));
         }
         let step = Pin::new(&mut self.inner).poll_write(cx, buf);
-        self.forgive(step, buf.len())
+        self.ignore_closing(step, buf.len())
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -55,7 +55,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Forgiving<T> {
             return Poll::Ready(Ok(()));
         }
         let step = Pin::new(&mut self.inner).poll_flush(cx);
-        self.forgive(step, ())
+        self.ignore_closing(step, ())
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -72,7 +72,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Forgiving<T> {
             return Poll::Ready(Ok(all));
         }
         let step = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
-        self.forgive(step, all)
+        self.ignore_closing(step, all)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -26,28 +26,28 @@ use tokio_rustls::TlsConnector;
 
 use self::dial::Sockets;
 pub use self::dial::{OriginStream, connect_own_server};
-use self::early_answer::Forgiving;
+use self::early_answer::EarlyAnswer;
 use self::pool::{Key, Lease, MAX_STREAMS, Pool, SendError, Sender, Task, lock};
-use self::retry::Copy;
-use self::write_progress::Written;
+use self::retry::RetryCopy;
+use self::write_progress::WriteProgress;
 use super::authorize::Admitted;
-use super::authorize::revocation::Withdrawn;
+use super::authorize::revocation::Revoked;
 use super::body_budget::{Budget, Reservation};
-use super::inject::{Outbound, Parcel};
+use super::inject::{Outbound, OutboundParts};
 use super::limit::redact;
-use super::limit::redact::{Guard, Undo};
-use super::limit::report::Reader;
+use super::limit::redact::{ContentDecoder, RedactionPlan};
+use super::limit::report::ReportTarget;
 use super::message::h2_trailers::MarkTrailers;
 use super::message::headers;
 use super::message::late_trailers::{Framing, LateTrailers, Trailers};
 use super::message::request_body::RequestBody;
-use super::message::websocket::{Downward, Upward, Wanted};
+use super::message::websocket::{Downward, UpgradeRequest, Upward};
 use super::pin::PinnedTarget;
-use super::socket_quota::Quota;
-use crate::audit::record::{Counts, Record};
+use super::socket_quota::SocketQuota;
+use crate::audit::record::{Record, TransferCounts};
 use crate::leak::Matcher;
 use crate::model::descriptors::{self, Descriptors};
-use crate::model::limited::Bound;
+use crate::model::limited::ExchangeLimit;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::model::target::Scheme;
@@ -55,7 +55,7 @@ use crate::model::tls::TlsFailure;
 use crate::policy::plan::{Limits, Timeouts};
 use crate::policy::rule::Mode;
 use crate::tls::failure;
-use crate::tls::probe::Shown;
+use crate::tls::probe::CertificateReport;
 use crate::tls::upstream::{self, RootsError, UpstreamTls};
 
 /// Heads of answers, in bytes. Origins are not trusted either.
@@ -75,7 +75,7 @@ pub struct Forwarder {
     pool: Arc<Pool>,
     windows: Arc<Budget>,
     /// Sockets to origins.
-    sockets: Arc<Quota>,
+    sockets: Arc<SocketQuota>,
     connect_timeout: Duration,
     handshake_timeout: Duration,
 }
@@ -85,15 +85,15 @@ pub struct Received {
     pub(super) response: Response<Incoming>,
     pub(super) lease: Lease,
     pub(super) limits: Limits,
-    pub(super) reader: Reader,
+    pub(super) reader: ReportTarget,
     pub(super) started: Instant,
     /// What must not come back to the client, and how the answer is read.
-    pub(super) guard: Option<(Guard, Undo)>,
+    pub(super) guard: Option<(RedactionPlan, ContentDecoder)>,
     /// What the client must not send on.
     pub(super) values: Arc<Matcher>,
     /// For messages that are held.
     pub(super) reservation: Reservation,
-    pub(super) withdrawn: Withdrawn,
+    pub(super) withdrawn: Revoked,
     /// The origin's end of a connection that is a WebSocket from now on.
     pub(super) switched: Option<OnUpgrade>,
 }
@@ -127,7 +127,7 @@ pub struct Relay {
     /// When it has to be over, as any exchange.
     pub until: Option<Instant>,
     /// Ready once a later policy no longer allows it.
-    pub withdrawn: Withdrawn,
+    pub withdrawn: Revoked,
     /// Keeps the connection until it has been handed over.
     pub lease: Box<dyn std::any::Any + Send>,
 }
@@ -174,7 +174,7 @@ impl Forwarder {
             }
         });
         let windows = Arc::new(Budget::new(WINDOWS_PER_EXECUTION, WINDOWS_PER_PROCESS));
-        let sockets = Quota::new(descriptors.origins, descriptors.origins_each);
+        let sockets = SocketQuota::new(descriptors.origins, descriptors.origins_each);
         Self { tls, pool, windows, sockets, connect_timeout, handshake_timeout }
     }
 
@@ -200,7 +200,7 @@ impl Forwarder {
         &self,
         admitted: &Admitted,
         pinned: &PinnedTarget,
-        counts: &Counts,
+        counts: &TransferCounts,
     ) -> Verdict<(OriginStream, SocketAddr)> {
         if admitted.mode() != Mode::Opaque || admitted.target() != pinned.target() {
             return Err(Deny::AuthorityMismatch.into());
@@ -214,7 +214,7 @@ impl Forwarder {
         &self,
         pinned: &PinnedTarget,
         execution: &ExecutionId,
-        counts: &Counts,
+        counts: &TransferCounts,
     ) -> Verdict<(OriginStream, SocketAddr)> {
         let first = match self.sockets.take(Some(execution)) {
             Some(permit) => permit,
@@ -232,7 +232,12 @@ impl Forwarder {
     ///
     /// # Errors
     /// [`Fail::ConnectFailed`], [`Fail::ConnectTimedOut`] or [`Fail::Overloaded`].
-    pub async fn knock(&self, pinned: &PinnedTarget, execution: &ExecutionId, counts: &Counts) -> Verdict<SocketAddr> {
+    pub async fn probe(
+        &self,
+        pinned: &PinnedTarget,
+        execution: &ExecutionId,
+        counts: &TransferCounts,
+    ) -> Verdict<SocketAddr> {
         self.dial(pinned, execution, counts).await.map(|(_, address)| address)
     }
 
@@ -241,12 +246,17 @@ impl Forwarder {
     ///
     /// # Errors
     /// As [`Self::knock`]; [`Fail::TlsFailed`] where there is no TLS.
-    pub async fn look(&self, pinned: &PinnedTarget, execution: &ExecutionId, record: &mut Record) -> Verdict<Shown> {
+    pub async fn probe_certificate(
+        &self,
+        pinned: &PinnedTarget,
+        execution: &ExecutionId,
+        record: &mut Record,
+    ) -> Verdict<CertificateReport> {
         let counts = record.counts();
         let (tcp, address) = self.dial(pinned, execution, &counts).await?;
         record.address(address.ip());
-        let looked = timeout(self.handshake_timeout, self.tls.look(pinned.target().host(), tcp)).await;
-        let looked = looked.map_err(|_| counts.reached(Bound::Handshake(self.handshake_timeout)))?;
+        let looked = timeout(self.handshake_timeout, self.tls.probe(pinned.target().host(), tcp)).await;
+        let looked = looked.map_err(|_| counts.reached(ExchangeLimit::Handshake(self.handshake_timeout)))?;
         looked.map_err(|error| handshake_failed(&error, record))
     }
 
@@ -262,29 +272,29 @@ impl Forwarder {
     pub async fn exchange(
         &self,
         outbound: Outbound,
-        mut withdrawn: Withdrawn,
+        mut withdrawn: Revoked,
         execution: &ExecutionId,
         record: &mut Record,
     ) -> Verdict<Received> {
-        let Parcel { request, pinned, limits, reader, guard, values } = outbound.into_parcel();
+        let OutboundParts { request, pinned, limits, reader, guard, values } = outbound.into_parts();
         let timeouts = limits.timeouts;
         let (started, reservation) = (request.body().began(), request.body().reservation());
-        let wanted = request.extensions().get::<Wanted>().cloned();
+        let wanted = request.extensions().get::<UpgradeRequest>().cloned();
         let counts = record.counts();
         let exchange = async {
             let exchange = self.send(request, &pinned, timeouts, execution, record);
             match timeouts.request {
                 None => exchange.await,
-                Some(total) => {
-                    timeout_at(started + total, exchange).await.map_err(|_| counts.reached(Bound::Request(total)))?
-                }
+                Some(total) => timeout_at(started + total, exchange)
+                    .await
+                    .map_err(|_| counts.reached(ExchangeLimit::Request(total)))?,
             }
         };
         let (mut response, lease) = tokio::select! {
             // Asked first: what was taken away since must not even begin.
             biased;
             refusal = &mut withdrawn => return Err(refusal),
-            refusal = counts.until_stopped() => return Err(refusal),
+            refusal = counts.wait_until_stopped() => return Err(refusal),
             exchanged = exchange => exchanged?,
         };
         let switched = switched(&mut response, wanted.as_ref())?;
@@ -307,7 +317,7 @@ impl Forwarder {
     ) -> Verdict<(Response<Incoming>, Lease)> {
         let key = Key::new(execution, pinned, self.tls.generation());
         // A WebSocket takes the whole connection, and only HTTP/1.1 has it.
-        let upgrades = request.extensions().get::<Wanted>().is_some();
+        let upgrades = request.extensions().get::<UpgradeRequest>().is_some();
         let mut pooled = if upgrades { None } else { self.pool.take(&key, pinned) };
         loop {
             let mut lease = match pooled.take() {
@@ -318,10 +328,10 @@ impl Forwarder {
             record.alpn(lease.alpn());
             let traffic = lease.traffic();
             record.counts().sends(traffic.heads.clone());
-            let copy = if lease.is_reused() { Copy::of(&request) } else { None };
+            let copy = if lease.is_reused() { RetryCopy::of(&request) } else { None };
             let (shaped, received) = (shape(request, &lease), traffic.received.load(Ordering::Relaxed));
             let SendError { unsent, error } =
-                match within(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
+                match await_head(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
                     Ok(response) => return Ok((response, lease)),
                     Err(error) => error,
                 };
@@ -349,7 +359,7 @@ impl Forwarder {
         let counts = record.counts();
         let (tcp, address) = self.dial(pinned, execution, &counts).await?;
         record.address(address.ip());
-        let tcp = Forgiving::new(tcp);
+        let tcp = EarlyAnswer::new(tcp);
         let handshake = async {
             match pinned.target().scheme() {
                 Scheme::Http => h1(tcp).await,
@@ -357,13 +367,13 @@ impl Forwarder {
             }
         };
         let sender = timeout(self.handshake_timeout, handshake).await;
-        let sender = sender.map_err(|_| counts.reached(Bound::Handshake(self.handshake_timeout)))??;
+        let sender = sender.map_err(|_| counts.reached(ExchangeLimit::Handshake(self.handshake_timeout)))??;
         Ok(self.pool.adopt(key, sender, address))
     }
 
     async fn over_tls(
         &self,
-        tcp: Forgiving<OriginStream>,
+        tcp: EarlyAnswer<OriginStream>,
         key: &Key,
         (pinned, upgrades): (&PinnedTarget, bool),
         record: &mut Record,
@@ -376,7 +386,7 @@ impl Forwarder {
             return h1(tls).await;
         }
         let windows = u64::from(STREAM_WINDOW).saturating_mul(MAX_STREAMS as u64);
-        h2(tls, self.windows.keep(key.execution(), windows)).await
+        h2(tls, self.windows.reserve_for(key.execution(), windows)).await
     }
 }
 
@@ -390,7 +400,7 @@ fn handshake_failed(error: &std::io::Error, record: &mut Record) -> Refusal {
 }
 
 async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict<Sender> {
-    let io = Written::h1(io);
+    let io = WriteProgress::h1(io);
     let traffic = io.traffic();
     let io = LateTrailers::new(io);
     let announced = io.announced();
@@ -407,7 +417,7 @@ async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
 /// A connection of a budget that has no room for its windows has small ones.
 async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: Option<Reservation>) -> Verdict<Sender> {
     let window = if windows.is_some() { STREAM_WINDOW } else { SMALL_STREAM_WINDOW };
-    let io = Written::h2(io);
+    let io = WriteProgress::h2(io);
     let traffic = io.traffic();
     let io = MarkTrailers::responses(io);
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
@@ -433,7 +443,7 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: O
 /// Fits a request to the protocol of the connection. Left at HTTP/2, hyper would send it over h1
 /// without its body and without an error.
 fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBody> {
-    let target = request.extensions().get::<Whole>().cloned().unwrap_or_else(|| Whole(request.uri().clone()));
+    let target = request.extensions().get::<FullTarget>().cloned().unwrap_or_else(|| FullTarget(request.uri().clone()));
     request.extensions_mut().insert(target.clone());
     request.headers_mut().remove(TRANSFER_ENCODING);
     request.headers_mut().remove(CONNECTION);
@@ -464,7 +474,7 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
     }
     announced.push(trailers.clone().map_or(Framing::Length(length.unwrap_or_default()), Framing::Chunked));
     request.body_mut().put_trailers(trailers);
-    if request.extensions().get::<Wanted>().is_some() {
+    if request.extensions().get::<UpgradeRequest>().is_some() {
         request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
     } else if request.headers().contains_key(TE) {
         request.headers_mut().insert(CONNECTION, HeaderValue::from_static("te"));
@@ -475,25 +485,25 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
 /// The whole target of a request that may be shaped twice: for a connection that turned out dead, and for
 /// the next one, which may speak another protocol.
 #[derive(Clone)]
-struct Whole(http::Uri);
+struct FullTarget(http::Uri);
 
 /// Waits for the head of the answer. As long as the request's body makes progress, the origin need not
 /// have answered.
-async fn within<F: Future>(patience: Duration, counts: &Counts, sending: F) -> Verdict<F::Output> {
+async fn await_head<F: Future>(patience: Duration, counts: &TransferCounts, sending: F) -> Verdict<F::Output> {
     tokio::pin!(sending);
     let mut seen = counts.sent_so_far();
     loop {
         match timeout(patience, &mut sending).await {
             Ok(done) => return Ok(done),
             Err(_) if counts.sent_so_far() > seen => seen = counts.sent_so_far(),
-            Err(_) => return Err(counts.reached(Bound::ResponseHeader(patience))),
+            Err(_) => return Err(counts.reached(ExchangeLimit::ResponseHeader(patience))),
         }
     }
 }
 
 /// The origin's end of what is a WebSocket from now on. An origin that switches unasked, or not to what was
 /// asked for, breaks the protocol (RFC 9110 §15.2.2).
-fn switched(response: &mut Response<Incoming>, wanted: Option<&Wanted>) -> Verdict<Option<OnUpgrade>> {
+fn switched(response: &mut Response<Incoming>, wanted: Option<&UpgradeRequest>) -> Verdict<Option<OnUpgrade>> {
     match (response.status(), wanted) {
         (StatusCode::SWITCHING_PROTOCOLS, Some(wanted)) if wanted.is_met_by(response.headers()) => {
             Ok(Some(hyper::upgrade::on(response)))

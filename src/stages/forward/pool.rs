@@ -138,11 +138,11 @@ struct Pooled {
 /// All connections that may be used again.
 #[derive(Default)]
 pub(crate) struct Pool {
-    kept: Kept<Pooled>,
+    kept: IdleH1<Pooled>,
 }
 
 /// What is kept for executions: each has its quota, and all of them share the room.
-struct Kept<T> {
+struct IdleH1<T> {
     count: AtomicUsize,
     most: usize,
     per_execution: usize,
@@ -266,7 +266,7 @@ impl Pool {
     }
 }
 
-impl<T> Default for Kept<T> {
+impl<T> Default for IdleH1<T> {
     fn default() -> Self {
         let shards = std::array::from_fn(|_| Mutex::default());
         Self {
@@ -279,7 +279,7 @@ impl<T> Default for Kept<T> {
     }
 }
 
-impl<T> Kept<T> {
+impl<T> IdleH1<T> {
     /// Does something with what is kept for an execution, and counts what is left.
     fn with<R>(&self, execution: &ExecutionId, act: impl FnOnce(&mut Vec<T>) -> R) -> R {
         let mut shard = lock(self.shard(execution));
@@ -324,7 +324,7 @@ impl<T> Kept<T> {
     }
 }
 
-impl<T: Idle> Kept<T> {
+impl<T: Idle> IdleH1<T> {
     /// Keeps one more. One that has been idle for longest makes room: of the same execution if that has its quota or
     /// holds as many as any other, else of the one that holds most.
     fn put(&self, execution: &ExecutionId, one: T) {
@@ -491,13 +491,13 @@ mod tests {
         ExecutionId::new(&n.to_string())
     }
 
-    fn count(kept: &Kept<Instant>, n: usize) -> usize {
+    fn count(kept: &IdleH1<Instant>, n: usize) -> usize {
         kept.with(&execution(n), |kept| kept.len())
     }
 
     #[test]
     fn a_full_pool_takes_from_whoever_holds_most() {
-        let kept = Kept { most: 100, per_execution: 60, ..Kept::default() };
+        let kept = IdleH1 { most: 100, per_execution: 60, ..IdleH1::default() };
         let begin = Instant::now();
         let at = |n: u64| begin + Duration::from_secs(n);
         for n in 0..500 {

@@ -13,11 +13,11 @@ use crate::stages::message::request_body::RequestBody;
 const IDEMPOTENT: [Method; 5] = [Method::GET, Method::HEAD, Method::OPTIONS, Method::PUT, Method::DELETE];
 
 /// A second copy of a request that is held whole. Its fields and its body share their memory with the first.
-pub(crate) struct Copy {
+pub(crate) struct RetryCopy {
     request: Request<RequestBody>,
 }
 
-impl Copy {
+impl RetryCopy {
     /// Copies a request whose body is absent or held whole. None for others.
     pub(crate) fn of(request: &Request<RequestBody>) -> Option<Self> {
         let body = request.body().copy()?;

@@ -18,7 +18,7 @@ const FRAME_HEADER: usize = 9;
 const HEADERS: u8 = 1;
 
 /// A connection to an origin that counts heads as they go out, and bytes as they come.
-pub(crate) struct Written<T> {
+pub(crate) struct WriteProgress<T> {
     inner: T,
     reader: Reader,
     traffic: Arc<Traffic>,
@@ -55,7 +55,7 @@ struct Frames {
     kind: u8,
 }
 
-impl<T> Written<T> {
+impl<T> WriteProgress<T> {
     /// For HTTP/1.1.
     pub(crate) fn h1(inner: T) -> Self {
         Self { inner, reader: Reader::Bytes, traffic: Arc::default() }
@@ -113,7 +113,7 @@ impl Frames {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Written<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for WriteProgress<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.inner).poll_read(cx, buf);
@@ -128,7 +128,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Written<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Written<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for WriteProgress<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes))?;
         self.went(bytes.get(..written).unwrap_or(bytes));
@@ -195,7 +195,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_written_is_not_counted() {
         let (ours, theirs) = tokio::io::duplex(16);
-        let mut io = Written::h1(ours);
+        let mut io = WriteProgress::h1(ours);
         let heads = io.traffic().heads.clone();
         assert_eq!(heads.load(Ordering::Relaxed), 0);
         io.write_all(b"GET /").await.unwrap();
@@ -205,7 +205,7 @@ mod tests {
         assert!(io.write_all(&[0; 100]).await.is_err());
         assert_eq!(heads.load(Ordering::Relaxed), before);
         let (ours, mut theirs) = tokio::io::duplex(1_000);
-        let mut io = Written::h2(ours);
+        let mut io = WriteProgress::h2(ours);
         let heads = io.traffic().heads.clone();
         let bytes = [vec![0; PREFACE], frame(HEADERS, 10)].concat();
         let (one, two) = bytes.split_at(30);

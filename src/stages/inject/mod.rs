@@ -18,12 +18,12 @@ use tokio::sync::watch;
 use zeroize::Zeroizing;
 
 use super::approve::Approved;
-use super::authorize::credential::{Chosen, Swap};
+use super::authorize::credential::{SelectedCredential, Swap};
 use super::authorize::revocation;
-use super::authorize::revocation::Withdrawn;
-use super::authorize::{Grant, Standing};
-use super::limit::redact::Guard;
-use super::limit::report::Reader;
+use super::authorize::revocation::Revoked;
+use super::authorize::{Grant, RevocationCheck};
+use super::limit::redact::RedactionPlan;
+use super::limit::report::ReportTarget;
 use super::message::request_body::RequestBody;
 use super::message::{headers, query, websocket};
 use super::pin::PinnedTarget;
@@ -33,7 +33,7 @@ use crate::coding::Coding;
 use crate::leak::Matcher;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Scheme;
-use crate::policy::credential::{Auth, Place};
+use crate::policy::credential::{Auth, Placement};
 use crate::policy::plan::Limits;
 use crate::policy::rule::Policy;
 
@@ -53,20 +53,20 @@ pub struct Outbound {
     request: Request<RequestBody>,
     pinned: PinnedTarget,
     limits: Limits,
-    reader: Reader,
-    guard: Option<Guard>,
+    reader: ReportTarget,
+    guard: Option<RedactionPlan>,
     values: Arc<Matcher>,
-    standing: Standing,
+    standing: RevocationCheck,
 }
 
 /// What `forward` needs of what leaves.
-pub(super) struct Parcel {
+pub(super) struct OutboundParts {
     pub(super) request: Request<RequestBody>,
     pub(super) pinned: PinnedTarget,
     pub(super) limits: Limits,
-    pub(super) reader: Reader,
+    pub(super) reader: ReportTarget,
     /// What must not come back.
-    pub(super) guard: Option<Guard>,
+    pub(super) guard: Option<RedactionPlan>,
     /// What must not leave, also not later.
     pub(super) values: Arc<Matcher>,
 }
@@ -74,13 +74,13 @@ pub(super) struct Parcel {
 impl Outbound {
     /// Ready once a later policy no longer allows it, or its execution has been stopped.
     #[must_use]
-    pub fn withdrawn(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Withdrawn {
-        revocation::withdrawn(self.standing.clone(), self.pinned.addresses().to_vec(), changes, finds)
+    pub fn withdrawn(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Revoked {
+        revocation::revoked(self.standing.clone(), self.pinned.addresses().to_vec(), changes, finds)
     }
 
-    pub(super) fn into_parcel(self) -> Parcel {
+    pub(super) fn into_parts(self) -> OutboundParts {
         let Self { request, pinned, limits, reader, guard, values, standing: _ } = self;
-        Parcel { request, pinned, limits, reader, guard, values }
+        OutboundParts { request, pinned, limits, reader, guard, values }
     }
 }
 
@@ -97,8 +97,8 @@ pub fn credential(approved: Approved, pinned: PinnedTarget, via: bool) -> Verdic
     let (limits, reader, guard) = (grant.limits(), grant.reader(), grant.guard());
     let values = grant.values().clone();
     let request = outgoing(&grant, request, &pinned, via)?;
-    let is_websocket = request.extensions().get::<websocket::Wanted>().is_some();
-    let standing = if is_websocket { standing.looking_for(grant.own()) } else { standing };
+    let is_websocket = request.extensions().get::<websocket::UpgradeRequest>().is_some();
+    let standing = if is_websocket { standing.looking_for(grant.own_values()) } else { standing };
     Ok(Outbound { request, pinned, limits, reader, guard, values, standing })
 }
 
@@ -194,7 +194,7 @@ fn ask_readably(headers: &mut HeaderMap, is_known_there: bool) {
 fn readable(headers: &HeaderMap) -> Option<HeaderValue> {
     let known = |asked: &&str| {
         let name = asked.split(';').next().unwrap_or_default().trim();
-        let fits = |coding| !(coding::is_room_short() && matches!(coding, Coding::Brotli | Coding::Zstd));
+        let fits = |coding| !(coding::is_window_memory_short() && matches!(coding, Coding::Brotli | Coding::Zstd));
         name.eq_ignore_ascii_case("identity") || Coding::named(name).is_some_and(fits)
     };
     let fields = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
@@ -204,27 +204,27 @@ fn readable(headers: &HeaderMap) -> Option<HeaderValue> {
 
 /// Puts the credential in: where its type says, or where its placeholder stands. The one place where a
 /// value is exposed to what leaves.
-fn put(chosen: &Chosen, parts: &mut Parts, mut path: PathAndQuery) -> Verdict<PathAndQuery> {
+fn put(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery) -> Verdict<PathAndQuery> {
     let value = chosen.credential.value().ok_or(Deny::CredentialUnknown)?.expose();
     let auth = chosen.credential.auth();
     if chosen.is_whole() {
         match (auth, auth.place()) {
-            (_, Place::Parameter(name)) => path = with_query(&path, &query::with(path.query(), &name, value))?,
-            (Auth::Basic, Place::Field(name)) => set(&mut parts.headers, &name, &basic(value))?,
-            (Auth::Bearer, Place::Field(name)) => set(&mut parts.headers, &name, &joined(b"Bearer ", value, b""))?,
-            (_, Place::Field(name)) => set(&mut parts.headers, &name, value)?,
+            (_, Placement::Parameter(name)) => path = with_query(&path, &query::with(path.query(), &name, value))?,
+            (Auth::Basic, Placement::Field(name)) => set(&mut parts.headers, &name, &basic(value))?,
+            (Auth::Bearer, Placement::Field(name)) => set(&mut parts.headers, &name, &joined(b"Bearer ", value, b""))?,
+            (_, Placement::Field(name)) => set(&mut parts.headers, &name, value)?,
         }
     }
     for Swap { place, before, after, basic: in_base64 } in &chosen.swaps {
         let text = joined(before, value, after);
         match place {
-            Place::Parameter(name) => path = with_query(&path, &query::with(path.query(), name, &text))?,
+            Placement::Parameter(name) => path = with_query(&path, &query::with(path.query(), name, &text))?,
             // What a basic credential holds is user and password together.
-            Place::Field(name) if *auth == Auth::Basic && *place == auth.place() => {
+            Placement::Field(name) if *auth == Auth::Basic && *place == auth.place() => {
                 set(&mut parts.headers, name, &basic(value))?;
             }
-            Place::Field(name) if *in_base64 => set(&mut parts.headers, name, &basic(&text))?,
-            Place::Field(name) => set(&mut parts.headers, name, &text)?,
+            Placement::Field(name) if *in_base64 => set(&mut parts.headers, name, &basic(&text))?,
+            Placement::Field(name) => set(&mut parts.headers, name, &text)?,
         }
     }
     Ok(path)

@@ -4,7 +4,7 @@
 use http::HeaderMap;
 use http::header::HeaderName;
 
-use crate::policy::credential::Place;
+use crate::policy::credential::Placement;
 use crate::stages::message::query;
 
 /// A field whose name holds one of these carries a key, a session or a password; so does one that ends with
@@ -67,8 +67,8 @@ pub(crate) fn is_field(name: &HeaderName) -> bool {
 }
 
 /// Takes all such fields out, and those that these places name.
-pub(crate) fn remove_fields(headers: &mut HeaderMap, places: &[Place]) {
-    let listed = |name: &HeaderName| places.iter().any(|place| *place == Place::Field(name.clone()));
+pub(crate) fn remove_fields(headers: &mut HeaderMap, places: &[Placement]) {
+    let listed = |name: &HeaderName| places.iter().any(|place| *place == Placement::Field(name.clone()));
     let keys: Vec<HeaderName> = headers.keys().filter(|name| is_field(name) || listed(name)).cloned().collect();
     for name in keys {
         headers.remove(name);
@@ -76,8 +76,8 @@ pub(crate) fn remove_fields(headers: &mut HeaderMap, places: &[Place]) {
 }
 
 /// The query without such parameters, and without those that these places name.
-pub(crate) fn without_parameters(query: &str, places: &[Place]) -> String {
-    let listed = |name: &[u8]| places.iter().any(|p| matches!(p, Place::Parameter(own) if own.as_bytes() == name));
+pub(crate) fn without_parameters(query: &str, places: &[Placement]) -> String {
+    let listed = |name: &[u8]| places.iter().any(|p| matches!(p, Placement::Parameter(own) if own.as_bytes() == name));
     query::without(query, |name| PARAMETERS.contains(&folded(name).as_str()) || listed(name))
 }
 
@@ -122,7 +122,7 @@ mod tests {
             ("api%20key=x&api_key[]=x&keys=kept", "keys=kept"),
             ("k.y=x", ""),
         ];
-        let place = [Place::Parameter("k.y".to_owned())];
+        let place = [Placement::Parameter("k.y".to_owned())];
         for (query, want) in rows {
             assert_eq!(without_parameters(query, &place), want, "{query}");
         }

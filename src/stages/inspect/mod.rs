@@ -14,13 +14,13 @@ use http::{HeaderMap, Request};
 use http_body::Body;
 use tokio::time::timeout_at;
 
-use self::outbound::{Leaving, PORTION, Stop};
+use self::outbound::{OutboundBody, OutboundError, PORTION};
 use super::authorize::Grant;
 use super::body_budget::GIVEN_UP;
 use super::message::request_body::{PORTIONS, RequestBody};
 use crate::audit::record::Record;
-use crate::leak::{Found, Matcher};
-use crate::model::limited::Bound;
+use crate::leak::{Finding, Matcher};
+use crate::model::limited::ExchangeLimit;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::plan::Timeouts;
 
@@ -77,7 +77,7 @@ pub async fn gather(grant: &Grant, head: &Parts, body: RequestBody, record: &mut
         Some(_) if !body.is_known_to_be_within(most) => {
             let is_known = body.size_hint().exact().is_some();
             record.rule(if is_known { "approval: the body is too large" } else { UNKNOWN_LENGTH });
-            let too_large = || record.counts().reached(Bound::RequestBytes(most));
+            let too_large = || record.counts().reached(ExchangeLimit::RequestBytes(most));
             return Err(if is_known { too_large() } else { Deny::RequestTooLarge.into() });
         }
         None if !grant.wants_body() || !body.is_known_to_be_within(SMALL) => return Ok(body),
@@ -85,14 +85,14 @@ pub async fn gather(grant: &Grant, head: &Parts, body: RequestBody, record: &mut
     }
     let Timeouts { idle, request, .. } = grant.timeouts();
     let (within, bound) = match request {
-        Some(request) if request < idle => (request, Bound::Request(request)),
-        Some(_) | None => (idle, Bound::Idle(idle)),
+        Some(request) if request < idle => (request, ExchangeLimit::Request(request)),
+        Some(_) | None => (idle, ExchangeLimit::Idle(idle)),
     };
     let (counts, head) = (record.counts(), super::message::headers::size(&head.headers));
     let began = body.began();
     tokio::select! {
         biased;
-        refusal = counts.until_stopped() => {
+        refusal = counts.wait_until_stopped() => {
             record.rule(GIVEN_UP);
             Err(refusal)
         }
@@ -110,11 +110,11 @@ pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: 
     if !values.is_empty() {
         head(&grant, &parts, record)?;
         if !body.is_end_stream() {
-            let leaving = Leaving::of(&parts, values, grant.bounds())?;
+            let leaving = OutboundBody::of(&parts, values, grant.bounds())?;
             if let Some((data, trailers)) = body.here() {
                 whole(leaving, data, trailers).await.map_err(|stop| refused(stop, record))?;
             } else {
-                body.look_through(leaving);
+                body.scan_whole(leaving);
             }
         }
     }
@@ -139,7 +139,7 @@ fn head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> {
 }
 
 /// Looks through fields: names, values, and values of which one may begin what the next one ends.
-fn fields(values: &Matcher, headers: &HeaderMap) -> Option<Found> {
+fn fields(values: &Matcher, headers: &HeaderMap) -> Option<Finding> {
     // The token is read and removed here, where it belongs.
     let looked_at = || headers.iter().filter(|(name, _)| *name != PROXY_AUTHORIZATION);
     let one = |(name, value): (&HeaderName, &HeaderValue)| {
@@ -154,7 +154,7 @@ fn fields(values: &Matcher, headers: &HeaderMap) -> Option<Found> {
 }
 
 /// Looks through a body that is here.
-async fn whole(mut leaving: Leaving, data: &Bytes, trailers: Option<&HeaderMap>) -> Result<(), Stop> {
+async fn whole(mut leaving: OutboundBody, data: &Bytes, trailers: Option<&HeaderMap>) -> Result<(), OutboundError> {
     let mut rest = data.clone();
     let mut portions = 0_usize;
     while !rest.is_empty() || leaving.has_work() {
@@ -174,7 +174,7 @@ async fn whole(mut leaving: Leaving, data: &Bytes, trailers: Option<&HeaderMap>)
     leaving.end()
 }
 
-fn refused(stop: Stop, record: &mut Record) -> Refusal {
+fn refused(stop: OutboundError, record: &mut Record) -> Refusal {
     match stop.refusal() {
         (_, Some(found)) => record.leak(&found, "the body"),
         (refusal, None) => refusal,

@@ -7,8 +7,8 @@ use bytes::{Buf, Bytes};
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, request::Parts};
 
-use crate::coding::{Bounds, Coding, Decoder, Undecodable};
-use crate::leak::{Found, Hold, Matcher};
+use crate::coding::{Coding, DecodeError, DecodeLimits, Decoder};
+use crate::leak::{Finding, Holdback, Matcher};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 
 /// Bytes that are looked through before somebody else may have the thread.
@@ -23,43 +23,43 @@ const LEAST: usize = 16 * 1024;
 const MARKED: usize = 8 * 1024;
 
 /// Why a body must not go on.
-pub(crate) enum Stop {
+pub(crate) enum OutboundError {
     /// A value stands in it.
-    Leak(Found),
+    Leak(Finding),
     /// It cannot be read, or not within bounds.
-    Unread(Undecodable),
+    Unread(DecodeError),
     /// It would have to be held for what it says, and there is no room.
     NoRoom,
 }
 
-impl From<Found> for Stop {
-    fn from(found: Found) -> Self {
+impl From<Finding> for OutboundError {
+    fn from(found: Finding) -> Self {
         Self::Leak(found)
     }
 }
 
-impl From<Undecodable> for Stop {
-    fn from(why: Undecodable) -> Self {
+impl From<DecodeError> for OutboundError {
+    fn from(why: DecodeError) -> Self {
         Self::Unread(why)
     }
 }
 
-impl Stop {
+impl OutboundError {
     /// What is said of it, and what was found.
-    pub(crate) fn refusal(self) -> (Refusal, Option<Found>) {
+    pub(crate) fn refusal(self) -> (Refusal, Option<Finding>) {
         match self {
             Self::Leak(found) => (Deny::LeakDetected.into(), Some(found)),
-            Self::Unread(Undecodable::TooMuch) => (Deny::ScanLimit.into(), None),
-            Self::Unread(Undecodable::Malformed) => (Deny::ContentCodingUnsupported.into(), None),
+            Self::Unread(DecodeError::TooMuch) => (Deny::ScanLimit.into(), None),
+            Self::Unread(DecodeError::Malformed) => (Deny::ContentCodingUnsupported.into(), None),
             Self::NoRoom => (Fail::Overloaded.into(), None),
         }
     }
 }
 
 /// A body on its way out.
-pub(crate) struct Leaving {
-    hold: Hold,
-    reading: Reading,
+pub(crate) struct OutboundBody {
+    hold: Holdback,
+    reading: BodyReader,
     /// What is held back of any stream.
     lag: usize,
     /// Came, and has not been looked through.
@@ -67,21 +67,21 @@ pub(crate) struct Leaving {
 }
 
 /// How what is sent is read.
-enum Reading {
+enum BodyReader {
     /// As it is.
     Plain,
     /// Behind a content coding.
     Coded { decoder: Box<Decoder>, text: Vec<u8>, more: bool },
     /// In messages with a head of five bytes each.
-    Messages(Messages),
+    Messages(GrpcMessages),
 }
 
 /// Messages of gRPC and Connect: a flag and a length of four bytes before each
 /// (gRPC over HTTP/2, "Length-Prefixed-Message").
-struct Messages {
+struct GrpcMessages {
     /// For those that are flagged; none if they have a coding that we do not know.
     coding: Option<Vec<Coding>>,
-    bounds: Bounds,
+    bounds: DecodeLimits,
     head: Vec<u8>,
     /// What is left of a message, of how many bytes, and what undoes its coding.
     message: Option<Message>,
@@ -95,33 +95,33 @@ struct Message {
     decoder: Option<Box<Decoder>>,
 }
 
-impl Leaving {
+impl OutboundBody {
     /// For the body of this request, in which none of these values may stand.
     ///
     /// # Errors
     /// [`Deny::ContentCodingUnsupported`] for a coding that cannot be undone; [`Deny::RequestMalformed`] for two media
     /// types, of which the origin may read either.
-    pub(crate) fn of(parts: &Parts, values: &Arc<Matcher>, bounds: Bounds) -> Verdict<Self> {
+    pub(crate) fn of(parts: &Parts, values: &Arc<Matcher>, bounds: DecodeLimits) -> Verdict<Self> {
         has_one_kind(&parts.headers)?;
         let codings = codings(&parts.headers, &CONTENT_ENCODING).ok_or(Deny::ContentCodingUnsupported)?;
         let (hold, reading) = match message_coding(&parts.headers) {
             _ if !codings.is_empty() => {
                 let decoder = Decoder::new(&codings, bounds).ok_or(Deny::ContentCodingUnsupported)?;
-                let reading = Reading::Coded { decoder: Box::new(decoder), text: Vec::new(), more: false };
-                (Hold::coded(values.clone()), reading)
+                let reading = BodyReader::Coded { decoder: Box::new(decoder), text: Vec::new(), more: false };
+                (Holdback::coded(values.clone()), reading)
             }
             Some(coding) => {
-                let messages = Messages { coding, bounds, head: Vec::new(), message: None, crowded: false };
-                (Hold::coded(values.clone()), Reading::Messages(messages))
+                let messages = GrpcMessages { coding, bounds, head: Vec::new(), message: None, crowded: false };
+                (Holdback::coded(values.clone()), BodyReader::Messages(messages))
             }
-            None => (Hold::new(values.clone()), Reading::Plain),
+            None => (Holdback::new(values.clone()), BodyReader::Plain),
         };
         Ok(Self { hold, reading, lag: values.lag(), waiting: Bytes::new() })
     }
 
     /// Takes what came. What came before has to be done with: [`Self::work`] says when.
-    pub(crate) fn push(&mut self, bytes: Bytes) -> Result<(), Stop> {
-        if matches!(self.reading, Reading::Coded { .. }) {
+    pub(crate) fn push(&mut self, bytes: Bytes) -> Result<(), OutboundError> {
+        if matches!(self.reading, BodyReader::Coded { .. }) {
             self.hold.send(bytes.clone())?;
         }
         self.waiting = bytes;
@@ -130,17 +130,17 @@ impl Leaving {
 
     /// True if there is something to look through.
     pub(crate) fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || matches!(self.reading, Reading::Coded { more: true, .. })
+        !self.waiting.is_empty() || matches!(self.reading, BodyReader::Coded { more: true, .. })
     }
 
     /// Looks through a portion of what came.
-    pub(crate) fn work(&mut self) -> Result<(), Stop> {
+    pub(crate) fn work(&mut self) -> Result<(), OutboundError> {
         match &mut self.reading {
-            Reading::Plain => {
+            BodyReader::Plain => {
                 let portion = self.waiting.split_to(PORTION.min(self.waiting.len()));
                 self.hold.feed(portion)?;
             }
-            Reading::Coded { decoder, text, more } => {
+            BodyReader::Coded { decoder, text, more } => {
                 let mut coded: &[u8] = &self.waiting;
                 *more = decoder.decode(&mut coded, text)?;
                 let taken = self.waiting.len().saturating_sub(coded.len());
@@ -151,9 +151,9 @@ impl Leaving {
                 self.hold.flow()?;
                 // Codings have room for much that says nothing.
                 let idle = self.waiting.is_empty() && !*more;
-                return if idle && self.hold.held() > MAX_UNREAD { Err(Undecodable::TooMuch.into()) } else { Ok(()) };
+                return if idle && self.hold.held() > MAX_UNREAD { Err(DecodeError::TooMuch.into()) } else { Ok(()) };
             }
-            Reading::Messages(messages) => {
+            BodyReader::Messages(messages) => {
                 let portion = self.waiting.split_to(PORTION.min(self.waiting.len()));
                 return messages.read(portion, &mut self.hold);
             }
@@ -162,17 +162,17 @@ impl Leaving {
     }
 
     /// The sender pauses: what has been looked through goes. Messages go when they are whole.
-    pub(crate) fn pause(&mut self) -> Result<(), Stop> {
+    pub(crate) fn pause(&mut self) -> Result<(), OutboundError> {
         match &self.reading {
-            Reading::Plain => {}
-            Reading::Coded { decoder, .. } => self.hold.settle(decoder.settled_at_pause()),
-            Reading::Messages(_) => return Ok(()),
+            BodyReader::Plain => {}
+            BodyReader::Coded { decoder, .. } => self.hold.settle(decoder.settled_at_pause()),
+            BodyReader::Messages(_) => return Ok(()),
         }
         Ok(self.hold.pause()?)
     }
 
     /// Looks through what comes behind the body.
-    pub(crate) fn trailers(&mut self, trailers: &HeaderMap) -> Result<(), Stop> {
+    pub(crate) fn trailers(&mut self, trailers: &HeaderMap) -> Result<(), OutboundError> {
         for (name, value) in trailers {
             self.hold.name(name.as_str())?;
             self.hold.beside(value.as_bytes())?;
@@ -183,8 +183,8 @@ impl Leaving {
     }
 
     /// Nothing more comes: everything goes.
-    pub(crate) fn end(&mut self) -> Result<(), Stop> {
-        if let Reading::Coded { decoder, .. } = &self.reading {
+    pub(crate) fn end(&mut self) -> Result<(), OutboundError> {
+        if let BodyReader::Coded { decoder, .. } = &self.reading {
             decoder.end()?;
         }
         Ok(self.hold.end()?)
@@ -197,16 +197,16 @@ impl Leaving {
 
     /// How many bytes came and have not left.
     pub(crate) fn held(&self) -> usize {
-        let coded = matches!(self.reading, Reading::Coded { .. });
+        let coded = matches!(self.reading, BodyReader::Coded { .. });
         self.hold.held().saturating_add(if coded { 0 } else { self.waiting.len() })
     }
 }
 
-impl Leaving {
+impl OutboundBody {
     /// How many bytes are held because their text is not known yet, or not to its end. What is sent as it is read is
     /// bounded by its lag.
     pub(crate) fn held_for_its_text(&self) -> usize {
-        if matches!(self.reading, Reading::Plain) { 0 } else { self.hold.held() }
+        if matches!(self.reading, BodyReader::Plain) { 0 } else { self.hold.held() }
     }
 
     /// How many of those are held even where there is no room.
@@ -216,8 +216,8 @@ impl Leaving {
 
     /// Says whether there is no room to hold messages whole. Then those that can be read as they come go behind the
     /// lag. It depends on what everybody sends, and on nothing that is looked for.
-    pub(crate) fn set_crowded(&mut self, crowded: bool) -> Result<(), Stop> {
-        let Reading::Messages(messages) = &mut self.reading else { return Ok(()) };
+    pub(crate) fn set_crowded(&mut self, crowded: bool) -> Result<(), OutboundError> {
+        let BodyReader::Messages(messages) = &mut self.reading else { return Ok(()) };
         messages.crowded = crowded;
         if crowded && messages.message.as_ref().is_some_and(|message| message.decoder.is_none()) {
             self.hold.flow()?;
@@ -226,8 +226,8 @@ impl Leaving {
     }
 }
 
-impl Messages {
-    fn read(&mut self, mut bytes: Bytes, hold: &mut Hold) -> Result<(), Stop> {
+impl GrpcMessages {
+    fn read(&mut self, mut bytes: Bytes, hold: &mut Holdback) -> Result<(), OutboundError> {
         while !bytes.is_empty() {
             match &mut self.message {
                 None => {
@@ -259,15 +259,15 @@ impl Messages {
         Ok(())
     }
 
-    fn begun(&self, flags: u8, size: u32) -> Result<Message, Stop> {
+    fn begun(&self, flags: u8, size: u32) -> Result<Message, OutboundError> {
         let size = u64::from(size);
         let decoder = if flags & 1 == 1 {
-            let coding = self.coding.as_ref().ok_or(Undecodable::Malformed)?;
+            let coding = self.coding.as_ref().ok_or(DecodeError::Malformed)?;
             if size > MAX_WHOLE {
-                return Err(Undecodable::TooMuch.into());
+                return Err(DecodeError::TooMuch.into());
             }
             // What is flagged and has no coding cannot be read.
-            Some(Box::new(Decoder::new(coding, self.bounds).ok_or(Undecodable::Malformed)?))
+            Some(Box::new(Decoder::new(coding, self.bounds).ok_or(DecodeError::Malformed)?))
         } else {
             None
         };
@@ -276,7 +276,7 @@ impl Messages {
 }
 
 impl Message {
-    fn read(&mut self, mut piece: &[u8], crowded: bool, hold: &mut Hold) -> Result<(), Stop> {
+    fn read(&mut self, mut piece: &[u8], crowded: bool, hold: &mut Holdback) -> Result<(), OutboundError> {
         let Some(decoder) = &mut self.decoder else {
             hold.read(piece)?;
             // Marked also while it is held whole: there may be no room for that later.
@@ -342,14 +342,14 @@ fn kind(headers: &HeaderMap) -> Vec<u8> {
 mod tests {
     use super::*;
     use crate::coding::Direction;
-    use crate::leak::Whose;
+    use crate::leak::ValueOwner;
 
-    const BOUNDS: Bounds = Bounds { total: 1 << 20, ratio: 100, direction: Direction::Sent };
+    const BOUNDS: DecodeLimits = DecodeLimits { total: 1 << 20, ratio: 100, direction: Direction::Sent };
 
     /// One of them could say that the body is made of messages.
     #[test]
     fn two_media_types_are_refused() {
-        let values = Arc::new(Matcher::new([(Whose::Token, &b"a-value-to-look-for"[..])].into_iter()));
+        let values = Arc::new(Matcher::new([(ValueOwner::Token, &b"a-value-to-look-for"[..])].into_iter()));
         let rows: [(&[&str], bool); 6] = [
             (&[], true),
             (&["text/plain"], true),
@@ -361,14 +361,14 @@ mod tests {
         for (kinds, passes) in rows {
             let request = kinds.iter().fold(http::Request::post("/"), |it, kind| it.header(CONTENT_TYPE, *kind));
             let parts = request.body(()).unwrap().into_parts().0;
-            assert_eq!(Leaving::of(&parts, &values, BOUNDS).is_ok(), passes, "{kinds:?}");
+            assert_eq!(OutboundBody::of(&parts, &values, BOUNDS).is_ok(), passes, "{kinds:?}");
         }
     }
 
     /// A message that says that it is compressed, and not how, could hold anything.
     #[test]
     fn a_compressed_message_is_read_or_refused() {
-        let values = Arc::new(Matcher::new([(Whose::Token, &b"a-value-to-look-for"[..])].into_iter()));
+        let values = Arc::new(Matcher::new([(ValueOwner::Token, &b"a-value-to-look-for"[..])].into_iter()));
         for (flag, coding, passes) in
             [(0, None, true), (1, None, false), (1, Some("identity"), false), (1, Some("x"), false)]
         {
@@ -377,7 +377,7 @@ mod tests {
                 request = request.header("grpc-encoding", coding);
             }
             let parts = request.body(()).unwrap().into_parts().0;
-            let mut leaving = Leaving::of(&parts, &values, BOUNDS).unwrap();
+            let mut leaving = OutboundBody::of(&parts, &values, BOUNDS).unwrap();
             assert!(leaving.push(Bytes::copy_from_slice(&[&[flag, 0, 0, 0, 4][..], b"text"].concat())).is_ok());
             assert_eq!(leaving.work().is_ok(), passes, "{flag} {coding:?}");
         }
@@ -386,11 +386,11 @@ mod tests {
     /// Without room for all of a message, it goes behind the lag, and what was held of it goes at once.
     #[test]
     fn without_room_a_message_goes_behind_the_lag() {
-        let values = Arc::new(Matcher::new([(Whose::Token, &b"a-value-to-look-for"[..])].into_iter()));
+        let values = Arc::new(Matcher::new([(ValueOwner::Token, &b"a-value-to-look-for"[..])].into_iter()));
         let request = http::Request::post("/").header(CONTENT_TYPE, "application/grpc");
         let parts = request.body(()).unwrap().into_parts().0;
-        let mut leaving = Leaving::of(&parts, &values, BOUNDS).unwrap();
-        let push = |leaving: &mut Leaving, bytes: &[u8]| {
+        let mut leaving = OutboundBody::of(&parts, &values, BOUNDS).unwrap();
+        let push = |leaving: &mut OutboundBody, bytes: &[u8]| {
             assert!(leaving.push(Bytes::copy_from_slice(bytes)).is_ok());
             while leaving.has_work() {
                 assert!(leaving.work().is_ok());

@@ -16,17 +16,17 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use self::redact::Guarded;
-use self::report::Told;
-use self::truncate::Cut;
-use super::authorize::revocation::Withdrawn;
+use self::redact::RedactedBody;
+use self::report::BodyReport;
+use self::truncate::Truncation;
+use super::authorize::revocation::Revoked;
 use super::forward::Received;
 use super::forward::pool::Lease;
 use super::message::headers;
 use super::message::request_body::BodyError;
-use crate::audit::record::{Counts, Record};
-use crate::coding::Undecodable;
-use crate::model::limited::Bound;
+use crate::audit::record::{Record, TransferCounts};
+use crate::coding::DecodeError;
+use crate::model::limited::ExchangeLimit;
 use crate::model::refusal::{Fail, Refusal, Verdict};
 use crate::model::wire::EXEAT_TRUNCATED;
 use crate::policy::plan::{Oversize, Sizes, Timeouts};
@@ -42,17 +42,17 @@ pub struct ResponseBody {
     hint: SizeHint,
     ended: bool,
     /// What goes out once the exchange is over.
-    parting: Parting,
+    parting: FinalFrames,
 }
 
 /// An answer whose head may go out.
-pub struct Bounded {
-    response: Response<Guarded>,
-    bounds: Bounds,
+pub struct CheckedResponse {
+    response: Response<RedactedBody>,
+    bounds: BodyLimits,
     lease: Lease,
     timeouts: Timeouts,
     started: Instant,
-    withdrawn: Withdrawn,
+    withdrawn: Revoked,
     /// How long it is; nothing where the head does not say.
     hint: SizeHint,
     /// There is nothing behind the head.
@@ -61,9 +61,9 @@ pub struct Bounded {
 
 /// What is to be heeded of a body.
 #[derive(Default)]
-struct Bounds {
+struct BodyLimits {
     /// How much of it may pass; none: all.
-    cut: Option<Cut>,
+    cut: Option<Truncation>,
     /// What is too large is broken off, and not cut.
     refuses: bool,
     /// Behind it there is room for what we have to say of it.
@@ -74,12 +74,12 @@ struct Bounds {
 
 /// The last of a body.
 #[derive(Default)]
-struct Parting {
+struct FinalFrames {
     data: Bytes,
     trailers: Option<HeaderMap>,
 }
 
-impl Parting {
+impl FinalFrames {
     fn next(&mut self) -> Option<Frame<Bytes>> {
         if !self.data.is_empty() {
             return Some(Frame::data(std::mem::take(&mut self.data)));
@@ -100,13 +100,13 @@ struct Live {
 }
 
 struct Exchange {
-    inner: Guarded,
+    inner: RedactedBody,
     record: Record,
     lease: Lease,
-    counts: Arc<Counts>,
+    counts: Arc<TransferCounts>,
     /// What is left of a declared length.
     left: Option<u64>,
-    bounds: Bounds,
+    bounds: BodyLimits,
     /// There was more than may pass.
     was_cut: bool,
 }
@@ -128,7 +128,7 @@ enum Passed {
 /// # Errors
 /// [`Fail::ResponseTooLarge`] if it is too large and is not to be cut, [`Fail::UpstreamProtocol`] if it cannot be decoded
 /// from its first bytes, and why the exchange may not go on.
-pub async fn judge(received: Received, record: &mut Record) -> Verdict<Bounded> {
+pub async fn check(received: Received, record: &mut Record) -> Verdict<CheckedResponse> {
     let Received { response, lease, limits, reader, started, guard, mut withdrawn, .. } = received;
     let (status, timeouts) = (response.status(), limits.timeouts);
     let mut response = redact::head(response, guard);
@@ -142,10 +142,10 @@ pub async fn judge(received: Received, record: &mut Record) -> Verdict<Bounded> 
     if has_none {
         record.status(status);
         let redacted = response.body().found().map_or(0, |(count, _)| count);
-        reader.tell_at_once(redacted, response.headers_mut());
-        let bounds = Bounds::default();
+        reader.write_to_head(redacted, response.headers_mut());
+        let bounds = BodyLimits::default();
         let hint = if is_length_known { hint } else { SizeHint::default() };
-        return Ok(Bounded { response, bounds, lease, timeouts, started, withdrawn, hint, ended });
+        return Ok(CheckedResponse { response, bounds, lease, timeouts, started, withdrawn, hint, ended });
     }
     let begun = begin(response.body_mut(), (timeouts, started), &mut withdrawn, record).await;
     record.status(status);
@@ -158,7 +158,7 @@ pub async fn judge(received: Received, record: &mut Record) -> Verdict<Bounded> 
     let too_large = most.zip(declared).filter(|(most, declared)| declared > most);
     if let Some((most, _)) = too_large.filter(|_| refuses) {
         note_found(response.body(), record);
-        return Err(record.counts().reached(Bound::ResponseBytes(most)));
+        return Err(record.counts().reached(ExchangeLimit::ResponseBytes(most)));
     }
     let textual = !refuses && truncate::is_textual(response.headers());
     let headers = response.headers_mut();
@@ -168,21 +168,21 @@ pub async fn judge(received: Received, record: &mut Record) -> Verdict<Bounded> 
         headers.remove(CONTENT_LENGTH);
         headers.insert(EXEAT_TRUNCATED, HeaderValue::from(length));
     }
-    let bounds = Bounds {
-        cut: most.map(|most| Cut::new(most, too_large.is_some(), textual)),
+    let bounds = BodyLimits {
+        cut: most.map(|most| Truncation::new(most, too_large.is_some(), textual)),
         refuses,
         tells: reader.make_room(headers, &mut is_length_known),
         is_cut_announced: too_large.is_some(),
     };
     let hint = if is_length_known { hint } else { SizeHint::default() };
-    Ok(Bounded { response, bounds, lease, timeouts, started, withdrawn, hint, ended })
+    Ok(CheckedResponse { response, bounds, lease, timeouts, started, withdrawn, hint, ended })
 }
 
 /// Waits for the beginning of a coded body, as long as the exchange may go on.
 async fn begin(
-    body: &mut Guarded,
+    body: &mut RedactedBody,
     (timeouts, started): (Timeouts, Instant),
-    withdrawn: &mut Withdrawn,
+    withdrawn: &mut Revoked,
     record: &mut Record,
 ) -> Verdict<()> {
     if !body.is_coded() {
@@ -194,13 +194,15 @@ async fn begin(
     let begun = async {
         match timeouts.request {
             None => Ok(begun.await),
-            Some(total) => timeout_at(started + total, begun).await.map_err(|_| counts.reached(Bound::Request(total))),
+            Some(total) => {
+                timeout_at(started + total, begun).await.map_err(|_| counts.reached(ExchangeLimit::Request(total)))
+            }
         }
     };
     let begun = tokio::select! {
         biased;
         refusal = withdrawn => return Err(refusal),
-        refusal = counts.until_stopped() => return Err(refusal),
+        refusal = counts.wait_until_stopped() => return Err(refusal),
         begun = begun => begun?,
     };
     begun.map_err(|error| {
@@ -218,14 +220,14 @@ fn is_bodiless(status: StatusCode) -> bool {
 
 /// Bounds what came back. The record goes with the body.
 #[must_use]
-pub fn response(bounded: Bounded, record: Record) -> Response<ResponseBody> {
-    let Bounded { response, bounds, lease, timeouts, started, withdrawn, hint, ended } = bounded;
+pub fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBody> {
+    let CheckedResponse { response, bounds, lease, timeouts, started, withdrawn, hint, ended } = bounded;
     response.map(|inner| {
         let until = timeouts.request.map(|request| started + request);
         let (counts, left) = (record.counts(), hint.exact());
         counts.tick();
         let exchange = Exchange { inner, record, lease, counts: counts.clone(), left, bounds, was_cut: false };
-        let parting = Parting::default();
+        let parting = FinalFrames::default();
         if ended {
             exchange.end(true);
             let live = Arc::new(Mutex::new(Live { exchange: None, waker: None }));
@@ -238,7 +240,7 @@ pub fn response(bounded: Bounded, record: Record) -> Response<ResponseBody> {
 }
 
 /// Credentials that came back stand in the record, however the exchange ends.
-fn note_found(inner: &Guarded, record: &mut Record) {
+fn note_found(inner: &RedactedBody, record: &mut Record) {
     record.finds_in_answer(inner.finds(true));
     if let Some((count, whose)) = inner.found() {
         record.redacted(count, &whose);
@@ -248,14 +250,14 @@ fn note_found(inner: &Guarded, record: &mut Record) {
 /// Ends the exchange once nothing has moved for `idle`, at `until`, or when it is no longer allowed.
 async fn watch(
     live: Arc<Mutex<Live>>,
-    counts: Arc<Counts>,
+    counts: Arc<TransferCounts>,
     (idle, until): (Duration, Option<Instant>),
-    withdrawn: Withdrawn,
+    withdrawn: Revoked,
 ) {
     let refusal = tokio::select! {
         () = too_long(&counts, idle, until) => Fail::RequestTimedOut.into(),
         refusal = withdrawn => refusal,
-        refusal = counts.until_stopped() => refusal,
+        refusal = counts.wait_until_stopped() => refusal,
     };
     let (exchange, waker) = {
         let mut live = lock(&live);
@@ -270,9 +272,9 @@ async fn watch(
     }
 }
 
-async fn too_long(counts: &Counts, idle: Duration, until: Option<Instant>) {
+async fn too_long(counts: &TransferCounts, idle: Duration, until: Option<Instant>) {
     loop {
-        let left = idle.saturating_sub(counts.quiet_for());
+        let left = idle.saturating_sub(counts.idle_time());
         let now = Instant::now();
         if left.is_zero() || until.is_some_and(|until| until <= now) {
             return;
@@ -341,7 +343,7 @@ impl Body for ResponseBody {
                 }
                 Ok(Passed::Held) => {}
                 Ok(Passed::Last(data, trailers)) => {
-                    this.parting = Parting { data, trailers };
+                    this.parting = FinalFrames { data, trailers };
                     // One that was cut has not been read to its end.
                     break (this.parting.next().map(Ok), !exchange.was_cut);
                 }
@@ -393,7 +395,7 @@ impl Exchange {
         if over {
             self.was_cut = true;
             self.record.truncated();
-            return Passed::Last(data, self.told(None));
+            return Passed::Last(data, self.with_report(None));
         }
         if self.inner.is_end_stream() {
             return self.ends(data, None);
@@ -403,33 +405,33 @@ impl Exchange {
 
     /// The body has ended within its bounds.
     fn ends(&mut self, data: Bytes, trailers: Option<HeaderMap>) -> Passed {
-        let rest = self.bounds.cut.as_mut().map(Cut::rest).unwrap_or_default();
+        let rest = self.bounds.cut.as_mut().map(Truncation::rest).unwrap_or_default();
         let data = if rest.is_empty() { data } else { [data, rest].concat().into() };
-        Passed::Last(data, self.told(trailers))
+        Passed::Last(data, self.with_report(trailers))
     }
 
     /// The origin's trailers, and ours among them.
-    fn told(&self, trailers: Option<HeaderMap>) -> Option<HeaderMap> {
+    fn with_report(&self, trailers: Option<HeaderMap>) -> Option<HeaderMap> {
         let mut trailers = trailers;
         if let Some(trailers) = &mut trailers {
             headers::remove_from_trailers(trailers);
         }
         if self.bounds.tells {
-            let told = Told {
+            let told = BodyReport {
                 size: self.counts.received_so_far(),
                 redacted: self.inner.found().map_or(0, |(count, _)| count),
                 truncated: self.was_cut && !self.bounds.is_cut_announced,
             };
-            report::tell(told, trailers.get_or_insert_default());
+            report::write_to_trailers(told, trailers.get_or_insert_default());
         }
         trailers
     }
 }
 
 /// Whose fault it is that an answer broke off.
-fn blame(error: &BodyError, counts: &Counts) -> Refusal {
+fn blame(error: &BodyError, counts: &TransferCounts) -> Refusal {
     match error {
-        BodyError::Unread(Undecodable::TooMuch) => Fail::ResponseTooLarge.into(),
+        BodyError::Unread(DecodeError::TooMuch) => Fail::ResponseTooLarge.into(),
         _ if counts.has_client_stalled() => Fail::RequestTimedOut.into(),
         _ => counts.stopped().unwrap_or(Fail::UpstreamProtocol.into()),
     }

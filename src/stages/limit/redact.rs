@@ -14,9 +14,9 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
-use crate::audit::record::{Counts, Record};
-use crate::coding::{Bounds, Decoder};
-use crate::leak::{Matcher, Redactor, Whose};
+use crate::audit::record::{Record, TransferCounts};
+use crate::coding::{DecodeLimits, Decoder};
+use crate::leak::{Matcher, Redactor, ValueOwner};
 use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Verdict};
 use crate::stages::inspect::outbound::codings;
@@ -31,29 +31,29 @@ const ENOUGH: u64 = 64 * 1024;
 
 /// What is to be kept from coming back.
 #[derive(Clone)]
-pub(crate) struct Guard {
+pub(crate) struct RedactionPlan {
     /// The values.
     pub(crate) values: Arc<Matcher>,
     /// The credential that goes along: its value may come back.
     pub(crate) sent: Option<CredentialName>,
     /// How much may come out of a coded answer.
-    pub(crate) bounds: Bounds,
+    pub(crate) bounds: DecodeLimits,
 }
 
 /// What undoes the coding of an answer.
-pub(crate) enum Undo {
+pub(crate) enum ContentDecoder {
     /// It has none.
     Nothing,
     /// It goes, and the head says so.
     Coding(Box<Decoder>),
 }
 
-impl Guard {
+impl RedactionPlan {
     /// What it takes to read an answer.
     ///
     /// # Errors
     /// [`Fail::UpstreamProtocol`] for one that cannot be read, or is a part of one that can only be read whole.
-    pub(crate) fn undo<B: Body>(&self, response: &Response<B>) -> Verdict<Undo> {
+    pub(crate) fn undo<B: Body>(&self, response: &Response<B>) -> Verdict<ContentDecoder> {
         let headers = response.headers();
         let of_messages = ["grpc-encoding", "connect-content-encoding", "im"].map(HeaderName::from_static);
         if !of_messages.iter().all(|name| codings(headers, name).is_some_and(|codings| codings.is_empty())) {
@@ -61,26 +61,26 @@ impl Guard {
         }
         let codings = codings(headers, &CONTENT_ENCODING);
         if codings.as_ref().is_some_and(Vec::is_empty) || (codings.is_none() && response.body().is_end_stream()) {
-            return Ok(Undo::Nothing);
+            return Ok(ContentDecoder::Nothing);
         }
         if response.status() == StatusCode::PARTIAL_CONTENT {
             return Err(Fail::UpstreamProtocol.into());
         }
         let decoder = Decoder::new(&codings.unwrap_or_default(), self.bounds).ok_or(Fail::UpstreamProtocol)?;
-        Ok(Undo::Coding(Box::new(decoder)))
+        Ok(ContentDecoder::Coding(Box::new(decoder)))
     }
 }
 
 /// An origin's body, with credentials overwritten where they could come back.
-pub(crate) struct Guarded {
+pub(crate) struct RedactedBody {
     inner: Raw,
-    guard: Option<Box<Guarding>>,
+    guard: Option<Box<Redaction>>,
 }
 
 /// An origin's body as it comes, counted before any coding is undone.
 struct Raw {
     body: Incoming,
-    counts: Option<Arc<Counts>>,
+    counts: Option<Arc<TransferCounts>>,
 }
 
 impl Raw {
@@ -93,7 +93,7 @@ impl Raw {
     }
 }
 
-struct Guarding {
+struct Redaction {
     redactor: Redactor,
     decoder: Option<Box<Decoder>>,
     /// Came, and has not been decoded.
@@ -108,14 +108,17 @@ struct Guarding {
 }
 
 /// Redacts a head, and gets the body ready for it.
-pub(crate) fn head(response: Response<Incoming>, guard: Option<(Guard, Undo)>) -> Response<Guarded> {
+pub(crate) fn head(
+    response: Response<Incoming>,
+    guard: Option<(RedactionPlan, ContentDecoder)>,
+) -> Response<RedactedBody> {
     let raw = |body| Raw { body, counts: None };
-    let Some((guard, undo)) = guard else { return response.map(|body| Guarded { inner: raw(body), guard: None }) };
+    let Some((guard, undo)) = guard else { return response.map(|body| RedactedBody { inner: raw(body), guard: None }) };
     let (mut parts, body) = response.into_parts();
     let mut redactor = Redactor::after(guard.values, guard.sent);
     let decoder = match undo {
-        Undo::Nothing => None,
-        Undo::Coding(decoder) => {
+        ContentDecoder::Nothing => None,
+        ContentDecoder::Coding(decoder) => {
             say_decoded(&mut parts.headers);
             Some(decoder)
         }
@@ -123,8 +126,8 @@ pub(crate) fn head(response: Response<Incoming>, guard: Option<(Guard, Undo)>) -
     fields(&mut parts.headers, &mut redactor);
     // HTTP/2 has none, and nobody needs it.
     parts.extensions.remove::<hyper::ext::ReasonPhrase>();
-    let guarding = Guarding { redactor, decoder, coded: Bytes::new(), came: 0, more: false, ended: false, last: None };
-    Response::from_parts(parts, Guarded { inner: raw(body), guard: Some(Box::new(guarding)) })
+    let guarding = Redaction { redactor, decoder, coded: Bytes::new(), came: 0, more: false, ended: false, last: None };
+    Response::from_parts(parts, RedactedBody { inner: raw(body), guard: Some(Box::new(guarding)) })
 }
 
 /// Texts of an origin in an answer of our own, to which no credential was sent.
@@ -180,9 +183,9 @@ fn fields(headers: &mut HeaderMap, redactor: &mut Redactor) {
     }
 }
 
-impl Guarded {
+impl RedactedBody {
     /// Has the bytes counted that come from the origin.
-    pub(crate) fn count(&mut self, counts: Arc<Counts>) {
+    pub(crate) fn count(&mut self, counts: Arc<TransferCounts>) {
         self.inner.counts = Some(counts);
     }
 
@@ -242,13 +245,13 @@ impl Guarded {
     }
 
     /// How many places were overwritten, and what they held; nothing if there were none.
-    pub(crate) fn found(&self) -> Option<(u64, Vec<Vec<&Whose>>)> {
+    pub(crate) fn found(&self) -> Option<(u64, Vec<Vec<&ValueOwner>>)> {
         let redactor = &self.guard.as_ref()?.redactor;
         (redactor.count() > 0).then(|| (redactor.count(), redactor.found().collect()))
     }
 }
 
-impl Guarding {
+impl Redaction {
     fn take(&mut self, data: Bytes) {
         if self.decoder.is_some() {
             self.came = self.came.saturating_add(data.len() as u64);
@@ -315,7 +318,7 @@ impl Guarding {
     }
 }
 
-impl Body for Guarded {
+impl Body for RedactedBody {
     type Data = Bytes;
     type Error = BodyError;
 

@@ -11,7 +11,7 @@ use crate::stages::message::headers;
 
 /// Who gets an answer, as far as its framing depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reader {
+pub(crate) struct ReportTarget {
     /// Asked for the head only.
     pub(crate) wants_no_body: bool,
     framing: Framing,
@@ -31,7 +31,7 @@ enum Framing {
 
 /// What happened to a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct BodyReport {
     /// Bytes that were taken from the origin.
     pub(crate) size: u64,
     /// Places that were overwritten, in head and body.
@@ -40,7 +40,7 @@ pub(crate) struct Told {
     pub(crate) truncated: bool,
 }
 
-impl Reader {
+impl ReportTarget {
     /// The sender of a request of this kind.
     pub(crate) fn of(parts: &Parts, kind: Kind) -> Self {
         let framing = match parts.version {
@@ -69,17 +69,17 @@ impl Reader {
     }
 }
 
-impl Reader {
+impl ReportTarget {
     /// Of an answer without a body, nothing can be said behind it: a tool call's says it in its head.
-    pub(crate) fn tell_at_once(self, redacted: u64, headers: &mut HeaderMap) {
+    pub(crate) fn write_to_head(self, redacted: u64, headers: &mut HeaderMap) {
         if self.is_tool {
-            tell(Told { size: 0, redacted, truncated: false }, headers);
+            write_to_trailers(BodyReport { size: 0, redacted, truncated: false }, headers);
         }
     }
 }
 
 /// Puts what happened to a body among its trailers. An origin's own of these names have been removed.
-pub(crate) fn tell(told: Told, trailers: &mut HeaderMap) {
+pub(crate) fn write_to_trailers(told: BodyReport, trailers: &mut HeaderMap) {
     trailers.insert(EXEAT_RESPONSE_SIZE, HeaderValue::from(told.size));
     if told.redacted > 0 {
         trailers.insert(EXEAT_REDACTED, HeaderValue::from(told.redacted));

@@ -9,7 +9,7 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 const MOST_HELD: usize = 3;
 
 /// Lets so many bytes of a body pass.
-pub(crate) struct Cut {
+pub(crate) struct Truncation {
     /// Bytes up to the limit.
     left: u64,
     /// It is known that there are more than that.
@@ -20,7 +20,7 @@ pub(crate) struct Cut {
     held: BytesMut,
 }
 
-impl Cut {
+impl Truncation {
     /// For a body that may have `most` bytes.
     pub(crate) fn new(most: u64, certain: bool, textual: bool) -> Self {
         Self { left: most, certain, textual, held: BytesMut::new() }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     /// What passes of a text that comes in pieces of `size` bytes, and whether it was cut.
-    fn passed(text: &[u8], size: usize, mut cut: Cut) -> (Vec<u8>, bool) {
+    fn passed(text: &[u8], size: usize, mut cut: Truncation) -> (Vec<u8>, bool) {
         let mut passed = Vec::new();
         for piece in text.chunks(size) {
             let (data, over) = cut.take(Bytes::copy_from_slice(piece));
@@ -145,9 +145,9 @@ mod tests {
         ];
         for (text, most, want, over) in rows {
             for size in 1..=text.len() {
-                let got = passed(text, size, Cut::new(most, false, true));
+                let got = passed(text, size, Truncation::new(most, false, true));
                 assert_eq!(got, (want.to_vec(), over), "{text:x?} at {most} in pieces of {size}");
-                let got = passed(text, size, Cut::new(most, false, false));
+                let got = passed(text, size, Truncation::new(most, false, false));
                 let exactly = &text[..text.len().min(most as usize)];
                 assert_eq!(got, (exactly.to_vec(), over), "{text:x?} at {most} in pieces of {size}, binary");
             }
@@ -157,10 +157,10 @@ mod tests {
     /// Nothing is waited for that is known already, and nothing held that will be whole.
     #[test]
     fn a_body_that_is_certainly_longer_ends_at_its_limit() {
-        let mut cut = Cut::new(4, true, true);
+        let mut cut = Truncation::new(4, true, true);
         assert_eq!(cut.take(Bytes::from_static(b"ab")), (Bytes::from_static(b"ab"), false));
         assert_eq!(cut.take(Bytes::from_static("ä".as_bytes())), (Bytes::from_static("ä".as_bytes()), true));
-        let mut cut = Cut::new(2, true, true);
+        let mut cut = Truncation::new(2, true, true);
         assert_eq!(cut.take(Bytes::from_static(b"a\xC3")), (Bytes::from_static(b"a"), true));
     }
 

@@ -6,7 +6,7 @@ const MAX_SIZE_LINE: usize = 1024;
 
 /// Follows a chunked body.
 #[derive(Clone)]
-pub struct Chunks {
+pub struct ChunkedReader {
     at: At,
     /// What trailers may still take, in bytes.
     trailers_left: usize,
@@ -33,7 +33,7 @@ enum At {
     Broken,
 }
 
-impl Chunks {
+impl ChunkedReader {
     /// With so many bytes of trailers at most.
     #[must_use]
     pub fn new(trailers: usize) -> Self {
@@ -125,7 +125,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn follow<'b>(pieces: impl IntoIterator<Item = &'b [u8]>) -> (usize, bool, bool) {
-        let mut chunks = Chunks::new(64);
+        let mut chunks = ChunkedReader::new(64);
         let passed = pieces.into_iter().map(|piece| chunks.pass(piece)).sum();
         (passed, chunks.is_over(), chunks.is_broken())
     }

@@ -14,7 +14,7 @@ use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::stages::forward::pool::lock;
-use crate::stages::message::chunked::Chunks;
+use crate::stages::message::chunked::ChunkedReader;
 
 /// The trailers of one request, there once its body has ended.
 #[derive(Clone, Default)]
@@ -54,9 +54,9 @@ enum Message {
     /// In a body with so many bytes to come.
     Length(u64),
     /// In a chunked body, before its trailers.
-    Chunked(Chunks, Trailers),
+    Chunked(ChunkedReader, Trailers),
     /// Behind them.
-    End(Chunks),
+    End(ChunkedReader),
     /// None of those that were announced, such as a WebSocket. Nothing is put in any more.
     Unknown,
 }
@@ -93,7 +93,7 @@ impl Message {
             let (next, part) = match std::mem::replace(self, Self::Unknown) {
                 Self::None => (queue.next().map_or(Self::Unknown, |framing| Self::Head(0, framing)), 0),
                 Self::Head(matched, framing) => match (head(matched, rest), framing) {
-                    ((4, part), Framing::Chunked(trailers)) => (Self::Chunked(Chunks::new(0), trailers), part),
+                    ((4, part), Framing::Chunked(trailers)) => (Self::Chunked(ChunkedReader::new(0), trailers), part),
                     ((4, part), Framing::Length(0)) => (Self::None, part),
                     ((4, part), Framing::Length(length)) => (Self::Length(length), part),
                     ((matched, part), framing) => (Self::Head(matched, framing), part),

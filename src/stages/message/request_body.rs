@@ -12,15 +12,15 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::{h2_trailers, headers};
-use crate::audit::record::{Counts, Record};
-use crate::coding::Undecodable;
-use crate::model::limited::Bound;
+use crate::audit::record::{Record, TransferCounts};
+use crate::coding::DecodeError;
+use crate::model::limited::ExchangeLimit;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
-use crate::policy::credential::Place;
+use crate::policy::credential::Placement;
 use crate::stages::authorize::Grant;
 use crate::stages::body_budget::{Budget, Full, Reservation};
 use crate::stages::inject::strip;
-use crate::stages::inspect::outbound::{Leaving, Stop};
+use crate::stages::inspect::outbound::{OutboundBody, OutboundError};
 use crate::stages::message::late_trailers::Trailers;
 
 /// Why a body ended early.
@@ -34,7 +34,7 @@ pub enum BodyError {
     Peer(#[source] hyper::Error),
     /// It cannot be decoded, or not within bounds.
     #[error("the body cannot be read")]
-    Unread(#[source] Undecodable),
+    Unread(#[source] DecodeError),
     /// What it says must not leave, or cannot be read.
     #[error("the body must not go on")]
     Stopped,
@@ -51,20 +51,20 @@ pub struct RequestBody {
     /// Bytes that the client may send, and may still send. None: as many as it likes.
     most: Option<u64>,
     left: Option<u64>,
-    counts: Arc<Counts>,
+    counts: Arc<TransferCounts>,
     began: Instant,
     /// Fields that no trailer may have.
-    places: Vec<Place>,
+    places: Vec<Placement>,
     /// Where trailers go instead of behind the body.
     trailers: Option<Trailers>,
-    looked_through: Option<Box<LookedThrough>>,
+    looked_through: Option<Box<ScannedBody>>,
     /// For the bytes that are held here.
     reservation: Reservation,
 }
 
 /// A body that is looked through on its way.
-struct LookedThrough {
-    leaving: Leaving,
+struct ScannedBody {
+    leaving: OutboundBody,
     /// The client has sent everything; what goes behind the body.
     ended: bool,
     trailers: Option<HeaderMap>,
@@ -105,7 +105,7 @@ impl RequestBody {
     /// Wraps what the client sends, within the limits of the grant; what of it is held is charged to the budget. A wait
     /// for the client ends once nothing has moved in either direction for the idle time.
     #[must_use]
-    pub fn new(inner: Incoming, grant: &Grant, budget: &Arc<Budget>, counts: Arc<Counts>) -> Self {
+    pub fn new(inner: Incoming, grant: &Grant, budget: &Arc<Budget>, counts: Arc<TransferCounts>) -> Self {
         let limits = grant.limits();
         let reservation = budget.reserve(grant.admitted().caller().execution(), counts.clone());
         if inner.is_end_stream() {
@@ -134,7 +134,7 @@ impl RequestBody {
             let idle = self.idle;
             let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(idle)));
             ready!(waiting.as_mut().poll(cx));
-            let left = idle.saturating_sub(self.counts.quiet_for());
+            let left = idle.saturating_sub(self.counts.idle_time());
             if left.is_zero() {
                 return Poll::Ready(());
             }
@@ -144,7 +144,7 @@ impl RequestBody {
     }
 
     /// Keeps further fields out of its trailers: those that credentials go in.
-    pub(crate) fn keep_out(&mut self, places: impl Iterator<Item = Place>) {
+    pub(crate) fn keep_out(&mut self, places: impl Iterator<Item = Placement>) {
         self.places.extend(places);
     }
 
@@ -164,7 +164,7 @@ impl RequestBody {
     /// [`Deny::RequestTooLarge`].
     pub(crate) fn judge_size(&self) -> Verdict<()> {
         let too_large = self.most.filter(|most| self.size_hint().lower() > *most);
-        too_large.map_or(Ok(()), |most| Err(self.counts.reached(Bound::RequestBytes(most))))
+        too_large.map_or(Ok(()), |most| Err(self.counts.reached(ExchangeLimit::RequestBytes(most))))
     }
 
     /// When its exchange began.
@@ -258,13 +258,13 @@ impl RequestBody {
     }
 
     /// Has it looked through on its way.
-    pub(crate) fn look_through(&mut self, leaving: Leaving) {
+    pub(crate) fn scan_whole(&mut self, leaving: OutboundBody) {
         let pauses = if self.size_hint().exact().is_some() {
             Pauses::Never
         } else {
             Pauses::Known { last: Instant::now(), oldest: None, timer: Box::pin(sleep(PAUSE)) }
         };
-        self.looked_through = Some(Box::new(LookedThrough { leaving, ended: false, trailers: None, pauses }));
+        self.looked_through = Some(Box::new(ScannedBody { leaving, ended: false, trailers: None, pauses }));
     }
 
     /// The next frame that may leave.
@@ -286,7 +286,7 @@ impl RequestBody {
 
     fn poll_looked(
         &mut self,
-        looked: &mut LookedThrough,
+        looked: &mut ScannedBody,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Frame<Bytes>>, Ended>> {
         for _ in 0..PORTIONS {
@@ -331,7 +331,7 @@ impl RequestBody {
     }
 
     /// Charges what is held. Without room, no more is held than has to be, and what becomes free by that is returned.
-    fn charge(&mut self, leaving: &mut Leaving) -> Result<Option<Bytes>, Stop> {
+    fn charge(&mut self, leaving: &mut OutboundBody) -> Result<Option<Bytes>, OutboundError> {
         let Err(full) = self.reservation.hold(leaving.held_for_its_text() as u64) else {
             leaving.set_crowded(false)?;
             return Ok(None);
@@ -339,7 +339,7 @@ impl RequestBody {
         leaving.set_crowded(true)?;
         let data = leaving.take();
         let too_much = data.is_none() && leaving.held_for_its_text() > leaving.least();
-        if too_much || full == Full::GivenUp { Err(Stop::NoRoom) } else { Ok(data) }
+        if too_much || full == Full::GivenUp { Err(OutboundError::NoRoom) } else { Ok(data) }
     }
 
     /// The next frame, if the client sends one before its time is over.
@@ -365,7 +365,7 @@ impl RequestBody {
         let length = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len) as u64;
         if let Some(left) = &mut self.left {
             let Some(rest) = left.checked_sub(length) else {
-                let refusal = self.counts.reached(Bound::RequestBytes(self.most.unwrap_or_default()));
+                let refusal = self.counts.reached(ExchangeLimit::RequestBytes(self.most.unwrap_or_default()));
                 self.counts.stop(refusal, None);
                 return Poll::Ready(Some(Err(BodyError::Stopped)));
             };
@@ -446,11 +446,11 @@ fn no_room(full: Full, record: &mut Record) -> Refusal {
 /// Why there is no next frame.
 enum Ended {
     Early(BodyError),
-    Stopped(Stop),
+    Stopped(OutboundError),
 }
 
-impl From<Stop> for Ended {
-    fn from(stop: Stop) -> Self {
+impl From<OutboundError> for Ended {
+    fn from(stop: OutboundError) -> Self {
         Self::Stopped(stop)
     }
 }

@@ -15,9 +15,9 @@ use http::{HeaderMap, Method, Version};
 use sha1::{Digest, Sha1};
 
 pub use super::ws_frames::Broken;
-use super::ws_frames::{Frames, Piece};
-pub use crate::leak::Found;
-use crate::leak::{Hold, Matcher, Redactor, Whose};
+use super::ws_frames::{FrameReader, Piece};
+pub use crate::leak::Finding;
+use crate::leak::{Holdback, Matcher, Redactor, ValueOwner};
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::tool::EXEAT_TOOL;
 use crate::stages::body_budget::Reservation;
@@ -45,7 +45,7 @@ pub const TRY_AGAIN_LATER: u16 = 1013;
 
 /// A handshake on its way: what the answer to it has to say.
 #[derive(Clone)]
-pub(crate) struct Wanted {
+pub(crate) struct UpgradeRequest {
     accept: HeaderValue,
     protocols: Vec<String>,
 }
@@ -62,7 +62,7 @@ fn is_asked_for(parts: &Parts) -> bool {
 ///
 /// # Errors
 /// [`Deny::RequestMalformed`] if it asks in a way that no server may accept (RFC 6455 §4.2.1).
-pub(crate) fn wanted(parts: &Parts) -> Verdict<Option<Wanted>> {
+pub(crate) fn wanted(parts: &Parts) -> Verdict<Option<UpgradeRequest>> {
     if !is_asked_for(parts) {
         return Ok(None);
     }
@@ -78,7 +78,7 @@ pub(crate) fn wanted(parts: &Parts) -> Verdict<Option<Wanted>> {
     let digest = Sha1::new().chain_update(key).chain_update(GUID).finalize();
     let accept = HeaderValue::from_str(&STANDARD.encode(digest)).map_err(|_| Deny::RequestMalformed)?;
     let protocols = tokens(&parts.headers, &SEC_WEBSOCKET_PROTOCOL).map(str::to_owned).collect();
-    Ok(Some(Wanted { accept, protocols }))
+    Ok(Some(UpgradeRequest { accept, protocols }))
 }
 
 /// Puts the handshake into the fields that leave. No extension is asked for: what is compressed could not
@@ -88,7 +88,7 @@ pub(crate) fn ask(headers: &mut HeaderMap) {
     headers.remove(SEC_WEBSOCKET_EXTENSIONS);
 }
 
-impl Wanted {
+impl UpgradeRequest {
     /// True if this is the answer that was asked for (RFC 6455 §4.1).
     pub(crate) fn is_met_by(&self, headers: &HeaderMap) -> bool {
         let mut accepts = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
@@ -106,11 +106,11 @@ impl Wanted {
     }
 }
 
-trait EqByCase {
+trait IsOnlyToken {
     fn eq_by_case(self, only: &str) -> bool;
 }
 
-impl<'t, I: Iterator<Item = &'t str>> EqByCase for I {
+impl<'t, I: Iterator<Item = &'t str>> IsOnlyToken for I {
     fn eq_by_case(mut self, only: &str) -> bool {
         self.next().is_some_and(|token| token.eq_ignore_ascii_case(only)) && self.next().is_none()
     }
@@ -123,11 +123,11 @@ fn tokens<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item =
 
 /// Why a relay has to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum RelayError {
     /// Frames that break the protocol.
     Broken(Broken),
     /// A value stands in a message.
-    Leak(Found),
+    Leak(Finding),
     /// More is held than can come of what is said.
     TooBig,
     /// A close frame in answer to one that the proxy has sent. It is not passed on.
@@ -147,7 +147,7 @@ impl Broken {
 
 /// Frames of one direction, and how much of them has been given out.
 struct Direction {
-    frames: Frames,
+    frames: FrameReader,
     /// What was given out ends within a frame.
     within: bool,
     /// A close frame has been given out.
@@ -157,7 +157,7 @@ struct Direction {
 }
 
 impl Direction {
-    fn of(frames: Frames) -> Self {
+    fn of(frames: FrameReader) -> Self {
         Self { frames, within: false, closed: false, farewell: false }
     }
 
@@ -169,8 +169,8 @@ impl Direction {
         &mut self,
         mut rest: &[u8],
         out: &mut Vec<u8>,
-        mut take: impl FnMut(Piece<'_>, &mut Vec<u8>) -> Result<bool, Stop>,
-    ) -> Result<(), Stop> {
+        mut take: impl FnMut(Piece<'_>, &mut Vec<u8>) -> Result<bool, RelayError>,
+    ) -> Result<(), RelayError> {
         let start = out.len();
         let mut whole = (!self.within).then_some(start);
         let mut ends = !self.within;
@@ -181,11 +181,11 @@ impl Direction {
                     self.within = !ends;
                     return Ok(());
                 }
-                Err(broken) => break Stop::Broken(broken),
+                Err(broken) => break RelayError::Broken(broken),
             };
             let closes = matches!(&piece, Piece::Control { head, .. } if head.is_close());
             if closes && self.farewell {
-                break Stop::Closed;
+                break RelayError::Closed;
             }
             match take(piece, out) {
                 Ok(at_end) => ends = at_end,
@@ -214,7 +214,7 @@ pub struct Upward {
 
 /// What is looked through before it goes.
 struct Held {
-    messages: Hold,
+    messages: Holdback,
     /// For what is held of a message.
     reservation: Option<Reservation>,
     /// Bytes of the message under way.
@@ -222,7 +222,7 @@ struct Held {
     /// It goes behind a lag.
     flows: bool,
     /// What control frames say, one after the other: what one begins another may end.
-    controls: Hold,
+    controls: Holdback,
 }
 
 impl Upward {
@@ -230,7 +230,7 @@ impl Upward {
     #[must_use]
     pub fn new(values: Arc<Matcher>) -> Self {
         let held = (!values.is_empty()).then(|| Held::new(values));
-        Self { direction: Direction::of(Frames::of_client()), held }
+        Self { direction: Direction::of(FrameReader::of_client()), held }
     }
 
     /// Charges what is held of a message; without room for all of it, a message goes behind a lag.
@@ -263,7 +263,7 @@ impl Upward {
     /// # Errors
     /// [`Stop`]; nothing more may pass then. Behind [`Stop::Broken`] and [`Stop::Closed`], the whole frames before may
     /// still go, which have been looked through.
-    pub fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Stop> {
+    pub fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
         let held = &mut self.held;
         self.direction.pass(bytes, out, |piece, out| match held {
             Some(held) => held.take(&piece, out),
@@ -274,11 +274,11 @@ impl Upward {
 
 impl Held {
     fn new(values: Arc<Matcher>) -> Self {
-        let (messages, controls) = (Hold::coded(values.clone()), Hold::coded(values));
+        let (messages, controls) = (Holdback::coded(values.clone()), Holdback::coded(values));
         Self { messages, reservation: None, size: 0, flows: false, controls }
     }
 
-    fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) -> Result<bool, Stop> {
+    fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) -> Result<bool, RelayError> {
         match piece {
             Piece::Head(head) => {
                 self.messages.send(Bytes::copy_from_slice(head.bytes()))?;
@@ -303,7 +303,7 @@ impl Held {
     }
 
     /// A control frame goes as a whole.
-    fn control(&mut self, frame: Vec<u8>, payload: &[u8], out: &mut Vec<u8>) -> Result<(), Stop> {
+    fn control(&mut self, frame: Vec<u8>, payload: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
         self.controls.send(frame.into())?;
         self.controls.read(payload)?;
         self.controls.settle(self.controls.sent());
@@ -320,7 +320,7 @@ impl Held {
     }
 
     /// Part of a message, and what it says.
-    fn data(&mut self, bytes: &[u8], text: &[u8], ends: bool, out: &mut Vec<u8>) -> Result<(), Stop> {
+    fn data(&mut self, bytes: &[u8], text: &[u8], ends: bool, out: &mut Vec<u8>) -> Result<(), RelayError> {
         let messages = &mut self.messages;
         messages.send(Bytes::copy_from_slice(bytes))?;
         messages.read(text)?;
@@ -341,11 +341,11 @@ impl Held {
         }
         // Where there is no room even for the lag, that is bounded by itself.
         fits(messages.held());
-        if messages.held() as u64 > MAX_MESSAGE.saturating_mul(2) { Err(Stop::TooBig) } else { Ok(()) }
+        if messages.held() as u64 > MAX_MESSAGE.saturating_mul(2) { Err(RelayError::TooBig) } else { Ok(()) }
     }
 
     /// A message has ended: all of it goes.
-    fn end(&mut self, out: &mut Vec<u8>) -> Result<(), Stop> {
+    fn end(&mut self, out: &mut Vec<u8>) -> Result<(), RelayError> {
         self.messages.end_message()?;
         (self.size, self.flows) = (0, false);
         while let Some(piece) = self.messages.take() {
@@ -359,8 +359,8 @@ impl Held {
     }
 }
 
-impl From<Found> for Stop {
-    fn from(found: Found) -> Self {
+impl From<Finding> for RelayError {
+    fn from(found: Finding) -> Self {
         Self::Leak(found)
     }
 }
@@ -382,7 +382,7 @@ impl Downward {
     #[must_use]
     pub fn new(redactor: Option<Redactor>) -> Self {
         let redacted = redactor.map(|messages| Redacted { controls: messages.beside(), messages });
-        Self { direction: Direction::of(Frames::of_origin()), redacted }
+        Self { direction: Direction::of(FrameReader::of_origin()), redacted }
     }
 
     /// Takes bytes and gives out what is certain by now.
@@ -390,7 +390,7 @@ impl Downward {
     /// # Errors
     /// [`Stop::Broken`] and [`Stop::Closed`]; nothing more may pass then but the whole frames before, which are given
     /// out.
-    pub fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Stop> {
+    pub fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
         let redacted = &mut self.redacted;
         self.direction.pass(bytes, out, |piece, out| {
             Ok(match redacted {
@@ -438,7 +438,7 @@ impl Downward {
 
     /// How many places were overwritten, and whose values they held; nothing if there were none.
     #[must_use]
-    pub fn found(&self) -> Option<(u64, Vec<Vec<&Whose>>)> {
+    pub fn found(&self) -> Option<(u64, Vec<Vec<&ValueOwner>>)> {
         let count = self.redactors().map(Redactor::count).sum();
         (count > 0).then(|| (count, self.redactors().flat_map(Redactor::found).collect()))
     }
@@ -505,13 +505,13 @@ pub fn close_frame(code: u16, as_client: bool) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::audit::record::Counts;
+    use crate::audit::record::TransferCounts;
     use crate::model::name::ExecutionId;
     use crate::stages::body_budget::Budget;
 
     const VALUE: &[u8] = b"a-value-to-look-for";
 
-    fn pass(upward: &mut Upward, bytes: &[u8]) -> Result<Vec<u8>, Stop> {
+    fn pass(upward: &mut Upward, bytes: &[u8]) -> Result<Vec<u8>, RelayError> {
         let mut out = Vec::new();
         upward.pass(bytes, &mut out).map(|()| out)
     }
@@ -519,11 +519,11 @@ mod tests {
     /// A mask that makes the frame itself the value, for an origin that reads it so.
     #[test]
     fn no_frame_is_a_value_as_it_is_sent() {
-        let values = Arc::new(Matcher::new([(Whose::Token, VALUE)].into_iter()));
+        let values = Arc::new(Matcher::new([(ValueOwner::Token, VALUE)].into_iter()));
         for first in [0x81, 0x82, 0x88, 0x89, 0x8a] {
             let frame = [&[first, 0x80 | (VALUE.len() - 4) as u8][..], VALUE].concat();
             let passed = pass(&mut Upward::new(values.clone()), &frame);
-            assert!(matches!(passed, Err(Stop::Leak(_))), "{first:x}: {passed:?}");
+            assert!(matches!(passed, Err(RelayError::Leak(_))), "{first:x}: {passed:?}");
             // Masked with zeros: text, and a code and a reason.
             let harmless = [&[first, 0x84][..], &[0; 4], b"\x0b\xb8ok"].concat();
             let harmless = if first == 0x81 { [&harmless[..6], b"text"].concat() } else { harmless };
@@ -534,16 +534,16 @@ mod tests {
     /// Without room for all of a message, it goes behind a lag.
     #[test]
     fn without_room_a_message_is_not_held_whole() {
-        let values = Arc::new(Matcher::new([(Whose::Token, VALUE)].into_iter()));
+        let values = Arc::new(Matcher::new([(ValueOwner::Token, VALUE)].into_iter()));
         let frame = [&[0x82, 0xff, 0, 0, 0, 0, 0, 0x0f, 0, 0][..], &[0; 4], &[b'x'; 500_000]].concat();
         for (fits, least) in [(true, 0), (false, 400_000)] {
             let budget = Arc::new(Budget::new(if fits { 1_000_000 } else { 10_000 }, 1_000_000));
-            let reserve = || budget.reserve(&ExecutionId::new("e"), Arc::new(Counts::new()));
+            let reserve = || budget.reserve(&ExecutionId::new("e"), Arc::new(TransferCounts::new()));
             let mut upward = Upward::new(values.clone()).charged_to(reserve());
             let out: usize = frame.chunks(10_000).map(|bytes| pass(&mut upward, bytes).unwrap().len()).sum();
             assert!(if fits { out == 0 } else { out > least }, "{out}");
             assert!(reserve().hold(600_000).is_err(), "what is held is charged");
-            assert!(matches!(pass(&mut upward, VALUE), Err(Stop::Leak(_))));
+            assert!(matches!(pass(&mut upward, VALUE), Err(RelayError::Leak(_))));
             drop(upward);
             assert_eq!(reserve().hold(600_000).is_ok(), fits, "and given back");
         }

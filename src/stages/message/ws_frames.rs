@@ -3,7 +3,7 @@
 use zeroize::Zeroizing;
 
 /// Follows one direction of a connection on which no extension is in use.
-pub(crate) struct Frames {
+pub(crate) struct FrameReader {
     /// Clients mask what they send, servers do not.
     masked: bool,
     /// A message has begun and not ended.
@@ -104,7 +104,7 @@ impl FrameHead {
     }
 }
 
-impl Frames {
+impl FrameReader {
     pub(crate) fn of_client() -> Self {
         Self {
             masked: true,
@@ -324,7 +324,7 @@ mod tests {
 
     /// Heads and payloads of a direction, however it is cut.
     fn read<'b>(
-        mut frames: Frames,
+        mut frames: FrameReader,
         cuts: impl IntoIterator<Item = &'b [u8]>,
     ) -> Result<Vec<(u8, bool, Vec<u8>)>, Broken> {
         let mut found: Vec<(u8, bool, Vec<u8>)> = Vec::new();
@@ -370,14 +370,14 @@ mod tests {
             (b"\x82\x7e\x00\x05Hello", false, None),
         ];
         for (bytes, masked, want) in rows {
-            let frames = || if masked { Frames::of_client() } else { Frames::of_origin() };
+            let frames = || if masked { FrameReader::of_client() } else { FrameReader::of_origin() };
             let want =
                 want.map(|list| list.into_iter().map(|(code, last, text)| (code, last, text.to_vec())).collect());
             assert_eq!(read(frames(), [bytes]).ok(), want, "{bytes:02x?}");
             assert_eq!(read(frames(), bytes.chunks(1)).ok(), want, "{bytes:02x?} in pieces");
         }
         let long = [&b"\x82\x7f\0\0\0\0\0\x01\0\0"[..], &[7; 65536]].concat();
-        assert_eq!(read(Frames::of_origin(), [&long[..]]).unwrap(), [(2, true, vec![7; 65536])]);
+        assert_eq!(read(FrameReader::of_origin(), [&long[..]]).unwrap(), [(2, true, vec![7; 65536])]);
     }
 
     /// Each error, and the byte that shows it.
@@ -422,8 +422,8 @@ mod tests {
             ("in the middle of a long frame", b"\x81\x7f\0\0\0\0\0\x01\0\0a\xff", 12, Text),
         ];
         for (what, bytes, at, want) in rows {
-            assert_eq!(read(Frames::of_origin(), [bytes]), Err(want), "{what}");
-            let mut frames = Frames::of_origin();
+            assert_eq!(read(FrameReader::of_origin(), [bytes]), Err(want), "{what}");
+            let mut frames = FrameReader::of_origin();
             let failed = bytes.iter().position(|byte| {
                 let mut rest = std::slice::from_ref(byte);
                 loop {
@@ -436,10 +436,14 @@ mod tests {
             });
             assert_eq!(failed, Some(at - 1), "{what}");
         }
-        assert_eq!(read(Frames::of_client(), [&b"\x81\x05"[..]]), Err(Protocol), "a frame of a client without a mask");
+        assert_eq!(
+            read(FrameReader::of_client(), [&b"\x81\x05"[..]]),
+            Err(Protocol),
+            "a frame of a client without a mask"
+        );
         let masked = b"\x81\x82\x01\x02\x03\x04\xfe\xfe";
-        assert_eq!(read(Frames::of_client(), [&masked[..]]), Err(Text), "what counts is the text behind the mask");
-        assert!(read(Frames::of_origin(), [&b"\x82\x02\xff\xff"[..]]).is_ok(), "a binary message is any bytes");
+        assert_eq!(read(FrameReader::of_client(), [&masked[..]]), Err(Text), "what counts is the text behind the mask");
+        assert!(read(FrameReader::of_origin(), [&b"\x82\x02\xff\xff"[..]]).is_ok(), "a binary message is any bytes");
     }
 
     #[test]
@@ -447,7 +451,7 @@ mod tests {
         for code in 0..=u16::MAX {
             let allowed = matches!(code, 1000..=1003 | 1007..=1014 | 3000..=4999);
             let [high, low] = code.to_be_bytes();
-            let got = read(Frames::of_origin(), [&[0x88, 2, high, low][..]]);
+            let got = read(FrameReader::of_origin(), [&[0x88, 2, high, low][..]]);
             assert_eq!(got.err(), (!allowed).then_some(Broken::Protocol), "{code}");
         }
     }
@@ -470,8 +474,8 @@ mod tests {
             }
             let want: Vec<_> = payloads.into_iter().map(|payload| (2, true, payload)).collect();
             let (head, tail) = wire.split_at(at.min(wire.len()));
-            prop_assert_eq!(read(Frames::of_client(), [head, tail]).unwrap(), want.clone());
-            prop_assert_eq!(read(Frames::of_client(), wire.chunks(1)).unwrap(), want);
+            prop_assert_eq!(read(FrameReader::of_client(), [head, tail]).unwrap(), want.clone());
+            prop_assert_eq!(read(FrameReader::of_client(), wire.chunks(1)).unwrap(), want);
         }
     }
 }

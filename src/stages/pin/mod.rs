@@ -20,18 +20,18 @@ use tokio::sync::OnceCell;
 use tokio::time::error::Elapsed;
 use tokio::time::{timeout, timeout_at};
 
-use self::name_quota::{Names, Seen};
+use self::name_quota::{NameQuota, Seen};
 use super::authorize::Admitted;
-use super::socket_quota::Quota;
+use super::socket_quota::SocketQuota;
 use crate::audit::record::Record;
 use crate::model::descriptors::Descriptors;
 use crate::model::host::{Host, HostName};
-use crate::model::limited::{Limited, Within};
+use crate::model::limited::{LimitScope, ReachedLimit};
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::Target;
 use crate::policy::address::embedded_v4;
-use crate::policy::rule::{Allowed, Policy};
+use crate::policy::rule::{MatchedRules, Policy};
 use crate::policy::settings::{Dns, DnsServer};
 use crate::tls::upstream::UpstreamTls;
 
@@ -83,7 +83,7 @@ impl PinnedTarget {
     }
 
     /// The addresses as text, for who asked for them to read.
-    pub fn written(&self) -> impl Iterator<Item = String> {
+    pub fn address_texts(&self) -> impl Iterator<Item = String> {
         self.addresses.iter().map(|address| address.ip().to_string())
     }
 
@@ -107,19 +107,19 @@ pub struct Resolver {
     own: OwnEndpoints,
     /// Where the ledger's server was found.
     ledger: RwLock<Vec<SocketAddr>>,
-    answers: Cache<HostName, Arc<Slot>>,
+    answers: Cache<HostName, Arc<CacheEntry>>,
     /// Look-ups at a time.
-    lookups: Arc<Quota>,
+    lookups: Arc<SocketQuota>,
     /// What executions have asked for.
-    names: Names,
+    names: NameQuota,
 }
 
 /// One name's answer, made once by whoever comes first.
 #[derive(Default)]
-struct Slot(OnceCell<Answer>);
+struct CacheEntry(OnceCell<CachedAddresses>);
 
 #[derive(Clone)]
-struct Answer {
+struct CachedAddresses {
     addresses: Vec<IpAddr>,
     until: Instant,
 }
@@ -154,8 +154,8 @@ impl Resolver {
         options.try_tcp_on_error = true;
         let dns = builder.build().map_err(io::Error::other)?;
         let answers = Cache::builder().max_capacity(CACHED_NAMES).time_to_live(MAX_TTL).build();
-        let lookups = Quota::new(descriptors.lookups, descriptors.lookups_each);
-        let names = Names::new(settings.new_names_per_minute);
+        let lookups = SocketQuota::new(descriptors.lookups, descriptors.lookups_each);
+        let names = NameQuota::new(settings.new_names_per_minute);
         Ok(Self { dns, servers, timeout: settings.timeout, own, ledger: RwLock::default(), answers, lookups, names })
     }
 
@@ -168,12 +168,12 @@ impl Resolver {
     /// answers.
     pub async fn pin(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<PinnedTarget> {
         record.can_be_written().await?;
-        self.judge_name(policy, admitted, record)?;
+        self.check_name(policy, admitted, record)?;
         let execution = Some(admitted.caller().execution());
         let addresses = self.addresses(policy, admitted.target().host(), execution).await?;
         let port = admitted.target().port();
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
-        self.judge(policy, admitted, addresses, record)
+        self.check_addresses(policy, admitted, addresses, record)
     }
 
     /// Judges the addresses of a pin again, for a request that was granted by narrower rules or under
@@ -192,16 +192,16 @@ impl Resolver {
         if wanted.host() != judged.host() || wanted.port() != judged.port() {
             return Err(Deny::AuthorityMismatch.into());
         }
-        self.judge(policy, admitted, pinned.addresses.clone(), record)
+        self.check_addresses(policy, admitted, pinned.addresses.clone(), record)
     }
 
     /// Looks where a registered webhook leads, before anybody calls it. Each call is judged anew.
     ///
     /// # Errors
     /// [`Fail::ResolveFailed`] or [`Deny::AddressNotAllowed`].
-    pub async fn foresee(&self, policy: &Policy, webhook: &Target) -> Verdict<()> {
+    pub async fn precheck(&self, policy: &Policy, webhook: &Target) -> Verdict<()> {
         let addresses = self.addresses(policy, webhook.host(), None).await?;
-        let judged = addresses.into_iter().try_for_each(|ip| policy.judge(ip, &Allowed::as_webhook()));
+        let judged = addresses.into_iter().try_for_each(|ip| policy.check_address(ip, &MatchedRules::as_webhook()));
         judged.map_err(|_| Deny::AddressNotAllowed.into())
     }
 
@@ -219,7 +219,7 @@ impl Resolver {
 
     /// Whether the execution may ask for the name. One that it has not asked for before has its line in the log,
     /// whatever becomes of the request.
-    fn judge_name(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<()> {
+    fn check_name(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<()> {
         let Host::Name(name) = admitted.target().host() else { return Ok(()) };
         if policy.hosts_override(name).is_some() {
             return Ok(());
@@ -231,9 +231,10 @@ impl Resolver {
                 Ok(())
             }
             Err(wait) => {
-                let (limit, within) = (self.names.per_minute().into(), Within::Time(Names::window()));
+                let (limit, within) = (self.names.per_minute().into(), LimitScope::Time(NameQuota::window()));
                 let name = "dns.new_names_per_minute";
-                Err(record.limited(Deny::RateLimited, Limited { name, limit, within, retry_after: Some(wait) }))
+                Err(record
+                    .limited(Deny::RateLimited, ReachedLimit { name, limit, scope: within, retry_after: Some(wait) }))
             }
         }
     }
@@ -248,7 +249,7 @@ impl Resolver {
         }
     }
 
-    fn judge(
+    fn check_addresses(
         &self,
         policy: &Policy,
         admitted: &Admitted,
@@ -275,7 +276,7 @@ impl Resolver {
                 refused("address: the proxy's own ledger");
                 return Err(Deny::AddressNotAllowed.into());
             }
-            if let Err(denied) = policy.judge(address.ip(), admitted.allowed()) {
+            if let Err(denied) = policy.check_address(address.ip(), admitted.allowed()) {
                 refused(&format!("address: {}", denied.block()));
                 return Err(Deny::AddressNotAllowed.into());
             }
@@ -324,10 +325,10 @@ impl Resolver {
     /// others that ask for the same name would wait with it.
     async fn answered<'s>(
         &self,
-        slot: &'s Slot,
+        slot: &'s CacheEntry,
         name: &HostName,
         execution: Option<&ExecutionId>,
-    ) -> Verdict<&'s Answer> {
+    ) -> Verdict<&'s CachedAddresses> {
         let asked = slot.0.get_or_try_init(|| async {
             let _permit = self.lookups.take(execution).ok_or(())?;
             Ok::<_, ()>(self.ask(name).await)
@@ -341,8 +342,8 @@ impl Resolver {
     }
 
     /// A and AAAA apart. A family that fails is left out; none left is a failure.
-    async fn ask(&self, name: &HostName) -> Answer {
-        let failure = || Answer { addresses: Vec::new(), until: Instant::now() + FAILURE_TTL };
+    async fn ask(&self, name: &HostName) -> CachedAddresses {
+        let failure = || CachedAddresses { addresses: Vec::new(), until: Instant::now() + FAILURE_TTL };
         let Ok(mut fqdn) = Name::from_ascii(name.as_str()) else { return failure() };
         // Without this the resolver would try search domains first.
         fqdn.set_fqdn(true);
@@ -363,10 +364,10 @@ impl Resolver {
         if addresses.is_empty() {
             return failure();
         }
-        Answer { addresses, until: until.max(Instant::now() + MIN_TTL) }
+        CachedAddresses { addresses, until: until.max(Instant::now() + MIN_TTL) }
     }
 
-    async fn ask_family(&self, name: Name, family: RecordType) -> Found {
+    async fn ask_family(&self, name: Name, family: RecordType) -> FamilyAnswer {
         let lookup = self.dns.lookup(name, family).await.ok()?;
         let address = |data: &RData| match data {
             RData::A(a) => Some(IpAddr::V4(a.0)),
@@ -378,11 +379,11 @@ impl Resolver {
     }
 }
 
-type Found = Option<(Vec<IpAddr>, Instant)>;
+type FamilyAnswer = Option<(Vec<IpAddr>, Instant)>;
 
 /// The first family's answer and the second's. The second keeps a first one that has addresses waiting only
 /// for a moment; after a first one without, it has all the time there is.
-async fn both(first: Found, second: impl Future<Output = Result<Found, Elapsed>>) -> [Found; 2] {
+async fn both(first: FamilyAnswer, second: impl Future<Output = Result<FamilyAnswer, Elapsed>>) -> [FamilyAnswer; 2] {
     let second = match &first {
         Some(_) => timeout(SECOND_FAMILY, second).await.and_then(|found| found),
         None => second.await,
@@ -391,11 +392,11 @@ async fn both(first: Found, second: impl Future<Output = Result<Found, Elapsed>>
 }
 
 trait RemoveIfSame {
-    fn remove_if_same(&self, name: &HostName, slot: &Arc<Slot>);
+    fn remove_if_same(&self, name: &HostName, slot: &Arc<CacheEntry>);
 }
 
-impl RemoveIfSame for Cache<HostName, Arc<Slot>> {
-    fn remove_if_same(&self, name: &HostName, slot: &Arc<Slot>) {
+impl RemoveIfSame for Cache<HostName, Arc<CacheEntry>> {
+    fn remove_if_same(&self, name: &HostName, slot: &Arc<CacheEntry>) {
         if self.get(name).is_some_and(|current| Arc::ptr_eq(&current, slot)) {
             self.invalidate(name);
         }
@@ -493,7 +494,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_family_without_addresses_does_not_hurry_the_other() {
         let found = |ip: &str| Some((vec![ip.parse().unwrap()], Instant::now()));
-        let after = |millis, answer: Found| async move {
+        let after = |millis, answer: FamilyAnswer| async move {
             tokio::time::sleep(Duration::from_millis(millis)).await;
             Ok(answer)
         };

@@ -24,7 +24,7 @@ const SHARDS: usize = 16;
 const FEW: usize = 64;
 
 /// The names that executions have asked for.
-pub(crate) struct Names {
+pub(crate) struct NameQuota {
     per_minute: u32,
     shards: Vec<Mutex<Shard>>,
     hasher: RandomState,
@@ -53,7 +53,7 @@ pub(crate) enum Seen {
     Never,
 }
 
-impl Names {
+impl NameQuota {
     pub(crate) fn new(per_minute: u32) -> Self {
         Self { per_minute, shards: (0..SHARDS).map(|_| Mutex::default()).collect(), hasher: RandomState::new() }
     }
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn so_many_new_names_pass_in_a_minute_and_known_ones_besides() {
-        let (names, one, two) = (Names::new(3), execution("1"), execution("2"));
+        let (names, one, two) = (NameQuota::new(3), execution("1"), execution("2"));
         let begin = Instant::now();
         let after = |seconds| begin + Duration::from_secs(seconds);
         for n in 0..3 {
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_for_an_execution_and_for_all() {
-        let (names, now) = (Names::new(u32::MAX), Instant::now());
+        let (names, now) = (NameQuota::new(u32::MAX), Instant::now());
         for n in 0..REMEMBERED * 5 {
             assert_eq!(names.ask(&execution("1"), &name(n), now), Ok(Seen::Never));
             assert_eq!(

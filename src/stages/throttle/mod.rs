@@ -10,12 +10,12 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use self::rate::Gates;
+use self::rate::RateLimiters;
 use super::identify::Caller;
 use crate::audit::finds::Finds;
 use crate::audit::record::Record;
-use crate::ledger::{Caps, Ledger, LedgerError, Millis, Take};
-use crate::model::limited::{Limited, Within};
+use crate::ledger::{Caps, Ledger, LedgerError, Millis, TakeResult};
+use crate::model::limited::{LimitScope, ReachedLimit};
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::tool::Kind;
@@ -51,9 +51,9 @@ pub struct Prepaid {
 pub struct Throttle {
     ledger: Arc<Ledger>,
     finds: Arc<Finds>,
-    gates: Gates,
+    gates: RateLimiters,
     /// Of questions to the proxy itself.
-    own: Gates,
+    own: RateLimiters,
     /// When static executions last began anew; at most one for each task.
     begun: Mutex<HashMap<ExecutionId, Instant>>,
 }
@@ -62,7 +62,7 @@ impl Throttle {
     /// Counts in a ledger.
     #[must_use]
     pub fn new(ledger: Arc<Ledger>, finds: Arc<Finds>) -> Self {
-        Self { ledger, finds, gates: Gates::default(), own: Gates::default(), begun: Mutex::default() }
+        Self { ledger, finds, gates: RateLimiters::default(), own: RateLimiters::default(), begun: Mutex::default() }
     }
 
     /// Takes one call. As long as it is under way, the record holds its place.
@@ -80,7 +80,12 @@ impl Throttle {
     ///
     /// # Errors
     /// As [`Self::take`].
-    pub async fn connect(&self, policy: &Policy, caller: &Caller, record: &mut Record) -> Verdict<(Taken, Prepaid)> {
+    pub async fn take_connect(
+        &self,
+        policy: &Policy,
+        caller: &Caller,
+        record: &mut Record,
+    ) -> Verdict<(Taken, Prepaid)> {
         let taken = self.take(policy, caller, Kind::Raw, record).await?;
         Ok((taken, Prepaid { at: Instant::now() }))
     }
@@ -104,7 +109,7 @@ impl Throttle {
             *prepaid = None;
             return self.take(policy, caller, Kind::Raw, record).await;
         }
-        self.look(policy, caller, Kind::Raw, record).await?;
+        self.check_unmetered(policy, caller, Kind::Raw, record).await?;
         *prepaid = None;
         Ok(Taken(()))
     }
@@ -136,10 +141,10 @@ impl Throttle {
     ///
     /// # Errors
     /// [`Deny::RateLimited`].
-    pub fn ask(&self, caller: &Caller, record: &mut Record) -> Verdict<()> {
+    pub fn take_self_request(&self, caller: &Caller, record: &mut Record) -> Verdict<()> {
         let rate = Some(Rate { per_second: OWN_PER_SECOND, burst: OWN_BURST });
         let asked = self.own.enter(caller.execution(), Kind::Raw, &Limits { rate, ..Limits::default() });
-        let named = |limited| Limited { name: "self_requests_per_second", ..limited };
+        let named = |limited| ReachedLimit { name: "self_requests_per_second", ..limited };
         asked.map(drop).map_err(|limited| record.limited(Deny::RateLimited, named(limited)))
     }
 
@@ -149,17 +154,23 @@ impl Throttle {
     /// # Errors
     /// [`Deny::ExecutionStopped`]; [`Deny::RateLimited`] or [`Deny::ConcurrencyLimited`]; [`Deny::CallerUnknown`];
     /// [`Fail::LedgerUnavailable`].
-    pub async fn look(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<()> {
+    pub async fn check_unmetered(
+        &self,
+        policy: &Policy,
+        caller: &Caller,
+        kind: Kind,
+        record: &mut Record,
+    ) -> Verdict<()> {
         let limits = limits(policy, caller, kind);
         self.enter(policy, caller, (kind, &limits), record)?;
         let asked = self.ledger.peek(caller.facts(), kind, Caps::default(), Millis::now()).await;
-        judge(asked, record).map(drop)
+        counted(asked, record).map(drop)
     }
 
     async fn count(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
         let limits = limits(policy, caller, kind);
         let taken = self.ledger.take(caller.facts(), kind, caps(&limits.calls), Millis::now()).await;
-        judge(taken, record)
+        counted(taken, record)
     }
 
     /// What is asked without the ledger.
@@ -170,9 +181,10 @@ impl Throttle {
         (kind, limits): (Kind, &Limits),
         record: &mut Record,
     ) -> Verdict<()> {
-        self.finds.judge(caller.execution(), policy.leak().max_finds())?;
+        self.finds.check(caller.execution(), policy.leak().max_finds())?;
         let place = self.gates.enter(caller.execution(), kind, limits).map_err(|limited| {
-            let deny = if limited.within == Within::Concurrent { Deny::ConcurrencyLimited } else { Deny::RateLimited };
+            let deny =
+                if limited.scope == LimitScope::Concurrent { Deny::ConcurrencyLimited } else { Deny::RateLimited };
             record.limited(deny, limited)
         })?;
         if let Some(place) = place {
@@ -191,20 +203,20 @@ fn caps(calls: &Calls) -> Caps {
     Caps { per_execution: calls.per_execution, per_minute: calls.per_minute }
 }
 
-fn judge(taken: Result<Take, LedgerError>, record: &mut Record) -> Verdict<Taken> {
-    let limited = |name, limit, within, retry_after| Limited { name, limit, within, retry_after };
+fn counted(taken: Result<TakeResult, LedgerError>, record: &mut Record) -> Verdict<Taken> {
+    let limited = |name, limit, within, retry_after| ReachedLimit { name, limit, scope: within, retry_after };
     match taken {
-        Ok(Take::Counted { .. }) => Ok(Taken(())),
-        Ok(Take::ExecutionLimit { limit }) => {
-            let limited = limited("calls_per_execution", limit, Within::Execution, None);
+        Ok(TakeResult::Counted { .. }) => Ok(Taken(())),
+        Ok(TakeResult::ExecutionLimit { limit }) => {
+            let limited = limited("calls_per_execution", limit, LimitScope::Execution, None);
             Err(record.limited(Deny::ExecutionLimit, limited))
         }
-        Ok(Take::RateLimited { limit, retry_after }) => {
-            let limited = limited("calls_per_minute", limit, Within::Time(MINUTE), Some(retry_after));
+        Ok(TakeResult::RateLimited { limit, retry_after }) => {
+            let limited = limited("calls_per_minute", limit, LimitScope::Time(MINUTE), Some(retry_after));
             Err(record.limited(Deny::RateLimited, limited))
         }
-        Ok(Take::Expired | Take::Stopped) => Err(Deny::ExecutionStopped.into()),
-        Ok(Take::Unknown) => Err(Deny::CallerUnknown.into()),
+        Ok(TakeResult::Expired | TakeResult::Stopped) => Err(Deny::ExecutionStopped.into()),
+        Ok(TakeResult::Unknown) => Err(Deny::CallerUnknown.into()),
         Err(_) => Err(Fail::LedgerUnavailable.into()),
     }
 }

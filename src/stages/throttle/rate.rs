@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 
-use crate::model::limited::{Limited, Within};
+use crate::model::limited::{LimitScope, ReachedLimit};
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
 use crate::policy::plan::{Limits, Rate};
@@ -21,14 +21,14 @@ const SHARDS: usize = 64;
 const FEW: usize = 64;
 
 /// The gates of all executions whose plans have such limits. Each is dropped once a new one would do the same.
-pub(crate) struct Gates {
+pub(crate) struct RateLimiters {
     shards: Vec<Mutex<Shard>>,
     hasher: RandomState,
 }
 
 #[derive(Default)]
 struct Shard {
-    gates: HashMap<Key, Gate>,
+    gates: HashMap<Key, ExecutionLimiter>,
     /// Gates that were left when it was tidied last.
     kept: usize,
 }
@@ -36,7 +36,7 @@ struct Shard {
 /// An execution, and whether it is about tool calls.
 type Key = (ExecutionId, bool);
 
-struct Gate {
+struct ExecutionLimiter {
     /// The rate that it was made for.
     rate: Option<(Rate, DefaultDirectRateLimiter)>,
     under_way: Arc<AtomicU32>,
@@ -44,23 +44,28 @@ struct Gate {
 }
 
 /// A place among the requests that are under way. It is given back when it is dropped.
-pub(crate) struct Place(Arc<AtomicU32>);
+pub(crate) struct ConcurrencyPermit(Arc<AtomicU32>);
 
-impl Drop for Place {
+impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Default for Gates {
+impl Default for RateLimiters {
     fn default() -> Self {
         Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), hasher: RandomState::new() }
     }
 }
 
-impl Gates {
+impl RateLimiters {
     /// Lets a call through, or says which limit it has reached. A place is only given where they are limited.
-    pub(crate) fn enter(&self, caller: &ExecutionId, kind: Kind, limits: &Limits) -> Result<Option<Place>, Limited> {
+    pub(crate) fn enter(
+        &self,
+        caller: &ExecutionId,
+        kind: Kind,
+        limits: &Limits,
+    ) -> Result<Option<ConcurrencyPermit>, ReachedLimit> {
         if limits.rate.is_none() && limits.concurrent.is_none() {
             return Ok(None);
         }
@@ -70,7 +75,7 @@ impl Gates {
         // Gates are whole at every point where a panic could come.
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
         shard.tidy();
-        shard.gates.entry(key).or_insert_with(Gate::new).enter(limits)
+        shard.gates.entry(key).or_insert_with(ExecutionLimiter::new).enter(limits)
     }
 }
 
@@ -83,38 +88,38 @@ impl Shard {
     }
 }
 
-impl Gate {
+impl ExecutionLimiter {
     fn new() -> Self {
         Self { rate: None, under_way: Arc::default(), used: Instant::now() }
     }
 
-    fn enter(&mut self, limits: &Limits) -> Result<Option<Place>, Limited> {
+    fn enter(&mut self, limits: &Limits) -> Result<Option<ConcurrencyPermit>, ReachedLimit> {
         self.used = Instant::now();
         // Only ever raised under the lock.
         let under_way = self.under_way.load(Ordering::Relaxed);
         if let Some(most) = limits.concurrent.filter(|most| under_way >= *most) {
             let limit = most.into();
-            return Err(Limited { name: "concurrent", limit, within: Within::Concurrent, retry_after: None });
+            return Err(ReachedLimit { name: "concurrent", limit, scope: LimitScope::Concurrent, retry_after: None });
         }
         if let Some(rate) = limits.rate {
             self.pass(rate)?;
         }
         Ok(limits.concurrent.map(|_| {
             self.under_way.fetch_add(1, Ordering::Relaxed);
-            Place(self.under_way.clone())
+            ConcurrencyPermit(self.under_way.clone())
         }))
     }
 
-    fn pass(&mut self, rate: Rate) -> Result<(), Limited> {
+    fn pass(&mut self, rate: Rate) -> Result<(), ReachedLimit> {
         if self.rate.as_ref().is_none_or(|(known, _)| *known != rate) {
             let quota = Quota::per_second(rate.per_second).allow_burst(rate.burst);
             self.rate = Some((rate, RateLimiter::direct(quota)));
         }
         let Some((_, limiter)) = &self.rate else { return Ok(()) };
-        limiter.check().map_err(|not_until| Limited {
+        limiter.check().map_err(|not_until| ReachedLimit {
             name: "requests_per_second",
             limit: u64::from(NonZeroU32::get(rate.per_second)),
-            within: Within::Time(Duration::from_secs(1)),
+            scope: LimitScope::Time(Duration::from_secs(1)),
             retry_after: Some(not_until.wait_time_from(DefaultClock::default().now())),
         })
     }
@@ -145,12 +150,12 @@ mod tests {
 
     #[test]
     fn so_many_are_under_way_of_each_kind_and_execution() {
-        let (gates, limits) = (Gates::default(), limits(Some(2), None));
+        let (gates, limits) = (RateLimiters::default(), limits(Some(2), None));
         let enter = |name: &str, kind| gates.enter(&caller(name), kind, &limits);
         let first = enter("a", Kind::Raw).unwrap();
         let _second = enter("a", Kind::Raw).unwrap();
         let limited = enter("a", Kind::Raw).err().unwrap();
-        assert_eq!((limited.name, limited.limit, limited.within), ("concurrent", 2, Within::Concurrent));
+        assert_eq!((limited.name, limited.limit, limited.scope), ("concurrent", 2, LimitScope::Concurrent));
         assert!(enter("b", Kind::Raw).is_ok() && enter("a", Kind::Tool(Tool::HttpGet)).is_ok());
         drop(first);
         assert!(enter("a", Kind::Raw).is_ok(), "a place was given back");
@@ -159,7 +164,7 @@ mod tests {
     #[test]
     fn a_burst_passes_and_then_so_many_a_second() {
         // So slowly that no test machine sees the second one.
-        let (gates, limits) = (Gates::default(), limits(None, Some((1, 3))));
+        let (gates, limits) = (RateLimiters::default(), limits(None, Some((1, 3))));
         let passed = (0..100).filter(|_| gates.enter(&caller("a"), Kind::Raw, &limits).is_ok()).count();
         assert!((3..=13).contains(&passed), "{passed}");
         let limited = gates.enter(&caller("a"), Kind::Raw, &limits).err().unwrap();
@@ -170,7 +175,7 @@ mod tests {
 
     #[test]
     fn gates_that_say_nothing_are_dropped_and_others_kept() {
-        let (gates, one) = (Gates::default(), limits(Some(1), None));
+        let (gates, one) = (RateLimiters::default(), limits(Some(1), None));
         let held = gates.enter(&caller("held"), Kind::Raw, &one).unwrap();
         for shard in &gates.shards {
             for gate in shard.lock().unwrap().gates.values_mut() {

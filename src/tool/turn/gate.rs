@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::model::target::Target;
 use crate::tool::messages;
 use crate::tool::outcome::State;
-use crate::tool::proxy::{Proxy, Said};
+use crate::tool::proxy::{Proxy, ProxyReply};
 use crate::tool::verbs::Done;
 
 const PATH: &str = "/v1/self/approvals";
@@ -15,11 +15,11 @@ const PATH: &str = "/v1/self/approvals";
 /// What stands in the way of all calls. Where it cannot be told, that does.
 pub(super) async fn closed(proxy: &Proxy) -> Option<Done> {
     match proxy.ask(Method::GET, PATH, None).await {
-        Ok(Said::Document(document)) => match document.get("approvals").and_then(Value::as_array) {
+        Ok(ProxyReply::Document(document)) => match document.get("approvals").and_then(Value::as_array) {
             None => Some(Done::failed("not run: the proxy does not say whether an action awaits approval")),
             Some(waiting) => waiting.first().map(|first| Done::denied(&held(first))),
         },
-        Ok(Said::Refused(refused)) => {
+        Ok(ProxyReply::Refused(refused)) => {
             let done = Done::refused(&refused, "");
             let state = if done.state == State::Failed { State::Failed } else { State::Denied };
             Some(Done { state, text: format!("not run: {}", done.text) })

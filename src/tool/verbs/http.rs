@@ -9,7 +9,7 @@ use super::{Context, Done, Network};
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::target::{Scheme, Target};
 use crate::model::tool::Tool;
-use crate::tool::call::{Call, Unsent};
+use crate::tool::call::{Call, UnsentCall};
 use crate::tool::nonce::nonce;
 use crate::tool::outcome::{Outcome, State};
 use crate::tool::{messages, url};
@@ -130,13 +130,13 @@ async fn unsent(method: &Method, url: &str, reason: Refusal, context: Context<'_
         Refusal::Deny(Deny::SchemeNotAllowed) => "network verbs take http and https URLs only".to_owned(),
         reason => messages::plain(reason),
     };
-    let unsent = Unsent {
+    let unsent = UnsentCall {
         tool: Tool::HttpRequest.as_str().to_owned(),
         url: url.to_owned(),
         method: method.to_string(),
         text,
         reason: Some(reason),
-        ..Unsent::default()
+        ..UnsentCall::default()
     };
     unsent.told(context.proxy).await.into()
 }

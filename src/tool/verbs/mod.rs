@@ -8,10 +8,10 @@ pub(super) mod table;
 
 pub use ports::Ports;
 
-use super::call::Unsent;
+use super::call::UnsentCall;
 use super::messages;
 use super::outcome::{Outcome, State};
-use super::proxy::{Proxy, Refused, Unreached};
+use super::proxy::{Proxy, ProxyUnreachable, Refused};
 use crate::model::refusal::Deny;
 
 /// How an action went, and the text for the model.
@@ -124,7 +124,7 @@ impl Done {
         Self::error(State::of(refused.refusal), &messages::refused(refused, tool))
     }
 
-    pub(super) fn unreached(why: &Unreached) -> Self {
+    pub(super) fn unreached(why: &ProxyUnreachable) -> Self {
         Self::failed(&why.to_string())
     }
 
@@ -146,7 +146,7 @@ impl From<Outcome> for Done {
 /// Refuses what never comes to a request, and tells the proxy that it was asked for. `tool` is all that it is told.
 pub(super) async fn denied(proxy: &Proxy, tool: &str, text: &str) -> Done {
     let reason = Some(Deny::ToolNotEnabled.into());
-    let unsent = Unsent { tool: tool.to_owned(), text: text.to_owned(), reason, ..Unsent::default() };
+    let unsent = UnsentCall { tool: tool.to_owned(), text: text.to_owned(), reason, ..UnsentCall::default() };
     // Denied it is, whatever the proxy has against the report; what it says wins over words in which it found a value.
     let told = Done::from(unsent.told(proxy).await);
     if told.state == State::Denied { told } else { Done::denied(text) }

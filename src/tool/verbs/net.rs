@@ -8,8 +8,8 @@ use super::http::PORTS;
 use super::{Context, Done, Network};
 use crate::model::host::Host;
 use crate::model::refusal::{Deny, Refusal};
-use crate::tool::call::Unsent;
-use crate::tool::proxy::Said;
+use crate::tool::call::UnsentCall;
+use crate::tool::proxy::ProxyReply;
 use crate::tool::{messages, tool_response};
 
 const HTTPS: u16 = 443;
@@ -56,9 +56,9 @@ async fn asked(verb: Network, path: &str, host: &str, port: Option<&str>, contex
     let host = host.to_string();
     let path = format!("/v1/self/{path}?host={}&port={port}", utf8_percent_encode(&host, NON_ALPHANUMERIC));
     match context.proxy.ask(Method::GET, &path, None).await {
-        Ok(Said::Document(known)) if known.is_object() => Ok(known),
-        Ok(Said::Document(_)) => Err(Done::failed("the proxy's answer cannot be understood")),
-        Ok(Said::Refused(refused)) => Err(Done::refused(&refused, verb.name())),
+        Ok(ProxyReply::Document(known)) if known.is_object() => Ok(known),
+        Ok(ProxyReply::Document(_)) => Err(Done::failed("the proxy's answer cannot be understood")),
+        Ok(ProxyReply::Refused(refused)) => Err(Done::refused(&refused, verb.name())),
         Err(why) => Err(Done::unreached(&why)),
     }
 }
@@ -81,5 +81,8 @@ fn members(of: &Value, names: &[&str]) -> Map<String, Value> {
 async fn unsent(verb: Network, url: String, reason: Deny, context: Context<'_>) -> Done {
     let text = if reason == Deny::PortNotAllowed { PORTS.to_owned() } else { messages::plain(reason.into()) };
     let reason = Some(Refusal::Deny(reason));
-    Unsent { tool: verb.name().to_owned(), url, text, reason, ..Unsent::default() }.told(context.proxy).await.into()
+    UnsentCall { tool: verb.name().to_owned(), url, text, reason, ..UnsentCall::default() }
+        .told(context.proxy)
+        .await
+        .into()
 }

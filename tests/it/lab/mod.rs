@@ -14,7 +14,7 @@ use exeat::daemon::reload::ConfigFile;
 use exeat::daemon::vault;
 use exeat::daemon::{Daemon, StartError};
 use exeat::model::host::Host;
-use exeat::policy::compile::{self, Config, Surroundings};
+use exeat::policy::compile::{self, CompileContext, Config};
 use exeat::policy::settings::{LedgerAt, Settings};
 use exeat::tls::authority::Authority;
 use serde_json::Value;
@@ -127,7 +127,7 @@ impl Ground {
 
 fn compiled(text: &str, dir: &Path) -> Config {
     let env = |name: &str| (name == "KEY").then(|| KEY.to_owned());
-    let around = Surroundings { base: dir, state_dir: dir, env: &env, secrets: &vault::Reader::default() };
+    let around = CompileContext { base: dir, state_dir: dir, env: &env, secrets: &vault::Reader::default() };
     compile::compile(text, &around).unwrap_or_else(|problems| panic!("{problems:#?}\n{text}"))
 }
 

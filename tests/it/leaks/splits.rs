@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use exeat::leak::{Hold, Matcher, Redactor, Whose};
+use exeat::leak::{Holdback, Matcher, Redactor, ValueOwner};
 use exeat::model::name::CredentialName;
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -35,7 +35,7 @@ impl Text {
 }
 
 fn looking_for(value: &str) -> Arc<Matcher> {
-    let whose = Whose::Credential(CredentialName::new("KEY"));
+    let whose = ValueOwner::Credential(CredentialName::new("KEY"));
     Arc::new(Matcher::new(std::iter::once((whose, value.as_bytes()))))
 }
 
@@ -74,7 +74,7 @@ fn texts() -> &'static [Text] {
 /// What leaves of a text in pieces, and whether it was stopped. After each piece but the last comes a pause, or
 /// none.
 fn sent(text: &Text, pieces: &[(&[u8], bool)]) -> (Vec<u8>, bool) {
-    let mut hold = Hold::new(text.matcher.clone());
+    let mut hold = Holdback::new(text.matcher.clone());
     let mut out = Vec::new();
     for (piece, pauses) in pieces {
         let passes = hold.feed(Bytes::copy_from_slice(piece)).is_ok()
