@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use bytes::Bytes;
-use exeat::coding::{Bounds, Coding, Decoder, Direction, STEP};
+use exeat::coding::{DecodeLimits, Coding, Decoder, Direction, STEP};
 use exeat::leak::{Holdback, Matcher, Redactor, ValueOwner};
 use exeat::stages::message::websocket::{Downward, Upward};
 use exeat::tls::hello::{self, Progress};
@@ -108,7 +108,7 @@ pub fn coding(data: &[u8]) {
     let Some((kinds, data)) = data.split_first() else { return };
     let kind = |bits: u8| [Coding::Brotli, Coding::Deflate, Coding::Gzip, Coding::Zstd][usize::from(bits & 3)];
     let codings = if kinds & 0x80 == 0 { vec![kind(*kinds)] } else { vec![kind(*kinds), kind(kinds >> 2)] };
-    let bounds = Bounds { total: 1 << 20, ratio: 100, direction: Direction::Received };
+    let bounds = DecodeLimits { total: 1 << 20, ratio: 100, direction: Direction::Received };
     let decode = |pieces: &[&[u8]]| {
         let mut decoder = Decoder::new(&codings, bounds).expect("no more codings than may be");
         let mut all = Vec::new();
