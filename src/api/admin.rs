@@ -27,6 +27,8 @@ use crate::model::secret::TokenHash;
 
 /// For one request and its answer.
 const MOST_TIME: Duration = Duration::from_secs(30);
+/// Largest head of a request that is read in several steps, in bytes; hyper may read as much again in the last one.
+const MAX_HEAD: usize = 32_768;
 /// Connections at a time.
 const MAX_CONNECTIONS: usize = 64;
 
@@ -88,6 +90,7 @@ impl Admin {
             .header_read_timeout(Duration::from_secs(10))
             // One request each, so that nobody can hold a place by asking on and on without reading.
             .keep_alive(false)
+            .max_buf_size(MAX_HEAD)
             .serve_connection(TokioIo::new(stream), service);
         tokio::select! {
             ended = tokio::time::timeout(MOST_TIME, connection) => {

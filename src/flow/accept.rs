@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -101,8 +102,14 @@ async fn served(services: &Arc<Services>, accepted: Accepted, slot: &Arc<Slot>) 
         Err(_) => return services.record(&peer).failed(Deny::HeaderTimeout.into()),
     };
     let stream = WriteTimeout::new(stream, Timeouts::default().idle);
-    let client =
-        Client { services: services.clone(), peer, held: ConnectionSlots::default(), slot: slot.clone(), watch };
+    let client = Client {
+        services: services.clone(),
+        peer,
+        held: ConnectionSlots::default(),
+        slot: slot.clone(),
+        watch,
+        unidentified: AtomicU32::new(0),
+    };
     connection::serve(Arc::new(client), stream).await;
 }
 

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use http::{Method, Request, Response};
@@ -40,9 +41,25 @@ pub(super) struct Client {
     /// Held as long as the connection or a tunnel on it lives.
     pub(super) slot: Arc<Slot>,
     pub(super) watch: DisconnectWatch,
+    /// Requests in a row whose caller is unknown.
+    pub(super) unidentified: AtomicU32,
 }
 
+/// Requests in a row whose caller may be unknown before the connection is closed. Clients repeat a request with
+/// credentials after one 407; a pipelined flood must not take the processor from others.
+const MAX_UNIDENTIFIED: u32 = 32;
+
 impl Client {
+    /// Counts a request by whether its caller is known. Returns true if the connection has had too many in a row
+    /// whose caller was not.
+    fn has_too_many_unidentified(&self, is_known: bool) -> bool {
+        if is_known {
+            self.unidentified.store(0, Ordering::Relaxed);
+            return false;
+        }
+        self.unidentified.fetch_add(1, Ordering::Relaxed) >= MAX_UNIDENTIFIED - 1
+    }
+
     /// Returns once the client has gone. What is done for it ends then: nobody reads the answer.
     pub(super) async fn gone(&self) {
         self.watch.gone(self.services.settings.proxy.header_timeout).await;
@@ -160,6 +177,11 @@ async fn answer(client: &Arc<Client>, passage: &GateHandle, mut request: Request
     let doorway = PendingUpgrade::of(&mut request, passage);
     let judged = handle(client, page, request, &mut record).await;
     services.settle(judged.as_ref().err().copied(), &mut record).await;
+    let is_known = !matches!(&judged, Err(refusal) if *refusal == Deny::CallerUnknown.into());
+    let is_last = client.has_too_many_unidentified(is_known);
+    if is_last {
+        passage.ends();
+    }
     match judged {
         Ok(Handled::Answered(received)) => websocket::answer(client, doorway, received, record).await,
         Ok(Handled::Own(said)) if connect => {
@@ -175,8 +197,9 @@ async fn answer(client: &Arc<Client>, passage: &GateHandle, mut request: Request
             services.tracker.spawn(tunnel.run_while_wanted(client, record));
             established
         }
+        Err(refusal) if is_last => respond::last(respond::refusal(services, refusal, record)),
         Err(refusal) if connect => {
-            if refusal != Deny::CallerUnknown.into() {
+            if is_known {
                 passage.ends();
             }
             respond::closing(respond::refusal(services, refusal, record))

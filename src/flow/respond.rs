@@ -323,10 +323,13 @@ fn closes(refusal: Refusal) -> bool {
 
 /// Makes a refused CONNECT end its connection: what the client sent along with it is no HTTP
 /// (RFC 9112 §11.2). After a 407 it may try again.
-pub(super) fn closing(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
-    if response.status() != StatusCode::PROXY_AUTHENTICATION_REQUIRED {
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    }
+pub(super) fn closing(response: Response<AnswerBody>) -> Response<AnswerBody> {
+    if response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED { response } else { last(response) }
+}
+
+/// Makes a response the last on its connection.
+pub(super) fn last(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }
 

@@ -71,6 +71,16 @@ impl Admin {
 }
 
 #[tokio::test]
+async fn a_large_head_is_refused_before_the_token_is_asked_for() {
+    let admin = start().await;
+    let field = "x".repeat(100_000);
+    let reply = admin.ask("GET", "/v1/tasks", None, &[("x-field", &field)]).await;
+    assert_eq!(reply.status.as_u16(), 431);
+    let reply = admin.ask("GET", "/v1/tasks", Some(&admin.token()), &[("x-field", &field[..20_000])]).await;
+    assert_eq!(reply.status.as_u16(), 200);
+}
+
+#[tokio::test]
 async fn health_is_open_and_the_rest_wants_the_token() {
     let admin = start().await;
     let token = admin.token();

@@ -30,6 +30,7 @@ mod evasions;
 mod executions;
 mod finds;
 mod fleet;
+mod floods;
 mod forward;
 mod frames;
 mod front;

@@ -89,6 +89,39 @@ async fn one_address_does_not_take_the_places_of_another() {
     assert_eq!(open, 19, "with the last one they are half of the fifth");
 }
 
+/// Requests whose caller is unknown cost the processor of all, so a pipelined flood ends its connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_is_closed_after_many_requests_of_unknown_callers() {
+    let (lab, origin) = lab("", "").await;
+    let request = stranger(&origin);
+    let mut flooding = lab.connect().await;
+    flooding.write_all(request.repeat(150).as_bytes()).await.unwrap();
+    let text = read_to_end(&mut flooding).await.to_ascii_lowercase();
+    assert_eq!(text.matches("http/1.1 407 ").count(), 32);
+    assert_eq!(text.matches("connection: close").count(), 1);
+    let mut connecting = lab.connect().await;
+    let connect = "CONNECT api.test:443 HTTP/1.1\r\nHost: api.test:443\r\n\r\n";
+    connecting.write_all(connect.repeat(150).as_bytes()).await.unwrap();
+    assert_eq!(read_to_end(&mut connecting).await.matches("HTTP/1.1 407 ").count(), 32);
+    // A request with the token is served on the same connection, and the count begins anew.
+    let mut known = lab.connect().await;
+    let right = request.replace("\r\n\r\n", &format!("\r\nProxy-Authorization: {}\r\n\r\n", auth()));
+    for _ in 0..3 {
+        for _ in 0..20 {
+            assert!(asked(&mut known, &request).await.unwrap().starts_with("HTTP/1.1 407 "));
+        }
+        assert!(asked(&mut known, &right).await.unwrap().starts_with("HTTP/1.1 200 "));
+    }
+    assert_eq!(origin.seen().len(), 3);
+    let lines = lab.audit().await;
+    let counted: u64 = lines
+        .iter()
+        .filter(|line| line["code"] == "caller_unknown" || !line["codes"].is_null())
+        .map(|line| line["count"].as_u64().unwrap_or(1))
+        .sum();
+    assert_eq!(counted, 32 + 32 + 60, "{lines:#?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_time_to_become_known_does_not_begin_anew() {
     let (lab, origin) = lab("header_timeout = \"1s\"", "").await;

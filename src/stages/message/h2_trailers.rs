@@ -13,6 +13,8 @@ use bytes::{Buf, BytesMut};
 use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::h2_frame_budget::{FrameBudget, INTERIM_HEAD};
+
 /// The name of the field that is put in. A peer's own fields of this prefix pass neither way.
 const MARK: &str = "exeat-trailers";
 /// The field: never indexed, its name of 14 bytes written out, without a value (RFC 7541 §6.2.3).
@@ -59,6 +61,7 @@ struct Frames {
     block: Option<Block>,
     /// The last table size update continues in the next frame.
     within_size: bool,
+    budget: FrameBudget,
 }
 
 /// A block of fields.
@@ -139,6 +142,20 @@ impl Streams {
                 }
                 None
             }
+        }
+    }
+
+    /// Returns what a frame costs of the [`FrameBudget`]. Content and the head of an exchange are free.
+    fn cost(&self, frame: &Header) -> u32 {
+        match (frame.kind, self) {
+            (DATA, _) if frame.length > 0 => 0,
+            (HEADERS, Self::Requests { last }) if frame.stream > *last => 0,
+            (HEADERS, Self::Responses { streams, .. }) => match streams.get(&frame.stream) {
+                None => 0,
+                Some(Progress::Interim | Progress::Unknown) => INTERIM_HEAD,
+                Some(Progress::Final) => 1,
+            },
+            _ => 1,
         }
     }
 
@@ -230,7 +247,7 @@ impl Frames {
             bytes = rest;
             if let Some(frame) = Header::parse(&self.held) {
                 if self.held.len() == FRAME_HEADER {
-                    self.begin(&frame);
+                    self.begin(&frame)?;
                 }
                 self.look(&frame, out)?;
             }
@@ -238,10 +255,14 @@ impl Frames {
         Ok(())
     }
 
-    fn begin(&mut self, frame: &Header) {
+    fn begin(&mut self, frame: &Header) -> io::Result<()> {
+        if !self.budget.take(self.streams.cost(frame)) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "too many HTTP/2 frames without content"));
+        }
         if frame.kind != CONTINUATION {
             (self.block, self.within_size) = (self.streams.note(frame), false);
         }
+        Ok(())
     }
 
     /// Decides on a held frame: passes it on, marks it, or waits for more of it.
@@ -344,7 +365,15 @@ impl<T> MarkTrailers<T> {
     }
 
     fn new(inner: T, streams: Streams, skip: usize) -> Self {
-        let frames = Frames { streams, skip, drop: 0, held: Vec::new(), block: None, within_size: false };
+        let frames = Frames {
+            streams,
+            skip,
+            drop: 0,
+            held: Vec::new(),
+            block: None,
+            within_size: false,
+            budget: FrameBudget::new(),
+        };
         Self { inner, frames, out: BytesMut::new() }
     }
 }
@@ -379,7 +408,9 @@ impl<T: AsyncRead + Unpin> AsyncRead for MarkTrailers<T> {
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for MarkTrailers<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, bytes)
+        let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes))?;
+        self.frames.budget.note_sent(written);
+        Poll::Ready(Ok(written))
     }
 
     fn poll_write_vectored(
@@ -387,7 +418,9 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for MarkTrailers<T> {
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, parts)
+        let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, parts))?;
+        self.frames.budget.note_sent(written);
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {

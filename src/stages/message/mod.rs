@@ -1,6 +1,7 @@
 //! The parts of a message that several stages work on: heads, bodies, queries, WebSocket frames, trailers.
 
 pub mod chunked;
+mod h2_frame_budget;
 pub mod h2_trailers;
 pub(super) mod headers;
 pub(super) mod late_trailers;
