@@ -2,8 +2,8 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
-RUN cargo build --locked --release --config packaging/static.toml --target-dir /build \
- && sh packaging/tree.sh /build/*-linux-gnu/release/exeat /tree
+RUN cargo build --locked --profile dist --config packaging/static.toml --target-dir /build \
+ && sh packaging/tree.sh /build/*-linux-gnu/dist/exeat /tree
 
 FROM scratch
 COPY --from=build /tree/root/ /
