@@ -11,7 +11,8 @@ use std::io;
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use twox_hash::XxHash64;
 
-use super::{DecodeError, Direction, STEP, WindowMemory};
+use super::budget::WindowMemory;
+use super::{DecodeError, Direction, STEP};
 
 /// What decoders of the web must be able to hold, and nobody may ask more (RFC 9659).
 const MAX_WINDOW: u64 = 8 * 1024 * 1024;

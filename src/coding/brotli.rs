@@ -1,0 +1,85 @@
+//! Brotli (RFC 7932).
+
+use brotli_decompressor::{BrotliDecompressStream, BrotliResult, BrotliState, StandardAlloc};
+
+use super::budget::WindowMemory;
+use super::{DecodeError, Direction, STEP};
+
+/// Bits of a brotli stream's window, from its first byte (RFC 7932 §9.1).
+pub(super) fn window_bits(first: u8) -> u32 {
+    match (first & 1, first >> 1 & 7, first >> 4 & 7) {
+        (0, ..) => 16,
+        (_, 0, 0 | 1) => 17,
+        (_, 0, more) => u32::from(more).saturating_add(8),
+        (_, more, _) => u32::from(more).saturating_add(17),
+    }
+}
+
+pub(super) struct Brotli {
+    state: BrotliState<StandardAlloc, StandardAlloc, StandardAlloc>,
+    ended: bool,
+    room: WindowMemory,
+    begun: bool,
+    decoded: u64,
+}
+
+impl Brotli {
+    /// Strict: a window larger than RFC 7932 knows is refused.
+    pub(super) fn new(direction: Direction) -> Self {
+        let alloc = StandardAlloc::default;
+        Self {
+            state: BrotliState::new_strict(alloc(), alloc(), alloc()),
+            ended: false,
+            room: WindowMemory::new(direction),
+            begun: false,
+            decoded: 0,
+        }
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.ended
+    }
+
+    pub(super) fn decode(
+        &mut self,
+        coded: &mut &[u8],
+        out: &mut Vec<u8>,
+        scratch: &mut [u8],
+    ) -> Result<bool, DecodeError> {
+        if self.ended {
+            return if coded.is_empty() { Ok(false) } else { Err(DecodeError::Malformed) };
+        }
+        if let Some(first) = coded.first().filter(|_| !self.begun) {
+            self.begun = true;
+            self.room.begin(1 << window_bits(*first));
+        }
+        // It counts in 32 bits.
+        let piece = coded.get(..STEP).unwrap_or(coded);
+        let (mut left, mut taken) = (piece.len(), 0);
+        let (mut room, mut given, mut total) = (scratch.len(), 0, 0);
+        let result = BrotliDecompressStream(
+            &mut left,
+            &mut taken,
+            piece,
+            &mut room,
+            &mut given,
+            scratch,
+            &mut total,
+            &mut self.state,
+        );
+        *coded = coded.get(taken..).unwrap_or_default();
+        out.extend_from_slice(scratch.get(..given).unwrap_or_default());
+        self.decoded = self.decoded.saturating_add(given as u64);
+        self.room.reach(self.decoded)?;
+        match result {
+            // It says so too while it holds more than there was room for.
+            BrotliResult::NeedsMoreInput => Ok(given == scratch.len() || !coded.is_empty()),
+            BrotliResult::NeedsMoreOutput => Ok(true),
+            BrotliResult::ResultFailure => Err(DecodeError::Malformed),
+            BrotliResult::ResultSuccess => {
+                self.ended = true;
+                if coded.is_empty() { Ok(false) } else { Err(DecodeError::Malformed) }
+            }
+        }
+    }
+}
