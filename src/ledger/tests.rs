@@ -1,4 +1,4 @@
-//! What the embedded store survives. What all stores do alike is tested in `tests/it/ledger.rs`.
+//! What the embedded store survives. What all stores do alike is tested in `tests/it/record/ledger.rs`.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

@@ -1,7 +1,7 @@
 //! A daemon that runs already, and `exeat env` in the sandbox's shell.
 
 use super::*;
-use crate::cli::Served;
+use crate::operation::cli::Served;
 use rustix::process::Signal;
 use serde_json::Value;
 

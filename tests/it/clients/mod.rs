@@ -16,8 +16,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::cli::{exeat, output, text};
 use crate::lab::{Ground, Origin};
+use crate::operation::cli::{exeat, output, text};
 
 use table::{Row, row};
 

@@ -1,15 +1,23 @@
 //! No value of a credential leaves or comes back: every form, on every surface, by every way in.
 
-mod benign;
-mod forms;
-mod inbound;
-mod many;
-mod origin;
-mod outbound;
-mod page;
-mod road;
-mod splits;
-mod undecodable;
+pub mod benign;
+pub mod decoys;
+pub mod disguised_values;
+pub mod echoes;
+pub mod evasions;
+pub mod finds;
+pub mod forms;
+pub mod guessing_sandbox;
+pub mod halves;
+pub mod inbound;
+pub mod many;
+pub mod masks;
+pub mod origin;
+pub mod outbound;
+pub mod page;
+pub mod road;
+pub mod splits;
+pub mod undecodable;
 
 use crate::lab::{Ground, Lab};
 use forms::VALUES;

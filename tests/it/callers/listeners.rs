@@ -1,0 +1,347 @@
+//! Every way in: Unix sockets with the user at the other end, TLS, client certificates, several at once;
+//! and how many may come.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use exeat::policy::settings::ListenAt;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, IsCa, KeyIdMethod, KeyPair,
+    KeyUsagePurpose, RevokedCertParams, SerialNumber,
+};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use time::{Duration, OffsetDateTime};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio_rustls::TlsConnector;
+
+use crate::lab::client::{auth, client_config, read_head, read_to_end};
+use crate::lab::{self, Ground, Lab, TOKEN};
+use crate::tools::front_end::tools_at;
+
+/// A request for `/` with these fields, and the whole answer to it.
+async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), port: u16, fields: &str) -> String {
+    let text =
+        format!("GET https://api.test:{port}/ HTTP/1.1\r\nHost: api.test:{port}\r\n{fields}Connection: close\r\n\r\n");
+    // A handshake that the proxy gave up is noticed here or at the answer.
+    if stream.write_all(text.as_bytes()).await.is_err() {
+        return String::new();
+    }
+    read_to_end(stream).await
+}
+
+fn token() -> String {
+    format!("Proxy-Authorization: {}\r\n", auth())
+}
+
+fn uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+#[tokio::test]
+async fn a_unix_socket_knows_its_peer() {
+    for (mapped, fields, status) in [
+        (Some(uid()), String::new(), 200),
+        (Some(uid()), token(), 200),
+        (Some(uid()), "Proxy-Authorization: Bearer guessed\r\n".to_owned(), 407),
+        (Some(uid() + 1), String::new(), 407),
+        (None, String::new(), 407),
+        (None, token(), 200),
+    ] {
+        let ground = Ground::new().await;
+        let origin = ground.origin("api.test").await;
+        let tasks = mapped.map_or_else(String::new, |uid| format!("unix_tasks = {{ {uid} = \"t\" }}\n"));
+        let lab = ground
+            .proxy(&format!(
+                "[proxy]\nlisten = [\"127.0.0.1:0\", \"unix:p.sock\"]\n{tasks}{}",
+                lab::allow_api(origin.port())
+            ))
+            .await;
+        let mut stream = UnixStream::connect(lab.dir.path().join("p.sock")).await.unwrap();
+        let reply = ask(&mut stream, origin.port(), &fields).await;
+        assert!(reply.starts_with(&format!("HTTP/1.1 {status} ")), "{mapped:?} {fields}: {reply}");
+        let line = lab.ended(0).await;
+        assert_eq!(line["peer"], format!("unix:{}", uid()), "{line}");
+        assert_eq!(line["task"], if status == 200 { "t".into() } else { serde_json::Value::Null }, "{line}");
+        // The other listener is no less one.
+        assert_eq!(lab.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+    }
+}
+
+/// The way that real clients take: CONNECT, TLS inside, over a socket file.
+#[tokio::test]
+async fn a_tunnel_through_a_unix_socket() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let lab = ground
+        .proxy(&format!(
+            "[proxy]\nlisten = [\"127.0.0.1:0\", \"unix:p.sock\"]\nunix_tasks = {{ {} = \"t\" }}\n{}",
+            uid(),
+            lab::allow_api(origin.port())
+        ))
+        .await;
+    let to = format!("api.test:{}", origin.port());
+    let mut stream = UnixStream::connect(lab.dir.path().join("p.sock")).await.unwrap();
+    stream.write_all(format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes()).await.unwrap();
+    assert!(read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
+    let connector = TlsConnector::from(Arc::new(lab.trusting(&["http/1.1"])));
+    let mut tls = connector.connect("api.test".try_into().unwrap(), stream).await.unwrap();
+    tls.write_all(format!("GET / HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
+    let reply = read_to_end(&mut tls).await;
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    assert_eq!(lab.ended(0).await["task"], "t");
+}
+
+#[tokio::test]
+async fn a_socket_file_is_replaced_if_dead_and_left_alone_if_not() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("p.sock");
+    let at = ListenAt::Unix(path.clone());
+    let bind = || exeat::flow::listener::Listener::bind(&at, 0o660);
+    std::fs::write(&path, "mine").unwrap();
+    assert!(bind().await.is_err());
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
+    std::fs::remove_file(&path).unwrap();
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(path.exists(), "a dead socket's file stays");
+    let listener = bind().await.unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+    assert!(bind().await.is_err(), "somebody listens there");
+    drop(listener);
+    assert!(!path.exists());
+    // One that goes does not take its successor's file along.
+    let first = bind().await.unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let second = bind().await.unwrap();
+    drop(first);
+    assert!(path.exists());
+    drop(second);
+}
+
+/// A CA for clients, a certificate for the proxy, certificates for clients.
+struct Certificates {
+    ca: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Certificates {
+    fn new(dir: &Path) -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        std::fs::write(dir.join("clients.pem"), ca.pem()).unwrap();
+        let certificates = Self { ca };
+        let (cert, key) = certificates.issue(&["localhost"], 1);
+        std::fs::write(dir.join("proxy.pem"), cert).unwrap();
+        std::fs::write(dir.join("proxy-key.pem"), key).unwrap();
+        certificates.revoke(dir, &[], Duration::days(1));
+        certificates
+    }
+
+    fn issue(&self, names: &[&str], serial: u64) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(
+            names.iter().filter(|n| !n.contains(':')).map(|n| (*n).to_owned()).collect::<Vec<_>>(),
+        )
+        .unwrap();
+        for uri in names.iter().filter(|name| name.contains(':')) {
+            params.subject_alt_names.push(rcgen::SanType::URI((*uri).try_into().unwrap()));
+        }
+        params.serial_number = Some(SerialNumber::from(serial));
+        (params.signed_by(&key, &self.ca).unwrap().pem(), key.serialize_pem())
+    }
+
+    fn revoke(&self, dir: &Path, serials: &[u64], lasts: Duration) {
+        let now = OffsetDateTime::now_utc();
+        let revoked = serials.iter().map(|serial| RevokedCertParams {
+            serial_number: SerialNumber::from(*serial),
+            revocation_time: now - Duration::hours(1),
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let list = CertificateRevocationListParams {
+            this_update: now - Duration::days(2),
+            next_update: now + lasts,
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        std::fs::write(dir.join("revoked.pem"), list.signed_by(&self.ca).unwrap().pem().unwrap()).unwrap();
+    }
+}
+
+/// TLS to the proxy itself, with a certificate or without; an empty answer if the handshake fails.
+async fn over_tls(lab: &Lab, port: u16, identity: Option<&(String, String)>, fields: &str) -> String {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(lab.dir.path().join("clients.pem")).unwrap()).unwrap();
+    let config = match identity {
+        None => client_config(roots, &["http/1.1"]),
+        Some((cert, key)) => rustls::ClientConfig::builder_with_provider(exeat::tls::provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_client_auth_cert(
+                vec![CertificateDer::from_pem_slice(cert.as_bytes()).unwrap()],
+                PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+            )
+            .unwrap(),
+    };
+    let connected =
+        TlsConnector::from(Arc::new(config)).connect("localhost".try_into().unwrap(), lab.connect().await).await;
+    let Ok(mut stream) = connected else { return String::new() };
+    ask(&mut stream, port, fields).await
+}
+
+#[tokio::test]
+async fn tls_to_the_proxy_itself() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    Certificates::new(ground.dir.path());
+    let lab = ground
+        .proxy(&format!(
+            "[proxy]\ntls = {{ cert = \"proxy.pem\", key = \"proxy-key.pem\" }}\n{}",
+            lab::allow_api(origin.port())
+        ))
+        .await;
+    let reply = over_tls(&lab, origin.port(), None, &token()).await;
+    assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
+    assert!(over_tls(&lab, origin.port(), None, "").await.starts_with("HTTP/1.1 407 "));
+    // Who speaks plainly hears nothing that could be taken for an answer.
+    let plain = lab.raw("GET https://api.test/ HTTP/1.1\r\nHost: api.test\r\n{auth}\r\n").await;
+    assert!(!plain.contains("HTTP/1.1"), "{plain:?}");
+    let line = lab.ended(2).await;
+    assert_eq!((line["event"].as_str(), line["code"].as_str()), (Some("refused"), Some("caller_unknown")), "{line}");
+}
+
+#[tokio::test]
+async fn a_client_certificate_names_the_task_until_it_is_revoked() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let dir = ground.dir.path().to_owned();
+    let certificates = Certificates::new(&dir);
+    let text = ground.config(&format!(
+        "[proxy]\ntls = {{ cert = \"proxy.pem\", key = \"proxy-key.pem\", client_ca = \"clients.pem\", crl = \"revoked.pem\" }}\n{}[tasks.other]\n",
+        lab::allow_api(origin.port())
+    ));
+    std::fs::write(dir.join("exeat.toml"), &text).unwrap();
+    let lab = ground.proxy_from_file("exeat.toml").await;
+    let foreign = Certificates::new(tempfile::tempdir().unwrap().path());
+    let rows = [
+        ("no certificate", None, token(), ""),
+        ("of another CA", Some(foreign.issue(&["t"], 9)), token(), ""),
+        ("a DNS name", Some(certificates.issue(&["t"], 10)), String::new(), "HTTP/1.1 200 "),
+        ("a URI", Some(certificates.issue(&["urn:exeat:task:t"], 11)), String::new(), "HTTP/1.1 200 "),
+        ("with its token", Some(certificates.issue(&["t"], 12)), token(), "HTTP/1.1 200 "),
+        ("two tasks", Some(certificates.issue(&["t", "other"], 13)), String::new(), "HTTP/1.1 407 "),
+        ("two tasks and a token", Some(certificates.issue(&["t", "other"], 14)), token(), "HTTP/1.1 200 "),
+        ("another task's token", Some(certificates.issue(&["other"], 15)), token(), "HTTP/1.1 407 "),
+        ("no task", Some(certificates.issue(&["nobody.example"], 16)), token(), "HTTP/1.1 407 "),
+    ];
+    for (what, identity, fields, want) in &rows {
+        let reply = over_tls(&lab, origin.port(), identity.as_ref(), fields).await;
+        assert!(reply.starts_with(want) && reply.is_empty() == want.is_empty(), "{what}: {reply}");
+    }
+    // Revoked ones are out from the next reload on, and so is everyone once the list is out of date.
+    let ours = certificates.issue(&["t"], 20);
+    certificates.revoke(&dir, &[20, 21], Duration::days(1));
+    assert!(over_tls(&lab, origin.port(), Some(&ours), "").await.starts_with("HTTP/1.1 200"));
+    lab.daemon.reload().await.unwrap();
+    assert_eq!(over_tls(&lab, origin.port(), Some(&ours), "").await, "");
+    let fresh = certificates.issue(&["t"], 22);
+    assert!(over_tls(&lab, origin.port(), Some(&fresh), "").await.starts_with("HTTP/1.1 200"));
+    // A list that cannot be read leaves the old one in force.
+    std::fs::write(dir.join("revoked.pem"), "nonsense").unwrap();
+    lab.daemon.reload().await.unwrap();
+    assert_eq!(over_tls(&lab, origin.port(), Some(&ours), "").await, "");
+    assert!(over_tls(&lab, origin.port(), Some(&fresh), "").await.starts_with("HTTP/1.1 200"));
+    certificates.revoke(&dir, &[], Duration::days(-1));
+    lab.daemon.reload().await.unwrap();
+    assert_eq!(over_tls(&lab, origin.port(), Some(&fresh), "").await, "");
+}
+
+#[tokio::test]
+async fn one_caller_cannot_take_the_places_of_all() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    std::fs::write(ground.dir.path().join("other-token"), "the-other-token-of-24-bytes").unwrap();
+    let lab = ground
+        .proxy(&format!(
+            "[proxy]\nmax_connections_per_caller = 2\n{}[tasks.other]\nintegrations = [\"api\"]\ntoken = \"file:other-token\"\n",
+            lab::allow_api(origin.port())
+        ))
+        .await;
+    let request = |fields: &str| {
+        format!("GET https://api.test:{}/ HTTP/1.1\r\nHost: api.test:{}\r\n{fields}\r\n", origin.port(), origin.port())
+    };
+    let begin = async |fields: &str| {
+        let mut stream = lab.connect().await;
+        stream.write_all(request(fields).as_bytes()).await.unwrap();
+        let head = read_head(&mut stream).await;
+        (stream, head)
+    };
+    let (first, head) = begin(&token()).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let second = lab.tunnel(&format!("api.test:{}", origin.port())).await;
+    let (mut third, head) = begin(&token()).await;
+    assert!(head.starts_with("HTTP/1.1 503") && head.contains("exeat-refusal: overloaded"), "{head}");
+    assert!(head.contains("connection: close"), "{head}");
+    read_to_end(&mut third).await;
+    let (_other, head) = begin("Proxy-Authorization: Bearer the-other-token-of-24-bytes\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200"), "another caller is not affected: {head}");
+    drop((first, second));
+    // The proxy sees the ends a moment later.
+    let start = std::time::Instant::now();
+    loop {
+        let (_stream, head) = begin(&token()).await;
+        if head.starts_with("HTTP/1.1 200") {
+            break;
+        }
+        assert!(start.elapsed() < lab::PATIENCE, "{head}");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Other users can connect to the operator's socket only where the operator names some.
+#[tokio::test]
+async fn the_operators_socket_is_open_to_whom_it_is_meant_for() {
+    use std::os::unix::fs::PermissionsExt;
+    for (uids, mode) in [("", 0o600), ("uids = [65534]\n", 0o666)] {
+        let lab = Ground::new().await.proxy(&format!("[admin]\nlisten = \"unix:a.sock\"\n{uids}")).await;
+        let file = std::fs::metadata(lab.dir.path().join("a.sock")).unwrap();
+        assert_eq!(file.permissions().mode() & 0o777, mode, "{uids}");
+        let mut stream = UnixStream::connect(lab.dir.path().join("a.sock")).await.unwrap();
+        stream.write_all(b"GET /v1/tasks HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+        assert!(read_to_end(&mut stream).await.starts_with("HTTP/1.1 200"), "our own user needs no token");
+    }
+}
+
+/// The tool front-end takes every way to the proxy that there is.
+#[tokio::test(flavor = "multi_thread")]
+async fn tools_come_in_by_a_socket_file_and_over_tls() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    Certificates::new(ground.dir.path());
+    let task = format!("{}\ntools = [\"http_get\"]\n", lab::allow_api(origin.port()));
+    let unix = "listen = [\"127.0.0.1:0\", \"unix:p.sock\"]";
+    let tls = "tls = { cert = \"proxy.pem\", key = \"proxy-key.pem\" }";
+    let lab = ground.proxy(&format!("[proxy]\n{unix}\nunix_tasks = {{ {} = \"t\" }}\n{tls}\n{task}", uid())).await;
+    let input = format!("{{\"url\":\"https://api.test:{}/\"}}", origin.port());
+    let call = |variables: &[(&str, &str)]| {
+        let output = tokio::task::block_in_place(|| tools_at(variables, &["call", "http_get", "--input", "-"], &input));
+        let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+        result["content"].as_str().unwrap().to_owned()
+    };
+    let socket = format!("unix:{}", lab.dir.path().join("p.sock").display());
+    let at = format!("https://t:{TOKEN}@localhost:{}", lab.proxy.port());
+    let roots = lab.dir.path().join("clients.pem");
+    let hello = "<tool_response>hello\n</tool_response>";
+    assert_eq!(call(&[("EXEAT_PROXY", &socket)]), hello);
+    assert_eq!(call(&[("EXEAT_PROXY", &at), ("EXEAT_PROXY_CA", roots.to_str().unwrap())]), hello);
+    assert_eq!(call(&[("HTTPS_PROXY", &at), ("EXEAT_PROXY_CA", roots.to_str().unwrap())]), hello);
+    // Whoever else answers there hears no token.
+    let why = call(&[("EXEAT_PROXY", &at)]);
+    assert!(why.contains("no proxy can be reached") && !why.contains(TOKEN), "{why}");
+}

@@ -1,0 +1,9 @@
+//! Where requests may go: hosts, addresses, names, certificates.
+
+pub mod dns_queries;
+pub mod origin_tls;
+pub mod overrides;
+pub mod policy;
+pub mod resolver;
+pub mod sni;
+pub mod ssrf;

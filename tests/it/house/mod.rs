@@ -1,0 +1,3 @@
+//! Rules that the source code keeps.
+
+mod layering;

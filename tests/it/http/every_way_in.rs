@@ -1,0 +1,642 @@
+//! The same hostile request as a tool call, through a tunnel and in absolute form: the same code, for each code that all of
+//! them can meet.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use exeat::model::refusal::Refusal;
+use http::{Request, Uri};
+use http_body_util::Full;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use crate::lab::client::{Reply, client_config, h1, read_head};
+use crate::lab::{self, Ground, KEY, Lab, Origin, PATIENCE, TOKEN, origin};
+
+/// How a request comes to the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Tool,
+    Absolute,
+    TunnelH1,
+    TunnelH2,
+}
+
+const EVERY: [By; 4] = [By::Tool, By::Absolute, By::TunnelH1, By::TunnelH2];
+
+/// A call as a model makes it, and all that it takes to say the same without the front-end.
+#[derive(Clone, Debug)]
+struct Ask {
+    tool: &'static str,
+    input: Value,
+}
+
+/// A proxy, from outside.
+struct Gate {
+    proxy: SocketAddr,
+    ca: String,
+    token: String,
+}
+
+fn ask(tool: &'static str, input: Value) -> Ask {
+    Ask { tool, input }
+}
+
+impl Ask {
+    fn text(&self, member: &str) -> Option<&str> {
+        self.input[member].as_str()
+    }
+
+    fn uri(&self) -> String {
+        let mut url = self.text("url").unwrap().to_owned();
+        let code = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+        for (name, value) in self.input["query_params"].as_object().into_iter().flatten() {
+            let between = if url.contains('?') { '&' } else { '?' };
+            url.push_str(&format!("{between}{}={}", code(name), code(value.as_str().unwrap())));
+        }
+        url
+    }
+
+    fn method(&self) -> &str {
+        let fixed = if matches!(self.tool, "http_post" | "webhook") { "POST" } else { "GET" };
+        self.text("method").unwrap_or(fixed)
+    }
+
+    /// The same, without what leads to the proxy.
+    fn request(&self, target: &str) -> http::request::Builder {
+        let mut request = Request::builder().method(self.method()).uri(target).header("exeat-tool", self.tool);
+        if let Some(name) = self.text("credential") {
+            request = request.header("exeat-credential", name);
+        }
+        let plain = |value: &Value| value.as_str().map_or(value.to_string(), str::to_owned);
+        if !self.input["timeout"].is_null() {
+            request = request.header("exeat-timeout", plain(&self.input["timeout"]));
+        }
+        for (name, value) in self.input["headers"].as_object().into_iter().flatten() {
+            request = request.header(name, plain(value));
+        }
+        request
+    }
+
+    fn body(&self) -> Full<Bytes> {
+        match &self.input["body"] {
+            Value::Null => Full::default(),
+            Value::String(text) => Full::new(text.clone().into()),
+            other => Full::new(other.to_string().into()),
+        }
+    }
+}
+
+impl Gate {
+    fn of(lab: &Lab) -> Self {
+        Self { proxy: lab.proxy, ca: lab.daemon.ca_pem().to_owned(), token: TOKEN.to_owned() }
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+    async fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.proxy).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream
+    }
+
+    fn who(&self) -> String {
+        format!("Basic {}", STANDARD.encode(format!("t:{}", self.token)))
+    }
+
+    /// The result of a tool call, by the real front-end.
+    fn call(&self, ask: &Ask) -> Value {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_exeat-tools"))
+            .args(["call", ask.tool, "--input", "-"])
+            .env_remove("HTTPS_PROXY")
+            .env("EXEAT_PROXY", format!("http://t:{}@{}", self.token, self.proxy))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(ask.input.to_string().as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// The code that comes back without the front-end: of the CONNECT, or of the request.
+    async fn code(&self, by: By, ask: &Ask) -> Option<String> {
+        let url = ask.uri();
+        let (scheme, rest) = url.split_once("://").unwrap();
+        let authority = rest.split(['/', '?']).next().unwrap();
+        let usual = if scheme == "http" { 80 } else { 443 };
+        let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        let to = if has_port { authority.to_owned() } else { format!("{authority}:{usual}") };
+        let named = authority.rsplit('@').next().unwrap();
+        let code = |reply: &Reply| reply.header("exeat-refusal").map(str::to_owned);
+        if by == By::Absolute {
+            let request = ask.request(&url).header("host", named).header("proxy-authorization", self.who());
+            let reply = Reply::read(h1(self.connect().await, request.body(ask.body()).unwrap()).await).await;
+            return code(&reply);
+        }
+        let mut stream = self.connect().await;
+        let head = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: {}\r\n\r\n", self.who());
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let head = read_head(&mut stream).await;
+        if !head.starts_with("HTTP/1.1 200") {
+            let field = head.lines().find_map(|line| line.strip_prefix("exeat-refusal: "));
+            return Some(field.unwrap_or_else(|| panic!("{head}")).to_owned());
+        }
+        let uri: Uri = url.parse().unwrap();
+        if by == By::TunnelH2 && scheme == "https" {
+            let tls = self.tls(&to, stream, "h2").await;
+            let (mut h2, connection) =
+                hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(tls)).await.unwrap();
+            tokio::spawn(connection);
+            let request = ask.request(&url).body(ask.body()).unwrap();
+            return code(&Reply::read(timeout(PATIENCE, h2.send_request(request)).await.unwrap().unwrap()).await);
+        }
+        let request = ask.request(uri.path_and_query().unwrap().as_str()).header("host", authority);
+        let request = request.body(ask.body()).unwrap();
+        let response = match scheme {
+            "http" => h1(stream, request).await,
+            _ => h1(self.tls(&to, stream, "http/1.1").await, request).await,
+        };
+        code(&Reply::read(response).await)
+    }
+
+    async fn tls(&self, to: &str, stream: TcpStream, alpn: &str) -> tokio_rustls::client::TlsStream<TcpStream> {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.ca.as_bytes()).unwrap()).unwrap();
+        let name = to.rsplit_once(':').unwrap().0.to_owned().try_into().unwrap();
+        TlsConnector::from(Arc::new(client_config(roots, &[alpn]))).connect(name, stream).await.unwrap()
+    }
+
+    /// Asks by one way and holds what comes back to the code. The result, if it was a tool call.
+    async fn refused(&self, by: By, ask: &Ask, code: &str) -> Option<Value> {
+        if by != By::Tool {
+            assert_eq!(self.code(by, ask).await.as_deref(), Some(code), "{by:?} {ask:?}");
+            return None;
+        }
+        let result = tokio::task::block_in_place(|| self.call(ask));
+        let refusal = Refusal::with_code(code).unwrap();
+        let said = (result["block_reason"].as_str(), result["blocked"].as_bool());
+        assert_eq!(said, (Some(refusal.block_reason()), Some(refusal.is_blocked())), "{ask:?} {result:#}");
+        assert_eq!(result["response_status"], Value::Null, "{result:#}");
+        assert_eq!(result.as_object().map(serde_json::Map::len), Some(10), "{result:#}");
+        let content = result["content"].as_str().unwrap();
+        assert!(content.starts_with("Error: ") && !content.contains("<tool_response"), "{content}");
+        Some(result)
+    }
+}
+
+/// Holds every way to one code, in what comes back and in the log. A call that the front-end does not send is in the
+/// record of calls instead, with the reason.
+async fn held(lab: &Lab, ask: &Ask, code: &str) {
+    let gate = Gate::of(lab);
+    for by in EVERY {
+        held_by(lab, &gate, by, ask, code).await;
+    }
+}
+
+async fn held_by(lab: &Lab, gate: &Gate, by: By, ask: &Ask, code: &str) {
+    let before = codes(lab).await.len();
+    let result = gate.refused(by, ask, code).await;
+    if result.as_ref().is_some_and(|_| is_unsent(ask)) {
+        assert_eq!(reported(lab).await["block_reason"], Refusal::with_code(code).unwrap().block_reason(), "{ask:?}");
+        assert_eq!(codes(lab).await.len(), before, "{ask:?} {result:?}");
+        return;
+    }
+    let start = Instant::now();
+    let logged = loop {
+        match codes(lab).await.get(before..) {
+            Some([]) | None => assert!(start.elapsed() < PATIENCE, "{by:?} {ask:?} left no line"),
+            Some(new) => break new.to_vec(),
+        }
+    };
+    assert_eq!(logged, [code], "{by:?} {ask:?}");
+}
+
+/// What the front-end refuses by itself.
+fn is_unsent(ask: &Ask) -> bool {
+    let url = ask.text("url").unwrap_or_default();
+    ask.tool == "shell" || ask.input["timeout"].is_string() || url.len() > 65_534
+}
+
+async fn codes(lab: &Lab) -> Vec<String> {
+    lab.audit().await.iter().filter_map(|line| line["code"].as_str().map(str::to_owned)).collect()
+}
+
+/// The newest call of `t` in the record that was not sent.
+async fn reported(lab: &Lab) -> Value {
+    let (_, calls) = lab.ask("GET", "/v1/executions/t/tool_calls", &Value::Null).await;
+    calls.as_array().unwrap().iter().rfind(|call| call["reported"] == true).cloned().unwrap_or_default()
+}
+
+const ADMIN: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n";
+
+/// What can be reached, and what looks as if it could.
+struct Yard {
+    lab: Lab,
+    origin: Origin,
+    plain: Origin,
+    text: String,
+    closed: u16,
+    full: u16,
+    stranger: u16,
+    garbage: u16,
+    _sockets: Vec<Socket>,
+}
+
+fn socket() -> (Socket, SocketAddr) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
+}
+
+/// An origin that nobody vouches for.
+async fn stranger(name: &str) -> Origin {
+    let key = KeyPair::generate().unwrap();
+    let cert = CertificateParams::new(vec![name.to_owned()]).unwrap().self_signed(&key).unwrap();
+    let builder = rustls::ServerConfig::builder_with_provider(exeat::tls::provider());
+    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let config = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+    Origin::https(Arc::new(config.with_single_cert(vec![cert.der().clone()], key).unwrap())).await
+}
+
+async fn yard() -> Yard {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let plain = Origin::http().await;
+    let (stranger, (garbage, _)) =
+        (stranger("api.test").await.port(), origin::raw_tls(&ground, "api.test", b"no HTTP").await);
+    for name in ["only.test", "locked.test", "plain.test"] {
+        ground.dns.set(name, &["127.0.0.1"]);
+    }
+    ground.dns.set("inside.test", &["10.0.0.7"]);
+    // One that is bound and does not listen, and one whose backlog is full.
+    let (unheard, closed) = socket();
+    let (listener, full) = socket();
+    listener.listen(0).unwrap();
+    let mut sockets: Vec<_> = (0..4)
+        .map(|_| {
+            let filler = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            filler.set_nonblocking(true).unwrap();
+            let _ = filler.connect(&full.into());
+            filler
+        })
+        .collect();
+    sockets.extend([unheard, listener]);
+    let (closed, full, port) = (closed.port(), full.port(), origin.port());
+    let ports = format!("ports = [{port}, {closed}, {full}, {stranger}, {garbage}, LOOP]");
+    let text = format!(
+        "[leak]\nmax_finds = 1_000_000\n[plans.p]\nmax_request_bytes = 2000\nmax_response_bytes = 5000\non_oversize = \"refuse\"\n\
+         [integrations.api]\nallowed_domains = [\"api.test\", \"inside.test\", \"*.gone.test\"]\n{ports}\n\
+         [integrations.only]\nallowed_domains = [\"only.test\"]\nports = [{port}]\nmethods = [\"GET\"]\n\
+         paths = [\"/only/*\"]\n\
+         [integrations.locked]\nallowed_domains = [\"locked.test\"]\nports = [{port}]\nrequire_credential = \"KEY\"\n\
+         [integrations.plain]\nallowed_domains = [\"plain.test\"]\nports = [{}]\nplain_http = true\n\
+         [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\", \"locked.test\"]\n\
+         [tasks.t]\nintegrations = [\"api\", \"only\", \"locked\", \"plain\"WEBHOOK]\ncredentials = [\"KEY\"]\nplan = \"p\"\n\
+         tools = [\"api_call\", \"http_get\", \"http_request\", \"webhook\"]\n",
+        plain.port(),
+    );
+    let begin = text.replace("LOOP", "1").replace("WEBHOOK", "");
+    let lab = ground.proxy(&format!("{ADMIN}[upstream]\nconnect_timeout = \"400ms\"\n{begin}")).await;
+    Yard { lab, origin, plain, text, closed, full, stranger, garbage, _sockets: sockets }
+}
+
+/// What comes of a request alone, whoever makes it.
+fn rows(yard: &Yard) -> Vec<(&'static str, Ask)> {
+    let port = yard.origin.port();
+    let at = |host: &str, path: &str| format!("https://{host}:{port}{path}");
+    let get = |url: String| ask("http_get", json!({ "url": url }));
+    let api =
+        |credential: &str, url: String| ask("api_call", json!({"method": "GET", "url": url, "credential": credential}));
+    let coded = STANDARD.encode(KEY);
+    let escaped = utf8_percent_encode(KEY, NON_ALPHANUMERIC).to_string();
+    let mut rows = vec![
+        // What the front-end does not send, first: the record of calls has no room for it later.
+        ("request_malformed", ask("http_request", json!({"url": at("api.test", "/"), "timeout": "soon"}))),
+        ("tool_not_enabled", ask("shell", json!({"url": at("api.test", "/")}))),
+        ("host_not_allowed", get(at("evil.test", "/"))),
+        ("host_not_allowed", get("https://169.254.169.254/".to_owned())),
+        ("host_not_allowed", get(format!("https://api.test.evil.test:{port}/"))),
+        ("port_not_allowed", get("https://api.test/".to_owned())),
+        ("method_not_allowed", ask("http_request", json!({"method": "POST", "url": at("only.test", "/only/x")}))),
+        ("method_not_allowed", ask("http_request", json!({"method": "TRACE", "url": at("api.test", "/")}))),
+        ("path_not_allowed", get(at("only.test", "/other"))),
+        ("path_not_allowed", get(at("only.test", "/only/..%2fother"))),
+        ("address_not_allowed", get(at("inside.test", "/"))),
+        ("resolve_failed", get(at("x.gone.test", "/"))),
+        ("target_malformed", get("https://0x7f.1/".to_owned())),
+        ("target_malformed", get("https://2130706433/".to_owned())),
+        ("target_malformed", get(format!("https://user@api.test:{port}/"))),
+        ("scheme_not_allowed", get(format!("http://plain.test:{}/", yard.plain.port()))),
+        ("credential_unknown", api("OTHER", at("api.test", "/"))),
+        ("credential_not_bound", api("KEY", at("only.test", "/only/x"))),
+        ("credential_required", get(at("locked.test", "/"))),
+        (
+            "content_coding_unsupported",
+            ask(
+                "http_request",
+                json!({
+            "method": "POST", "url": at("api.test", "/"), "body": "x", "headers": {"Content-Encoding": "compress"}}),
+            ),
+        ),
+        (
+            "request_too_large",
+            ask(
+                "http_request",
+                json!({
+            "method": "POST", "url": at("api.test", "/sink"), "body": "x".repeat(3000)}),
+            ),
+        ),
+        ("response_too_large", ask("http_request", json!({"url": at("api.test", "/known?6000")}))),
+        ("connect_failed", get(format!("https://api.test:{}/", yard.closed))),
+        ("connect_timed_out", get(format!("https://api.test:{}/", yard.full))),
+        ("tls_failed", get(format!("https://api.test:{}/", yard.stranger))),
+        ("upstream_protocol", get(format!("https://api.test:{}/", yard.garbage))),
+        ("request_timed_out", ask("http_request", json!({"url": at("api.test", "/stall"), "timeout": 1}))),
+        ("tool_not_enabled", ask("http_post", json!({"url": at("api.test", "/"), "body": {}}))),
+        ("uri_too_long", get(at("api.test", &format!("/{}", "x".repeat(33_000))))),
+        ("loop_detected", get(format!("https://api.test:{}/", yard.lab.proxy.port()))),
+    ];
+    for form in [KEY, &coded, &escaped, &STANDARD.encode(format!("ab{KEY}cd"))] {
+        let post = |more: Value| {
+            let mut input =
+                json!({"method": "POST", "url": at("api.test", "/"), "credential": "KEY", "body": {"a": 1}});
+            input.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            ("leak_detected", ask("api_call", input))
+        };
+        rows.extend([
+            post(json!({"headers": {"X-Note": format!("see {form}!")}})),
+            post(json!({"body": {"deep": [{"text": form}]}})),
+            post(json!({"query_params": {"q": form}})),
+            ("leak_detected", ask("http_request", json!({"method": "POST", "url": at("api.test", "/"), "body": form}))),
+        ]);
+        if !form.contains('%') || form == escaped {
+            let path = format!("/{}", form.replace('/', "%2F"));
+            rows.push(("leak_detected", ask("http_get", json!({"url": at("api.test", &path)}))));
+        }
+    }
+    let hex: String = KEY.bytes().map(|byte| format!("{byte:02x}")).collect();
+    rows.push(("leak_detected", get(at(&format!("{hex}.gone.test"), "/"))));
+    rows
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hostile_request_gets_the_same_code_by_every_way() {
+    let yard = yard().await;
+    let Yard { lab, origin, text, .. } = &yard;
+    let reached = || origin.seen().iter().filter(|seen| !["/known", "/stall"].contains(&seen.uri.path())).count();
+    let open = text.replace("LOOP", &lab.proxy.port().to_string());
+    lab.reload(&open.replace("WEBHOOK", ""));
+    let rows = rows(&yard);
+    assert_eq!(rows.iter().map(|(code, _)| *code).collect::<BTreeSet<_>>(), BTreeSet::from(HERE));
+    for (code, ask) in rows {
+        held(lab, &ask, code).await;
+    }
+    let hook = ask("webhook", json!({"url": format!("https://api.test:{}/x", origin.port()), "body": {}}));
+    held(lab, &hook, "webhook_not_enabled").await;
+    let hooks = "[tasks.t]\nwebhook_urls = [\"https://hooks.test/x\"]";
+    lab.reload(&open.replace("WEBHOOK", ", \"webhook\"").replace("[tasks.t]", hooks));
+    held(lab, &hook, "webhook_not_registered").await;
+    assert_eq!((reached(), yard.plain.connections()), (0, 0), "{:?}", origin.seen());
+    assert_eq!((lab.dns.queries("evil.test"), lab.dns.queries("api.test.evil.test")), (0, 0));
+    // No line has a value, in any form.
+    let log = std::fs::read_to_string(lab.audit_file()).unwrap();
+    assert!(!log.contains(KEY) && !log.contains(&STANDARD.encode(KEY)), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_known_is_told_so_by_every_way() {
+    let yard = yard().await;
+    let gate = Gate { token: "another-token-of-24-bytes-or-more".to_owned(), ..Gate::of(&yard.lab) };
+    let ask = ask("http_get", json!({ "url": format!("https://api.test:{}/", yard.origin.port()) }));
+    for by in EVERY {
+        held_by(&yard.lab, &gate, by, &ask, "caller_unknown").await;
+    }
+}
+
+/// A lab with one origin and this plan, or whatever else is to be added.
+async fn with(more: &str) -> (Lab, Origin, Ask) {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let port = origin.port();
+    let text = format!(
+        "{ADMIN}[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\nAPPROVAL\n\
+         [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
+         [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\nraw = true\n\
+         tools = [\"http_get\", \"http_request\"]\nPLAN\n{more}"
+    );
+    let plan = if more.contains("[plans.p]") { "plan = \"p\"" } else { "" };
+    let (approval, text) = match text.split_once("# approval\n") {
+        Some((before, after)) => ("approval = \"required\"", format!("{before}{after}")),
+        None => ("", text),
+    };
+    let lab = ground.proxy(&text.replace("APPROVAL", approval).replace("PLAN", plan)).await;
+    (lab, origin, ask("http_get", json!({ "url": format!("https://api.test:{port}/") })))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_plan_allows_is_counted_alike_by_every_way() {
+    for (plan, code) in [("calls_per_execution = 1", "execution_limit"), ("calls_per_minute = 1", "rate_limited")] {
+        let (lab, origin, ask) = with(&format!("[plans.p]\n{plan}\n")).await;
+        let done = tokio::task::block_in_place(|| Gate::of(&lab).call(&ask));
+        assert_eq!(done["response_status"], 200, "{done:#}");
+        held(&lab, &ask, code).await;
+        assert_eq!(origin.seen().len(), 1);
+    }
+    let (lab, origin, ask) = with("[plans.p]\nconcurrent = 1\n").await;
+    let url = format!("https://api.test:{}/stall", origin.port());
+    let request = lab.absolute("GET", &url).header("exeat-tool", "http_get").body(lab::client::empty()).unwrap();
+    let stream = lab.connect().await;
+    tokio::spawn(async move { h1(stream, request).await });
+    while origin.seen().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    held(&lab, &ask, "concurrency_limited").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_of_too_many_fields_is_too_large_by_every_way() {
+    let (lab, origin, ask) = with("").await;
+    let many: serde_json::Map<_, _> = (0..120).map(|n| (format!("x-{n}"), json!("x"))).collect();
+    let ask = Ask { input: json!({"url": ask.input["url"], "headers": many}), ..ask };
+    held(&lab, &ask, "head_too_large").await;
+    assert!(origin.seen().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_execution_that_was_stopped_is_so_by_every_way() {
+    let (lab, origin, ask) = with("").await;
+    assert_eq!(tokio::task::block_in_place(|| Gate::of(&lab).call(&ask))["response_status"], 200);
+    assert_eq!(lab.ask("DELETE", "/v1/executions/t", &Value::Null).await.0, 200);
+    held(&lab, &ask, "execution_stopped").await;
+    assert_eq!(origin.seen().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_is_asked_by_every_way() {
+    let (lab, origin, ask) = with("# approval\n").await;
+    let gate = Gate::of(&lab);
+    for by in EVERY {
+        let url = format!("{}?{by:?}", ask.text("url").unwrap());
+        let ask = Ask { input: json!({ "url": url }), ..ask.clone() };
+        held_by(&lab, &gate, by, &ask, "approval_pending").await;
+        let (_, all) = lab.ask("GET", "/v1/approvals", &Value::Null).await;
+        let id = all.as_array().unwrap().iter().find(|one| one["state"] == "pending").unwrap()["id"].clone();
+        let path = format!("/v1/approvals/{}", id.as_str().unwrap());
+        assert_eq!(lab.ask("POST", &path, &json!({"decision": "deny"})).await.0, 200);
+        held_by(&lab, &gate, by, &ask, "approval_denied").await;
+    }
+    assert!(origin.seen().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_what_counts_nothing_leaves_by_any_way() {
+    let (_unheard, closed) = socket();
+    let (lab, origin, ask) = with(&format!(
+        "[plans.p]\ncalls_per_minute = 5\n[ledger]\nstore = \"redis://127.0.0.1:{}/0\"\n",
+        closed.port()
+    ))
+    .await;
+    held(&lab, &ask, "ledger_unavailable").await;
+    assert!(origin.seen().is_empty());
+}
+
+/// The log goes to a pipe that nobody reads any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_record_nothing_leaves_by_any_way() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let dir = ground.dir.path();
+    let text = format!(
+        "{ADMIN}[audit]\npath = \"-\"\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
+         [tasks.t]\nintegrations = [\"api\"]\ntools = [\"http_get\"]\n",
+        origin.port()
+    );
+    std::fs::write(dir.join("e.toml"), ground.config(&text)).unwrap();
+    let mut command = crate::operation::cli::exeat(dir, &["serve", "-c", "e.toml"]);
+    command.stdout(Stdio::piped());
+    let mut served = crate::operation::cli::Served::start(command);
+    let mut out = BufReader::new(served.child.stdout.take().unwrap());
+    let ca = std::fs::read_to_string(dir.join("state/exeat/ca.pem")).unwrap();
+    let gate = Gate { proxy: served.proxy().parse().unwrap(), ca, token: TOKEN.to_owned() };
+    let ask = ask("http_get", json!({ "url": format!("https://api.test:{}/", origin.port()) }));
+    let done = tokio::task::block_in_place(|| gate.call(&ask));
+    assert_eq!(done["response_status"], 200, "{done:#}");
+    let mut line = String::new();
+    while !line.contains("\"closed\"") {
+        line.clear();
+        out.read_line(&mut line).unwrap();
+    }
+    drop(out);
+    for by in EVERY {
+        gate.refused(by, &ask, "audit_unavailable").await;
+    }
+    assert_eq!(origin.seen().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_there_is_no_room_it_is_said_by_every_way() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let text =
+        format!("{ADMIN}[proxy]\nmax_connections = 1\n{}tools = [\"http_get\"]\n", lab::allow_api(origin.port()));
+    let lab = ground.proxy(&text).await;
+    let _only = lab.tunnel(&format!("api.test:{}", origin.port())).await;
+    let ask = ask("http_get", json!({ "url": format!("https://api.test:{}/", origin.port()) }));
+    for _ in 0..5 {
+        held_by(&lab, &Gate::of(&lab), By::Tool, &ask, "overloaded").await;
+    }
+}
+
+/// Which codes the table above holds every way to.
+const HERE: [&str; 24] = [
+    "address_not_allowed",
+    "connect_failed",
+    "connect_timed_out",
+    "content_coding_unsupported",
+    "credential_not_bound",
+    "credential_required",
+    "credential_unknown",
+    "host_not_allowed",
+    "leak_detected",
+    "loop_detected",
+    "method_not_allowed",
+    "path_not_allowed",
+    "port_not_allowed",
+    "request_malformed",
+    "request_timed_out",
+    "request_too_large",
+    "resolve_failed",
+    "response_too_large",
+    "scheme_not_allowed",
+    "target_malformed",
+    "tls_failed",
+    "tool_not_enabled",
+    "upstream_protocol",
+    "uri_too_long",
+];
+/// Which ones a test beside it does.
+const BESIDE: [&str; 12] = [
+    "approval_denied",
+    "approval_pending",
+    "audit_unavailable",
+    "caller_unknown",
+    "concurrency_limited",
+    "execution_limit",
+    "execution_stopped",
+    "head_too_large",
+    "ledger_unavailable",
+    "rate_limited",
+    "webhook_not_enabled",
+    "webhook_not_registered",
+];
+/// What one of the ways cannot meet, and why.
+const NOT_BY_ALL: [(&str, &str); 10] = [
+    ("authority_mismatch", "the front-end writes Host from the URL: there is no second name"),
+    ("draining", "the front-end has a connection for each call, and a proxy that is leaving takes none"),
+    ("header_timeout", "the front-end writes its head at once"),
+    ("not_implemented", "Transfer-Encoding is not a model's to set, and h2 has none"),
+    ("not_tls", "only a tunnel can carry something else than TLS"),
+    ("overloaded", "it is said of a connection, before anything is asked"),
+    ("raw_not_allowed", "a tool call is no raw request"),
+    ("scan_limit", "it takes a compressed body, and what a model writes is text"),
+    ("sni_mismatch", "only a tunnel has a handshake that names a server"),
+    ("sni_missing", "only a tunnel has a handshake that names a server"),
+];
+
+#[test]
+fn every_code_is_met_by_all_ways_or_cannot_be() {
+    let excused = NOT_BY_ALL.map(|(code, why)| {
+        assert!(!why.is_empty(), "{code}");
+        code
+    });
+    let mut known: Vec<_> = HERE.into_iter().chain(BESIDE).chain(excused).collect();
+    known.sort_unstable();
+    let mut all: Vec<_> = Refusal::ALL.iter().map(|refusal| refusal.code()).collect();
+    all.sort_unstable();
+    assert_eq!(known, all, "each code stands in one of the three tables, and in one only");
+    let beside = include_str!("every_way_in.rs");
+    for code in BESIDE {
+        let told =
+            beside.lines().filter(|line| line.contains(&format!("\"{code}\"")) && line.trim().len() > code.len() + 3);
+        assert!(told.count() > 0, "no test holds {code}");
+    }
+}

@@ -1,0 +1,7 @@
+//! Limits of calls, memory and connections, and what calls cost.
+
+pub mod credits;
+pub mod executions;
+pub mod memory;
+pub mod plans;
+pub mod shared_memory;

@@ -1,0 +1,405 @@
+//! `exeat run --isolate`: the command reaches the proxy and nothing else.
+//!
+//! Where user namespaces are not permitted there is nothing to be shown, so most of it is ignored by default;
+//! continuous integration runs it. Root and others are not isolated in the same way, so root tries both.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{TcpListener, UdpSocket};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::lab::{Ground, Origin};
+use crate::operation::cli::{output, text};
+
+const KEY: &str = "ghp_16C7e42F292c6912E7710c838347Ae178B4a";
+const NOBODY: u32 = 65_534;
+
+/// Everybody that this process can be.
+fn users() -> Vec<Option<u32>> {
+    if rustix::process::geteuid().is_root() { vec![None, Some(NOBODY)] } else { vec![None] }
+}
+
+struct Place {
+    ground: Ground,
+    origin: Origin,
+}
+
+impl Place {
+    async fn new() -> Self {
+        let ground = Ground::new().await;
+        let origin = ground.origin("api.test").await;
+        let dir = ground.dir.path();
+        let body = ground.config(&format!(
+            "[proxy]\nunix_tasks = {{ \"{NOBODY}\" = \"t\", \"0\" = \"t\" }}\n\
+             [integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n[tasks.t]\nintegrations = [\"api\"]\n",
+            origin.port()
+        ));
+        fs::write(dir.join("run.toml"), body).unwrap();
+        // For all users, and with a program that all can run.
+        for (path, mode) in [(".", 0o777), ("token", 0o644), ("origin-ca.pem", 0o644), ("run.toml", 0o644)] {
+            fs::set_permissions(dir.join(path), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        // By another process: one that this one starts meanwhile could hold a copy open for writing, which then
+        // cannot be run.
+        let copied = Command::new("cp").args([env!("CARGO_BIN_EXE_exeat"), "exeat"]).current_dir(dir).status().unwrap();
+        assert!(copied.success());
+        Self { ground, origin }
+    }
+
+    fn dir(&self) -> &Path {
+        self.ground.dir.path()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir().join(name)
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("https://api.test:{}{path}", self.origin.port())
+    }
+
+    /// `exeat run --isolate` of a command, as this user.
+    fn run(&self, user: Option<u32>, flags: &[&str], command: &[&str]) -> Command {
+        let args = [&["run", "-c", "run.toml", "--task", "t", "--isolate"], flags, &["--"], command].concat();
+        let mut run = Command::new(self.path("exeat"));
+        run.args(args);
+        self.as_user(&mut run, user);
+        run
+    }
+
+    fn as_user(&self, command: &mut Command, user: Option<u32>) {
+        let path = std::env::var("PATH").unwrap();
+        // Another user may not be let into the folders of ours.
+        let path = if user.is_some() { "/usr/local/bin:/usr/bin:/bin" } else { &path };
+        command.current_dir(self.dir()).env_clear().env("PATH", path).env("TMPDIR", self.dir()).stdin(Stdio::null());
+        if let Some(id) = user {
+            command.uid(id).gid(id);
+        }
+    }
+
+    fn shell(&self, user: Option<u32>, flags: &[&str], script: &str) -> Command {
+        self.run(user, flags, &["sh", "-c", script])
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces and curl"]
+async fn what_goes_through_the_proxy_works_as_ever() {
+    for user in users() {
+        let place = Place::new().await;
+        let flag = format!("GITHUB_TOKEN=bearer@api.test:{}", place.origin.port());
+        let script = format!(
+            "curl -sS -H \"Authorization: Bearer $GITHUB_TOKEN\" {} && curl -sS --http1.1 -o big -w '%{{size_download}}\n' {} \
+             && curl -sS https://evil.test/",
+            place.url("/"),
+            place.url("/big?5000000"),
+        );
+        let mut command = place.shell(user, &["--credential", &flag], &script);
+        command.env("GITHUB_TOKEN", KEY);
+        let output = output(command).await;
+        let (out, words) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!((out.as_str(), output.status.code()), ("hello\n5000000\n", Some(56)), "{words}");
+        assert_eq!(place.origin.seen()[0].headers["authorization"], format!("Bearer {KEY}"));
+        assert!(words.contains("2 let through, 1 refused"), "{words}");
+        assert!(words.contains("GITHUB_TOKEN sent to api.test") && words.contains("--allow evil.test"), "{words}");
+        assert_eq!(words.contains("warning: as root"), user.is_none() && users().len() > 1, "{words}");
+    }
+}
+
+/// Tries each way and prints what happened, the errors by name.
+const WAYS: &str = r#"
+import errno, os, socket, struct, sys
+port, dns, other, listed, runtime, service = sys.argv[1:]
+def way(name, go):
+    try: print(name, 'OPEN', go())
+    except OSError as e: print(name, errno.errorcode.get(e.errno, e))
+def tcp(host):
+    s = socket.socket(); s.settimeout(20); s.connect((host, int(port)))
+way('loopback', lambda: tcp('127.0.0.1'))
+way('other', lambda: tcp(other))
+query = struct.pack('>6H', 7, 256, 1, 0, 0, 0) + b'\4leak\4test\0' + struct.pack('>2H', 1, 1)
+def udp(host, port):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(20); s.connect((host, port)); s.send(query); s.recv(512)
+way('dns', lambda: udp('127.0.0.1', int(dns)))
+way('dns-out', lambda: udp('192.0.2.53', 53))
+try: print('name OPEN', socket.getaddrinfo('leak.test', 443))
+except socket.gaierror as e: print('name fails')
+def unix(path): socket.socket(socket.AF_UNIX).connect(path)
+for name, path in [('listed', listed), ('runtime', runtime), ('service', service), ('abstract', '\0' + listed)]:
+    way(name, lambda: unix(path))
+def pair():
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); a.sendto(b'x', listed)
+way('pair', pair)
+way('vsock', lambda: socket.socket(40, socket.SOCK_STREAM))
+way('packet', lambda: socket.socket(17, socket.SOCK_DGRAM))
+way('raw', lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
+def own():
+    s = socket.socket(socket.AF_UNIX); s.bind('own.sock'); s.listen(); unix('own.sock'); os.unlink('own.sock')
+way('own', own)
+a, b = socket.socketpair(); a.send(b'connected'); print('pair of streams', b.recv(9).decode())
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces and python3"]
+async fn there_is_no_way_past_the_proxy() {
+    for (user, flags) in users().into_iter().flat_map(|user| [(user, &[][..]), (user, &["--unix-sockets"][..])]) {
+        let place = Place::new().await;
+        let runtime = place.path("runtime");
+        fs::create_dir(&runtime).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (listed, in_runtime) = (place.path("listed.sock"), runtime.join("sock"));
+        // Only root may put one where services do.
+        let service = tempfile::Builder::new().prefix("exeat-test-").tempdir_in("/run").ok();
+        let service = service.as_ref().map_or(in_runtime.clone(), |dir| dir.path().join("sock"));
+        let paths = [&listed, &in_runtime, &service];
+        let mut listeners: Vec<_> = paths[..if service == in_runtime { 2 } else { 3 }]
+            .iter()
+            .map(|path| UnixListener::bind(path).unwrap())
+            .collect();
+        for path in paths {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+            fs::set_permissions(path.parent().unwrap(), fs::Permissions::from_mode(0o777)).unwrap();
+        }
+        let name = SocketAddr::from_abstract_name(listed.as_os_str().as_encoded_bytes()).unwrap();
+        listeners.push(UnixListener::bind_addr(&name).unwrap());
+        let port = listener.local_addr().unwrap().port().to_string();
+        let dns = place.ground.dns.address().port().to_string();
+        let other = other_address();
+        let [listed, in_runtime, service] = paths.map(|path| path.to_str().unwrap());
+        let mut command =
+            place.run(user, flags, &["python3", "-c", WAYS, &port, &dns, &other, listed, in_runtime, service]);
+        command.env("XDG_RUNTIME_DIR", &runtime);
+        let output = output(command).await;
+        let (out, words) = (text(&output.stdout), text(&output.stderr));
+        let with_flag = !flags.is_empty();
+        let unix = |error: &'static str| if with_flag { error } else { "EAFNOSUPPORT" };
+        let want = [
+            ("loopback", "ECONNREFUSED"),
+            ("other", "ENETUNREACH"),
+            ("dns", "ECONNREFUSED"),
+            ("dns-out", "ENETUNREACH"),
+            ("name", "fails"),
+            ("listed", unix("ECONNREFUSED")),
+            ("runtime", unix("ENOENT")),
+            ("service", unix("ENOENT")),
+            ("abstract", unix("ECONNREFUSED")),
+            ("pair", unix("ECONNREFUSED")),
+            ("vsock", "EAFNOSUPPORT"),
+            ("packet", "EAFNOSUPPORT"),
+            ("raw", "EPERM"),
+            ("own", unix("OPEN None")),
+            ("pair of streams", "connected"),
+        ];
+        let want: String = want.map(|(way, end)| format!("{way} {end}\n")).concat();
+        assert_eq!(out, want, "{user:?} {flags:?} {words}");
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_err(), "nobody came");
+        for listener in listeners {
+            listener.set_nonblocking(true).unwrap();
+            assert!(listener.accept().is_err(), "nobody came to {:?}", listener.local_addr());
+        }
+        assert!(place.ground.dns.all_queries().is_empty(), "{:?}", place.ground.dns.all_queries());
+    }
+}
+
+/// Another address of this machine than the loopback, or one that is nobody's. Nothing is sent.
+fn other_address() -> String {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let found = socket.connect("192.0.2.1:9").and_then(|()| socket.local_addr());
+    found.map_or("192.0.2.1".to_owned(), |address| address.ip().to_string())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces"]
+async fn the_command_holds_nothing_that_it_was_not_given() {
+    for user in users() {
+        let place = Place::new().await;
+        let _socket = UnixListener::bind(place.path("agent")).unwrap();
+        let script = "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr '\\n\\t' '  '; echo; \
+             (cd /proc/self/fd; echo *); echo /proc/[0-9]*; ls exeat-run-*; id -u; pwd; env | cut -d= -f1 | sort | tr '\\n' ' '";
+        // A file that the caller left open, as a launcher could a socket.
+        let mut command = Command::new("sh");
+        let call = "exec 7</dev/null 9</dev/null; exec ./exeat run -q --isolate -- sh -c \"$0\"";
+        command.args(["-c", call, script]);
+        place.as_user(&mut command, user);
+        command.env("SSH_AUTH_SOCK", place.path("agent")).env("DBUS_SESSION_BUS_ADDRESS", "unix:abstract=/x,guid=1");
+        let output = output(command).await;
+        let (out, words) = (text(&output.stdout), text(&output.stderr));
+        let none = "0000000000000000";
+        let lines: Vec<_> = out.lines().collect();
+        let want = format!(
+            "CapInh: {none} CapPrm: {none} CapEff: {none} CapBnd: {none} CapAmb: {none} NoNewPrivs: 1 Seccomp: 2 "
+        );
+        assert_eq!(lines[0], want, "{words}");
+        // The third is that which the directory is read by.
+        assert_eq!(lines[1], "0 1 2 3", "{out}");
+        assert_eq!(lines[2], "/proc/1 /proc/2", "{out}");
+        assert_eq!(lines[3..5], ["ca-bundle.pem", "ca.pem"], "without keys, record and socket");
+        let id = user.unwrap_or(rustix::process::geteuid().as_raw());
+        assert_eq!(lines[5..7], [id.to_string().as_str(), place.dir().to_str().unwrap()]);
+        assert!(lines[7].contains("HTTPS_PROXY ") && !lines[7].contains("SSH_AUTH") && !lines[7].contains("DBUS"));
+    }
+}
+
+/// What leads back to the namespaces outside: other processes, mounts that cover, a namespace within.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces, unshare, nsenter, and python3"]
+async fn the_way_back_is_closed() {
+    for user in users() {
+        let place = Place::new().await;
+        let runtime = place.path("runtime");
+        fs::create_dir(&runtime).unwrap();
+        let hidden = [runtime.join("hidden"), place.path("hidden")];
+        let _sockets = hidden.clone().map(|path| UnixListener::bind(path).unwrap());
+        // As the same user outside, a process that could be traced but for its namespaces.
+        let mut outside = Command::new("sleep");
+        place.as_user(&mut outside, user);
+        let outside = Ended(outside.arg("1000").spawn().unwrap());
+        let script = format!(
+            "import os, ctypes\n\
+             libc = ctypes.CDLL(None, use_errno=True)\n\
+             def call(n, *a): print(ctypes.get_errno() if libc.syscall(n, *a) == -1 else 'OPEN', end=' ')\n\
+             pid = {0}\n\
+             call(101, 16, pid, 0, 0); call(101, 16, 1, 0, 0); call(434, pid, 0); call(62, pid, 0); call(425, 8, None)\n\
+             call(249, b'dns_resolver', b'leak.test', b'', 0); call(0x40000029, 40, 1, 0); call(16, 0, 0x5412, b'x')\n\
+             call(166, b'{1}', 2); call(166, b'hidden', 2); call(82, b'hidden', b'moved'); call(87, b'hidden')\n\
+             print()\n",
+            outside.0.id(),
+            runtime.display(),
+        );
+        fs::write(place.path("calls.py"), script).unwrap();
+        fs::set_permissions(place.path("calls.py"), fs::Permissions::from_mode(0o644)).unwrap();
+        let script = format!(
+            "[ $(uname -m) != x86_64 ] || python3 calls.py; \
+             for of in 1 {0}; do nsenter -t $of -n true && echo OPEN; done; ls /proc/1/root /proc/1/cwd && echo OPEN; mkdir m; \
+             unshare -Urm sh -c 'mount --bind . m && echo OPEN'; \
+             unshare -Urm sh -c 'mount --rbind . m && umount -l m/runtime && echo OPEN; ls m/runtime; ls -l m/hidden | cut -c1'; \
+             unshare -Urm sh -c 'umount -l runtime && echo OPEN; umount -l hidden && echo OPEN'; \
+             unshare -Urm sh -c 'mount -t overlay none -o lowerdir=.:/usr m && echo OPEN'; echo end",
+            outside.0.id()
+        );
+        let mut command = place.shell(user, &[], &script);
+        command.env("XDG_RUNTIME_DIR", &runtime);
+        let output = output(command).await;
+        let (out, words) = (text(&output.stdout), text(&output.stderr));
+        assert!(!out.contains("OPEN") && out.ends_with("end\n"), "{user:?} {out} {words}");
+        assert!(!out.contains("s\n"), "a socket is to be seen: {out}");
+        if cfg!(target_arch = "x86_64") {
+            // Nobody is there to be traced, opened, killed, and the first process may not be; calls that are refused;
+            // mounts of others, and places that are mounted on.
+            assert!(out.starts_with("3 1 3 3 1 1 97 1 1 1 16 16 \n"), "{out} {words}");
+        }
+    }
+}
+
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces"]
+async fn status_and_signals_come_through() {
+    for user in users() {
+        let place = Place::new().await;
+        for (script, code) in [("exit 42", 42), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("true & exit 3", 3)] {
+            assert_eq!(output(place.shell(user, &["-q"], script)).await.status.code(), Some(code), "{script}");
+        }
+        let none = output(place.run(user, &["-q"], &["/no/such/program"])).await;
+        assert_eq!(none.status.code(), Some(127), "{}", text(&none.stderr));
+        assert_eq!(output(place.run(user, &["-q"], &["./run.toml"])).await.status.code(), Some(126));
+        for (signal, name) in [(rustix::process::Signal::TERM, "TERM"), (rustix::process::Signal::HUP, "HUP")] {
+            let script = format!("trap 'exit 7' {name}; echo ready; read x; while :; do :; done");
+            let mut child = Ended(place.shell(user, &["-q"], &script).stdout(Stdio::piped()).spawn().unwrap());
+            let mut line = String::new();
+            BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            let pid = rustix::process::Pid::from_raw(child.0.id() as i32).unwrap();
+            rustix::process::kill_process(pid, signal).unwrap();
+            assert_eq!(child.0.wait().unwrap().code(), Some(7), "{name}");
+        }
+    }
+}
+
+/// Nothing of it lives longer than the command, nor than the proxy.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces"]
+async fn what_was_started_ends_with_the_command_and_with_the_proxy() {
+    for user in users() {
+        let place = Place::new().await;
+        // The output ends when the last process that holds it has ended.
+        let output = output(place.shell(user, &["-q"], "(sleep 15; echo late) & echo started")).await;
+        assert_eq!(text(&output.stdout), "started\n");
+        let mut child = place.shell(user, &["-q"], "late() { sleep 15; echo late; }; late & echo ready; late");
+        let mut child = Ended(child.stdout(Stdio::piped()).spawn().unwrap());
+        let mut out = BufReader::new(child.0.stdout.take().unwrap());
+        let mut said = String::new();
+        out.read_line(&mut said).unwrap();
+        child.0.kill().unwrap();
+        out.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "ready\n");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces"]
+async fn whoever_stands_in_a_hidden_place_is_told() {
+    let place = Place::new().await;
+    let inner = place.path("runtime/inner");
+    fs::create_dir_all(&inner).unwrap();
+    let mut command = place.run(None, &["-q"], &["touch", "../../was-run"]);
+    command.current_dir(&inner).env("XDG_RUNTIME_DIR", place.path("runtime"));
+    command.env("EXEAT_CONFIG", place.path("run.toml"));
+    let mut args: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+    args.retain(|arg| arg != "-c" && arg != "run.toml");
+    let mut again = Command::new(place.path("exeat"));
+    again.args(args).current_dir(&inner).envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let output = output(again).await;
+    let words = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && words.contains("is hidden from it; start it elsewhere"), "{words}");
+    assert!(!place.path("was-run").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces and unshare"]
+async fn where_namespaces_are_switched_off_the_setting_is_named() {
+    let place = Place::new().await;
+    let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec ./exeat run -q --isolate -- touch was-run";
+    let mut command = Command::new("unshare");
+    command.args(["-Ur", "sh", "-c", script]);
+    place.as_user(&mut command, None);
+    let output = output(command).await;
+    let words = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && words.contains("sysctl user.max_user_namespaces="), "{words}");
+    assert!(!place.path("was-run").exists(), "{words}");
+}
+
+/// As in a container whose profile does not permit it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_isolated_is_not_run() {
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+    let place = Place::new().await;
+    let command = place.run(None, &["-q"], &["touch", "was-run"]);
+    let run = std::thread::spawn(move || {
+        let rules = [(nix::libc::SYS_unshare, Vec::new())].into();
+        let refused = SeccompAction::Errno(nix::libc::EPERM as u32);
+        let arch = std::env::consts::ARCH.try_into().unwrap();
+        let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch).unwrap();
+        apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+        let mut command = command;
+        command.output().unwrap()
+    });
+    let output = tokio::task::spawn_blocking(move || run.join().unwrap()).await.unwrap();
+    let words = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{words}");
+    assert!(words.contains("has not been run: new namespaces: ") && words.contains("not permitted"), "{words}");
+    assert!(!place.path("was-run").exists(), "{words}");
+}

@@ -1,0 +1,71 @@
+//! What shells and `man` are told names every command.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use crate::operation::cli::{exeat, text};
+
+const COMMANDS: [&str; 15] = [
+    "serve",
+    "run",
+    "demo",
+    "check",
+    "explain",
+    "env",
+    "ca",
+    "secret",
+    "execution",
+    "approvals",
+    "approve",
+    "deny",
+    "audit",
+    "completions",
+    "man",
+];
+
+fn said(args: &[&str]) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let output = exeat(dir.path(), args).output().unwrap();
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+#[test]
+fn completions_name_every_command_and_bash_can_read_them() {
+    for shell in ["bash", "fish", "zsh"] {
+        let script = said(&["completions", shell]);
+        for command in COMMANDS {
+            assert!(script.contains(command), "{shell} lacks {command}");
+        }
+    }
+    // Where there is no bash, there is nobody to complete for.
+    let bash = Command::new("bash").stdin(Stdio::piped()).stdout(Stdio::piped()).arg("-s").spawn();
+    let Ok(mut bash) = bash else { return };
+    let script = said(&["completions", "bash"])
+        + "\nCOMP_WORDS=(exeat secret '')\nCOMP_CWORD=2\n_exeat exeat '' secret\necho \"${COMPREPLY[@]}\"\n";
+    bash.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+    let offered = text(&bash.wait_with_output().unwrap().stdout);
+    assert!(["list", "set", "delete"].iter().all(|action| offered.contains(action)), "{offered}");
+}
+
+#[test]
+fn every_command_has_a_manual_page_and_the_first_names_them_all() {
+    let first = said(&["man"]);
+    for command in COMMANDS {
+        assert!(first.contains(&format!("exeat\\-{command}(1)")), "{command} is missing:\n{first}");
+        let page = said(&["man", command]);
+        assert!(page.contains(&format!(".TH EXEAT-{}", command.to_uppercase())), "{page}");
+    }
+    let inner = said(&["man", "secret", "set"]);
+    for words in [".TH EXEAT-SECRET-SET", "\\-\\-workspace", "EXEAT_CONFIG", ".SH \"EXIT STATUS\""] {
+        assert!(inner.contains(words), "{words} is missing:\n{inner}");
+    }
+}
+
+#[test]
+fn a_page_that_is_not_there_is_refused_with_those_that_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = exeat(dir.path(), &["man", "secret", "nope"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("it has: list, set, delete"), "{}", text(&output.stderr));
+}

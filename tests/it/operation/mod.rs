@@ -1,0 +1,13 @@
+//! The daemon and the command line, as operators use them.
+
+pub mod admin;
+pub mod approvals;
+pub mod cli;
+pub mod isolate;
+pub mod manual;
+pub mod operator;
+pub mod packaging;
+pub mod reload;
+pub mod run;
+pub mod service;
+pub mod soak;

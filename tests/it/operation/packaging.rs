@@ -1,0 +1,133 @@
+//! What ships beside the binary says what the daemon understands, and opens nothing by accident.
+
+use std::fs;
+use std::path::Path;
+
+use exeat::daemon::vault;
+use exeat::policy::compile::{self, CompileContext, Config};
+
+use crate::lab;
+use crate::operation::cli::exeat;
+
+fn shipped(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// As `exeat check` reads it, with every variable set.
+fn compiled(path: &str) -> Config {
+    let dir = tempfile::tempdir().unwrap();
+    let env = |name: &str| Some(format!("{name}-{}", lab::TOKEN));
+    let around = CompileContext {
+        base: Path::new("/etc/exeat"),
+        state_dir: dir.path(),
+        env: &env,
+        secrets: &vault::Reader::default(),
+    };
+    compile::compile(&shipped(path), &around).unwrap_or_else(|problems| panic!("{path}: {problems:#?}"))
+}
+
+/// Instructions of the last stage, without what only the build needs.
+fn image() -> Vec<(String, String)> {
+    let text = shipped("Dockerfile").replace("\\\n", " ");
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let split = lines.map(|line| line.split_once(' ').unwrap());
+    let all: Vec<_> = split.map(|(word, rest)| (word.to_owned(), rest.trim().to_owned())).collect();
+    let last = all.iter().rposition(|(word, _)| word == "FROM").unwrap();
+    all[last..].to_vec()
+}
+
+#[test]
+fn the_image_is_the_binary_and_no_root() {
+    let image = image();
+    let of = |wanted: &str| -> Vec<String> {
+        image.iter().filter(|(word, _)| word == wanted).map(|(_, rest)| rest.clone()).collect()
+    };
+    assert_eq!(of("FROM"), ["scratch"]);
+    // The checks make a tar of the same two trees.
+    assert_eq!(of("COPY"), ["--from=build /tree/root/ /", "--from=build --chown=65532:65532 /tree/state/ /var/lib/"]);
+    assert!(of("RUN").is_empty() && of("ADD").is_empty(), "there is nothing in it to run");
+    assert_eq!(of("USER"), ["65532:65532"], "by number, which needs no /etc/passwd and proves that it is not root");
+    assert_eq!(of("ENTRYPOINT"), ["[\"/exeat\"]"]);
+    assert_eq!(of("CMD"), ["[\"serve\"]"]);
+    assert_eq!((of("EXPOSE"), of("VOLUME")), (vec!["3128".to_owned()], vec!["/var/lib/exeat".to_owned()]));
+    assert!(of("ENV").concat().contains("EXEAT_CONFIG=/etc/exeat/exeat.toml STATE_DIRECTORY=/var/lib/exeat"));
+    let own = compiled("packaging/container.toml");
+    assert_eq!(own.policy.tasks().count(), 0, "it denies everything");
+    assert!(own.settings.admin.listen.and_then(|at| at.tcp()).unwrap().ip().is_loopback());
+}
+
+#[test]
+fn the_image_is_built_from_named_paths_only() {
+    let ignored = shipped(".dockerignore");
+    let mut lines = ignored.lines().filter(|line| !line.starts_with('#'));
+    assert_eq!(lines.next(), Some("*"));
+    for line in lines {
+        let path = line.strip_prefix('!').unwrap_or_else(|| panic!("{line} takes something out again"));
+        assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join(path).exists(), "{path}");
+    }
+}
+
+#[test]
+fn the_unit_runs_what_there_is_with_no_rights() {
+    let unit = shipped("packaging/systemd/exeat.service");
+    for line in [
+        "ExecStart=/usr/local/bin/exeat serve -c /etc/exeat/exeat.toml",
+        "ExecReload=/bin/kill -HUP $MAINPID",
+        "Type=notify",
+        "User=exeat",
+        "StateDirectory=exeat",
+        "CapabilityBoundingSet=",
+        "NoNewPrivileges=yes",
+        "ProtectSystem=strict",
+        "MemoryDenyWriteExecute=yes",
+        "LimitCORE=0",
+    ] {
+        assert!(unit.lines().any(|written| written == line), "{line} is missing");
+    }
+    let defaults = compiled("config/default.toml").settings;
+    for (file, name, address) in [
+        ("exeat.socket", "proxy", defaults.proxy.listen.first().and_then(|at| at.tcp())),
+        ("exeat-admin.socket", "admin", defaults.admin.listen.and_then(|at| at.tcp())),
+    ] {
+        let socket = shipped(&format!("packaging/systemd/{file}"));
+        assert!(socket.contains(&format!("FileDescriptorName={name}\n")), "{file}");
+        assert!(socket.contains(&format!("ListenStream={}\n", address.unwrap())), "{file}");
+    }
+}
+
+#[test]
+fn the_shipped_configurations_are_valid_and_listen_where_they_say() {
+    for (path, proxy_on_loopback, admin_on_loopback) in [
+        ("config/sidecar.toml", true, true),
+        ("examples/compose/exeat/exeat.toml", false, true),
+        // For the kubelet; the network policy keeps pods out.
+        ("examples/kubernetes/exeat.toml", false, false),
+    ] {
+        let config = compiled(path);
+        assert_eq!(config.warnings, [], "{path}");
+        assert_eq!(config.policy.tasks().count(), 1, "{path}");
+        let proxy: Vec<_> =
+            config.settings.proxy.listen.iter().map(|at| at.tcp().unwrap().ip().is_loopback()).collect();
+        assert_eq!(proxy, [proxy_on_loopback], "{path}");
+        assert_eq!(
+            config.settings.admin.listen.and_then(|at| at.tcp()).unwrap().ip().is_loopback(),
+            admin_on_loopback,
+            "{path}"
+        );
+    }
+}
+
+/// What `exeat env` tells a client, the example tells its sandbox.
+#[test]
+fn the_compose_sandbox_is_told_what_every_client_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("e.toml"), "[tasks.t]\ntoken = \"env:T\"\n").unwrap();
+    let mut command = exeat(dir.path(), &["env", "-c", "e.toml", "--task", "t", "--shell", "json"]);
+    let output = command.env("T", lab::TOKEN).output().unwrap();
+    let variables: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let compose = shipped("examples/compose/compose.yaml");
+    for name in variables.as_object().unwrap().keys() {
+        assert!(compose.contains(&format!("\n      {name}: ")), "{name} is missing");
+    }
+}

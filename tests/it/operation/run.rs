@@ -1,0 +1,304 @@
+//! `exeat run --credential`: the command works with a key that it does not have.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+
+use base64::Engine;
+
+use crate::lab::{self, Ground, Origin};
+use crate::operation::cli::{exeat, output, text};
+
+const VALUE: &str = "ghp_16C7e42F292c6912E7710c838347Ae178B4a";
+
+async fn place() -> (Ground, Origin) {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let other = "[integrations.other]\nallowed_domains = [\"other.test\"]\n[tasks.t]\nintegrations = [\"other\"]\n";
+    fs::write(ground.dir.path().join("run.toml"), ground.config(other)).unwrap();
+    (ground, origin)
+}
+
+/// `exeat run` with the key in `GITHUB_TOKEN`, and once more in another variable.
+fn run(ground: &Ground, flag: &str, command: &[&str]) -> Command {
+    let args = [&["run", "-c", "run.toml", "--task", "t", "--credential", flag, "--"], command].concat();
+    let mut command = exeat(ground.dir.path(), &args);
+    command.env("GITHUB_TOKEN", VALUE).env("ALSO", format!("https://u:{VALUE}@host/"));
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_finds_a_placeholder_that_becomes_the_key_on_its_way() {
+    let (ground, origin) = place().await;
+    let flag = format!("GITHUB_TOKEN=bearer@api.test:{}", origin.port());
+    // What the command can see of itself; then it waits, while the test plays its part.
+    let script = "cat /proc/self/environ /proc/$$/cmdline | tr '\\0' '\\n'; echo; echo \"$GITHUB_TOKEN\"; echo \"$HTTPS_PROXY\"; echo end; read x";
+    let mut child = run(&ground, &flag, &["sh", "-c", script, &format!("token={VALUE}")]);
+    let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let seen: Vec<String> = lines.take_while(|line| line != "end").collect();
+    assert!(!seen.join("\n").contains(VALUE), "{seen:#?}");
+    let (placeholder, proxy) = (&seen[seen.len() - 2], &seen[seen.len() - 1]);
+    assert!(placeholder.starts_with("ghp_") && placeholder.len() == VALUE.len(), "{placeholder}");
+    assert!(seen.contains(&format!("token={placeholder}")), "in the arguments, too: {seen:#?}");
+    assert!(seen.contains(&format!("ALSO=https://u:{placeholder}@host/")), "and in other variables: {seen:#?}");
+    let (userinfo, address) = proxy.strip_prefix("http://").unwrap().split_once('@').unwrap();
+    for (host, status) in [(format!("api.test:{}", origin.port()), 200), ("other.test".to_owned(), 403)] {
+        #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+        let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = http::Request::get(format!("https://{host}/tell?whole")).header("host", &host);
+        let token = base64::engine::general_purpose::STANDARD.encode(userinfo);
+        let request = request.header("proxy-authorization", format!("Basic {token}"));
+        let request = request.header("authorization", format!("Bearer {placeholder}"));
+        let reply = lab::Reply::read(lab::client::h1(stream, request.body(lab::client::empty()).unwrap()).await).await;
+        assert!(!reply.text().contains(VALUE));
+        if status == 403 {
+            reply.assert_refused(403, "credential_not_bound");
+        } else {
+            assert_eq!(origin.last().headers["authorization"], format!("Bearer {VALUE}"));
+            assert!(reply.text().contains(&"*".repeat(VALUE.len())), "{}", reply.text());
+        }
+    }
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let words = text(&child.wait_with_output().unwrap().stderr);
+    assert!(words.contains("GITHUB_TOKEN sent to api.test") && words.contains("1 let through"), "{words}");
+    assert!(words.contains("a key stands in the command's arguments") && !words.contains(VALUE), "{words}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flag_that_cannot_be_meant_is_a_usage_error() {
+    let (ground, _) = place().await;
+    for (flag, words) in [
+        ("GITHUB_TOKEN=bearer", "names no host"),
+        ("GITHUB_TOKEN=cookie@api.test", "no known way"),
+        ("UNSET=bearer@api.test", "the variable UNSET is not set"),
+        ("GITHUB_TOKEN=bearer@*.test", "each host is written out"),
+        ("GITHUB_TOKEN=basic@api.test", "user:password"),
+        ("GITHUB_TOKEN=header:Host@api.test", "cannot carry a credential"),
+    ] {
+        let output = output(run(&ground, flag, &["true"])).await;
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{flag}: {said}");
+        assert!(said.contains(words) && !said.contains(VALUE), "{flag}: {said}");
+    }
+}
+
+/// The vault of the configuration is read, although everything else of the run has a place of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_of_the_file_brings_its_credentials_along() {
+    let (ground, origin) = place().await;
+    let dir = ground.dir.path();
+    let text = ground.config(&format!(
+        "state_dir = \"own-state\"\n{}credentials = [\"K\"]\n[credentials.K]\nauth_type = \"bearer\"\nvalue = \"secret:K\"\ndomains = [\"api.test\"]\n[ledger]\nstore = \"redis://127.0.0.1:1\"\n",
+        lab::allow_api(origin.port())
+    ));
+    fs::write(dir.join("e.toml"), text).unwrap();
+    let mut set = exeat(dir, &["secret", "-c", "e.toml", "set", "K"]).stdin(Stdio::piped()).spawn().unwrap();
+    set.stdin.take().unwrap().write_all(VALUE.as_bytes()).unwrap();
+    assert!(set.wait().unwrap().success());
+    let before: Vec<_> = fs::read_dir(dir.join("own-state")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let script = "echo \"$HTTPS_PROXY\"; read x";
+    let mut child = exeat(dir, &["run", "-c", "e.toml", "--task", "t", "--", "sh", "-c", script]);
+    let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let proxy = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok).next().unwrap();
+    let (userinfo, address) = proxy.strip_prefix("http://").unwrap().split_once('@').unwrap();
+    #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let host = format!("api.test:{}", origin.port());
+    let token = base64::engine::general_purpose::STANDARD.encode(userinfo);
+    let request = http::Request::get(format!("https://{host}/")).header("host", &host).header("exeat-credential", "K");
+    let request = request.header("proxy-authorization", format!("Basic {token}")).body(lab::client::empty()).unwrap();
+    assert_eq!(lab::client::h1(stream, request).await.status(), 200);
+    assert_eq!(origin.last().headers["authorization"], format!("Bearer {VALUE}"));
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().code().is_some());
+    let after: Vec<_> = fs::read_dir(dir.join("own-state")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(before.len(), after.len(), "the run leaves nothing there: {after:?}");
+}
+
+/// A key of the file that the caller happens to have in a variable, too; one that is missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_the_task_do_not_stand_in_the_commands_environment() {
+    let (ground, _) = place().await;
+    let dir = ground.dir.path();
+    let text = "[integrations.api]\nallowed_domains = [\"api.test\"]\n\
+                [credentials.K]\nauth_type = \"bearer\"\nvalue = \"file:key\"\ndomains = [\"api.test\"]\n\
+                [credentials.GONE]\nauth_type = \"bearer\"\nvalue = \"secret:GONE\"\ndomains = [\"api.test\"]\n\
+                [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"K\", \"GONE\"]\n";
+    fs::write(dir.join("e.toml"), ground.config(text)).unwrap();
+    fs::write(dir.join("key"), VALUE).unwrap();
+    let mut command = exeat(dir, &["run", "-c", "e.toml", "--task", "t", "--", "env"]);
+    command.env("SAME", VALUE);
+    let output = output(command).await;
+    let (out, words) = (self::text(&output.stdout), self::text(&output.stderr));
+    assert!(out.contains("SAME=${secrets.K}") && !out.contains(VALUE), "{out}");
+    assert!(words.contains("warning: credentials.GONE.value") && words.contains("disabled"), "{words}");
+}
+
+/// The key is in exeat's own environment. A child of the same user cannot read it there.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_cannot_read_the_environment_of_its_parent() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    // As another user than root, who may read everything, and with a program that this user can run.
+    let program = dir.join("exeat");
+    fs::copy(env!("CARGO_BIN_EXE_exeat"), &program).unwrap();
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).unwrap();
+    let mut command = Command::new(program);
+    let script = "cat /proc/$PPID/environ; echo end";
+    command.args(["run", "-q", "--credential", "KEY=bearer@api.test", "--", "sh", "-c", script]).current_dir(dir);
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("KEY", VALUE).env("TMPDIR", dir);
+    if rustix::process::geteuid().is_root() {
+        command.uid(65_534).gid(65_534);
+    }
+    let output = output(command).await;
+    let (out, words) = (text(&output.stdout), text(&output.stderr));
+    assert!(out.ends_with("end\n") && !out.contains("KEY="), "{out}");
+    assert!(words.contains("Permission denied"), "{words}");
+}
+
+#[tokio::test]
+async fn explain_tells_which_credential_would_go_where_and_never_its_value() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let config = "[integrations.a]\nallowed_domains = [\"a.example\", \"b.example\"]\n\
+         [credentials.ONE]\nauth_type = \"bearer\"\nvalue = \"env:ONE\"\ndomains = [\"a.example\"]\n\
+         [credentials.TWO]\nauth_type = \"query_param\"\nvalue = \"env:TWO\"\ndomains = [\"a.example\"]\ninject = \"always\"\n\
+         [credentials.NONE]\nauth_type = \"basic\"\nvalue = \"env:NONE\"\ndomains = [\"a.example\"]\n\
+         [tasks.t]\ntoken = \"env:TOKEN\"\nraw = true\nintegrations = [\"a\"]\ncredentials = [\"ONE\", \"TWO\", \"NONE\"]\ntools = [\"http_get\", \"api_call\"]\n".to_string();
+    fs::write(dir.join("e.toml"), config).unwrap();
+    let explain = |args: &[&str]| {
+        let mut command = exeat(dir, &[&["explain", "-c", "e.toml", "--task", "t"], args].concat());
+        command.env("ONE", VALUE).env("TWO", "another-value-0123456").env("TOKEN", "a-token-of-24-bytes-or-more");
+        let output = command.output().unwrap();
+        let words = text(&output.stdout) + &text(&output.stderr);
+        assert!(!words.contains(VALUE) && !words.contains("another-value"), "{words}");
+        (output.status.code(), words)
+    };
+    let (status, words) = explain(&["https://a.example/"]);
+    assert_eq!(status, Some(0), "{words}");
+    for line in [
+        "ONE would go as `Authorization: Bearer …`, by name or placeholder",
+        "TWO would go as `?api_key=…`, with every request",
+        "NONE has no value: its use is refused",
+    ] {
+        assert!(words.contains(line), "{line}: {words}");
+    }
+    assert!(explain(&["https://b.example/"]).1.contains("no credential is bound to this destination"));
+    assert!(explain(&["--tool", "http_get", "https://a.example/"]).1.contains("the tool takes no credential"));
+    assert!(
+        explain(&["--tool", "api_call", "https://a.example/"])
+            .1
+            .contains("ONE would go as `Authorization: Bearer …`, by name\n")
+    );
+    assert_eq!(explain(&["--tool", "http_get", "-X", "POST", "https://a.example/"]).0, Some(3));
+    assert_eq!(explain(&["--tool", "webhook", "-X", "POST", "https://a.example/"]).0, Some(3));
+    assert_eq!(explain(&["--tool", "shell", "https://a.example/"]).0, Some(2));
+}
+
+/// Variables that hold the key and mean something to us.
+#[tokio::test(flavor = "multi_thread")]
+async fn hiding_the_key_brings_back_nothing_that_was_taken_away() {
+    let (ground, _) = place().await;
+    let mut command = run(&ground, "GITHUB_TOKEN=bearer@api.test", &["env"]);
+    command.env("HTTPS_PROXY", format!("http://u:{VALUE}@corp.example:3128")).env("NO_PROXY", VALUE);
+    command.env("PIP_PROXY", "http://corp.example:3128").env("npm_config_https_proxy", "http://corp.example:3128");
+    command.env("EXEAT_ADMIN_TOKEN", format!("x-{VALUE}"));
+    let out = text(&output(command).await.stdout);
+    assert!(out.contains("HTTPS_PROXY=http://run:") && out.contains("@127.0.0.1:"), "{out}");
+    assert!(!out.contains("corp.example") && !out.contains("NO_PROXY=") && !out.contains("EXEAT_"), "{out}");
+    assert!(out.contains("GITHUB_TOKEN=ghp_") && !out.contains(VALUE), "{out}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_lent_to_several_hosts_and_in_place_of_the_tasks_own() {
+    let (ground, _) = place().await;
+    let own = "[integrations.other]\nallowed_domains = [\"other.test\"]\n[credentials.GITHUB_TOKEN]\nauth_type = \"bearer\"\n\
+               value = \"env:GITHUB_TOKEN\"\ndomains = [\"other.test\"]\n\
+               [tasks.t]\nintegrations = [\"other\"]\ncredentials = [\"GITHUB_TOKEN\"]\n";
+    fs::write(ground.dir.path().join("run.toml"), ground.config(own)).unwrap();
+    let run = async |flags: &[&str]| {
+        let flags = flags.iter().flat_map(|flag| ["--credential", flag]);
+        let args = ["run", "-c", "run.toml", "--task", "t"].into_iter().chain(flags).chain(["--", "true"]);
+        let mut command = exeat(ground.dir.path(), &args.collect::<Vec<_>>());
+        command.env("GITHUB_TOKEN", VALUE);
+        let output = output(command).await;
+        (output.status.code(), text(&output.stderr))
+    };
+    let (status, words) = run(&["GITHUB_TOKEN=bearer@a.test", "GITHUB_TOKEN=bearer@b.test"]).await;
+    assert_eq!(status, Some(0), "{words}");
+    let (status, words) = run(&["GITHUB_TOKEN=bearer@a.test", "GITHUB_TOKEN=basic@b.test"]).await;
+    assert!(status == Some(2) && words.contains("in two ways"), "{words}");
+    let (status, words) = run(&[&format!("GITHUB_TOKEN={VALUE}")]).await;
+    assert!(status == Some(2) && !words.contains(VALUE), "{words}");
+}
+
+/// Walks up the ancestors of the command and prints the environment of each that is an exeat process, then every file
+/// that holds a private key in the directories that the command can find.
+const LOOK_AROUND: &str = r#"
+pid=$PPID
+while [ "$pid" -gt 1 ]; do
+  case "$(tr '\0' ' ' < /proc/$pid/cmdline)" in
+    *exeat*) echo "exeat $pid"; tr '\0' '\n' < /proc/$pid/environ; for f in /proc/$pid/fd/*; do readlink "$f"; done ;;
+  esac
+  pid=$(sed -n 's/^PPid:[[:space:]]*//p' /proc/$pid/status)
+done 2>/dev/null
+grep -rl 'PRIVATE KEY' "$TMPDIR" "${SSL_CERT_FILE%/*}" && echo "a key lies there"
+echo "certificate $(grep -c 'BEGIN CERTIFICATE' "$NODE_EXTRA_CA_CERTS")"
+echo end
+"#;
+
+fn looking_around(dir: &std::path::Path, flags: &[&str]) -> Command {
+    let tmp = dir.join("tmp");
+    fs::create_dir_all(&tmp).unwrap();
+    fs::write(dir.join("run.toml"), "[admin]\ntoken = \"env:FROM_THE_FILE\"\n").unwrap();
+    let args = [&["run", "-q", "-c", "run.toml", "--credential", "KEY=bearer@api.test"], flags, &["--"]].concat();
+    let mut command = exeat(dir, &[args, vec!["sh", "-c", LOOK_AROUND]].concat());
+    command.env("KEY", VALUE).env("ALSO", format!("https://u:{VALUE}@host/")).env("RUST_ALSO", VALUE);
+    command.env("FROM_THE_FILE", "another-secret-of-the-file").env("EXEAT_ADMIN_TOKEN", "a-token-of-24-bytes-or-more");
+    command.env("TMPDIR", tmp);
+    command
+}
+
+fn assert_nothing_found(output: &std::process::Output) {
+    let (out, words) = (text(&output.stdout), text(&output.stderr));
+    assert!(out.ends_with("certificate 1\nend\n"), "{out}\n{words}");
+    assert!(!out.contains(VALUE) && !out.contains("another-secret") && !out.contains("a-token-of-24"), "{out}");
+    assert!(!out.contains("a key lies there") && !out.contains("memfd"), "{out}");
+}
+
+/// Root may read every process's environment, so nothing may stand there.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_key_is_in_the_environment_of_an_ancestor_or_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = output(looking_around(dir.path(), &[])).await;
+    assert!(text(&output.stdout).contains("exeat "), "{}", text(&output.stdout));
+    assert_nothing_found(&output);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs user namespaces"]
+async fn no_key_is_in_the_environment_of_an_isolating_ancestor_or_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_nothing_found(&output(looking_around(dir.path(), &["--isolate"])).await);
+}
+
+/// The handed-over environment is all there for the command, however large and odd.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_gets_the_rest_of_its_environment_unchanged() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = exeat(dir.path(), &["run", "-q", "--", "sh", "-c", "env -0 | sort -z | tr '\\0' '|'"]);
+    let large = "x".repeat(100_000);
+    command.env("LARGE", &large).env("LINES_OF", "a\nb=c\n").env("EMPTY", "").env("EXEAT_OTHER", "1");
+    use std::os::unix::ffi::OsStrExt;
+    command.env("BYTES", std::ffi::OsStr::from_bytes(b"\xff\xfe"));
+    let output = output(command).await;
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    for wanted in [format!("|LARGE={large}|"), "|LINES_OF=a\nb=c\n|".to_owned(), "|EMPTY=|".to_owned()] {
+        assert!(out.contains(&wanted), "{wanted:.20}: {out:.400}");
+    }
+    assert!(output.stdout.windows(9).any(|window| window == b"|BYTES=\xff\xfe"), "bytes that are no text");
+    assert!(!out.contains("EXEAT_"), "{out:.400}");
+}

@@ -1,0 +1,354 @@
+//! The daemon as a service: sockets from outside, word to the manager, confinement, and floods.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::lab::client::{auth, read_head};
+use crate::lab::{self, Ground, Origin, PATIENCE};
+use crate::operation::cli::{Served, exeat, output, text};
+
+async fn place(text: &str) -> (Ground, Origin) {
+    let ground = Ground::new().await;
+    let origin = ground.origin("api.test").await;
+    let admin = if text.contains("[admin]") { "" } else { "[admin]\nlisten = \"127.0.0.1:0\"\n" };
+    let config = ground.config(&format!("{admin}{text}{}", lab::allow_api(origin.port())));
+    fs::write(ground.dir.path().join("e.toml"), config).unwrap();
+    (ground, origin)
+}
+
+#[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+async fn connect(served: &Served) -> TcpStream {
+    TcpStream::connect(served.proxy()).await.unwrap()
+}
+
+/// As systemd does it: descriptors from 3 on, and variables that say so.
+#[tokio::test(flavor = "multi_thread")]
+async fn sockets_that_somebody_else_opened_are_used() {
+    let (ground, origin) = place("[proxy]\nlisten = [\"127.0.0.1:1\"]\n[admin]\nlisten = \"127.0.0.1:2\"\n").await;
+    let dir = ground.dir.path();
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    let admin = std::os::unix::net::UnixListener::bind(dir.join("admin.sock")).unwrap();
+    let mut command = exeat(dir, &[]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec 3<&0 4<&1 0</dev/null 1>&2; export LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=proxy:admin; exec \"$0\" serve -c e.toml"]);
+    shell.arg(command.get_program()).current_dir(dir).env("HOME", dir).env("XDG_STATE_HOME", dir.join("state"));
+    shell.stdin(Stdio::from(OwnedFd::from(socket))).stdout(Stdio::from(OwnedFd::from(admin)));
+    let served = Served::start(shell);
+    assert!(served.ready.contains(&format!("proxy on {address}; admin on unix:")), "{}", served.ready);
+    assert_eq!(served.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+    let mut admin = UnixStream::connect(dir.join("admin.sock")).await.unwrap();
+    admin.write_all(b"GET /v1/tasks HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    admin.read_to_string(&mut answer).await.unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.contains("\"api.test\""),
+        "our own user needs no token: {answer}"
+    );
+    // A socket that is none refuses the start.
+    command.args(["serve", "-c", "e.toml"]);
+    let mut odd = Command::new("sh");
+    odd.args(["-c", "exec 3</dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" serve -c e.toml"]);
+    odd.arg(command.get_program()).current_dir(dir).env("HOME", dir).env("XDG_STATE_HOME", dir.join("other"));
+    let refused = output(odd).await;
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("the inherited socket 0"), "{}", text(&refused.stderr));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_service_manager_is_told() {
+    let (ground, _origin) = place("").await;
+    let dir = ground.dir.path();
+    let manager = UnixDatagram::bind(dir.join("notify.sock")).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let heard = || {
+        let mut words = [0; 4096];
+        let n = manager.recv(&mut words).unwrap();
+        text(&words[..n])
+    };
+    let mut command = exeat(dir, &["serve", "-c", "e.toml"]);
+    command.env("NOTIFY_SOCKET", dir.join("notify.sock"));
+    let mut served = Served::start(command);
+    let ready = heard();
+    assert!(ready.contains("READY=1") && ready.contains("STATUS=exeat: ready; proxy on 127.0.0.1:"), "{ready}");
+    served.signal(Signal::HUP);
+    let reloading = heard();
+    assert!(reloading.contains("RELOADING=1") && reloading.contains("MONOTONIC_USEC="), "{reloading}");
+    assert!(heard().contains("READY=1"));
+    fs::write(dir.join("e.toml"), "nonsense").unwrap();
+    served.signal(Signal::HUP);
+    assert!(heard().contains("RELOADING=1"));
+    let kept = heard();
+    assert!(kept.contains("READY=1") && kept.contains("the old policy stays"), "{kept}");
+    served.signal(Signal::TERM);
+    assert!(heard().contains("STOPPING=1"));
+    assert!(served.ended());
+}
+
+/// What the kernel says of the process, and what a reload may read.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_daemon_is_confined_unless_told_otherwise() {
+    for confined in [true, false] {
+        let (ground, _origin) = place("").await;
+        let dir = ground.dir.path();
+        let elsewhere = tempfile::tempdir().unwrap();
+        fs::write(elsewhere.path().join("token"), "another-token-of-24-bytes").unwrap();
+        let flags: &[&str] = if confined { &[] } else { &["--no-confine"] };
+        let served = Served::start(exeat(dir, &[&["serve", "-c", "e.toml"], flags].concat()));
+        let status = fs::read_to_string(format!("/proc/{}/status", served.child.id())).unwrap();
+        assert_eq!(status.contains("Seccomp:\t2"), confined, "{status}");
+        assert_eq!(status.contains("NoNewPrivs:\t1"), confined, "{status}");
+        let said = served.said();
+        assert_eq!(said.contains("\"seccomp\":\"on\""), confined, "{said}");
+        if said.contains("\"landlock\":\"off (this kernel has none)\"") {
+            continue;
+        }
+        let config = fs::read_to_string(dir.join("e.toml")).unwrap();
+        let token = elsewhere.path().join("token");
+        fs::write(dir.join("e.toml"), format!("{config}\n[tasks.other]\ntoken = \"file:{}\"\n", token.display()))
+            .unwrap();
+        served.signal(Signal::HUP);
+        let want = if confined { "the old policy stays in force" } else { "a new policy is in force" };
+        let start = Instant::now();
+        while !served.said().contains(want) {
+            assert!(start.elapsed() < PATIENCE, "{}", served.said());
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Certificates often are links, as those of the usual ACME clients; so are configurations that are deployed whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_confined_daemon_reads_behind_links() {
+    let (ground, _origin) = place("[proxy]\ntls = { cert = \"../live/cert.pem\", key = \"../live/key.pem\" }\n").await;
+    let dir = ground.dir.path();
+    for folder in ["live", "archive", "current", "release"] {
+        fs::create_dir(dir.join(folder)).unwrap();
+    }
+    let key = rcgen::KeyPair::generate().unwrap();
+    let cert = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+    fs::write(dir.join("archive/cert.pem"), cert.pem()).unwrap();
+    fs::write(dir.join("archive/key.pem"), key.serialize_pem()).unwrap();
+    for name in ["cert.pem", "key.pem"] {
+        std::os::unix::fs::symlink(dir.join("archive").join(name), dir.join("live").join(name)).unwrap();
+    }
+    let config = fs::read_to_string(dir.join("e.toml")).unwrap();
+    let config = config.replace("\"file:token\"", &format!("\"file:{}\"", dir.join("token").display()));
+    let config = config.replace("\"origin-ca.pem\"", &format!("\"{}\"", dir.join("origin-ca.pem").display()));
+    fs::write(dir.join("release/e.toml"), &config).unwrap();
+    std::os::unix::fs::symlink(dir.join("release/e.toml"), dir.join("current/e.toml")).unwrap();
+    let served = Served::start(exeat(dir, &["serve", "-c", "current/e.toml"]));
+    assert!(served.ready.contains("ready; proxy on"), "{}{}", served.said(), served.ready);
+    fs::write(dir.join("release/e.toml"), format!("{config}\n[tasks.other]\n")).unwrap();
+    served.signal(Signal::HUP);
+    let start = Instant::now();
+    while !served.said().contains("a new policy is in force") {
+        assert!(start.elapsed() < PATIENCE, "{}", served.said());
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Told to stop in the middle of it all, the daemon finishes what it has begun: whatever reached the origin is
+/// answered whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_under_load_loses_no_request_in_flight() {
+    let (ground, origin) = place("").await;
+    let mut served = Served::start(exeat(ground.dir.path(), &["serve", "-c", "e.toml"]));
+    let host = format!("api.test:{}", origin.port());
+    let ask = format!("GET https://{host}/ HTTP/1.1\r\nHost: {host}\r\nProxy-Authorization: {}\r\n\r\n", auth());
+    let workers: Vec<_> = (0..16)
+        .map(|_| {
+            let (proxy, ask) = (served.proxy(), ask.clone());
+            tokio::spawn(async move {
+                let mut whole = 0;
+                // Until nobody listens any more.
+                #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+                while let Ok(mut stream) = TcpStream::connect(&proxy).await {
+                    for _ in 0..10 {
+                        if stream.write_all(ask.as_bytes()).await.is_err() {
+                            break;
+                        }
+                        let mut words = Vec::new();
+                        while !words.ends_with(b"hello\n") && !words.ends_with(b"}\n") {
+                            match stream.read_buf(&mut words).await {
+                                Ok(0) | Err(_) => break,
+                                Ok(_) => {}
+                            }
+                        }
+                        let text = text(&words);
+                        if text.is_empty() {
+                            break;
+                        }
+                        let done = text.starts_with("HTTP/1.1 200") && text.ends_with("hello\n");
+                        assert!(done || text.contains("exeat-refusal: draining"), "{text}");
+                        whole += usize::from(done);
+                    }
+                }
+                whole
+            })
+        })
+        .collect();
+    while origin.seen().len() < 200 {
+        tokio::task::yield_now().await;
+    }
+    served.signal(Signal::TERM);
+    let mut whole = 0;
+    for worker in workers {
+        whole += worker.await.unwrap();
+    }
+    assert!(served.ended(), "{}", served.said());
+    assert_eq!(whole, origin.seen().len());
+}
+
+/// A daemon that may have so many descriptors.
+fn limited(ground: &Ground, descriptors: usize) -> Served {
+    let dir = ground.dir.path();
+    let command = exeat(dir, &["serve", "-c", "e.toml"]);
+    let mut shell = Command::new("sh");
+    let script = format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"");
+    shell.args(["-c", &script]).arg(command.get_program()).args(command.get_args());
+    shell.current_dir(dir).env("HOME", dir).env("XDG_STATE_HOME", dir.join("state"));
+    Served::start(shell)
+}
+
+/// However many strangers there are, there is a descriptor for whoever is there, for a new caller, for the operator and
+/// for the log.
+#[tokio::test(flavor = "multi_thread")]
+async fn descriptors_are_kept_for_callers_the_operator_and_the_log() {
+    let (ground, origin) = place("").await;
+    let served = limited(&ground, 48);
+    assert!(served.said().contains("proxy.max_connections needs a higher limit of open files"), "{}", served.said());
+    let url = format!("https://evil.test:{}/", origin.port());
+    let ask =
+        format!("GET {url} HTTP/1.1\r\nHost: evil.test:{}\r\nProxy-Authorization: {}\r\n\r\n", origin.port(), auth());
+    let mut working = connect(&served).await;
+    working.write_all(ask.as_bytes()).await.unwrap();
+    assert!(read_head(&mut working).await.starts_with("HTTP/1.1 403"));
+    let mut idle = Vec::new();
+    for _ in 0..60 {
+        idle.push(connect(&served).await);
+    }
+    let admin = served.ready.split("admin on ").nth(1).unwrap().trim().to_owned();
+    for _ in 0..20 {
+        #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
+        let mut operator = TcpStream::connect(&admin).await.unwrap();
+        operator.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+        assert!(read_head(&mut operator).await.starts_with("HTTP/1.1 200"));
+        working.write_all(ask.as_bytes()).await.unwrap();
+        let mut body = Vec::new();
+        while !body.windows(4).any(|end| end == b"403 ") {
+            assert_ne!(working.read_buf(&mut body).await.unwrap(), 0);
+        }
+        assert_eq!(served.get(&format!("https://api.test:{}/", origin.port())).await.status, 200);
+    }
+    assert!(!served.said().contains("cannot accept connections"), "{}", served.said());
+    drop(idle);
+}
+
+/// One execution that asks for ever more origins has its part of the descriptors, and the others have theirs.
+#[tokio::test(flavor = "multi_thread")]
+async fn sockets_to_origins_are_shared_by_executions() {
+    let (ground, origin) = place("[tasks.other]\nintegrations = [\"api\"]\ntoken = \"file:other-token\"\n").await;
+    fs::write(ground.dir.path().join("other-token"), "the-other-token-of-24-bytes").unwrap();
+    let served = limited(&ground, 256);
+    let ask = |path: &str, fields: &str| {
+        let to = format!("api.test:{}", origin.port());
+        format!("GET https://{to}{path} HTTP/1.1\r\nHost: {to}\r\nExeat-Nothing: x\r\n{fields}\r\n")
+    };
+    let own = format!("Proxy-Authorization: {}\r\n", auth());
+    let mut stalled = Vec::new();
+    // Upgrades share no connection.
+    let upgrade = "Upgrade: websocket\r\nConnection: upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+    for _ in 0..16 {
+        let mut stream = connect(&served).await;
+        stream.write_all(ask("/stall", &format!("{own}{upgrade}")).as_bytes()).await.unwrap();
+        stalled.push(stream);
+    }
+    let start = Instant::now();
+    while origin.seen().len() < 16 {
+        assert!(start.elapsed() < PATIENCE, "{}", origin.seen().len());
+        tokio::task::yield_now().await;
+    }
+    let mut more = connect(&served).await;
+    more.write_all(ask("/stall", &own).as_bytes()).await.unwrap();
+    let head = read_head(&mut more).await;
+    assert!(head.starts_with("HTTP/1.1 503") && head.contains("exeat-refusal: overloaded"), "{head}");
+    let mut other = connect(&served).await;
+    let token = "Proxy-Authorization: Bearer the-other-token-of-24-bytes\r\n";
+    other.write_all(ask("/", token).as_bytes()).await.unwrap();
+    assert!(read_head(&mut other).await.starts_with("HTTP/1.1 200"));
+    // What is let go can be had again, once the proxy has seen the ends.
+    drop(stalled);
+    let start = Instant::now();
+    while served.get(&format!("https://api.test:{}/", origin.port())).await.status != 200 {
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
+
+/// Ten thousand more than there is room for: each is told or closed, and nobody inside notices.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "opens ten thousand connections"]
+async fn idle_connections_beyond_the_limit_harm_nobody() {
+    const ROOM: usize = 200;
+    // One caller alone does not get the last quarter.
+    let other = "[tasks.u]\ntoken = \"file:other\"\nintegrations = [\"api\"]\n";
+    let (ground, origin) = place(&format!("[proxy]\nmax_connections = {ROOM}\n{other}")).await;
+    fs::write(ground.dir.path().join("other"), "another-token-of-24-bytes-or-more").unwrap();
+    let served = Served::start(exeat(ground.dir.path(), &["serve", "-c", "e.toml"]));
+    let url = format!("https://api.test:{}/", origin.port());
+    let asked_by = |auth: &str| {
+        format!("GET {url} HTTP/1.1\r\nHost: api.test:{}\r\nProxy-Authorization: {auth}\r\n\r\n", origin.port())
+    };
+    let ask = asked_by(&auth());
+    let other = asked_by(&format!("Basic {}", STANDARD.encode("u:another-token-of-24-bytes-or-more")));
+    let mut inside = Vec::new();
+    for n in 0..ROOM {
+        let ask = if n < ROOM * 3 / 4 { &ask } else { &other };
+        let mut stream = connect(&served).await;
+        stream.write_all(ask.as_bytes()).await.unwrap();
+        assert!(read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
+        inside.push(stream);
+    }
+    let (mut told, mut closed) = (0, 0);
+    let mut idle = Vec::new();
+    for round in 0..10_000 {
+        idle.push(connect(&served).await);
+        if round % 100 == 0 {
+            let stream = &mut inside[round / 100];
+            let start = Instant::now();
+            stream.write_all(ask.as_bytes()).await.unwrap();
+            let mut body = [0; 6];
+            stream.read_exact(&mut body).await.unwrap();
+            assert!(read_head(stream).await.starts_with("HTTP/1.1 200"));
+            assert!(start.elapsed() < Duration::from_secs(5), "served within {:?}", start.elapsed());
+        }
+    }
+    for mut stream in idle {
+        let mut words = Vec::new();
+        // A reset is as good a close as any.
+        let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut words)).await.expect("closed");
+        if words.is_empty() {
+            closed += 1;
+        } else {
+            assert!(text(&words).contains("exeat-refusal: overloaded"), "{}", text(&words));
+            told += 1;
+        }
+    }
+    println!("{told} told, {closed} closed");
+    assert!(told > 0);
+    drop(inside);
+    let start = Instant::now();
+    while served.get(&url).await.status != 200 {
+        assert!(start.elapsed() < PATIENCE);
+    }
+}

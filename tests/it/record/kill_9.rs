@@ -1,0 +1,189 @@
+//! Killed with -9 under load, again and again: nothing that was let through is forgotten, and what the ledger says is
+//! what the log says.
+
+use std::fs;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use http::Request;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::lab::client::{empty, h1};
+use crate::lab::{Ground, KEY, Origin, Reply};
+use crate::operation::cli::{Served, exeat, output, text};
+
+/// Requests at a time.
+const WORKERS: usize = 6;
+
+struct Place {
+    ground: Ground,
+    origin: Origin,
+}
+
+impl Place {
+    async fn new() -> Self {
+        let ground = Ground::new().await;
+        let origin = ground.origin("api.test").await;
+        let config = ground.config(&format!(
+            "[admin]\nlisten = \"127.0.0.1:0\"\n[plans.p]\ncalls_per_execution = 1000000\n\
+             [integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
+             [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
+             [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\ntools = [\"api_call\"]\nraw = true\nplan = \"p\"\n",
+            origin.port()
+        ));
+        fs::write(ground.dir.path().join("e.toml"), config).unwrap();
+        Self { ground, origin }
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = exeat(self.ground.dir.path(), args);
+        command.env("KEY", KEY);
+        command
+    }
+
+    fn serve(&self) -> Served {
+        let served = Served::start(self.command(&["serve", "-c", "e.toml"]));
+        assert!(served.ready.contains("ready; proxy on"), "{}{}", served.said(), served.ready);
+        served
+    }
+
+    /// Where the state is.
+    fn state(&self) -> std::path::PathBuf {
+        self.ground.dir.path().join("state/exeat")
+    }
+
+    async fn admin(&self, served: &Served, method: &str, path: &str, body: &Value) -> Value {
+        let address = served.ready.split("admin on ").nth(1).unwrap().trim().to_owned();
+        let token = fs::read_to_string(self.state().join("admin.token")).unwrap();
+        #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
+        let stream = TcpStream::connect(&address).await.unwrap();
+        let request = Request::builder().method(method).uri(path).header("host", address);
+        let request = request.header("authorization", format!("Bearer {token}"));
+        let body = http_body_util::Full::new(bytes::Bytes::from(body.to_string()));
+        Reply::read(h1(stream, request.body(body).unwrap()).await).await.problem()
+    }
+
+    /// The credits in the log's lines, in halves.
+    fn billed(&self, id: &str) -> u64 {
+        let mut halves = 0.0;
+        for entry in fs::read_dir(self.state()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.file_name().unwrap().to_string_lossy().starts_with("audit.jsonl") {
+                let text = String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned();
+                let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+                halves +=
+                    lines.filter(|l| l["execution"] == id).filter_map(|l| l["credits"].as_f64()).sum::<f64>() * 2.0;
+            }
+        }
+        halves as u64
+    }
+}
+
+/// Asks until the proxy is gone. Each answer is noted.
+async fn work(proxy: String, url: String, field: String, is_tool: bool, answers: Arc<AtomicUsize>, noted: Arc<Notify>) {
+    let host = url.split('/').nth(2).unwrap().to_owned();
+    loop {
+        #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox")]
+        let Ok(stream) = TcpStream::connect(&proxy).await else { return };
+        let Ok((mut sender, connection)) =
+            hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(stream)).await
+        else {
+            return;
+        };
+        let connection = tokio::spawn(connection);
+        loop {
+            let mut request = Request::builder().uri(&url).header("host", &host).header("proxy-authorization", &field);
+            request = request.header("exeat-credential", "KEY");
+            if is_tool {
+                request = request.header("exeat-tool", "api_call").header("x-tool", "1");
+            }
+            let Ok(response) = sender.send_request(request.body(empty()).unwrap()).await else { break };
+            if response.status() != 200 || http_body_util::BodyExt::collect(response).await.is_err() {
+                break;
+            }
+            answers.fetch_add(1, Ordering::SeqCst);
+            noted.notify_one();
+            if sender.ready().await.is_err() {
+                break;
+            }
+        }
+        connection.abort();
+    }
+}
+
+async fn rounds(most: usize) {
+    let place = Place::new().await;
+    let url = format!("https://api.test:{}/", place.origin.port());
+    let mut started: Option<(String, String)> = None;
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut torn = 0;
+    for round in 0..=most {
+        let mut served = place.serve();
+        if started.is_none() {
+            let document = place.admin(&served, "POST", "/v1/executions", &json!({"task": "t"})).await;
+            let text = |key: &str| document[key].as_str().unwrap_or_else(|| panic!("{document}")).to_owned();
+            started = Some((text("id"), text("token")));
+        }
+        let (id, token) = started.as_ref().unwrap();
+        let shown = place.admin(&served, "GET", &format!("/v1/executions/{id}"), &json!({})).await;
+        let seen = place.origin.seen();
+        let tools = seen.iter().filter(|seen| seen.headers.contains_key("x-tool")).count() as u64;
+        let raw = seen.len() as u64 - tools;
+        let (counted, counted_raw) = (shown["calls"].as_u64().unwrap(), shown["raw"]["calls"].as_u64().unwrap());
+        assert!(counted >= tools && counted_raw >= raw, "round {round}: {counted} of {tools}, {counted_raw} of {raw}");
+        let slack = (WORKERS * (round + 1)) as u64;
+        assert!(counted <= tools + slack && counted_raw <= raw + slack, "round {round}: far too many were counted");
+        let halves = (shown["credits"].as_f64().unwrap() * 2.0) as u64;
+        assert_eq!(halves, place.billed(id), "round {round}");
+        if round == most {
+            assert!(tools > 0 && raw > 0 && halves > 0, "{tools} {raw} {halves}");
+            println!("{most} rounds: {tools} tool calls, {raw} raw requests, {halves} half-credits, {torn} torn lines");
+            return;
+        }
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let kill_after = 1 + usize::try_from(random % 60).unwrap();
+        let (answers, noted) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+        let field = format!("Basic {}", STANDARD.encode(format!("{id}:{token}")));
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|n| {
+                let (proxy, url, field) = (served.proxy(), url.clone(), field.clone());
+                tokio::spawn(work(proxy, url, field, n % 2 == 0, answers.clone(), noted.clone()))
+            })
+            .collect();
+        let enough = async {
+            while answers.load(Ordering::SeqCst) < kill_after {
+                noted.notified().await;
+            }
+        };
+        tokio::time::timeout(crate::lab::PATIENCE, enough).await.expect("the proxy answers");
+        served.signal(Signal::KILL);
+        assert!(!served.ended());
+        for worker in workers {
+            tokio::time::timeout(crate::lab::PATIENCE, worker).await.expect("nobody is left").unwrap();
+        }
+        let verified = output(place.command(&["audit", "verify", "-c", "e.toml", "--json"])).await;
+        let said = text(&verified.stdout);
+        assert_eq!(verified.status.code(), Some(0), "round {round}: {said}{}", text(&verified.stderr));
+        torn += usize::from(said.contains("\"torn\": true"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_let_through_is_remembered_behind_a_kill() {
+    rounds(5).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes"]
+async fn what_was_let_through_is_remembered_behind_two_hundred_kills() {
+    rounds(200).await;
+}

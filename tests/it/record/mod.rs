@@ -1,0 +1,7 @@
+//! The audit log and the ledger.
+
+pub mod audit;
+pub mod audit_floods;
+pub mod fleet;
+pub mod kill_9;
+pub mod ledger;

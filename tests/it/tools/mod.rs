@@ -1,0 +1,11 @@
+//! The tool front-end, and tool calls at the proxy.
+
+pub mod agent_loops;
+pub mod error_texts;
+pub mod front_end;
+pub mod hostile_model;
+pub mod mcp;
+pub mod packs;
+pub mod self_api;
+pub mod tool_calls;
+pub mod turn;
