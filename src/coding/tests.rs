@@ -457,12 +457,6 @@ fn a_flushed_stream_does_not_stand_still() {
     }
 }
 
-#[test]
-fn decoders_go_from_thread_to_thread() {
-    fn is_send<T: Send>() {}
-    is_send::<Decoder>();
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 

@@ -87,31 +87,6 @@ async fn do_all_sorts(ledger: &Ledger, round: u64) {
     }
 }
 
-/// Nothing is done with them; that this compiles is the test.
-#[test]
-fn calls_can_be_made_from_any_task() {
-    fn sent(_: impl Send) {}
-    let (ledger, who) = (Ledger::memory(), execution("a"));
-    sent(ledger.check());
-    sent(ledger.start(who.clone(), NOW));
-    sent(ledger.find(&who.id));
-    sent(ledger.state(&who.id));
-    sent(ledger.list());
-    sent(ledger.stop(&who.id, StopReason::Asked, NOW));
-    sent(ledger.restart(who.clone()));
-    sent(ledger.take(&who, TOOL, Caps::default(), NOW));
-    sent(ledger.find_noted(&who.id, 1, NOW));
-    sent(ledger.bill(&[], Cursor::new("").unwrap()));
-    sent(ledger.cursor());
-    sent(ledger.record(&who.id, ToolCall::default()));
-    sent(ledger.tool_calls(&who.id));
-    sent(ledger.ask(asked("a", "a"), NOW));
-    sent(ledger.decide("a", Decision::Deny, NOW));
-    sent(ledger.approval("a", NOW));
-    sent(ledger.approvals_of(&who.id, NOW));
-    sent(ledger.approvals(NOW));
-}
-
 /// Opens what nobody else has: a child that another test is about to start holds all locks until it is another program.
 fn free(open: impl Fn() -> io::Result<Ledger>) -> io::Result<Ledger> {
     let since = Instant::now();

@@ -552,12 +552,6 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-#[test]
-fn send_and_sync() {
-    fn both<T: Send + Sync>() {}
-    both::<Pack>();
-}
-
 proptest! {
     #[test]
     fn arguments_of_any_shape_are_taken_or_refused_in_few_words(arguments in any_json()) {

@@ -147,7 +147,7 @@ fn a_process_that_panics() {
 #[test]
 fn a_panic_prints_no_value() {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["nowhere::a_process_that_panics", "--exact", "--ignored", "--nocapture"]);
+    child.args(["credentials::secret_hygiene::a_process_that_panics", "--exact", "--ignored", "--nocapture"]);
     child.env("EXEAT_TEST_VALUE", KEY).env("RUST_BACKTRACE", "full");
     let output = child.output().unwrap();
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
