@@ -255,7 +255,7 @@ fn events(random: &mut Random) -> Vec<Vec<u8>> {
     out
 }
 
-/// What several runs gave, in MB/s.
+/// The rates of several runs, in MB/s.
 struct Rate(Vec<f64>);
 
 impl Rate {
@@ -434,7 +434,7 @@ fn resident() -> usize {
     line.trim().trim_end_matches(" kB").parse().map_or(0, |kib: usize| kib * 1024)
 }
 
-/// What a sender of events waits for: from an event's arrival until all of it may go on.
+/// The delay that a sender of events sees: from an event's arrival until all of it may be sent on.
 fn latency(n: usize, matcher: &Arc<Matcher>) {
     println!("\n{n} credentials, one event of about 120 bytes at a time; nanoseconds until it may go on");
     let events: Vec<Bytes> = events(&mut Random(9)).into_iter().map(Bytes::from).collect();

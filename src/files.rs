@@ -143,7 +143,7 @@ pub fn sweep(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What the names of temporary files end with; whatever else lies beside a file is not ours.
+/// The suffix of temporary files; other files beside a file are left alone.
 const TEMPORARY: &str = ".exeat-tmp";
 
 /// How the temporary files of a file are called.

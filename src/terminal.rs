@@ -81,8 +81,8 @@ impl Paint {
     }
 }
 
-/// What the process holds must not end up in a core file, or be read by others of the same user. A child
-/// does not inherit it.
+/// The process's memory must not end up in a core file, or be readable by other processes of the same user. A child
+/// process does not inherit the setting.
 pub(crate) fn undumpable() {
     use rustix::process::{DumpableBehavior, set_dumpable_behavior};
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
@@ -93,7 +93,7 @@ pub(crate) fn undumpable() {
 /// Log lines on stderr at the level of `EXEAT_LOG`: text on a terminal, JSON otherwise.
 pub(crate) fn log(default: &str) {
     let filter = EnvFilter::try_from_env("EXEAT_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    // What libraries trace of the requests that pass through them is not ours to bound: credentials stand in it.
+    // Traces of libraries are suppressed: they contain requests, and so credentials.
     let quiet = filter_fn(|meta| *meta.level() <= Level::WARN || is_ours(meta.target()));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
     let on_terminal = io::stderr().is_terminal();

@@ -1,4 +1,4 @@
-//! What is fed with whatever somebody likes to send. The first bytes of each input choose how it is cut.
+//! Fuzz targets. The first bytes of each input choose how it is cut.
 
 use std::sync::{Arc, LazyLock};
 
@@ -10,7 +10,7 @@ use exeat::leak::{Holdback, Matcher, Redactor, ValueOwner};
 use exeat::stages::message::websocket::{Downward, Upward};
 use exeat::tls::hello::{self, Progress};
 
-/// What is looked for: one of each kind of character, and one that is half of another.
+/// The values to find: one of each kind of character, and one that is half of another.
 pub const VALUES: [&[u8]; 3] = [b"ghp_0123456789abcdefghij", b"s3cr3t/+? value", b"s3cr3t/+? value of another"];
 
 static MATCHER: LazyLock<Arc<Matcher>> =
@@ -171,7 +171,7 @@ pub fn websocket(data: &[u8]) {
     }
 }
 
-/// What has been read of a hello stays true when more comes.
+/// The result of parsing a prefix of a hello stays valid when more bytes arrive.
 pub fn hello(data: &[u8]) {
     let whole = hello::read(data);
     for end in 0..data.len().min(300) {

@@ -11,7 +11,7 @@ use crate::audit::record;
 use crate::flow::{Services, documents};
 use crate::ledger::{ApprovalState, Decision, DecisionResult, Millis};
 
-/// What a POST asks for.
+/// The body of a POST.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DecisionRequest {
@@ -81,7 +81,7 @@ async fn decide(services: &Services, id: &str, request: Request<Incoming>) -> Re
     }
 }
 
-/// Who reads the log must see why a request was let through.
+/// The reader of the log must see why a request was allowed.
 async fn note(services: &Services, id: &str, decision: Decision) -> Result<(), Reply> {
     let known = services.ledger.approval(id, Millis::now()).await.map_err(ledger_error)?.ok_or_else(unknown)?;
     let decision = match decision {

@@ -26,7 +26,7 @@ const DAY: u64 = 24 * 3600;
 /// The longest that one may last.
 const YEAR: u64 = 365 * DAY;
 
-/// What a POST asks for.
+/// The body of a POST.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StartRequest {
@@ -146,7 +146,7 @@ async fn stop(services: &Services, id: &ExecutionId) -> Result<Reply, Reply> {
     if !services.ledger.stop(id, StopReason::Asked, Millis::now()).await.map_err(ledger_error)? {
         return Err(unknown());
     }
-    // What of it is under way ends.
+    // Exchanges of the execution that are in progress end.
     services.finds.stop(id);
     show(services, id).await
 }

@@ -108,7 +108,7 @@ async fn changed(
     both.await.unwrap_or_else(|_| error(StatusCode::INTERNAL_SERVER_ERROR, "the change broke off"))
 }
 
-/// What has changed is in force at once, if the configuration can be read.
+/// Applies the change at once, if the configuration is valid.
 async fn taken_up(services: Arc<Services>, file: Option<ConfigFile>) -> Reply {
     let Some(file) = file else { return (StatusCode::OK, json!({ "reloaded": false })) };
     match reload::once(services, file).await {

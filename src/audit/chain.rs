@@ -1,7 +1,7 @@
 //! The chain: every line carries an HMAC over the one before and itself.
 //!
-//! Who can write the file but has not the key cannot change, insert or drop a line unseen. That the
-//! end was cut off shows against the head, which is kept beside the file and authenticated as well.
+//! A writer of the file who lacks the key cannot change, insert or drop a line without detection. Truncation shows
+//! against the head, which is stored beside the file and authenticated as well.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -12,7 +12,7 @@ use crate::model::secret::Secret;
 /// An HMAC in lower-case hex; what a line ends with.
 pub type MacHex = String;
 
-/// What stands before the first line.
+/// The predecessor of the first line.
 pub const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 const FIELD: &str = ",\"mac\":\"";

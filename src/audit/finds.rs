@@ -33,10 +33,10 @@ pub struct Finds {
     inbox: Mutex<Option<mpsc::Receiver<FindEvent>>>,
 }
 
-/// Who was found with what, so often. Of one that was stopped, as often as can be.
+/// The number of finds of each execution. A stopped execution has the largest number.
 pub type FindCounts = HashMap<ExecutionId, u32>;
 
-/// What is to be written down.
+/// An event for the journal of finds.
 pub enum FindEvent {
     /// A find.
     Find(ExecutionId),
@@ -76,7 +76,7 @@ impl Default for Finds {
 }
 
 impl Finds {
-    /// What is to be written down; none the second time.
+    /// Returns the receiver of events for the journal; `None` on the second call.
     #[must_use]
     pub fn notes(&self) -> Option<mpsc::Receiver<FindEvent>> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -86,7 +86,7 @@ impl Finds {
     pub(super) fn note(&self, execution: &ExecutionId) -> u32 {
         self.change(execution, |count| if count < STOPPED_HERE { count.saturating_add(1) } else { count });
         if self.notes.try_send(FindEvent::Find(execution.clone())).is_err() {
-            // What cannot be written down must not be forgotten by a restart: nothing more comes of it.
+            // A find that cannot be written to the journal would be lost in a restart, so the execution is stopped.
             self.change(execution, |_| STOPPED_HERE);
         }
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);

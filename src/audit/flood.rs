@@ -16,13 +16,13 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// Windows that are open at a time: of a thousand executions, if each has all kinds. Those beyond share their lines and
 /// their number.
 const MOST: usize = 1_024 * (1 + APART.len());
-/// What has lines of its own, whatever else its source is refused.
+/// Codes that have a quota of lines of their own, however often the source is refused for other reasons.
 const APART: [&str; 6] =
     ["address_not_allowed", ANSWERED, "authority_mismatch", "caller_unknown", "leak_detected", "sni_mismatch"];
-/// What the proxy has answered by itself, in the place of a code.
+/// The entry in `codes` for requests that the proxy answered itself.
 pub(super) const ANSWERED: &str = "answered";
 
-/// Whose refusals have lines together.
+/// A source of refusals that share a quota of lines.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
     /// An execution of a task.
@@ -34,10 +34,10 @@ pub(super) enum Source {
     Unknown(PeerNetwork),
 }
 
-/// What shares its lines: a source, and which of its codes if it is one of [`APART`].
+/// The key of a window: a source, and the code if it is one of [`APART`].
 type Key = (Source, Option<&'static str>);
 
-/// What had no line of its own.
+/// Refusals without a line of their own.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Counted {
     key: Key,
@@ -80,7 +80,7 @@ impl Counted {
     }
 }
 
-/// Whose refusals have had how many lines in the second that they began. Only what is refused asks it.
+/// The refusals of each source within the current second. Only refusals consult it.
 pub(super) struct Flood {
     per_second: u32,
     windows: Mutex<Windows>,
@@ -124,7 +124,7 @@ impl Flood {
         self.lock().ends.front().map(|(end, _)| *end)
     }
 
-    /// What was counted in the windows that have ended by now.
+    /// Removes and returns the counts of the windows that have ended.
     pub(super) fn ended(&self, now: Instant) -> Vec<Counted> {
         let mut windows = self.lock();
         let mut counted = Vec::new();
@@ -135,7 +135,7 @@ impl Flood {
         counted
     }
 
-    /// What has been counted by now. Who has had all of its lines gets no more of them for that.
+    /// Returns the counts so far. The windows stay, so a source that has used up its lines gets no more of them.
     pub(super) fn counted(&self) -> Vec<Counted> {
         self.lock().open.iter_mut().filter_map(|(key, window)| window.take(key)).collect()
     }
@@ -145,7 +145,7 @@ impl Flood {
         let mut windows = self.lock();
         for Counted { key, since, codes } in counted {
             let window = windows.of(key, now);
-            // What was counted meanwhile came later.
+            // Refusals counted meanwhile are later.
             window.since = Some(since);
             for (what, more) in codes {
                 let count = window.codes.entry(what).or_default();

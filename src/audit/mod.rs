@@ -1,4 +1,4 @@
-//! What was decided, in lines that are chained so that a change or a cut shows.
+//! The audit log: lines that are chained, so that a change or a truncation shows.
 
 pub mod chain;
 pub mod finds;

@@ -88,7 +88,7 @@ struct Line {
     credits: Option<f64>,
 }
 
-/// What stands for a host that cannot be written down.
+/// The replacement for a host that holds a value.
 const REDACTED: &str = "[redacted]";
 /// Longest method and path that are written down, in characters.
 const MOST_METHOD: usize = 64;
@@ -100,7 +100,7 @@ const MOST_UNKNOWN_PATH: usize = 256;
 /// that only what is under way all at once is ever counted.
 const MOST_FIND_LINES: u32 = 1_000;
 
-/// What a request costs whose head went to its origin with a credential.
+/// The credits for a request whose head was sent to its origin with a credential.
 const FEE: f64 = 0.5;
 
 /// How far an exchange has come.
@@ -127,7 +127,7 @@ pub struct Record {
     started: Instant,
     progress: Progress,
     counts: Arc<TransferCounts>,
-    /// What nothing from outside may bring into the log.
+    /// The values that must not enter the log.
     values: Arc<Matcher>,
     /// The host as it was asked for; never for the log.
     asked: Option<String>,
@@ -135,7 +135,7 @@ pub struct Record {
     call: Option<ToolTarget>,
     /// The credential that a refusal is about.
     about: Option<CredentialName>,
-    /// Whose find it would be, and whose refusal.
+    /// The task and the execution that a find counts against.
     caller: Option<(TaskName, ExecutionId)>,
     /// From where, if that is all that is known.
     whence: PeerNetwork,
@@ -147,14 +147,14 @@ pub struct Record {
     limited: Option<ReachedLimit>,
     /// The way in which TLS with the origin failed.
     tls_failure: Option<TlsFailure>,
-    /// What it takes for as long as it is under way.
+    /// Resources held until the exchange ends.
     held: Vec<Box<dyn Send + Sync>>,
     /// It has a line of its own, however many refusals there are beside it.
     is_kept: bool,
 }
 
-/// What the bodies of an exchange have in common: how much has passed, when something last did, and how
-/// either side ended.
+/// State that the two bodies of an exchange share: the bytes transferred, the time of the last transfer, and how either
+/// side ended.
 #[derive(Debug)]
 pub struct TransferCounts {
     request: AtomicU64,
@@ -188,7 +188,7 @@ impl HeadProgress {
     }
 }
 
-/// What a tool call asked for, before anything was cleaned out of it.
+/// The target of a tool call, before values are removed from it.
 struct ToolTarget {
     method: String,
     /// Of a webhook, a hash.
@@ -220,7 +220,7 @@ impl TransferCounts {
         bound.refusal()
     }
 
-    /// What the exchange would have taken too much of, if that is why it was refused.
+    /// Returns the limit that the exchange exceeded, if it was refused for that.
     #[must_use]
     pub fn limit_of(&self, refusal: Refusal) -> Option<ExchangeLimit> {
         self.reached.get().copied().filter(|bound| bound.refusal() == refusal)
@@ -412,14 +412,14 @@ impl Record {
         self.call = is_call.then(|| ToolTarget { method: method.to_owned(), path });
     }
 
-    /// What of the proxy's own is asked for, where that is a call: it stands in the place of a tool, and the path of
-    /// the question is none of the destination's.
+    /// Records a request to the proxy itself that counts as a call. The verb takes the place of a tool; the path of the
+    /// request is not the destination's, so it is removed.
     pub fn asks(&mut self, verb: &'static str) {
         self.line.tool = Some(verb);
         self.line.path = None;
     }
 
-    /// Who asks.
+    /// Records the caller.
     pub fn caller(&mut self, task: &TaskName, execution: &ExecutionId) {
         self.line.task = Some(task.to_string());
         self.line.execution = Some(execution.to_string());
@@ -732,7 +732,7 @@ impl Record {
     pub fn failed(&mut self, refusal: Refusal) {
         self.count_find(refusal);
         if self.counts.has_client_failed() && refusal != Deny::LeakDetected.into() {
-            // Whatever else came of it, the client had gone.
+            // A client that has disconnected takes precedence over any other result.
             return self.abandoned();
         }
         let counts = self.counts.clone();
@@ -792,7 +792,7 @@ impl Record {
         self.progress = Progress::Done;
     }
 
-    /// Whose refusal it would be.
+    /// Returns the source whose quota of lines a refusal would use.
     fn source(&self) -> Source {
         match &self.caller {
             Some((task, execution)) => Source::Execution(task.clone(), execution.clone()),
@@ -855,14 +855,14 @@ fn cut(text: &str, most: usize) -> String {
     text.chars().take(most).collect()
 }
 
-/// What a person has decided about a request that waits.
+/// An operator's decision on a pending request.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Decision<'d> {
     /// The approval's id, as it stands in the lines of the requests.
     pub approval: &'d str,
     /// `approve` or `deny`.
     pub decision: &'static str,
-    /// Whose request it is.
+    /// The execution that made the request.
     pub execution: &'d str,
     /// Of which task.
     pub task: &'d str,

@@ -56,7 +56,7 @@ fn lines(file: File, mut each: impl FnMut(&str, u64) -> bool) -> io::Result<()> 
         line.clear();
         let read = reader.read_until(b'\n', &mut line)?;
         end = end.saturating_add(read as u64);
-        // What has no end was not written whole, and nothing went on because of it.
+        // A line without an end was not written completely, and nothing was sent because of it.
         let Some(whole) = line.strip_suffix(b"\n") else { return Ok(()) };
         // A fragment that a crash left may be anything.
         if let Ok(line) = std::str::from_utf8(whole)

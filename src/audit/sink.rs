@@ -208,7 +208,7 @@ struct WriterThread {
 impl WriterThread {
     fn run(mut self) {
         loop {
-            // Whoever was counted has had lines before, which came here: so there is no need to be woken for it.
+            // A counted source has had lines before, and each of them woke this thread, so no other wake-up is needed.
             let first = match self.flood.next_end() {
                 None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(end) => self.inbox.recv_timeout(end.saturating_duration_since(Instant::now())),
@@ -239,7 +239,7 @@ impl WriterThread {
         let (mut lines, mut is_bill) = (Vec::new(), false);
         for entry in group {
             if let Some(written) = entry.written {
-                // Whoever asked may have gone; the line stands.
+                // The caller may have been dropped; the line stays written.
                 let _ = written.send(done);
             }
             is_bill |= entry.told == Announce::Bill;
@@ -269,7 +269,7 @@ impl WriterThread {
         }
         if let Err(error) = &done {
             tracing::error!(%error, lines = group.len(), "the audit log cannot be written; requests are refused");
-            // Whoever waits is told; the others are counted.
+            // Callers that wait get the error; lines that nobody waits for are counted.
             self.lost.fetch_add(unwritten.saturating_add(untold), Ordering::Relaxed);
             self.flood.put_back(counted, Instant::now());
         }
@@ -277,7 +277,7 @@ impl WriterThread {
     }
 }
 
-/// What the thread writes with.
+/// The files that the thread writes to.
 struct Writer {
     place: LogLocation,
     key: ChainKey,
@@ -289,7 +289,7 @@ struct Writer {
     torn: Option<String>,
 }
 
-/// What the head file said.
+/// The audit chain head as last persisted.
 enum StoredHead {
     /// Nothing: a state directory that has seen no chain.
     Fresh,
@@ -546,8 +546,8 @@ fn fragment_after(mut log: &File, offset: u64) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// What a sink does whose writer hangs: a channel that nobody reads.
-    /// A ledger that is away for long must not silence the log.
+    /// A sink whose writer hangs: nobody reads the channel. A ledger that is unavailable for long must not stop the
+    /// log.
     #[tokio::test]
     async fn lines_that_nobody_asks_for_in_time_are_written_all_the_same() {
         let dir = tempfile::tempdir().unwrap();
@@ -562,7 +562,7 @@ mod tests {
         assert_eq!(sink.flush().await, Ok(()));
         let first = heard.try_recv().unwrap();
         assert_eq!((first.lines, heard.try_recv().is_err()), (vec!["{\"n\":0}".to_owned()], true));
-        // What costs something waits for its turn.
+        // Lines with a cost wait for their turn.
         for n in 0..2 {
             sink.write(&serde_json::json!({ "cost": n }), Announce::Bill);
             assert_eq!(sink.flush().await, Ok(()), "{n}");
@@ -625,7 +625,7 @@ mod tests {
         let (place, key) = parts(dir.path());
         let path = place.path.clone().unwrap();
         let mut writer = Writer::open(place, key, false).unwrap();
-        // Whatever is written to it fails.
+        // Every write to it fails.
         writer.log = Some(File::open(path).unwrap());
         let flood = Arc::new(Flood::new(50));
         let mut scribe = WriterThread {

@@ -10,7 +10,7 @@ use super::chain::{self, ChainKey, GENESIS};
 use super::sink;
 use crate::files;
 
-/// What a log turned out to be.
+/// The result of a verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// Lines are missing at the end: the head names a line that is not there.
@@ -26,7 +26,7 @@ pub enum Finding {
     Whole,
 }
 
-/// What [`verify`] found.
+/// The report of [`verify`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The verdict.
@@ -54,7 +54,7 @@ pub fn verify(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<Re
         if report.as_ref().is_ok_and(|(report, _)| report.finding == Finding::Whole) {
             break;
         }
-        // What looks wrong may have been rotated or written while we read: it must look so twice.
+        // An error may come from a rotation or a write during the read, so it must be seen twice.
         let again = once(path, key, head);
         let same = matches!((&report, &again), (Ok((_, a)), Ok((_, b))) if a == b);
         report = again;
@@ -68,7 +68,7 @@ pub fn verify(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<Re
 /// How often a log that changes under our eyes is read again.
 const RETRIES: usize = 20;
 
-/// What was read: to tell whether it changed.
+/// The head and the files that were read, to detect a change.
 type Seen = (Option<String>, Vec<PathBuf>);
 
 fn once(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<(Report, Seen)> {

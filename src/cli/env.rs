@@ -84,7 +84,7 @@ pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell) -> Exit {
     Exit::Done
 }
 
-/// What a client needs to use the proxy and to trust it.
+/// Returns the environment variables that make a client use the proxy and trust its CA.
 pub(super) fn variables(proxy_url: &str, ca: &Path, bundle: &Path) -> Vec<(&'static str, String)> {
     let text = |path: &Path| path.display().to_string();
     let proxy = PROXY.iter().map(|name| (*name, proxy_url.to_owned()));

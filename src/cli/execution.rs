@@ -27,8 +27,8 @@ pub(super) struct ExecutionArgs {
 enum Action {
     /// Begin one, and print what a sandbox needs to use the proxy as it
     ///
-    /// What is printed is for `eval` in a shell, or for pasting: EXEAT_EXECUTION, the id, and HTTPS_PROXY (with the
-    /// other names that clients know it by), the proxy's URL with the token in it. The token is shown this once.
+    /// Prints lines for `eval` in a shell or for pasting: EXEAT_EXECUTION, the id, and HTTPS_PROXY (with the other
+    /// names that clients know it by), the proxy's URL with the token in it. The token is shown only once.
     Start(StartArgs),
     /// Show one: what it has used up, and what it may
     Show {
@@ -115,7 +115,7 @@ pub(super) fn run(config: Option<&Path>, admin: Option<&str>, args: &ExecutionAr
     }
 }
 
-/// What is no id needs no daemon to say so, and must not become another path.
+/// An invalid id is rejected without asking the daemon, and must not become another path.
 pub(super) fn is_id(id: &str) -> Result<(), Exit> {
     if is_plain(id) {
         return Ok(());

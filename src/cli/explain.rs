@@ -20,7 +20,7 @@ use crate::policy::rule::{AccessKind, MatchedRules, Mode, Policy, Task};
 /// Flags of `exeat explain`.
 #[derive(Args)]
 pub(super) struct ExplainArgs {
-    /// Whose request it would be
+    /// Task that makes the request
     #[arg(long, value_name = "TASK")]
     task: String,
     /// The method
@@ -36,7 +36,7 @@ pub(super) struct ExplainArgs {
     url: String,
 }
 
-/// What one step says.
+/// The result of one step.
 #[derive(serde::Serialize)]
 struct Step {
     stage: &'static str,

@@ -1,5 +1,5 @@
-//! What a daemon gives up once it is set up: core files, new programs, other processes, and the files that
-//! are none of its own. For the case that somebody speaks through it who should not.
+//! Confinement of the daemon after setup: no core files, no new programs, no access to other processes or to files
+//! other than its own. It limits the damage if the process is taken over.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use super::seccomp::{self, Rules, put};
 use crate::files;
 use crate::policy::settings::{LedgerAt, ListenAt, Settings, Source};
 
-/// What the machine keeps where its own configuration, its roots and its random numbers are.
+/// Paths of the system's configuration, roots and random numbers.
 const SYSTEM: [&str; 7] = ["/etc", "/usr", "/proc", "/sys/fs/cgroup", "/dev/null", "/dev/urandom", "/dev/random"];
 /// Where processes may write that have nothing to lose.
 const SINKS: [&str; 1] = ["/dev/null"];
@@ -182,8 +182,8 @@ fn restrict(own: &[PathBuf], read: &[PathBuf]) -> Result<RulesetStatus, RulesetE
     Ok(status.ruleset)
 }
 
-/// What holds the files that the configuration names, and where links among them lead: their folders, or
-/// the file itself where that is the whole machine.
+/// Returns the directories of the files that the configuration names, and of the targets of links among them. A file in
+/// the root directory is returned itself.
 fn sources(settings: &Settings, config: Option<&Path>) -> Vec<PathBuf> {
     let tls = settings.proxy.tls.iter();
     let tls = tls.flat_map(|tls| [&tls.cert, &tls.key].into_iter().chain(&tls.client_ca).chain(&tls.crl));

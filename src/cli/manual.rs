@@ -86,7 +86,7 @@ fn page(mut command: Command) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// What holds for all commands and stands in no flag.
+/// Sections that hold for all commands and belong to no flag.
 const MORE: [(&str, &[(&str, &str)]); 2] = [
     (
         "EXIT STATUS",

@@ -1,4 +1,4 @@
-//! What users type: flags in, exit code out. Data goes to stdout, words to stderr.
+//! The command line: flags in, exit code out. Data goes to stdout, messages to stderr.
 
 mod approval;
 mod audit;
@@ -68,7 +68,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Print the variables that make clients use the proxy and trust its CA
     Env {
-        /// Whose token to put in
+        /// Task whose token to use
         #[arg(long, value_name = "TASK")]
         task: String,
         /// In which syntax

@@ -34,13 +34,13 @@ const TO_ANSWER: Duration = Duration::from_secs(30);
 const MAX_ANSWER: usize = 64_000_000;
 /// Where the token is that wins over all others.
 const TOKEN: &str = "EXEAT_ADMIN_TOKEN";
-/// What names another daemon than the configured one.
+/// The options that name another daemon than the configured one.
 const FLAG: &str = "--admin or EXEAT_ADMIN";
 
 /// A daemon, and what it knows its operator by.
 pub(super) struct Operator {
     at: At,
-    /// Who said that it is there.
+    /// The source of the address, for error messages.
     named_by: String,
     /// None: on a Unix socket the kernel may say enough.
     token: Option<Token>,
@@ -117,7 +117,7 @@ pub(super) fn print_json(answer: &Value) {
     print(escaped(&format!("{answer:#}\n")));
 }
 
-/// What the daemon is asked.
+/// A request to the daemon.
 pub(super) struct Question<'q> {
     pub(super) method: Method,
     pub(super) path: &'q str,
@@ -380,7 +380,7 @@ impl Token {
         Err(format!("what is found here is for this machine and the configured [admin].listen, not for {at}"))
     }
 
-    /// What the environment says.
+    /// Reads a token from the environment.
     fn given(token: Vec<u8>) -> Result<Self, String> {
         Self::checked(Secret::new(token), TOKEN.to_owned())
     }
@@ -401,7 +401,7 @@ fn listener(config: Option<&Path>) -> String {
     }
 }
 
-/// What the daemon says is wrong.
+/// Returns the daemon's error text.
 fn words(status: &StatusCode, document: &Value) -> String {
     let why = document.get("error").and_then(Value::as_str).map(clean).unwrap_or_default();
     let state = document.get("state").and_then(Value::as_str).map(|state| format!(" ({})", clean(state)));

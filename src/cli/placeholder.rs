@@ -28,7 +28,7 @@ fn is_word(value: &[u8]) -> bool {
 /// A key of ours that the child may use and not see.
 pub(super) struct PlaceholderCredential {
     pub(super) name: String,
-    /// What the configuration says of it.
+    /// The credential's configuration.
     pub(super) credential: Table,
     pub(super) hidden: Hidden,
 }
@@ -72,7 +72,7 @@ impl Hidden {
 impl PlaceholderCredential {
     /// Reads `NAME=HOW@HOST`, and the value from the variable NAME.
     pub(super) fn new(flag: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, Problem> {
-        // What stands behind the name is not repeated: somebody may have written the key itself there.
+        // The text behind the name is not repeated: it may be the key itself.
         let named = flag.split_once('=').map_or("…", |(name, _)| name);
         let wrong = |problem: &str| Problem {
             path: "--credential".to_owned(),
@@ -126,7 +126,7 @@ impl PlaceholderCredential {
             .filter_map(toml::Value::as_str)
     }
 
-    /// What the child finds in the variable.
+    /// Returns the placeholder that the child process gets in the variable.
     pub(super) fn placeholder(&self) -> &str {
         &self.hidden.placeholder
     }
@@ -198,7 +198,7 @@ fn alike(byte: u8, random: u8) -> char {
         b'A'..=b'Z' => one_of(b'A', 26),
         b'0'..=b'9' => one_of(b'0', 10),
         _ if is_kept(byte) => char::from(byte),
-        // What is no letter becomes one: placeholders are visible characters.
+        // Other bytes become letters: placeholders consist of visible characters.
         _ => one_of(b'a', 26),
     }
 }

@@ -178,7 +178,7 @@ fn without(command: &mut Command, rest: &[String], keys: &[Hidden], hidden: Vec<
     command.envs(
         environment.all().map(|(name, value)| (name, placeholder::hidden(keys, value).unwrap_or_else(|| value.into()))),
     );
-    // What configures the proxy is no business of what runs behind it, least of all its tokens.
+    // Variables that configure the proxy, above all its tokens, are not passed to the command.
     let ours = environment.all().map(|(name, _)| name.to_owned());
     let ours = ours.filter(|name| name.as_encoded_bytes().starts_with(b"EXEAT_"));
     for name in ours
@@ -197,7 +197,7 @@ pub(super) fn not_run(program: &str, error: &io::Error) -> ExitStatus {
     ExitStatus::from_raw(code << 8)
 }
 
-/// What may be sent to us while the command runs.
+/// The signals that may arrive while the command runs.
 pub(super) struct Signals {
     interrupt: Signal,
     quit: Signal,
@@ -245,7 +245,7 @@ pub(super) fn exit_code(status: ExitStatus) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-/// What the proxy of a command is made of.
+/// The parts of a command's proxy.
 struct Prepared {
     config: Config,
     /// Variables that the command must not see.
@@ -316,7 +316,7 @@ fn configure(
     compiled.settings.admin.listen = None;
     // The command runs as the same user, who could read the key in a file.
     compiled.settings.interception.ca_key = None;
-    // What the command left running does not keep its caller waiting.
+    // Processes that the command left running do not delay the exit.
     compiled.settings.proxy.drain_timeout = Duration::from_secs(2);
     Ok(Prepared { config: compiled, hidden, lent })
 }
@@ -350,7 +350,7 @@ fn lent_keys(args: &RunArgs, environment: &Environment) -> Result<Vec<Placeholde
     Ok(lent)
 }
 
-/// What the configuration says of the wanted task; an empty table if none is wanted.
+/// Returns the configuration of the chosen task, or an empty table if none was chosen.
 fn wanted_task(table: &Table, args: &RunArgs) -> Result<Table, Vec<Problem>> {
     let Some(task) = &args.task else { return Ok(Table::new()) };
     let found = table.get("tasks").and_then(|tasks| tasks.get(task));
@@ -390,7 +390,7 @@ fn integration(allowed: &str) -> Result<Table, Vec<Problem>> {
     let bare = host.strip_prefix("*.").unwrap_or(&host);
     let mut table = Table::new();
     let pattern = match Host::parse(bare) {
-        // Who writes out the very address means it, also if it is private.
+        // An address written out is meant, even if it is private.
         Ok(Host::Ip(ip)) if bare == host => {
             table.insert("allow_cidrs".to_owned(), vec![ip.to_string()].into());
             ip.to_string()
@@ -410,7 +410,7 @@ fn problem(path: &str, problem: String, suggestion: &str) -> Vec<Problem> {
     vec![Problem { path: path.to_owned(), problem, suggestion: suggestion.to_owned() }]
 }
 
-/// What came through and what did not, and the flag that would have let it.
+/// Prints the requests that were allowed and refused, and the flag that would have allowed each.
 fn summarize(log: &str, learned: bool) {
     let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let passed = lines.iter().filter(|line| line["event"] == "decided").count();

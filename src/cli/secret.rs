@@ -23,7 +23,7 @@ const DEFAULT: &str = "default";
 /// Flags of `exeat secret`.
 #[derive(Args)]
 pub(super) struct SecretArgs {
-    /// Whose secrets: the workspace that the task names. Without it `default`; for `list`, all
+    /// Workspace of the secrets, as named by the task. Without it `default`; for `list`, all
     #[arg(long, value_name = "W", global = true)]
     workspace: Option<String>,
     #[command(subcommand)]
@@ -43,12 +43,12 @@ enum Action {
     /// The value is kept exactly; of what comes from standard input, one final newline is cut. A running daemon
     /// takes it up at its next reload.
     Set {
-        /// What credentials call it, as in value = "secret:NAME"
+        /// Name that credentials refer to, as in value = "secret:NAME"
         name: String,
     },
     /// Remove a value
     Delete {
-        /// What it is called
+        /// Name of the secret
         name: String,
     },
 }

@@ -1,5 +1,5 @@
-//! What a service manager and its service say to each other: sockets on the way in, states on the way out
-//! (sd_listen_fds(3), sd_notify(3)).
+//! The protocol between a service manager and the daemon: passed sockets and state notifications (sd_listen_fds(3),
+//! sd_notify(3)).
 
 use std::io;
 

@@ -72,7 +72,7 @@ pub struct DecodeLimits {
     pub total: u64,
     /// Decoded bytes for each coded byte of the body, beyond a first 4 MiB that are always fine.
     pub ratio: u64,
-    /// Whose room it takes while it lasts.
+    /// The direction of the body, which decides the memory that its window counts against.
     pub direction: Direction,
 }
 

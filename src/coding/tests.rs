@@ -249,7 +249,7 @@ fn bombs_are_too_much() {
     let silent = [&b"\x50\x2a\x4d\x18\0\0\0\x04"[..], &zeros].concat();
     let mut run = Run::new(&[Coding::Zstd, Coding::Gzip], bounds);
     assert_eq!(run.feed(&encode(Coding::Gzip, &silent)), Err(DecodeError::TooMuch));
-    // What is small may be dense.
+    // A small body may be dense.
     let mut run = Run::new(&[Coding::Gzip], DecodeLimits { total: 65536, ratio: 0, ..FREE });
     assert_eq!(run.feed(&encode(Coding::Gzip, &zeros[..65536])), Ok(()));
     assert_eq!(run.end(), Ok(()));
@@ -476,7 +476,7 @@ proptest! {
         prop_assert!(decode(&codings, pieces).unwrap() == text);
     }
 
-    /// What a prefix that is settled determines has come out, and the rest goes on from it.
+    /// The output for a settled prefix is complete, and decoding resumes behind it.
     #[test]
     fn settled_bytes_hold_nothing_back(text in text(), codings in some_codings(), size in 1_usize..200) {
         let coded = encode_all(&codings, &text);

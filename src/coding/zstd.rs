@@ -14,7 +14,7 @@ use twox_hash::XxHash64;
 use super::budget::WindowMemory;
 use super::{DecodeError, Direction, STEP};
 
-/// What decoders of the web must be able to hold, and nobody may ask more (RFC 9659).
+/// The largest window that decoders of the web must support and encoders may use (RFC 9659).
 const MAX_WINDOW: u64 = 8 * 1024 * 1024;
 const MAX_BLOCK: usize = 128 * 1024;
 const BLOCK_HEAD: usize = 3;
@@ -33,12 +33,12 @@ pub(crate) struct Zstd {
     frame: Frame,
     room: WindowMemory,
     blocks: FrameDecoder,
-    /// What has been decoded and not given out, behind some that has.
+    /// Bytes that have been decoded and not yet given out, from `given` on.
     fresh: Vec<u8>,
     gone: usize,
 }
 
-/// What the next bytes are.
+/// The position within the format.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum At {
     Head,
@@ -48,7 +48,7 @@ enum At {
     Checksum,
 }
 
-/// What a frame's head says, and what came out of it so far.
+/// A frame's header, and the number of bytes decoded so far.
 #[derive(Default)]
 struct Frame {
     window: u64,
@@ -59,7 +59,7 @@ struct Frame {
     hash: XxHash64,
 }
 
-/// What a block's head says.
+/// A block's header.
 struct BlockHead {
     last: bool,
     /// Of what follows.
@@ -329,7 +329,7 @@ impl Frame {
     }
 }
 
-/// What a window's byte stands for: five bits of exponent, three of mantissa.
+/// Decodes a window descriptor: five bits of exponent, three of mantissa.
 fn window_size(descriptor: u8) -> u64 {
     let base = 1_u64.wrapping_shl(u32::from(descriptor >> 3).saturating_add(10));
     base.saturating_add((base >> 3).saturating_mul(u64::from(descriptor & 7)))
@@ -339,7 +339,7 @@ fn window_size(descriptor: u8) -> u64 {
 struct View<'v> {
     skip: usize,
     into: &'v mut Vec<u8>,
-    /// What is not taken stays there, for later blocks to refer to.
+    /// Without it, bytes stay in the buffer, for later blocks to refer to.
     takes: bool,
 }
 

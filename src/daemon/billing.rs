@@ -1,5 +1,5 @@
-//! What exchanges cost, and the record of tool calls: both are sums over the audit log, so that after a crash they
-//! agree with it. The ledger keeps how far the log has been summed up; what is missing at a start is read from there.
+//! Billing and the record of tool calls: both are sums over the audit log, so that they agree with it after a crash.
+//! The ledger stores the position up to which the log has been summed; the rest is read at start.
 
 use std::collections::HashMap;
 use std::io;
@@ -107,7 +107,7 @@ pub(crate) async fn run(services: Arc<Services>, mut told: mpsc::Receiver<Writte
     }
     loop {
         let written = tokio::select! {
-            // What was written before the end is summed up first.
+            // Lines written before the end are summed first.
             biased;
             written = told.recv() => written,
             () = services.abort.cancelled() => return,
@@ -169,7 +169,7 @@ async fn until_taken<F: Future<Output = Result<(), LedgerError>>>(services: &Ser
 }
 
 impl Line {
-    /// What it cost.
+    /// Returns the cost of the exchange.
     fn half_credits(&self) -> Option<u32> {
         // Written by us: a small multiple of a half.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]

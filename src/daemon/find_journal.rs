@@ -1,4 +1,4 @@
-//! What must outlive the process: finds, in the order they came.
+//! The journal of finds, which must survive the process, in the order of their arrival.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +47,7 @@ pub(crate) async fn run(services: Arc<Services>, mut notes: mpsc::Receiver<FindE
         };
         match note {
             Some(FindEvent::Find(execution)) => find(&services, &execution).await,
-            // Whoever asked may have gone.
+            // The caller may have been dropped.
             Some(FindEvent::Settled(asked)) => drop(asked.send(())),
             None => return,
         }

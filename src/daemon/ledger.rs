@@ -57,7 +57,7 @@ fn alarm(audit: Arc<Sink>) -> Alarm {
     })
 }
 
-/// What this proxy is called among those that share the server: made up at the first start.
+/// Returns the name of this proxy among those that share the server. It is made at the first start.
 fn name(settings: &Settings) -> io::Result<String> {
     let make = || Ok(Zeroizing::new(Uuid::now_v7().to_string().into_bytes()));
     let name = files::read_or_create(&settings.state_dir.join("proxy.id"), make)?;

@@ -208,7 +208,7 @@ impl Daemon {
         let patience = self.services.settings.proxy.drain_timeout;
         let waiting = tokio::time::timeout(patience, self.services.tracker.wait());
         let waited = self.services.abort.run_until_cancelled(waiting).await;
-        // Whoever used the breaker ended the tasks that were waited for.
+        // The breaker ended the tasks that were being waited for.
         let drained = matches!(waited, Some(Ok(()))) && !self.services.abort.is_cancelled();
         self.services.abort.cancel();
         let farewell = tokio::time::timeout(FAREWELL, async {

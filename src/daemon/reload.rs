@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub struct ConfigFile {
     path: PathBuf,
     state_dir: PathBuf,
-    /// What was read last, good or bad, so that a change is one from what is known.
+    /// The file as last read, valid or not, to detect a change.
     read: Arc<Mutex<Option<Vec<u8>>>>,
     /// Held from reading to swapping: of two reloads at once, the later reader wins.
     swap: Arc<Mutex<()>>,

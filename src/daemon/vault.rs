@@ -16,7 +16,7 @@ use crate::vault::{Entry, MasterKey, Opened, Vault, VaultError};
 /// The workspace of the daemon's own secrets. No operator can name it: it is no plain name.
 const OWN: &str = ".exeat";
 const AUDIT_KEY: &str = "audit.key";
-/// What the ledger's key is derived for.
+/// The label for deriving the ledger's key.
 const LEDGER_KEY: &str = "exeat ledger 1";
 
 /// The vault that the settings name.
@@ -81,7 +81,7 @@ impl SecretSource for Reader {
 /// lies in a file of its own, as earlier versions kept it, is taken into the vault.
 ///
 /// # Errors
-/// What the vault says; also if there are two keys that differ.
+/// The vault's errors; also if there are two keys that differ.
 pub(crate) fn audit_key(settings: &Settings) -> Result<(ChainKey, bool), VaultError> {
     let vault = vault(&settings.vault);
     let file = settings.state_dir.join(AUDIT_KEY);
@@ -110,7 +110,7 @@ pub(crate) fn audit_key(settings: &Settings) -> Result<(ChainKey, bool), VaultEr
 /// The key that proxies with a common ledger sign with: the one that the settings name, else one of the vault's.
 ///
 /// # Errors
-/// What the vault says, or that there is no such key.
+/// The vault's errors, or that there is no such key.
 pub(crate) fn ledger_key(settings: &Settings, named: Option<&Source>) -> Result<Secret, VaultError> {
     match named {
         Some(source) => master_key(source, &|name| std::env::var(name).ok()).subkey(LEDGER_KEY),
@@ -121,7 +121,7 @@ pub(crate) fn ledger_key(settings: &Settings, named: Option<&Source>) -> Result<
 /// Notes that this state directory has a chain from now on: if it has none later, it was taken away.
 ///
 /// # Errors
-/// What the vault says.
+/// The vault's errors.
 pub(crate) fn note_chain(settings: &Settings) -> Result<(), VaultError> {
     vault(&settings.vault).set(OWN, &chain(settings), Secret::new(b"begun".to_vec())).map(drop)
 }
@@ -136,7 +136,7 @@ fn chain(settings: &Settings) -> String {
 /// The key of a chain that exists, for reading it back. Nothing is made or moved.
 ///
 /// # Errors
-/// What the vault says; also if there is no key.
+/// The vault's errors; also if there is no key.
 pub fn known_audit_key(settings: &Settings) -> Result<ChainKey, VaultError> {
     if let Some(key) = vault(&settings.vault).get(OWN, AUDIT_KEY)? {
         return Ok(ChainKey::new(key));
@@ -151,7 +151,7 @@ pub fn known_audit_key(settings: &Settings) -> Result<ChainKey, VaultError> {
     }
 }
 
-/// What may be told of a secret.
+/// Returns the public metadata of a secret.
 #[must_use]
 pub fn metadata(entry: &Entry) -> serde_json::Value {
     serde_json::json!({

@@ -35,7 +35,7 @@ struct State<T> {
     by_source: HashMap<Source, BTreeSet<u64>>,
     /// Sources that have one waiting, in the order of their turns.
     turns: VecDeque<Source>,
-    /// What was closed for newer ones and is still to be told of.
+    /// Connections evicted for newer ones, not yet returned by [`Self::next`].
     closed: VecDeque<T>,
 }
 
@@ -45,7 +45,7 @@ struct Waiting<T> {
     connection: T,
 }
 
-/// What becomes of a connection.
+/// The next action for a connection.
 pub(crate) enum QueueStep<T> {
     Serve(T, Slot),
     /// There is no slot for it.
@@ -55,7 +55,7 @@ pub(crate) enum QueueStep<T> {
 }
 
 impl<T> AcceptQueue<T> {
-    /// Whoever finds all slots held by identified connections is refused.
+    /// Refuses a connection if all slots are held by identified connections.
     pub(crate) fn new(admission: Arc<Admission>) -> Self {
         let (next, waiting, by_source) = (0, BTreeMap::new(), HashMap::new());
         let (turns, closed) = (VecDeque::new(), VecDeque::new());
@@ -63,7 +63,7 @@ impl<T> AcceptQueue<T> {
         Self { admission, in_turn: None, state }
     }
 
-    /// Whoever finds all slots held by identified connections waits for so long.
+    /// Makes a connection wait for `patience` if all slots are held by identified connections.
     pub(crate) fn waiting_for(self, patience: Duration) -> Self {
         Self { in_turn: Some(patience), ..self }
     }
@@ -80,7 +80,7 @@ impl<T> AcceptQueue<T> {
         }
     }
 
-    /// What is to be done next. Nothing is lost if nobody waits for it any more.
+    /// Returns the next action. It is cancel-safe.
     pub(crate) async fn next(&self) -> QueueStep<T> {
         loop {
             let mut changed = pin!(self.admission.changed());
@@ -88,13 +88,13 @@ impl<T> AcceptQueue<T> {
             match self.step() {
                 Ok(step) => return step,
                 Err(Some(until)) => drop(timeout_at(until, changed).await),
-                // Whoever takes a connection in asks again.
+                // The caller asks again after it has accepted a connection.
                 Err(None) => std::future::pending().await,
             }
         }
     }
 
-    /// What can be done now, or when there may be something; never if nobody waits.
+    /// Returns the action that is possible now, or the time of the next one; no time if nothing waits.
     fn step(&self) -> Result<QueueStep<T>, Option<Instant>> {
         let now = Instant::now();
         let mut state = self.lock();
@@ -242,7 +242,7 @@ mod tests {
         let lobby = lobby(48);
         arrive(&lobby, 1, 0..60);
         let (first, _, closed) = steps(&lobby);
-        // What was closed came before the first slot was given: all 48 were free, and one more may be.
+        // Connections were evicted before the first slot was given: all 48 were free, and one more may wait.
         assert_eq!((first.len(), closed), (10, (0..11).map(|n| (1, n)).collect::<Vec<_>>()));
         arrive(&lobby, 2, 0..3);
         let (_, refused, closed) = steps(&lobby);

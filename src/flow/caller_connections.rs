@@ -14,8 +14,8 @@ pub(crate) struct CallerConnections {
     taken: Mutex<HashMap<ExecutionId, usize>>,
 }
 
-/// What one connection holds: a seat for each caller that it has spoken for, which is one but for clients
-/// that share connections.
+/// The connection slots held by one client connection, one per caller it has authenticated as. Only clients that share
+/// connections have more than one.
 #[derive(Default)]
 pub(crate) struct ConnectionSlots(Mutex<Vec<ConnectionSlot>>);
 

@@ -66,7 +66,7 @@ impl Client {
     }
 }
 
-/// What a request to the proxy came to.
+/// The result of a request to the proxy.
 #[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 enum Handled {
     Answered(Received),
@@ -104,7 +104,7 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
     }
 }
 
-/// What hyper cannot read although the gate could: it answers that by itself, and the log still gets its line.
+/// Logs an error of hyper on a request that passed the gate. hyper answers it itself; the audit log still gets a line.
 pub(super) fn note_broken(client: &Client, error: &hyper::Error) {
     tracing::debug!(%error, peer = %client.peer, "a client connection broke");
     if error.is_parse() || error.is_parse_too_large() {
@@ -164,7 +164,7 @@ pub(super) fn h1() -> http1::Builder {
     builder
 }
 
-/// What hyper keeps of what it reads, in bytes; the largest head that can be configured fits.
+/// The size of hyper's read buffer, in bytes; the largest head that can be configured fits.
 const MAX_BUFFER: usize = 1_100_000;
 
 async fn answer(client: &Arc<Client>, passage: &GateHandle, mut request: Request<Incoming>) -> Response<AnswerBody> {
@@ -209,7 +209,7 @@ async fn answer(client: &Arc<Client>, passage: &GateHandle, mut request: Request
     }
 }
 
-/// Who, how often, where to, may they: once per destination.
+/// Identifies the caller, counts the call, and authorizes the destination, once per destination.
 async fn handle(
     client: &Arc<Client>,
     page: Option<self_api::Page>,

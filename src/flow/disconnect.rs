@@ -181,7 +181,7 @@ impl Shared {
     async fn ask_for_probes(&self) {
         for (n, pause) in PROBE_AFTER.into_iter().enumerate() {
             sleep(pause).await;
-            // Whoever serves the connection is polled behind this watch.
+            // The task that serves the connection is polled after this watch.
             self.probe.store(true, Ordering::Release);
             while self.probed.load(Ordering::Acquire) <= n {
                 self.sent.notified().await;

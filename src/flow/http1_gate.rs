@@ -25,7 +25,7 @@ use crate::model::refusal::{Deny, Refusal};
 use crate::stages::message::chunked::ChunkedReader;
 use crate::stages::parse::{self, Framing, Head};
 
-/// What is read of a client at once while its head is not complete, in bytes.
+/// The bytes read from a client at once while its head is incomplete.
 const STEP: usize = 4096;
 
 /// How much and how long.
@@ -42,7 +42,7 @@ pub(super) struct HeadLimits {
 /// A stream on which an HTTP server finds nothing but sound heads and the bodies that belong to them.
 pub(super) struct Http1Gate<T> {
     inner: T,
-    /// What was read and not yet given out.
+    /// Bytes read and not yet returned.
     buffer: BytesMut,
     state: State,
     limits: HeadLimits,
@@ -57,7 +57,7 @@ pub(super) struct Http1Gate<T> {
     deadline: Box<dyn Fn() -> Option<Instant> + Send>,
     /// Knows when the client should be probed.
     watch: Option<DisconnectWatch>,
-    /// What is left to write of a probe.
+    /// The rest of a probe that is still to be written.
     probe: &'static [u8],
     passage: GateHandle,
     refuse: Box<dyn FnMut(Refusal) -> Vec<u8> + Send>,
@@ -77,7 +77,7 @@ enum State {
     Over,
 }
 
-/// What others know of a gate, and may do with it.
+/// A handle to a gate, shared with the code that serves the connection.
 #[derive(Clone, Default)]
 pub(super) struct GateHandle(Arc<Shared>);
 
@@ -88,7 +88,7 @@ struct Shared {
     ended: AtomicBool,
     /// A request waits for its answer, of which no byte has been written, and its client understands 1xx.
     unanswered: AtomicBool,
-    /// What hyper keeps ready for a switch that did not come.
+    /// hyper's handle for an upgrade that did not take place.
     pending: Mutex<Option<OnUpgrade>>,
 }
 
@@ -204,7 +204,7 @@ impl<T> Http1Gate<T> {
         self.passage.clone()
     }
 
-    /// What has been read and not given out, and the stream.
+    /// Returns the bytes that were read and not returned, and the stream.
     pub(super) fn into_parts(self) -> (Bytes, T) {
         (self.buffer.freeze(), self.inner)
     }
@@ -510,7 +510,7 @@ mod tests {
         }
     }
 
-    /// What the HTTP server finds, reading so many bytes at a time, and what was refused.
+    /// Returns the bytes that the HTTP server reads in steps of `step` bytes, and the refusal.
     async fn through(pieces: VecDeque<Vec<u8>>, step: usize) -> (Vec<u8>, Vec<Refusal>) {
         let limits = HeadLimits { head: 1000, header_timeout: Duration::from_secs(1), idle: Duration::from_secs(9) };
         let refused = Arc::<Mutex<Vec<Refusal>>>::default();

@@ -180,7 +180,7 @@ fn remove_dead(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What turns an accepted connection into one that HTTP can be spoken on.
+/// Sets up an accepted connection for HTTP: PROXY, TLS and peer identity.
 pub(crate) struct ConnectionSetup {
     /// The files are read again at a reload.
     tls: Option<(ProxyTls, RwLock<Arc<ServerConfig>>)>,
@@ -205,7 +205,7 @@ impl ConnectionSetup {
         Ok(())
     }
 
-    /// What is known of the peer before a handshake.
+    /// Returns the facts known of the peer before a handshake.
     pub(crate) fn peer(&self, accepted: &Accepted) -> Peer {
         match accepted {
             Accepted::Tcp(_, address) => Peer::tcp(*address),

@@ -37,9 +37,9 @@ use crate::stages::pin::Resolver;
 use crate::stages::throttle::Throttle;
 use crate::tls::authority::Authority;
 
-/// What every request needs, made once.
+/// The state that every request needs, made once at start.
 pub struct Services {
-    /// What was read at start.
+    /// The settings, read at start.
     pub settings: Settings,
     /// The policy in force.
     pub policies: Arc<PolicyStore>,
@@ -55,7 +55,7 @@ pub struct Services {
     pub finds: Arc<Finds>,
     /// Executions and what they have used up.
     pub ledger: Arc<Ledger>,
-    /// What calls are taken from.
+    /// Counts and limits calls.
     pub throttle: Throttle,
     /// The memory for request bodies that are held.
     pub bodies: Arc<Budget>,
@@ -63,7 +63,7 @@ pub struct Services {
     pub windows: Arc<Budget>,
     /// Where it listens for sandboxes.
     pub(crate) listeners: Vec<ListenAt>,
-    /// What turns an accepted connection into one that speaks HTTP.
+    /// Sets up accepted connections for HTTP.
     pub(crate) connection_setup: listener::ConnectionSetup,
     /// Where registered webhooks lead.
     pub(crate) webhook_prechecks: webhooks::WebhookPrechecks,
@@ -97,7 +97,7 @@ impl Services {
     }
 
     /// A call that is refused before it is looked through is shown to its client without the client's own values.
-    /// Who is told by that gap what is one has not guessed for nothing.
+    /// A redacted value confirms the caller's guess, so it counts as a find.
     fn find_in_refused(&self, record: &mut Record) {
         let policy = self.policies.snapshot();
         let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));

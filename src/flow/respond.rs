@@ -84,7 +84,7 @@ struct Problem<'a> {
     approved: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     credential: Option<&'a str>,
-    /// What has to be decided first, or was.
+    /// The approval that is pending or was decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     approval: Option<&'a str>,
     /// Which limit has been reached, and what it allows.
@@ -118,7 +118,7 @@ impl From<ExchangeLimit> for Limit {
     }
 }
 
-/// What a refusal is about, as far as its caller may know.
+/// The details of a refusal that its caller may know.
 #[derive(Default)]
 struct RefusalDetails<'a> {
     url: Option<String>,
@@ -145,7 +145,7 @@ pub(super) async fn origin(services: &Services, received: Received, mut record: 
     response
 }
 
-/// What is ours in the head of an origin's answer.
+/// The proxy's own fields in the head of an origin's answer.
 struct OwnFields {
     id: Option<HeaderValue>,
     used: Option<HeaderValue>,
@@ -224,7 +224,7 @@ fn plain(status: StatusCode, detail: &str, record: &Record) -> String {
 /// Answers a refusal, and leaves it in the record.
 pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record) -> Response<AnswerBody> {
     record.failed(refusal);
-    // What the client has still to send goes nowhere, also where the origin has already answered.
+    // The rest of the client's body is dropped, even if the origin has already answered.
     record.counts().end();
     let policy = services.policies.snapshot();
     let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));

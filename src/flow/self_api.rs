@@ -48,7 +48,7 @@ const MAX_TEXT: usize = 256;
 /// The longest time that a reported call is believed to have taken, in milliseconds.
 const DAY: f64 = 24.0 * 3_600_000.0;
 
-/// What is asked for.
+/// A page of the proxy itself.
 pub(super) enum Page {
     /// `GET /v1/self`
     About,
@@ -64,12 +64,12 @@ pub(super) enum Page {
     Reach(Verb),
 }
 
-/// What is to be known of a destination.
+/// A question about a destination.
 #[derive(Clone, Copy)]
 pub(super) enum Verb {
     /// Its addresses.
     Resolve,
-    /// What it shows of itself in a TLS handshake.
+    /// The certificate shown in a TLS handshake.
     Certificate,
     /// Whether it can be connected to.
     Probe,
@@ -86,7 +86,7 @@ pub(super) enum SelfReply {
     Unknown(&'static str),
 }
 
-/// Who asks, of what, and under which policy.
+/// A caller's request to the proxy itself, with the policy it is judged by.
 struct SelfRequest<'a> {
     services: &'a Services,
     policy: &'a Policy,
@@ -170,7 +170,7 @@ impl SelfRequest<'_> {
         }
     }
 
-    /// What costs no call.
+    /// Answers a request that costs no call.
     async fn question(&self, page: Page, method: &Method, record: &mut Record) -> Verdict<SelfReply> {
         let said = match page {
             Page::Report => SelfReply::AnotherMethod("POST"),
@@ -319,7 +319,7 @@ impl SelfRequest<'_> {
 
     async fn certificate(&self, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Value> {
         let shown = self.services.forwarder.probe_certificate(pinned, self.caller.execution(), record).await?;
-        // Who was stopped meanwhile learns nothing more from it.
+        // An execution that was stopped meanwhile gets no answer.
         let policy = self.services.policies.snapshot();
         self.services.finds.check(self.caller.execution(), policy.leak().max_finds())?;
         // Its texts are the origin's, who may have been sent a value. Only what is the caller's own is overwritten:
@@ -399,7 +399,7 @@ fn target(query: &str) -> Option<Target> {
     Target::connect(&format!("{host}:{port}").parse().ok()?).ok()
 }
 
-/// What a plan allows, and what of it is left.
+/// Returns the limits of a plan and the calls left.
 fn left(limits: &Limits, counter: &Counter) -> Value {
     let in_window = counter.window_at(Millis::now()).map_or(0, |window| window.calls);
     let left = |most: Option<u64>, used: u64| most.map(|most| most.saturating_sub(used));
@@ -438,8 +438,8 @@ async fn whole(body: Incoming, idle: Duration, counts: &TransferCounts) -> Verdi
     }
 }
 
-/// What a client says of a call that it refused by itself. Nothing was sent, so nothing came back; what it says of
-/// that is not read.
+/// A client's report of a call that it refused itself. Nothing was sent, so there is no answer; fields about one are
+/// ignored.
 #[derive(Deserialize)]
 struct Reported {
     tool: String,

@@ -57,7 +57,7 @@ pub(super) struct Tunnel {
 /// The client's end, with what was read of it put back.
 type ClientStream = Rewind<connection::ClientStream>;
 
-/// What the first bytes in a tunnel turned out to be.
+/// The protocol that the first bytes in a tunnel belong to.
 enum First {
     Http,
     Tls(Hello),
@@ -249,7 +249,7 @@ impl Tunnel {
     }
 }
 
-/// What a client may send on one h2 connection before it is read, in bytes.
+/// The flow-control window of an h2 connection of a client, in bytes.
 const WINDOW: u32 = 1024 * 1024;
 /// Of a stream and of a connection where an execution has many: as in RFC 9113 §6.9.2. What is kept of an answer that
 /// the client does not read.
@@ -335,7 +335,7 @@ impl Inner {
             ended = &mut connection => ended,
             () = inner.until_quiet(&open, &served) => {
                 connection.as_mut().graceful_shutdown();
-                // What is in flight may finish; a client that says nothing does not hold its place.
+                // Requests in flight may finish; a silent client does not keep its slot.
                 tokio::select! {
                     ended = &mut connection => ended,
                     () = inner.until_silent(&open) => Ok(()),
@@ -382,7 +382,7 @@ impl Inner {
         }
     }
 
-    /// Who asks and where to, of a request that nobody could read.
+    /// Records the caller and the destination of a request that could not be parsed.
     fn introduce(&self, record: &mut Record) {
         self.used(record);
         self.name(record);

@@ -62,7 +62,7 @@ async fn check(
     Some(WebhookProblem { task, index, host: target.host().to_string(), refusal })
 }
 
-/// What was found out about the webhooks of the policy in force.
+/// The results of the checks on the webhooks of the current policy.
 #[derive(Default)]
 pub(crate) struct WebhookPrechecks(Mutex<Option<Noted>>);
 

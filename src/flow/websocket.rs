@@ -204,7 +204,7 @@ const CLOSED: io::ErrorKind = io::ErrorKind::InvalidData;
 /// Waits for a direction once the other has ended so.
 async fn behind(first: io::Result<()>, other: impl Future<Output = io::Result<()>>) -> io::Result<()> {
     match first {
-        // What one side has still to say after the other has ended is little.
+        // The remaining data of one side after the other has ended is small.
         Ok(()) => timeout(FAREWELL, other).await.unwrap_or(Ok(())),
         Err(error) => {
             if error.kind() == CLOSED {
@@ -280,7 +280,7 @@ impl Ends {
     }
 }
 
-/// What a client is told of a relay that may not go on.
+/// Returns the close code for a relay that must end.
 fn code_of(refusal: Refusal) -> u16 {
     if refusal == Fail::Draining.into() { websocket::GOING_AWAY } else { websocket::POLICY_VIOLATION }
 }

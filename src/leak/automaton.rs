@@ -17,7 +17,7 @@ struct Node {
     /// The children stand side by side; of a node with [`MANY`], the row where they are found.
     first: u32,
     depth: u32,
-    /// Whose pattern ends here: a set, or 0.
+    /// The set of patterns that end here, or 0.
     ends: u32,
     /// The longest proper suffix at which a pattern ends, or 0.
     output: u32,

@@ -17,7 +17,7 @@ const BLOCK: usize = 8;
 /// Bytes that are decoded at once.
 const DECODED: usize = 3 * 1024;
 
-/// What parts of a stream say, as far as it has come.
+/// The encoded parts of a stream, as far as it has been read.
 #[derive(Default)]
 pub(super) struct EmbeddedBase64 {
     /// The byte before the next one.
@@ -26,7 +26,7 @@ pub(super) struct EmbeddedBase64 {
     /// In a stretch of bytes that parts are made of; what is between such stretches is passed over.
     is_walking: bool,
     unescape: Unescape,
-    /// What begins here is a part.
+    /// The bytes that begin here are a part.
     is_declared: bool,
     /// Line breaks without a character between them.
     breaks: u8,
@@ -253,7 +253,7 @@ impl Part {
         }
     }
 
-    /// What is left of a group: bytes, and how many.
+    /// Returns the bytes of an incomplete group, and their number.
     fn left(&self) -> ([u8; 2], usize) {
         let [_, a, b, _] = (self.bits << (6 * u32::from(4_u8.saturating_sub(self.characters)))).to_be_bytes();
         ([a, b], usize::from(self.characters.saturating_sub(1)).min(2))
@@ -352,7 +352,7 @@ fn run(text: &[u8]) -> usize {
 
 /// A character of base64.
 const BASE64: u8 = 0x40;
-/// What parts are made of: such characters, escapes of them, and line breaks.
+/// A character of a part: base64, escapes of it, and line breaks.
 const STRETCH: u8 = 0x80;
 
 fn is(byte: u8, kind: u8) -> bool {
@@ -363,12 +363,12 @@ fn kinds(byte: u8) -> u8 {
     KINDS.get(usize::from(byte)).copied().unwrap_or_default()
 }
 
-/// What a character of base64 stands for.
+/// Returns the value of a base64 character.
 fn sextet(byte: u8) -> u8 {
     kinds(byte) & 0x3f
 }
 
-/// What each byte is, and what it stands for.
+/// The kind of each byte, and its base64 value.
 #[expect(clippy::indexing_slicing, reason = "a byte is less than 256, and this is done while compiling")]
 const KINDS: [u8; 256] = {
     let mut table = [0; 256];
@@ -384,7 +384,7 @@ const KINDS: [u8; 256] = {
     table
 };
 
-/// What a character of either alphabet of base64 stands for (RFC 4648 §4, §5).
+/// Returns the value of a character of either base64 alphabet (RFC 4648 §4, §5).
 const fn value(byte: u8) -> Option<u8> {
     match byte {
         b'A'..=b'Z' => Some(byte.wrapping_sub(b'A')),
@@ -407,7 +407,7 @@ mod tests {
 
     const VALUE: &[u8] = b"s3cr3t/+?value";
 
-    /// What is found, and the half at the end.
+    /// The hits, and the half at the end.
     type Told = (Vec<Hit>, Option<(u64, u32)>);
 
     fn told(matcher: &Matcher, pieces: &[&[u8]]) -> Told {
@@ -446,7 +446,7 @@ mod tests {
             (format!("data:text/plain;base64,{part}"), true),
             (format!("<a>{part}</a>"), true),
             (format!("encoding: base64\r\n\r\n{lines}--"), true),
-            // What is before the blank line is no part of the part.
+            // The text before the blank line does not belong to the part.
             (format!("boundary=abcde\r\n\r\n{part}"), true),
             (format!(r#"{{"a":"--x\r\n\r\n{part}\r\n"}}"#), true),
             (format!(r#""{}""#, slashes.replace('/', r"\/")), true),

@@ -1,5 +1,5 @@
-//! What a value may look like on its way out or back. Forms that cannot be listed, because any byte may be
-//! escaped or not, are undone instead: see `escape`.
+//! The encodings of a value that can be listed. Encodings that cannot, because any byte may be escaped or not, are
+//! undone instead: see `unescape`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;

@@ -3,7 +3,7 @@
 use memchr::memchr2;
 use zeroize::Zeroizing;
 
-/// What is skipped wherever it stands: no value holds a line break, and encoders break lines at will.
+/// A byte skipped wherever it stands: no value holds a line break, and encoders break lines at any column.
 pub(super) const SKIPPED: u8 = b'\n';
 
 /// A byte as the automaton reads it. The two alphabets of base64 are one (RFC 4648 §4, §5), a `+` may be a

@@ -16,12 +16,12 @@ const CLOSE: u64 = 256;
 
 /// A stream on its way out.
 ///
-/// What leaves, and when, depends on lengths and pauses alone until a value is complete: a lag that is
-/// always the same, and all of it when the sender pauses or a message ends. At such a point, half of a
-/// value or more at the end is a find too, or the value could leave in two parts.
+/// Until a value is complete, the bytes released and the time of release depend on lengths and pauses alone: the lag is
+/// constant, and all of it is released when the sender pauses or a message ends. At such a point, half of a
+/// value or more at the end is a find too, because the value could otherwise leave in two parts.
 ///
-/// What is sent may say something else than its bytes: a coded body, the frames of a connection. Then the
-/// text is looked through, and what is sent waits until its text has been.
+/// The bytes sent may differ from the text searched: a coded body, the frames of a connection. Then the text is
+/// searched, and the bytes wait until their text has been.
 pub struct Holdback {
     matcher: Arc<Matcher>,
     text: Scanner,
@@ -33,7 +33,7 @@ pub struct Holdback {
     queue: DelayQueue,
     due: u64,
     hits: Hits,
-    /// What was found in what is sent, where that is not the text.
+    /// The hits in the bytes sent, where they differ from the text.
     hits_sent: Hits,
     /// Looks for keys that are not ours. What is held back is longer than any of them.
     lookout: Option<FamilyStream>,
@@ -67,7 +67,7 @@ impl Holdback {
     /// Takes bytes that are sent as they are read.
     ///
     /// # Errors
-    /// What was found; nothing more may leave then.
+    /// The finding; after it nothing more may be released.
     pub fn feed(&mut self, bytes: Bytes) -> Result<(), Finding> {
         self.queue.push(bytes.clone());
         self.read(&bytes)
@@ -113,7 +113,7 @@ impl Holdback {
         self.matcher.find_in_name(name).map_or(Ok(()), Err)
     }
 
-    /// What was sent up to there says what has been read so far.
+    /// The bytes sent up to there correspond to the text read so far.
     pub fn settle(&mut self, sent: u64) {
         let read = self.text.position();
         if let Some(marks) = &mut self.marks {
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
     use crate::leak::families::{Families, Family};
 
-    /// What a pause lets go is gone, so a key at its end cannot wait for what stands behind it.
+    /// A pause releases all bytes, so a key at the end of a piece must be found without the bytes behind it.
     #[test]
     fn a_key_of_a_family_does_not_leave_at_a_pause() {
         let families = Arc::new(Families::of([Family::DigitalOcean]));

@@ -137,7 +137,7 @@ pub(super) enum Half {
     Second,
 }
 
-/// What a value is.
+/// The owner of a value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ValueOwner {
     /// The value of this credential.
@@ -178,7 +178,7 @@ pub struct Matcher {
 /// A value that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What it is.
+    /// The owner of the value.
     pub whose: ValueOwner,
 }
 
@@ -317,7 +317,7 @@ impl Matcher {
         folded.or_else(|| in_text(name.as_bytes())).or_else(in_labels)
     }
 
-    /// What is known of a value that was found.
+    /// Returns the finding for an owner.
     pub(super) fn found(&self, owner: u32) -> Finding {
         Finding { whose: self.whose(owner).next().cloned().unwrap_or(ValueOwner::Token) }
     }

@@ -76,7 +76,7 @@ struct List<const RADIX: u32> {
     /// Where the last numbers stand, and how many came before them.
     places: VecDeque<(u64, u64)>,
     passed: u64,
-    /// What the numbers stand for that have not been looked through.
+    /// Bytes decoded from numbers and not yet searched.
     out: Vec<u8>,
     number: u32,
     digits: u8,

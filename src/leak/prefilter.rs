@@ -26,8 +26,8 @@ const NARROW: usize = 4;
 const MAX_STRIDE: usize = 8;
 /// Most bytes of a pattern that are compared before the text is walked through, from its first byte on.
 const REGION: usize = 64;
-/// Who knows so many bytes at the beginning of a pattern, as the better known prefixes have, lacks at least
-/// [`UNKNOWN`] bytes of each group in its window, where the pattern is long enough: one byte too few could be tried.
+/// A guesser who knows this many bytes at the beginning of a pattern, as with well-known prefixes, lacks at least
+/// [`UNKNOWN`] bytes of each group in its window, if the pattern is long enough: a single missing byte could be tried.
 const KNOWN: usize = 12;
 const UNKNOWN: usize = 5;
 /// Windows are drawn from so many places behind a pattern's lead.
@@ -396,7 +396,7 @@ mod tests {
         }
     }
 
-    /// Who knows a prefix cannot try the next byte: no group has only one byte that is not known.
+    /// A guesser who knows a prefix cannot try the next byte: no group has only one unknown byte.
     #[test]
     fn windows_keep_off_what_may_be_known() {
         let pattern = b"sk-ant-api03-R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";

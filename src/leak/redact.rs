@@ -13,7 +13,7 @@ use super::scanner::Scanner;
 use super::views::{Hit, Hits};
 use crate::model::name::CredentialName;
 
-/// What a value is overwritten with.
+/// The byte that overwrites values.
 const MASK: u8 = b'*';
 
 /// Overwrites bytes. Line breaks within stay: they may be what holds the text together.
@@ -27,9 +27,8 @@ pub(super) fn mask(bytes: &mut [u8]) {
 /// it how far a guess is right. When the stream pauses they go, and if they end with half a value or more,
 /// that part is overwritten.
 ///
-/// What is overwritten confirms a guess, so it counts as a find ([`Self::finds`]), with one exception: a whole value
-/// that was sent in this exchange comes back. A value that stands in an answer again and again confirms nothing new, and
-/// counts once.
+/// A redaction confirms a guess, so it counts as a find ([`Self::finds`]), with one exception: a whole value that was
+/// sent in this exchange comes back. A value repeated in an answer confirms nothing new, and counts once.
 pub struct Redactor {
     matcher: Arc<Matcher>,
     /// The credential that was sent.
@@ -134,7 +133,7 @@ impl Redactor {
         let halves = self.scan.halves(&self.matcher.index, due);
         if let Some((from, owner)) = halves.iter().min().copied()
             && due.max(from) > self.due
-            // What ends a whole value may begin another one, and has been overwritten.
+            // The end of a whole value may begin another one, and has been overwritten.
             && !(self.overwritten.start <= from && due <= self.overwritten.end)
         {
             // Several values may begin alike.
@@ -282,7 +281,7 @@ impl Redactor {
         self.count
     }
 
-    /// What was found so far: for each value, all that it is.
+    /// Returns the values found so far, each with all of its owners.
     pub fn found(&self) -> impl Iterator<Item = Vec<&ValueOwner>> {
         let found: BTreeSet<Vec<&ValueOwner>> =
             self.owners.iter().map(|owner| self.matcher.whose(*owner).collect()).collect();
@@ -370,7 +369,7 @@ mod tests {
         }
     }
 
-    /// What comes out, and when, must not tell how far a guess is right.
+    /// The output and its timing must not depend on how much of a guess is right.
     #[test]
     fn the_lag_depends_on_no_match() {
         for guess in 0..VALUE.len() / 2 {
@@ -408,7 +407,7 @@ mod tests {
         }
     }
 
-    /// What is fed, with a pause behind each piece.
+    /// Returns the finds of a redactor that is fed these pieces, with a pause behind each.
     fn finds(sent: Option<&str>, pieces: &[&[u8]]) -> u64 {
         let matcher = Arc::new(Matcher::new([(named("KEY"), VALUE)].into_iter()));
         let mut redactor = Redactor::after(matcher, sent.map(CredentialName::new));

@@ -176,7 +176,7 @@ mod tests {
         ends
     }
 
-    /// What looks like an escape of one family eats nothing that another one stands for.
+    /// A sequence that looks like an escape of one family does not hide bytes of another family's escape.
     #[test]
     fn decoys_hide_no_value() {
         let value = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";

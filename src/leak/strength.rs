@@ -9,7 +9,7 @@ const STRONG: u64 = 1 << 40;
 const FIRST_LOOK: usize = 40;
 const LONGEST_LOOK: usize = 100;
 
-/// What follows from a weak value, for those who have to change it.
+/// The consequence of a weak value, for operators who have to change it.
 pub const WEAK: &str = "it is injected, but masked only in answers of the exchange in which it was sent, and not looked \
                         for in requests";
 

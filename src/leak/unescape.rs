@@ -89,7 +89,7 @@ pub(super) struct Placed {
     pub(super) to: u64,
 }
 
-/// What an escape may be that has begun.
+/// The state of an escape that has begun.
 #[derive(Clone, Copy)]
 pub(super) struct Unescape {
     families: Families,
@@ -103,7 +103,7 @@ impl Default for Unescape {
     }
 }
 
-/// What the bytes at hand are.
+/// The state of the bytes at hand.
 enum Reading {
     /// The beginning of an escape.
     Begun,
@@ -188,7 +188,7 @@ impl Unescape {
             };
             self.held.copy_within(used.min(self.len)..self.len, 0);
             self.len = self.len.saturating_sub(used);
-            // What is left may be plain.
+            // The rest may be plain.
             while let Some(first) = self.held.get(..self.len).and_then(<[Placed]>::first).copied() {
                 if self.families.begins(first.byte) {
                     break;
@@ -208,9 +208,9 @@ fn give(held: &[Placed], used: usize, bytes: &[u8], out: &mut impl FnMut(Placed)
     bytes.iter().for_each(|byte| out(Placed { byte: *byte, from, to }));
 }
 
-/// What stands at the front of a text.
+/// The classification of the front of a text.
 pub(super) enum Front {
-    /// What may become an escape when more comes.
+    /// A possible escape that is incomplete.
     Begun,
     /// An escape: what it stands for, and how many bytes it has.
     Escape(Stands, usize),
@@ -218,7 +218,7 @@ pub(super) enum Front {
     Plain,
 }
 
-/// What an escape stands for.
+/// The decoded value of an escape.
 pub(super) struct Stands {
     bytes: [u8; 4],
     length: usize,
@@ -238,7 +238,7 @@ impl From<char> for Stands {
     }
 }
 
-/// What stands at the front of this; of more than [`LONGEST`] bytes no more is asked for.
+/// Classifies the front of `bytes`; at most [`LONGEST`] bytes are read.
 pub(super) fn front(bytes: &[u8]) -> Front {
     if let [b'&', b'#', b'0', ..] | [b'&', b'#', b'x' | b'X', b'0', ..] = bytes {
         // Zeros may go on for longer than can be seen from here.

@@ -1,4 +1,4 @@
-//! What a stream says with escapes undone, as long as that differs from what it says without.
+//! A view of a stream with its escapes undone, as long as it differs from the stream.
 
 use super::automaton::Automaton;
 use super::unescape;
@@ -94,7 +94,7 @@ impl UnescapedView {
     fn undo(&mut self, other: Source<'_>, start: usize) {
         let Source { bytes, spans } = other;
         let part = |from: usize, to: usize| bytes.get(from..to).unwrap_or_default();
-        // What is before `kept` has been taken.
+        // Bytes before `kept` have been passed on.
         let (mut kept, mut at) = (start, start);
         let mut ahead = 0;
         while at < bytes.len() {

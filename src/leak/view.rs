@@ -171,7 +171,7 @@ impl View {
         }
         self.see(&index.patterns.automaton, source.spans, read);
         let end = if read < text.len() { self.stands(read).0 } else { limit };
-        // What is left begins with a byte that counts.
+        // The rest begins with a byte that counts.
         self.is_indented &= end == limit;
         self.joined = joined;
         end
@@ -304,8 +304,7 @@ fn span_place(spans: &[Span], byte: u64) -> (u64, u64) {
     span(spans, byte).map_or((0, 0), |(span, _)| span.place(byte))
 }
 
-/// What a stream says when read in one way, as far as it is needed: what has not been searched yet, and how the search
-/// stands.
+/// The bytes of a stream in one view that have not been searched yet, and the state of the search.
 #[derive(Clone, Default)]
 pub(super) struct Buffer {
     pub(super) reading: View,
@@ -462,7 +461,7 @@ impl Buffer {
                 self.put(placed);
             }
         }
-        // What follows may go on with the indentation.
+        // The following bytes may continue the indentation.
         skipped.into_iter().for_each(|line_break| self.put(line_break));
     }
 

@@ -19,7 +19,7 @@ pub(super) struct Hit {
     pub(super) owner: u32,
 }
 
-/// What was found in a stream so far.
+/// The hits in a stream so far.
 #[derive(Clone, Default)]
 pub(super) struct Hits {
     pub(super) places: Vec<Hit>,

@@ -1,4 +1,4 @@
-//! What a person has to allow: asked once, decided once, used once.
+//! Approvals by an operator: requested once, decided once, used once.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(super) const SHOWN_FOR: Duration = Duration::from_secs(3600);
 pub struct Approval {
     /// Its id, which whoever asks makes up.
     pub id: String,
-    /// Whose request it is.
+    /// The execution that made the request.
     pub execution: ExecutionId,
     /// Its task.
     pub task: TaskName,
@@ -32,13 +32,13 @@ pub struct Approval {
     pub method: String,
     /// Where to, as far as it may be written down.
     pub url: String,
-    /// What is bound: a hash of all that makes the request.
+    /// The binding: a hash of all parts of the request.
     pub digest: [u8; 32],
     /// When it was asked for.
     pub created_at: Millis,
     /// Until when it can be decided, and used.
     pub expires_at: Millis,
-    /// What became of it.
+    /// The state of the approval.
     pub state: ApprovalState,
 }
 
@@ -58,7 +58,7 @@ pub enum ApprovalState {
     Used,
 }
 
-/// What a person decides.
+/// An operator's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Let it through, once.
@@ -67,7 +67,7 @@ pub enum Decision {
     Deny,
 }
 
-/// What is known about a request that has to be allowed.
+/// The state of a request that needs an approval.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApprovalAnswer {
     /// The approval of this id was used by this very question: let the request through.
@@ -80,7 +80,7 @@ pub enum ApprovalAnswer {
     Pending(String),
 }
 
-/// What became of a decision.
+/// The result of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecisionResult {
     /// It was decided before, and stands so.
@@ -94,7 +94,7 @@ pub enum DecisionResult {
 }
 
 impl Approval {
-    /// What is stored says until when; whether that has come, only a clock says.
+    /// The stored state has an expiry; a clock decides whether it has passed.
     #[must_use]
     pub fn state_at(&self, now: Millis) -> ApprovalState {
         match self.state {

@@ -14,7 +14,7 @@ pub(super) const MAX_URL: usize = 2048;
 /// Longest of any other text, in bytes.
 pub(super) const MAX_TEXT: usize = 256;
 
-/// What became of a tool call, without what came back.
+/// The record of a tool call, without the response.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ToolCall {
     /// The exchange's id in the audit log.

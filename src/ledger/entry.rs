@@ -94,7 +94,7 @@ impl Entry {
         self.over(now).unwrap_or_else(|| self.counter(kind).take(caps, now))
     }
 
-    /// What [`Self::take`] would answer.
+    /// Returns the result that [`Self::take`] would have.
     pub(super) fn peek(&self, kind: Kind, caps: Caps, now: Millis) -> TakeResult {
         let mut counter = if kind == Kind::Raw { self.raw } else { self.tool };
         self.over(now).unwrap_or_else(|| counter.take(caps, now))

@@ -1,4 +1,4 @@
-//! What the ledger holds of an execution, and what it answers when a call is asked for.
+//! The data of an execution in the ledger, and the result of counting a call.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ use crate::model::secret::TokenHash;
 #[serde(transparent)]
 pub struct Millis(pub u64);
 
-/// What is told of an execution when it begins, and never changes.
+/// The facts of an execution, fixed when it begins.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "Stored", try_from = "Stored")]
 pub struct Execution {
@@ -38,7 +38,7 @@ pub struct Execution {
 /// Everything there is to show of an execution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecutionState {
-    /// What never changes.
+    /// The facts that never change.
     pub execution: Execution,
     /// Why and since when it is stopped.
     pub stopped: Option<Stopped>,
@@ -104,7 +104,7 @@ pub struct Caps {
     pub per_minute: Option<u64>,
 }
 
-/// What became of a call that was asked for.
+/// The result of counting a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeResult {
     /// It may go on, and has been counted.
@@ -243,7 +243,7 @@ impl Cursor {
         (text.len() <= Self::MAX).then(|| Self(text.to_owned()))
     }
 
-    /// What [`Self::new`] was given.
+    /// Returns the text given to [`Self::new`].
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

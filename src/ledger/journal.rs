@@ -1,4 +1,4 @@
-//! What survives `kill -9`: a file of changes, each handed to the kernel before its call returns.
+//! The journal, which survives `kill -9`: a file of changes, each handed to the kernel before its call returns.
 //!
 //! One thread writes what waits in groups. It does not wait for the disk: after a power cut, the last changes may be
 //! missing. What could not be written is owed, and written first; until then nothing else is let in. A file that has
@@ -40,19 +40,19 @@ pub(super) struct Journal {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What calls know of the thread.
+/// The state of the thread that callers see.
 struct State {
     healthy: AtomicBool,
     /// Bytes that have been handed over and not been written.
     waiting: AtomicUsize,
-    /// Whoever compacts the file may stop.
+    /// The compaction thread may stop.
     is_over: AtomicBool,
 }
 
 /// Resolves when a change has been written.
 pub(super) struct Receipt(Option<oneshot::Receiver<Result<()>>>);
 
-/// What the thread is told.
+/// A message to the thread.
 pub(super) enum Message {
     Compacted(io::Result<Compacted>),
     End,
@@ -69,7 +69,7 @@ impl Journal {
         let file = locked(path)?;
         files::sweep(path)?;
         let size = line::replay(&file, path, &mut |change| book.apply(change))?;
-        // What a killed process was in the midst of writing.
+        // A killed process left an incomplete line.
         file.set_len(size)?;
         let state = Arc::new(State {
             healthy: AtomicBool::new(true),
@@ -144,14 +144,14 @@ impl Receipt {
     }
 }
 
-/// What the thread owns.
+/// The state owned by the thread.
 struct Writer {
     path: PathBuf,
     file: File,
     /// How much of the file holds. What lies behind it is overwritten.
     size: u64,
-    /// What has been handed over and could not be written yet. Calls are refused while there is any, so it ends
-    /// where the queue ended.
+    /// Bytes handed over that could not be written yet. Calls are refused while there are any, so the queue ends where
+    /// they end.
     owed: Vec<u8>,
     book: Arc<MemoryStore>,
     compact_at: u64,
@@ -217,7 +217,7 @@ impl Writer {
         let taken = waiting.iter().map(|(bytes, _)| bytes).sum();
         self.state.waiting.fetch_sub(taken, Ordering::Relaxed);
         for (_, written) in waiting {
-            // Whoever asked may have gone; the line stands.
+            // The caller may have been dropped; the line stays written.
             let _ = written.send(paid.as_ref().copied().map_err(|_| LedgerError::Unavailable));
         }
     }

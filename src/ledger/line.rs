@@ -9,7 +9,7 @@ use twox_hash::XxHash64;
 
 use super::entry::Change;
 
-/// What a journal begins with.
+/// The first line of a journal.
 pub(super) const HEADER: &[u8] = b"exeat ledger 1\n";
 
 /// Hex digits of a checksum.

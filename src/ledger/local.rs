@@ -138,7 +138,7 @@ impl Local {
         self.ready()?;
         let (is_stopped, receipt) = {
             let mut shard = self.book.shard(id);
-            // What cannot be counted must not go on.
+            // An execution whose finds cannot be counted must stop.
             let Some(entry) = shard.get_mut(id) else { return Ok(true) };
             entry.note_find(most, now);
             let (finds, stopped) = (entry.finds, entry.stopped);

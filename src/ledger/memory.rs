@@ -22,7 +22,7 @@ const MAKE_ROOM: usize = 1_000;
 /// Executions by their id.
 pub(super) type Shard = HashMap<ExecutionId, Entry>;
 
-/// What is held in memory, with or without a journal.
+/// The executions and approvals in memory, with or without a journal.
 pub(super) struct MemoryStore {
     shards: Vec<Mutex<Shard>>,
     hasher: RandomState,
@@ -173,7 +173,7 @@ impl MemoryStore {
     }
 }
 
-/// What a thread that panicked left is as whole as any other: changes are made in one step.
+/// Data left by a thread that panicked is consistent: each change is made in one step.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

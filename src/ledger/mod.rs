@@ -6,9 +6,9 @@
 //! | [`Ledger::embedded`] | `kill -9` | one process, which holds the file |
 //! | [`Ledger::shared`] | what its server survives | all processes that use the server |
 //!
-//! Whatever is changed is in the store when the call returns. A store that cannot take it is an error, and whoever
-//! gets one lets nothing through; what was counted then stays counted. The stores of one process are told what time it
-//! is. Of the shared one, the server's own clock holds for windows and for what ends, because proxies' clocks differ.
+//! A change is stored when the call returns. If the store cannot take it, the call returns an error, and the caller
+//! must refuse the request; calls counted before that stay counted. The stores of one process take the time from their
+//! caller. The shared store uses the server's clock for windows and expiry, because proxies' clocks differ.
 
 mod approval;
 mod call;
@@ -131,7 +131,7 @@ impl Ledger {
         }
     }
 
-    /// What never changes of an execution, for a question at every request.
+    /// Returns the facts of an execution. It is called at every request.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -199,7 +199,7 @@ impl Ledger {
         }
     }
 
-    /// What [`Self::take`] would answer. Nothing is counted.
+    /// Returns the result that [`Self::take`] would have. Nothing is counted.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].

@@ -1,4 +1,4 @@
-//! What the embedded store survives. What all stores do alike is tested in `tests/it/record/ledger.rs`.
+//! Tests of the embedded store's durability. `tests/it/record/ledger.rs` tests the behaviour that all stores share.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -225,7 +225,7 @@ async fn a_torn_end_is_dropped_and_any_other_damage_refused() {
             }
         }
     }
-    // What a power cut may leave.
+    // A possible result of a power cut.
     fs::write(&path, [&whole[..], &[0; 5000]].concat()).unwrap();
     assert_eq!(calls(&free(|| Ledger::embedded(&path)).unwrap(), "a").await, 3);
 }

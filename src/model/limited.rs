@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::refusal::{Deny, Fail, Refusal};
 
-/// What one exchange may take, by the key that says so.
+/// A limit of one exchange, by its configuration key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExchangeLimit {
     /// `[upstream].connect_timeout`.
@@ -47,7 +47,7 @@ impl ExchangeLimit {
         }
     }
 
-    /// What it allows.
+    /// Returns the value of the limit.
     #[must_use]
     pub const fn value(self) -> LimitValue {
         match self {
@@ -60,7 +60,7 @@ impl ExchangeLimit {
         }
     }
 
-    /// What comes of an exchange that would take more.
+    /// Returns the refusal of an exchange that exceeds the limit.
     #[must_use]
     pub const fn refusal(self) -> Refusal {
         match self {
@@ -77,7 +77,7 @@ impl ExchangeLimit {
 pub struct ReachedLimit {
     /// The plan's key.
     pub name: &'static str,
-    /// What it allows.
+    /// The value of the limit.
     pub limit: u64,
     /// For how long.
     pub scope: LimitScope,
@@ -85,7 +85,7 @@ pub struct ReachedLimit {
     pub retry_after: Option<Duration>,
 }
 
-/// What a limit counts.
+/// The scope of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitScope {
     /// All calls of an execution.

@@ -6,7 +6,7 @@
 
 use http::StatusCode;
 
-/// What a stage returns: the next evidence, or a refusal.
+/// The result of a stage: the next evidence, or a refusal.
 pub type Verdict<T> = Result<T, Refusal>;
 
 /// A request that will not get its answer from an origin.
@@ -157,11 +157,11 @@ pub struct Notice {
     pub code: &'static str,
     /// The status of the answer, where one can still be given.
     pub status: StatusCode,
-    /// Who refused.
+    /// The stage that refused.
     pub stage: Stage,
     /// One line for people.
     pub title: &'static str,
-    /// What an agent should do about it.
+    /// Advice for an agent.
     pub hint: &'static str,
     /// Whether to try again.
     pub retry: Retry,
@@ -293,7 +293,7 @@ impl Refusal {
         matches!(self, Self::Deny(_) | Self::Fail(Fail::ResolveFailed))
     }
 
-    /// What a tool call's result says the reason is; where it has no word of its own, the code.
+    /// Returns the reason in a tool call's result; the code where there is no reason of its own.
     #[must_use]
     pub const fn block_reason(self) -> &'static str {
         match self {

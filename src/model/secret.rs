@@ -6,8 +6,8 @@ use zeroize::Zeroizing;
 
 /// A secret's bytes. It can be moved and looked at in one greppable way, [`Secret::expose`].
 ///
-/// What leaves through `expose` (a header that is sent, a hash) is not wiped: hyper's buffers are
-/// ordinary memory. The promise is that no copy is made by accident.
+/// A value that leaves through `expose` (a header that is sent, a hash) is not wiped: hyper's buffers are ordinary
+/// memory. The type only prevents accidental copies.
 ///
 /// ```compile_fail
 /// let secret = exeat::model::secret::Secret::new(b"k".to_vec());
@@ -38,7 +38,7 @@ impl Secret {
     }
 }
 
-/// What is kept of a token: its SHA-256. Tokens are random and long, so no salt or stretching.
+/// The SHA-256 of a token. Tokens are random and long, so they need no salt or stretching.
 #[derive(Clone, Copy, Eq)]
 pub struct TokenHash([u8; 32]);
 

@@ -91,7 +91,7 @@ impl Target {
         Self::new(scheme, uri.authority().ok_or(TargetError)?, false)
     }
 
-    /// What a `Host` or `:authority` field names, under the scheme of the connection it came on.
+    /// Parses the value of a `Host` or `:authority` field, under the scheme of its connection.
     ///
     /// # Errors
     /// [`TargetError`] for userinfo, a bad port, or a host with two readings.
@@ -147,7 +147,7 @@ impl Target {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// What the `Host` field says: without the scheme's own port (RFC 9110 §7.2).
+    /// Returns the value of the `Host` field: without the scheme's default port (RFC 9110 §7.2).
     #[must_use]
     pub fn host_field(&self) -> String {
         if self.port == self.scheme.default_port() { self.host.to_string() } else { self.authority() }

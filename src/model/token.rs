@@ -6,7 +6,7 @@ use zeroize::Zeroizing;
 
 use super::name::ExecutionId;
 
-/// What every token begins with: people and scanners of repositories know it by that.
+/// The prefix of every token, by which people and secret scanners recognise it.
 pub const PREFIX: &str = "exeat_";
 /// Random bytes of a token.
 pub const RANDOM: usize = 32;
@@ -23,7 +23,7 @@ pub fn write(id: &ExecutionId, random: &[u8; RANDOM]) -> Zeroizing<String> {
     token
 }
 
-/// Whose token it claims to be.
+/// Returns the execution that a token claims to belong to.
 #[must_use]
 pub fn id_of(token: &str) -> Option<ExecutionId> {
     let (id, _) = token.strip_prefix(PREFIX)?.split_once('_')?;

@@ -1,4 +1,4 @@
-//! What kind of request it is: a tool call, which says so, or a raw one.
+//! The kind of a request: a tool call, which says so in a field, or a raw request.
 
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ impl Tool {
 }
 
 impl Kind {
-    /// What a request says it is.
+    /// Returns the kind of a request, from its fields.
     ///
     /// # Errors
     /// [`Deny::ToolNotEnabled`] for a name that is no tool's, [`Deny::RequestMalformed`] for two names.

@@ -3,7 +3,7 @@
 
 use http::HeaderName;
 
-/// What the proxy's own fields begin with.
+/// The prefix of the proxy's own fields.
 pub const PREFIX: &str = "exeat-";
 
 /// Names the credential to inject. Read and removed.

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// What an address is.
+/// The class of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// A cloud metadata service. Opens only by naming the very address.
@@ -19,7 +19,7 @@ pub enum Class {
     Special(&'static str),
 }
 
-/// What re-opens and what closes addresses, for one destination.
+/// The networks that open and close addresses for one destination.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cidrs<'a> {
     /// Re-opened blocks: `[network].allow_cidrs`, where they apply.

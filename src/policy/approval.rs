@@ -13,7 +13,7 @@ const EXPIRES: Duration = Duration::from_secs(600);
 /// Nobody decides in less, and nobody remembers after more what was asked.
 const BOUNDS: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(24 * 3600)];
 
-/// What an integration says of approvals. Without methods and tools: every request.
+/// The approval settings of an integration. Without methods and tools, every request needs one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Approval {
     methods: Option<Vec<Method>>,

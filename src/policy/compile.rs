@@ -36,7 +36,7 @@ pub struct Config {
     pub warnings: Vec<Problem>,
 }
 
-/// What the configuration refers to.
+/// The environment of a configuration: the sources that it refers to.
 pub struct CompileContext<'a> {
     /// The folder that relative paths start from.
     pub base: &'a Path,
@@ -88,7 +88,7 @@ pub fn compile(text: &str, around: &CompileContext<'_>) -> Result<Config, Vec<Pr
 /// Where the vault of a configuration is, whatever else is wrong with it.
 ///
 /// # Errors
-/// What is wrong with `state_dir` or `[vault]`, or a text that is no TOML.
+/// Problems with `state_dir` or `[vault]`, or a text that is not TOML.
 pub fn vault_place(text: &str, base: &Path, state_dir: &Path) -> Result<Vault, Vec<Problem>> {
     settings_of("vault", text, base, state_dir).map(|settings| settings.vault)
 }
@@ -106,7 +106,7 @@ pub struct AdminAddress {
 /// Where the admin listener of a configuration is, whatever else is wrong with it.
 ///
 /// # Errors
-/// What is wrong with `state_dir` or `[admin]`, or a text that is no TOML.
+/// Problems with `state_dir` or `[admin]`, or a text that is not TOML.
 pub fn admin_place(text: &str, base: &Path, state_dir: &Path) -> Result<AdminAddress, Vec<Problem>> {
     let Settings { state_dir, admin, .. } = settings_of("admin", text, base, state_dir)?;
     Ok(AdminAddress { listen: admin.listen, token: admin.token, state_dir })
@@ -237,7 +237,7 @@ fn hosts(raw: Vec<(String, Vec<IpAddr>)>, findings: &Findings) -> HashMap<HostNa
     raw.into_iter().filter_map(read).collect()
 }
 
-/// What the settings refer to must be there, or the daemon would only find out at its start.
+/// Checks the files and secrets that the settings refer to, which would otherwise fail at start.
 fn check_references(settings: &Settings, policy: &Policy, around: &CompileContext<'_>, findings: &Findings) {
     let named =
         [("extra_roots", &settings.upstream.extra_roots, "a PEM file"), ("crls", &settings.upstream.crls, "a CRL")];
@@ -345,7 +345,7 @@ fn warn_of_wide_networks(path: &str, networks: &[IpNet], findings: &Findings) {
     }
 }
 
-/// What keys of one integration must not be to each other.
+/// Checks the keys of one integration against each other.
 fn check_integration(name: &str, raw: &RawIntegration, findings: &Findings) {
     let at = |key: &str| format!("integrations.{name}.{key}");
     if raw.allowed_domains.is_empty() && !raw.any_public_host {
@@ -417,7 +417,7 @@ fn check_integration(name: &str, raw: &RawIntegration, findings: &Findings) {
     }
 }
 
-/// What a task can refer to.
+/// The definitions that a task can refer to.
 struct References<'a> {
     integrations: &'a HashMap<String, Arc<Integration>>,
     plans: &'a BTreeMap<String, Plan>,

@@ -190,7 +190,7 @@ pub(super) fn strong_values<'c>(
 /// Longest name, in bytes.
 const MAX_NAME: usize = 64;
 
-/// What stands for a credential in a request.
+/// The syntax of placeholders in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlaceholderSyntax {
     /// `${NONCE.NAME}` and nothing else: the sender's own texts cannot look like it.
@@ -203,9 +203,9 @@ pub enum PlaceholderSyntax {
 pub struct Placeholder<'t> {
     /// The credential, or the name of which the task has none.
     pub credential: Result<Arc<Credential>, &'t str>,
-    /// What stands before.
+    /// The text before the placeholder.
     pub before: &'t [u8],
-    /// What stands behind.
+    /// The text after the placeholder.
     pub after: &'t [u8],
 }
 

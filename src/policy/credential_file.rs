@@ -131,7 +131,7 @@ pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
 }
 
 impl RawCredential {
-    /// What is wrong with it, whoever uses it.
+    /// Reports problems that do not depend on the credential's use.
     pub(super) fn check(&self, findings: &Findings) {
         let at = |key: &str| format!("{}.{key}", self.path);
         let [no_auth_type, no_value] = self.missing;
@@ -282,7 +282,7 @@ impl RawCredential {
     }
 }
 
-/// What credentials of one task must not be to each other, and to its integrations.
+/// Checks the credentials of one task against each other, and against its integrations.
 pub(super) fn together(
     task: &str,
     credentials: &[Arc<Credential>],

@@ -1,4 +1,4 @@
-//! What the operator typed: the TOML file as it stands, before it means anything.
+//! The configuration file as written: the TOML document before its meaning is checked.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

@@ -2,7 +2,7 @@
 
 use crate::leak::families::Family;
 
-/// What `[leak]` says.
+/// The `[leak]` section.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leak {
     pub(super) families: Vec<Family>,

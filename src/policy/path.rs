@@ -80,7 +80,7 @@ fn push_escape(out: &mut String, value: u8) -> Result<(), AmbiguousPath> {
     Ok(())
 }
 
-/// What changes a path's structure once it is decoded.
+/// Returns true for bytes that change a path's structure when decoded.
 fn tricky(value: u8) -> bool {
     matches!(value, b'/' | b'\\' | b';' | 0)
 }

@@ -26,12 +26,12 @@ enum Segment {
     Exactly(String),
 }
 
-/// What is wrong with a pattern, and what to write instead.
+/// A problem with a pattern, and a suggestion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PatternError {
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
-    /// What to write instead.
+    /// The suggestion.
     pub suggestion: String,
 }
 

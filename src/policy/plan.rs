@@ -10,8 +10,8 @@ const TOOL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of the body that a tool call may send.
 const TOOL_REQUEST: u64 = 1_000_000;
 
-/// What one plan allows. A task without a plan has the default: as many calls as it likes, and for raw requests
-/// patience as long as a day's work needs.
+/// The limits of one plan. A task without a plan has the default: unlimited calls, and for raw requests timeouts long
+/// enough for a day's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// `[plans.NAME]`: of tool calls.
@@ -20,7 +20,7 @@ pub struct Plan {
     pub(super) raw: Limits,
 }
 
-/// What one kind of request may take.
+/// The limits of one kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// How many.
@@ -73,7 +73,7 @@ pub struct Timeouts {
 pub struct Sizes {
     /// Bytes of the body as the client gets it. None: as many as there are.
     pub most: Option<u64>,
-    /// What becomes of a body that is larger.
+    /// The treatment of a larger body.
     pub oversize: Oversize,
 }
 
@@ -93,7 +93,7 @@ impl Plan {
         match kind {
             Kind::Raw => self.raw,
             Kind::Tool(Tool::HttpRequest) => self.tools,
-            // What these four return is read by a model, and part of it is better than nothing.
+            // The results of these four are read by a model, so a part of a body is better than none.
             Kind::Tool(Tool::ApiCall | Tool::HttpGet | Tool::HttpPost | Tool::Webhook) => {
                 Limits { response: Sizes { oversize: Oversize::Truncate, ..self.tools.response }, ..self.tools }
             }

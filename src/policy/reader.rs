@@ -13,7 +13,7 @@ use toml::{Table, Value};
 use super::pattern::{HostPattern, PathPattern, PatternError};
 use crate::model::name::is_plain;
 
-/// What is wrong with a key that nobody has taken.
+/// The problem with a key that was not read.
 pub(super) const UNKNOWN_KEY: &str = "unknown key";
 
 /// Something wrong in a configuration.
@@ -21,9 +21,9 @@ pub(super) const UNKNOWN_KEY: &str = "unknown key";
 pub struct Problem {
     /// Where, as a key path: `integrations.github.ports[0]`.
     pub path: String,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
-    /// What to write instead; empty if there is nothing to write.
+    /// The suggestion; empty if there is none.
     pub suggestion: String,
 }
 

@@ -50,7 +50,7 @@ pub(super) struct Network {
     pub(super) deny: Vec<IpNet>,
 }
 
-/// What a sandbox is allowed.
+/// The policy of a sandbox.
 pub struct Task {
     pub(super) name: TaskName,
     pub(super) token: Option<TokenHash>,
@@ -58,11 +58,11 @@ pub struct Task {
     pub(super) observe: bool,
     pub(super) plan: Plan,
     pub(super) credentials: Vec<Arc<Credential>>,
-    /// What must not leave.
+    /// The values that must not leave.
     pub(super) values: Arc<Matcher>,
-    /// What must not come back: the values of its own credentials.
+    /// The values that must not come back: those of its own credentials.
     pub(super) own: Arc<Matcher>,
-    /// What must not come back where a weak credential was sent, made when one first is.
+    /// The values that must not come back where a weak credential was sent; built at its first use.
     pub(super) masked: HashMap<CredentialName, OnceLock<Arc<Matcher>>>,
     pub(super) tools: Vec<Tool>,
     pub(super) raw: bool,
@@ -70,12 +70,12 @@ pub struct Task {
     pub(super) webhooks: Option<Vec<Target>>,
 }
 
-/// What is asked of a destination.
+/// The access requested of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessKind {
     /// A tunnel, whose requests are judged when they come.
     Connect,
-    /// What is known of it: its addresses, its certificate, whether it answers. No request goes there.
+    /// A question about it: its addresses, its certificate, whether it answers. No request is sent.
     Probe,
     /// One request.
     Request(Kind),
@@ -98,7 +98,7 @@ pub struct Integration {
     pub(super) approval: Option<Approval>,
 }
 
-/// What happens inside a tunnel.
+/// The handling of bytes inside a tunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// TLS is terminated and every request judged.
@@ -108,7 +108,7 @@ pub enum Mode {
     Opaque,
 }
 
-/// What an encrypted `ClientHello` extension means in an opaque tunnel.
+/// The handling of an encrypted `ClientHello` extension in an opaque tunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ech {
     /// It passes; the outer name is all that was checked.
@@ -122,7 +122,7 @@ pub enum Ech {
 #[derive(Clone)]
 pub struct MatchedRules {
     rules: Vec<Arc<Integration>>,
-    /// What `observe` let through; then `rules` is empty and the public rule holds.
+    /// The refusal that `observe` overrides; then `rules` is empty and the public rule applies.
     observed: Option<Deny>,
     /// A registered webhook URL; then `rules` is empty.
     webhook: bool,
@@ -130,7 +130,7 @@ pub struct MatchedRules {
     asking: Vec<Arc<Integration>>,
 }
 
-/// What of a request was allowed, and the path to forward in place of the sent one.
+/// The rules that match a request, and the path to forward in place of the sent one.
 pub struct MatchedRequest {
     /// The integrations that let it through.
     pub allowed: MatchedRules,
@@ -206,7 +206,7 @@ impl Task {
         self.token.is_some_and(|own| own == token)
     }
 
-    /// What its requests of one kind may take.
+    /// Returns the limits of its requests of one kind.
     #[must_use]
     pub fn limits(&self, kind: Kind) -> Limits {
         self.plan.limits(kind)
@@ -230,7 +230,7 @@ impl Task {
         self.raw
     }
 
-    /// What the task may reach, for a refused client to read.
+    /// Returns the hosts that the task may reach, for a refused client to read.
     #[must_use]
     pub fn approved(&self) -> Vec<String> {
         let mut hosts: Vec<String> = self
@@ -258,7 +258,7 @@ impl Task {
         self.credentials.iter().find(|credential| credential.name().as_str() == name)
     }
 
-    /// What must not leave in a request: the strong values of its credentials, and its token.
+    /// Returns the values that must not leave in a request: the strong values of its credentials, and its token.
     #[must_use]
     pub fn values(&self) -> &Arc<Matcher> {
         &self.values
@@ -270,7 +270,8 @@ impl Task {
         &self.own
     }
 
-    /// What must not come back in an exchange in which this credential is sent: a weak value is masked there as well.
+    /// Returns the values that must not come back in an exchange in which this credential is sent. It includes a weak
+    /// value.
     #[must_use]
     pub fn masked_after(&self, sent: Option<&Credential>) -> Arc<Matcher> {
         let weak = sent.filter(|sent| !sent.strength().is_strong());
@@ -310,7 +311,7 @@ impl Task {
                 if kind == Kind::Tool(Tool::Webhook) { self.by_webhook(target)? } else { self.by_integration(target)? }
             }
         };
-        // What cannot be seen cannot be told from a raw request.
+        // A request that cannot be seen counts as a raw request.
         if asked == AccessKind::Connect && allowed.mode() == Mode::Opaque {
             self.admits(Kind::Raw)?
         }
@@ -463,7 +464,7 @@ impl MatchedRules {
         if self.rules.iter().all(|rule| rule.ech == Ech::Allow) { Ech::Allow } else { Ech::Deny }
     }
 
-    /// What would have been refused without `observe`.
+    /// Returns the refusal that `observe` overrides.
     #[must_use]
     pub fn observed(&self) -> Option<Deny> {
         self.observed
@@ -479,7 +480,7 @@ impl MatchedRules {
         }
     }
 
-    /// What lets a registered webhook URL through.
+    /// Returns the rules of a registered webhook URL.
     #[must_use]
     pub fn as_webhook() -> Self {
         Self { webhook: true, ..Self::by(Vec::new()) }
@@ -702,7 +703,7 @@ mod tests {
         assert!(policy.check_address("10.0.0.1".parse().unwrap(), &seen).is_err());
     }
 
-    /// What an approval of a request is good for, in seconds, if it needs one.
+    /// Returns the lifetime of an approval of a request in seconds, if the request needs one.
     fn approval(policy: &Policy, url: &str, method: &str, kind: Kind) -> Result<Option<u64>, Deny> {
         let uri: http::Uri = url.parse().unwrap();
         let (target, method) = (target(url), Method::from_bytes(method.as_bytes()).unwrap());

@@ -1,4 +1,4 @@
-//! What is read once at start: addresses to listen on, files, timeouts.
+//! Settings that are read once at start: listening addresses, files, timeouts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,7 +38,7 @@ pub struct Proxy {
     pub listen: Vec<ListenAt>,
     /// On TCP: TLS to the proxy itself.
     pub tls: Option<ProxyTls>,
-    /// Who may connect to the Unix sockets: the file's mode.
+    /// The mode of the Unix sockets, which decides who may connect.
     pub unix_mode: u32,
     /// On Unix sockets: which task a user id is.
     pub unix_tasks: BTreeMap<u32, TaskName>,
@@ -94,7 +94,7 @@ pub struct ProxyTls {
     pub cert: PathBuf,
     /// The leaf's key.
     pub key: PathBuf,
-    /// Who signs client certificates; with it, every client has to have one.
+    /// The CA that signs client certificates; with it, every client must have one.
     pub client_ca: Option<PathBuf>,
     /// Client certificates that no longer count.
     pub crl: Option<PathBuf>,
@@ -198,7 +198,7 @@ pub enum LedgerAt {
     Shared {
         /// `redis://HOST:PORT` or `rediss://HOST:PORT`.
         url: String,
-        /// Who to log in as.
+        /// The user to log in as.
         user: Option<String>,
         /// With what.
         password: Option<Source>,

@@ -1,5 +1,5 @@
-//! Who is asking: the token says which task, and which execution of it; or the listener does, which has
-//! seen a certificate or a user id.
+//! Identifies the caller: a token names the task and the execution, or the listener vouches by a certificate or user
+//! id.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub struct Caller {
     proof: Proof,
 }
 
-/// What proved who a caller is.
+/// The proof of a caller's identity.
 #[derive(Clone, Copy)]
 pub enum Proof {
     /// The token of an execution that was started: the ledger says whether it still counts.
@@ -59,13 +59,13 @@ impl Caller {
         &self.execution.id
     }
 
-    /// What the ledger knows of the execution.
+    /// Returns the ledger's facts of the execution.
     #[must_use]
     pub fn facts(&self) -> &Execution {
         &self.execution
     }
 
-    /// What proved it.
+    /// Returns the proof of identity.
     #[must_use]
     pub fn proof(&self) -> Proof {
         self.proof
@@ -122,10 +122,10 @@ fn vouched<'p>(policy: &'p Policy, peer: &Peer) -> Option<&'p Task> {
     known.next().is_none().then_some(task)
 }
 
-/// What the field says.
+/// The credentials in `Proxy-Authorization`.
 struct ProxyAuthorization {
-    /// Whose token it is: a task's name or an execution's id. A task's own token says it in no other way than being
-    /// the task's.
+    /// The name given with the token: a task's name or an execution's id. A static token belongs to its task, whatever
+    /// name is given.
     id: Option<ExecutionId>,
     is_bearer: bool,
     token: TokenHash,

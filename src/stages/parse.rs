@@ -18,7 +18,7 @@ pub enum Head {
     Partial,
 }
 
-/// What follows a head.
+/// The framing of the body behind a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
     /// A chunked body.

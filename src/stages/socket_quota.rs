@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::model::name::ExecutionId;
 
-/// What there is, and who has how much of it.
+/// The sockets in total, and the number that each execution holds.
 pub(crate) struct SocketQuota {
     most: usize,
     most_each: usize,

@@ -58,7 +58,7 @@ pub enum AuthorityError {
         /// Why not.
         source: io::Error,
     },
-    /// What the files hold is no CA that can be used.
+    /// The files do not hold a usable CA.
     #[error("the interception CA cannot be used: {0}")]
     Unusable(String),
 }
@@ -170,8 +170,8 @@ impl Authority {
         self.not_after
     }
 
-    /// What to answer a client's handshake with in a tunnel to `host`: h2 and http/1.1 are offered.
-    /// Requests for the same host at once mint one leaf.
+    /// Returns the TLS configuration for a client's handshake in a tunnel to `host`; it offers h2 and http/1.1.
+    /// Concurrent requests for the same host mint one leaf.
     ///
     /// # Errors
     /// [`AuthorityError::Unusable`] if no leaf can be made.

@@ -6,7 +6,7 @@
 /// Most bytes that are read for a `ClientHello`; the field's own limit is 16 MiB.
 pub const MAX_HELLO: usize = 64 * 1024;
 
-/// What a `ClientHello` says.
+/// The fields of a `ClientHello`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hello {
     /// The server name as sent (RFC 6066 §3).

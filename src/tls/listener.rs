@@ -20,7 +20,7 @@ pub struct PemFiles<'a> {
     pub cert: &'a Path,
     /// The leaf's key.
     pub key: &'a Path,
-    /// Who signs client certificates; with it, every client has to have one.
+    /// The CA that signs client certificates; with it, every client must have one.
     pub client_ca: Option<&'a Path>,
     /// Client certificates that no longer count.
     pub crl: Option<&'a Path>,

@@ -1,4 +1,4 @@
-//! What an origin shows of itself in a TLS handshake, believed or not. Nothing is ever sent to one that is not.
+//! Reports an origin's certificate from a TLS handshake, trusted or not. Nothing is sent to an untrusted origin.
 
 use std::io;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ const MOST_CERTIFICATES: usize = 10;
 /// Names of a certificate that are shown.
 const MOST_NAMES: usize = 100;
 
-/// What came of a handshake. Its texts are the origin's.
+/// The report of a handshake. Its texts are the origin's.
 #[derive(Debug)]
 pub struct CertificateReport {
     /// `TLSv1.3` or `TLSv1.2`.
     pub protocol: &'static str,
-    /// What would be spoken: `h2` or `http/1.1`.
+    /// The protocol that ALPN selected: `h2` or `http/1.1`.
     pub alpn: Option<String>,
     /// The origin's own certificate, then what it sent along.
     pub chain: Vec<Certificate>,
@@ -42,9 +42,9 @@ pub struct CertificateReport {
 /// One certificate. What cannot be read of it is left out.
 #[derive(Debug, Default, Serialize)]
 pub struct Certificate {
-    /// Whose it is.
+    /// The subject.
     pub subject: Option<String>,
-    /// Who signed it.
+    /// The issuer.
     pub issuer: Option<String>,
     /// The names and addresses that it is good for.
     pub sans: Vec<String>,

@@ -18,7 +18,7 @@ use crate::model::host::Host;
 pub struct UpstreamTls {
     config: Arc<ClientConfig>,
     config_h1: Arc<ClientConfig>,
-    /// Who is believed, for questions about it.
+    /// The verifier, for other checks against the same roots.
     pub(super) verifier: Arc<Verifier>,
     /// Files of lists of revoked certificates.
     crls: Vec<PathBuf>,

@@ -1,4 +1,4 @@
-//! What a model gives a tool, of whatever shape.
+//! Arguments of a tool call, which a model may give in any shape.
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
@@ -9,7 +9,7 @@ use super::messages;
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::wire;
 
-/// What is wrong with them: the text for the model, and the code for the record.
+/// A problem with the arguments: the text for the model, and the code for the record.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ArgumentError {
     pub(super) text: String,

@@ -12,7 +12,7 @@ use super::{messages, url};
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::tool::{MAX_TIMEOUT, Tool};
 
-/// What a model is told of a tool.
+/// Returns the description of a tool for a model.
 pub(super) fn description(tool: Tool) -> &'static str {
     match tool {
         Tool::ApiCall => {
@@ -31,7 +31,7 @@ pub(super) fn description(tool: Tool) -> &'static str {
     }
 }
 
-/// What a model may give it.
+/// Returns the JSON schema of a tool's arguments.
 pub(super) fn schema(tool: Tool) -> Value {
     let text = |description: &str| json!({ "type": "string", "description": description });
     let object = |description: &str| json!({ "type": "object", "description": description });

@@ -29,7 +29,7 @@ const MOST_TOLD: usize = 8000;
 /// A request as a tool makes it.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
-    /// What the model calls it.
+    /// The tool's name, as the model calls it.
     pub(super) name: String,
     /// As what the proxy judges it.
     pub(super) tool: Tool,
@@ -40,7 +40,7 @@ pub(super) struct Call {
     pub(super) body: Bytes,
     /// The credential that goes along, by its name.
     pub(super) credential: Option<HeaderValue>,
-    /// What marks of credentials begin with; everything else is text.
+    /// The nonce that placeholders of credentials begin with; any other text is not a placeholder.
     pub(super) nonce: Option<String>,
     /// Seconds that it may take.
     pub(super) within: Option<u64>,
@@ -153,7 +153,7 @@ async fn broken(proxy: &Proxy, mut result: ToolCallResult, (took, within): (Dura
     let asked = within.map(|within| Duration::from_secs(within).as_secs_f64());
     let limit = match asked.filter(|asked| took >= *asked) {
         Some(asked) => Some(asked),
-        // What the call asks for holds in place of what calls have by themselves, and no longer than the plan lets it.
+        // A timeout that the call asks for replaces the default, up to the plan's limit.
         None => match proxy.ask(Method::GET, "/v1/self", None).await {
             Ok(ProxyReply::Document(about)) => {
                 let key = if asked.is_some() { "max_timeout_s" } else { "request_timeout_s" };
@@ -172,7 +172,7 @@ async fn broken(proxy: &Proxy, mut result: ToolCallResult, (took, within): (Dura
     Outcome { result, state: State::Failed }
 }
 
-/// What a refusal of the proxy's comes to. Nothing of what was asked for is repeated but what the proxy repeats.
+/// Returns the outcome of the proxy's refusal. It repeats only those parts of the request that the proxy repeats.
 fn refusal(refused: &Refused, mut result: ToolCallResult) -> Outcome {
     let own = |member: &str| refused.text(member).map(str::to_owned);
     result.content = messages::refused(refused, &result.tool);

@@ -1,4 +1,4 @@
-//! What users of the tool front-end type.
+//! The command line of the tool front-end.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -45,7 +45,7 @@ enum Command {
     Definitions {
         #[command(flatten)]
         pack: FromPack,
-        /// Who reads them
+        /// Format of the definitions
         #[arg(long, value_enum, default_value_t)]
         format: Format,
         /// All tools there are, whether the task has them or not, without asking the proxy
@@ -112,7 +112,7 @@ const DONE: u8 = 0;
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
-/// What ends a command before it is done.
+/// An error that ends a command.
 struct Stop(u8, String);
 
 /// Runs what was typed.

@@ -1,4 +1,4 @@
-//! What a model is told of a tool, in the shapes that its makers want.
+//! Definitions of tools, in the formats of the model APIs.
 
 use serde_json::{Value, json};
 
@@ -7,15 +7,15 @@ use super::registry::Registration;
 /// A tool's name, description and schema.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Definition {
-    /// What the model calls it.
+    /// The tool's name, as the model calls it.
     pub name: String,
-    /// What it does.
+    /// The description.
     pub description: String,
     /// JSON Schema of its arguments.
     pub schema: Value,
 }
 
-/// Who reads definitions.
+/// A format of definitions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// Anthropic's Messages API: `input_schema`.
@@ -27,7 +27,7 @@ pub enum Format {
     Mcp,
 }
 
-/// What belongs in the system prompt beside the tools.
+/// The text that belongs in the system prompt beside the tools.
 pub const PREAMBLE: &str = "\
 You reach the network only through the tools that you are given. What they may do is decided outside of you, for each call.
 

@@ -60,7 +60,7 @@ pub(super) async fn unix(path: &Path) -> io::Result<ReadTimeout<UnixStream>> {
 }
 
 /// A stream to one who may answer and close before all has been asked, or anything: its answer is read all the same.
-/// What it does not take is let go, and what it says is not listened to before something was asked.
+/// A proxy that does not read gets a timeout, and bytes that arrive before a request are ignored.
 pub(super) struct ReadTimeout<S> {
     inner: S,
     has_asked: bool,

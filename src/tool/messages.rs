@@ -1,4 +1,4 @@
-//! What a model is told of a refusal: the one place where error texts of tools are written.
+//! The error texts of tools for models, all in one place.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! What a tool call comes to.
+//! The outcome of a tool call.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::model::refusal::Refusal;
 pub struct ToolCallResult {
     /// The tool's name.
     pub tool: String,
-    /// What came back, in tags, or what went wrong.
+    /// The response in tags, or the error text.
     pub content: String,
     /// Where to.
     pub url: String,

@@ -84,7 +84,7 @@ impl Handler for PackTool {
     }
 }
 
-/// What a call comes to, found out on a thread of its own: what is too long for us must not be for other calls.
+/// Renders a call on a thread of its own, so that a slow template does not delay other calls.
 async fn step(pack: &Arc<Pack>, name: &str, given: &Value) -> Result<Step, String> {
     let too_long = || "the arguments take too long to check".to_owned();
     let checked = async {
@@ -105,7 +105,7 @@ async fn step(pack: &Arc<Pack>, name: &str, given: &Value) -> Result<Step, Strin
     timeout(TO_CHECK, checked).await.unwrap_or_else(|_| Err(too_long()))
 }
 
-/// What the template has made of the arguments.
+/// Sends the request that a template rendered.
 async fn send(proxy: &Proxy, name: &str, rendered: Rendered) -> Outcome {
     let Rendered { arguments, nonce, own_fields } = rendered;
     let may_authorize = own_fields.iter().any(|field| field == "authorization");
@@ -123,7 +123,7 @@ async fn send(proxy: &Proxy, name: &str, rendered: Rendered) -> Outcome {
     }
 }
 
-/// What stands in for an answer, as one would come: it was never sent, so the proxy knows nothing of it.
+/// Returns a mocked answer in the form of a real one. It was never sent, so the proxy has no record of it.
 fn mocked(name: &str, answer: &Value) -> Outcome {
     let text = answer.as_str().map_or_else(|| answer.to_string(), str::to_owned);
     let result = ToolCallResult { tool: name.to_owned(), content: wrapped(&text, false), ..ToolCallResult::default() };

@@ -69,7 +69,7 @@ pub enum ProxyUnreachable {
     Unwritable,
 }
 
-/// What is wrong with the place that the environment names. The text is not repeated: it holds a token.
+/// A problem with the proxy URL in the environment. The text is not repeated, because it holds a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
     /// Nothing is named.
@@ -97,7 +97,7 @@ pub(super) struct Answer {
 /// The task that moves bytes; without it there are none.
 pub(super) struct Connection(JoinHandle<()>);
 
-/// Whatever leads to the proxy.
+/// A connection to the proxy.
 trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Io for S {}
@@ -108,7 +108,7 @@ impl Drop for Connection {
     }
 }
 
-/// What the proxy says of itself: a document, or why not.
+/// The proxy's reply about itself: a document, or an error.
 pub(super) enum ProxyReply {
     /// A document. One that there is not is null.
     Document(Value),
@@ -250,7 +250,7 @@ impl Proxy {
         let host = HeaderValue::from_str(&host).map_err(|_| ProxyUnreachable::Unwritable)?;
         let headers = request.headers_mut();
         headers.insert(HOST, host);
-        // What is only known at the end stands in trailers, for those who say that they take them (RFC 9110 §6.5.1).
+        // Values known only at the end are sent in trailers, to clients that accept them (RFC 9110 §6.5.1).
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
         if let Some(proof) = &self.proof {

@@ -17,7 +17,7 @@ use crate::model::name::is_plain;
 use crate::model::refusal::Deny;
 use crate::model::tool::Tool;
 
-/// What runs a tool. It gets what the model gave, whatever that is, and always has an answer.
+/// Runs a tool. It receives the model's arguments in any shape, and always returns an outcome.
 pub trait Handler: Send + Sync {
     /// Runs it.
     fn run<'a>(&'a self, proxy: &'a Proxy, name: &'a str, given: &'a Value) -> Running<'a>;
@@ -32,11 +32,11 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
 /// A tool as it is registered.
 #[derive(Clone)]
 pub struct Registration {
-    /// What the model calls it: letters, digits, `_` and `-`, 64 at most.
+    /// The name for the model: letters, digits, `_` and `-`, at most 64.
     pub name: String,
-    /// What runs it.
+    /// The handler.
     pub handler: Arc<dyn Handler>,
-    /// What the model is told of it.
+    /// The description for the model.
     pub description: String,
     /// JSON Schema of what the model may give it.
     pub schema: Value,
@@ -114,13 +114,13 @@ impl Registry {
         self.withheld.push((name.to_owned(), why));
     }
 
-    /// What a model is told of those that the task has.
+    /// Returns the definitions of the task's tools.
     #[must_use]
     pub fn definitions(&self, task: &Task) -> Vec<Definition> {
         self.tools.iter().filter(|tool| is_enabled(tool, task)).map(Definition::of).collect()
     }
 
-    /// What a model is told of all of them.
+    /// Returns the definitions of all tools.
     #[must_use]
     pub fn all(&self) -> Vec<Definition> {
         self.tools.iter().map(Definition::of).collect()

@@ -1,4 +1,4 @@
-//! What the proxy says that the caller may do.
+//! The task of the caller, as reported by the proxy.
 
 use http::Method;
 use serde_json::Value;

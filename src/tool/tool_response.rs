@@ -1,4 +1,4 @@
-//! What comes from outside, marked as such: data for the model to read, not words for it to obey.
+//! Marks text from outside as data, so that a model does not take it for instructions.
 
 /// Characters of a body that reach the model.
 pub(super) const MOST: usize = 50_000;

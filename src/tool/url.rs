@@ -6,7 +6,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use crate::model::host::Host;
 use crate::model::refusal::{Deny, Refusal};
 
-/// What no request line carries (RFC 3986 §2), so that it can only have been meant as itself. `%` is not among it.
+/// Characters that no request line carries (RFC 3986 §2), so that they can only be literal. `%` is not among them.
 const ODD: &AsciiSet =
     &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'\\').add(b'^').add(b'`').add(b'{').add(b'|').add(b'}');
 /// All but what is unreserved (RFC 3986 §2.3).

@@ -20,7 +20,7 @@ use crate::model::secret::Secret;
 const FORMAT: &str = "exeat-vault-1";
 const NONCE: usize = 12;
 
-/// What is in the vault.
+/// The content of the vault.
 #[derive(Default)]
 pub(super) struct Content {
     records: Vec<Record>,
@@ -159,7 +159,7 @@ fn unhex(text: &str) -> Result<Vec<u8>, VaultError> {
     files::unhex(text).ok_or(VaultError::Torn)
 }
 
-/// What a ciphertext belongs to. No part can hold a zero byte: names are plain.
+/// Returns the associated data of a ciphertext. No part can hold a zero byte, because names are plain.
 fn about(workspace: &str, name: &str) -> Vec<u8> {
     [FORMAT, workspace, name].join("\0").into_bytes()
 }

@@ -41,12 +41,12 @@ impl Opened {
     }
 }
 
-/// What may be told of a secret.
+/// The public metadata of a secret.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Entry {
-    /// Whose it is.
+    /// The workspace.
     pub workspace: String,
-    /// What it is called.
+    /// The name.
     pub name: String,
     /// When it was first set, in seconds since 1970.
     pub created: u64,
@@ -174,7 +174,7 @@ impl Vault {
         Ok(self.read()?.map(Opened))
     }
 
-    /// What there is, sorted by workspace and name.
+    /// Returns the entries, sorted by workspace and name.
     ///
     /// # Errors
     /// [`VaultError`]

@@ -24,7 +24,7 @@ fn main() {
             std::process::exit(1);
         }
         cases += 1;
-        // What was changed is changed again.
+        // Inputs that were mutated are mutated again.
         if random.below(8) == 0 {
             if pool.len() > 400 {
                 pool = seeds.clone();

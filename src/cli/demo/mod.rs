@@ -33,7 +33,7 @@ use crate::policy::compile::{self, CompileContext};
 use crate::policy::settings::ListenAt;
 use crate::tls::authority::Authority;
 
-/// What is running while the tour lasts.
+/// The servers and directories of the demo.
 struct Stage {
     daemon: Daemon,
     scenes: Vec<Scene>,

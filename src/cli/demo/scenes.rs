@@ -1,4 +1,4 @@
-//! What the sandbox does in the tour, and what should come of it.
+//! The requests of the demo's sandbox, and the expected results.
 
 /// One request of the tour.
 pub(super) struct Scene {
@@ -7,7 +7,7 @@ pub(super) struct Scene {
     pub(super) how: How,
 }
 
-/// What the sandbox does.
+/// A request of the sandbox.
 pub(super) enum How {
     /// Raw bytes to the proxy; `{auth}` is replaced by the right header.
     Raw(String),

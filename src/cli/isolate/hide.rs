@@ -19,10 +19,10 @@ const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 /// Variables that lead to sockets by something else than a path that is there.
 const VARIABLES: [&str; 5] =
     [RUNTIME_DIR, "DBUS_SESSION_BUS_ADDRESS", "DBUS_SYSTEM_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY"];
-/// What the command needs of the directory of the run.
+/// The files in the directory of the run that the command needs.
 const KEPT: [&str; 2] = ["ca.pem", "ca-bundle.pem"];
 
-/// What is to be hidden, as it was found outside.
+/// The paths to hide, as found outside the namespace.
 pub(super) struct Hidden {
     directories: Vec<PathBuf>,
     sockets: BTreeSet<PathBuf>,
@@ -57,7 +57,7 @@ impl Hidden {
 
     /// To be called inside, once.
     pub(super) fn cover(&self) -> Result<(), Failed> {
-        // What is mounted here stays here, and what is mounted outside from now on does not come in.
+        // Mounts made here are not propagated outside, and later mounts outside are not propagated here.
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
             .map_err(|error| namespace::forbidden("own mounts", error.into()))?;
         let mut covered = BTreeSet::new();
@@ -75,7 +75,7 @@ impl Hidden {
             }
         }
         self.cover_state().map_err(failed(format!("covering {}", self.state.display())))?;
-        // Whoever stands in a directory that is covered still stands beneath the cover.
+        // A process whose working directory is covered still refers to the directory beneath the cover.
         std::env::set_current_dir(&self.working)
             .map_err(failed(format!("{} is hidden from it; start it elsewhere", self.working.display())))
     }

@@ -9,7 +9,7 @@
 //! | `exeat inside --first` | also process 1 of a PID namespace | gives up all privileges, filters system calls, reaps |
 //! | the command | the same | what it was told |
 //!
-//! Whatever fails on the way ends it before the command runs: there is no half isolation.
+//! Any failure on the way stops the run before the command starts: isolation is complete or the command does not run.
 
 mod first;
 mod hide;
@@ -37,7 +37,7 @@ const SOCKET: &str = "proxy.sock";
 /// A link that stays right when the file is replaced or deleted while it runs.
 const OURSELVES: &str = "/proc/self/exe";
 
-/// What `exeat run` tells the processes between itself and the command.
+/// Arguments that `exeat run` passes to the processes between itself and the command.
 #[derive(Args)]
 pub(super) struct InsideArgs {
     /// The directory of the run
@@ -54,7 +54,7 @@ pub(super) struct InsideArgs {
     command: Vec<OsString>,
 }
 
-/// What the proxy listens on, as the configuration writes it.
+/// Returns the address that the proxy listens on, as written in the configuration.
 pub(super) fn listen(state: &Path) -> String {
     format!("unix:{}", state.join(SOCKET).display())
 }

@@ -1,4 +1,4 @@
-//! What a process of ours may do and hold, less from step to step.
+//! Privileges of the helper processes, reduced step by step.
 
 use std::fs;
 use std::io;
@@ -30,8 +30,8 @@ pub(super) fn die_with(parent: Option<Pid>) -> io::Result<()> {
     if rustix::process::getppid() == parent { Ok(()) } else { Err(io::ErrorKind::NotConnected.into()) }
 }
 
-/// What the first process of the namespaces needs for its own steps. It is not root there, so an exec
-/// would take it away.
+/// The capabilities that the first process of the namespaces needs for its own steps. It is not root there, so an exec
+/// would drop them.
 const NEEDED: [CapabilitySet; 2] = [CapabilitySet::SYS_ADMIN, CapabilitySet::SETPCAP];
 
 /// Lets the next exec keep what is needed.

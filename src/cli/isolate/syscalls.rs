@@ -31,8 +31,8 @@ fn families(unix_sockets: bool) -> Result<Rules, Error> {
     Ok(rules)
 }
 
-/// What opens sockets without the call (io_uring), has the kernel start a helper outside that may ask DNS
-/// (keys), or types into the caller's terminal (`TIOCSTI`).
+/// Returns rules against system calls that open sockets in other ways (io_uring), start a helper of the kernel outside
+/// that may use DNS (keys), or write to the caller's terminal (`TIOCSTI`).
 fn others() -> Result<Rules, Error> {
     let mut rules = Rules::new();
     for call in [libc::SYS_io_uring_setup, libc::SYS_add_key, libc::SYS_request_key, libc::SYS_keyctl] {

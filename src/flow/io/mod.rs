@@ -133,8 +133,8 @@ const LINGER: Duration = Duration::from_secs(2);
 /// And for how many bytes: a body that anybody sends in earnest, and soon read if it is sent for its own sake.
 const LINGER_BYTES: usize = 64 * 1024 * 1024;
 
-/// What still comes after our last words and is thrown away. A close with unread bytes would reset the
-/// connection and take the words with it (RFC 9112 §9.6).
+/// Reads and discards bytes that arrive after the last answer. Closing with unread bytes would reset the connection and
+/// destroy the answer (RFC 9112 §9.6).
 pub(super) struct Linger {
     until: Pin<Box<Sleep>>,
     left: usize,
@@ -191,7 +191,7 @@ where
     tokio::try_join!(up, down).map(|_| ())
 }
 
-/// What is looked at, held or changed on its way.
+/// A filter that inspects, holds or changes the bytes of one direction.
 pub(super) trait Filter {
     /// Takes bytes and gives out what may go on.
     fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>>;
@@ -206,7 +206,7 @@ pub(super) trait Filter {
         Vec::new()
     }
 
-    /// What was given out has been written. An error ends the direction behind it.
+    /// Called after output has been written. An error ends the direction.
     fn written(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -1,13 +1,13 @@
-//! What a shape cannot say: checksums, ids inside of ids, and bodies that no issuer ever drew.
+//! Checks beyond a shape: checksums, ids within ids, and bodies that no issuer ever made.
 
-/// What else must hold for a body that has the right length and alphabet.
+/// A check for a body of the right length and alphabet.
 #[derive(Clone, Copy)]
 pub(super) enum Check {
     /// An id of AWS with an account in it, or of the time before that.
     Aws,
     /// The six last digits are the CRC-32 of the others, in base 62.
     Crc62,
-    /// What was said already is enough.
+    /// No further check.
     Enough,
     /// Drawn from the whole alphabet: at least so many upper-case letters, lower-case letters and digits. A
     /// name in a program has the alphabet as well, and seldom the mixture.

@@ -12,7 +12,7 @@ use std::{env, fs};
 
 use super::{Families, Family, FamilyStream};
 
-/// What is printed of a find. The rest of it may be somebody's key.
+/// The characters printed of a find. The rest may be somebody's key.
 const SHOWN: usize = 14;
 
 #[test]

@@ -19,7 +19,7 @@ use probes::Probes;
 use shapes::{SHAPES, Shape, Verdict};
 pub use stream::FamilyStream;
 
-/// Whose keys, or what kind. Each can be switched on by its name.
+/// A family of keys, by issuer or kind. Each can be enabled by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
     /// Secret keys of age, the file encryption.
@@ -224,7 +224,7 @@ impl PartialEq for Families {
     }
 }
 
-/// What is known about a text, or about a piece of one that goes on.
+/// The state of a search in a text, or in a piece of one that continues.
 struct FamilyMatch {
     found: Option<(Family, Range<usize>)>,
     /// Where the first shape begins that fits up to the end of what has come.

@@ -10,7 +10,7 @@ use super::shapes::Shape;
 pub(super) struct Probes {
     /// A bit for each pair that is in any trio.
     pairs: Box<[u64; 1024]>,
-    /// What the pairs may belong to.
+    /// The probes of each bucket of pairs.
     buckets: Vec<Vec<Probe>>,
     /// Length of the longest prefix.
     longest: usize,
@@ -22,7 +22,7 @@ struct Probe {
     trio: [u8; 3],
     /// Where in the trio the pair is: 0 or 1.
     shift: usize,
-    /// Whose prefixes have the trio, and where.
+    /// The shapes whose prefixes contain the trio, and its offset in each.
     shapes: Vec<(usize, &'static Shape)>,
 }
 

@@ -10,11 +10,11 @@ pub(super) struct Shape {
     pub(super) family: Family,
     /// At least three bytes; the search goes by them.
     pub(super) prefix: &'static [u8],
-    /// What follows the prefix.
+    /// The parts that follow the prefix.
     parts: &'static [Part],
-    /// What else must hold for all of `parts`.
+    /// A check for all of `parts` together.
     check: Check,
-    /// What may stand on neither side: the key would be part of something longer.
+    /// The characters that may stand on neither side: they would make the key part of something longer.
     apart: Set,
     /// The prefix is a name, which may be the end of a longer one.
     is_named: bool,
@@ -47,18 +47,18 @@ enum Set {
     /// As above, with the padding.
     Base64UrlPadded,
     Alphanumeric,
-    /// What stands between a name and its value in a command, a connection string, JSON, YAML or a program.
+    /// The separator between a name and its value in a command, a connection string, JSON, YAML or a program.
     Assignment,
-    /// What bech32 is written with (BIP 173), in upper case.
+    /// The alphabet of bech32 (BIP 173), in upper case.
     Bech32,
     Dashes,
     Digits,
     /// In lower case.
     Hex,
     Letters,
-    /// What two characters of base64 end with when they are one byte, and the padding follows.
+    /// The last of two base64 characters that encode one byte, before the padding.
     LastOfTwo,
-    /// What base 36 is written with.
+    /// The alphabet of base 36.
     LowerOrDigits,
     Printable,
     UpperOrDigits,
@@ -100,13 +100,13 @@ pub(super) enum Verdict {
     Undecided,
 }
 
-/// What looks back looks at no more than this.
+/// The longest look-behind, in bytes.
 pub(super) const LONGEST_BEFORE: usize = 16;
 /// No key is longer, with what is looked at behind it.
 pub(super) const LONGEST: usize = 1024;
 /// No prefix is longer.
 pub(super) const LONGEST_PREFIX: usize = 40;
-/// What looks behind a key looks at no more than this.
+/// The longest look-ahead behind a key, in bytes.
 #[cfg(test)]
 const LONGEST_BEHIND: usize = 8;
 

@@ -19,7 +19,7 @@ pub struct FamilyStream {
     found: Option<Family>,
 }
 
-/// What has to stand together to decide about all that begins before it.
+/// The bytes needed at once to decide about every start before them.
 const REACH: usize = LONGEST + LONGEST_BEFORE;
 
 impl FamilyStream {
@@ -59,7 +59,7 @@ impl FamilyStream {
     }
 
     /// The stream pauses, and what has come may leave: a key that it ends with counts, as nobody knows what follows.
-    /// What follows is looked at as if it had not paused.
+    /// The text that follows is searched as if there had been no pause.
     #[must_use]
     pub fn pause(&self) -> Option<Family> {
         let last = || self.families.look(&self.tail, self.open..self.tail.len(), true).found.map(|(family, _)| family);

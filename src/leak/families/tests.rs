@@ -463,7 +463,7 @@ fn only_what_was_asked_for_is_found() {
     assert_eq!((lookout.feed(keys()[0].1.as_bytes()), lookout.end()), (None, None));
 }
 
-/// What a stream shows in pieces of these lengths, over and over.
+/// Returns the find of a stream fed in pieces of these lengths, repeated.
 fn streamed(text: &[u8], lengths: &[usize]) -> Option<Family> {
     let mut lookout = FamilyStream::new(Arc::new(all()));
     let room = lookout.room();
@@ -540,7 +540,7 @@ fn texts() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat())
 }
 
-/// What keys are not: drawn bytes in the encodings that requests have, words, and the prefixes among them.
+/// Texts without keys: random bytes in the encodings of requests, words, and prefixes of keys among them.
 fn ordinary() -> impl Strategy<Value = String> {
     let prefixes: Vec<String> = SHAPES.iter().map(|shape| String::from_utf8_lossy(shape.prefix).into_owned()).collect();
     let drawn = prop_oneof![

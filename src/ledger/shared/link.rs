@@ -23,7 +23,7 @@ const CONNECTING: Duration = Duration::from_secs(2);
 /// How long is waited before connecting again, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// What bytes flow over: TCP, or TLS over it.
+/// A transport to the server: TCP, or TLS over it.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
@@ -128,7 +128,7 @@ async fn keep_up(
     publish: watch::Sender<Option<Live>>,
     mut silent: watch::Receiver<u64>,
 ) {
-    // Who is to be let in, and to which database, is not in here: this is kept, and not wiped.
+    // User, password and database are not part of these settings: they are kept and not wiped.
     let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
     let (mut number, mut pause) = (0_u64, PAUSE.0);
     let mut told = String::new();

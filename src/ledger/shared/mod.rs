@@ -1,8 +1,9 @@
 //! The ledger of several processes: in Redis (6 or newer) or Valkey, one server with or without replicas, no cluster.
-//! What has to be one step is one script, and so one round trip. Time is the server's.
+//! Each atomic step is one script, and so one round trip. Time is the server's.
 //!
-//! What an execution has lies under `exeat:{ID}:`; it goes an hour after the execution has ended. The server must not
-//! throw keys away when its memory is full (`maxmemory-policy noeviction`), and keeps what it is set up to keep.
+//! The data of an execution has keys below `exeat:{ID}:`, which expire an hour after the execution has ended. The
+//! server must not evict keys when its memory is full (`maxmemory-policy noeviction`); its persistence is its own
+//! setting.
 //!
 //! Facts, requests for approval and decisions are signed ([`Seal`]). Counters, stops, bills and records are not: scripts
 //! change them, and the server has no key. Whoever can write to it can set those back, delete anything, and put back what

@@ -1,4 +1,4 @@
-//! What the server says, in our words. Whatever is not as it was written is an error, never a guess.
+//! Parses the server's replies. A reply in any other form is an error, never a guess.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(super) fn end(execution: &Execution) -> String {
     }
 }
 
-/// What is known of an execution that never changes, as it lies on the server.
+/// Writes the facts of an execution, as stored on the server.
 pub(super) fn facts(execution: &Execution, seal: &Seal) -> Result<String> {
     let id = &execution.id;
     seal.sealed(Kind::Facts, &key(id, "x"), id.as_str(), &written(execution)?)
@@ -130,7 +130,7 @@ struct Record<'t> {
     expires: &'t str,
     /// The MAC of the decision.
     decision: &'t str,
-    /// What was asked for, with its MAC.
+    /// The request, with its MAC.
     request: &'t str,
 }
 
@@ -148,7 +148,7 @@ impl<'t> Record<'t> {
         })
     }
 
-    /// What a decision is about: this request with these times of the server's.
+    /// Returns the text that a decision's MAC covers: the request with the server's times.
     fn decided(&self, state: ApprovalState) -> String {
         [state_text(state), self.digest, self.created, self.expires, self.request].join(" ")
     }

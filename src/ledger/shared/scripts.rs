@@ -1,4 +1,4 @@
-//! What runs within the server.
+//! The scripts that run on the server.
 
 use redis::{Script, ScriptInvocation};
 

@@ -1,6 +1,6 @@
-//! What proxies write for each other carries a MAC (HMAC-SHA-256) under a key that they share and the server does not
-//! have. It covers the kind of the entry, the key that it lies under, and its id there: an entry that was changed, made
-//! up, or put in another's place does not verify.
+//! Entries that proxies write for each other carry a MAC (HMAC-SHA-256) under a key that they share and the server does
+//! not have. It covers the kind of the entry, its key on the server, and its id: an entry that was changed, invented or
+//! moved does not verify.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ const MAX_NAME: usize = 256;
 /// An entry that does not verify.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TamperedRecord {
-    /// What kind of entry it is: `facts`, `request` or `decision`.
+    /// The kind of the entry: `facts`, `request` or `decision`.
     pub kind: &'static str,
     /// The server's key that it lies under.
     pub key: String,
@@ -36,7 +36,7 @@ pub struct TamperedRecord {
 /// Raises an alarm. It must not block.
 pub type Alarm = Arc<dyn Fn(&TamperedRecord) + Send + Sync>;
 
-/// What an entry says.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A person's decision.

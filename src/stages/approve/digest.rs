@@ -1,5 +1,4 @@
-//! What makes a request this one and no other. Not a stage: what `approve` asks about, and knows again when the
-//! request is repeated.
+//! The digest that identifies a request, used by `approve` to recognise the request when it is repeated. Not a stage.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -42,7 +41,7 @@ pub(crate) async fn of(
     Ok(digest.0.finalize().into())
 }
 
-/// Who, what and where to, and with which credential.
+/// Adds the caller, the request line and the credential.
 fn line(digest: &mut Parted, grant: &Grant, is_websocket: bool) {
     let (admitted, path) = (grant.admitted(), grant.path());
     let target = admitted.target();

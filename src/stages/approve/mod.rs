@@ -1,7 +1,7 @@
 //! A person allows it: evidence that nobody has to, or that somebody has, for this very request and once.
 //!
-//! What is bound is a digest of everything that leaves (`digest.rs`). The request is refused until a person has
-//! decided, and is repeated by its client; the ledger uses an approval up in the same step in which it is found.
+//! An approval is bound to a digest of everything that leaves (`digest.rs`). The request is refused until an operator
+//! has decided, and its client repeats it; the ledger consumes an approval in the same step in which it finds it.
 
 mod digest;
 
@@ -39,7 +39,7 @@ pub struct Approved {
 }
 
 impl Approved {
-    /// What the request was granted.
+    /// Returns the grant of the request.
     #[must_use]
     pub fn grant(&self) -> &Grant {
         &self.grant

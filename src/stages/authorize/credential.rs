@@ -29,7 +29,7 @@ const MIN_NONCE: usize = 16;
 pub(crate) struct SelectedCredential {
     pub(crate) credential: Arc<Credential>,
     whole: bool,
-    /// What is swapped, and where.
+    /// The placeholders to swap.
     pub(crate) swaps: Vec<Swap>,
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn choose(
     if !credential.is_bound_to(target, allowed) {
         return Err(not_bound(record, &credential, "it is bound to other destinations"));
     }
-    // What stands around a placeholder could be a key of the sandbox's own.
+    // The text around a placeholder could hold keys of the sandbox's own.
     swaps.retain(|swap| !exclusive || !swap.could_hold_keys(task));
     Ok(Some(SelectedCredential { credential, whole: named.is_some() || exclusive, swaps }))
 }
@@ -226,7 +226,7 @@ impl PlaceholderSearch<'_> {
         Ok(())
     }
 
-    /// Who sends a nonce wants every mark swapped; one that cannot be is no text.
+    /// Refuses a request with a nonce if a placeholder stands where it cannot be swapped.
     fn nowhere_else(&self, parts: &Parts, looked_at: &[Placement], record: &mut Record) -> Verdict<()> {
         let marked = |text: &[u8]| {
             let decoded = query::decoded_bytes(text);
@@ -252,7 +252,7 @@ impl PlaceholderSearch<'_> {
     }
 }
 
-/// What stands behind `Basic` (RFC 7617), read as leniently as servers do.
+/// Decodes the credentials of `Basic` (RFC 7617), as leniently as servers do.
 fn basic(value: &[u8]) -> Option<Vec<u8>> {
     let (scheme, rest) = value.split_at_checked(value.iter().position(|byte| matches!(byte, b' ' | b'\t'))?)?;
     if !scheme.eq_ignore_ascii_case(b"basic") {

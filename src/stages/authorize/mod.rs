@@ -77,7 +77,7 @@ pub struct Grant {
     restricted: bool,
 }
 
-/// What an exchange was granted, as far as a later policy has to be asked about it.
+/// The part of a grant that is checked again under a later policy.
 #[derive(Clone)]
 pub(crate) struct RevocationCheck {
     admitted: Admitted,
@@ -86,12 +86,12 @@ pub(crate) struct RevocationCheck {
     credential: Option<CredentialName>,
     /// A person has allowed it.
     approved: bool,
-    /// What is looked for as long as it goes on.
+    /// The values that are searched for while the exchange lasts.
     values: Option<Arc<Matcher>>,
 }
 
 impl RevocationCheck {
-    /// Whose exchange it is.
+    /// Returns the execution of the exchange.
     pub(super) fn execution(&self) -> &ExecutionId {
         self.admitted.caller.execution()
     }
@@ -111,7 +111,7 @@ impl RevocationCheck {
         Self { approved: true, ..self }
     }
 
-    /// What allows it under a later policy; none if this is the policy that granted it.
+    /// Returns the rules that match under a later policy; `None` if this policy granted the exchange.
     ///
     /// # Errors
     /// As [`request`]; [`Deny::ApprovalPending`] if it would have to be approved now, and was not;
@@ -145,7 +145,7 @@ impl RevocationCheck {
 }
 
 impl Admitted {
-    /// Who asks.
+    /// Returns the caller.
     #[must_use]
     pub fn caller(&self) -> &Caller {
         &self.caller
@@ -157,7 +157,7 @@ impl Admitted {
         &self.target
     }
 
-    /// What lets it through.
+    /// Returns the rules that match.
     #[must_use]
     pub fn allowed(&self) -> &MatchedRules {
         &self.allowed
@@ -175,7 +175,7 @@ impl Admitted {
         self.allowed.ech()
     }
 
-    /// What kind of request it is; a tunnel is no tool call.
+    /// Returns the kind of the request; a tunnel is not a tool call.
     fn kind(&self) -> Kind {
         match self.asked {
             AccessKind::Connect | AccessKind::Probe => Kind::Raw,
@@ -215,7 +215,7 @@ impl Grant {
         self.limits.timeouts
     }
 
-    /// What the exchange may take.
+    /// Returns the limits of the exchange.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.limits
@@ -231,12 +231,12 @@ impl Grant {
         self.admitted.allowed.approval(&self.method, self.kind())
     }
 
-    /// Who gets the answer.
+    /// Returns the target of the body report.
     pub(super) fn reader(&self) -> ReportTarget {
         self.reader
     }
 
-    /// What a later policy has to be asked about.
+    /// Returns the data to check under a later policy.
     pub(super) fn revocation_check(&self) -> RevocationCheck {
         RevocationCheck {
             admitted: self.admitted.clone(),
@@ -300,7 +300,7 @@ impl Grant {
         self.bounds
     }
 
-    /// What must not come back in the answer.
+    /// Returns the plan for redacting the answer.
     pub(super) fn guard(&self) -> Option<RedactionPlan> {
         (!self.masked.is_empty()).then(|| RedactionPlan {
             values: self.masked.clone(),
@@ -452,7 +452,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     })
 }
 
-/// What the plan says, and how long the call itself asks to take: never longer than the plan says.
+/// Returns the limits of the plan, with the timeout that the call itself asks for, which only shortens the plan's.
 fn limits(task: &Task, kind: Kind, parts: &Parts) -> Verdict<Limits> {
     let mut limits = task.limits(kind);
     if let Some(asked) = kind.timeout(&parts.headers)? {

@@ -60,7 +60,7 @@ use crate::tls::upstream::{self, RootsError, UpstreamTls};
 
 /// Heads of answers, in bytes. Origins are not trusted either.
 const MAX_RESPONSE_HEAD: usize = 256 * 1024;
-/// What an origin may send of one h2 answer before the client has read it.
+/// The flow-control window of one h2 answer, in bytes.
 const STREAM_WINDOW: u32 = 512 * 1024;
 /// The same, on connections of an execution that has many.
 const SMALL_STREAM_WINDOW: u32 = 64 * 1024;
@@ -69,7 +69,7 @@ const WINDOWS_PER_EXECUTION: u64 = 64 << 20;
 const WINDOWS_PER_PROCESS: u64 = 512 << 20;
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
-/// What it takes to reach origins.
+/// Sends requests to origins.
 pub struct Forwarder {
     tls: UpstreamTls,
     pool: Arc<Pool>,
@@ -87,9 +87,9 @@ pub struct Received {
     pub(super) limits: Limits,
     pub(super) reader: ReportTarget,
     pub(super) started: Instant,
-    /// What must not come back to the client, and how the answer is read.
+    /// The plan for redacting the answer, and its decoder.
     pub(super) guard: Option<(RedactionPlan, ContentDecoder)>,
-    /// What the client must not send on.
+    /// The values that the client must not send on.
     pub(super) values: Arc<Matcher>,
     /// For messages that are held.
     pub(super) reservation: Reservation,
@@ -110,7 +110,7 @@ impl Received {
 pub struct Switched {
     /// The head of the answer.
     pub response: Response<()>,
-    /// What is to be carried.
+    /// The two sides of the relay.
     pub relay: Relay,
 }
 
@@ -118,9 +118,9 @@ pub struct Switched {
 pub struct Relay {
     /// The origin's end.
     pub origin: OnUpgrade,
-    /// What the client sends, looked through.
+    /// The scanner of what the client sends.
     pub up: Upward,
-    /// What the origin sends, redacted.
+    /// The redactor of what the origin sends.
     pub down: Downward,
     /// How long nothing may move.
     pub idle: Duration,
@@ -267,7 +267,7 @@ impl Forwarder {
     /// RFC 9113 §8.7).
     ///
     /// # Errors
-    /// What dialling and TLS say; [`Fail::UpstreamProtocol`] for an origin that breaks HTTP, and
+    /// Errors of dialling and TLS; [`Fail::UpstreamProtocol`] for an origin that breaks HTTP, and
     /// [`Fail::RequestTimedOut`] for one that is too slow.
     pub async fn exchange(
         &self,
@@ -300,7 +300,7 @@ impl Forwarder {
         let switched = switched(&mut response, wanted.as_ref())?;
         let response = answer(response)?;
         let undo = guard.as_ref().map(|guard| guard.undo(&response)).transpose().inspect_err(|_| {
-            // What cannot be read cannot be redacted. Only what can be was asked for.
+            // An answer that cannot be decoded cannot be redacted. Only decodable codings were requested.
             record.rule("the answer has a coding that was not asked for");
         })?;
         let guard = guard.zip(undo);

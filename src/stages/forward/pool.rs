@@ -45,7 +45,7 @@ pub(crate) const MAX_STREAMS: usize = 16;
 /// No request takes a lock that all others take.
 const SHARDS: usize = 16;
 
-/// Who may use a connection.
+/// The identity that a connection belongs to.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Key {
     execution: ExecutionId,
@@ -76,7 +76,7 @@ pub(crate) struct H2 {
     sender: Mutex<Option<http2::SendRequest<RequestBody>>>,
     traffic: Arc<Traffic>,
     streams: AtomicUsize,
-    /// What the origin allows at a time.
+    /// The concurrent streams that the origin allows.
     allowed: Allowed,
     idle_since: Mutex<Instant>,
     task: Task,
@@ -141,7 +141,7 @@ pub(crate) struct Pool {
     kept: IdleH1<Pooled>,
 }
 
-/// What is kept for executions: each has its quota, and all of them share the room.
+/// The idle connections of all executions: each has a quota, and all share the total.
 struct IdleH1<T> {
     count: AtomicUsize,
     most: usize,
@@ -151,7 +151,7 @@ struct IdleH1<T> {
     hasher: RandomState,
 }
 
-/// What can be kept.
+/// An idle connection.
 trait Idle {
     /// The begin of the time in which nobody uses it.
     fn idle_since(&self, now: Instant) -> Instant;
@@ -411,7 +411,7 @@ impl Lease {
         self.reused
     }
 
-    /// What has passed over it, also once it has ended.
+    /// Returns the traffic of the connection, which is readable after its end.
     pub(crate) fn traffic(&self) -> Arc<Traffic> {
         match &self.sender {
             Some(Sender::H1(h1)) => h1.traffic.clone(),

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::model::tls::TlsFailure;
 use crate::tls::failure;
 
-/// What HTTP/2 begins with (RFC 9113 §3.4), in bytes, and a frame's header (§4.1).
+/// The connection preface of HTTP/2 (RFC 9113 §3.4) and a frame header (§4.1), in bytes.
 const PREFACE: usize = 24;
 const FRAME_HEADER: usize = 9;
 const HEADERS: u8 = 1;
@@ -24,7 +24,7 @@ pub(crate) struct WriteProgress<T> {
     traffic: Arc<Traffic>,
 }
 
-/// What has passed over a connection.
+/// The traffic of a connection.
 #[derive(Default)]
 pub(crate) struct Traffic {
     /// Heads that have gone out. Over HTTP/1.1 it only says whether one has since it was asked last.

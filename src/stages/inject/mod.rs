@@ -1,5 +1,5 @@
-//! What leaves, put together once: hop-by-hop fields and our own taken out, `Host` from the pin, and the
-//! credential put in last, so that no look-out for credentials meets our own.
+//! Builds the outgoing request: hop-by-hop fields and the proxy's own are removed, `Host` comes from the pin, and the
+//! credential is inserted last, so that no scan meets it.
 
 pub(super) mod strip;
 
@@ -59,15 +59,15 @@ pub struct Outbound {
     standing: RevocationCheck,
 }
 
-/// What `forward` needs of what leaves.
+/// The parts of an outgoing request for `forward`.
 pub(super) struct OutboundParts {
     pub(super) request: Request<RequestBody>,
     pub(super) pinned: PinnedTarget,
     pub(super) limits: Limits,
     pub(super) reader: ReportTarget,
-    /// What must not come back.
+    /// The plan for redacting the answer.
     pub(super) guard: Option<RedactionPlan>,
-    /// What must not leave, also not later.
+    /// The values that must not leave, now or later.
     pub(super) values: Arc<Matcher>,
 }
 
@@ -158,8 +158,8 @@ fn outgoing(
 
 /// Says how long the body is, if it is known.
 fn frame(parts: &mut Parts, body: &RequestBody) {
-    // What the body says of itself counts, not what the head claimed (RFC 9112 §6.3). Where it says
-    // nothing, the connection's protocol frames it.
+    // The body's length counts, not the one the head claims (RFC 9112 §6.3). Without a length, the connection's
+    // protocol frames the body.
     parts.headers.remove(CONTENT_LENGTH);
     let wants_body = parts.method == http::Method::POST || parts.method == http::Method::PUT;
     match body.size_hint().exact() {
@@ -219,7 +219,7 @@ fn put(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery) -
         let text = joined(before, value, after);
         match place {
             Placement::Parameter(name) => path = with_query(&path, &query::with(path.query(), name, &text))?,
-            // What a basic credential holds is user and password together.
+            // A basic credential's value is user and password together.
             Placement::Field(name) if *auth == Auth::Basic && *place == auth.place() => {
                 set(&mut parts.headers, name, &basic(value))?;
             }

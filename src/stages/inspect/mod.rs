@@ -1,9 +1,9 @@
-//! Nothing leaves that must stay: evidence that a request was looked through.
+//! Scans requests for values that must not leave. [`Cleared`] is the evidence of the scan.
 //!
-//! What is looked for are the values that the task must not send, in every form; where: method, path and
-//! query, header fields, body and trailers. Bodies of a known length up to 64 KiB are read whole before anything
-//! leaves, others are looked through on their way. What a person has to approve is read whole in any case. Host
-//! names are looked at before, when the destination is judged.
+//! The scan covers the values that the task must not send, in every form, in method, path and query, header fields,
+//! body and trailers. Bodies of a known length up to 64 KiB are read completely before anything leaves; others are
+//! scanned as they pass. A body that needs an approval is always read completely. Host names are looked at before, when
+//! the destination is judged.
 
 pub(super) mod outbound;
 
@@ -29,7 +29,7 @@ const SMALL: u64 = 64 * 1024;
 /// So are bodies of requests that have to be approved, where the plan says nothing.
 const MAX_APPROVED: u64 = 1_000_000;
 
-/// What is said of a body that cannot be shown whole to whoever approves it.
+/// The reason for refusing a body that cannot be shown completely to the approver.
 const UNKNOWN_LENGTH: &str = "approval needs a body of known length";
 
 /// Evidence that a granted request was looked through.
@@ -49,7 +49,7 @@ pub struct Cleared {
 }
 
 impl Cleared {
-    /// What the request was granted.
+    /// Returns the grant of the request.
     #[must_use]
     pub fn grant(&self) -> &Grant {
         &self.grant

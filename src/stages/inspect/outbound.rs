@@ -1,5 +1,5 @@
-//! What a client sends in a body, looked through on its way. Not a stage: what `inspect` begins, and `upload`
-//! puts between the client and the origin.
+//! Scans a request body as it passes. Not a stage: `inspect` begins it, and `request_body` puts it between the client
+//! and the origin.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl From<DecodeError> for OutboundError {
 }
 
 impl OutboundError {
-    /// What is said of it, and what was found.
+    /// Returns the refusal, and the finding.
     pub(crate) fn refusal(self) -> (Refusal, Option<Finding>) {
         match self {
             Self::Leak(found) => (Deny::LeakDetected.into(), Some(found)),
@@ -60,7 +60,7 @@ impl OutboundError {
 pub(crate) struct OutboundBody {
     hold: Holdback,
     reading: BodyReader,
-    /// What is held back of any stream.
+    /// The bytes held back of any stream.
     lag: usize,
     /// Came, and has not been looked through.
     waiting: Bytes,
@@ -83,7 +83,7 @@ struct GrpcMessages {
     coding: Option<Vec<Coding>>,
     bounds: DecodeLimits,
     head: Vec<u8>,
-    /// What is left of a message, of how many bytes, and what undoes its coding.
+    /// The rest of a message, its length, and its decoder.
     message: Option<Message>,
     /// There is no room to hold messages whole.
     crowded: bool,
@@ -266,7 +266,7 @@ impl GrpcMessages {
             if size > MAX_WHOLE {
                 return Err(DecodeError::TooMuch.into());
             }
-            // What is flagged and has no coding cannot be read.
+            // A flagged message without a coding cannot be decoded.
             Some(Box::new(Decoder::new(coding, self.bounds).ok_or(DecodeError::Malformed)?))
         } else {
             None
@@ -298,7 +298,7 @@ impl Message {
     }
 }
 
-/// What stands in the field and changes nothing: the bytes are as they are. Amazon's clients have two of their own.
+/// Values of the field that change nothing: the bytes are sent as they are. Two of them are Amazon's clients'.
 const NO_CODING: [&str; 6] = ["", "amz-1.0", "aws-chunked", "identity", "none", "utf-8"];
 
 /// The codings that a field names, in their order; none if there is one that cannot be undone.

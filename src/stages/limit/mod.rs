@@ -1,4 +1,4 @@
-//! What comes back: redacted, counted, bounded in size and time, and what ends with it.
+//! Handles the answer: redacts it, counts it, limits its size and time, and ends the exchange with it.
 
 pub mod redact;
 pub(super) mod report;
@@ -41,7 +41,7 @@ pub struct ResponseBody {
     watchdog: Option<AbortHandle>,
     hint: SizeHint,
     ended: bool,
-    /// What goes out once the exchange is over.
+    /// The frames sent after the exchange is over.
     parting: FinalFrames,
 }
 
@@ -59,12 +59,12 @@ pub struct CheckedResponse {
     ended: bool,
 }
 
-/// What is to be heeded of a body.
+/// The limits of a body.
 #[derive(Default)]
 struct BodyLimits {
     /// How much of it may pass; none: all.
     cut: Option<Truncation>,
-    /// What is too large is broken off, and not cut.
+    /// A body that is too large is broken off instead of truncated.
     refuses: bool,
     /// Behind it there is room for what we have to say of it.
     tells: bool,
@@ -92,10 +92,10 @@ impl FinalFrames {
     }
 }
 
-/// What there is as long as the exchange goes on.
+/// The state of an exchange in progress.
 struct Live {
     exchange: Option<Exchange>,
-    /// Whoever polled last and found nothing.
+    /// The task that last polled without a result.
     waker: Option<Waker>,
 }
 
@@ -104,14 +104,14 @@ struct Exchange {
     record: Record,
     lease: Lease,
     counts: Arc<TransferCounts>,
-    /// What is left of a declared length.
+    /// The rest of a declared length.
     left: Option<u64>,
     bounds: BodyLimits,
     /// There was more than may pass.
     was_cut: bool,
 }
 
-/// What becomes of a frame.
+/// The result of handling a frame.
 enum Passed {
     /// It goes out.
     On(Frame<Bytes>),
@@ -189,7 +189,7 @@ async fn begin(
         return Ok(());
     }
     let counts = record.counts();
-    // Who is silent for too long is broken off later, like everybody who is.
+    // A body that stalls here is broken off later, as any other.
     let begun = async { timeout(timeouts.idle, body.begin()).await.unwrap_or(Ok(())) };
     let begun = async {
         match timeouts.request {
@@ -382,7 +382,7 @@ impl Exchange {
             Ok(data) => data,
             Err(frame) => return self.ends(Bytes::new(), frame.into_trailers().ok()),
         };
-        // What has been decoded goes on after the last of it came.
+        // Decoded output continues after the last coded byte.
         self.counts.tick();
         self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
         let (data, over) = match &mut self.bounds.cut {
@@ -428,7 +428,7 @@ impl Exchange {
     }
 }
 
-/// Whose fault it is that an answer broke off.
+/// Returns the side at fault for a broken answer.
 fn blame(error: &BodyError, counts: &TransferCounts) -> Refusal {
     match error {
         BodyError::Unread(DecodeError::TooMuch) => Fail::ResponseTooLarge.into(),

@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// So many coded bytes out of which nothing comes are no reason to wait for more.
 const ENOUGH: u64 = 64 * 1024;
 
-/// What is to be kept from coming back.
+/// The values to redact from an answer, and how.
 #[derive(Clone)]
 pub(crate) struct RedactionPlan {
     /// The values.
@@ -40,7 +40,7 @@ pub(crate) struct RedactionPlan {
     pub(crate) bounds: DecodeLimits,
 }
 
-/// What undoes the coding of an answer.
+/// The decoder of an answer's content coding.
 pub(crate) enum ContentDecoder {
     /// It has none.
     Nothing,
@@ -49,7 +49,7 @@ pub(crate) enum ContentDecoder {
 }
 
 impl RedactionPlan {
-    /// What it takes to read an answer.
+    /// Returns the decoder of an answer.
     ///
     /// # Errors
     /// [`Fail::UpstreamProtocol`] for one that cannot be read, or is a part of one that can only be read whole.
@@ -103,7 +103,7 @@ struct Redaction {
     /// There is more to come out of what has been taken.
     more: bool,
     ended: bool,
-    /// What goes out once the rest has gone: trailers, or why it broke off.
+    /// The last frame, or error, after the rest has been sent.
     last: Option<Result<Frame<Bytes>, BodyError>>,
 }
 
@@ -234,7 +234,7 @@ impl RedactedBody {
         }
     }
 
-    /// What has looked at the head and goes on with what follows it.
+    /// Returns the redactor that has searched the head, to continue with the data that follows it.
     pub(crate) fn into_redactor(self) -> Option<Redactor> {
         self.guard.map(|guard| guard.redactor)
     }
@@ -283,7 +283,7 @@ impl Redaction {
                 None => self.finish(None),
             }
         }
-        // Who sends the last byte of a known length may not be asked for more.
+        // A body of known length ends with its last byte; the sender may not be polled for more.
         if !self.ended && !self.has_work() && inner.body.is_end_stream() {
             self.finish(None);
         }

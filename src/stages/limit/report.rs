@@ -1,5 +1,4 @@
-//! What the proxy says behind a body: how much came, and what was done to it. Not a stage: what `limit`
-//! puts at the end.
+//! The body report: the size of a body and the changes to it, in trailers. Not a stage: `limit` adds it at the end.
 
 use http::header::{CONTENT_LENGTH, HeaderValue, TRAILER};
 use http::request::Parts;
@@ -9,7 +8,7 @@ use crate::model::tool::Kind;
 use crate::model::wire::{EXEAT_REDACTED, EXEAT_RESPONSE_SIZE, EXEAT_TRUNCATED};
 use crate::stages::message::headers;
 
-/// Who gets an answer, as far as its framing depends on it.
+/// The recipient of an answer, as far as the framing depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReportTarget {
     /// Asked for the head only.
@@ -29,7 +28,7 @@ enum Framing {
     Plain,
 }
 
-/// What happened to a body.
+/// The report of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyReport {
     /// Bytes that were taken from the origin.

@@ -26,7 +26,7 @@ impl Truncation {
         Self { left: most, certain, textual, held: BytesMut::new() }
     }
 
-    /// What of these bytes may pass, and whether the body is over because there are more than may.
+    /// Returns the part of `data` that may pass, and whether the body exceeds the limit.
     pub(crate) fn take(&mut self, mut data: Bytes) -> (Bytes, bool) {
         let inside = usize::try_from(self.left).map_or(data.len(), |left| left.min(data.len()));
         let mut over = data.len() > inside;
@@ -42,7 +42,7 @@ impl Truncation {
         (data, over)
     }
 
-    /// What is still to pass of a body that has ended within its limit.
+    /// Returns the rest of a body that ended within its limit.
     pub(crate) fn rest(&mut self) -> Bytes {
         self.held.split().freeze()
     }
@@ -107,7 +107,7 @@ const TEXTUAL: [&str; 8] = [
 mod tests {
     use super::*;
 
-    /// What passes of a text that comes in pieces of `size` bytes, and whether it was cut.
+    /// Returns the output for a text in pieces of `size` bytes, and whether it was truncated.
     fn passed(text: &[u8], size: usize, mut cut: Truncation) -> (Vec<u8>, bool) {
         let mut passed = Vec::new();
         for piece in text.chunks(size) {

@@ -8,7 +8,7 @@ const MAX_SIZE_LINE: usize = 1024;
 #[derive(Clone)]
 pub struct ChunkedReader {
     at: At,
-    /// What trailers may still take, in bytes.
+    /// The bytes that trailers may still take.
     trailers_left: usize,
 }
 

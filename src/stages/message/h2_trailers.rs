@@ -549,7 +549,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes, it does not depend on where it is cut, and nothing is invented but marks.
+        /// The output does not depend on where the input is cut, and adds nothing but marks.
         #[test]
         fn whole_equals_cut_anywhere(
             frames in prop::collection::vec((0_u8..10, any::<u8>(), 0_u32..5, prop::collection::vec(any::<u8>(), 0..40)), 0..8),

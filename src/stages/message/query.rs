@@ -13,7 +13,7 @@ pub(crate) fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
     query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-/// What a name or value means.
+/// Decodes a name or value.
 pub(crate) fn decoded(text: &str) -> Vec<u8> {
     decoded_bytes(text.as_bytes())
 }

@@ -35,7 +35,7 @@ pub enum BodyError {
     /// It cannot be decoded, or not within bounds.
     #[error("the body cannot be read")]
     Unread(#[source] DecodeError),
-    /// What it says must not leave, or cannot be read.
+    /// The body holds a value, or cannot be decoded.
     #[error("the body must not go on")]
     Stopped,
     /// No byte came for too long, or the exchange took too long.
@@ -183,7 +183,7 @@ impl RequestBody {
     /// [`Fail::RequestTimedOut`] or [`Deny::RequestMalformed`] for a client that does not send what it
     /// announced; [`Fail::Overloaded`] if the budget has no room for it.
     pub(crate) async fn whole(mut self, head: usize, record: &mut Record) -> Verdict<Self> {
-        // What is only announced takes no room.
+        // An announced length alone takes no room.
         let announced = usize::try_from(self.size_hint().lower()).unwrap_or_default();
         let mut data = BytesMut::with_capacity(announced.min(ROOM));
         let mut trailers = None;
@@ -353,7 +353,7 @@ impl RequestBody {
         };
         let Poll::Ready(frame) = Pin::new(inner).poll_frame(cx) else {
             ready!(self.poll_stalled(cx));
-            // What hyper makes of the error does not say so.
+            // hyper's error does not carry the reason.
             self.counts.client_stalled(self.idle);
             return Poll::Ready(Some(Err(BodyError::TimedOut)));
         };

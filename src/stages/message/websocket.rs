@@ -22,7 +22,7 @@ use crate::model::refusal::{Deny, Verdict};
 use crate::model::tool::EXEAT_TOOL;
 use crate::stages::body_budget::Reservation;
 
-/// What every server appends to the key (RFC 6455 §1.3).
+/// The suffix that every server appends to the key (RFC 6455 §1.3).
 const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Longest message that is held whole, in bytes.
 const MAX_MESSAGE: u64 = 1024 * 1024;
@@ -148,7 +148,7 @@ impl Broken {
 /// Frames of one direction, and how much of them has been given out.
 struct Direction {
     frames: FrameReader,
-    /// What was given out ends within a frame.
+    /// The output so far ends within a frame.
     within: bool,
     /// A close frame has been given out.
     closed: bool,
@@ -205,14 +205,14 @@ impl Direction {
     }
 }
 
-/// What a client sends. If there is something to look for, a message is held until all of it has been looked
-/// through; a very long one goes behind a lag.
+/// The direction from the client. If there are values to find, a message is held until all of it has been scanned; a
+/// very long one passes with a lag.
 pub struct Upward {
     direction: Direction,
     held: Option<Held>,
 }
 
-/// What is looked through before it goes.
+/// The state of scanning messages before they are sent.
 struct Held {
     messages: Holdback,
     /// For what is held of a message.
@@ -221,7 +221,7 @@ struct Held {
     size: u64,
     /// It goes behind a lag.
     flows: bool,
-    /// What control frames say, one after the other: what one begins another may end.
+    /// The payloads of all control frames, in sequence: a value may span several.
     controls: Holdback,
 }
 
@@ -365,7 +365,7 @@ impl From<Finding> for RelayError {
     }
 }
 
-/// What an origin sends, with values overwritten in their place.
+/// The direction from the origin, with values overwritten in place.
 pub struct Downward {
     direction: Direction,
     redacted: Option<Redacted>,

@@ -43,7 +43,7 @@ pub(crate) struct FrameHead {
     length: u64,
 }
 
-/// What the next bytes are.
+/// The kind of the next bytes.
 pub(crate) enum Piece<'b> {
     /// Of a frame that carries a part of a message.
     Head(FrameHead),

@@ -110,7 +110,7 @@ pub struct Resolver {
     answers: Cache<HostName, Arc<CacheEntry>>,
     /// Look-ups at a time.
     lookups: Arc<SocketQuota>,
-    /// What executions have asked for.
+    /// The names that executions have looked up.
     names: NameQuota,
 }
 

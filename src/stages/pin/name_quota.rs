@@ -37,7 +37,8 @@ struct Shard {
     kept: usize,
 }
 
-/// What one execution has asked for. Names are kept as keyed hashes, in two generations, of which the older one goes.
+/// The names that one execution has looked up. They are stored as keyed hashes, in two generations, of which the older
+/// is dropped.
 struct Asked {
     window: Instant,
     new: u32,

@@ -47,7 +47,7 @@ pub struct Prepaid {
     at: Instant,
 }
 
-/// What calls are taken from.
+/// Counts calls and limits their rate.
 pub struct Throttle {
     ledger: Arc<Ledger>,
     finds: Arc<Finds>,
@@ -173,7 +173,7 @@ impl Throttle {
         counted(taken, record)
     }
 
-    /// What is asked without the ledger.
+    /// Checks the limits that do not need the ledger.
     fn enter(
         &self,
         policy: &Policy,
@@ -194,7 +194,7 @@ impl Throttle {
     }
 }
 
-/// What the caller's plan says of calls of a kind.
+/// Returns the limits of the caller's plan for a kind of call.
 fn limits(policy: &Policy, caller: &Caller, kind: Kind) -> Limits {
     policy.task(caller.task()).map_or_else(Limits::default, |task| task.limits(kind))
 }

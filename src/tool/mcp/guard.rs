@@ -1,4 +1,4 @@
-//! Who may ask over HTTP.
+//! Access control of the HTTP transport.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 use super::McpError;
 use crate::model::secret::TokenHash;
 
-/// What a request has to show.
+/// The credentials that a request must show.
 pub(super) struct Guard {
     token: TokenHash,
     hosts: Vec<String>,
@@ -41,13 +41,13 @@ impl Guard {
         Ok(Self { token: TokenHash::of(token.as_bytes()), hosts, origins })
     }
 
-    /// What may stand in `Host`, for a listener at `address`.
+    /// Returns the values allowed in `Host`, for a listener at `address`.
     pub(super) fn hosts(&self, address: SocketAddr) -> Vec<String> {
         let own = [address.to_string(), format!("localhost:{}", address.port())];
         own.into_iter().chain(self.hosts.iter().cloned()).collect()
     }
 
-    /// What may stand in `Origin`.
+    /// Returns the values allowed in `Origin`.
     pub(super) fn origins(&self) -> &[String] {
         &self.origins
     }

@@ -44,7 +44,7 @@ const TO_END: Duration = Duration::from_secs(5);
 
 type Reply = Response<BoxBody<Bytes, Infallible>>;
 
-/// What every connection has.
+/// The state that all connections share.
 struct Listening {
     guard: Guard,
     service: StreamableHttpService<Server, Sessions>,

@@ -21,7 +21,7 @@ use server::Server;
 /// Bytes of one message.
 const MAX_MESSAGE: usize = 4_000_000;
 
-/// What the command takes.
+/// The arguments of the command.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Serve streamable HTTP at http://ADDR/mcp instead of stdin and stdout; a loopback address and a port, such as
@@ -40,7 +40,7 @@ pub(super) struct Args {
     allow_origin: Vec<String>,
 }
 
-/// What ends the command before its client does.
+/// An error that ends the command before its client does.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum McpError {
     /// Others could listen in: it is plain HTTP.

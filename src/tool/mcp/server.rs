@@ -1,4 +1,4 @@
-//! What the SDK asks: which tools there are, and what a call comes to.
+//! Handles the SDK's requests: listing tools and calling them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ use crate::tool::task::Task;
 const TO_LIST: Duration = Duration::from_secs(30);
 /// Between two words on a call that is under way; as long may a client take to read one.
 const BETWEEN: Duration = Duration::from_secs(1);
-/// What a result has beside its text, for programs: no client shows it to a model.
+/// The key of the structured result beside the text, for programs: clients do not show it to a model.
 const META: &str = "exeat/result";
 
 /// The tools, as every session has them.
@@ -58,7 +58,7 @@ impl Server {
     ) -> Result<CallToolResult, ErrorData> {
         tokio::select! {
             biased;
-            // Who cancels waits for no answer, and gets none.
+            // A cancelled request gets no answer.
             () = context.ct.cancelled() => Err(ErrorData::internal_error("the call was cancelled", None)),
             result = reported(self.run(name, given), context) => Ok(result),
         }
@@ -109,7 +109,8 @@ impl ServerHandler for Server {
         Ok(self.call(&request.name, &given, &context).await?.into())
     }
 
-    /// What the SDK cannot read comes here: also a call whose arguments are no object, which the model is told of.
+    /// Handles requests that the SDK cannot parse, such as a call whose arguments are not an object; the model gets an
+    /// error.
     async fn on_custom_request(
         &self,
         request: CustomRequest,

@@ -15,7 +15,7 @@ use super::{MAX_MESSAGE, McpError};
 /// For calls that are under way when the client says no more: it may still read.
 const TO_END: Duration = Duration::from_secs(1);
 
-/// What is read, and when there was no more of it.
+/// The bytes read, and the time of the end of input.
 struct Input<R> {
     inner: R,
     ended: CancellationToken,

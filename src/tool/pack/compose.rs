@@ -114,7 +114,7 @@ impl Draft {
         }
     }
 
-    /// What the tool delegates to; nothing for a mock.
+    /// Returns the primitive that the tool delegates to; `None` for a mock.
     pub(super) fn primitive(&self) -> Option<&str> {
         match self.action.as_ref()? {
             Action::Args(primitive, _) => Some(primitive),

@@ -34,7 +34,7 @@ pub(super) enum Does {
     Request(Request),
 }
 
-/// What a call comes to.
+/// The next step of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
     /// A mock's answer.
@@ -48,13 +48,13 @@ impl Composed {
         Self { name, description, schema, does }
     }
 
-    /// What models call it.
+    /// Returns the tool's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What models are told of it.
+    /// Returns the tool's description.
     #[must_use]
     pub fn description(&self) -> &str {
         &self.description

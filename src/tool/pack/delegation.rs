@@ -1,4 +1,4 @@
-//! Who delegates to whom: no circles, no long ways, and an end that is known.
+//! Checks delegation between tools: no cycles, a limited depth, and a known primitive at the end.
 
 use super::compose::Draft;
 use super::mapping::quoted;

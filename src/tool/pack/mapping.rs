@@ -3,7 +3,7 @@
 use super::place::{Findings, Place, clip};
 use super::yaml::Node;
 
-/// What is wrong with what is not there.
+/// The problem with a missing key.
 pub(super) const MISSING: &str = "missing";
 
 /// Longest text of a pack that a message repeats.

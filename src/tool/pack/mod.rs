@@ -52,13 +52,13 @@ pub struct Gate {
     pub composed: bool,
     /// Whether the pack lets it be called.
     pub allowed: bool,
-    /// What of the pack says so.
+    /// The part of the pack that requires it.
     pub by: String,
     /// Whether exeat runs it.
     pub served: bool,
 }
 
-/// What a name means in a pack.
+/// The meaning of a name in a pack.
 #[derive(Clone, Debug)]
 pub enum Found<'p> {
     /// The primitive `http_request`, which may be called.
@@ -144,7 +144,7 @@ impl Pack {
         self.tools.iter().filter(|entry| entry.served && entry.judged.is_ok()).map(|entry| &*entry.tool)
     }
 
-    /// What a name means.
+    /// Returns the meaning of a name.
     #[must_use]
     pub fn find(&self, name: &str) -> Found<'_> {
         if let Some(entry) = self.tools.iter().find(|entry| entry.tool.name() == name) {

@@ -13,7 +13,7 @@ const MAX_KEY: usize = 80;
 pub struct Problem {
     /// Where: `tools.custom[2].implementation.args.url`; a line and column for what is no YAML.
     pub path: String,
-    /// What is wrong and, where that is not plain, what to write instead.
+    /// The problem and, if it is not obvious, a suggestion.
     pub message: String,
 }
 

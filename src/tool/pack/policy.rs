@@ -1,4 +1,4 @@
-//! What a pack allows: the built-in primitives, and the gates before them.
+//! The built-in primitives that a pack allows, and the gates before them.
 
 use ipnet::IpNet;
 
@@ -29,7 +29,7 @@ pub(super) const PRIMITIVES: [(&str, Lock); 12] = [
     ("exec", Lock::Shell),
 ];
 
-/// What stands before a primitive.
+/// A gate before a primitive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lock {
     Kind(&'static str),

@@ -119,7 +119,7 @@ struct Edge {
     may_recur: bool,
 }
 
-/// What is known while the graph is made.
+/// The state while the graph is built.
 struct Reading<'s> {
     root: &'s Value,
     root_place: Place,
@@ -303,7 +303,7 @@ impl Search {
             let mut own = subschema.own;
             for edge in outer {
                 let behind = self.counted.get(edge.to).copied().flatten().unwrap_or_default();
-                // What is run again for each of these keywords can stand in another one's.
+                // Subschemas that these keywords apply repeatedly can be nested in each other.
                 let times = if subschema.repeats { 3 } else { 1 };
                 own = own.saturating_add(behind.visits.saturating_mul(times));
                 sum.chain = sum.chain.max(behind.chain);

@@ -196,7 +196,7 @@ fn header(node: &Node, place: &Place, scope: &Scope<'_>) -> Template {
     template
 }
 
-/// What the proxy would refuse at every call.
+/// Checks for secrets that the proxy would refuse at every call.
 fn check_secrets(request: &Request, args: &Fields<'_>, scope: &Scope<'_>) {
     let names = scope.secrets.borrow();
     if names.len() > 1 {

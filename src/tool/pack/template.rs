@@ -1,6 +1,6 @@
 //! Templates: text with `${…}` in it, parsed once and filled in in one pass.
 //!
-//! What a parameter brings is never looked at again: a value that reads `${secrets.X}` stays text.
+//! The value of a parameter is not expanded again: `${secrets.X}` in it stays text.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use super::place::{Findings, Place};
 use super::schema;
 use super::yaml::Node;
 
-/// What a call may come to once its template is filled in.
+/// The largest size of a call after its template is filled in, in bytes.
 pub(super) const MAX_RENDERED: usize = 4 << 20;
 const MEMBER_WEIGHT: usize = 8;
 const WORKSPACE_SECRET: &str = "workspace-secret://";
@@ -40,7 +40,7 @@ pub(super) enum Template {
     Whole(Reference),
 }
 
-/// What templates of one tool may name.
+/// The names that the templates of one tool may use.
 pub(super) struct Scope<'p> {
     pub(super) schema: &'p Value,
     pub(super) findings: &'p Findings,
@@ -203,7 +203,7 @@ pub(super) fn no_workspace_secret(text: &str, place: &Place, findings: &Findings
     }
 }
 
-/// What a template is filled in with.
+/// The values that a template is filled in with.
 pub(super) struct Values<'c> {
     arguments: &'c Value,
     nonce: &'c str,

@@ -1,4 +1,4 @@
-//! What packs may say, what is wrong with them, and what their tools come to.
+//! Tests of packs: valid ones, problems, and the results of their tools.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -12,7 +12,7 @@ use crate::model::host::Host;
 const STRICT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 /// Whole pairs of a query.
 const PAIRS: &AsciiSet = &STRICT.remove(b'=').remove(b'&');
-/// What a path is made of (RFC 3986 §3.3), slashes included.
+/// The characters of a path (RFC 3986 §3.3), including slashes.
 const PATH: &AsciiSet = &STRICT
     .remove(b'!')
     .remove(b'$')
@@ -142,7 +142,7 @@ fn is_glued(authority: &[Part]) -> bool {
 }
 
 impl Built {
-    /// What can be said before any argument is known.
+    /// Checks the parts that do not depend on arguments.
     fn check(&self) -> Result<(), String> {
         let literal = |part: &Part| if let Part::Text(text) = part { text.clone() } else { "x".to_owned() };
         self.authority.iter().try_for_each(|part| match part {
@@ -303,7 +303,7 @@ impl Position {
     }
 }
 
-/// What stands behind the authority, as far as it has been put together.
+/// The text behind the authority, as far as it has been built.
 struct Filling {
     text: String,
     position: Position,

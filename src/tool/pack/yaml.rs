@@ -12,7 +12,7 @@ use super::place::{Problem, clip};
 
 /// Longest pack.
 pub(super) const MAX_TEXT: usize = 1 << 20;
-/// What a pack may weigh once its aliases are followed: bytes of text, and some for every node.
+/// The largest weight of a pack with its aliases expanded: bytes of text, plus a constant for every node.
 const MAX_WEIGHT: usize = 8 << 20;
 const NODE_WEIGHT: usize = 32;
 const MAX_DEPTH: usize = 64;
@@ -73,7 +73,7 @@ impl Node {
         }
     }
 
-    /// What it is, in words.
+    /// Returns the kind of the node, in words.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Bool(_) => "true or false",

@@ -1,4 +1,4 @@
-//! What a payload asks for: the shape alone says it.
+//! Classifies a payload by its shape.
 
 use serde_json::{Map, Value};
 
@@ -13,7 +13,7 @@ pub(super) enum Action {
     Script { sandbox: String, script: Script },
     /// An interpreter's command line, which is not even kept.
     Shell,
-    /// What an audio device hears.
+    /// A transcription from an audio device.
     Transcription,
     /// One that nobody has written yet, by its name if it is told.
     Stub(Option<&'static str>),
@@ -35,7 +35,7 @@ const OF_ONE: [&str; 8] = [
 const HEARING: [&str; 2] = ["transcribe_from_audio_stream", "transcribe_from_audio_file"];
 const SHELLS: [&str; 4] = ["Bash", "PowerShell", "CommandPrompt", "Git"];
 
-/// What members are.
+/// The type of a member.
 #[derive(Clone, Copy)]
 enum Is {
     Guid,

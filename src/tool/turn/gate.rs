@@ -12,7 +12,7 @@ use crate::tool::verbs::Done;
 
 const PATH: &str = "/v1/self/approvals";
 
-/// What stands in the way of all calls. Where it cannot be told, that does.
+/// Returns the condition that blocks all calls. If the proxy cannot be asked, that is the condition.
 pub(super) async fn closed(proxy: &Proxy) -> Option<Done> {
     match proxy.ask(Method::GET, PATH, None).await {
         Ok(ProxyReply::Document(document)) => match document.get("approvals").and_then(Value::as_array) {

@@ -3,7 +3,7 @@
 use crate::tool::outcome::State;
 use crate::tool::verbs::Done;
 
-/// What our own lines begin with, behind the bracket.
+/// The name in our own lines, behind the bracket.
 const NAME: &[u8] = b"TOOL_";
 
 /// The line that answers the call of that id.

@@ -26,7 +26,7 @@ use crate::model::tool::Tool;
 /// Bytes of a message.
 pub const MAX_MESSAGE: usize = 1 << 20;
 
-/// What is typed.
+/// The input of the command.
 #[derive(Args, Clone, Copy, Debug)]
 #[group(id = "message")]
 pub struct Turn {
@@ -87,7 +87,7 @@ async fn answered(registry: &Registry, payload: &Value, context: Context<'_>) ->
         Err(text) => Done::failed(&text),
         Ok(Action::Tool { name, input }) => registry.execute(context.proxy, &name, &input).await.into(),
         Ok(Action::Script { sandbox, script }) => match task(context.proxy).await {
-            // What a pack closes is closed to scripts, too: their verbs are calls of it.
+            // A pack that closes the network closes it to scripts too: their verbs count as its calls.
             Ok(task) if task.name() == sandbox => match registry.why_withheld(Tool::HttpRequest.as_str()) {
                 None => steps::run(&script, context).await,
                 Some(text) => denied(context.proxy, Tool::HttpRequest.as_str(), &text).await,
@@ -113,7 +113,7 @@ async fn answered(registry: &Registry, payload: &Value, context: Context<'_>) ->
     }
 }
 
-/// Who asks, if the proxy knows and nobody has stopped it.
+/// Returns the task, if the proxy knows the caller and has not stopped it.
 async fn task(proxy: &Proxy) -> Result<Task, Done> {
     match Task::asked(proxy).await {
         Ok(Ok(task)) => Ok(task),

@@ -9,7 +9,7 @@ use serde_json::Value;
 const MAX_CALLS: usize = 256;
 /// Characters of an id.
 const MAX_ID: usize = 64;
-/// What a line of a call begins with.
+/// The start of a line of a call.
 const OPEN: &str = "[TOOL_CALL:";
 /// Stands for an id that is none.
 const NO_ID: &str = "?";
@@ -18,9 +18,9 @@ const BLANK: [char; 2] = [' ', '\t'];
 /// A call as it was written.
 #[derive(Debug)]
 pub(super) struct Block<'a> {
-    /// What the answer goes by.
+    /// The id for the answer.
     pub(super) id: &'a str,
-    /// What is asked for.
+    /// The payload.
     pub(super) payload: Result<Value, Malformed>,
     /// Its lines, whole.
     lines: Range<usize>,
@@ -106,7 +106,7 @@ fn block(text: &str) -> Option<(&str, Result<Value, Malformed>, usize)> {
     Some((id, payload, begin.saturating_add(object.len()).saturating_add(behind.len())))
 }
 
-/// What stands behind the begin of a call, if a line is one of a call.
+/// Returns the text behind the opening of a call, if the line is one.
 fn opened(line: &str) -> Option<&str> {
     line.trim_start_matches(BLANK).strip_prefix(OPEN)
 }

@@ -10,9 +10,9 @@ use crate::tool::verbs::Network;
 use crate::tool::verbs::table::Verb;
 
 const MAX_OPERATIONS: usize = 1024;
-/// What a step can have, and cannot have here.
+/// Features of a step that are not supported here.
 const NOT_SERVED: [&str; 6] = ["captureAs", "forEach", "if", "onFailure", "template", "patches"];
-/// What the compiler of scripts puts in. Here nothing is put in, and nothing is sent that was not meant as it stands.
+/// Variables that the script compiler substitutes. None is substituted here, and a script that uses one is refused.
 const VARIABLES: [&str; 6] = ["WORKSPACE", "CWD", "USER", "PREV", "ITEM", "INDEX"];
 
 /// Operations, and how they are to be run.

@@ -51,7 +51,7 @@ async fn taken(operation: &Operation, script: &Script, left: Duration, context: 
     done.unwrap_or_else(|_| Done::failed(&format!("took longer than its {name}; what it sent may have arrived")))
 }
 
-/// What the whole comes to.
+/// Returns the result of all steps.
 fn told(mut steps: Vec<Step<'_>>, script: &Script) -> Done {
     if script.operations.len() == 1
         && let Some(only) = steps.pop()

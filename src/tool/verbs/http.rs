@@ -69,7 +69,7 @@ pub(super) fn checked(url: &str, context: Context<'_>) -> Done {
     }
 }
 
-/// What an origin answered, or why none did.
+/// Returns the origin's answer, or the reason why there is none.
 async fn answer(
     verb: Network,
     method: Method,

@@ -21,7 +21,7 @@ pub(super) struct Done {
     pub(super) text: String,
 }
 
-/// What verbs work with.
+/// The context of a verb.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'a> {
     pub(super) proxy: &'a Proxy,
@@ -119,7 +119,7 @@ impl Done {
         Self::error(State::Failed, text)
     }
 
-    /// What the proxy refused to do for `tool`.
+    /// Returns the result of a refusal by the proxy.
     pub(super) fn refused(refused: &Refused, tool: &str) -> Self {
         Self::error(State::of(refused.refusal), &messages::refused(refused, tool))
     }

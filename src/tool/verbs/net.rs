@@ -41,7 +41,7 @@ pub(super) async fn connect(host: &str, port: Option<&str>, context: Context<'_>
     known.map_or_else(|done| done, |known| Done::completed(picked(&known, &told)))
 }
 
-/// What the proxy says of a destination.
+/// Returns the proxy's information about a destination.
 async fn asked(verb: Network, path: &str, host: &str, port: Option<&str>, context: Context<'_>) -> Result<Value, Done> {
     let port = match port.map_or(Ok(HTTPS), str::parse::<u16>) {
         Ok(port) if port > 0 => port,
