@@ -6,7 +6,7 @@
 //! parts that are base64 as a whole (`parts`), and in lists of numbers (`numbers`). Values that can be guessed are
 //! told apart by [`strength`], because any reaction to them would confirm a guess. Streams are looked through as they come, wherever they are cut (`scan`, `text`); on their
 //! way out they are held for as long as a value could still come to its end (`hold`), on their way back values
-//! are overwritten (`redact`). What is compressed is undone by [`coding`], so that it can be looked at too.
+//! are overwritten (`redact`). What is compressed is undone by [`crate::coding`], so that it can be looked at too.
 
 mod automaton;
 mod delay_queue;

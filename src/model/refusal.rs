@@ -1,133 +1,30 @@
-//! Every way to say no, in one closed enum, each with its one row of words.
+//! The refusals: a closed set, generated from one table of codes, statuses and texts.
 //!
-//! Status line, header, problem body, audit line, log and exit code all derive from
-//! [`Refusal::notice`]. A refusal carries no text from outside: a hostile origin or a malicious page
-//! cannot write into an error that an agent will read.
+//! Status line, header, problem body, audit line, log and exit code all derive from [`Refusal::notice`]. A refusal
+//! carries no text from outside, so a hostile origin or page cannot write into an error that an agent reads.
 
 use http::StatusCode;
 
 /// The result of a stage: the next evidence, or a refusal.
 pub type Verdict<T> = Result<T, Refusal>;
 
-/// A request that will not get its answer from an origin.
+/// The reason why a request gets no answer from an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// We will not: policy or the request itself forbids it.
+    /// Policy or the request itself forbids it.
     Deny(Deny),
-    /// We could not: something that was allowed did not work.
+    /// The request was allowed, and something failed.
     Fail(Fail),
 }
 
-/// Reasons why we will not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Deny {
-    /// An address of the host is special, private, ours, or denied.
-    AddressNotAllowed,
-    /// The operator has said no to this request.
-    ApprovalDenied,
-    /// The operator has to allow this request first.
-    ApprovalPending,
-    /// `Host` or `:authority` differs from the tunnel's target.
-    AuthorityMismatch,
-    /// No or wrong token.
-    CallerUnknown,
-    /// A body that has to be looked through is behind a coding that the proxy does not read.
-    ContentCodingUnsupported,
-    /// The execution has as many requests under way as the plan allows.
-    ConcurrencyLimited,
-    /// The credential is bound to other destinations, or may not be used this way.
-    CredentialNotBound,
-    /// The destination wants a credential that the request does not choose.
-    CredentialRequired,
-    /// The task has no such credential, or it has no value.
-    CredentialUnknown,
-    /// The execution has made as many calls as the plan allows.
-    ExecutionLimit,
-    /// The execution has ended, has expired, or was stopped.
-    ExecutionStopped,
-    /// The request's head is larger than `max_head_bytes`.
-    HeadTooLarge,
-    /// The head did not arrive in time.
-    HeaderTimeout,
-    /// No integration of the task names the host.
-    HostNotAllowed,
-    /// A credential's value stands in the request.
-    LeakDetected,
-    /// The target is one of our own listeners.
-    LoopDetected,
-    /// The integrations that allow the host do not allow the method.
-    MethodNotAllowed,
-    /// A transfer coding or method that we do not speak.
-    NotImplemented,
-    /// Something else than TLS inside a tunnel.
-    NotTls,
-    /// The integrations that allow the host do not allow the path, or it has two readings.
-    PathNotAllowed,
-    /// The integrations that allow the host do not allow the port.
-    PortNotAllowed,
-    /// The calls follow one another faster than the plan allows.
-    RateLimited,
-    /// The task may make tool calls only.
-    RawNotAllowed,
-    /// Framing or head that two parsers could read in two ways.
-    RequestMalformed,
-    /// The body is larger than the plan allows, or a message too long to be looked through.
-    RequestTooLarge,
-    /// To look a body through would take too much.
-    ScanLimit,
-    /// Plain HTTP without `plain_http`.
-    SchemeNotAllowed,
-    /// SNI names another host than CONNECT, or is hidden by ECH.
-    SniMismatch,
-    /// No SNI in the `ClientHello`.
-    SniMissing,
-    /// Not a host and port in normal form.
-    TargetMalformed,
-    /// The task does not have the tool, or there is none of that name.
-    ToolNotEnabled,
-    /// The request target is too long.
-    UriTooLong,
-    /// The task does not have the integration `webhook`.
-    WebhookNotEnabled,
-    /// The task has registered no such webhook URL.
-    WebhookNotRegistered,
-}
-
-/// Reasons why we could not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fail {
-    /// The audit log cannot be written.
-    AuditUnavailable,
-    /// No address accepted the connection.
-    ConnectFailed,
-    /// No address accepted the connection in time.
-    ConnectTimedOut,
-    /// The proxy is shutting down.
-    Draining,
-    /// The ledger cannot be asked or written.
-    LedgerUnavailable,
-    /// Too many connections.
-    Overloaded,
-    /// The origin or the client took too long.
-    RequestTimedOut,
-    /// DNS gave no address.
-    ResolveFailed,
-    /// The answer is larger than the plan allows.
-    ResponseTooLarge,
-    /// The origin's certificate or handshake was not acceptable.
-    TlsFailed,
-    /// The origin broke HTTP.
-    UpstreamProtocol,
-}
-
-/// Whether the same request makes sense again.
+/// Whether the same request may succeed later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
     /// The answer will be the same until the request or the policy changes.
     Never,
     /// The cause may pass.
     Later,
-    /// The cause will pass, in a time that is told.
+    /// The cause will pass, after the time given in the answer.
     After,
 }
 
@@ -150,20 +47,20 @@ pub enum Stage {
     Throttle,
 }
 
-/// All words and numbers of one refusal.
+/// The texts and numbers of one refusal.
 #[derive(Clone, Copy, Debug)]
 pub struct Notice {
     /// The stable code: header `Exeat-Refusal`, audit `code`, the last part of the problem's `type`.
     pub code: &'static str,
-    /// The status of the answer, where one can still be given.
+    /// The status of the answer, if one can still be sent.
     pub status: StatusCode,
     /// The stage that refused.
     pub stage: Stage,
-    /// One line for people.
+    /// One line for humans.
     pub title: &'static str,
     /// Advice for an agent.
     pub hint: &'static str,
-    /// Whether to try again.
+    /// Whether to retry.
     pub retry: Retry,
     /// The error type of `Proxy-Status` (RFC 9209 §2.3).
     pub proxy_status: &'static str,
@@ -182,7 +79,7 @@ impl From<Fail> for Refusal {
 }
 
 impl Retry {
-    /// As written in the problem body.
+    /// Returns the name used in the problem body.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -194,7 +91,7 @@ impl Retry {
 }
 
 impl Stage {
-    /// As written in the problem body and the audit line.
+    /// Returns the name used in the problem body and the audit line.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -216,57 +113,21 @@ impl Stage {
 }
 
 impl Refusal {
-    /// Every refusal there is, for tables and tests.
-    pub const ALL: [Self; 46] = [
-        Self::Deny(Deny::AddressNotAllowed),
-        Self::Deny(Deny::ApprovalDenied),
-        Self::Deny(Deny::ApprovalPending),
-        Self::Deny(Deny::AuthorityMismatch),
-        Self::Deny(Deny::CallerUnknown),
-        Self::Deny(Deny::ContentCodingUnsupported),
-        Self::Deny(Deny::ConcurrencyLimited),
-        Self::Deny(Deny::CredentialNotBound),
-        Self::Deny(Deny::CredentialRequired),
-        Self::Deny(Deny::CredentialUnknown),
-        Self::Deny(Deny::ExecutionLimit),
-        Self::Deny(Deny::ExecutionStopped),
-        Self::Deny(Deny::HeadTooLarge),
-        Self::Deny(Deny::HeaderTimeout),
-        Self::Deny(Deny::HostNotAllowed),
-        Self::Deny(Deny::LeakDetected),
-        Self::Deny(Deny::LoopDetected),
-        Self::Deny(Deny::MethodNotAllowed),
-        Self::Deny(Deny::NotImplemented),
-        Self::Deny(Deny::NotTls),
-        Self::Deny(Deny::PathNotAllowed),
-        Self::Deny(Deny::PortNotAllowed),
-        Self::Deny(Deny::RateLimited),
-        Self::Deny(Deny::RawNotAllowed),
-        Self::Deny(Deny::RequestMalformed),
-        Self::Deny(Deny::RequestTooLarge),
-        Self::Deny(Deny::ScanLimit),
-        Self::Deny(Deny::SchemeNotAllowed),
-        Self::Deny(Deny::SniMismatch),
-        Self::Deny(Deny::SniMissing),
-        Self::Deny(Deny::TargetMalformed),
-        Self::Deny(Deny::ToolNotEnabled),
-        Self::Deny(Deny::UriTooLong),
-        Self::Deny(Deny::WebhookNotEnabled),
-        Self::Deny(Deny::WebhookNotRegistered),
-        Self::Fail(Fail::AuditUnavailable),
-        Self::Fail(Fail::ConnectFailed),
-        Self::Fail(Fail::ConnectTimedOut),
-        Self::Fail(Fail::Draining),
-        Self::Fail(Fail::LedgerUnavailable),
-        Self::Fail(Fail::Overloaded),
-        Self::Fail(Fail::RequestTimedOut),
-        Self::Fail(Fail::ResolveFailed),
-        Self::Fail(Fail::ResponseTooLarge),
-        Self::Fail(Fail::TlsFailed),
-        Self::Fail(Fail::UpstreamProtocol),
-    ];
+    /// All refusals, for tables and tests.
+    pub const ALL: [Self; Deny::ALL.len() + Fail::ALL.len()] = Self::all();
 
-    /// The one row of words for this refusal.
+    #[expect(clippy::indexing_slicing, reason = "evaluated by the compiler")]
+    const fn all() -> [Self; Deny::ALL.len() + Fail::ALL.len()] {
+        let mut all = [Deny::ALL[0]; Deny::ALL.len() + Fail::ALL.len()];
+        let mut at = 0;
+        while at < all.len() {
+            all[at] = if at < Deny::ALL.len() { Deny::ALL[at] } else { Fail::ALL[at - Deny::ALL.len()] };
+            at += 1;
+        }
+        all
+    }
+
+    /// Returns the texts and numbers of this refusal.
     #[must_use]
     pub const fn notice(self) -> Notice {
         match self {
@@ -275,19 +136,19 @@ impl Refusal {
         }
     }
 
-    /// The stable code.
+    /// Returns the stable code.
     #[must_use]
     pub const fn code(self) -> &'static str {
         self.notice().code
     }
 
-    /// The refusal with this code.
+    /// Returns the refusal with this code.
     #[must_use]
     pub fn with_code(code: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|refusal| refusal.code() == code)
     }
 
-    /// Whether a tool call counts as blocked: a security layer said no, or could not make sure.
+    /// Returns true if a tool call counts as blocked: a check refused it, or could not be completed.
     #[must_use]
     pub const fn is_blocked(self) -> bool {
         matches!(self, Self::Deny(_) | Self::Fail(Fail::ResolveFailed))
@@ -309,423 +170,566 @@ impl Refusal {
     }
 }
 
-const fn never(
-    code: &'static str,
-    status: StatusCode,
-    stage: Stage,
-    proxy_status: &'static str,
-    title: &'static str,
-    hint: &'static str,
-) -> Notice {
-    Notice { code, status, stage, title, hint, retry: Retry::Never, proxy_status }
-}
-
-const fn later(
-    code: &'static str,
-    status: StatusCode,
-    stage: Stage,
-    proxy_status: &'static str,
-    title: &'static str,
-    hint: &'static str,
-) -> Notice {
-    Notice { retry: Retry::Later, ..never(code, status, stage, proxy_status, title, hint) }
-}
-
-const fn after(
-    code: &'static str,
-    status: StatusCode,
-    stage: Stage,
-    proxy_status: &'static str,
-    title: &'static str,
-    hint: &'static str,
-) -> Notice {
-    Notice { retry: Retry::After, ..never(code, status, stage, proxy_status, title, hint) }
-}
-
 const DENIED: &str = "http_request_denied";
 const BAD: &str = "http_request_error";
 
-impl Deny {
-    const fn notice(self) -> Notice {
-        use Stage::{Accept, Approve, Authorize, Identify, Inspect, Parse, Pin, Sni, Throttle};
-        match self {
-            Self::AddressNotAllowed => never(
-                "address_not_allowed",
-                StatusCode::FORBIDDEN,
-                Pin,
-                "destination_ip_prohibited",
-                "The host's address is not a public one, or is denied",
-                "Do not retry. The host leads into a private or special network; only the operator can open that, with allow_cidrs.",
-            ),
-            Self::ApprovalDenied => never(
-                "approval_denied",
-                StatusCode::FORBIDDEN,
-                Approve,
-                DENIED,
-                "The operator has denied this request",
-                "Do not retry. Tell the user that the operator said no, or do without.",
-            ),
-            Self::ApprovalPending => later(
-                "approval_pending",
-                StatusCode::FORBIDDEN,
-                Approve,
-                DENIED,
-                "The operator has to approve this request first",
-                "Wait for the operator's decision, then send exactly the same request again. GET /v1/self/approvals/ID tells how it stands.",
-            ),
-            Self::AuthorityMismatch => never(
-                "authority_mismatch",
-                StatusCode::FORBIDDEN,
-                Authorize,
-                DENIED,
-                "Host or :authority differs from the tunnel's target",
-                "Open a tunnel of its own for each host; a request may only name the host that CONNECT named.",
-            ),
-            Self::CallerUnknown => never(
-                "caller_unknown",
-                StatusCode::PROXY_AUTHENTICATION_REQUIRED,
-                Identify,
-                DENIED,
-                "The proxy does not know who is asking",
-                "Send Proxy-Authorization with the task's name and token, as in HTTPS_PROXY=http://TASK:TOKEN@HOST:PORT.",
-            ),
-            Self::ContentCodingUnsupported => never(
-                "content_coding_unsupported",
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                Inspect,
-                BAD,
-                "The body's content coding is one that the proxy cannot look through",
-                "Send the body as it is, without Content-Encoding, or with gzip, deflate, br or zstd.",
-            ),
-            Self::ConcurrencyLimited => later(
-                "concurrency_limited",
-                StatusCode::TOO_MANY_REQUESTS,
-                Throttle,
-                DENIED,
-                "This execution has as many requests under way as its plan allows",
-                "Wait until an earlier request has ended, then retry.",
-            ),
-            Self::CredentialNotBound => never(
-                "credential_not_bound",
-                StatusCode::FORBIDDEN,
-                Authorize,
-                DENIED,
-                "The credential may not be sent there, or not in this way",
-                "Do not retry. A credential goes only over https, only to the hosts that it is bound to, only in its own field, one a request, and not with http_get, http_post or webhook.",
-            ),
-            Self::CredentialRequired => never(
-                "credential_required",
-                StatusCode::FORBIDDEN,
-                Authorize,
-                DENIED,
-                "The request needs a credential and chooses none",
-                "Name the credential in Exeat-Credential, or send its placeholder in the field that it belongs in.",
-            ),
-            Self::CredentialUnknown => never(
-                "credential_unknown",
-                StatusCode::FORBIDDEN,
-                Authorize,
-                DENIED,
-                "This task has no such credential, or it has no value",
-                "Do not retry. Check the name in the task's credential configuration; the operator may have to set the value.",
-            ),
-            Self::ExecutionLimit => never(
-                "execution_limit",
-                StatusCode::TOO_MANY_REQUESTS,
-                Throttle,
-                DENIED,
-                "This execution has made as many calls as its plan allows",
-                "Do not retry. No further call of this kind is possible in this execution; finish with what there is.",
-            ),
-            Self::ExecutionStopped => never(
-                "execution_stopped",
-                StatusCode::FORBIDDEN,
-                Throttle,
-                DENIED,
-                "This execution has ended or was stopped",
-                "Do not retry, nothing will pass any more. If nobody stopped it, credentials in outgoing requests are the usual cause; tell the operator.",
-            ),
-            Self::HeadTooLarge => never(
-                "head_too_large",
-                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-                Accept,
-                BAD,
-                "The request's head is too large",
-                "Send fewer or smaller header fields.",
-            ),
-            Self::HeaderTimeout => later(
-                "header_timeout",
-                StatusCode::REQUEST_TIMEOUT,
-                Accept,
-                BAD,
-                "The request's head did not arrive in time",
-                "Send the whole head at once.",
-            ),
-            Self::HostNotAllowed => never(
-                "host_not_allowed",
-                StatusCode::FORBIDDEN,
-                Authorize,
-                DENIED,
-                "The host is in no approved integration of this task",
-                "Do not retry. Use one of the approved hosts, or ask the operator to allow this one.",
-            ),
-            Self::LeakDetected => never(
-                "leak_detected",
-                StatusCode::FORBIDDEN,
-                Inspect,
-                DENIED,
-                "A credential stands in the outgoing request",
-                "Do not retry. Never put a credential's value into a URL, a header or a body; name the credential and the proxy injects it.",
-            ),
-            Self::LoopDetected => never(
-                "loop_detected",
-                StatusCode::LOOP_DETECTED,
-                Pin,
-                "proxy_loop_detected",
-                "The target is the proxy itself",
-                "Do not retry. The proxy does not forward to its own listeners.",
-            ),
-            Self::MethodNotAllowed => never(
-                "method_not_allowed",
-                StatusCode::FORBIDDEN,
-                Authorize,
-                DENIED,
-                "The method is not approved for this host",
-                "Do not retry with this method. Ask the operator to allow it for this host.",
-            ),
-            Self::NotImplemented => never(
-                "not_implemented",
-                StatusCode::NOT_IMPLEMENTED,
-                Parse,
-                BAD,
-                "A transfer coding or a method that the proxy does not implement",
-                "Use a method of at most 32 bytes, and send the body with Content-Length, or with chunked as the only transfer coding.",
-            ),
-            Self::NotTls => never(
-                "not_tls",
-                StatusCode::FORBIDDEN,
-                Sni,
-                DENIED,
-                "The tunnel carries something else than TLS",
-                "Do not retry. Only TLS may pass through CONNECT to this host.",
-            ),
-            Self::PathNotAllowed => never(
-                "path_not_allowed",
-                StatusCode::FORBIDDEN,
-                Authorize,
-                DENIED,
-                "The path is not approved for this host, or can be read in two ways",
-                "Do not retry with this path. Write it plainly, without dot segments or encoded slashes, or ask the operator to allow it.",
-            ),
-            Self::PortNotAllowed => never(
-                "port_not_allowed",
-                StatusCode::FORBIDDEN,
-                Authorize,
-                DENIED,
-                "The port is not approved for this host",
-                "Do not retry with this port. Use the host's usual port, or ask the operator to allow this one.",
-            ),
-            Self::RateLimited => after(
-                "rate_limited",
-                StatusCode::TOO_MANY_REQUESTS,
-                Throttle,
-                DENIED,
-                "This execution calls faster than it may",
-                "Wait as long as Retry-After says, then retry.",
-            ),
-            Self::RawNotAllowed => never(
-                "raw_not_allowed",
-                StatusCode::FORBIDDEN,
-                Authorize,
-                DENIED,
-                "This task may make tool calls only",
-                "Do not retry. Use one of the task's tools; the operator can allow other requests with raw = true.",
-            ),
-            Self::RequestMalformed => never(
-                "request_malformed",
-                StatusCode::BAD_REQUEST,
-                Parse,
-                BAD,
-                "The request is not well-formed HTTP",
-                "Send exactly one Host field, one way of framing, and a request line that fits the method.",
-            ),
-            Self::RequestTooLarge => never(
-                "request_too_large",
-                StatusCode::PAYLOAD_TOO_LARGE,
-                Inspect,
-                BAD,
-                "The request's body or message is larger than may be sent",
-                "Do not retry it as it is. Send less, or in smaller messages.",
-            ),
-            Self::ScanLimit => never(
-                "scan_limit",
-                StatusCode::PAYLOAD_TOO_LARGE,
-                Inspect,
-                BAD,
-                "To look the body through would take too much",
-                "Do not retry with this body. Send it uncompressed, or in smaller parts.",
-            ),
-            Self::SchemeNotAllowed => never(
-                "scheme_not_allowed",
-                StatusCode::FORBIDDEN,
-                Authorize,
-                DENIED,
-                "Plain HTTP is not approved for this host",
-                "Use https; plain HTTP is not approved for this host.",
-            ),
-            Self::SniMismatch => never(
-                "sni_mismatch",
-                StatusCode::FORBIDDEN,
-                Sni,
-                DENIED,
-                "The TLS server name is not the host that CONNECT named",
-                "Do not retry. Connect to the host that the request is meant for, without encrypted ClientHello.",
-            ),
-            Self::SniMissing => never(
-                "sni_missing",
-                StatusCode::FORBIDDEN,
-                Sni,
-                DENIED,
-                "The TLS handshake names no server",
-                "Turn SNI on in the client; the server name must equal the host of CONNECT.",
-            ),
-            Self::TargetMalformed => never(
-                "target_malformed",
-                StatusCode::BAD_REQUEST,
-                Parse,
-                BAD,
-                "The target is not a host and port in plain form",
-                "Write the host as a name, as dotted decimal, or as [IPv6], without user information.",
-            ),
-            Self::ToolNotEnabled => never(
-                "tool_not_enabled",
-                StatusCode::FORBIDDEN,
-                Authorize,
-                DENIED,
-                "The tool is not enabled for this task",
-                "Do not retry. Use one of the task's tools.",
-            ),
-            Self::UriTooLong => never(
-                "uri_too_long",
-                StatusCode::URI_TOO_LONG,
-                Parse,
-                BAD,
-                "The request target is too long",
-                "Send long data in the body.",
-            ),
-            Self::WebhookNotEnabled => never(
-                "webhook_not_enabled",
-                StatusCode::FORBIDDEN,
-                Authorize,
-                DENIED,
-                "The webhook integration is not enabled for this task",
-                "Do not retry. The operator can add webhook to the integrations of the task.",
-            ),
-            Self::WebhookNotRegistered => never(
-                "webhook_not_registered",
-                StatusCode::FORBIDDEN,
-                Authorize,
-                DENIED,
-                "The webhook URL is not registered for this task",
-                "Do not retry with this URL. The operator can register it in webhook_urls.",
-            ),
+/// Generates the enum, the list of its variants, and their notices from one table.
+macro_rules! refusals {
+    (
+        $(#[$doc:meta])*
+        $name:ident:
+        $(
+            $(#[$variant_doc:meta])*
+            $variant:ident {
+                code: $code:literal,
+                status: $status:ident,
+                stage: $stage:ident,
+                proxy_status: $proxy_status:expr,
+                retry: $retry:ident,
+                title: $title:literal,
+                hint: $hint:literal,
+            }
+        )*
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant,)*
         }
+
+        impl $name {
+            const ALL: &[Refusal] = &[$(Refusal::$name(Self::$variant)),*];
+
+            const fn notice(self) -> Notice {
+                match self {
+                    $(Self::$variant => Notice {
+                        code: $code,
+                        status: StatusCode::$status,
+                        stage: Stage::$stage,
+                        title: $title,
+                        hint: $hint,
+                        retry: Retry::$retry,
+                        proxy_status: $proxy_status,
+                    },)*
+                }
+            }
+        }
+    };
+}
+
+refusals! {
+    /// A request that policy or its own form forbids.
+    Deny:
+
+    /// An address of the host is special, private, the proxy's own, or denied.
+    AddressNotAllowed {
+        code: "address_not_allowed",
+        status: FORBIDDEN,
+        stage: Pin,
+        proxy_status: "destination_ip_prohibited",
+        retry: Never,
+        title: "The host has an address that is not public, or is denied",
+        hint: "Do not retry. The host's address is in a private or special network; only the operator can allow that, with allow_cidrs.",
+    }
+
+    /// The operator has denied this request.
+    ApprovalDenied {
+        code: "approval_denied",
+        status: FORBIDDEN,
+        stage: Approve,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The operator has denied this request",
+        hint: "Do not retry. Tell the user that the operator denied the request, or continue without it.",
+    }
+
+    /// The operator must approve this request first.
+    ApprovalPending {
+        code: "approval_pending",
+        status: FORBIDDEN,
+        stage: Approve,
+        proxy_status: DENIED,
+        retry: Later,
+        title: "The operator must approve this request first",
+        hint: "Wait for the operator's decision, then send exactly the same request again. GET /v1/self/approvals/ID returns its state.",
+    }
+
+    /// `Host` or `:authority` differs from the tunnel's target.
+    AuthorityMismatch {
+        code: "authority_mismatch",
+        status: FORBIDDEN,
+        stage: Authorize,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "Host or :authority differs from the tunnel's target",
+        hint: "Open a separate tunnel for each host; a request may only name the host that CONNECT named.",
+    }
+
+    /// The token is missing or invalid.
+    CallerUnknown {
+        code: "caller_unknown",
+        status: PROXY_AUTHENTICATION_REQUIRED,
+        stage: Identify,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The proxy credentials are missing or invalid",
+        hint: "Send Proxy-Authorization with the task's name and token, as in HTTPS_PROXY=http://TASK:TOKEN@HOST:PORT.",
+    }
+
+    /// A body that must be scanned has a content coding that the proxy does not decode.
+    ContentCodingUnsupported {
+        code: "content_coding_unsupported",
+        status: UNSUPPORTED_MEDIA_TYPE,
+        stage: Inspect,
+        proxy_status: BAD,
+        retry: Never,
+        title: "The proxy cannot decode the body's content coding",
+        hint: "Send the body without Content-Encoding, or with gzip, deflate, br or zstd.",
+    }
+
+    /// The execution has reached the limit of concurrent requests.
+    ConcurrencyLimited {
+        code: "concurrency_limited",
+        status: TOO_MANY_REQUESTS,
+        stage: Throttle,
+        proxy_status: DENIED,
+        retry: Later,
+        title: "This execution has reached its plan's limit of concurrent requests",
+        hint: "Wait until an earlier request has ended, then retry.",
+    }
+
+    /// The credential is bound to other destinations, or may not be used this way.
+    CredentialNotBound {
+        code: "credential_not_bound",
+        status: FORBIDDEN,
+        stage: Authorize,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The credential may not be sent to this destination, or not in this way",
+        hint: "Do not retry. A credential is sent only over https, only to the hosts that it is bound to, only in its own field, one per request, and not with http_get, http_post or webhook.",
+    }
+
+    /// The destination requires a credential, and the request names none.
+    CredentialRequired {
+        code: "credential_required",
+        status: FORBIDDEN,
+        stage: Authorize,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The request requires a credential and names none",
+        hint: "Name the credential in Exeat-Credential, or send its placeholder in the field that it belongs in.",
+    }
+
+    /// The task has no such credential, or it has no value.
+    CredentialUnknown {
+        code: "credential_unknown",
+        status: FORBIDDEN,
+        stage: Authorize,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "This task has no such credential, or it has no value",
+        hint: "Do not retry. Check the name in the task's credential configuration; the operator may have to set the value.",
+    }
+
+    /// The execution has made all the calls that the plan allows.
+    ExecutionLimit {
+        code: "execution_limit",
+        status: TOO_MANY_REQUESTS,
+        stage: Throttle,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "This execution has made all the calls that its plan allows",
+        hint: "Do not retry. No further call of this kind is possible in this execution; continue with the results so far.",
+    }
+
+    /// The execution has ended, has expired, or was stopped.
+    ExecutionStopped {
+        code: "execution_stopped",
+        status: FORBIDDEN,
+        stage: Throttle,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "This execution has ended or was stopped",
+        hint: "Do not retry; every further request is refused. If the operator did not stop it, the usual cause is credentials in outgoing requests; tell the operator.",
+    }
+
+    /// The request's head is larger than `max_head_bytes`.
+    HeadTooLarge {
+        code: "head_too_large",
+        status: REQUEST_HEADER_FIELDS_TOO_LARGE,
+        stage: Accept,
+        proxy_status: BAD,
+        retry: Never,
+        title: "The request's head is too large",
+        hint: "Send fewer or smaller header fields.",
+    }
+
+    /// The head did not arrive in time.
+    HeaderTimeout {
+        code: "header_timeout",
+        status: REQUEST_TIMEOUT,
+        stage: Accept,
+        proxy_status: BAD,
+        retry: Later,
+        title: "The request's head did not arrive in time",
+        hint: "Send the whole head at once.",
+    }
+
+    /// No integration of the task names the host.
+    HostNotAllowed {
+        code: "host_not_allowed",
+        status: FORBIDDEN,
+        stage: Authorize,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "No approved integration of this task allows the host",
+        hint: "Do not retry. Use one of the approved hosts, or ask the operator to allow this one.",
+    }
+
+    /// The request contains a credential's value.
+    LeakDetected {
+        code: "leak_detected",
+        status: FORBIDDEN,
+        stage: Inspect,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The outgoing request contains a credential",
+        hint: "Do not retry. Never put a credential's value into a URL, a header or a body; name the credential and the proxy injects it.",
+    }
+
+    /// The target is one of the proxy's own listeners.
+    LoopDetected {
+        code: "loop_detected",
+        status: LOOP_DETECTED,
+        stage: Pin,
+        proxy_status: "proxy_loop_detected",
+        retry: Never,
+        title: "The target is the proxy itself",
+        hint: "Do not retry. The proxy does not forward to its own listeners.",
+    }
+
+    /// The integrations that allow the host do not allow the method.
+    MethodNotAllowed {
+        code: "method_not_allowed",
+        status: FORBIDDEN,
+        stage: Authorize,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The method is not approved for this host",
+        hint: "Do not retry with this method. Ask the operator to allow it for this host.",
+    }
+
+    /// The proxy does not implement the transfer coding or method.
+    NotImplemented {
+        code: "not_implemented",
+        status: NOT_IMPLEMENTED,
+        stage: Parse,
+        proxy_status: BAD,
+        retry: Never,
+        title: "The proxy does not implement the transfer coding or method",
+        hint: "Use a method of at most 32 bytes, and send the body with Content-Length, or with chunked as the only transfer coding.",
+    }
+
+    /// The content of a tunnel is not TLS.
+    NotTls {
+        code: "not_tls",
+        status: FORBIDDEN,
+        stage: Sni,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The content of the tunnel is not TLS",
+        hint: "Do not retry. Only TLS may pass through CONNECT to this host.",
+    }
+
+    /// The integrations that allow the host do not allow the path, or the path is ambiguous.
+    PathNotAllowed {
+        code: "path_not_allowed",
+        status: FORBIDDEN,
+        stage: Authorize,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The path is not approved for this host, or is ambiguous",
+        hint: "Do not retry with this path. Write it plainly, without dot segments or encoded slashes, or ask the operator to allow it.",
+    }
+
+    /// The integrations that allow the host do not allow the port.
+    PortNotAllowed {
+        code: "port_not_allowed",
+        status: FORBIDDEN,
+        stage: Authorize,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The port is not approved for this host",
+        hint: "Do not retry with this port. Use the host's usual port, or ask the operator to allow this one.",
+    }
+
+    /// The calls exceed the rate that the plan allows.
+    RateLimited {
+        code: "rate_limited",
+        status: TOO_MANY_REQUESTS,
+        stage: Throttle,
+        proxy_status: DENIED,
+        retry: After,
+        title: "This execution exceeds its rate limit",
+        hint: "Wait for the time given in Retry-After, then retry.",
+    }
+
+    /// The task may only make tool calls.
+    RawNotAllowed {
+        code: "raw_not_allowed",
+        status: FORBIDDEN,
+        stage: Authorize,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "This task may only make tool calls",
+        hint: "Do not retry. Use one of the task's tools; the operator can allow other requests with raw = true.",
+    }
+
+    /// The framing or head is ambiguous: two parsers could read it differently.
+    RequestMalformed {
+        code: "request_malformed",
+        status: BAD_REQUEST,
+        stage: Parse,
+        proxy_status: BAD,
+        retry: Never,
+        title: "The request is not well-formed HTTP",
+        hint: "Send exactly one Host field, a single form of framing, and a request line that fits the method.",
+    }
+
+    /// The body exceeds the limit of the plan, or a message is too long to be scanned.
+    RequestTooLarge {
+        code: "request_too_large",
+        status: PAYLOAD_TOO_LARGE,
+        stage: Inspect,
+        proxy_status: BAD,
+        retry: Never,
+        title: "The request's body or message exceeds the size limit",
+        hint: "Do not retry it unchanged. Send less, or in smaller messages.",
+    }
+
+    /// Scanning the body would exceed the limit.
+    ScanLimit {
+        code: "scan_limit",
+        status: PAYLOAD_TOO_LARGE,
+        stage: Inspect,
+        proxy_status: BAD,
+        retry: Never,
+        title: "Scanning the body would exceed the limit",
+        hint: "Do not retry with this body. Send it uncompressed, or in smaller parts.",
+    }
+
+    /// Plain HTTP without `plain_http`.
+    SchemeNotAllowed {
+        code: "scheme_not_allowed",
+        status: FORBIDDEN,
+        stage: Authorize,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "Plain HTTP is not approved for this host",
+        hint: "Use https; plain HTTP is not approved for this host.",
+    }
+
+    /// SNI names another host than CONNECT, or is hidden by ECH.
+    SniMismatch {
+        code: "sni_mismatch",
+        status: FORBIDDEN,
+        stage: Sni,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The TLS server name is not the host that CONNECT named",
+        hint: "Do not retry. Connect to the host that the request is meant for, without encrypted ClientHello.",
+    }
+
+    /// No SNI in the `ClientHello`.
+    SniMissing {
+        code: "sni_missing",
+        status: FORBIDDEN,
+        stage: Sni,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The TLS handshake has no server name",
+        hint: "Enable SNI in the client; the server name must equal the host of CONNECT.",
+    }
+
+    /// The target is not a host and port in normal form.
+    TargetMalformed {
+        code: "target_malformed",
+        status: BAD_REQUEST,
+        stage: Parse,
+        proxy_status: BAD,
+        retry: Never,
+        title: "The target is not a valid host and port",
+        hint: "Write the host as a name, as dotted decimal, or as [IPv6], without user information.",
+    }
+
+    /// The task does not have the tool, or no tool has that name.
+    ToolNotEnabled {
+        code: "tool_not_enabled",
+        status: FORBIDDEN,
+        stage: Authorize,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The tool is not enabled for this task",
+        hint: "Do not retry. Use one of the task's tools.",
+    }
+
+    /// The request target is too long.
+    UriTooLong {
+        code: "uri_too_long",
+        status: URI_TOO_LONG,
+        stage: Parse,
+        proxy_status: BAD,
+        retry: Never,
+        title: "The request target is too long",
+        hint: "Send long data in the body.",
+    }
+
+    /// The task does not have the integration `webhook`.
+    WebhookNotEnabled {
+        code: "webhook_not_enabled",
+        status: FORBIDDEN,
+        stage: Authorize,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The webhook integration is not enabled for this task",
+        hint: "Do not retry. The operator can add webhook to the integrations of the task.",
+    }
+
+    /// The webhook URL is not registered for the task.
+    WebhookNotRegistered {
+        code: "webhook_not_registered",
+        status: FORBIDDEN,
+        stage: Authorize,
+        proxy_status: DENIED,
+        retry: Never,
+        title: "The webhook URL is not registered for this task",
+        hint: "Do not retry with this URL. The operator can register it in webhook_urls.",
     }
 }
 
-impl Fail {
-    const fn notice(self) -> Notice {
-        use Stage::{Accept, Audit, Dial, Forward, Limit, Pin};
-        match self {
-            Self::AuditUnavailable => later(
-                "audit_unavailable",
-                StatusCode::SERVICE_UNAVAILABLE,
-                Audit,
-                "proxy_internal_error",
-                "The proxy cannot write its record, so it forwards nothing",
-                "Retry later; tell the operator that the audit log cannot be written.",
-            ),
-            Self::ConnectFailed => later(
-                "connect_failed",
-                StatusCode::BAD_GATEWAY,
-                Dial,
-                "destination_unavailable",
-                "The origin does not accept connections",
-                "The host is allowed but cannot be reached. Retry later, a few times at most.",
-            ),
-            Self::ConnectTimedOut => later(
-                "connect_timed_out",
-                StatusCode::GATEWAY_TIMEOUT,
-                Dial,
-                "connection_timeout",
-                "The origin did not accept the connection in time",
-                "The host is allowed but does not answer. Retry later, a few times at most.",
-            ),
-            Self::Draining => later(
-                "draining",
-                StatusCode::SERVICE_UNAVAILABLE,
-                Accept,
-                "proxy_internal_error",
-                "The proxy is shutting down",
-                "Open a new connection in a few seconds.",
-            ),
-            Self::LedgerUnavailable => later(
-                "ledger_unavailable",
-                StatusCode::SERVICE_UNAVAILABLE,
-                Stage::Throttle,
-                "proxy_internal_error",
-                "The proxy cannot count calls, so it forwards nothing",
-                "Retry later; tell the operator that the ledger is unavailable.",
-            ),
-            Self::Overloaded => later(
-                "overloaded",
-                StatusCode::SERVICE_UNAVAILABLE,
-                Accept,
-                "connection_limit_reached",
-                "The proxy has no room for another connection or body",
-                "Retry in a few seconds, with fewer connections and bodies at once.",
-            ),
-            Self::RequestTimedOut => later(
-                "request_timed_out",
-                StatusCode::GATEWAY_TIMEOUT,
-                Forward,
-                "http_response_timeout",
-                "The exchange took too long",
-                "If the origin was reached, the request may have had an effect there. Retry only what changes nothing.",
-            ),
-            Self::ResolveFailed => later(
-                "resolve_failed",
-                StatusCode::BAD_GATEWAY,
-                Pin,
-                "dns_error",
-                "The host's name has no address",
-                "Check the spelling of the host. If it is right, retry later.",
-            ),
-            Self::ResponseTooLarge => never(
-                "response_too_large",
-                StatusCode::BAD_GATEWAY,
-                Limit,
-                "http_response_body_size",
-                "The answer is larger than the plan allows",
-                "The request may have had an effect at the origin. Do not retry it as it is; ask for less, with a filter or by pages.",
-            ),
-            Self::TlsFailed => never(
-                "tls_failed",
-                StatusCode::BAD_GATEWAY,
-                Forward,
-                "tls_protocol_error",
-                "The origin's TLS certificate or handshake is not acceptable",
-                "Do not retry. The origin could not prove that it is the host; the audit log has more.",
-            ),
-            Self::UpstreamProtocol => later(
-                "upstream_protocol",
-                StatusCode::BAD_GATEWAY,
-                Forward,
-                "http_protocol_error",
-                "The origin broke off or did not speak HTTP",
-                "Retry once if the request changes nothing at the origin; it may have had an effect there.",
-            ),
-        }
+refusals! {
+    /// An allowed request that failed.
+    Fail:
+
+    /// The audit log cannot be written.
+    AuditUnavailable {
+        code: "audit_unavailable",
+        status: SERVICE_UNAVAILABLE,
+        stage: Audit,
+        proxy_status: "proxy_internal_error",
+        retry: Later,
+        title: "The proxy cannot write its audit log, so it forwards nothing",
+        hint: "Retry later; tell the operator that the audit log cannot be written.",
+    }
+
+    /// No address accepted the connection.
+    ConnectFailed {
+        code: "connect_failed",
+        status: BAD_GATEWAY,
+        stage: Dial,
+        proxy_status: "destination_unavailable",
+        retry: Later,
+        title: "The origin does not accept connections",
+        hint: "The host is allowed but cannot be reached. Retry later, a few times at most.",
+    }
+
+    /// No address accepted the connection in time.
+    ConnectTimedOut {
+        code: "connect_timed_out",
+        status: GATEWAY_TIMEOUT,
+        stage: Dial,
+        proxy_status: "connection_timeout",
+        retry: Later,
+        title: "The origin did not accept the connection in time",
+        hint: "The host is allowed but does not answer. Retry later, a few times at most.",
+    }
+
+    /// The proxy is shutting down.
+    Draining {
+        code: "draining",
+        status: SERVICE_UNAVAILABLE,
+        stage: Accept,
+        proxy_status: "proxy_internal_error",
+        retry: Later,
+        title: "The proxy is shutting down",
+        hint: "Open a new connection in a few seconds.",
+    }
+
+    /// The ledger cannot be read or written.
+    LedgerUnavailable {
+        code: "ledger_unavailable",
+        status: SERVICE_UNAVAILABLE,
+        stage: Throttle,
+        proxy_status: "proxy_internal_error",
+        retry: Later,
+        title: "The proxy cannot count calls, so it forwards nothing",
+        hint: "Retry later; tell the operator that the ledger is unavailable.",
+    }
+
+    /// There are too many connections or held bodies.
+    Overloaded {
+        code: "overloaded",
+        status: SERVICE_UNAVAILABLE,
+        stage: Accept,
+        proxy_status: "connection_limit_reached",
+        retry: Later,
+        title: "The proxy has no capacity for another connection or body",
+        hint: "Retry in a few seconds, with fewer connections and bodies at once.",
+    }
+
+    /// The origin or the client took too long.
+    RequestTimedOut {
+        code: "request_timed_out",
+        status: GATEWAY_TIMEOUT,
+        stage: Forward,
+        proxy_status: "http_response_timeout",
+        retry: Later,
+        title: "The exchange took too long",
+        hint: "If the origin was reached, the request may have had an effect there. Retry only requests that change nothing.",
+    }
+
+    /// DNS returned no address.
+    ResolveFailed {
+        code: "resolve_failed",
+        status: BAD_GATEWAY,
+        stage: Pin,
+        proxy_status: "dns_error",
+        retry: Later,
+        title: "The host name does not resolve to an address",
+        hint: "Check the spelling of the host. If it is right, retry later.",
+    }
+
+    /// The answer exceeds the limit of the plan.
+    ResponseTooLarge {
+        code: "response_too_large",
+        status: BAD_GATEWAY,
+        stage: Limit,
+        proxy_status: "http_response_body_size",
+        retry: Never,
+        title: "The answer is larger than the plan allows",
+        hint: "The request may have had an effect at the origin. Do not retry it unchanged; ask for less, with a filter or by pages.",
+    }
+
+    /// The origin's certificate or handshake is not acceptable.
+    TlsFailed {
+        code: "tls_failed",
+        status: BAD_GATEWAY,
+        stage: Forward,
+        proxy_status: "tls_protocol_error",
+        retry: Never,
+        title: "The origin's TLS certificate or handshake is not acceptable",
+        hint: "Do not retry. The origin could not prove its identity; the audit log has the details.",
+    }
+
+    /// The origin violated HTTP.
+    UpstreamProtocol {
+        code: "upstream_protocol",
+        status: BAD_GATEWAY,
+        stage: Forward,
+        proxy_status: "http_protocol_error",
+        retry: Later,
+        title: "The origin closed the connection early or did not speak HTTP",
+        hint: "Retry once if the request changes nothing at the origin; it may have had an effect there.",
     }
 }
 

@@ -13,7 +13,7 @@ pub struct AmbiguousPath;
 /// in upper case.
 ///
 /// # Errors
-/// [`Ambiguous`] for dot segments (also with `;` parameters), encoded or raw backslashes, encoded
+/// [`AmbiguousPath`] for dot segments (also with `;` parameters), encoded or raw backslashes, encoded
 /// slashes, semicolons and NUL (also twice encoded), empty segments, broken escapes, bytes that
 /// no URI has, and escapes of what is no UTF-8 (also twice encoded): decoders differ in what they make of overlong forms.
 pub fn canonical(path: &str) -> Result<Cow<'_, str>, AmbiguousPath> {

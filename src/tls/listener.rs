@@ -41,7 +41,7 @@ pub enum ListenerTlsError {
 /// list of revoked ones, neither does one that is on it, nor anyone once the list is out of date.
 ///
 /// # Errors
-/// [`FrontError`]: nobody is let in because a file was missing or could not be read.
+/// [`ListenerTlsError`] if a file is missing or invalid; no client is accepted without it.
 pub fn server_config(files: &PemFiles<'_>) -> Result<Arc<ServerConfig>, ListenerTlsError> {
     let chain = certificates(files.cert)?;
     let no_key = |error| ListenerTlsError::of(files.key, "private key", &error);

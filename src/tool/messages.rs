@@ -219,12 +219,12 @@ mod tests {
             (
                 "host_not_allowed",
                 Value::Null,
-                "Error: The host is in no approved integration of this task (host_not_allowed)",
+                "Error: No approved integration of this task allows the host (host_not_allowed)",
             ),
             (
                 "execution_limit",
                 Value::Null,
-                "Error: This execution has made as many calls as its plan allows (execution_limit)",
+                "Error: This execution has made all the calls that its plan allows (execution_limit)",
             ),
             ("tool_not_enabled", Value::Null, "Error: tool 'http_get' not enabled for this task"),
             ("of_a_newer_proxy", json!({}), "Error: the proxy refused the request (of_a_newer_proxy)"),

@@ -8,7 +8,7 @@ use super::shapes::{LONGEST, LONGEST_BEFORE, LONGEST_PREFIX};
 use super::{Families, Family};
 
 /// Looks at a stream as it passes. A key is found once what stands behind it has come, or the end: at most
-/// [`Lookout::DELAY`] bytes after it began, so what leaves has to be held back by as much.
+/// [`FamilyStream::DELAY`] bytes after it began, so what leaves has to be held back by as much.
 pub struct FamilyStream {
     families: Arc<Families>,
     /// The end of what has come: where a key may have begun, and what stands before. It may hold a key, so it is

@@ -245,7 +245,7 @@ impl Forwarder {
     /// is sent.
     ///
     /// # Errors
-    /// As [`Self::knock`]; [`Fail::TlsFailed`] where there is no TLS.
+    /// As [`Self::probe`]; [`Fail::TlsFailed`] where there is no TLS.
     pub async fn probe_certificate(
         &self,
         pinned: &PinnedTarget,

@@ -261,7 +261,7 @@ impl Upward {
     /// Takes bytes and gives out what may go on.
     ///
     /// # Errors
-    /// [`Stop`]; nothing more may pass then. Behind [`Stop::Broken`] and [`Stop::Closed`], the whole frames before may
+    /// [`RelayError`]; nothing more may pass then. Behind [`RelayError::Broken`] and [`RelayError::Closed`], the whole frames before may
     /// still go, which have been looked through.
     pub fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
         let held = &mut self.held;
@@ -388,7 +388,7 @@ impl Downward {
     /// Takes bytes and gives out what is certain by now.
     ///
     /// # Errors
-    /// [`Stop::Broken`] and [`Stop::Closed`]; nothing more may pass then but the whole frames before, which are given
+    /// [`RelayError::Broken`] and [`RelayError::Closed`]; nothing more may pass then but the whole frames before, which are given
     /// out.
     pub fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
         let redacted = &mut self.redacted;

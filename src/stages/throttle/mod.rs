@@ -95,7 +95,7 @@ impl Throttle {
     /// request after that is a call of its own.
     ///
     /// # Errors
-    /// As [`Self::look`] or [`Self::take`]. Then a call that still serves is still there, as it is if nobody waits for
+    /// As [`Self::check_unmetered`] or [`Self::take`]. Then a call that still serves is still there, as it is if nobody waits for
     /// the result.
     pub async fn redeem(
         &self,
