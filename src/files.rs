@@ -48,7 +48,7 @@ pub fn read_or_create(
 pub fn read_private(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
     // Opening anything else could wait for ever.
     if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} is no file", path.display())));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} is not a file", path.display())));
     }
     let file = File::open(path)?;
     let mode = file.metadata()?.permissions().mode() & 0o077;

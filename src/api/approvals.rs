@@ -101,5 +101,5 @@ fn too_late(why: &str, state: ApprovalState) -> Reply {
 }
 
 fn unknown() -> Reply {
-    error(StatusCode::NOT_FOUND, "there is no such approval")
+    error(StatusCode::NOT_FOUND, "the approval does not exist")
 }

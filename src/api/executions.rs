@@ -64,7 +64,7 @@ async fn start(services: &Arc<Services>, request: Request<Incoming>) -> Result<R
     let wanted: StartRequest = read_json(request).await?;
     let name = TaskName::new(&wanted.task);
     if services.policies.snapshot().task(&name).is_none() {
-        return Err(error(StatusCode::UNPROCESSABLE_ENTITY, "there is no such task"));
+        return Err(error(StatusCode::UNPROCESSABLE_ENTITY, "the task does not exist"));
     }
     if wanted.r#static {
         return begin_anew(services, &wanted, &name).await;
@@ -80,7 +80,7 @@ async fn start(services: &Arc<Services>, request: Request<Incoming>) -> Result<R
     let now = Millis::now();
     let id = ExecutionId::new(&Uuid::now_v7().simple().to_string());
     let random = files::random::<{ token::RANDOM }>();
-    let random = random.map_err(|_| error(StatusCode::INTERNAL_SERVER_ERROR, "there is no randomness"))?;
+    let random = random.map_err(|_| error(StatusCode::INTERNAL_SERVER_ERROR, "no random numbers are available"))?;
     let token = token::write(&id, &random);
     let expires_at = Some(now.plus(Duration::from_secs(seconds)));
     let execution = Execution {
@@ -160,5 +160,5 @@ async fn tool_calls(services: &Services, id: &ExecutionId) -> Result<Reply, Repl
 }
 
 fn unknown() -> Reply {
-    error(StatusCode::NOT_FOUND, "there is no such execution")
+    error(StatusCode::NOT_FOUND, "the execution does not exist")
 }

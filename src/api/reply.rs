@@ -37,7 +37,7 @@ pub(super) fn ledger_error(why: LedgerError) -> Reply {
 pub(super) async fn read_body(body: Incoming) -> Result<Bytes, Reply> {
     match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(_)) => Err(error(StatusCode::PAYLOAD_TOO_LARGE, "64 KiB at most, and the body has to be whole")),
+        Ok(Err(_)) => Err(error(StatusCode::PAYLOAD_TOO_LARGE, "the body must be complete, and 64 KiB at most")),
         Err(_) => Err(error(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
     }
 }

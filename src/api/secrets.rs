@@ -65,7 +65,7 @@ async fn show(services: &Arc<Services>, workspace: &str, name: &str) -> Reply {
     };
     let found = entries.iter().find(|entry| entry.workspace == workspace && entry.name == name);
     found.map_or_else(
-        || error(StatusCode::NOT_FOUND, "there is no such secret"),
+        || error(StatusCode::NOT_FOUND, "the secret does not exist"),
         |entry| (StatusCode::OK, vault::metadata(entry)),
     )
 }
@@ -100,7 +100,7 @@ async fn changed(
     let (services, file) = (services.clone(), file.cloned());
     let both = tokio::spawn(async move {
         match in_vault(&services, change).await {
-            Ok(false) => error(StatusCode::NOT_FOUND, "there is no such secret"),
+            Ok(false) => error(StatusCode::NOT_FOUND, "the secret does not exist"),
             Ok(true) => taken_up(services, file).await,
             Err(why) => why,
         }

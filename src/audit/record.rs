@@ -491,8 +491,8 @@ impl Record {
 
     fn note_where_found(&mut self, found: &Finding, place: &str) {
         self.rule(match &found.whose {
-            ValueOwner::Credential(name) => format!("{name}: its value stands in {place}"),
-            other => format!("{other} stands in {place}"),
+            ValueOwner::Credential(name) => format!("{name}: its value is in {place}"),
+            other => format!("{other} is in {place}"),
         });
     }
 

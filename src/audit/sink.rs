@@ -388,7 +388,7 @@ impl Writer {
             && self.torn.is_none()
             && let Err(error) = self.rotate()
         {
-            tracing::error!(%error, "the audit log cannot be rotated; it goes on in the old file");
+            tracing::error!(%error, "the audit log cannot be rotated; the old file is used");
         }
         self.append(&lines)
     }

@@ -71,7 +71,7 @@ fn verify(settings: &Settings, place: &LogLocation, args: &VerifyArgs) -> Exit {
         let notes = [
             (report.torn, "the last line has no end: the daemon died while writing it, before any request went on"),
             (head.is_none(), "the head is that of another file, so a cut at the end would not show"),
-            (report.earlier_missing, "the oldest file begins after a rotation; what was before it is not here"),
+            (report.earlier_missing, "the oldest file begins after a rotation; earlier lines are missing"),
             (report.cuts_noted > 0, "an earlier start found lines missing and noted it (event cut_found)"),
         ];
         for (_, note) in notes.iter().filter(|(holds, _)| *holds) {

@@ -17,7 +17,7 @@ pub(super) fn run(config: Option<&Path>, action: &CaAction) -> Exit {
     let has_key = key.is_some_and(Path::exists);
     let existed = cert.exists() && has_key;
     if !existed && !matches!(action, CaAction::Init) && !cert.exists() && !has_key {
-        say(format_args!("exeat: there is no CA at {}; `exeat ca init` makes one", cert.display()));
+        say(format_args!("exeat: no CA at {}; run `exeat ca init` to create one", cert.display()));
         return Exit::Failed;
     }
     let authority = match Authority::of(cert, key) {

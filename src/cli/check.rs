@@ -56,7 +56,7 @@ fn webhooks(settings: &Settings, policy: &Policy) -> (Vec<Problem>, Vec<Problem>
     };
     let problem = |webhook: WebhookProblem| {
         let what = if webhook.is_private() {
-            "leads to an address that is not public; the webhook is disabled".to_owned()
+            "has an address that is not public; the webhook is disabled".to_owned()
         } else {
             format!("cannot be resolved now ({}); calls of the webhook are refused", webhook.refusal.code())
         };

@@ -65,7 +65,7 @@ pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell) -> Exit {
     };
     let mut tcp = settings.proxy.listen.iter().filter_map(ListenAt::tcp);
     let Some(listen) = tcp.find(|address| address.port() != 0) else {
-        say("exeat: proxy.listen has no fixed port, so there is no address to name");
+        say("exeat: proxy.listen has no fixed port, so there is not a valid address to name");
         return Exit::Failed;
     };
     let written = Authority::of(&settings.interception.ca_cert, settings.interception.ca_key.as_deref())

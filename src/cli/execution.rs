@@ -120,7 +120,7 @@ pub(super) fn is_id(id: &str) -> Result<(), Exit> {
     if is_plain(id) {
         return Ok(());
     }
-    say(format_args!("exeat: {:?} is no name and no id; letters, digits, - and _, 64 at most", clean(id)));
+    say(format_args!("exeat: {:?} is not a valid name or id: use letters, digits, - and _, at most 64", clean(id)));
     Err(Exit::Usage)
 }
 
@@ -198,7 +198,7 @@ fn listed(answer: &Value, json: bool) -> Option<()> {
     }
     let executions = answer.as_array()?;
     if executions.is_empty() {
-        say("there are no such executions");
+        say("no matching executions");
         return Some(());
     }
     let row = |execution: &Value| {

@@ -55,7 +55,7 @@ pub(super) fn run(config: Option<&Path>, args: &ExplainArgs) -> Exit {
     };
     if !args.url.contains("://") {
         say(format_args!(
-            "exeat: {:?} is no URL; write it whole, such as https://api.example.com/path",
+            "exeat: {:?} is not a URL; give a full one, such as https://api.example.com/path",
             clean(&args.url)
         ));
         return Exit::Usage;
@@ -103,10 +103,7 @@ fn walk(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>)
     pass("authorize", format!("request: {}{path}", judged.allowed.rule()));
     if let Some(expires) = judged.allowed.approval(&args.method, kind) {
         let seconds = expires.as_secs();
-        pass(
-            "approve",
-            format!("the operator would be asked, and the request refused until then; {seconds} s at most"),
-        );
+        pass("approve", format!("the request is refused until the operator approves it, within {seconds} s"));
     }
     for step in credentials(task, kind, &target, &judged.allowed) {
         pass("inject", step);
@@ -134,7 +131,9 @@ fn credentials(task: &Task, kind: Kind, target: &Target, allowed: &MatchedRules)
             (true, true, _) => "with every request",
             (_, true, _) => "by name or placeholder",
             (_, false, true) => "by name",
-            (_, false, false) => return format!("{name} is bound to this host, but the tool takes no credential"),
+            (_, false, false) => {
+                return format!("{name} is bound to this host, but the tool does not support credentials");
+            }
         };
         let only = if required.contains(&name.as_str()) { "; it is required, other keys are removed" } else { "" };
         format!("{name} would go as `{auth}`, {how}{only}")

@@ -103,8 +103,8 @@ const MORE: [(&str, &[(&str, &str)]); 2] = [
         &[
             ("EXEAT_CONFIG", "the configuration file, where -c names none"),
             ("EXEAT_ADMIN", "where the daemon's admin listener is, where --admin does not say"),
-            ("EXEAT_ADMIN_TOKEN", "the admin token, of the daemon and for what asks it"),
-            ("EXEAT_LOG", "how much is logged on standard error, such as warn, info or debug"),
+            ("EXEAT_ADMIN_TOKEN", "the admin token, for the daemon and its clients"),
+            ("EXEAT_LOG", "the log level on standard error, such as warn, info or debug"),
             ("STATE_DIRECTORY, XDG_STATE_HOME", "where the state is, if the configuration does not say"),
         ],
     ),

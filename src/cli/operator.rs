@@ -69,7 +69,7 @@ pub(super) enum Failed {
     Late(String),
     #[error("the answer from {0} is longer than {MAX_ANSWER} bytes")]
     Long(String),
-    #[error("what answers at {0} is no admin listener of exeat, or one of another version")]
+    #[error("what answers at {0} is not an exeat admin listener, or one of another version")]
     Odd(String),
     #[error("the daemon at {0} does not know this page; it is older than this exeat")]
     Older(String),
@@ -170,7 +170,7 @@ impl Operator {
             (Ok(token), _) => Ok(Self { at, named_by, token: Some(token) }),
             (Err(_), At::Unix(_)) => Ok(Self { at, named_by, token: None }),
             (Err(why), At::Tcp(_)) => {
-                say(format_args!("exeat: there is no admin token: {why}; {TOKEN} can hold it"));
+                say(format_args!("exeat: no admin token: {why}; set it in {TOKEN}"));
                 Err(Exit::Failed)
             }
         }
@@ -377,7 +377,7 @@ impl Token {
         if at.is_here() || at.is_of(place) {
             return Self::of(place);
         }
-        Err(format!("what is found here is for this machine and the configured [admin].listen, not for {at}"))
+        Err(format!("the token found here is for the configured [admin].listen on this machine, not for {at}"))
     }
 
     /// Reads a token from the environment.

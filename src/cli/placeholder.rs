@@ -85,7 +85,7 @@ impl PlaceholderCredential {
             return Err(wrong("names no variable or no host"));
         }
         if host.contains("://") || host.contains('*') {
-            return Err(wrong("names a scheme or a wildcard: each host is written out, such as api.example.com"));
+            return Err(wrong("has a scheme or a wildcard: write each host out, such as api.example.com"));
         }
         let unfit = |why: String| Problem {
             path: "--credential".to_owned(),
@@ -141,7 +141,7 @@ impl PlaceholderCredential {
         match self.credential.get_mut("domains") {
             Some(toml::Value::Array(domains)) if same_way => domains.extend(hosts),
             _ => {
-                let problem = format!("{} is to be sent in two ways", self.name);
+                let problem = format!("{} has two ways of being sent", self.name);
                 let suggestion = "one way for all of its hosts".to_owned();
                 return Err(Problem { path: "--credential".to_owned(), problem, suggestion });
             }

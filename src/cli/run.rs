@@ -171,7 +171,7 @@ fn keys(policy: &Policy, lent: Vec<PlaceholderCredential>) -> Vec<Hidden> {
 /// Arguments and environment without what the command must not see.
 fn without(command: &mut Command, rest: &[String], keys: &[Hidden], hidden: Vec<String>, environment: &Environment) {
     if rest.iter().any(|arg| placeholder::hidden(keys, arg.as_ref()).is_some()) {
-        say("exeat: a key stands in the command's arguments, where others can see it; write '$NAME' in quotes");
+        say("exeat: the command's arguments contain a key, visible to other users; write '$NAME' in quotes");
     }
     command.args(rest.iter().map(|arg| placeholder::hidden(keys, arg.as_ref()).unwrap_or_else(|| arg.into())));
     command.env_clear();
@@ -372,7 +372,11 @@ fn put(table: &mut Table, section: &str, key: String, value: impl Into<toml::Val
 /// `HOST`, `HOST:PORT`, `*.HOST`, `http://HOST[:PORT]`, `https://HOST[:PORT]`.
 fn integration(allowed: &str) -> Result<Table, Vec<Problem>> {
     let wrong = || {
-        problem("--allow", format!("{allowed:?} is no host"), "HOST, HOST:PORT, *.HOST or http://HOST, without a path")
+        problem(
+            "--allow",
+            format!("{allowed:?} is not a valid host"),
+            "HOST, HOST:PORT, *.HOST or http://HOST, without a path",
+        )
     };
     let (plain, rest) = match allowed.split_once("://") {
         Some(("http", rest)) => (true, rest),
@@ -434,7 +438,7 @@ fn summarize(log: &str, learned: bool) {
         entry.0 = entry.0.saturating_add(more.as_u64().and_then(|more| usize::try_from(more).ok()).unwrap_or_default());
     }
     let count: usize = refused.values().map(|(count, _)| count).sum();
-    say(format_args!("exeat: {passed} let through, {count} refused or failed"));
+    say(format_args!("exeat: {passed} allowed, {count} refused or failed"));
     let mut used: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     // Only where an origin has answered is it known to have been sent.
     for line in lines.iter().filter(|line| line["event"] == "closed" && line["response_status"].is_u64()) {

@@ -65,7 +65,10 @@ pub(super) fn run(config: Option<&Path>, args: &SecretArgs) -> Exit {
     let workspace = args.workspace.as_deref().unwrap_or(DEFAULT);
     let names = [Some(workspace), args.action.name()];
     if let Some(name) = names.into_iter().flatten().find(|name| !is_plain(name)) {
-        say(format_args!("exeat: {:?} is no name; letters, digits, - and _, 64 at most", terminal::clean(name)));
+        say(format_args!(
+            "exeat: {:?} is not a valid name: use letters, digits, - and _, at most 64",
+            terminal::clean(name)
+        ));
         return Exit::Usage;
     }
     let done = match &args.action {
@@ -119,7 +122,7 @@ fn set(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
     let replaced = vault.set(workspace, name, Secret::new(value.to_vec())).map_err(|error| in_vault(vault, &error))?;
     let what = if replaced { "replaced" } else { "set" };
     let file = vault.path().display();
-    say(format_args!("{workspace}/{name} is {what} in {file}; a daemon that uses it takes it up at its next reload"));
+    say(format_args!("{workspace}/{name} is {what} in {file}; a running daemon uses it after its next reload"));
     if let Some(why) = unusable {
         say(format_args!("warning: {why}, so no credential can use it"));
     } else if let Strength::Weak(why) = Strength::of(&value) {
@@ -133,7 +136,7 @@ fn delete(vault: &Vault, workspace: &str, name: &str) -> Result<Exit, String> {
         say(format_args!("{workspace}/{name} is deleted; a daemon that uses it forgets it at its next reload"));
         return Ok(Exit::Done);
     }
-    Err(format!("there is no secret {name} in the workspace {workspace}"))
+    Err(format!("no secret {name} in the workspace {workspace}"))
 }
 
 fn in_vault(vault: &Vault, error: &crate::vault::VaultError) -> String {

@@ -73,7 +73,7 @@ async fn until_stopped(daemon: Daemon) -> Exit {
                     Some(Reloaded::New(..)) => systemd::ready(&words),
                     Some(Reloaded::Kept(_)) => systemd::ready(&format!("{words}; the old policy stays, see the log")),
                     None => {
-                        tracing::warn!("there is no configuration file to read again");
+                        tracing::warn!("there is no configuration file to reload");
                         systemd::ready(&words);
                     }
                 }
@@ -94,7 +94,7 @@ async fn until_stopped(daemon: Daemon) -> Exit {
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        drained = daemon.shutdown() => if drained { Exit::Done } else { failed(&"some requests had to be broken off") },
+        drained = daemon.shutdown() => if drained { Exit::Done } else { failed(&"some requests were aborted") },
         () = impatience => Exit::Failed,
     }
 }

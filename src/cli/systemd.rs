@@ -53,7 +53,7 @@ pub(super) fn ready(status: &str) {
 pub(super) fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => say(&[NotifyState::Reloading, now]),
-        Err(error) => tracing::warn!(%error, "the service manager cannot be told of the reload"),
+        Err(error) => tracing::warn!(%error, "cannot notify the service manager of the reload"),
     }
 }
 
@@ -65,6 +65,6 @@ pub(super) fn stopping() {
 /// Nothing happens where nobody asked for it.
 fn say(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "the service manager cannot be told");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }

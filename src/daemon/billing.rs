@@ -83,7 +83,9 @@ pub(crate) async fn catch_up(services: &Services, last: &str) -> io::Result<bool
         sum_up(services, &written, Told::Again).await;
     }
     if !reading.await.map_err(io::Error::other)?? {
-        tracing::warn!("the audit log does not go on where the ledger left it; what lies between is not billed");
+        tracing::warn!(
+            "the audit log does not continue at the ledger's position; the exchanges between are not billed"
+        );
         begin(services, last).await;
     }
     Ok(true)
@@ -161,7 +163,7 @@ async fn until_taken<F: Future<Output = Result<(), LedgerError>>>(services: &Ser
             // Of an execution that is no longer known, nobody will ask.
             return;
         }
-        tracing::error!(%error, "what calls cost cannot be written down; it is tried again");
+        tracing::error!(%error, "the cost of calls cannot be written; trying again");
         if services.abort.run_until_cancelled(sleep(PAUSE)).await.is_none() {
             return;
         }

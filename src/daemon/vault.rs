@@ -144,7 +144,7 @@ pub fn known_audit_key(settings: &Settings) -> Result<ChainKey, VaultError> {
     match files::read_private(&settings.state_dir.join(AUDIT_KEY)) {
         Ok(old) => Ok(ChainKey::new(Secret::new(old.to_vec()))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let why = "no daemon has run with this state directory: there is no log, and no key of one";
+            let why = "no daemon has run with this state directory, so there is no log and no key";
             Err(io::Error::new(io::ErrorKind::NotFound, why).into())
         }
         Err(error) => Err(error.into()),

@@ -192,7 +192,7 @@ pub(super) fn self_reply(said: SelfReply, record: &Record) -> Response<AnswerBod
         SelfReply::Authority(pem) => (StatusCode::OK, "application/x-pem-file", pem, None),
         SelfReply::AnotherMethod(allow) => {
             let status = StatusCode::METHOD_NOT_ALLOWED;
-            (status, PROBLEM, plain(status, "The path is there, and takes another method", record), Some(allow))
+            (status, PROBLEM, plain(status, "The path exists, but does not support the method", record), Some(allow))
         }
         SelfReply::Unknown(what) => (StatusCode::NOT_FOUND, PROBLEM, plain(StatusCode::NOT_FOUND, what, record), None),
     };

@@ -255,7 +255,7 @@ impl SelfRequest<'_> {
         // That others have one of that id is none of the caller's business, and does not make it wait longer.
         let execution = self.caller.execution();
         let own = self.services.ledger.approval_of(execution, id, Millis::now()).await.map_err(unavailable)?;
-        Ok(own.map_or(SelfReply::Unknown("There is no such approval"), |approval| {
+        Ok(own.map_or(SelfReply::Unknown("The approval does not exist"), |approval| {
             SelfReply::Document(documents::approval(&approval, Millis::now()))
         }))
     }

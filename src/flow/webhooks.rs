@@ -30,7 +30,7 @@ pub struct WebhookProblem {
 }
 
 impl WebhookProblem {
-    /// True if its name leads to an address that is not public, which no later try can be expected to change.
+    /// True if its name the host has an address that is not public, which no later try can be expected to change.
     #[must_use]
     pub fn is_private(&self) -> bool {
         self.refusal == Deny::AddressNotAllowed.into()
@@ -102,7 +102,7 @@ pub(crate) async fn watch(services: Arc<Services>) {
         for webhook in &unfit {
             let (task, host, code) = (&webhook.task, &webhook.host, webhook.refusal.code());
             if webhook.is_private() {
-                tracing::error!(%task, %host, code, "the webhook is disabled: its name leads to an address that is not public");
+                tracing::error!(%task, %host, code, "the webhook is disabled: its host has an address that is not public");
             } else {
                 tracing::warn!(%task, %host, code, "the webhook's name cannot be resolved; its calls will be refused");
             }

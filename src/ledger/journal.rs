@@ -262,7 +262,7 @@ impl Writer {
     }
 
     fn put_off(&mut self, error: &io::Error) {
-        tracing::warn!(%error, "the ledger cannot be compacted; it goes on in the old file");
+        tracing::warn!(%error, "the ledger cannot be compacted; the old file is used");
         self.compact_when = self.size.saturating_add(self.compact_at);
     }
 }

@@ -59,7 +59,7 @@ pub enum LedgerError {
     #[error("the ledger cannot be used")]
     Unavailable,
     /// There is no such execution, or none any more.
-    #[error("there is no such execution")]
+    #[error("the execution does not exist")]
     Unknown,
 }
 

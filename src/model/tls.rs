@@ -126,17 +126,17 @@ impl TlsError {
             Self::CertificateIssuerUnknown => (
                 "certificate_issuer_unknown",
                 "The issuer of the origin's certificate is not known to the proxy",
-                "Do not retry. Either somebody else answers for the host, or it has a CA of its own, or it does not send its intermediate certificates; only the operator can add a root, with extra_roots.",
+                "Do not retry. The connection may be intercepted, the host may use a private CA, or it does not send its intermediate certificates. Only the operator can add a root, with extra_roots.",
             ),
             Self::CertificateNameMismatch => (
                 "certificate_name_mismatch",
-                "The origin's certificate is for another name than the host that was asked for",
-                "Check the host name in the URL: it is what goes into SNI and what the certificate has to bear. An address needs a certificate for the address.",
+                "The origin's certificate is for another name than the requested host",
+                "Check the host name in the URL: it is sent in SNI, and the certificate must contain it. An address needs a certificate for the address.",
             ),
             Self::CertificateNotYetValid => (
                 "certificate_not_yet_valid",
                 "The origin's certificate is not yet valid",
-                "Do not retry before its time begins. If that was long ago, the proxy's clock is slow: tell the operator.",
+                "Do not retry before the certificate becomes valid. If that was long ago, the proxy's clock is slow: tell the operator.",
             ),
             Self::CertificateRevoked => (
                 "certificate_revoked",
@@ -145,7 +145,7 @@ impl TlsError {
             ),
             Self::ClientCertificateRequired => (
                 "client_certificate_required",
-                "The origin wants a client certificate",
+                "The origin requires a client certificate",
                 "Do not retry. The proxy shows origins no certificate: it has none for this host.",
             ),
             Self::Closed => (
@@ -160,13 +160,13 @@ impl TlsError {
             ),
             Self::CrlUnusable => (
                 "crl_unusable",
-                "The proxy's list of revoked certificates for the origin's issuer does not prove to be the issuer's",
+                "The proxy's revocation list for the origin's issuer has an invalid signature",
                 "Do not retry. Only the operator can put a correct list in place, named by upstream.crls.",
             ),
             Self::NameUnknown => (
                 "name_unknown",
-                "The origin does not serve TLS for the name that was asked for",
-                "Check the host name in the URL: it is what goes into SNI.",
+                "The origin does not serve TLS for the requested name",
+                "Check the host name in the URL: it is sent in SNI.",
             ),
             Self::NoCommonVersion => (
                 "no_common_version",

@@ -56,7 +56,7 @@ impl Approval {
             ("tools", tools.as_ref().is_some_and(Vec::is_empty)),
         ];
         for (key, _) in empty.into_iter().filter(|(_, is_empty)| *is_empty) {
-            findings.problem(s.at(key), "an empty list asks for nothing", "what is meant, or leave the key out");
+            findings.problem(s.at(key), "an empty list requires nothing", "list the intended values, or omit the key");
         }
         Self { methods, tools, expires }
     }
@@ -69,7 +69,11 @@ impl Readable for Required {
     fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
         let is_required = value.as_str() == Some("required");
         if !is_required {
-            findings.problem(path, format!("{value} is no choice"), "\"required\" or { methods = [\"POST\"] }");
+            findings.problem(
+                path,
+                format!("{value} is not a valid choice"),
+                "\"required\" or { methods = [\"POST\"] }",
+            );
         }
         is_required.then_some(Self)
     }

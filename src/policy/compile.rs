@@ -140,7 +140,7 @@ pub fn read_source(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Res
         Source::File(path) => {
             std::fs::read(path).map_err(|error| missing(format!("{} cannot be read: {error}", path.display())))?
         }
-        Source::Secret(name) => return Err(missing(format!("the vault is not asked for {name} here"))),
+        Source::Secret(name) => return Err(missing(format!("the vault is not read for {name} here"))),
     };
     if matches!(source, Source::File(_)) && bytes.last() == Some(&b'\n') {
         bytes.pop();
@@ -200,7 +200,7 @@ fn assemble(file: File, around: &CompileContext<'_>, findings: &Findings) -> (Se
             findings.problem(
                 format!("tasks.{}.token", task.name),
                 format!("the same token as of tasks.{other}"),
-                "a token of its own",
+                "a separate token",
             );
         }
     }
@@ -250,7 +250,7 @@ fn check_references(settings: &Settings, policy: &Policy, around: &CompileContex
         }
     }
     if settings.vault.path.is_dir() {
-        findings.problem("vault.path", "it is a folder", "a file, such as \"vault.exeat\"");
+        findings.problem("vault.path", "it is a directory", "a file, such as \"vault.exeat\"");
     }
     if let Source::Env(_) = &settings.vault.key
         && let Err(why) = read_source(&settings.vault.key, around.env)
@@ -305,7 +305,7 @@ fn check_references(settings: &Settings, policy: &Policy, around: &CompileContex
                 );
             }
             Ok((_, hash)) if policy.tokens.contains_key(&hash) => {
-                findings.problem("admin.token", "the token of a task", "a token of its own");
+                findings.problem("admin.token", "the token of a task", "a separate token");
             }
             Ok(_) => {}
         }
@@ -341,7 +341,7 @@ fn warn_of_wide_networks(path: &str, networks: &[IpNet], findings: &Findings) {
         } else {
             format!("opens the whole of {block} ({name})")
         };
-        findings.warning(format!("{path}[{n}]"), format!("{what}; name the addresses of the hosts that are meant"));
+        findings.warning(format!("{path}[{n}]"), format!("{what}; list the addresses of the intended hosts"));
     }
 }
 
@@ -354,13 +354,13 @@ fn check_integration(name: &str, raw: &RawIntegration, findings: &Findings) {
     if raw.any_public_host && !raw.allowed_domains.is_empty() {
         findings.problem(
             at("allowed_domains"),
-            "beside any_public_host",
+            "with any_public_host",
             "an integration of their own for these domains",
         );
     }
     warn_of_wide_networks(&at("allow_cidrs"), &raw.allow_cidrs, findings);
     if raw.any_public_host && !raw.allow_cidrs.is_empty() {
-        findings.warning(at("allow_cidrs"), "beside any_public_host: whoever owns any name can lead it there");
+        findings.warning(at("allow_cidrs"), "with any_public_host: the owner of any name can point it there");
     }
     if !raw.any_public_host && !raw.denied_domains.is_empty() {
         findings.problem(
@@ -375,7 +375,7 @@ fn check_integration(name: &str, raw: &RawIntegration, findings: &Findings) {
         ("paths", raw.paths.as_ref().is_some_and(Vec::is_empty)),
     ] {
         if list_is_empty {
-            findings.problem(at(key), "an empty list allows nothing", "what is meant, or leave the key out");
+            findings.problem(at(key), "an empty list allows nothing", "list the intended values, or omit the key");
         }
     }
     if raw.mode == Mode::Opaque {
@@ -404,7 +404,7 @@ fn check_integration(name: &str, raw: &RawIntegration, findings: &Findings) {
     }
     if let (Some(methods), Some(approval)) = (&raw.methods, &raw.approval) {
         for unseen in approval.methods().iter().filter(|method| !methods.contains(method)) {
-            let why = format!("{unseen} is not among the methods of this integration, so nobody is asked");
+            let why = format!("{unseen} is not a method of this integration, so no approval is ever required");
             findings.warning(at("approval.methods"), why);
         }
     }
@@ -455,7 +455,7 @@ impl References<'_> {
                 let write = one_of(self.raw.keys(), "credentials", wanted);
                 findings.problem(path, format!("no credential named {wanted:?}"), write);
             } else if found.iter().any(|other| other.name.as_str() == wanted) {
-                findings.problem(path, format!("{wanted:?} stands here twice"), "each credential once");
+                findings.problem(path, format!("{wanted:?} is listed twice"), "each credential once");
             } else {
                 found.extend(self.credential(wanted, &task.workspace, around, findings));
             }
@@ -525,7 +525,7 @@ fn task(
     let token = raw.token.as_ref().and_then(|source| token(source, &at("token"), around, findings));
     let token = token.map(|value| TaskToken { strength: Strength::of(value.expose()), value });
     if let Some(Strength::Weak(why)) = token.as_ref().map(|token| token.strength) {
-        findings.warning(at("token"), format!("the token is weak: {why}; it is not looked for in requests"));
+        findings.warning(at("token"), format!("the token is weak: {why}; requests are not scanned for it"));
     }
     let proxy = &known.settings.proxy;
     let certified = proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
@@ -659,7 +659,7 @@ pub(super) mod tests {
             ("[proxy]\nlisten = [\"127.0.0.1:3129\"]", "proxy.listen[0]", "once"),
             ("[admin]\ntoken = \"env:UNSET\"", "admin.token", "source"),
             ("[admin]\ntoken = \"env:SHORT\"", "admin.token", "24"),
-            ("[admin]\ntoken = \"env:X\"\n[tasks.a]\ntoken = \"env:X\"", "admin.token", "of its own"),
+            ("[admin]\ntoken = \"env:X\"\n[tasks.a]\ntoken = \"env:X\"", "admin.token", "separate token"),
             ("[upstream]\nextra_roots = [\"missing.pem\"]", "upstream.extra_roots[0]", "PEM"),
             ("[upstream]\ncrls = [\"missing.crl\"]", "upstream.crls[0]", "CRL"),
             ("[upstream]\ncrls = \"revoked.crl\"", "upstream.crls", "["),
@@ -699,7 +699,7 @@ pub(super) mod tests {
             (
                 "[integrations.a]\nallowed_domains = [\"a.example\"]\nmethods = []",
                 "integrations.a.methods",
-                "leave the key out",
+                "omit the key",
             ),
             (
                 "[integrations.a]\nallowed_domains = [\"a.example\"]\nports = [0]",
@@ -738,7 +738,7 @@ pub(super) mod tests {
             ("[tasks.t]\ntoken = \"env:BLANK\"", "tasks.t.token", "source"),
             ("[tasks.t]\ntoken = \"env:UNSET\"", "tasks.t.token", "source"),
             ("[tasks.t]\ntoken = \"file:/nonexistent/token\"", "tasks.t.token", "source"),
-            ("[tasks.a]\ntoken = \"env:X\"\n[tasks.b]\ntoken = \"env:X\"", "tasks.b.token", "of its own"),
+            ("[tasks.a]\ntoken = \"env:X\"\n[tasks.b]\ntoken = \"env:X\"", "tasks.b.token", "separate token"),
             ("[tasks.t]\nplan = \"guru\"", "tasks.t.plan", "[plans.guru]"),
             ("[plans.p]\ncalls_per_execution = 0", "plans.p.calls_per_execution", "1 to"),
             ("[plans.p.raw]\ncalls_per_minute = 0", "plans.p.raw.calls_per_minute", "1 to"),
@@ -866,7 +866,7 @@ pub(super) mod tests {
             (
                 "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { methods = [] }",
                 "integrations.a.approval.methods",
-                "what is meant",
+                "list the intended values",
             ),
             (
                 "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { methods = [\"post\"] }",
@@ -876,7 +876,7 @@ pub(super) mod tests {
             (
                 "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { tools = [] }",
                 "integrations.a.approval.tools",
-                "what is meant",
+                "list the intended values",
             ),
             (
                 "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { tools = [\"shell\"] }",
@@ -928,7 +928,7 @@ pub(super) mod tests {
         let rows = [
             ("inject = \"always\"", "inject = \"always\"", Some("both always go")),
             ("inject = \"always\"", "", None),
-            ("placeholder = \"ghp_0000000000\"", "placeholder = \"ghp_00000000001\"", Some("placeholders alike")),
+            ("placeholder = \"ghp_0000000000\"", "placeholder = \"ghp_00000000001\"", Some("overlapping placeholders")),
             ("placeholder = \"ghp_0000000000\"", "placeholder = \"ghp_1111111111\"", None),
         ];
         for (a, b, want) in rows {

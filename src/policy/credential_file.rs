@@ -84,7 +84,7 @@ impl Readable for CredentialSource {
             }
             None => {
                 // Not repeated: somebody may have written the secret itself here.
-                let write = "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"; the secret itself never stands here";
+                let write = "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"; never the secret itself";
                 findings.problem(path, "not the source of a secret", write);
                 None
             }
@@ -105,7 +105,7 @@ impl Readable for Binding {
             (Some(host), Some(port)) => Some(Self { host, port }),
             _ => {
                 let write =
-                    "each host by itself, in small letters, such as \"api.example.com\" or \"api.example.com:8443\"";
+                    "each host separately, in lower case, such as \"api.example.com\" or \"api.example.com:8443\"";
                 findings.problem(path, format!("{text:?} is not one host"), write);
                 None
             }
@@ -165,7 +165,7 @@ impl RawCredential {
             }
             (Some(name), _) if !is_parameter(name) => findings.problem(
                 at("auth_query_name"),
-                format!("{name:?} is no parameter's name"),
+                format!("{name:?} is not a valid parameter name"),
                 "letters, digits, and any of -_.[]",
             ),
             _ => {}
@@ -184,7 +184,7 @@ impl RawCredential {
             if place.strip_prefix("header:").and_then(field).is_none() {
                 findings.problem(
                     format!("{}[{i}]", at("swap_in")),
-                    format!("{place:?} is no place to swap in"),
+                    format!("{place:?} is not a place where placeholders are swapped"),
                     "\"header:NAME\"",
                 );
             }
@@ -214,7 +214,7 @@ impl RawCredential {
         {
             findings.problem(
                 format!("{}.placeholder", self.path),
-                "it stands in the value itself",
+                "it is part of the value itself",
                 "another placeholder, in the shape of a real key",
             );
         }
@@ -302,7 +302,11 @@ pub(super) fn together(
             if let (Some(a), Some(b)) = (&credential.placeholder, &other.placeholder)
                 && alike(a, b)
             {
-                findings.problem(at(i), format!("{name} and {} have placeholders alike", other.name), "one of its own");
+                findings.problem(
+                    at(i),
+                    format!("{name} and {} have overlapping placeholders", other.name),
+                    "a distinct placeholder",
+                );
             }
         }
         let named = |rule: &&Arc<Integration>| {

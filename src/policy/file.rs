@@ -258,7 +258,7 @@ fn ledger(mut s: Section<'_>, dir: &Path, base: &Path, findings: &Findings) -> L
         _ if is_shared => return LedgerAt::Shared { url: store, user, password, key },
         _ => findings.problem(
             s.at("store"),
-            format!("{store:?} is no choice"),
+            format!("{store:?} is not a valid choice"),
             "\"embedded\", \"memory\" or \"redis://HOST:PORT\"",
         ),
     }
@@ -412,7 +412,7 @@ impl Readable for ListenAt {
             None => text.parse().ok().map(Self::Tcp),
         };
         if at.is_none() {
-            findings.problem(path, format!("{text:?} is no address"), "\"127.0.0.1:3128\" or \"unix:PATH\"");
+            findings.problem(path, format!("{text:?} is not a valid address"), "\"127.0.0.1:3128\" or \"unix:PATH\"");
         }
         at
     }
@@ -426,7 +426,7 @@ impl Readable for FileMode {
         let text = value.as_str().unwrap_or_default();
         let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777 && !text.starts_with('+'));
         if mode.is_none() {
-            findings.problem(path, "not a file's mode", "octal digits in quotes, such as \"0660\"");
+            findings.problem(path, "not a file mode", "octal digits in quotes, such as \"0660\"");
         }
         mode.map(Self)
     }
@@ -445,7 +445,7 @@ impl Readable for UnixTasks {
             let at = format!("{path}.{uid}");
             let number = uid.parse().ok().filter(|number: &u32| number.to_string() == uid);
             if number.is_none() {
-                findings.problem(&at, format!("{uid:?} is no user id"), "a number, such as 1001");
+                findings.problem(&at, format!("{uid:?} is not a valid user id"), "a number, such as 1001");
             }
             let task = String::read(task, &at, findings)?;
             Some((number?, TaskName::new(&task)))
@@ -494,7 +494,7 @@ impl Readable for Source {
             findings.problem(
                 path,
                 "not the source of a secret",
-                "\"env:NAME\" or \"file:PATH\"; the secret itself never stands here",
+                "\"env:NAME\" or \"file:PATH\"; never the secret itself",
             );
         }
         source
@@ -507,7 +507,7 @@ impl Readable for Tool {
         let tool = Self::named(&text);
         if tool.is_none() {
             let known = Self::ALL.map(Self::as_str).join(", ");
-            findings.problem(path, format!("{text:?} is no tool"), format!("one of {known}"));
+            findings.problem(path, format!("{text:?} is not a tool"), format!("one of {known}"));
         }
         tool
     }
@@ -519,7 +519,7 @@ impl Readable for Family {
         let family = Self::named(&text);
         if family.is_none() {
             let known = Self::ALL.map(Self::as_str).join(", ");
-            findings.problem(path, format!("{text:?} is no family of keys"), format!("one of {known}"));
+            findings.problem(path, format!("{text:?} is not a family of keys"), format!("one of {known}"));
         }
         family
     }
@@ -532,7 +532,7 @@ impl Readable for DnsServer {
         if server.is_none() {
             findings.problem(
                 path,
-                format!("{text:?} is no DNS server"),
+                format!("{text:?} is not a valid DNS server"),
                 "\"system\", \"192.0.2.53\", \"192.0.2.53:5353\", \"tls://192.0.2.53#dns.example\" or \"https://192.0.2.53/dns-query#dns.example\"",
             );
         }

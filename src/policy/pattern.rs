@@ -62,7 +62,7 @@ impl HostPattern {
         let Some(base) = text.strip_prefix("*.") else {
             return if text.contains('*') {
                 Err(error(
-                    format!("{text:?} is no pattern"),
+                    format!("{text:?} is not a valid pattern"),
                     "a host, or *.example.com for all hosts below one; for the public internet, an integration with any_public_host = true",
                 ))
             } else {
@@ -102,7 +102,7 @@ fn judge_width(text: &str, base: &HostName) -> Result<Option<Warning>, PatternEr
     match (own, below) {
         (Some(Some(psl::Type::Icann)), _) | (_, Some(Some(psl::Type::Icann))) => Err(error(
             format!("{text:?} covers a whole registry suffix"),
-            "the names below it that are meant, such as *.example.com",
+            "list the intended names below it, such as *.example.com",
         )),
         (Some(Some(psl::Type::Private)), _) | (_, Some(Some(psl::Type::Private))) => {
             Ok(Some(Warning(format!("{text:?} covers names of many owners"))))
@@ -133,7 +133,10 @@ impl PathPattern {
                 return Err(error(format!("{text:?} is not in canonical form"), &format!("{canonical:?}")));
             }
             Err(_) => {
-                return Err(error(format!("{text:?} is no path"), "a path such as \"/repos/*\", without dot segments"));
+                return Err(error(
+                    format!("{text:?} is not a valid path"),
+                    "a path such as \"/repos/*\", without dot segments",
+                ));
             }
         }
         let mut segments = Vec::new();
@@ -178,7 +181,7 @@ fn normal(text: &str) -> Result<Host, PatternError> {
     let host = Host::parse(spelled).map_err(|why| match idna::domain_to_ascii(text) {
         Ok(ascii) if !text.is_ascii() => error(format!("{text:?} is not in normal form"), &format!("{ascii:?}")),
         _ => error(
-            format!("{text:?} is no host: {why}"),
+            format!("{text:?} is not a valid host: {why}"),
             "a host name such as \"api.example.com\", or an address, without scheme, port and path",
         ),
     })?;

@@ -203,7 +203,7 @@ macro_rules! readable {
                 let $value = &value;
                 let read: Option<Self> = $read;
                 if read.is_none() {
-                    findings.problem(path, format!("{} is not what belongs here", value), $want);
+                    findings.problem(path, format!("{} is not a valid value", value), $want);
                 }
                 read
             }
@@ -235,7 +235,7 @@ macro_rules! choice {
                 match value.as_str() {
                     $(Some($text) => Some($value),)+
                     _ => {
-                        findings.problem(path, format!("{value} is no choice"), [$(concat!('"', $text, '"')),+].join(" or "));
+                        findings.problem(path, format!("{value} is not a valid choice"), [$(concat!('"', $text, '"')),+].join(" or "));
                         None
                     }
                 }

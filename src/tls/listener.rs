@@ -91,7 +91,7 @@ fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>
 
 impl ListenerTlsError {
     fn of(path: &Path, what: &str, error: &pem::Error) -> Self {
-        Self::File(path.to_owned(), format!("holds no PEM {what} that can be used: {error}"))
+        Self::File(path.to_owned(), format!("has no usable PEM {what}: {error}"))
     }
 }
 

@@ -8,7 +8,7 @@ const LENGTH: usize = 32;
 /// ambiguous.
 pub(super) fn nonce() -> Result<String, &'static str> {
     let mut bytes = [0; LENGTH];
-    getrandom::fill(&mut bytes).map_err(|_| "no random numbers are to be had")?;
+    getrandom::fill(&mut bytes).map_err(|_| "no random numbers are available")?;
     let letter = |byte: &u8| LETTERS.get(usize::from(byte & 63)).map_or('A', |letter| char::from(*letter));
     Ok(bytes.iter().map(letter).collect())
 }

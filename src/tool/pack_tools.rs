@@ -99,7 +99,7 @@ async fn step(pack: &Arc<Pack>, name: &str, given: &Value) -> Result<Step, Strin
             });
         };
         let begun = std::thread::Builder::new().name("check".to_owned()).stack_size(STACK).spawn(check);
-        begun.map_err(|_| "there is no thread to check the arguments".to_owned())?;
+        begun.map_err(|_| "no thread is available to check the arguments".to_owned())?;
         told.await.map_err(|_| "the arguments cannot be checked".to_owned())?
     };
     timeout(TO_CHECK, checked).await.unwrap_or_else(|_| Err(too_long()))

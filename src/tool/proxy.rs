@@ -59,7 +59,7 @@ pub enum ProxyUnreachable {
     #[error("the proxy at {0} broke off the connection")]
     Broken(String),
     /// There is an answer, and not one of exeat's.
-    #[error("what answers at {0} is no exeat")]
+    #[error("what answers at {0} is not an exeat proxy")]
     Odd(String),
     /// It took too long.
     #[error("the proxy at {0} did not answer in time")]

@@ -159,7 +159,7 @@ async fn keep_up(
             (pause, told) = (PAUSE.0, String::new());
         }
         if told != why {
-            tracing::warn!(why, "there is no connection to the ledger's server; trying again");
+            tracing::warn!(why, "cannot connect to the ledger's server; trying again");
             told = why;
         }
         sleep(pause).await;

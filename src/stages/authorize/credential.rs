@@ -135,7 +135,7 @@ fn named(task: &Task, kind: Kind, headers: &HeaderMap, record: &mut Record) -> V
     // A name that is not the task's is nobody's, whoever else may have one like it.
     let credential = task.credential(name).ok_or_else(|| record.unknown_credential(name, task.values()))?;
     if !kind.takes_names() {
-        return Err(not_bound(record, credential, "the tool takes no credential"));
+        return Err(not_bound(record, credential, "the tool does not support credentials"));
     }
     Ok(Some(credential.clone()))
 }
@@ -209,18 +209,18 @@ impl PlaceholderSearch<'_> {
             return Err(not_bound(record, &credential, "the tool swaps no placeholders"));
         }
         if !credential.swaps_in(&place) {
-            return Err(not_bound(record, &credential, "its placeholder stands in the field of another"));
+            return Err(not_bound(record, &credential, "its placeholder is in another credential's field"));
         }
         if !only || [before, after].into_iter().any(|rest| self.marks.first(all, rest).is_some()) {
             return Err(not_bound(record, &credential, "more than one placeholder or field"));
         }
         let other = self.credential.get_or_insert_with(|| credential.clone());
         if other.name() != credential.name() {
-            return Err(not_bound(record, &credential, "another credential is asked for as well"));
+            return Err(not_bound(record, &credential, "another credential is requested too"));
         }
         let swap = Swap { place, before: before.to_vec(), after: after.to_vec(), basic };
         if swap.place == credential.auth().place() && !swap.is_exact() {
-            return Err(not_bound(record, &credential, "its placeholder stands among other text"));
+            return Err(not_bound(record, &credential, "its placeholder is surrounded by other text"));
         }
         self.swaps.push(swap);
         Ok(())
@@ -245,7 +245,7 @@ impl PlaceholderSearch<'_> {
         let in_query =
             pairs.any(|(key, value)| marked(key.as_bytes()) || !in_looked_at(key) && marked(value.as_bytes()));
         if in_fields || in_query || marked(parts.uri.path().as_bytes()) {
-            record.rule("a placeholder stands where none is swapped");
+            record.rule("a placeholder is in a place where none is swapped");
             return Err(Deny::CredentialNotBound.into());
         }
         Ok(())

@@ -301,7 +301,7 @@ impl Forwarder {
         let response = answer(response)?;
         let undo = guard.as_ref().map(|guard| guard.undo(&response)).transpose().inspect_err(|_| {
             // An answer that cannot be decoded cannot be redacted. Only decodable codings were requested.
-            record.rule("the answer has a coding that was not asked for");
+            record.rule("the answer has a content coding that was not requested");
         })?;
         let guard = guard.zip(undo);
         Ok(Received { response, lease, limits, reader, started, guard, values, reservation, withdrawn, switched })

@@ -185,7 +185,7 @@ fn unmarked(grant: &Grant, body: &RequestBody, record: &mut Record) -> Verdict<(
     let Some((data, trailers)) = body.here() else { return Ok(()) };
     let fields = || trailers.into_iter().flatten();
     if grant.is_marked(data) || fields().any(|(_, value)| grant.is_marked(value.as_bytes())) {
-        record.rule("a placeholder stands where none is swapped");
+        record.rule("a placeholder is in a place where none is swapped");
         return Err(Deny::CredentialNotBound.into());
     }
     Ok(())

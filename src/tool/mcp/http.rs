@@ -155,7 +155,7 @@ impl Listening {
                 words(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large\n")
             }
             Ok(Err(_)) => words(StatusCode::BAD_REQUEST, "the body broke off\n"),
-            Err(_) => words(StatusCode::REQUEST_TIMEOUT, "the body did not come in time\n"),
+            Err(_) => words(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time\n"),
         }
     }
 }

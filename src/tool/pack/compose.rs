@@ -127,7 +127,7 @@ impl Draft {
 
 fn check_name(name: &str, before: &[Draft]) -> Result<(), String> {
     if !is_plain(name) {
-        return Err(format!("{} is no name; letters, digits, _ and -, 1 to 64 of them", quoted(name)));
+        return Err(format!("{} is not a valid name: use 1 to 64 letters, digits, _ and -", quoted(name)));
     }
     if primitive(name).is_some() {
         return Err(format!("{name} is the name of a primitive"));
@@ -145,7 +145,7 @@ fn description(fields: &Fields<'_>, findings: &Findings) -> String {
     let Some(text) = fields.text("description") else { return String::new() };
     let place = fields.at("description");
     if text.trim().is_empty() {
-        findings.problem(&place, "empty; models are told by it when to call the tool");
+        findings.problem(&place, "empty; models need it to decide when to call the tool");
     }
     if text.contains("${secrets.") {
         findings.problem(&place, "a description resolves no secret");

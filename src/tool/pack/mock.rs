@@ -103,7 +103,7 @@ fn lookup(fields: &Fields<'_>, schema: &Value, findings: &Findings) -> Option<Mo
 fn reference(text: &str) -> Result<Reference, String> {
     match parse(&format!("${{{text}}}")).as_deref() {
         Ok([Part::Value(reference)]) if !reference.0.is_empty() => Ok(reference.clone()),
-        _ => Err(format!("{} is no parameter's name, such as sku or order.id", quoted(text))),
+        _ => Err(format!("{} is not a valid parameter name, such as sku or order.id", quoted(text))),
     }
 }
 

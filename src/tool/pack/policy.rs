@@ -89,7 +89,7 @@ impl Policy {
         rules.only(&["allowed_tool_kinds", "allow_shell", "allow_network"]);
         for (place, kind) in rules.texts("allowed_tool_kinds") {
             if kind == "shell" {
-                findings.problem(&place, "shell is no kind; use allow_shell: true");
+                findings.problem(&place, "shell is not a kind; use allow_shell: true");
             } else if !KINDS.contains(&kind) {
                 let choice = KINDS.join(", ");
                 findings.problem(&place, format!("unknown kind {}; choose from {choice}", quoted(kind)));
@@ -156,8 +156,7 @@ impl Policy {
 }
 
 fn check_cidr(text: &str) -> Result<(), String> {
-    let net: IpNet =
-        text.parse().map_err(|_| format!("{} is no CIDR; write one such as 203.0.113.0/24", quoted(text)))?;
+    let net: IpNet = text.parse().map_err(|_| format!("{} is not a CIDR, such as 203.0.113.0/24", quoted(text)))?;
     if net.network() == net.addr() { Ok(()) } else { Err(format!("host bits are set; write {}", net.trunc())) }
 }
 

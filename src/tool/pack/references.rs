@@ -88,7 +88,7 @@ fn refuse_resources(schema: &Value, place: &Place) -> Result<(), Fault> {
                 for (key, member) in members {
                     let names = matches!(key.as_str(), "$id" | "$schema") || (is_old && key == "id");
                     if names && member.is_string() && !std::ptr::eq(value, schema) {
-                        return Err((here.key(key), format!("{key} may stand at the beginning of a schema only")));
+                        return Err((here.key(key), format!("{key} is allowed only at the beginning of a schema")));
                     }
                     if member.is_object() || member.is_array() {
                         pending.push((member, here.key(key)));
@@ -196,9 +196,9 @@ impl<'s> Reading<'s> {
     fn target(&self, reference: &str) -> Result<(&'s Value, Place), String> {
         let shown = quoted(reference);
         let fragment = reference.strip_prefix('#').ok_or_else(|| format!("{shown} leads out of the schema"))?;
-        let pointer = percent_decode_str(fragment).decode_utf8().map_err(|_| format!("{shown} is no reference"))?;
+        let pointer = percent_decode_str(fragment).decode_utf8().map_err(|_| format!("{shown} is not a reference"))?;
         if !pointer.is_empty() && !pointer.starts_with('/') {
-            return Err(format!("{shown} is no pointer; write #/$defs/NAME"));
+            return Err(format!("{shown} is not a JSON pointer; write #/$defs/NAME"));
         }
         let found = self.root.pointer(&pointer).ok_or_else(|| format!("{shown} leads nowhere"))?;
         let mut place = self.root_place.clone();
@@ -310,7 +310,7 @@ impl Search {
             }
             sum.visits = sum.visits.saturating_add(own);
             if sum.visits > MAX_WEIGHT {
-                return refused("its references come to too many subschemas");
+                return refused("its references expand to too many subschemas");
             }
         }
         if is_cycle && !goes_into_parts {

@@ -13,7 +13,7 @@ use crate::tool::arguments::is_ours;
 const KEYS: [&str; 5] = ["method", "url", "headers", "body", "timeout"];
 /// The longest that a request may take, in seconds.
 const BAD_TIMEOUT: &str = "must be a whole number of seconds from 1 to 60";
-const NO_SECRET: &str = "stands where the proxy swaps none; put it into headers or the query of url";
+const NO_SECRET: &str = "is in a place where the proxy swaps none; put it into headers or the URL's query";
 const NOT_TEMPLATED: &str = "must be a mapping, or one placeholder for all of them";
 
 /// A request to be filled in.
@@ -102,7 +102,7 @@ fn method(node: &Node, place: &Place, scope: &Scope<'_>) -> Template {
     {
         scope.findings.problem(place, "must be a method such as GET");
     } else if matches!(&template, Template::Literal(Value::String(method)) if method.eq_ignore_ascii_case("CONNECT")) {
-        scope.findings.problem(place, "CONNECT opens a tunnel, and is no request");
+        scope.findings.problem(place, "CONNECT opens a tunnel and is not supported");
     } else if matches!(template, Template::List(_) | Template::Map(_)) {
         scope.findings.problem(place, format!("must be text, not {}", node.kind()));
     }
@@ -153,7 +153,7 @@ fn headers(node: &Node, args: &Fields<'_>, scope: &Scope<'_>) -> Headers {
             Headers::Each(members.iter().map(value).collect())
         }
         Node::Text(text) => {
-            let template = scope.text(text, &place, Secrets::Not("stands for all headers; write it into one of them"));
+            let template = scope.text(text, &place, Secrets::Not("replaces all headers; put it into one of them"));
             if !matches!(template, Template::Whole(_)) {
                 scope.findings.problem(&place, NOT_TEMPLATED);
             }
@@ -168,10 +168,10 @@ fn headers(node: &Node, args: &Fields<'_>, scope: &Scope<'_>) -> Headers {
 
 fn header_name(lower: &str, seen: bool) -> Result<(), String> {
     if lower.contains("${") {
-        return Err("a key takes no placeholder".to_owned());
+        return Err("placeholders are not allowed in keys".to_owned());
     }
     if !is_token(lower) {
-        return Err(format!("{} is no header name", quoted(lower)));
+        return Err(format!("{} is not a valid header name", quoted(lower)));
     }
     if is_ours(lower) {
         return Err(format!("{lower} is set by exeat; leave it out"));
@@ -191,7 +191,7 @@ fn header(node: &Node, place: &Place, scope: &Scope<'_>) -> Template {
         _ => false,
     };
     if wrong {
-        scope.findings.problem(place, "control characters, such as the end of a line, are in no header");
+        scope.findings.problem(place, "control characters, such as line ends, are not allowed in headers");
     }
     template
 }
@@ -202,7 +202,7 @@ fn check_secrets(request: &Request, args: &Fields<'_>, scope: &Scope<'_>) {
     if names.len() > 1 {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let names = clip(&names.join(", "), 200);
-        scope.findings.problem(&args.place, format!("one request takes one secret, and this names {names}"));
+        scope.findings.problem(&args.place, format!("a request may use one secret, and this one names {names}"));
     }
     if !names.is_empty() && request.url.as_ref().is_some_and(Url::is_plain_http) {
         scope.findings.problem(&args.at("url"), "a secret leaves over https only");

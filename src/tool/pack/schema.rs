@@ -134,7 +134,7 @@ fn bounded(arguments: &Value) -> Result<usize, String> {
             }
             Value::Bool(_) | Value::Null | Value::Number(_) => 0,
         };
-        left = left.checked_sub(bytes.saturating_add(1)).ok_or("arguments come to more than 4 MiB")?;
+        left = left.checked_sub(bytes.saturating_add(1)).ok_or("the arguments exceed 4 MiB")?;
         values = values.saturating_add(bytes / BYTES_A_VISIT).saturating_add(1);
     }
     Ok(values)

@@ -92,7 +92,7 @@ fn placeholder(name: &str) -> Result<Part, String> {
     }
     let malformed = || {
         format!(
-            "{} is no placeholder: ${{name}}, ${{name.member}}, ${{name.0}}, ${{parameters}} or ${{secrets.NAME}}; $${{ is the text ${{",
+            "{} is not a placeholder: ${{name}}, ${{name.member}}, ${{name.0}}, ${{parameters}} or ${{secrets.NAME}}; $${{ is the text ${{",
             quoted(&format!("${{{name}}}"))
         )
     };
@@ -151,7 +151,7 @@ impl Scope<'_> {
 
     pub(super) fn key(&self, key: &str, place: &Place) {
         if key.contains("${") {
-            self.findings.problem(place, "a key takes no placeholder");
+            self.findings.problem(place, "placeholders are not allowed in keys");
         }
         no_workspace_secret(key, place, self.findings);
     }
@@ -274,7 +274,7 @@ impl<'c> Values<'c> {
     }
 
     fn charge(&self, bytes: usize) -> Result<(), String> {
-        let left = self.left.get().checked_sub(bytes).ok_or("the call comes to more than 4 MiB")?;
+        let left = self.left.get().checked_sub(bytes).ok_or("the call exceeds 4 MiB")?;
         self.left.set(left);
         Ok(())
     }
@@ -332,7 +332,7 @@ mod tests {
     fn refuses_what_is_no_placeholder() {
         let malformed = |name: &str| {
             format!(
-                "\"{name}\" is no placeholder: ${{name}}, ${{name.member}}, ${{name.0}}, ${{parameters}} or ${{secrets.NAME}}; $${{ is the text ${{"
+                "\"{name}\" is not a placeholder: ${{name}}, ${{name.member}}, ${{name.0}}, ${{parameters}} or ${{secrets.NAME}}; $${{ is the text ${{"
             )
         };
         let rows = [

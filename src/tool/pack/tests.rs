@@ -95,7 +95,7 @@ fn says_what_is_wrong_with_a_version() {
         ),
         (
             "version: {tool_policy: {allowed_tool_kinds: [shell]}}",
-            "version.tool_policy.allowed_tool_kinds[0]: shell is no kind; use allow_shell: true".to_owned(),
+            "version.tool_policy.allowed_tool_kinds[0]: shell is not a kind; use allow_shell: true".to_owned(),
         ),
         (
             "version: {sandbox: {network_access: 'true'}}",
@@ -107,7 +107,7 @@ fn says_what_is_wrong_with_a_version() {
         ),
         (
             "version: {sandbox: {network_allowlist: [10.0.0.0]}}",
-            "version.sandbox.network_allowlist[0]: \"10.0.0.0\" is no CIDR; write one such as 203.0.113.0/24".to_owned(),
+            "version.sandbox.network_allowlist[0]: \"10.0.0.0\" is not a CIDR, such as 203.0.113.0/24".to_owned(),
         ),
         (
             "version: {sandbox: {network_allowlist: [203.0.113.7/24]}}",
@@ -155,8 +155,8 @@ fn says_what_is_wrong_with_a_tool() {
     let rows = [
         (format!("{{{d}}}"), ".name: missing"),
         (format!("{{name: 5, {d}}}"), ".name: must be text, not a number"),
-        (format!("{{name: '', {d}}}"), ".name: \"\" is no name; letters, digits, _ and -, 1 to 64 of them"),
-        (format!("{{name: a b, {d}}}"), ".name: \"a b\" is no name; letters, digits, _ and -, 1 to 64 of them"),
+        (format!("{{name: '', {d}}}"), ".name: \"\" is not a valid name: use 1 to 64 letters, digits, _ and -"),
+        (format!("{{name: a b, {d}}}"), ".name: \"a b\" is not a valid name: use 1 to 64 letters, digits, _ and -"),
         (format!("{{name: read_file, {d}}}"), ".name: read_file is the name of a primitive"),
         (format!("{{name: http_request, {d}}}"), ".name: http_request is the name of a primitive"),
         (format!("{{name: api_call, {d}}}"), ".name: api_call is the name of a built-in tool"),
@@ -167,7 +167,7 @@ fn says_what_is_wrong_with_a_tool() {
         ),
         (
             "{name: t, description: ' ', implementation: {type: mock, strategy: echo}}".into(),
-            ".description: empty; models are told by it when to call the tool",
+            ".description: empty; models need it to decide when to call the tool",
         ),
         (
             "{name: t, description: 'x ${secrets.K}', implementation: {type: mock, strategy: echo}}".into(),
@@ -214,7 +214,7 @@ fn says_what_is_wrong_with_a_tool() {
         ),
         (
             tool("t", "{primitive: read_file, args: {'${sku}': x}}"),
-            ".implementation.args[\"${sku}\"]: a key takes no placeholder",
+            ".implementation.args[\"${sku}\"]: placeholders are not allowed in keys",
         ),
         (
             tool("t", "{primitive: exec, args: {argv: ['${secrets.K}']}}"),
@@ -235,18 +235,18 @@ fn says_what_is_wrong_with_a_tool() {
 #[test]
 fn says_what_is_wrong_with_the_arguments_of_http_request() {
     let url = "url: https://h.example/";
-    let no_secret = "stands where the proxy swaps none; put it into headers or the query of url";
+    let no_secret = "is in a place where the proxy swaps none; put it into headers or the URL's query";
     let set = |name: &str| format!(".headers.{name}: {} is set by exeat; leave it out", name.to_lowercase());
     let rows = [
         ("{}".to_owned(), ".url: missing".to_owned()),
         ("{url: 5}".to_owned(), ".url: must be text, not a number".to_owned()),
         ("{url: 'https://h.example/${none}'}".into(), ".url: unknown placeholder ${none}: parameters have no \"none\"".into()),
-        ("{url: 'https://h.example/${secrets.K}'}".into(), ".url: ${secrets.K} stands where the proxy swaps none; in a url it can be the value of a query parameter only".into()),
+        ("{url: 'https://h.example/${secrets.K}'}".into(), ".url: ${secrets.K} is in a place where the proxy swaps none; in a URL it may only be the value of a query parameter".into()),
         ("{url: 'http://h.example/?k=${secrets.K}'}".into(), ".url: a secret leaves over https only".into()),
         (format!("{{{url}, cookies: x}}"), ".cookies: unknown key; known: method, url, headers, body, timeout".into()),
         (format!("{{{url}, method: 'GET /'}}"), ".method: must be a method such as GET".into()),
         (format!("{{{url}, method: 5}}"), ".method: must be a method such as GET".into()),
-        (format!("{{{url}, method: connect}}"), ".method: CONNECT opens a tunnel, and is no request".into()),
+        (format!("{{{url}, method: connect}}"), ".method: CONNECT opens a tunnel and is not supported".into()),
         (format!("{{{url}, method: [GET]}}"), ".method: must be text, not a list".into()),
         (format!("{{{url}, method: '${{secrets.K}}'}}"), format!(".method: ${{secrets.K}} {no_secret}")),
         (format!("{{{url}, timeout: 61}}"), ".timeout: must be a whole number of seconds from 1 to 60".into()),
@@ -256,14 +256,14 @@ fn says_what_is_wrong_with_the_arguments_of_http_request() {
         (format!("{{{url}, body: {{a: ['${{secrets.K}}']}}}}"), format!(".body.a[0]: ${{secrets.K}} {no_secret}")),
         (format!("{{{url}, headers: [a]}}"), ".headers: must be a mapping, or one placeholder for all of them".into()),
         (format!("{{{url}, headers: 'a${{headers}}'}}"), ".headers: must be a mapping, or one placeholder for all of them".into()),
-        (format!("{{{url}, headers: {{'a b': x}}}}"), ".headers[\"a b\"]: \"a b\" is no header name".into()),
-        (format!("{{{url}, headers: {{'X-${{sku}}': x}}}}"), ".headers[\"X-${sku}\"]: a key takes no placeholder".into()),
+        (format!("{{{url}, headers: {{'a b': x}}}}"), ".headers[\"a b\"]: \"a b\" is not a valid header name".into()),
+        (format!("{{{url}, headers: {{'X-${{sku}}': x}}}}"), ".headers[\"X-${sku}\"]: placeholders are not allowed in keys".into()),
         (format!("{{{url}, headers: {{X-A: x, x-a: y}}}}"), ".headers.x-a: x-a is written twice".into()),
         (format!("{{{url}, headers: {{X-A: [x]}}}}"), ".headers.X-A: must be text, not a list".into()),
         (format!("{{{url}, headers: {{X-A: }}}}"), ".headers.X-A: must be text, not nothing".into()),
-        (format!("{{{url}, headers: {{X-A: \"x\\ny\"}}}}"), ".headers.X-A: control characters, such as the end of a line, are in no header".into()),
-        (format!("{{{url}, headers: {{X-A: \"x\\ty\"}}}}"), ".headers.X-A: control characters, such as the end of a line, are in no header".into()),
-        (format!("{{{url}, headers: {{X-A: \"x\\t${{sku}}\"}}}}"), ".headers.X-A: control characters, such as the end of a line, are in no header".into()),
+        (format!("{{{url}, headers: {{X-A: \"x\\ny\"}}}}"), ".headers.X-A: control characters, such as line ends, are not allowed in headers".into()),
+        (format!("{{{url}, headers: {{X-A: \"x\\ty\"}}}}"), ".headers.X-A: control characters, such as line ends, are not allowed in headers".into()),
+        (format!("{{{url}, headers: {{X-A: \"x\\t${{sku}}\"}}}}"), ".headers.X-A: control characters, such as line ends, are not allowed in headers".into()),
         (format!("{{{url}, headers: {{Host: x}}}}"), set("Host")),
         (format!("{{{url}, headers: {{Accept-Encoding: x}}}}"), set("Accept-Encoding")),
         (format!("{{{url}, headers: {{Expect: x}}}}"), set("Expect")),
@@ -271,7 +271,7 @@ fn says_what_is_wrong_with_the_arguments_of_http_request() {
         (format!("{{{url}, headers: {{Transfer-Encoding: x}}}}"), set("Transfer-Encoding")),
         (format!("{{{url}, headers: {{Proxy-Authorization: x}}}}"), set("Proxy-Authorization")),
         (format!("{{{url}, headers: {{Exeat-Swap: x}}}}"), set("Exeat-Swap")),
-        (format!("{{{url}, headers: {{A: '${{secrets.A}}', B: '${{secrets.B}}'}}}}"), ": one request takes one secret, and this names A, B".into()),
+        (format!("{{{url}, headers: {{A: '${{secrets.A}}', B: '${{secrets.B}}'}}}}"), ": a request may use one secret, and this one names A, B".into()),
     ];
     for (args, want) in rows {
         let want = format!("tools.custom[0].implementation.args{want}");
@@ -303,7 +303,7 @@ fn says_what_is_wrong_with_a_mock() {
         ),
         (
             "strategy: lookup, lookup_key: '${sku}', responses: {}",
-            ".lookup_key: \"${sku}\" is no parameter's name, such as sku or order.id",
+            ".lookup_key: \"${sku}\" is not a valid parameter name, such as sku or order.id",
         ),
         ("strategy: static, response: {a: ['${secrets.K}']}", ".response.a[0]: a mock resolves no secret"),
         (

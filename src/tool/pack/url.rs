@@ -29,7 +29,8 @@ const PATH: &AsciiSet = &STRICT
     .remove(b'@')
     .remove(b'/');
 const ENDS_AUTHORITY: [char; 3] = ['/', '?', '#'];
-const NO_SECRET: &str = "stands where the proxy swaps none; in a url it can be the value of a query parameter only";
+const NO_SECRET: &str =
+    "is in a place where the proxy swaps none; in a URL it may only be the value of a query parameter";
 const NO_HOST: &str = "the url has no valid host";
 
 /// A URL to be filled in.
@@ -120,7 +121,7 @@ fn split_scheme(text: &str) -> Result<(&'static str, &str), String> {
         }
     }
     Err(match text.split_once("://") {
-        Some((scheme, _)) => format!("{} is no scheme for it; http and https are", super::mapping::quoted(scheme)),
+        Some((scheme, _)) => format!("{} is not supported; use http or https", super::mapping::quoted(scheme)),
         None => scheme_needed(),
     })
 }
@@ -250,10 +251,10 @@ fn fits_host(value: &str, before: &str, next: Option<char>) -> bool {
 
 fn check_literal_host(text: &str) -> Result<(), String> {
     if text.contains('@') {
-        return Err("a url takes no user and password; put credentials into headers".to_owned());
+        return Err("a URL must not contain a user or password; put credentials into headers".to_owned());
     }
     match text.chars().find(|char| !char.is_ascii_alphanumeric() && !"._:-[]".contains(*char)) {
-        Some(char) => Err(format!("{char:?} is in no host; write other names in their xn-- form")),
+        Some(char) => Err(format!("{char:?} is not allowed in a host; write other names in their xn-- form")),
         None => Ok(()),
     }
 }
@@ -263,19 +264,19 @@ fn check_authority(authority: &str) -> Result<(), String> {
     let (host, port) = authority.split_at(host_end.unwrap_or(authority.len()));
     let sound = |digits: &str| digits.bytes().all(|b| b.is_ascii_digit()) && digits.parse::<u16>().is_ok_and(|n| n > 0);
     if !port.is_empty() && !port.strip_prefix(':').is_some_and(sound) {
-        return Err("the port of the url is none".to_owned());
+        return Err("the URL's port is invalid".to_owned());
     }
     if host.is_empty() {
         return Err("the url has no host".to_owned());
     }
-    Host::parse(host).map(|_| ()).map_err(|why| format!("the host of the url is none: {why}"))
+    Host::parse(host).map(|_| ()).map_err(|why| format!("the URL's host is invalid: {why}"))
 }
 
 /// Literal text goes out as it is written, so it must be fit to (RFC 3986 §2).
 fn check_characters(text: &str) -> Result<(), String> {
     let fits = |char: char| char.is_ascii_alphanumeric() || "-._~:/?#[]@!$&'()*+,;=%".contains(char);
     if let Some(char) = text.chars().find(|char| !fits(*char)) {
-        return Err(format!("{char:?} is in no url; write it percent-encoded"));
+        return Err(format!("{char:?} is not allowed in a URL; percent-encode it"));
     }
     let escaped = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
     if text.split('%').skip(1).all(escaped) {
@@ -333,7 +334,7 @@ impl Filling {
     fn behind(&mut self, value: &str) -> Result<(), &'static str> {
         let Some(first) = value.chars().next() else { return Ok(()) };
         if !ENDS_AUTHORITY.contains(&first) {
-            return Err("stands directly behind the host of the url, so it must begin with /, ? or #");
+            return Err("follows the URL's host directly, so it must begin with /, ? or #");
         }
         let (first, rest) = value.split_at(1);
         self.literal(first);
@@ -398,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_value_cannot_move_the_host_or_climb_the_path() {
-        let behind = "a: stands directly behind the host of the url, so it must begin with /, ? or #";
+        let behind = "a: follows the URL's host directly, so it must begin with /, ? or #";
         let dots = "the arguments make a dot segment in the path of the url";
         let part = "a: not a part of a host";
         let rows = [
@@ -463,19 +464,25 @@ mod tests {
             ("${a}/x", scheme),
             ("http${a}", scheme),
             ("${a}://api.example.com/", scheme),
-            ("ftp://api.example.com/", "\"ftp\" is no scheme for it; http and https are"),
+            ("ftp://api.example.com/", "\"ftp\" is not supported; use http or https"),
             ("https:///x", "the url has no host"),
             ("https://", "the url has no host"),
             ("https://:80/", "the url has no host"),
-            ("https://u:p@api.example.com/", "a url takes no user and password; put credentials into headers"),
-            ("https://${a}@api.example.com/", "a url takes no user and password; put credentials into headers"),
-            ("https://api.example.com:0/", "the port of the url is none"),
-            ("https://api.example.com:x/", "the port of the url is none"),
-            ("https://api..example.com/", "the host of the url is none: an empty name or label"),
-            ("https://münchen.example/", "'ü' is in no host; write other names in their xn-- form"),
-            ("https://evil.test\\@api.example.com/", "a url takes no user and password; put credentials into headers"),
-            ("https://api.example.com/a b", "' ' is in no url; write it percent-encoded"),
-            ("https://api.example.com/\n", "'\\n' is in no url; write it percent-encoded"),
+            ("https://u:p@api.example.com/", "a URL must not contain a user or password; put credentials into headers"),
+            (
+                "https://${a}@api.example.com/",
+                "a URL must not contain a user or password; put credentials into headers",
+            ),
+            ("https://api.example.com:0/", "the URL's port is invalid"),
+            ("https://api.example.com:x/", "the URL's port is invalid"),
+            ("https://api..example.com/", "the URL's host is invalid: an empty name or label"),
+            ("https://münchen.example/", "'ü' is not allowed in a host; write other names in their xn-- form"),
+            (
+                "https://evil.test\\@api.example.com/",
+                "a URL must not contain a user or password; put credentials into headers",
+            ),
+            ("https://api.example.com/a b", "' ' is not allowed in a URL; percent-encode it"),
+            ("https://api.example.com/\n", "'\\n' is not allowed in a URL; percent-encode it"),
             ("https://api.example.com/%zz", "a % without two hex digits behind it; write %25"),
             ("https://api.example.com/%${a}", "a % without two hex digits behind it; write %25"),
             ("https://api.example.com/a/../b", "a dot segment in the path; write the path without"),

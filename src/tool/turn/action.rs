@@ -162,7 +162,7 @@ fn permission(name: Option<&str>, has_target: bool) -> Result<Option<&'static st
         (_, Some(known)) => Err(format!("'{known}' takes a targetId")),
         (None, None) => {
             let all = [&GLOBAL[..], &OF_ONE, &HEARING].concat().join(", ");
-            Err(format!("there is no such action; there are {all}"))
+            Err(format!("unknown action; the actions are {all}"))
         }
     }
 }

@@ -51,7 +51,7 @@ impl Options {
                     span(name, value)?;
                 }
                 ("maxRetries" | "pipeStepOutput", _) => return Err(format!("the option '{name}' is not served here")),
-                (name, _) => return Err(format!("there is no option '{}'", messages::name(name))),
+                (name, _) => return Err(format!("unknown option '{}'", messages::name(name))),
             }
         }
         Ok(options)

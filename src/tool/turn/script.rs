@@ -86,7 +86,7 @@ fn operation(one: &Value) -> Result<Operation, String> {
 
 /// A verb with as many arguments as it takes.
 fn called(name: &str, args: Vec<String>) -> Result<(Network, Vec<String>), String> {
-    let known = Verb::named(name).ok_or_else(|| format!("there is no verb '{}'", messages::name(name)))?;
+    let known = Verb::named(name).ok_or_else(|| format!("unknown verb '{}'", messages::name(name)))?;
     let verb = Network::named(name)
         .ok_or_else(|| format!("{name} is not served here: only the network verbs are (Http*, Net*, OpenUrl)"))?;
     if !known.takes(args.len()) {
@@ -108,7 +108,7 @@ fn variable(arg: &str) -> Option<&'static str> {
 }
 
 fn object<'a>(value: &'a Value, what: &str) -> Result<&'a Map<String, Value>, String> {
-    value.as_object().ok_or_else(|| format!("{what} is no JSON object"))
+    value.as_object().ok_or_else(|| format!("{what} is not a JSON object"))
 }
 
 #[cfg(test)]
@@ -167,7 +167,7 @@ mod tests {
             second("FileRead", json!(["x"])),
             "operation 2: FileRead is not served here: only the network verbs are (Http*, Net*, OpenUrl)"
         );
-        assert_eq!(second("curl", json!([])), "operation 2: there is no verb 'curl'");
+        assert_eq!(second("curl", json!([])), "operation 2: unknown verb 'curl'");
         assert_eq!(second("HttpGet", json!([])), "operation 2: HttpGet takes [url]");
         assert_eq!(second("HttpPost", json!(["a", "b", "c"])), "operation 2: HttpPost takes [url, body?]");
         assert_eq!(
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(wrong(json!({})), "the script has no operations");
         assert_eq!(wrong(json!({"operations": []})), "the script has no operations");
         assert_eq!(wrong(json!({"operations": {}})), "the script's operations are an array");
-        assert_eq!(wrong(json!({"operations": [1]})), "operation 1: it is no JSON object");
+        assert_eq!(wrong(json!({"operations": [1]})), "operation 1: it is not a JSON object");
         assert_eq!(wrong(json!({"operations": [first], "cleanup": [1]})), "the script's 'cleanup' is not served here");
         assert_eq!(wrong(json!({"operations": [first], "then": [1]})), "a script has no 'then'");
         let many = vec![first; 1025];

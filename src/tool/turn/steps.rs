@@ -48,7 +48,7 @@ async fn taken(operation: &Operation, script: &Script, left: Duration, context: 
     let of_step = operation.within.unwrap_or(script.options.of_step);
     let (within, name) = if left < of_step { (left, "scriptTimeout") } else { (of_step, "stepTimeout") };
     let done = timeout(within, operation.verb.run(&operation.args, context)).await;
-    done.unwrap_or_else(|_| Done::failed(&format!("took longer than its {name}; what it sent may have arrived")))
+    done.unwrap_or_else(|_| Done::failed(&format!("exceeded its {name}; its requests may have had an effect")))
 }
 
 /// Returns the result of all steps.

@@ -20,7 +20,7 @@ async fn chromium() {
     assert_eq!(assert_ok(&output), "hello h2 100000\n");
     // It asks for things of its own, too, without a password.
     let summary = text(&output.stderr);
-    assert!(!summary.contains("exeat: 0 let through") && !summary.contains("× api.test"), "{summary}");
+    assert!(!summary.contains("exeat: 0 allowed") && !summary.contains("× api.test"), "{summary}");
     let refusal = "net::ERR_TUNNEL_CONNECTION_FAILED";
     place.refused(&place.sh(&open("https://evil.test/")).await, refusal);
     let needs =

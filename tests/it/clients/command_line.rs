@@ -65,7 +65,7 @@ async fn an_address_that_a_flag_names_is_reached_and_its_neighbours_are_not() {
         out.starts_with("hello\n") && out.contains("host_not_allowed") && out.contains("port_not_allowed"),
         "{out}"
     );
-    assert!(words.contains("1 let through, 2 refused"), "{words}");
+    assert!(words.contains("1 allowed, 2 refused"), "{words}");
     assert!(words.contains("--allow http://127.0.0.1:1"), "{words}");
 }
 

@@ -69,7 +69,7 @@ async fn python_grpcio() {
     let chat = Chat::start(&place);
     let output = super::output(client(&place, &[], &chat.target())).await;
     assert_eq!(place.passed(&output), SHOWN);
-    assert!(text(&output.stderr).contains("exeat: 12 let through"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("exeat: 12 allowed"), "{}", text(&output.stderr));
     let refusal = "HTTP proxy returned response code 403";
     place.refused(&super::output(client(&place, &[], "evil.test:443")).await, refusal);
     row(&Row { client: "Python grpcio", inside: "HTTP/2", needs: NOTHING, refusal });
@@ -86,7 +86,7 @@ async fn python_grpcio_shows_the_status_of_a_refusal_inside() {
     let said = text(&output.stderr);
     assert!(said.contains("StatusCode.PERMISSION_DENIED"), "{said}");
     assert!(said.contains("details = \"Received http2 header with status: 403\""), "{said}");
-    assert!(said.contains("exeat: 0 let through, 1 refused") && said.contains("method_not_allowed"), "{said}");
+    assert!(said.contains("exeat: 0 allowed, 1 refused") && said.contains("method_not_allowed"), "{said}");
 }
 
 /// Every answer is looked through for the key, streams too. None is compressed, though the server would.
@@ -104,7 +104,7 @@ async fn python_grpcio_sends_a_placeholder() {
     assert_eq!(fs::read_to_string(place.dir().join("key")).unwrap(), format!("Bearer {value}"));
     let summary = text(&output.stderr);
     // The one that the server compressed was let through, and failed.
-    assert!(summary.contains("exeat: 13 let through, 1 refused or failed"), "{summary}");
+    assert!(summary.contains("exeat: 13 allowed, 1 refused or failed"), "{summary}");
     assert!(summary.contains("1 × KEY sent to api.test") && summary.contains("upstream_protocol"), "{summary}");
 }
 

@@ -126,7 +126,7 @@ async fn java_http_client() {
     assert_eq!(assert_ok(&output), "hello\n100000 HTTP_2\n");
     // It asks without a password first, and on another connection again.
     let summary = text(&output.stderr);
-    assert!(summary.contains("exeat: 2 let through, 1 refused or failed\n     1 × -  "), "{summary}");
+    assert!(summary.contains("exeat: 2 allowed, 1 refused or failed\n     1 × -  "), "{summary}");
     assert!(summary.contains("caller_unknown"), "{summary}");
     let refusal = "Tunnel failed, got: 403";
     place.refused(&fetch_refused(&place, &command).await, refusal);

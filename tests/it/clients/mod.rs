@@ -81,8 +81,7 @@ impl Place {
     fn passed(&self, output: &Output) -> String {
         let out = assert_ok(output);
         let summary = text(&output.stderr);
-        let (passed, refused) =
-            summary.lines().last().and_then(|line| line.split_once(" let through, ")).expect(&summary);
+        let (passed, refused) = summary.lines().last().and_then(|line| line.split_once(" allowed, ")).expect(&summary);
         assert!(passed.strip_prefix("exeat: ").unwrap().parse::<u32>().unwrap() > 0, "{summary}");
         assert_eq!(refused, "0 refused or failed", "{summary}");
         out
@@ -93,7 +92,7 @@ impl Place {
     fn refused(&self, output: &Output, shown: &str) {
         let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
         assert!(!output.status.success(), "{said}");
-        let (own, summary) = said.split_once("exeat: 0 let through, ").unwrap_or_else(|| panic!("{said}"));
+        let (own, summary) = said.split_once("exeat: 0 allowed, ").unwrap_or_else(|| panic!("{said}"));
         assert!(own.contains(shown), "{shown:?} is not what it says: {own}");
         assert!(summary.contains("× evil.test:443") && summary.contains("host_not_allowed"), "{summary}");
         assert!(summary.contains("--allow evil.test"), "{summary}");
@@ -105,7 +104,7 @@ impl Place {
 #[track_caller]
 fn assert_broke_off(output: &Output) {
     let words = text(&output.stderr);
-    assert!(!output.status.success() && words.contains("exeat: 0 let through, "), "{words}");
+    assert!(!output.status.success() && words.contains("exeat: 0 allowed, "), "{words}");
     assert!(words.contains("TLS broken off by the command: does it trust $SSL_CERT_FILE?"), "{words}");
 }
 

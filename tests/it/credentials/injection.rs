@@ -425,7 +425,7 @@ async fn a_value_does_not_leave_in_a_request() {
     assert!(origin.seen().is_empty());
     let lines = lab.audit().await;
     assert!(lines.iter().all(|line| line["code"] == "leak_detected"), "{lines:#?}");
-    assert!(lines.iter().all(|line| line["rule"].as_str().unwrap().starts_with("KEY: its value stands in")));
+    assert!(lines.iter().all(|line| line["rule"].as_str().unwrap().starts_with("KEY: its value is in")));
     let text = format!("{lines:?}");
     for form in forms {
         assert!(!text.contains(form), "{form} is in the log");
@@ -552,14 +552,14 @@ async fn a_refusal_names_the_credential_that_it_is_about() {
             vec![("exeat-credential", VALUE)],
             unknown,
             None,
-            "KEY: its value stands in the place of a credential's name",
+            "KEY: its value is in the place of a credential's name",
         ),
         (
             &here,
             vec![("exeat-credential", &upper)],
             unknown,
             None,
-            "KEY: its value stands in the place of a credential's name",
+            "KEY: its value is in the place of a credential's name",
         ),
         (
             &here,
@@ -569,7 +569,7 @@ async fn a_refusal_names_the_credential_that_it_is_about() {
             told(FOREIGN),
             &foreign,
         ),
-        (&here, vec![("x-text", VALUE)], leak, told("KEY"), "KEY: its value stands in a header field"),
+        (&here, vec![("x-text", VALUE)], leak, told("KEY"), "KEY: its value is in a header field"),
     ];
     for (n, (url, fields, code, name, rule)) in rows.iter().enumerate() {
         let reply = lab.by(Way::Absolute, "GET", url, fields, "").await;

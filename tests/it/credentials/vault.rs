@@ -231,7 +231,7 @@ fn odd_files_are_said_as_what_they_are() {
     fs::remove_file(state.join("vault.exeat")).unwrap();
     fs::create_dir(state.join("vault.exeat")).unwrap();
     let listed = secret(dir, &["list"], b"");
-    assert!(code(&listed) != Some(0) && text(&listed.stderr).contains("is no file"), "{}", text(&listed.stderr));
+    assert!(code(&listed) != Some(0) && text(&listed.stderr).contains("is not a file"), "{}", text(&listed.stderr));
 }
 
 #[test]

@@ -320,7 +320,7 @@ fn answers() -> Vec<Answered> {
         row("two `Set-Cookie`", b"HTTP/1.1 200 OK\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nContent-Length: 5\r\n\r\nhello", "passes with both", &["set-cookie: a=1\r\n", "set-cookie: b=2\r\n"], &[]),
         row("no `Date`", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "passes with the time at which it came", &["HTTP/1.1 200 ", "\r\ndate: "], &[]),
         row("a `Date`", b"HTTP/1.1 200 OK\r\nDate: Tue, 15 Nov 1994 08:12:31 GMT\r\nContent-Length: 5\r\n\r\nhello", "passes with it", &["\r\ndate: Tue, 15 Nov 1994 08:12:31 GMT\r\n"], &[]),
-        row("a status that is none", b"HTTP/1.1 99 Odd\r\n\r\n", REFUSED, BAD, &[]),
+        row("an invalid status", b"HTTP/1.1 99 Odd\r\n\r\n", REFUSED, BAD, &[]),
     ]
 }
 

@@ -215,7 +215,7 @@ async fn an_execution_may_be_tied_to_a_network() {
 async fn what_cannot_be_begun_is_said() {
     let (lab, _, _) = lab("[plans.p]").await;
     let rows = [
-        (json!({"task": "nobody"}), 422, "there is no such task"),
+        (json!({"task": "nobody"}), 422, "the task does not exist"),
         (json!({}), 400, "task"),
         (json!({"task": "t", "expires": 1}), 400, "expires"),
         (json!({"task": "t", "expires_in_s": 0}), 422, "expires_in_s"),

@@ -114,7 +114,7 @@ async fn explain_says_what_would_happen_and_sends_nothing() {
         (vec!["http://api.test/"], 3, "scheme_not_allowed"),
         (vec!["https://0x7f.1/"], 3, "target_malformed"),
         (vec!["https://inside.test/v1/x"], 3, "address_not_allowed"),
-        (vec!["-X", "POST", "https://asked.test/"], 0, "the operator would be asked"),
+        (vec!["-X", "POST", "https://asked.test/"], 0, "is refused until the operator approves it"),
     ];
     for (args, code, words) in rows {
         let args = [vec!["explain", "-c", "e.toml", "--task", "t"], args].concat();
@@ -283,7 +283,7 @@ async fn a_webhook_that_leads_inside_is_an_error_when_checked_at_start_and_at_re
     config(&all);
     assert_eq!(check(&[]).await.0, Some(0), "nothing is asked");
     let (code, _, said) = check(&["--online"]).await;
-    let want = "error: tasks.t.webhook_urls[1]: mixed.test leads to an address that is not public; the webhook is \
+    let want = "error: tasks.t.webhook_urls[1]: mixed.test has an address that is not public; the webhook is \
                 disabled; write a public host";
     assert!(code == Some(2) && said.contains(want) && said.contains("1 problem"), "{code:?} {said}");
     let (code, found, _) = check(&["--online", "--json"]).await;
@@ -348,7 +348,7 @@ async fn run_returns_the_childs_status_and_hides_what_is_ours() {
     command.env("NO_PROXY", "*").env("no_grpc_proxy", "*").env("EXEAT_ADMIN_TOKEN", "x");
     let output = output(command).await;
     assert_eq!(output.status.code(), Some(42), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("exeat: 0 let through, 0 refused"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("exeat: 0 allowed, 0 refused"), "{}", text(&output.stderr));
     let run = |args: &[&str]| exeat(dir.path(), args).output().unwrap().status.code();
     assert_eq!(run(&["run", "-q", "--", "sh", "-c", "kill -9 $$"]), Some(137));
     assert_eq!(run(&["run", "-q", "--", "/no/such/program"]), Some(127));

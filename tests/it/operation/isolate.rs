@@ -105,7 +105,7 @@ async fn what_goes_through_the_proxy_works_as_ever() {
         let (out, words) = (text(&output.stdout), text(&output.stderr));
         assert_eq!((out.as_str(), output.status.code()), ("hello\n5000000\n", Some(56)), "{words}");
         assert_eq!(place.origin.seen()[0].headers["authorization"], format!("Bearer {KEY}"));
-        assert!(words.contains("2 let through, 1 refused"), "{words}");
+        assert!(words.contains("2 allowed, 1 refused"), "{words}");
         assert!(words.contains("GITHUB_TOKEN sent to api.test") && words.contains("--allow evil.test"), "{words}");
         assert_eq!(words.contains("warning: as root"), user.is_none() && users().len() > 1, "{words}");
     }

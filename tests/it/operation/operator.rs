@@ -221,12 +221,12 @@ async fn what_is_not_there_and_what_is_mistyped_is_said() {
     let stage = stage(TCP).await;
     let nobody = "0".repeat(32);
     for (args, code, words) in [
-        (&["execution", "start", "nope"][..], 1, "there is no such task"),
-        (&["execution", "show", &nobody], 1, "there is no such execution"),
-        (&["execution", "stop", &nobody], 1, "there is no such execution"),
-        (&["execution", "calls", &nobody], 1, "there is no such execution"),
-        (&["execution", "show", "../tasks"], 2, "is no name and no id"),
-        (&["execution", "list", "--task", "a&b"], 2, "is no name and no id"),
+        (&["execution", "start", "nope"][..], 1, "the task does not exist"),
+        (&["execution", "show", &nobody], 1, "the execution does not exist"),
+        (&["execution", "stop", &nobody], 1, "the execution does not exist"),
+        (&["execution", "calls", &nobody], 1, "the execution does not exist"),
+        (&["execution", "show", "../tasks"], 2, "is not a valid name or id"),
+        (&["execution", "list", "--task", "a&b"], 2, "is not a valid name or id"),
         (&["execution", "start", "t", "--expires", "2 hours"], 2, "30m, 2h or 7d"),
         (&["execution", "start", "t", "--expires", "366d"], 2, "a year at most"),
         (&["execution", "start"], 2, "<TASK>"),
@@ -269,9 +269,9 @@ async fn a_wrong_or_missing_admin_token_is_told_apart() {
 
     // One that was found here is not sent over a network on the strength of a typing error.
     let far = stage.failed(&["--admin", "http://192.0.2.1:3129", "execution", "list"], 1).await;
-    assert!(far.contains("is for this machine and the configured [admin].listen"), "{far}");
+    assert!(far.contains("is for the configured [admin].listen on this machine"), "{far}");
     let missing = failed(exeat(elsewhere.path(), &["--admin", &at, "execution", "list"]), 1).await;
-    assert!(missing.contains("there is no admin token") && missing.contains("state/exeat/admin.token"), "{missing}");
+    assert!(missing.contains("no admin token") && missing.contains("state/exeat/admin.token"), "{missing}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -412,7 +412,7 @@ async fn what_waits_is_listed_and_decided() {
     let none = output(asking(dir.path(), &server, &["approvals"])).await;
     assert_eq!((none.status.code(), text(&none.stdout)), (Some(0), String::new()));
     assert!(text(&none.stderr).contains("nothing waits"));
-    assert!(failed(asking(dir.path(), &server, &["approve", "a/1"]), 2).await.contains("no id"));
+    assert!(failed(asking(dir.path(), &server, &["approve", "a/1"]), 2).await.contains("not a valid name or id"));
 }
 
 /// Each answer that is not the one that was wanted, in words; none prints data.
@@ -420,7 +420,7 @@ async fn what_waits_is_listed_and_decided() {
 async fn every_other_answer_is_a_failure_in_plain_words() {
     let with = |status: &str, body: &str| format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     let rows = [
-        (with("404 Not Found", r#"{"error":"there is no such approval"}"#), "exeat: there is no such approval\n"),
+        (with("404 Not Found", r#"{"error":"the approval does not exist"}"#), "exeat: the approval does not exist\n"),
         (
             with("409 Conflict", r#"{"error":"it has been decided","state":"denied"}"#),
             "exeat: it has been decided (denied)\n",
@@ -430,12 +430,12 @@ async fn every_other_answer_is_a_failure_in_plain_words() {
         (with("404 Not Found", "no such page\n"), "it is older than this exeat"),
         (with("405 Method Not Allowed", "another method\n"), "it is older than this exeat"),
         (with("401 Unauthorized", "no"), "does not take the admin token of EXEAT_ADMIN_TOKEN"),
-        (with("200 OK", "<html>"), "is no admin listener of exeat"),
-        (with("200 OK", "[]"), "is no admin listener of exeat"),
-        (with("500 Oh", "oh"), "is no admin listener of exeat"),
+        (with("200 OK", "<html>"), "is not an exeat admin listener"),
+        (with("200 OK", "[]"), "is not an exeat admin listener"),
+        (with("500 Oh", "oh"), "is not an exeat admin listener"),
         (String::new(), "closed the connection without a whole answer"),
         (with("200 OK", "[]").replace("th: 2", "th: 20"), "closed the connection without a whole answer"),
-        ("SSH-2.0-OpenSSH\r\n".to_owned(), "is no admin listener of exeat"),
+        ("SSH-2.0-OpenSSH\r\n".to_owned(), "is not an exeat admin listener"),
         ("HTTP/1.1 200 OK\r\ncontent-length: 64000001\r\n\r\n".to_owned(), "is longer than 64000000 bytes"),
     ];
     for (answer, words) in rows {

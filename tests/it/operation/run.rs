@@ -61,8 +61,8 @@ async fn the_command_finds_a_placeholder_that_becomes_the_key_on_its_way() {
     }
     child.stdin.take().unwrap().write_all(b"\n").unwrap();
     let words = text(&child.wait_with_output().unwrap().stderr);
-    assert!(words.contains("GITHUB_TOKEN sent to api.test") && words.contains("1 let through"), "{words}");
-    assert!(words.contains("a key stands in the command's arguments") && !words.contains(VALUE), "{words}");
+    assert!(words.contains("GITHUB_TOKEN sent to api.test") && words.contains("1 allowed"), "{words}");
+    assert!(words.contains("the command's arguments contain a key") && !words.contains(VALUE), "{words}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -72,7 +72,7 @@ async fn a_flag_that_cannot_be_meant_is_a_usage_error() {
         ("GITHUB_TOKEN=bearer", "names no host"),
         ("GITHUB_TOKEN=cookie@api.test", "no known way"),
         ("UNSET=bearer@api.test", "the variable UNSET is not set"),
-        ("GITHUB_TOKEN=bearer@*.test", "each host is written out"),
+        ("GITHUB_TOKEN=bearer@*.test", "write each host out"),
         ("GITHUB_TOKEN=basic@api.test", "user:password"),
         ("GITHUB_TOKEN=header:Host@api.test", "cannot carry a credential"),
     ] {
@@ -187,7 +187,7 @@ async fn explain_tells_which_credential_would_go_where_and_never_its_value() {
         assert!(words.contains(line), "{line}: {words}");
     }
     assert!(explain(&["https://b.example/"]).1.contains("no credential is bound to this destination"));
-    assert!(explain(&["--tool", "http_get", "https://a.example/"]).1.contains("the tool takes no credential"));
+    assert!(explain(&["--tool", "http_get", "https://a.example/"]).1.contains("the tool does not support credentials"));
     assert!(
         explain(&["--tool", "api_call", "https://a.example/"])
             .1
@@ -230,7 +230,7 @@ async fn a_key_is_lent_to_several_hosts_and_in_place_of_the_tasks_own() {
     let (status, words) = run(&["GITHUB_TOKEN=bearer@a.test", "GITHUB_TOKEN=bearer@b.test"]).await;
     assert_eq!(status, Some(0), "{words}");
     let (status, words) = run(&["GITHUB_TOKEN=bearer@a.test", "GITHUB_TOKEN=basic@b.test"]).await;
-    assert!(status == Some(2) && words.contains("in two ways"), "{words}");
+    assert!(status == Some(2) && words.contains("has two ways"), "{words}");
     let (status, words) = run(&[&format!("GITHUB_TOKEN={VALUE}")]).await;
     assert!(status == Some(2) && !words.contains(VALUE), "{words}");
 }

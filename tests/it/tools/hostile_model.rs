@@ -1,4 +1,4 @@
-//! The front-end between a model that means no good, an origin that means no good, and something that is no exeat.
+//! The front-end between a model that means no good, an origin that means no good, and something that is not an exeat proxy.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};

@@ -462,9 +462,9 @@ fn references_that_multiply_are_refused_when_the_pack_is_read() {
         (dynamic, "parameters.properties.a.$dynamicRef: $dynamicRef is not followed here"),
         (around, "refers to itself and nothing else"),
         (unevaluated, "a schema may refer to itself through"),
-        (own, "parameters.$defs.a.$id: $id may stand at the beginning of a schema only"),
+        (own, "parameters.$defs.a.$id: $id is allowed only at the beginning of a schema"),
         (meta, "leads out of the schema"),
-        (laughs, "its references come to too many subschemas"),
+        (laughs, "its references expand to too many subschemas"),
         (chain, "nested deeper than"),
     ];
     for (schema, message) in rows {

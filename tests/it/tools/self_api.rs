@@ -274,7 +274,7 @@ async fn an_approval_is_shown_to_its_own_execution_only() {
         assert_eq!(reply.problem()["type"], "about:blank");
     }
     assert_eq!(foreign.problem()["detail"], unknown.problem()["detail"], "they look alike");
-    assert_eq!(here.lab.ended(3).await["rule"], "There is no such approval");
+    assert_eq!(here.lab.ended(3).await["rule"], "The approval does not exist");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -435,7 +435,7 @@ async fn what_cannot_be_a_reported_call_is_refused() {
     coded.assert_refused(415, "content_coding_unsupported");
     assert!(here.tool_calls("t", 0).await.is_empty(), "nothing of it is kept");
     let log = std::fs::read_to_string(here.lab.audit_file()).unwrap();
-    assert!(!log.contains(KEY) && log.contains("KEY: its value stands in the body"), "{log}");
+    assert!(!log.contains(KEY) && log.contains("KEY: its value is in the body"), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -467,7 +467,7 @@ async fn scripts_stop_at_an_error_or_go_on() {
     let stall = format!("{url}stall");
     let step = json!([{"verb": "HttpGet", "args": [stall], "stepTimeout": "00:00:01"}]);
     let late = json!({"resourceId": GUID, "sandboxId": "t", "script": {"operations": step}});
-    assert_eq!(one(&lab, &late).await, "Failed error=took longer than its stepTimeout; what it sent may have arrived");
+    assert_eq!(one(&lab, &late).await, "Failed error=exceeded its stepTimeout; its requests may have had an effect");
 }
 
 /// A value is not repeated to the model that wrote it where a name belongs.
