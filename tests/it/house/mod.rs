@@ -1,3 +1,4 @@
 //! Rules that the source code keeps.
 
+mod interface;
 mod layering;
