@@ -29,7 +29,6 @@ use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::tool::Kind;
 use crate::policy::plan::Timeouts;
-use crate::stages::forward::Received;
 use crate::stages::{authorize, identify, parse};
 
 /// A client connection and what its tunnels inherit.
@@ -69,7 +68,7 @@ impl Client {
 /// The result of a request to the proxy.
 #[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 enum Handled {
-    Answered(Received),
+    Answered(exchange::Answer),
     Own(self_api::SelfReply),
     Tunnelled(tunnel::Tunnel),
 }
@@ -183,7 +182,7 @@ async fn answer(client: &Arc<Client>, passage: &GateHandle, mut request: Request
         passage.ends();
     }
     match judged {
-        Ok(Handled::Answered(received)) => websocket::answer(client, doorway, received, record).await,
+        Ok(Handled::Answered(answer)) => websocket::respond(client, doorway, answer, record),
         Ok(Handled::Own(said)) if connect => {
             passage.ends();
             respond::closing(respond::self_reply(said, &record))

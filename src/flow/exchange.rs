@@ -1,4 +1,4 @@
-//! One request, from its head to the head of its answer. The order of these lines is the product.
+//! One request, from its head to the head of its answer, in the order of the stages.
 
 use http::Request;
 use hyper::body::Incoming;
@@ -7,32 +7,41 @@ use super::Services;
 use crate::audit::record::Record;
 use crate::model::refusal::Verdict;
 use crate::stages::authorize::{self, Admitted};
-use crate::stages::forward::Received;
+use crate::stages::forward::Switched;
+use crate::stages::limit::{self, CheckedResponse};
 use crate::stages::message::request_body::RequestBody;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::Taken;
 use crate::stages::{approve, inject, inspect};
 
-/// Where the requests of a connection go. A tunnel has its pin; absolute-form gets one for each request.
+/// The destination of the requests on a connection. A tunnel is pinned once, absolute-form for each request.
 pub(super) struct Destination {
     pub(super) admitted: Admitted,
     pub(super) pin: Option<PinnedTarget>,
 }
 
-/// Leads one request to its origin.
+/// The answer to a request.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
+pub(super) enum Answer {
+    Response(CheckedResponse),
+    /// A WebSocket that the origin has agreed to.
+    Upgrade(Switched),
+}
+
+/// Forwards one request to its origin.
 pub(super) async fn run(
     services: &Services,
     to: &Destination,
     taken: Taken,
     request: Request<Incoming>,
     record: &mut Record,
-) -> Verdict<Received> {
+) -> Verdict<Answer> {
     let policy = services.policies.snapshot();
     let (head, body) = request.into_parts();
     let grant = authorize::request(&policy, &to.admitted, taken, &head, record)?;
     let body = RequestBody::new(body, &grant, &services.bodies, record.counts());
     let body = inspect::gather(&grant, &head, body, record).await?;
-    // That may have taken its time: from here on nobody waits for the client.
+    // Receiving the body may have taken long, so the policy is read again. From here on nothing waits for the client.
     let policy = services.policies.snapshot();
     let grant = authorize::renewed(&policy, grant, &head, record)?;
     let cleared = inspect::request(grant, head, body, record).await?;
@@ -44,6 +53,10 @@ pub(super) async fn run(
     };
     let outbound = inject::credential(approved, pinned, services.settings.proxy.via)?;
     record.decided().await?;
-    let withdrawn = outbound.withdrawn(services.policies.changes(), services.finds.clone());
-    services.forwarder.exchange(outbound, withdrawn, to.admitted.caller().execution(), record).await
+    let revoked = outbound.revoked(services.policies.changes(), services.finds.clone());
+    let received = services.forwarder.exchange(outbound, revoked, to.admitted.caller().execution(), record).await?;
+    match received.switch() {
+        Ok(switched) => Ok(Answer::Upgrade(switched)),
+        Err(received) => limit::check(*received, record).await.map(Answer::Response),
+    }
 }

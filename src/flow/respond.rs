@@ -25,8 +25,7 @@ use crate::model::name::{CredentialName, TaskName};
 use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::model::tls::TlsFailure;
 use crate::model::wire::{EXEAT_CREDENTIAL_USED, EXEAT_REFUSAL, EXEAT_REQUEST_ID};
-use crate::stages::forward::Received;
-use crate::stages::limit::{self, ResponseBody};
+use crate::stages::limit::{self, CheckedResponse, ResponseBody};
 use crate::stages::message::request_body::BodyError;
 
 const PROBLEM: &str = "application/problem+json";
@@ -133,13 +132,9 @@ struct RefusalDetails<'a> {
 }
 
 /// Passes an origin's answer on. The record goes with its body.
-pub(super) async fn origin(services: &Services, received: Received, mut record: Record) -> Response<AnswerBody> {
+pub(super) fn origin(services: &Services, checked: CheckedResponse, record: Record) -> Response<AnswerBody> {
     let labels = OwnFields::of(services, &record);
-    let bounded = match limit::check(received, &mut record).await {
-        Ok(bounded) => bounded,
-        Err(refusal) => return self::refusal(services, refusal, record),
-    };
-    let mut response = limit::response(bounded, record)
+    let mut response = limit::response(checked, record)
         .map(|body| AnswerBody { words: BodySource::Origin(Box::new(body)), _open: None });
     labels.put(response.headers_mut());
     response

@@ -448,16 +448,12 @@ impl Inner {
         let judged = self.exchange(request, &mut record).await;
         services.settle(judged.as_ref().err().copied(), &mut record).await;
         match judged {
-            Ok(received) => websocket::answer(&self.client, doorway, received, record).await,
+            Ok(answer) => websocket::respond(&self.client, doorway, answer, record),
             Err(refusal) => respond::refusal(services, refusal, record),
         }
     }
 
-    async fn exchange(
-        &self,
-        request: Request<Incoming>,
-        record: &mut Record,
-    ) -> Verdict<crate::stages::forward::Received> {
+    async fn exchange(&self, request: Request<Incoming>, record: &mut Record) -> Verdict<exchange::Answer> {
         self.name(record);
         let to = self.to.as_ref().map_err(|refusal| *refusal)?;
         let caller = &self.caller;

@@ -15,13 +15,14 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, sp
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::connection::Client;
+use super::exchange::Answer;
 use super::http1_gate::GateHandle;
 use super::io::{Clock, Filter, pump};
 use super::respond::{self, AnswerBody};
 use crate::audit::finds::FindReporter;
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal};
-use crate::stages::forward::{Received, Relay, Switched};
+use crate::stages::forward::{Relay, Switched};
 use crate::stages::message::websocket;
 use crate::stages::message::websocket::{Downward, RelayError, Upward};
 
@@ -47,23 +48,22 @@ impl PendingUpgrade {
     }
 }
 
-/// Answers with what the origin said: its answer, or the switch with the relay behind it.
-pub(super) async fn answer(
+/// Passes an origin's answer on. If it agreed to a WebSocket, the relay runs behind the answer.
+pub(super) fn respond(
     client: &Arc<Client>,
     doorway: Option<PendingUpgrade>,
-    received: Received,
-    record: Record,
+    answer: Answer,
+    mut record: Record,
 ) -> Response<AnswerBody> {
     let services = &client.services;
-    if !received.is_switched() {
-        return respond::origin(services, received, record).await;
-    }
-    let (Some(doorway), Some(switched)) = (doorway, received.switch()) else {
+    let Switched { response, relay: agreed } = match answer {
+        Answer::Response(checked) => return respond::origin(services, checked, record),
+        Answer::Upgrade(switched) => switched,
+    };
+    let Some(doorway) = doorway else {
         return respond::refusal(services, Fail::UpstreamProtocol.into(), record);
     };
     doorway.passage.switches();
-    let Switched { response, relay: agreed } = switched;
-    let mut record = record;
     record.status(response.status());
     let answer = respond::switched(services, response, &record);
     let client = client.clone();

@@ -98,15 +98,7 @@ pub struct Received {
     pub(super) switched: Option<OnUpgrade>,
 }
 
-impl Received {
-    /// True if the origin has agreed to a WebSocket.
-    #[must_use]
-    pub fn is_switched(&self) -> bool {
-        self.switched.is_some()
-    }
-}
-
-/// A WebSocket that both sides have agreed to, as yet unconnected.
+/// A WebSocket that both sides have agreed to, not yet connected.
 pub struct Switched {
     /// The head of the answer.
     pub response: Response<()>,
@@ -133,17 +125,19 @@ pub struct Relay {
 }
 
 impl Received {
-    /// Takes a WebSocket apart. None if it is an ordinary answer.
-    #[must_use]
-    pub fn switch(self) -> Option<Switched> {
-        let Self { response, lease, limits, started, guard, values, reservation, withdrawn, switched, reader: _ } =
-            self;
+    /// Returns the WebSocket that the origin has agreed to.
+    ///
+    /// # Errors
+    /// The answer, if it is an ordinary one.
+    pub fn switch(mut self) -> Result<Switched, Box<Self>> {
+        let Some(origin) = self.switched.take() else { return Err(Box::new(self)) };
+        let Self { response, lease, limits, started, guard, values, reservation, withdrawn, .. } = self;
         let timeouts = limits.timeouts;
         let (mut head, guarded) = redact::head(response, guard).into_parts();
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         let relay = Relay {
-            origin: switched?,
+            origin,
             up: Upward::new(values).charged_to(reservation),
             down: Downward::new(guarded.into_redactor()),
             idle: timeouts.idle,
@@ -151,7 +145,7 @@ impl Received {
             withdrawn,
             lease: Box::new(lease),
         };
-        Some(Switched { response: Response::from_parts(head, ()), relay })
+        Ok(Switched { response: Response::from_parts(head, ()), relay })
     }
 }
 

@@ -74,7 +74,7 @@ pub(super) struct OutboundParts {
 impl Outbound {
     /// Ready once a later policy no longer allows it, or its execution has been stopped.
     #[must_use]
-    pub fn withdrawn(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Revoked {
+    pub fn revoked(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Revoked {
         revocation::revoked(self.standing.clone(), self.pinned.addresses().to_vec(), changes, finds)
     }
 
