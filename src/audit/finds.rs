@@ -1,9 +1,10 @@
 //! How often credentials were found in what an execution wanted to send, and in what it was answered.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
@@ -79,7 +80,7 @@ impl Finds {
     /// Returns the receiver of events for the journal; `None` on the second call.
     #[must_use]
     pub fn notes(&self) -> Option<mpsc::Receiver<FindEvent>> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.inbox.lock().take()
     }
 
     /// Notes one more, and returns how many were noted by now, also since the execution was stopped.
@@ -89,7 +90,7 @@ impl Finds {
             // A find that cannot be written to the journal would be lost in a restart, so the execution is stopped.
             self.change(execution, |_| STOPPED_HERE);
         }
-        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut noted = self.noted.lock();
         if noted.len() >= MOST && !noted.contains_key(execution) {
             return u32::MAX;
         }
@@ -118,7 +119,7 @@ impl Finds {
     /// Forgets an execution, which has begun anew or is no more.
     pub fn forget(&self, execution: &ExecutionId) {
         self.found.send_if_modified(|found| found.remove(execution).is_some());
-        self.noted.lock().unwrap_or_else(PoisonError::into_inner).remove(execution);
+        self.noted.lock().remove(execution);
     }
 
     /// The executions that are remembered.

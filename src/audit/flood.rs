@@ -2,9 +2,9 @@
 //! tell of an attack are counted apart, so that no flood of others takes their lines; and so are answers of our own.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 
 use super::record;
@@ -156,7 +156,7 @@ impl Flood {
 
     fn lock(&self) -> MutexGuard<'_, Windows> {
         // Nothing within can panic but for want of memory; numbers are sound at every step.
-        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+        self.windows.lock()
     }
 }
 

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use http::Request;
+use parking_lot::Mutex;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
@@ -252,14 +253,14 @@ impl TransferCounts {
     /// Notes that the request is given to a connection, where heads are counted as they go out.
     pub fn sends(&self, heads: Arc<AtomicU64>) {
         let before = heads.load(Ordering::Relaxed);
-        let mut known = self.heads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.heads.lock();
         *known = HeadProgress { has_left: known.has_left(), last: Some((heads, before)) };
     }
 
     /// Whether the request's head has gone out. Where several go out at once, it is one of them at least.
     #[must_use]
     pub fn has_left(&self) -> bool {
-        self.heads.lock().unwrap_or_else(PoisonError::into_inner).has_left()
+        self.heads.lock().has_left()
     }
 
     /// Adds bytes that went to the origin.

@@ -1,9 +1,10 @@
 //! A new policy without a restart: compiled wholly, then swapped, or refused and the old one kept.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::vault;
@@ -55,7 +56,7 @@ impl ConfigFile {
             vec![Problem { path: self.path.display().to_string(), problem, suggestion: String::new() }]
         };
         let bytes = std::fs::read(&self.path).map_err(|error| unreadable(&error))?;
-        *self.read.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes.clone());
+        *self.read.lock() = Some(bytes.clone());
         let text = String::from_utf8(bytes).map_err(|_| unreadable(&"it is not UTF-8"))?;
         let base = self.path.parent().unwrap_or(Path::new(""));
         let env = |name: &str| std::env::var(name).ok();
@@ -66,7 +67,7 @@ impl ConfigFile {
     }
 
     fn last_read(&self) -> Option<Vec<u8>> {
-        self.read.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.read.lock().clone()
     }
 
     fn content(&self) -> Option<Vec<u8>> {
@@ -92,7 +93,7 @@ fn now(services: &Services, file: &ConfigFile) -> Reloaded {
     if let Err(error) = services.forwarder.renew() {
         tracing::error!(%error, "the old lists of revoked certificates stay in use");
     }
-    let _swap = file.swap.lock().unwrap_or_else(PoisonError::into_inner);
+    let _swap = file.swap.lock();
     // The vault is a setting: secrets are set in the one that the daemon was started with.
     match file.load_with(&vault::Reader::of(&services.settings.vault)) {
         Ok(config) => {

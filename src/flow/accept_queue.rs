@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, timeout_at};
 
 use super::admission::{Admission, Full, Slot, Source};
@@ -136,7 +137,7 @@ impl<T> AcceptQueue<T> {
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         // Nothing within can panic but for want of memory.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

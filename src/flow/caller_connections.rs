@@ -1,7 +1,9 @@
 //! How many connections each caller holds, so that one of them cannot take the places of all.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Fail, Verdict};
@@ -39,18 +41,18 @@ impl CallerConnections {
 
     /// Callers that hold one.
     pub(crate) fn callers(&self) -> Vec<ExecutionId> {
-        lock(&self.taken).keys().cloned().collect()
+        self.taken.lock().keys().cloned().collect()
     }
 }
 
 impl ConnectionSlots {
     /// Takes a seat for a caller, unless the connection has one.
     pub(crate) fn acquire(&self, seats: &Arc<CallerConnections>, caller: &ExecutionId) -> Verdict<()> {
-        let mut held = lock(&self.0);
+        let mut held = self.0.lock();
         if held.iter().any(|seat| seat.caller == *caller) {
             return Ok(());
         }
-        let mut taken = lock(&seats.taken);
+        let mut taken = seats.taken.lock();
         let all = taken.values().fold(0, |sum: usize, count| sum.saturating_add(*count));
         if !seats.admits(taken.get(caller).copied().unwrap_or_default(), all) {
             return Err(Fail::Overloaded.into());
@@ -65,7 +67,7 @@ impl ConnectionSlots {
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut taken = lock(&self.seats.taken);
+        let mut taken = self.seats.taken.lock();
         if let Some(count) = taken.get_mut(&self.caller) {
             *count = count.saturating_sub(1);
             if *count == 0 {
@@ -73,11 +75,6 @@ impl Drop for ConnectionSlot {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Counts are whole at every point where a panic could come.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -95,7 +92,7 @@ mod tests {
         assert!(!sit(2, "a"));
         assert!(sit(2, "b") && sit(0, "b") && !sit(1, "b"));
         drop(connections);
-        assert!(lock(&seats.taken).is_empty());
+        assert!(seats.taken.lock().is_empty());
     }
 
     #[test]

@@ -6,8 +6,8 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use http::header::UPGRADE;
 use http::{Method, Request, Version};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -137,7 +138,7 @@ impl GateHandle {
     }
 
     fn pending(&self) -> MutexGuard<'_, Option<OnUpgrade>> {
-        self.0.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.pending.lock()
     }
 
     fn is_open(&self) -> bool {
@@ -516,7 +517,7 @@ mod tests {
         let refused = Arc::<Mutex<Vec<Refusal>>>::default();
         let noted = refused.clone();
         let mut heads = Http1Gate::new(Pieces(pieces), limits, move |refusal| {
-            noted.lock().unwrap().push(refusal);
+            noted.lock().push(refusal);
             Vec::new()
         });
         let (mut found, mut buffer) = (Vec::new(), vec![0; step]);
@@ -526,7 +527,7 @@ mod tests {
                 n => found.extend_from_slice(&buffer[..n]),
             }
         }
-        let refused = refused.lock().unwrap().clone();
+        let refused = refused.lock().clone();
         (found, refused)
     }
 

@@ -5,9 +5,10 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use parking_lot::RwLock;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
@@ -200,7 +201,7 @@ impl ConnectionSetup {
     pub(crate) fn renew(&self) -> Result<(), ListenerTlsError> {
         if let Some((files, config)) = &self.tls {
             let renewed = read(files)?;
-            *config.write().unwrap_or_else(PoisonError::into_inner) = renewed;
+            *config.write() = renewed;
         }
         Ok(())
     }
@@ -224,7 +225,7 @@ impl ConnectionSetup {
         let (Some((files, config)), Some(address)) = (&self.tls, address) else {
             return Ok(Opened { stream: Stream::Plain(socket), peer, watch });
         };
-        let config = config.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let config = config.read().clone();
         let stream = Box::new(TlsAcceptor::from(config).accept(socket).await?);
         if files.client_ca.is_none() {
             return Ok(Opened { stream: Stream::Tls(stream), peer, watch });

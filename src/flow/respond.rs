@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
@@ -14,6 +14,7 @@ use http::header::{
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Number, json};
 
@@ -342,7 +343,7 @@ fn date() -> Option<HeaderValue> {
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     // The format ends with the year 9999.
     let second = since_epoch.as_secs().min(253_402_300_799);
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut last = LAST.lock();
     if let Some((_, date)) = last.as_ref().filter(|(at, _)| *at == second) {
         return Some(date.clone());
     }

@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::error::Error as _;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -14,6 +14,7 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::upgrade::{OnUpgrade, Parts};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -402,11 +403,11 @@ impl Inner {
     }
 
     fn take_record(&self) -> Option<Record> {
-        self.unused.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.unused.lock().take()
     }
 
     fn prepaid(&self) -> MutexGuard<'_, Option<Prepaid>> {
-        self.prepaid.lock().unwrap_or_else(PoisonError::into_inner)
+        self.prepaid.lock()
     }
 
     /// Takes a request; the first raw one is what the tunnel was opened with. One that is refused or aborted before it

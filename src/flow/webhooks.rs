@@ -1,10 +1,11 @@
 //! Registered webhooks: where their names lead, before anybody calls them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures_util::StreamExt;
 use futures_util::stream;
+use parking_lot::Mutex;
 
 use super::Services;
 use crate::model::name::TaskName;
@@ -76,12 +77,12 @@ impl WebhookPrechecks {
     fn note(&self, generation: u64, unfit: &[WebhookProblem]) {
         let of = |unfit: &WebhookProblem| ((unfit.task.as_str().to_owned(), unfit.index), unfit.refusal);
         let noted = Noted { generation, unfit: unfit.iter().map(of).collect() };
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(noted);
+        *self.0.lock() = Some(noted);
     }
 
     /// The state of a webhook, in the words of the admin listener.
     pub(crate) fn state(&self, generation: u64, task: &TaskName, index: usize) -> &'static str {
-        let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = self.0.lock();
         let Some(noted) = noted.as_ref().filter(|noted| noted.generation == generation) else { return "unknown" };
         match noted.unfit.get(&(task.as_str().to_owned(), index)) {
             None => "enabled",

@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::entry::{Change, Entry};
 use super::execution::{Cursor, Millis};
@@ -55,7 +56,7 @@ impl MemoryStore {
 
     /// The map that an execution lies in, locked.
     pub(super) fn shard(&self, id: &ExecutionId) -> MutexGuard<'_, Shard> {
-        locked(self.shards.get(self.place(id)).unwrap_or_else(|| unreachable!("a place is below the number of shards")))
+        self.shards.get(self.place(id)).unwrap_or_else(|| unreachable!("a place is below the number of shards")).lock()
     }
 
     /// The maps that these lie in, each once, locked in an order that all keep.
@@ -64,7 +65,7 @@ impl MemoryStore {
         ids: impl Iterator<Item = &'a ExecutionId>,
     ) -> BTreeMap<usize, MutexGuard<'_, Shard>> {
         let places: BTreeSet<usize> = ids.map(|id| self.place(id)).collect();
-        places.into_iter().filter_map(|place| Some((place, locked(self.shards.get(place)?)))).collect()
+        places.into_iter().filter_map(|place| Some((place, self.shards.get(place)?.lock()))).collect()
     }
 
     /// Which map an execution lies in.
@@ -75,12 +76,12 @@ impl MemoryStore {
 
     /// All maps, one after the other.
     pub(super) fn each(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
-        self.shards.iter().map(locked)
+        self.shards.iter().map(Mutex::lock)
     }
 
     /// How far has been billed.
     pub(super) fn cursor(&self) -> MutexGuard<'_, Option<Cursor>> {
-        locked(&self.cursor)
+        self.cursor.lock()
     }
 
     /// Forgets what ended long ago, and if there is no room for one more, what ended first.
@@ -171,11 +172,6 @@ impl MemoryStore {
         self.held.fetch_add(is_counted, Ordering::Relaxed);
         self.held.fetch_sub(was_counted, Ordering::Relaxed);
     }
-}
-
-/// Data left by a thread that panicked is consistent: each change is made in one step.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

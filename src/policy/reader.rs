@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use http::Method;
 use ipnet::IpNet;
+use strsim::levenshtein;
 use toml::{Table, Value};
 
 use super::pattern::{HostPattern, PathPattern, PatternError};
@@ -130,8 +131,11 @@ impl<'f> Section<'f> {
 impl Drop for Section<'_> {
     fn drop(&mut self) {
         for key in self.table.keys() {
-            let near =
-                self.known.iter().min_by_key(|known| distance(known, key)).filter(|known| distance(known, key) <= 3);
+            let near = self
+                .known
+                .iter()
+                .min_by_key(|known| levenshtein(known, key))
+                .filter(|known| levenshtein(known, key) <= 3);
             let suggestion = match near {
                 Some(near) => (*near).to_owned(),
                 None if self.known.is_empty() => String::new(),
@@ -140,23 +144,6 @@ impl Drop for Section<'_> {
             self.findings.problem(self.at(key), UNKNOWN_KEY, suggestion);
         }
     }
-}
-
-/// Levenshtein distance, for "did you mean".
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = i;
-        let mut left = i.saturating_add(1);
-        let mut next = vec![left];
-        for (above, y) in row.iter().skip(1).zip(b.chars()) {
-            left = (diagonal + usize::from(x != y)).min(left + 1).min(above + 1);
-            diagonal = *above;
-            next.push(left);
-        }
-        row = next;
-    }
-    row.last().copied().unwrap_or_default()
 }
 
 /// A kind of value.

@@ -8,10 +8,11 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::audit::record::TransferCounts;
@@ -142,7 +143,7 @@ impl Budget {
     fn grow(&self, body: &Reservation, more: u64) -> Result<(), Full> {
         let now = Instant::now();
         let held = {
-            let mut shard = lock(self.shard(&body.execution));
+            let mut shard = self.shard(&body.execution).lock();
             let account = shard.entry(body.execution.clone()).or_default();
             if body.held > 0 && !account.bodies.contains_key(&body.id) {
                 return Err(Full::GivenUp);
@@ -194,22 +195,22 @@ impl Budget {
     /// executions that hold more than the one that asks.
     fn make_room(&self, body: &Reservation, held: u64, now: Instant) -> bool {
         let may_search = |account: &Account| account.may_search(now);
-        if !lock(self.shard(&body.execution)).get(&body.execution).is_some_and(may_search) {
+        if !self.shard(&body.execution).lock().get(&body.execution).is_some_and(may_search) {
             return false;
         }
-        let _one = lock(&self.search);
+        let _one = self.search.lock();
         for (_, _, execution, id) in self.candidates(body.id, held, now) {
             if self.total.load(Ordering::Relaxed) <= self.per_process {
                 break;
             }
-            let mut shard = lock(self.shard(&execution));
+            let mut shard = self.shard(&execution).lock();
             if let Some(account) = shard.get_mut(&execution) {
                 self.give_up(account, id);
             }
             tidy(&mut shard, &execution);
         }
         let fits = self.total.load(Ordering::Relaxed) <= self.per_process;
-        if !fits && let Some(account) = lock(self.shard(&body.execution)).get_mut(&body.execution) {
+        if !fits && let Some(account) = self.shard(&body.execution).lock().get_mut(&body.execution) {
             account.searched = Some(now);
         }
         fits
@@ -225,7 +226,7 @@ impl Budget {
             }
         };
         for shard in &self.shards {
-            for (execution, account) in lock(shard).iter() {
+            for (execution, account) in shard.lock().iter() {
                 for (id, body) in account.bodies.iter().filter(|(id, body)| **id != asking && !body.whole) {
                     let quiet = now.saturating_duration_since(body.moved);
                     let millis = u64::try_from(quiet.as_millis()).unwrap_or(u64::MAX);
@@ -250,7 +251,7 @@ impl Budget {
 
     /// Takes `less` from what a body holds, and forgets one that holds nothing.
     fn shrink(&self, body: &Reservation, less: u64) {
-        let mut shard = lock(self.shard(&body.execution));
+        let mut shard = self.shard(&body.execution).lock();
         let Some(account) = shard.get_mut(&body.execution) else { return };
         let Some(known) = account.bodies.get_mut(&body.id) else { return };
         let less = less.min(known.held);
@@ -326,7 +327,7 @@ impl Reservation {
     /// All of the body has arrived: it is not given up any more.
     pub(super) fn complete(&mut self) {
         self.whole = true;
-        let mut shard = lock(self.budget.shard(&self.execution));
+        let mut shard = self.budget.shard(&self.execution).lock();
         let account = shard.get_mut(&self.execution);
         if let Some(body) = account.and_then(|account| account.bodies.get_mut(&self.id)) {
             body.whole = true;
@@ -340,11 +341,6 @@ impl Drop for Reservation {
             self.budget.shrink(self, self.held);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing in between can panic, and the counts of a body that was lost would only be too high.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -373,7 +369,7 @@ mod tests {
     }
 
     fn is_empty(budget: &Budget) -> bool {
-        budget.total.load(Ordering::Relaxed) == 0 && budget.shards.iter().all(|shard| lock(shard).is_empty())
+        budget.total.load(Ordering::Relaxed) == 0 && budget.shards.iter().all(|shard| shard.lock().is_empty())
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -78,7 +79,7 @@ impl SocketQuota {
 
     fn lock(&self) -> MutexGuard<'_, Usage> {
         // Nothing within can panic but for want of memory.
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.taken.lock()
     }
 }
 

@@ -1,9 +1,10 @@
 //! Which origins are believed: roots, verification against the original name, ALPN.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
+use parking_lot::RwLock;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::pki_types::pem::PemObject;
@@ -67,14 +68,14 @@ impl Verifier {
     /// Puts other lists in force. False if they are the same.
     fn replace(&self, lists: Vec<CertificateRevocationListDer<'static>>) -> Result<bool, RootsError> {
         let renewed = Current::new(&self.roots, lists)?;
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.write();
         let is_new = current.lists != renewed.lists;
         *current = renewed;
         Ok(is_new)
     }
 
     fn current(&self) -> Arc<WebPkiServerVerifier> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).verifier.clone()
+        self.current.read().verifier.clone()
     }
 }
 

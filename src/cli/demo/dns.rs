@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use hickory_resolver::proto::op::{Message, MessageType, ResponseCode};
 use hickory_resolver::proto::rr::rdata::{A, AAAA};
 use hickory_resolver::proto::rr::{RData, Record, RecordType};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::net::UdpSocket;
 
 /// A running server, on a free port of the loopback. It ends with the runtime.
@@ -118,6 +119,6 @@ impl ScriptedDns {
     }
 
     fn script(&self) -> MutexGuard<'_, Script> {
-        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+        self.script.lock()
     }
 }

@@ -8,8 +8,8 @@ mod write_progress;
 
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -20,6 +20,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
@@ -27,7 +28,7 @@ use tokio_rustls::TlsConnector;
 use self::dial::Sockets;
 pub use self::dial::{OriginStream, connect_own_server};
 use self::early_answer::EarlyAnswer;
-use self::pool::{Key, Lease, MAX_STREAMS, Pool, SendError, Sender, Task, lock};
+use self::pool::{Key, Lease, MAX_STREAMS, Pool, SendError, Sender, Task};
 use self::retry::RetryCopy;
 use self::write_progress::WriteProgress;
 use super::authorize::Admitted;
@@ -429,8 +430,8 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: O
     // ended must be gone, or requests would wait for it for ever.
     let connection = Arc::new(Mutex::new(connection));
     let asked = Arc::downgrade(&connection);
-    let allowed = Box::new(move || asked.upgrade().map_or(0, |it| lock(&it).current_max_send_streams()));
-    let task = Task::run(std::future::poll_fn(move |cx| Pin::new(&mut *lock(&connection)).poll(cx)).map(drop));
+    let allowed = Box::new(move || asked.upgrade().map_or(0, |it| it.lock().current_max_send_streams()));
+    let task = Task::run(std::future::poll_fn(move |cx| Pin::new(&mut *connection.lock()).poll(cx)).map(drop));
     Ok(Sender::h2(sender, traffic, allowed, (task, windows)))
 }
 

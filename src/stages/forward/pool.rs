@@ -11,13 +11,14 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use futures_util::future::Either;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
+use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -204,7 +205,7 @@ impl Sender {
     fn is_open(&self) -> bool {
         match self {
             Self::H1(h1) => !h1.sender.is_closed() && h1.sender.is_ready(),
-            Self::H2(h2) => lock(&h2.sender).as_ref().is_some_and(|sender| !sender.is_closed()),
+            Self::H2(h2) => h2.sender.lock().as_ref().is_some_and(|sender| !sender.is_closed()),
         }
     }
 }
@@ -282,7 +283,7 @@ impl<T> Default for IdleH1<T> {
 impl<T> IdleH1<T> {
     /// Does something with what is kept for an execution, and counts what is left.
     fn with<R>(&self, execution: &ExecutionId, act: impl FnOnce(&mut Vec<T>) -> R) -> R {
-        let mut shard = lock(self.shard(execution));
+        let mut shard = self.shard(execution).lock();
         let kept = shard.entry(execution.clone()).or_default();
         let before = kept.len();
         let done = act(kept);
@@ -298,7 +299,7 @@ impl<T> IdleH1<T> {
     /// Drops whatever is not to be kept.
     fn retain(&self, keep: impl Fn(&T) -> bool) {
         for shard in &self.shards {
-            lock(shard).retain(|_, kept| {
+            shard.lock().retain(|_, kept| {
                 let before = kept.len();
                 kept.retain(&keep);
                 self.count.fetch_sub(before.saturating_sub(kept.len()), Ordering::Relaxed);
@@ -310,7 +311,7 @@ impl<T> IdleH1<T> {
     /// The execution for which most is kept, and how much.
     fn largest(&self) -> Option<(ExecutionId, usize)> {
         let of_shard = |shard: &Mutex<HashMap<ExecutionId, Vec<T>>>| {
-            let shard = lock(shard);
+            let shard = shard.lock();
             let largest = shard.iter().max_by_key(|(_, kept)| kept.len());
             largest.map(|(execution, kept)| (execution.clone(), kept.len()))
         };
@@ -356,7 +357,7 @@ impl Idle for Pooled {
         match &self.sender {
             Sender::H1(_) => self.idle_since,
             Sender::H2(h2) if h2.streams.load(Ordering::Relaxed) > 0 => now,
-            Sender::H2(h2) => *lock(&h2.idle_since),
+            Sender::H2(h2) => *h2.idle_since.lock(),
         }
     }
 }
@@ -430,7 +431,7 @@ impl Lease {
         let (sending, ended) = match &mut self.sender {
             Some(Sender::H1(h1)) => (Either::Left(h1.sender.try_send_request(request)), h1.task.ended.clone()),
             Some(Sender::H2(h2)) => {
-                let Some(mut sender) = lock(&h2.sender).clone() else { return Err(unsent(request)) };
+                let Some(mut sender) = h2.sender.lock().clone() else { return Err(unsent(request)) };
                 (Either::Right(sender.try_send_request(request)), h2.task.ended.clone())
             }
             // The connection ended while an earlier request was sent.
@@ -443,7 +444,7 @@ impl Lease {
             () = ended.cancelled() => {}
         }
         match &mut self.sender {
-            Some(Sender::H2(h2)) => drop(lock(&h2.sender).take()),
+            Some(Sender::H2(h2)) => drop(h2.sender.lock().take()),
             Some(Sender::H1(_)) | None => drop(self.sender.take()),
         }
         sending.await.map_err(SendError::from)
@@ -466,16 +467,13 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(Sender::H2(h2)) = &self.sender {
-            *lock(&h2.idle_since) = Instant::now();
+            *h2.idle_since.lock() = Instant::now();
             h2.streams.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
 /// A panic while the lock was held cannot leave these maps half-changed in a way that matters.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 #[cfg(test)]
 mod tests {
@@ -527,6 +525,6 @@ mod tests {
         assert_eq!(kept.count.load(Ordering::Relaxed), left);
         kept.retain(|_| false);
         assert_eq!(kept.count.load(Ordering::Relaxed), 0);
-        assert!(kept.shards.iter().all(|shard| lock(shard).is_empty()));
+        assert!(kept.shards.iter().all(|shard| shard.lock().is_empty()));
     }
 }

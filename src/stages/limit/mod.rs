@@ -5,7 +5,7 @@ pub(super) mod report;
 mod truncate;
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
@@ -260,7 +261,7 @@ async fn watch(
         refusal = counts.wait_until_stopped() => refusal,
     };
     let (exchange, waker) = {
-        let mut live = lock(&live);
+        let mut live = live.lock();
         (live.exchange.take(), live.waker.take())
     };
     if let Some(mut exchange) = exchange {
@@ -317,7 +318,7 @@ impl Body for ResponseBody {
             return Poll::Ready(this.parting.next().map(Ok));
         }
         let live = this.live.clone();
-        let mut live = lock(&live);
+        let mut live = live.lock();
         let Some(exchange) = &mut live.exchange else {
             drop(live);
             this.finish();
@@ -444,7 +445,7 @@ impl Drop for ResponseBody {
         if let Some(watchdog) = &self.watchdog {
             watchdog.abort();
         }
-        let exchange = lock(&self.live).exchange.take();
+        let exchange = self.live.lock().exchange.take();
         if let Some(mut exchange) = exchange {
             if exchange.left != Some(0) {
                 exchange.record.abandoned();
@@ -452,9 +453,4 @@ impl Drop for ResponseBody {
             exchange.end(false);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A panic within leaves an exchange that is dropped, or none; both are sound.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

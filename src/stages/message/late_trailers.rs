@@ -6,14 +6,14 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
 use http::HeaderMap;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::stages::forward::pool::lock;
 use crate::stages::message::chunked::ChunkedReader;
 
 /// The trailers of one request, there once its body has ended.
@@ -70,18 +70,18 @@ impl Trailers {
                 text.extend_from_slice(part);
             }
         }
-        *lock(&self.0) = text.into();
+        *self.0.lock() = text.into();
     }
 
     fn take(&self) -> Bytes {
-        std::mem::take(&mut *lock(&self.0))
+        std::mem::take(&mut *self.0.lock())
     }
 }
 
 impl Announced {
     /// Announces the next request that will be written.
     pub(crate) fn push(&self, framing: Framing) {
-        lock(&self.0).push_back(framing);
+        self.0.lock().push_back(framing);
     }
 }
 
@@ -153,7 +153,7 @@ impl<T> LateTrailers<T> {
 
     /// How many of these bytes stand before the next place for trailers; none if there is no such place among them.
     fn place<'b>(&mut self, parts: impl Iterator<Item = &'b [u8]>) -> Option<usize> {
-        self.queue.append(&mut lock(&self.announced.0));
+        self.queue.append(&mut self.announced.0.lock());
         let (mut message, mut queue) = (self.message.clone(), self.queue.iter().cloned());
         let mut before = 0_usize;
         for part in parts {

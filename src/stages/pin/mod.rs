@@ -8,7 +8,7 @@ mod name_quota;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig};
@@ -16,6 +16,7 @@ use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::{Name, RData, RecordType};
 use hickory_resolver::{Resolver as Hickory, TokioResolver};
 use moka::sync::Cache;
+use parking_lot::RwLock;
 use tokio::sync::OnceCell;
 use tokio::time::error::Elapsed;
 use tokio::time::{timeout, timeout_at};
@@ -212,7 +213,7 @@ impl Resolver {
     pub async fn ledger(&self, policy: &Policy, host: &Host, port: u16) -> Verdict<Vec<SocketAddr>> {
         let addresses = self.addresses(policy, host, None).await?;
         let addresses: Vec<_> = addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
-        let mut known = self.ledger.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.ledger.write();
         addresses.clone_into(&mut known);
         Ok(addresses)
     }
@@ -293,7 +294,7 @@ impl Resolver {
 
     fn is_ledger(&self, address: SocketAddr) -> bool {
         let address = canonical(address);
-        let known = self.ledger.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.ledger.read();
         known.iter().any(|server| {
             let server = canonical(*server);
             let here = is_local(server.ip()) && (address.ip().is_unspecified() || is_local(address.ip()));

@@ -6,8 +6,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::model::host::HostName;
 use crate::model::name::ExecutionId;
@@ -73,7 +74,7 @@ impl NameQuota {
     pub(crate) fn ask(&self, execution: &ExecutionId, name: &HostName, now: Instant) -> Result<Seen, Duration> {
         let at = usize::try_from(self.hasher.hash_one(execution) % SHARDS as u64).unwrap_or_default();
         let Some(shard) = self.shards.get(at) else { unreachable!("a place is below the number of shards") };
-        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shard = shard.lock();
         shard.tidy(now);
         let asked = shard.asking.entry(execution.clone()).or_insert_with(|| Asked::new(now));
         asked.ask(self.hasher.hash_one(name), self.per_minute, now)
@@ -165,7 +166,7 @@ mod tests {
             );
         }
         let kept = |asked: &Asked| asked.recent.len() + asked.older.len();
-        let shards = names.shards.iter().map(|shard| shard.lock().unwrap());
+        let shards = names.shards.iter().map(|shard| shard.lock());
         assert!(
             shards.flat_map(|shard| shard.asking.values().map(kept).collect::<Vec<_>>()).sum::<usize>()
                 <= 2 * REMEMBERED
@@ -177,7 +178,7 @@ mod tests {
                 names.ask(&execution(&format!("{round}-{n}")), &name(0), now).unwrap();
             }
         }
-        let left: usize = names.shards.iter().map(|shard| shard.lock().unwrap().asking.len()).sum();
+        let left: usize = names.shards.iter().map(|shard| shard.lock().asking.len()).sum();
         assert!(left < 4_000, "{left}");
     }
 }

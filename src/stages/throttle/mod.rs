@@ -7,8 +7,10 @@ mod rate;
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use self::rate::RateLimiters;
 use super::identify::Caller;
@@ -127,13 +129,13 @@ impl Throttle {
 
     /// Notes that a static execution has begun anew: calls counted before are not among its own.
     pub fn begun(&self, execution: &ExecutionId) {
-        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut begun = self.begun.lock();
         begun.insert(execution.clone(), Instant::now());
     }
 
     /// Whether the call of a tunnel is among those that its execution has counted since it began.
     fn is_counted(&self, caller: &Caller, prepaid: &Prepaid) -> bool {
-        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        let begun = self.begun.lock();
         begun.get(caller.execution()).is_none_or(|begun| *begun < prepaid.at)
     }
 

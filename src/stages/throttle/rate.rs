@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use parking_lot::Mutex;
 
 use crate::model::limited::{LimitScope, ReachedLimit};
 use crate::model::name::ExecutionId;
@@ -73,7 +74,7 @@ impl RateLimiters {
         let at = usize::try_from(self.hasher.hash_one(&key) % SHARDS as u64).unwrap_or_default();
         let Some(shard) = self.shards.get(at) else { unreachable!("a place is below the number of shards") };
         // Gates are whole at every point where a panic could come.
-        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shard = shard.lock();
         shard.tidy();
         shard.gates.entry(key).or_insert_with(ExecutionLimiter::new).enter(limits)
     }
@@ -178,19 +179,19 @@ mod tests {
         let (gates, one) = (RateLimiters::default(), limits(Some(1), None));
         let held = gates.enter(&caller("held"), Kind::Raw, &one).unwrap();
         for shard in &gates.shards {
-            for gate in shard.lock().unwrap().gates.values_mut() {
+            for gate in shard.lock().gates.values_mut() {
                 gate.used -= Duration::from_secs(3600);
             }
         }
         for n in 0..20_000 {
             drop(gates.enter(&caller(&n.to_string()), Kind::Raw, &one).unwrap());
             for shard in gates.shards.iter().filter(|_| n % 1_000 == 0) {
-                for gate in shard.lock().unwrap().gates.values_mut() {
+                for gate in shard.lock().gates.values_mut() {
                     gate.used -= Duration::from_secs(3600);
                 }
             }
         }
-        let left: usize = gates.shards.iter().map(|shard| shard.lock().unwrap().gates.len()).sum();
+        let left: usize = gates.shards.iter().map(|shard| shard.lock().gates.len()).sum();
         assert!(left <= 2 * SHARDS * FEW, "{left}");
         assert!(gates.enter(&caller("held"), Kind::Raw, &one).is_err());
         drop(held);
