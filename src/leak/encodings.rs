@@ -32,14 +32,20 @@ pub(super) struct Searched<'v> {
     pub(super) value: &'v [u8],
     /// Bytes before the secret part, such as the user of `user:password`.
     pub(super) public: usize,
+    /// The length of the shortest beginning that counts as a part, if that is not half of the secret part.
+    pub(super) part: Option<usize>,
     /// No part of it counts.
     pub(super) is_whole: bool,
 }
 
 /// All forms of a value, each once.
-pub(super) fn of(Searched { value, public, is_whole }: Searched<'_>) -> Vec<Form> {
+pub(super) fn of(Searched { value, public, part, is_whole }: Searched<'_>) -> Vec<Form> {
     let least = value.len().clamp(MIN_SEARCHED, MIN_VALUE);
     let raw_half = |length: usize| {
+        if let Some(part) = part {
+            // Undone escapes make a value shorter, and its parts with it.
+            return part.saturating_mul(length).checked_div(value.len()).unwrap_or(length).max(MIN_VALUE);
+        }
         let secret = length.saturating_sub(public);
         public.saturating_add(secret.div_ceil(2).max(MIN_VALUE))
     };
@@ -113,7 +119,7 @@ mod tests {
     #[test]
     fn forms_are_what_encoders_write_around_a_value() {
         let value = b"s3cr3t/+? value";
-        let forms: Vec<_> = of(Searched { value, public: 0, is_whole: false })
+        let forms: Vec<_> = of(Searched { value, public: 0, part: None, is_whole: false })
             .into_iter()
             .map(|form| String::from_utf8(form.bytes.to_vec()).unwrap())
             .collect();

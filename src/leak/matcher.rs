@@ -40,14 +40,18 @@ impl<'v> Value<'v> {
     /// A value that is secret from its first byte on.
     #[must_use]
     pub fn new(whose: ValueOwner, value: &'v [u8]) -> Self {
-        Self { whose, searched: Searched { value, public: 0, is_whole: false }, halves: Halves::default() }
+        Self { whose, searched: Searched { value, public: 0, part: None, is_whole: false }, halves: Halves::default() }
     }
 
     /// The same, and the halves of it that are looked for alone.
     #[must_use]
     pub fn with_halves(self, strength: Strength) -> Self {
         match strength {
-            Strength::Strong(halves) => Self { halves, ..self },
+            Strength::Strong(halves) => {
+                let part = halves.part.map(|part| self.searched.public.saturating_add(part));
+                let is_whole = self.searched.is_whole || part.is_none();
+                Self { halves, searched: Searched { part, is_whole, ..self.searched }, ..self }
+            }
             Strength::Weak(_) => self,
         }
     }
@@ -217,7 +221,7 @@ impl Matcher {
             let (first, second) = strength::halves(value);
             let halves = [(wanted.first, first, Half::First), (wanted.second, second, Half::Second)];
             for (_, value, half) in halves.into_iter().filter(|(is_wanted, ..)| *is_wanted) {
-                add(Searched { value, public: 0, is_whole: true }, narrow(owners.len()));
+                add(Searched { value, public: 0, part: None, is_whole: true }, narrow(owners.len()));
                 let whose = owners.get(at).map(|owner| owner.whose.clone()).unwrap_or_default();
                 owners.push(Owner { whose, hash: TokenHash::of(value), half: Some(half) });
             }

@@ -49,6 +49,8 @@ pub struct Redactor {
     parts: Vec<Range<u64>>,
     /// The last whole values. The halves of these are no parts.
     wholes: VecDeque<Range<u64>>,
+    /// The start of the last first half that was counted as a find. A longer part from there is the same find.
+    half_counted_at: Option<u64>,
 }
 
 /// So many whole values are remembered: readings of one place agree on where it ends, or lag by a few bytes.
@@ -80,6 +82,7 @@ impl Redactor {
             counted: BTreeSet::new(),
             parts: Vec::new(),
             wholes: VecDeque::new(),
+            half_counted_at: None,
         }
     }
 
@@ -139,7 +142,7 @@ impl Redactor {
             // Several values may begin alike.
             if halves.iter().any(|(_, owner)| self.was_sent(*owner)) {
                 self.add_part(from..due);
-            } else {
+            } else if self.half_counted_at != Some(from) {
                 self.find();
             }
             self.note(from..due, owner);
@@ -183,7 +186,12 @@ impl Redactor {
                     self.wholes.push_front(from..to);
                     self.note_whole(owner);
                 }
-                Some(_) => self.note_whole(owner),
+                Some(half) => {
+                    self.note_whole(owner);
+                    if half == Half::First {
+                        self.half_counted_at = Some(from);
+                    }
+                }
             }
             self.note(from..to, owner);
         }
@@ -270,7 +278,11 @@ impl Redactor {
         if let Some(owner) = owner {
             self.count = self.count.saturating_add(1);
             self.owners.insert(owner);
-            self.note_whole(owner);
+            if self.matcher.half(owner).is_some() && self.was_sent(owner) {
+                self.find();
+            } else {
+                self.note_whole(owner);
+            }
         }
         owner.is_some()
     }

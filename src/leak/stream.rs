@@ -137,7 +137,7 @@ mod tests {
     fn wanted(text: &[u8]) -> Ends {
         let forms: BTreeSet<Vec<u8>> = VALUES
             .iter()
-            .flat_map(|value| encodings::of(encodings::Searched { value, public: 0, is_whole: false }))
+            .flat_map(|value| encodings::of(encodings::Searched { value, public: 0, part: None, is_whole: false }))
             .map(|form| form.bytes.to_vec())
             .collect();
         let engine = DoubleArrayAhoCorasick::<u32>::new(forms).unwrap();
@@ -302,7 +302,7 @@ mod tests {
     fn part() -> impl Strategy<Value = Vec<u8>> {
         let all: Vec<Vec<u8>> = VALUES
             .iter()
-            .flat_map(|value| encodings::of(encodings::Searched { value, public: 0, is_whole: false }))
+            .flat_map(|value| encodings::of(encodings::Searched { value, public: 0, part: None, is_whole: false }))
             .map(|form| form.bytes.to_vec())
             .collect();
         let form = prop::sample::select(all);

@@ -35,6 +35,9 @@ pub enum Strength {
 pub struct Halves {
     pub(super) first: bool,
     pub(super) second: bool,
+    /// The bytes from the beginning of the value that count as a part of it at a pause or the end of a text: half of the
+    /// value or more, and strong themselves. Without it only the whole value counts.
+    pub(super) part: Option<usize>,
 }
 
 /// Why a value is weak.
@@ -56,12 +59,18 @@ impl Strength {
     pub fn of(secret: &[u8]) -> Self {
         match weakness(secret) {
             Some(why) => Self::Weak(why),
-            None if own(secret).len() < MIN_HALVED => Self::Strong(Halves::default()),
+            None if own(secret).len() < MIN_HALVED => {
+                Self::Strong(Halves { part: strong_part(secret), ..Halves::default() })
+            }
             None => {
                 let (first, second) = halves(secret);
                 let behind = first.get(prefix(first)..).unwrap_or_default();
                 let is_own = behind.len() >= MIN_VALUE && guesses(behind) >= OWN;
-                Self::Strong(Halves { first: is_own && weakness(first).is_none(), second: weakness(second).is_none() })
+                Self::Strong(Halves {
+                    first: is_own && weakness(first).is_none(),
+                    second: weakness(second).is_none(),
+                    part: strong_part(secret),
+                })
             }
         }
     }
@@ -73,11 +82,39 @@ impl Strength {
     }
 }
 
-/// The part of a value that no other value has. A signed token (JWT, RFC 7519) says before its signature who it is for and
-/// who issued it, a URL where something is, a connection string what it is for: others have that as well.
+/// Returns the length of the shortest beginning of a value that is strong and has at least half of its secret part.
+///
+/// A part that can be guessed must not count: the reaction to it would confirm the guess, and with it known the rest
+/// could be guessed too.
+fn strong_part(value: &[u8]) -> Option<usize> {
+    let own = own(value);
+    let offset = memchr::memmem::rfind(value, own).filter(|_| !own.is_empty())?;
+    let eighths = |n: usize| own.len().saturating_mul(n).div_ceil(8).max(MIN_VALUE);
+    let lengths = [4, 5, 6, 7].map(eighths).into_iter().filter(|length| *length < own.len());
+    let is_strong = |length: &usize| own.get(..*length).is_some_and(|part| weakness(part).is_none());
+    lengths.into_iter().find(is_strong).map(|length| offset.saturating_add(length))
+}
+
+/// Names of fields of connection strings that hold a secret, in lower case and without blanks.
+const SECRET_FIELDS: [&[u8]; 6] = [b"password", b"pwd", b"key", b"secret", b"signature", b"token"];
+
+/// Returns the part of a value that no other value has. The rest of a signed token (JWT, RFC 7519) names its issuer and
+/// audience, that of a URL its host, that of a connection string the server: other texts contain them as well.
 fn own(value: &[u8]) -> &[u8] {
     if value.starts_with(b"eyJ") && value.contains(&b'.') {
         return value.rsplit(|byte| *byte == b'.').next().unwrap_or_default();
+    }
+    if value.contains(&b';') && value.contains(&b'=') {
+        let fields = value.split(|byte| *byte == b';');
+        let values = fields.filter_map(|field| {
+            let (name, value) = field.split_at_checked(memchr::memchr(b'=', field)?)?;
+            let name: Vec<u8> =
+                name.iter().filter(|byte| !byte.is_ascii_whitespace()).map(u8::to_ascii_lowercase).collect();
+            SECRET_FIELDS.iter().any(|secret| name.ends_with(secret)).then(|| value.get(1..).unwrap_or_default())
+        });
+        if let Some(secret) = values.max_by_key(|value| value.len()) {
+            return secret;
+        }
     }
     if let Some(scheme) = memchr::memmem::find(value, b"://") {
         let rest = value.get(scheme.saturating_add(3)..).unwrap_or_default();
@@ -86,9 +123,7 @@ fn own(value: &[u8]) -> &[u8] {
         return memchr::memchr(b':', user).and_then(|at| user.get(at.saturating_add(1)..)).unwrap_or_default();
     }
     if value.contains(&b';') && value.contains(&b'=') {
-        let fields = value.split(|byte| *byte == b';');
-        let values = fields.filter_map(|field| field.get(memchr::memchr(b'=', field)?.saturating_add(1)..));
-        return values.max_by_key(|value| value.len()).unwrap_or_default();
+        return &[];
     }
     // A document, such as the JSON of a service account.
     if value.starts_with(b"{") { &[] } else { value }
@@ -192,12 +227,33 @@ mod tests {
             ("postgres://app:k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf@db.example.com/main", true, true),
             ("postgres://app:k7Qz2mXv9LpW4sVt6eRRu8Yb@db.internal.example.com:5432/main", false, false),
             ("https://hooks.example.com/services/T024BE7LD/B0ADSRX9Q/k7Qz2mXv9LpW4sVt6eRRu8Yb", false, false),
-            ("Endpoint=sb://k;AccountKey=k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf==;Suffix=core.example.com", false, false),
+            ("Endpoint=sb://k/;SharedAccessKeyName=n;SharedAccessKey=k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf==", true, true),
+            ("Server=tcp:prod-sql.database.windows.net,1433;User ID=app;Password=Xk29dLq8VwRt41;", false, false),
             ("AccountName=k;AccountKey=k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf==;Suffix=core.example.com", true, true),
             ("{\"type\":\"service_account\",\"key\":\"k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf\"}", false, false),
         ];
         for (value, first, second) in rows {
-            assert_eq!(Strength::of(value.as_bytes()), Strength::Strong(Halves { first, second }), "{value}");
+            let Strength::Strong(halves) = Strength::of(value.as_bytes()) else { panic!("{value}") };
+            assert_eq!((halves.first, halves.second), (first, second), "{value}");
+        }
+    }
+
+    #[test]
+    fn parts_that_can_be_guessed_or_are_public_do_not_count() {
+        let rows = [
+            ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", Some(20)),
+            ("k7Qz2mXv9LpW4sVt6eRRu8Yb", Some(15)),
+            ("correct-horse-battery", Some(16)),
+            ("0000000000000000000000000000k7Qz2mXv9L", None),
+            ("hunter2-k7Qz2mXv9LpW4sVt6", Some(19)),
+            ("https://hooks.slack.com/services/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", None),
+            ("postgres://orders_readonly_service:k7Qz2mXv9LpW4sVt6eRRu8Yb@db/o", Some(35 + 15)),
+            ("Server=tcp:prod-sql.database.windows.net,1433;Password=k7Qz2mXv9LpW4sVt6eRRu8Yb;", Some(55 + 15)),
+            ("{\"type\":\"service_account\",\"key\":\"k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf\"}", None),
+        ];
+        for (value, part) in rows {
+            let Strength::Strong(halves) = Strength::of(value.as_bytes()) else { panic!("{value}") };
+            assert_eq!(halves.part, part, "{value}");
         }
     }
 }

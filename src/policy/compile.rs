@@ -804,7 +804,7 @@ pub(super) mod tests {
                 "credentials.A.auth_query_name",
                 "letters",
             ),
-            ("[credentials.A]\ndomains = [\"*.example.com\"]", "credentials.A.domains[0]", "each host by itself"),
+            ("[credentials.A]\ndomains = [\"*.example.com\"]", "credentials.A.domains[0]", "each host separately"),
             ("[credentials.A]\ndomains = [\"A.example\"]", "credentials.A.domains[0]", "small letters"),
             ("[credentials.A]\ndomains = [\"a.example:0\"]", "credentials.A.domains[0]", "a"),
             ("[credentials.A]\nvalue = \"secret:a b\"", "credentials.A.value", "secret:NAME"),

@@ -473,8 +473,6 @@ impl Drop for Lease {
     }
 }
 
-/// A panic while the lock was held cannot leave these maps half-changed in a way that matters.
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,6 +15,7 @@ pub mod masks;
 pub mod origin;
 pub mod outbound;
 pub mod page;
+pub mod parts;
 pub mod road;
 pub mod splits;
 pub mod undecodable;

@@ -1,0 +1,133 @@
+//! Parts of values in answers: which of them are masked and counted, and which must not be.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use exeat::leak::strength::Strength;
+use exeat::leak::{Matcher, Redactor, Value, ValueOwner};
+use exeat::model::name::CredentialName;
+
+use crate::lab::client::Way;
+use crate::lab::{Ground, Lab, Origin};
+
+const LONG: &[u8] = b"k7qz2mxv9lpw4svt6erru8ybon3chd5jftga1xzq";
+
+async fn lab(value: &str, pages: &[(String, String)]) -> (Lab, Origin, String) {
+    let ground = Ground::new().await;
+    std::fs::write(ground.dir.path().join("value"), value).unwrap();
+    let origin = ground.origin("api.test").await;
+    for (path, page) in pages {
+        origin.serve_file(path, "text/plain", page.clone());
+    }
+    let port = origin.port();
+    let lab = ground
+        .proxy(&format!(
+            "[leak]\nmax_finds = 3\n[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{port}]\n\
+             [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"file:value\"\ndomains = [\"api.test\"]\n\
+             [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n"
+        ))
+        .await;
+    (lab, origin, format!("https://api.test:{port}"))
+}
+
+fn redactor(value: &[u8], sent: Option<&str>) -> Redactor {
+    let owner = ValueOwner::Credential(CredentialName::new("KEY"));
+    let value = Value::new(owner, value).with_halves(Strength::of(value));
+    Redactor::after(Arc::new(Matcher::new([value].into_iter())), sent.map(CredentialName::new))
+}
+
+/// A strong value of which the half is weak is read with two dictionaries: wrong words cost nothing, and each right half
+/// costs one find.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dictionary_does_not_read_a_value_by_halves() {
+    let value = "correct-horse-battery";
+    assert!(Strength::of(value.as_bytes()).is_strong());
+    let halves: Vec<String> = ["letters", "example", "correct", "battery"]
+        .iter()
+        .flat_map(|word| ["-fro", "-hor", "-tab"].map(|end| format!("{word}{end}")))
+        .collect();
+    let mut pages: Vec<(String, String)> =
+        halves.iter().enumerate().map(|(n, half)| (format!("h{n}"), half.clone())).collect();
+    let rests = ["se-letters", "se-monday!", "se-battery", "se-example"];
+    pages.push(("rests".to_owned(), rests.map(|rest| format!("correct-hor{rest}#")).concat()));
+    let (lab, _origin, url) = lab(value, &pages).await;
+    let mut known = Vec::new();
+    for (n, half) in halves.iter().enumerate() {
+        let answer = lab.by(Way::Absolute, "GET", &format!("{url}/files/h{n}"), &[], "").await;
+        if answer.text().contains('*') {
+            known.push(half.clone());
+        }
+    }
+    let answer = lab.by(Way::Absolute, "GET", &format!("{url}/files/rests"), &[], "").await;
+    let read = answer.text();
+    let masked = read.split('#').position(|piece| piece.starts_with('*'));
+    let after = lab.by(Way::Absolute, "GET", &format!("{url}/files/h0"), &[], "").await;
+    assert!(
+        after.status == 403 || known.is_empty() || masked.is_none(),
+        "half {known:?}, rest number {masked:?}, and the execution goes on"
+    );
+}
+
+/// The longest field of a connection string may be the address of the server, which everybody may name.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_address_in_a_connection_string_is_no_find() {
+    let value =
+        "Server=tcp:prod-sql.database.windows.net,1433;Initial Catalog=orders;User ID=app;Password=Xk29dLq8VwRt41;";
+    let page = "Use Server=tcp:yourserver.database.windows.net,1433;Database=test; in your code.";
+    let (lab, _origin, url) = lab(value, &[("doc".to_owned(), page.to_owned())]).await;
+    let sent = lab.by(Way::Absolute, "POST", &format!("{url}/x"), &[], page).await;
+    let answer = lab.by(Way::Absolute, "GET", &format!("{url}/files/doc"), &[], "").await;
+    assert_eq!((sent.status.as_u16(), answer.text().to_string()), (200, page.to_owned()), "{sent:?}");
+}
+
+/// The rest of a connection string may be public, and so may what stands before the secret of a webhook's URL.
+#[test]
+fn public_beginnings_before_a_pause_are_no_finds() {
+    let rows = [
+        (
+            "https://hooks.slack.com/services/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",
+            "https://hooks.slack.com/services/T01AB2CD3",
+        ),
+        ("postgres://orders_readonly_service:xK9q2LmPv7@db/o", "postgres://orders_readonly_service"),
+    ];
+    let finds = rows.map(|(value, text)| {
+        let mut redactor = redactor(value.as_bytes(), None);
+        redactor.feed(Bytes::from(text));
+        redactor.end();
+        redactor.finds(true)
+    });
+    assert_eq!(finds, [0, 0]);
+}
+
+/// A mask of half of the value that was sent counts, unless the whole comes back.
+#[test]
+fn half_of_the_value_that_was_sent_in_the_name_of_a_field_is_a_find() {
+    for half in [&LONG[..20], &LONG[20..]] {
+        let mut redactor = redactor(LONG, Some("KEY"));
+        assert!(redactor.is_in_name(std::str::from_utf8(half).unwrap()));
+        assert_eq!(redactor.finds(true), 1);
+    }
+}
+
+/// One part at one place is one find, whether it ends at the half or behind it.
+#[test]
+fn one_part_counts_once() {
+    for length in [20, 21, 30, 39] {
+        let mut redactor = redactor(LONG, None);
+        redactor.feed(Bytes::copy_from_slice(&LONG[..length]));
+        redactor.end();
+        assert_eq!(redactor.finds(true), 1, "{length} of {}", LONG.len());
+    }
+}
+
+/// Words that begin a weak value are no finds where it was sent: its owner's pages may end with them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_word_that_begins_a_weak_value_stops_nothing() {
+    let (lab, _origin, url) = lab("password1234", &[("error".to_owned(), "missing password".to_owned())]).await;
+    for n in 0..4 {
+        let sent = [("exeat-credential", "KEY")];
+        let answer = lab.by(Way::Absolute, "GET", &format!("{url}/files/error"), &sent, "").await;
+        assert_eq!(answer.status, 200, "{n}");
+        assert!(lab.ended(n).await.get("alarm").is_none());
+    }
+}
