@@ -805,7 +805,7 @@ pub(super) mod tests {
                 "letters",
             ),
             ("[credentials.A]\ndomains = [\"*.example.com\"]", "credentials.A.domains[0]", "each host separately"),
-            ("[credentials.A]\ndomains = [\"A.example\"]", "credentials.A.domains[0]", "small letters"),
+            ("[credentials.A]\ndomains = [\"A.example\"]", "credentials.A.domains[0]", "lower case"),
             ("[credentials.A]\ndomains = [\"a.example:0\"]", "credentials.A.domains[0]", "a"),
             ("[credentials.A]\nvalue = \"secret:a b\"", "credentials.A.value", "secret:NAME"),
             ("[credentials.A]\ninject = \"sometimes\"", "credentials.A.inject", "\"named\" or \"always\""),
