@@ -1,4 +1,4 @@
-//! Files that only their owner may read, written whole or not at all.
+//! Writes private files atomically.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};

@@ -1,4 +1,4 @@
-//! Words for people: on stderr, without control characters from outside, coloured only on a terminal.
+//! Messages on stderr: without control characters from outside, coloured only on a terminal.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};

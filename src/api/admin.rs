@@ -1,4 +1,4 @@
-//! The operator's listener: health, tasks, executions, approvals, secrets, reload. Its token is never the sandboxes'.
+//! The admin listener: health, tasks, executions, approvals, secrets and reload, with a token of its own.
 
 use std::convert::Infallible;
 use std::sync::Arc;

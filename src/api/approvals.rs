@@ -1,5 +1,5 @@
-//! Approvals over the admin listener: shown, decided. Nobody else decides: a sandbox cannot reach that listener, also
-//! not through the proxy.
+//! Approvals in the admin API: listed and decided. A sandbox cannot reach the admin listener, not even through the
+//! proxy.
 
 use http::{Method, Request, StatusCode};
 use hyper::body::Incoming;

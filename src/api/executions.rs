@@ -1,4 +1,4 @@
-//! Executions over the admin listener: begun, shown, stopped.
+//! Executions in the admin API: started, listed, shown and stopped.
 
 use std::str::FromStr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The admin listener: what operators ask and tell the daemon over HTTP.
+//! The admin API: the HTTP interface for operators.
 
 pub mod admin;
 mod approvals;

@@ -1,4 +1,4 @@
-//! The operator's secrets over the admin listener: set, deleted, listed by name. No value comes back out.
+//! Secrets in the admin API: set, deleted and listed by name. Values are never returned.
 
 use std::sync::Arc;
 

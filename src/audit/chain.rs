@@ -1,4 +1,4 @@
-//! The chain: every line carries an HMAC over the one before and itself.
+//! The audit chain: every line carries an HMAC over itself and the line before it.
 //!
 //! A writer of the file who lacks the key cannot change, insert or drop a line without detection. Truncation shows
 //! against the head, which is stored beside the file and authenticated as well.

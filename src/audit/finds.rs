@@ -1,4 +1,4 @@
-//! How often credentials were found in what an execution wanted to send, and in what it was answered.
+//! Counts the finds of each execution, in its requests and in answers to it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Refusals beyond so many a second are counted, by whose they are: a flood of them must not drown the log. Those that
-//! tell of an attack are counted apart, so that no flood of others takes their lines; and so are answers of our own.
+//! Counts refusals beyond a rate per second, by source, so that a flood cannot fill the log. Codes that indicate an
+//! attack have a quota of their own, and so have the proxy's own answers.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! One exchange's record: filled as the request goes its way, written even if nobody asks for it.
+//! The audit record of one exchange: filled in by the stages, and written when it is dropped.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

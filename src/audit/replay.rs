@@ -1,4 +1,4 @@
-//! Reads a log again from a line on: for whoever keeps a sum of what it says, and died before it was kept.
+//! Reads the log from a given line on, to recover sums over it after a crash.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};

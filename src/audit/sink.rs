@@ -1,4 +1,4 @@
-//! Where lines go: one thread that chains them, writes them in groups, and says when they are written.
+//! Writes the log: one thread chains lines, writes them in groups, and confirms them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};

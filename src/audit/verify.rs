@@ -1,4 +1,4 @@
-//! Reads a log back and tells a changed line, a cut, and a torn last line apart.
+//! Verifies a log: distinguishes a changed line, a truncation, and a torn last line.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! The tool front-end's command line: all of it lives in the library.
+//! The tool front-end's binary; the library has the code.
 
 use std::process::ExitCode;
 

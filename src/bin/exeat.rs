@@ -1,4 +1,4 @@
-//! The daemon and the operator's command line: all of it lives in the library.
+//! The binary of the daemon and the operator's command line; the library has the code.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `exeat approvals`, `approve` and `deny`: requests that wait for a person.
+//! `exeat approvals`, `approve` and `deny`: requests that need an approval.
 
 use std::path::Path;
 

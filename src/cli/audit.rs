@@ -1,4 +1,4 @@
-//! `exeat audit`: reading the record back.
+//! `exeat audit`: verifies and follows the log.
 
 use std::fs;
 use std::path::Path;

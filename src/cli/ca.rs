@@ -1,4 +1,4 @@
-//! `exeat ca`: the interception CA.
+//! `exeat ca`: creates and prints the interception CA.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `exeat check`: every problem at once.
+//! `exeat check`: reports every problem of a configuration at once.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `exeat env`: what clients need to be told. `run` sets the same variables.
+//! `exeat env`: prints the environment variables of clients. `run` sets the same ones.
 
 use std::fs;
 use std::io;

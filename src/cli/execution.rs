@@ -1,4 +1,4 @@
-//! `exeat execution`: runs of tasks, begun, shown and stopped by the daemon.
+//! `exeat execution`: starts, lists, shows and stops executions.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `exeat explain`: what would happen to a request, without sending anything.
+//! `exeat explain`: shows the decision on a request without sending anything.
 
 use std::net::IpAddr;
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! `exeat run` starts itself anew without its caller's variables: what stands in the environment of a process can be
-//! read in `/proc`, by root also of one that cannot be dumped, and stays there for as long as the process lives. The
-//! variables are handed over in memory that no path leads to.
+//! `exeat run` re-executes itself without its caller's variables, because a process's environment can be read in
+//! `/proc`. The environment stays readable for the life of the process, for root even of one that cannot be dumped. The
+//! variables are passed in memory that no path leads to.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

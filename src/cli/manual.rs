@@ -1,4 +1,4 @@
-//! `exeat completions` and `exeat man`: what shells and `man` are told, made from the flags themselves.
+//! `exeat completions` and `exeat man`: shell completions and manual pages, generated from the flags.
 
 use std::io;
 

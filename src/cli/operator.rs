@@ -1,4 +1,4 @@
-//! The admin API from the command line: where the daemon is, what proves who asks, one question a connection.
+//! The client of the admin API: finds the daemon and its token, and sends one request per connection.
 
 use std::fmt;
 use std::io;

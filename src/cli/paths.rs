@@ -1,4 +1,4 @@
-//! Where the configuration and the state are.
+//! The paths of the configuration and the state.
 
 use std::path::{Path, PathBuf};
 

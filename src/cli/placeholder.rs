@@ -1,4 +1,4 @@
-//! `exeat run --credential`: the child's variable holds a placeholder in place of the key.
+//! `exeat run --credential`: gives the child a placeholder in place of the key.
 
 use std::ffi::{OsStr, OsString};
 use std::io;

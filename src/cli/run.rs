@@ -1,4 +1,4 @@
-//! `exeat run`: one command behind a proxy of its own.
+//! `exeat run`: runs one command behind a proxy of its own.
 
 use std::collections::BTreeMap;
 use std::fs;

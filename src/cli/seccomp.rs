@@ -1,4 +1,4 @@
-//! System calls that are refused from now on, to this process and what it starts.
+//! Seccomp filters for this process and its children.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! `exeat secret`: what is in the vault, without ever showing it.
+//! `exeat secret`: manages the vault without showing values.
 
 use std::io::{self, IsTerminal, Read};
 use std::path::Path;

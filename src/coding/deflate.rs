@@ -1,4 +1,4 @@
-//! Undoes gzip and deflate.
+//! gzip (RFC 1952) and deflate (RFC 1950, RFC 1951).
 
 use flate2::{Crc, Decompress, FlushDecompress, Status};
 

@@ -1,4 +1,4 @@
-//! Undoes the content codings of HTTP as the bytes come, so that what is in them can be looked at.
+//! Decodes HTTP content codings as a stream, so that bodies can be scanned.
 //!
 //! The bytes come from hostile peers: whatever they say, a call takes no more memory than its output, the
 //! windows and a constant. Nothing passes unlooked at: a body whose coding ends before the body does is refused,

@@ -1,3 +1,5 @@
+//! Tests of all codings together.
+
 use std::io::Write;
 
 use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};

@@ -1,4 +1,4 @@
-//! Undoes zstd (RFC 8878).
+//! zstd (RFC 8878).
 //!
 //! The crate that decodes blocks keeps what it decoded to itself until there is more of it than the window, or
 //! until the frame ends: a stream that is flushed and goes on would stand still. So frames are read here, and the

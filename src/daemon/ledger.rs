@@ -1,4 +1,4 @@
-//! Opens the ledger that the configuration names. A server is found by our own resolver, as everything is.
+//! Opens the configured ledger. The address of a server comes from the proxy's own resolver.
 
 use std::io;
 use std::sync::Arc;

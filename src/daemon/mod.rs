@@ -1,4 +1,4 @@
-//! Puts the parts together, starts them, and stops them without losing a request in flight.
+//! Starts the daemon's parts, and stops them without losing a request in flight.
 
 mod billing;
 mod find_journal;

@@ -1,4 +1,4 @@
-//! A new policy without a restart: compiled wholly, then swapped, or refused and the old one kept.
+//! Reloads the policy without a restart: a valid one replaces the old one, an invalid one changes nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The vault of a configuration: where it is, what opens it, and what the daemon itself keeps there.
+//! Opens the configured vault, and manages the daemon's own keys in it.
 
 use std::cell::OnceCell;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Takes connections, up to the limit, and hands each to its own task.
+//! Accepts connections up to the limit, and serves each on a task of its own.
 
 use std::future::poll_fn;
 use std::io;

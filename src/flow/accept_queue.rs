@@ -1,4 +1,4 @@
-//! Connections that were accepted and wait for a slot, so that no listener waits for one.
+//! The queue of accepted connections that wait for a slot, so that no listener blocks.
 //!
 //! A source that has its part of the unidentified connections waits for its own oldest one. Those of other sources are
 //! admitted meanwhile. Waiting connections hold descriptors: they have no more than there are free slots, and the

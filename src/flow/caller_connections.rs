@@ -1,4 +1,4 @@
-//! How many connections each caller holds, so that one of them cannot take the places of all.
+//! Limits the connections of each caller.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! One client connection: HTTP/1.1 to the proxy itself, and what is asked once per destination.
+//! Serves one client connection: HTTP/1.1 to the proxy, and the stages that run once per destination.
 
 use std::convert::Infallible;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! A client's socket that can be watched for its end while the HTTP server reads and writes it.
+//! Detects that a client has disconnected while the HTTP server reads and writes its socket.
 //!
 //! hyper does not read while an answer is pending, so it does not notice that a client has gone. The watch asks the
 //! kernel for the state of the connection and consumes no data, so unread bytes do not hide the end.

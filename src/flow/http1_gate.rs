@@ -1,4 +1,4 @@
-//! Lets heads of requests through to the HTTP server one by one, and only those that have one reading.
+//! The HTTP/1.1 request gate: passes heads to hyper one at a time, and rejects ambiguous ones.
 //!
 //! hyper takes much that a proxy must refuse, hides it (a length beside a transfer coding, bare line
 //! feeds), and answers what it cannot read in bare words. Here each head is looked at as it was sent;

@@ -1,4 +1,4 @@
-//! Where clients come in: TCP, TLS, Unix sockets, and sockets that somebody else opened for us.
+//! Listeners: TCP, TLS, Unix sockets, and sockets passed by a service manager.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! The conductor: takes connections, leads requests through the stages, answers.
+//! Accepts connections, runs the stages for each request, and responds.
 
 pub mod accept;
 pub(crate) mod accept_queue;

@@ -1,4 +1,4 @@
-//! The only place where an error answer is built.
+//! Builds responses; the only place that renders errors.
 
 use std::convert::Infallible;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! CONNECT: opaque tunnels that are checked and spliced, and inspected ones that end here.
+//! CONNECT: opaque tunnels are checked and spliced, inspected ones are terminated here.
 
 use std::convert::Infallible;
 use std::error::Error as _;

@@ -1,4 +1,4 @@
-//! Registered webhooks: where their names lead, before anybody calls them.
+//! Checks the addresses of registered webhooks before they are called.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

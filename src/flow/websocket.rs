@@ -1,5 +1,4 @@
-//! A WebSocket between a client and an origin that have agreed on one: frames both ways, until either side
-//! is through, nothing moves, a message must not pass, or a later policy says no.
+//! Relays a WebSocket between a client and an origin.
 
 use std::borrow::Cow;
 use std::cell::Cell;

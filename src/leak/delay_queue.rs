@@ -1,4 +1,4 @@
-//! Bytes that wait, in the pieces that they came in: what is not changed is not copied.
+//! A queue of delayed bytes; unchanged pieces are not copied.
 
 use std::collections::VecDeque;
 use std::ops::Range;

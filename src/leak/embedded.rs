@@ -1,6 +1,5 @@
-//! Parts of a text that are base64 as a whole: strings of JSON, `data:` URLs (RFC 2397), fields of forms, parts
-//! of multipart bodies (RFC 2045 §6.8). What stands in them may be escaped or encoded once more, so it is
-//! looked through as a text of its own.
+//! Finds values in embedded base64: JSON strings, `data:` URLs (RFC 2397), form fields, multipart bodies (RFC 2045
+//! §6.8). The decoded text may be escaped or encoded again, so it is scanned as a text of its own.
 //!
 //! A value that stands there as it is needs none of this: its base64 is one of its forms.
 

@@ -1,4 +1,4 @@
-//! Which bytes are taken for one another, and which begin an escape.
+//! Byte classes: bytes that compare equal, bytes that are skipped, and bytes that begin an escape.
 
 use memchr::memchr2;
 use zeroize::Zeroizing;

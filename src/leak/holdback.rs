@@ -1,4 +1,4 @@
-//! A stream on its way out: held for as long as a value could still come to its end in it.
+//! Scans an outgoing stream and holds bytes back while a value may be incomplete.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! The values that are looked for, and what is found of them in whole texts: heads, small bodies, what is to be
-//! logged.
+//! The index of the values to find, and searches in whole texts: heads, small bodies, log lines.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

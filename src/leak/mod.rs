@@ -1,12 +1,12 @@
-//! Finds held credentials in what passes, in the forms they take on their way. Pure: bytes in, bytes out.
+//! Finds and redacts credentials in all their encodings. No I/O.
 //!
-//! A value is looked for as it is, in base64 and base64url at all three alignments, and in hex (`forms`);
-//! wherever line breaks stand between, and behind percent-encoding, the escapes of strings and the references
-//! of HTML, each undone once and twice, all together and each alone (`escape`, `undone`, `reading`, `layers`); in
-//! parts that are base64 as a whole (`parts`), and in lists of numbers (`numbers`). Values that can be guessed are
-//! told apart by [`strength`], because any reaction to them would confirm a guess. Streams are looked through as they come, wherever they are cut (`scan`, `text`); on their
-//! way out they are held for as long as a value could still come to its end (`hold`), on their way back values
-//! are overwritten (`redact`). What is compressed is undone by [`crate::coding`], so that it can be looked at too.
+//! A value is found in plain form, in base64 and base64url at all three alignments, and in hex (`encodings`); across
+//! line breaks, and behind percent-encoding, string escapes and HTML references, each undone once and twice, all families
+//! together and each alone (`unescape`, `unescaped_view`, `view`, `views`); in embedded base64 (`embedded`), and in lists
+//! of numbers (`number_lists`). [`strength`] tells weak values apart, because a reaction to a guessable value confirms the
+//! guess. Streams are scanned as they arrive, wherever they are cut (`stream`, `scanner`). Outgoing bytes are held back
+//! while a value may be incomplete (`holdback`); in answers values are overwritten (`redact`). [`crate::coding`] decodes
+//! compressed bodies before.
 
 mod automaton;
 mod delay_queue;

@@ -1,5 +1,5 @@
-//! Lists of numbers that stand for bytes: decimal ones, as serialised byte arrays have them, and pairs of hex digits
-//! with something between them. What they stand for is looked through as a text of its own.
+//! Finds values in lists of numbers: decimal byte arrays, and hex digits with separators. The decoded bytes are scanned
+//! as a text of their own.
 
 use std::collections::VecDeque;
 

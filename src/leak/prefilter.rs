@@ -1,4 +1,4 @@
-//! A filter that finds where a pattern may stand without walking through every byte.
+//! A filter that finds candidate positions of patterns without reading every byte.
 //!
 //! Of each pattern a window of some bytes is chosen, and its groups of eight bytes are kept in a table. A search looks
 //! at one group every few bytes; in each window that stands in the text, one of these looks falls on a group of it. A

@@ -1,4 +1,4 @@
-//! A stream as text: as it comes, and what stands in its parts.
+//! Scans a stream as a text: its bytes, and the texts embedded in it.
 
 use super::embedded::EmbeddedBase64;
 use super::matcher::Index;

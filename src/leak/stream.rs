@@ -1,4 +1,4 @@
-//! A stream that is looked through as it comes, wherever it is cut.
+//! Scans the bytes of a stream in all their views, wherever it is cut.
 
 use super::matcher::Index;
 use super::unescape::{Families, LONGEST};

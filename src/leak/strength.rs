@@ -1,5 +1,5 @@
-//! How many guesses a value takes. Any reaction to a value in a text confirms a guess, so values that can be guessed
-//! are not looked for.
+//! Estimates the guesses that a value takes. A reaction to a value confirms a guess, so weak values are not searched
+//! for.
 
 use super::MIN_VALUE;
 

@@ -1,5 +1,5 @@
-//! Undoes escapes byte by byte: percent-encoding (RFC 3986 §2.1), the escapes of JSON, JavaScript, Python and CSS
-//! strings (RFC 8259 §7), and the character references of HTML.
+//! Undoes escapes byte by byte: percent-encoding (RFC 3986 §2.1), string escapes of JSON (RFC 8259 §7), JavaScript,
+//! Python and CSS, and HTML references.
 //!
 //! All families at once, because who escapes chooses freely what to escape and how, or one of them alone, as most
 //! readers do; what is no escape passes as it is.

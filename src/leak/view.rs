@@ -1,5 +1,5 @@
-//! One way to read a stream: its bytes as they come or with escapes undone, and where each of them stands. Line
-//! breaks, the indentation behind them and code points that nobody sees are left out of what is searched.
+//! One view of a stream: its bytes, raw or with escapes undone, and their positions in the stream. Line breaks, the
+//! indentation after them and invisible code points are left out of the text searched.
 
 use zeroize::Zeroizing;
 

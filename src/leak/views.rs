@@ -1,5 +1,4 @@
-//! A stream as its readers may see it: as it is, with its escapes undone once, and twice; all families of escapes at
-//! once, and each alone.
+//! The views of a stream: raw, unescaped once and twice; with all families of escapes, and with each alone.
 //!
 //! As long as nothing is escaped these are the same, and only the first is followed; the others part from
 //! it at an escape, and are dropped once they can find nothing else.

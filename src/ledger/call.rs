@@ -1,4 +1,4 @@
-//! A tool call as an execution's record keeps it.
+//! The stored record of a tool call.
 
 use std::collections::VecDeque;
 

@@ -1,6 +1,6 @@
-//! A journal that has grown too long is written anew: first how everything stands, as of some moment during the
-//! writing, then all lines that came since it began. Lines say what is, so those that the first part knows of change
-//! nothing. Until the new file takes the old one's name the old one is whole, and from then on the new one is.
+//! Compacts the journal: writes the present state, then all lines added since. A line states a value, not a difference,
+//! so lines that the first part already includes change nothing. The old file is complete until the new one is renamed
+//! over it.
 
 use std::borrow::Cow;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! All that is kept of one execution, and how it changes.
+//! The state of one execution, and its changes.
 
 use std::borrow::Cow;
 

@@ -1,5 +1,5 @@
-//! The ledger of one process: a change is made in memory, handed to the journal under the same lock, so that both
-//! have the same order, and answered when it has been written.
+//! The ledger of one process: a change is made in memory and handed to the journal under one lock, so that both keep
+//! one order.
 
 use std::borrow::Cow;
 use std::sync::Arc;

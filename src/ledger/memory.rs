@@ -1,5 +1,4 @@
-//! The executions of this process: many small maps, each behind its own lock, so that calls of different executions
-//! seldom meet.
+//! The executions of one process, in sharded maps.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};

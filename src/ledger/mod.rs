@@ -1,4 +1,4 @@
-//! Executions, what they have used up, and what they may: one interface, three stores.
+//! The ledger: executions, their counters and approvals. One interface, three stores.
 //!
 //! | store | survives | shared by |
 //! |---|---|---|

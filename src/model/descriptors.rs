@@ -1,4 +1,4 @@
-//! How many file descriptors each part of the daemon may take, so that their sum stays below the limit of the process.
+//! Divides the process's file descriptors among the parts of the daemon.
 
 use std::time::Duration;
 

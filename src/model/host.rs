@@ -1,4 +1,4 @@
-//! One parser and one normal form for every host, wherever it comes from.
+//! Parses hosts into one normal form.
 //!
 //! `url`, `http::Uri` and `getaddrinfo` each read hosts in their own way (`0x7f.1`, `127.1`,
 //! full-width digits …). What this file accepts has exactly one reading; the rest is refused.

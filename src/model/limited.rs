@@ -1,4 +1,4 @@
-//! Which limit of a plan a call has reached, as its caller is told.
+//! Limits, as reported to the caller that reached one.
 
 use std::time::Duration;
 

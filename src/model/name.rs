@@ -1,4 +1,4 @@
-//! Names that the operator gives: tasks, credentials, executions.
+//! Names given by the operator: tasks, credentials, executions.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Where a connection comes from, and what its listener knows of it before the first byte of HTTP.
+//! The peer of a connection, and its identity as known from the listener.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

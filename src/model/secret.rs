@@ -1,4 +1,4 @@
-//! Values that must not be seen: no `Debug`, no `Clone`, wiped when dropped.
+//! Secret values: no `Debug`, no `Clone`, wiped when dropped.
 
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;

@@ -1,4 +1,4 @@
-//! Where a request wants to go, in one normal form.
+//! Parses request targets into one normal form.
 //!
 //! A [`Target`] is made only here, from what the client wrote; policy, DNS, the dialled address, SNI
 //! and `Host` all derive from it, so they cannot mean different things.

@@ -1,4 +1,4 @@
-//! The ways in which TLS with an origin fails, in fixed words: nothing that an origin sends is repeated.
+//! The kinds of TLS failures with an origin, with fixed texts: nothing sent by an origin is repeated.
 
 /// A failure of TLS with an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

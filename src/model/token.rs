@@ -1,4 +1,4 @@
-//! Tokens of executions: they say whose they are, so that a `Bearer` field needs no list of all of them.
+//! Tokens of executions: they contain the execution's id, so a `Bearer` token needs no search.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

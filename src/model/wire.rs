@@ -1,5 +1,5 @@
-//! The fields by which the proxy and its clients understand each other, all but those that say what a tool call is
-//! ([`super::tool`]). An origin's own fields of these names pass in neither direction.
+//! The proxy's own header fields, except those of tool calls ([`super::tool`]). An origin's or client's own fields of
+//! these names pass in neither direction.
 
 use http::HeaderName;
 

@@ -1,4 +1,4 @@
-//! Which addresses are public: one table, one classifier, used for literals and DNS answers alike.
+//! Classifies addresses: one table, for literals and DNS answers alike.
 //!
 //! Sources: the IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890 and what came after),
 //! RFC 5771 and RFC 4291 for multicast, and cloud providers' metadata services. Every block of the

@@ -1,4 +1,4 @@
-//! `approval`: which requests under an integration a person has to allow, one by one.
+//! `approval`: the requests under an integration that need an approval.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! From what was typed to what it means, with every problem at once. A default opens nothing.
+//! Compiles a configuration into settings and policy, and reports every problem at once. Defaults allow nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Credentials: where their values go, and how a request asks for one.
+//! Credentials: where their values are put, and how requests choose one.
 
 use std::sync::Arc;
 

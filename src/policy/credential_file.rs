@@ -1,4 +1,4 @@
-//! `[credentials]`: what was typed, and what it means for a task.
+//! `[credentials]`: the tables as written, checked and resolved for a task.
 
 use std::path::Path;
 use std::sync::Arc;

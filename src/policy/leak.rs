@@ -1,4 +1,4 @@
-//! `[leak]`: how credentials are looked for, and how often one may be found.
+//! `[leak]`: settings of scanning, and the limit of finds.
 
 use crate::leak::families::Family;
 

@@ -1,4 +1,4 @@
-//! Pure rules: what the operator wrote, compiled once into what is asked on every request.
+//! The policy: rules compiled from the configuration. No I/O.
 
 pub mod address;
 mod approval;

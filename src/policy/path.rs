@@ -1,4 +1,4 @@
-//! Paths in canonical form, so that what is judged is what the origin gets to read.
+//! Paths in canonical form: the judged path is the one that the origin reads.
 
 use std::borrow::Cow;
 

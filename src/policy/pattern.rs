@@ -1,4 +1,4 @@
-//! Patterns for hosts and paths: few forms, each with one meaning.
+//! Patterns for hosts and paths.
 
 use crate::model::host::{Host, HostName};
 

@@ -1,4 +1,4 @@
-//! `[plans]`: how much a task's requests may take, tool calls and raw requests apart.
+//! `[plans]`: limits of a task's requests, separate for tool calls and raw requests.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Reads TOML tables key by key and collects every problem, instead of stopping at the first.
+//! Reads TOML tables key by key, and collects every problem.
 
 use std::cell::RefCell;
 use std::fmt;

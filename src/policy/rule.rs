@@ -1,4 +1,4 @@
-//! Tasks and integrations, and how several integrations combine into one decision.
+//! Tasks and integrations, and the decision that several integrations make together.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! The policy in force, and word of its successors.
+//! The current policy, and notification of changes.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Webhook URLs that a task has registered. The integration `webhook` is built in.
+//! A task's registered webhook URLs, for the built-in integration `webhook`.
 
 use http::Uri;
 

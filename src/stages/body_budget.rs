@@ -1,5 +1,4 @@
-//! Budgets of memory: a limit for each execution and one for the process. Not a stage: what `upload` and `websocket`
-//! charge for bytes of request bodies that they hold, and `forward` and tunnels for windows of HTTP/2.
+//! Memory budgets, per execution and per process, for held bodies and flow-control windows. Not a stage.
 //!
 //! Bytes are charged as they arrive. A charge by the announced length would let a client reserve the whole budget
 //! with a few heads. Where room is needed, bodies that have stopped arriving are given up first, the one that has

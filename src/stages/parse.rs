@@ -1,4 +1,4 @@
-//! Where to: what hyper lets through and a proxy must not, and the target in its normal form.
+//! Parses the target, and rejects requests that hyper accepts and a proxy must not.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The server name in the handshake must be the host that CONNECT named.
+//! Checks that the server name of the TLS handshake is the host of CONNECT.
 
 use super::authorize::Admitted;
 use crate::model::host::Host;

@@ -1,5 +1,4 @@
-//! A number of things that executions share, and of which none may have all. Not a stage: what `pin` and `forward`
-//! ask before they open sockets.
+//! Limits the sockets of each execution and of all together. Not a stage.
 
 use std::collections::HashMap;
 use std::pin::pin;

@@ -1,4 +1,4 @@
-//! The interception CA, and leaf certificates minted for the hosts that tunnels were opened to.
+//! TLS interception: the CA, and leaf certificates minted for tunnels.
 
 use std::fs;
 use std::io;

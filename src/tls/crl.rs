@@ -1,4 +1,4 @@
-//! Lists of revoked certificates (RFC 5280 §5), from files of PEM or DER.
+//! Certificate revocation lists (RFC 5280 §5), from PEM or DER files.
 
 use std::path::{Path, PathBuf};
 

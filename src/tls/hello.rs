@@ -1,4 +1,4 @@
-//! Reads the first bytes of a tunnel: is it TLS, and which server does it name?
+//! Parses the first bytes of a tunnel: whether they are TLS, and the server name.
 //!
 //! rustls hides raw extensions, and an encrypted `ClientHello` makes the visible name worthless, so the
 //! walk is our own: bounds-checked, over as many records as the client likes to cut it into.

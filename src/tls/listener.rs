@@ -1,4 +1,4 @@
-//! TLS of the proxy's own listeners, and what a client certificate says of who it is.
+//! TLS of the proxy's own listeners, and the identity in client certificates.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! TLS on both sides: certificates for clients, the proxy's own listener, the first bytes of a tunnel, trust in origins,
-//! lists of revoked certificates, the kinds of failures, and what origins show of themselves.
+//! TLS on both sides: interception, listeners, tunnel hellos, verification of origins, revocation lists, failures.
 
 pub mod authority;
 pub mod crl;

@@ -1,4 +1,4 @@
-//! Which origins are believed: roots, verification against the original name, ALPN.
+//! Verifies origins: roots, the original name, ALPN.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

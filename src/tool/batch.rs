@@ -1,4 +1,4 @@
-//! A model's calls, one after the other, and the blocks in which they are answered.
+//! Runs a model's calls in sequence, and builds the blocks with their results.
 
 use std::collections::HashMap;
 

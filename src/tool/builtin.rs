@@ -1,4 +1,4 @@
-//! The tools that every task can have: `api_call`, `http_get`, `http_post`, `webhook`, and `http_request`.
+//! The built-in tools: `api_call`, `http_get`, `http_post`, `webhook` and `http_request`.
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;

@@ -1,4 +1,4 @@
-//! One tool call on its way: sent through the proxy, which judges it, or refused here and told to the proxy.
+//! One tool call: sent through the proxy, or refused here and reported to it.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The only sockets here: to the proxy itself. Its name is looked up as the system does it; no other name ever is.
+//! Opens sockets, only to the proxy. The system resolver looks up its name, and no other.
 
 use std::io;
 use std::path::Path;

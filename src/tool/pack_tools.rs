@@ -1,4 +1,4 @@
-//! A pack's tools, as the registry has them.
+//! Registers a pack's tools.
 
 use std::sync::Arc;
 use std::time::Duration;

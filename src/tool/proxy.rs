@@ -1,4 +1,4 @@
-//! The proxy, as its client sees it: where it is, what proves who asks, one question a connection.
+//! The client of the proxy: its address and token, and one request per connection.
 
 use std::fmt;
 use std::io;

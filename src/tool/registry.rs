@@ -1,4 +1,4 @@
-//! Which tools there are, and who runs them.
+//! The registry of tools and their handlers.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A URL as a model writes it, in the form in which a request line can carry it. Where it leads is the proxy's to judge.
+//! Converts a URL written by a model into a valid request target. The proxy decides where it may lead.
 
 use http::Uri;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};

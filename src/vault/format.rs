@@ -1,4 +1,4 @@
-//! The file: JSON, with everything that matters in AES-256-GCM.
+//! The vault's file format: JSON with AES-256-GCM.
 //!
 //! Every time it is written there is a new data key, wrapped by the master key, and a new random nonce
 //! for each record. So a record of an earlier file cannot be put into a later one.

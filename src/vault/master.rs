@@ -1,4 +1,4 @@
-//! The key that opens the vault: 32 bytes, or a passphrase that is stretched.
+//! The vault's master key: 32 bytes, or a stretched passphrase.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Secrets at rest: one file, encrypted, replaced whole at every change.
+//! The vault: secrets in one encrypted file, replaced atomically at every change.
 //!
 //! Each record is sealed for its workspace and name, and the list as a whole is sealed too: records that
 //! were swapped, changed, added or taken out show, and so does a wrong key. That the whole file was put

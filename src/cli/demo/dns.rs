@@ -1,4 +1,4 @@
-//! A DNS server that says what a script tells it, and counts who asked.
+//! The demo's DNS server: scripted answers, counted queries.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,4 +1,4 @@
-//! `exeat demo`: a proxy, origins and a DNS server on the loopback, and what comes of each request.
+//! `exeat demo`: runs a proxy, origins and a DNS server on the loopback, and shows the result of each request.
 
 pub mod dns;
 mod origin;

@@ -1,4 +1,4 @@
-//! The demo's origin: TLS with a certificate of a CA of its own, and a few odd habits by path.
+//! The demo's origin: TLS with a private CA, and behaviour chosen by path.
 
 use std::convert::Infallible;
 use std::io;

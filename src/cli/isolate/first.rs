@@ -1,4 +1,4 @@
-//! The first process of the namespaces: what it starts ends with it.
+//! The first process in the namespaces: processes that it starts end with it.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;

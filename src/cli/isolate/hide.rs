@@ -1,5 +1,4 @@
-//! Sockets in the file system, which no network namespace cuts off, are covered; so is the directory of
-//! the run, but for what the command needs of it.
+//! Hides sockets in the file system, which network namespaces do not cut off, and the run's directory.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};

@@ -1,4 +1,4 @@
-//! `exeat run --isolate`: the command in namespaces of its own, whose only way out is the proxy.
+//! `exeat run --isolate`: runs the command in namespaces whose only way out is the proxy.
 //!
 //! Four processes, because nothing of ours may run between fork and exec without unsafe code:
 //!

@@ -1,4 +1,4 @@
-//! New namespaces, without root: who is in them, and a loopback that works.
+//! Creates namespaces without root, with user mappings and a working loopback.
 
 use std::fs;
 use std::io;

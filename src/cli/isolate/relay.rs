@@ -1,4 +1,4 @@
-//! Carries bytes from the loopback inside to the proxy's socket outside. It looks at nothing: the proxy does.
+//! Relays bytes from the loopback inside to the proxy's socket outside, without inspecting them.
 
 use std::convert::Infallible;
 use std::path::Path;

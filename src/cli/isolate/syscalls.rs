@@ -1,4 +1,4 @@
-//! System calls that lead past namespaces, and are refused to the command.
+//! Refuses system calls that lead out of the namespaces.
 
 use nix::libc;
 use seccompiler::{Error, SeccompCmpArgLen::Dword, SeccompCmpOp, SeccompCondition, SeccompRule};

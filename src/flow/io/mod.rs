@@ -1,4 +1,4 @@
-//! Streams with something added: bytes put back, a limit to waiting; and two streams tied together.
+//! Stream adapters: put bytes back, limit write time, linger; and a bidirectional splice.
 
 use std::borrow::Cow;
 use std::io;

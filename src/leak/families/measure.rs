@@ -1,4 +1,4 @@
-//! How often ordinary data looks like a key, and how fast it is looked at. For people, so ignored:
+//! Measures how often ordinary data matches a family, and the speed of the search. Ignored tests, run by hand:
 //!
 //! ```sh
 //! EXEAT_FAMILIES_LOOK_AT=/usr/share:~/.cargo/registry cargo test --release --lib families::measure -- --ignored --nocapture

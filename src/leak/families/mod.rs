@@ -1,4 +1,4 @@
-//! Well-known shapes of keys, to be found even if the proxy does not hold the key. Pure, and off by default.
+//! Finds keys of well-known families by their shape, even if the proxy does not hold them. Off by default.
 //!
 //! Precise rather than complete: each shape has a distinctive prefix, an exact length and alphabet, and the
 //! issuer's checksum where it is known; see `docs/leak-families.md`. Nothing guesses by entropy, because a

@@ -1,4 +1,4 @@
-//! Where a prefix may stand: pairs of bytes, tried at every second place of a text.
+//! A filter for prefixes: pairs of bytes, tried at every second place of a text.
 //!
 //! Of each prefix three bytes are chosen, a trio, and both its pairs noted: one of them begins at an even place. What
 //! is left to do for ordinary bytes is one look into 8 KiB for each two of them.

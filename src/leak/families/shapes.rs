@@ -1,4 +1,4 @@
-//! The table: what keys look like, and how a text is held against it.
+//! The table of shapes of keys, and the matcher for one shape.
 //!
 //! Sources are in `docs/leak-families.md`, beside what was left out and why.
 

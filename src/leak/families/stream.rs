@@ -1,4 +1,4 @@
-//! The same in a stream, wherever it is cut.
+//! Finds keys of families in a stream, wherever it is cut.
 
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! Tests of the families against real and made-up keys.
+
 use std::sync::Arc;
 
 use proptest::prelude::*;

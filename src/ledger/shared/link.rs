@@ -1,4 +1,4 @@
-//! The one connection to the server, made anew whenever it breaks. No call waits for longer than a response may take.
+//! The connection to the server, re-established when it breaks. Calls time out.
 
 use std::io;
 use std::pin::Pin;

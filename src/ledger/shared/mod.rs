@@ -1,5 +1,5 @@
-//! The ledger of several processes: in Redis (6 or newer) or Valkey, one server with or without replicas, no cluster.
-//! Each atomic step is one script, and so one round trip. Time is the server's.
+//! The shared ledger, in Redis (6 or newer) or Valkey: one server with or without replicas, no cluster. Each atomic
+//! step is one script, and so one round trip. Time is the server's.
 //!
 //! The data of an execution has keys below `exeat:{ID}:`, which expire an hour after the execution has ended. The
 //! server must not evict keys when its memory is full (`maxmemory-policy noeviction`); its persistence is its own

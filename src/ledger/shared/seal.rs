@@ -1,6 +1,5 @@
-//! Entries that proxies write for each other carry a MAC (HMAC-SHA-256) under a key that they share and the server does
-//! not have. It covers the kind of the entry, its key on the server, and its id: an entry that was changed, invented or
-//! moved does not verify.
+//! Authenticates entries on the server by a MAC (HMAC-SHA-256) under a key that the proxies share. The MAC covers the
+//! kind of the entry, its key on the server, and its id: an entry that was changed, invented or moved does not verify.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Which server, and how to get in.
+//! The server's address and credentials.
 
 use percent_encoding::percent_decode_str;
 

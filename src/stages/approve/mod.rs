@@ -1,4 +1,5 @@
-//! A person allows it: evidence that nobody has to, or that somebody has, for this very request and once.
+//! Asks the ledger for an operator's approval. [`Approved`] is evidence that none is needed, or that this request has
+//! one.
 //!
 //! An approval is bound to a digest of everything that leaves (`digest.rs`). The request is refused until an operator
 //! has decided, and its client repeats it; the ledger consumes an approval in the same step in which it finds it.

@@ -1,5 +1,5 @@
-//! Which credential a request asks for: by name, by a placeholder, or because it always goes along.
-//! Not a stage: what `authorize` judges and `inject` carries out.
+//! Selects the credential of a request: by name, by placeholder, or because it is always sent. Not a stage: `authorize`
+//! calls it.
 
 use std::sync::Arc;
 

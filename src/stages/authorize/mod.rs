@@ -1,4 +1,4 @@
-//! May they go there: host, scheme and port once for a destination, method and path for each request.
+//! Authorizes a destination by host, scheme and port, and each request by method, path and credential.
 
 pub(super) mod credential;
 pub mod revocation;

@@ -1,5 +1,4 @@
-//! Whether an exchange that goes on may go on: asked of every new policy, and at every find. Not a stage: what
-//! `inject` begins and whoever waits for an origin listens to.
+//! Revokes exchanges in progress under a new policy, or when their execution is stopped. Not a stage.
 
 use std::net::SocketAddr;
 use std::pin::Pin;

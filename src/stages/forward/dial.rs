@@ -1,4 +1,4 @@
-//! The one place that opens a socket to an origin, and only to addresses of a pin; and to servers of our own.
+//! Opens sockets to origins, only to pinned addresses, and to the proxy's own servers. The one place that dials.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! A connection to an origin that may answer before it has read everything.
+//! A connection to an origin that may answer before it has read the whole request.
 //!
 //! An origin that refuses an upload (413) answers and closes. Our next write then fails, and hyper would
 //! report that instead of the answer that is already there. So a write to a closed origin is swallowed:

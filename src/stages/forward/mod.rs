@@ -1,4 +1,4 @@
-//! Sends what leaves over a connection that proves the name, and brings back the answer's head.
+//! Sends the request over a verified connection, and returns the head of the answer.
 
 mod dial;
 mod early_answer;

@@ -1,4 +1,4 @@
-//! Connections to origins that may be used again, and by whom.
+//! The pool of idle connections to origins, separate for each execution.
 //!
 //! hyper-util's ready-made pool tells connections apart by scheme and authority only. Here the key also
 //! holds the execution and the policy's generation, and a connection is only taken if its address is in

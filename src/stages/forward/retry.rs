@@ -1,4 +1,4 @@
-//! Requests that may go out a second time. Not a stage: what `forward` asks once a kept connection has ended.
+//! Decides which requests are sent again after a kept connection has ended.
 
 use std::error::Error;
 use std::io;

@@ -1,5 +1,4 @@
-//! Whether the head of a request has left for its origin, and bytes have come back. Not a stage: what `forward` puts
-//! between HTTP and a connection.
+//! Tracks whether a request's head has been written, and whether bytes have come back.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

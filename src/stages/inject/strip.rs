@@ -1,5 +1,5 @@
-//! Fields and parameters that origins take keys from. Not a stage: what `inject` takes out where only an
-//! injected credential may pass, and `upload` out of trailers.
+//! Removes fields and parameters in which origins look for keys, where only an injected credential may pass. Not a
+//! stage.
 
 use http::HeaderMap;
 use http::header::HeaderName;

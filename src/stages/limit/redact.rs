@@ -1,5 +1,4 @@
-//! Credentials that come back: overwritten in heads, bodies and trailers, byte for byte, also behind content
-//! codings, which are undone for that. Not a stage: what `limit` puts between the origin and the client.
+//! Redacts credentials in answers: heads, bodies and trailers, including coded bodies, which are decoded. Not a stage.
 
 use std::future::poll_fn;
 use std::pin::Pin;

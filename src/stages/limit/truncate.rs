@@ -1,5 +1,4 @@
-//! Where a body that is too long is cut: at its limit, and never inside of a character. Not a stage: what
-//! `limit` lets a body's data pass.
+//! Truncates a body at its limit, at a character boundary. Not a stage.
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;

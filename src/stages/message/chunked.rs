@@ -1,5 +1,4 @@
-//! Where a chunked body ends (RFC 9112 §7.1), found without keeping any of it. Not a stage: both the client's and
-//! the origin's end of a connection use it.
+//! Finds the end of a chunked body (RFC 9112 §7.1) without storing it. Not a stage.
 
 /// Longest line that says how long a chunk is, with its extensions, in bytes.
 const MAX_SIZE_LINE: usize = 1024;

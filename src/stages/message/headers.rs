@@ -1,5 +1,4 @@
-//! Which header fields and trailers pass the proxy. Not a stage: what `inject`, `forward` and `limit`
-//! have in common.
+//! Header and trailer filtering: the fields that pass the proxy. Not a stage.
 
 use http::HeaderMap;
 use http::header::{

@@ -1,5 +1,4 @@
-//! Query parameters (WHATWG URL, `application/x-www-form-urlencoded`). Not a stage: what `choice` and
-//! `inject` have in common.
+//! Query parameters (WHATWG URL, `application/x-www-form-urlencoded`). Not a stage.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! A request's body on its way to the origin. Not a stage: what `inspect` reads and `forward` sends.
+//! A request body on its way to the origin: scanned, counted and charged. Not a stage.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! WebSocket over HTTP/1.1 (RFC 6455): the handshake, checked on both sides, and what passes in frames.
-//! Not a stage: what `inject` and `forward` agree on, and what a relay puts between client and origin.
+//! WebSocket over HTTP/1.1 (RFC 6455): the handshake, and scanning and redaction of messages. Not a stage.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The frames of a WebSocket connection (RFC 6455 §5.2), found without keeping the payload of messages.
+//! Parses the frames of a WebSocket connection (RFC 6455 §5.2) without storing payloads.
 
 use zeroize::Zeroizing;
 

@@ -1,4 +1,4 @@
-//! Resolve once, judge every address, hand out the proof.
+//! DNS pinning: resolves a host once, checks every address, and returns the evidence.
 //!
 //! A name is asked for after policy has admitted it, never before. Each address of the answer is
 //! judged; one that is denied denies the host. What is dialled later is this list and nothing else, so

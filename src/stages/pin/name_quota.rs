@@ -1,4 +1,4 @@
-//! How many names an execution may have looked up that it has not asked for before. Not a stage: what `pin` asks first.
+//! Limits the new names that an execution may look up. Not a stage.
 //!
 //! A name that is looked up reaches whoever owns its zone, so it carries out what stands in it. What counts is whether
 //! this execution has asked before, never what the resolver still knows from others: that would tell one tenant what

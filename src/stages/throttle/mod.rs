@@ -1,4 +1,4 @@
-//! Not too often: evidence that a call was counted, and that its execution goes on.
+//! Counts calls and enforces limits. [`Taken`] is evidence of a counted call.
 //!
 //! Calls of an execution and of a minute are counted by the ledger, exactly and for all proxies that share it; how
 //! fast they come and how many are under way is this process's own affair.

@@ -1,4 +1,4 @@
-//! How fast calls come and how many are under way, per execution and kind. Not a stage: what `throttle` asks first.
+//! Limits the rate and concurrency of calls, per execution and kind. Not a stage.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};

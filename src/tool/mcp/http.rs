@@ -1,4 +1,4 @@
-//! Over streamable HTTP, on the loopback: whoever has the token.
+//! The streamable HTTP transport, on the loopback, with a token.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! The tools for clients of the Model Context Protocol: over stdin and stdout, or over HTTP on the loopback.
+//! Serves the tools over the Model Context Protocol, on stdio or HTTP.
 //!
 //! The protocol is the SDK's to speak. Here is what it asks for: which tools there are, what a call comes to, how many
 //! run at once, and who may ask over HTTP.

@@ -1,4 +1,4 @@
-//! How many calls run at once.
+//! Limits concurrent calls.
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 

@@ -1,4 +1,4 @@
-//! Sessions of clients that have them (before 2026-07-28): as the SDK keeps them, but not without end.
+//! Sessions of clients before protocol version 2026-07-28, bounded in number and age.
 
 use std::time::Duration;
 

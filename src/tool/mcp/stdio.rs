@@ -1,4 +1,4 @@
-//! Over stdin and stdout: one client, which started us.
+//! The stdio transport: one client, which started the process.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

@@ -1,4 +1,4 @@
-//! Reads `tools.custom[]`: each tool on its own first, then who delegates to whom.
+//! Reads `tools.custom[]`: each tool alone, then the delegation between them.
 
 use std::cell::RefCell;
 use std::sync::Arc;

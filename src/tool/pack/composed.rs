@@ -1,4 +1,4 @@
-//! A composed tool, and what one call of it comes to.
+//! A composed tool, and the steps of one call.
 
 use std::sync::Arc;
 

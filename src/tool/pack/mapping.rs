@@ -1,4 +1,4 @@
-//! One mapping of a pack, read key by key.
+//! Reads one mapping of a pack key by key.
 
 use super::place::{Findings, Place, clip};
 use super::yaml::Node;

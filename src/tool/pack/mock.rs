@@ -1,4 +1,4 @@
-//! Mocks: answers that a pack writes itself. Nothing is resolved in them, and nothing leaves.
+//! Mocks: answers written in a pack. They use no network.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! Packs: tools that their authors put together from `http_request`, checked as a whole before any is offered.
+//! Packs: tools composed of `http_request`, checked as a whole before any is offered.
 //!
 //! `Pack::read` → [`Pack::tools`] → [`Composed::run`] → [`Step`]. Pure: the request itself is made by who asked,
 //! and the proxy judges it like any other.

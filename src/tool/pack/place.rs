@@ -1,4 +1,4 @@
-//! Where something stands in a pack, and what is wrong there.
+//! Positions in a pack, and problems found there.
 
 use std::cell::RefCell;
 use std::fmt;

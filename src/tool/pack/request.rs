@@ -1,4 +1,4 @@
-//! The arguments of `http_request`, as a composed tool's template writes them.
+//! The arguments of `http_request` in a composed tool's template.
 
 use serde_json::{Map, Value};
 

@@ -1,4 +1,4 @@
-//! Templates: text with `${…}` in it, parsed once and filled in in one pass.
+//! Templates: text with `${…}`, parsed once and rendered in one pass.
 //!
 //! The value of a parameter is not expanded again: `${secrets.X}` in it stays text.
 

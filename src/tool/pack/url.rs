@@ -1,5 +1,5 @@
-//! The URL of a template: what a parameter may do depends on where it stands, and it never moves the host
-//! unless the template puts it there.
+//! The URL of a template. A parameter's position decides what it may contain; it cannot change the host unless it
+//! stands there.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! YAML as it was written: the order of keys is kept, and no alias blows the document up.
+//! A YAML document model that keeps the order of keys and bounds aliases.
 
 use std::cell::Cell;
 use std::collections::HashSet;

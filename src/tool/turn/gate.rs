@@ -1,5 +1,4 @@
-//! Whether anything may run at all: not while an action waits for the operator. What the caller says of it is nothing to
-//! go by, so the proxy is asked.
+//! Blocks all calls while an approval is pending, as reported by the proxy.
 
 use http::Method;
 use serde_json::Value;

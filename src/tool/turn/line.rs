@@ -1,4 +1,4 @@
-//! One line for one call, whatever came back.
+//! Formats a result as one line.
 
 use crate::tool::outcome::State;
 use crate::tool::verbs::Done;

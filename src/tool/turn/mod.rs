@@ -1,4 +1,4 @@
-//! A model's turn, as text: the calls that stand in its message, run in order, and one line for each.
+//! Runs the calls in a model's message in order, and returns one line for each.
 //!
 //! Only the message is looked through for calls, never what an action returns: in that, whatever looks like a call or a
 //! result is written otherwise before it is put on its line.

@@ -1,4 +1,4 @@
-//! How a script is to be run.
+//! The options of a script.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A model's message, and the calls that stand in it.
+//! Parses the calls in a model's message.
 
 use std::collections::HashSet;
 use std::ops::Range;

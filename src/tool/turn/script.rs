@@ -1,4 +1,4 @@
-//! A script of mk8.shell, read whole before any of it runs. What is not served here refuses all of it.
+//! Parses a script of mk8.shell completely before running it. An unsupported feature refuses the whole script.
 
 use std::time::Duration;
 

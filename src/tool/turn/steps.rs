@@ -1,4 +1,4 @@
-//! A script at work.
+//! Runs a script.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Verbs that make requests. What is sent is a call of `http_request`.
+//! Verbs that send requests, as calls of `http_request`.
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};

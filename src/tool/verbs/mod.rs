@@ -1,5 +1,4 @@
-//! The verbs of mk8.shell: which there are, and the network's at work. Each goes through the proxy as any other client
-//! would.
+//! The verbs of mk8.shell. Network verbs go through the proxy as any client does.
 
 mod http;
 mod net;

@@ -1,4 +1,4 @@
-//! Verbs that ask the proxy what it sees of a destination.
+//! Verbs that ask the proxy about a destination.
 
 use http::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};

@@ -1,4 +1,4 @@
-//! Where network verbs may go, before the proxy is asked.
+//! The ports that network verbs may use, checked before the proxy is asked.
 
 /// Which ports they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,5 +1,4 @@
-//! Every verb of mk8.shell with what it takes, so that a script can be told what is wrong with it: a name that there is
-//! not, one that is not served here, or the wrong number of arguments.
+//! The table of all verbs of mk8.shell and their arguments, for error messages.
 
 /// A verb and its arguments: `?` marks what can be left out, `...` what can be any number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

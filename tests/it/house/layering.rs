@@ -151,3 +151,16 @@ fn sources(module: &str) -> Vec<(PathBuf, String)> {
     assert!(!found.is_empty(), "no sources in {module:?}");
     found.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
+
+/// Every source file has its line in the map of the architecture, and the map names no other.
+#[test]
+fn the_map_names_every_file() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let map = fs::read_to_string(root.join("docs/architecture.md")).unwrap();
+    let rows = map.lines().filter_map(|line| line.strip_prefix("| `")?.split_once(".rs` | "));
+    let named: Vec<_> = rows.map(|(file, _)| root.join("src").join(format!("{file}.rs"))).collect();
+    let mut missing: Vec<_> =
+        sources("").into_iter().map(|(file, _)| file).filter(|file| !named.contains(file)).collect();
+    missing.extend(named.into_iter().filter(|file| !file.is_file()));
+    assert!(missing.is_empty(), "docs/architecture.md: {missing:#?}");
+}

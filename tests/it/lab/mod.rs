@@ -172,7 +172,9 @@ impl Lab {
     async fn log(&self) -> Vec<Value> {
         assert!(self.daemon.flush_audit().await);
         let text = std::fs::read_to_string(self.audit_file()).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        // Further lines may be written meanwhile.
+        let whole = text.rsplit_once('\n').map(|(whole, _)| whole).unwrap_or_default();
+        whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// The line that ended the `n`-th exchange, counted from 0.
