@@ -1,30 +1,30 @@
-//! Where a chunked body ends (RFC 9112 §7.1), found without keeping any of it. Not a stage: both the client's and
-//! the origin's end of a connection use it.
+//! Finds the end of a chunked body (RFC 9112 §7.1) without buffering it. Used on both the client's and the origin's
+//! connections.
 
-/// Longest line that says how long a chunk is, with its extensions, in bytes.
+/// Maximum length of a chunk-size line's extensions, in bytes.
 const MAX_SIZE_LINE: usize = 1024;
 
-/// Follows a chunked body.
+/// An incremental parser for a chunked body.
 #[derive(Clone)]
 pub struct ChunkedReader {
     at: At,
-    /// What trailers may still take, in bytes.
+    /// Bytes that trailers may still use.
     trailers_left: usize,
 }
 
 #[derive(Clone, Copy)]
 enum At {
-    /// Digits of a size; how many so far.
+    /// In the chunk size: its value and the number of digits so far.
     Size(u64, u8),
-    /// Extensions behind a size; what the line may still take.
+    /// In the chunk extensions: the chunk size and the bytes left for the line.
     Extension(u64, usize),
-    /// CR was read behind a size.
+    /// After the CR of the chunk-size line.
     SizeEnd(u64),
     Data(u64),
-    /// CR and LF behind data.
+    /// Before the CR, then before the LF, that follow the chunk data.
     DataEnd,
     DataLf,
-    /// At the start of a trailer line, or of the empty line at the end.
+    /// At the start of a trailer line or of the final empty line.
     Line,
     Trailer,
     TrailerLf,
@@ -34,36 +34,36 @@ enum At {
 }
 
 impl ChunkedReader {
-    /// With so many bytes of trailers at most.
+    /// Creates a parser that allows at most `trailers` bytes of trailers.
     #[must_use]
     pub fn new(trailers: usize) -> Self {
         Self { at: At::Size(0, 0), trailers_left: trailers }
     }
 
-    /// True once the last byte of the body has been seen.
+    /// Returns true once the last byte of the body has been read.
     #[must_use]
     pub fn is_over(&self) -> bool {
         matches!(self.at, At::Over)
     }
 
-    /// True if there is no telling where it ends.
+    /// Returns true if the framing is invalid, so the end of the body cannot be found.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         matches!(self.at, At::Broken)
     }
 
-    /// True behind the last chunk, where trailers begin.
+    /// Returns true after the last chunk, where trailers start.
     #[must_use]
     pub fn is_at_trailers(&self) -> bool {
         matches!(self.at, At::Line)
     }
 
-    /// How many of these bytes belong to the body.
+    /// Parses bytes and returns how many of them belong to the body.
     pub fn pass(&mut self, bytes: &[u8]) -> usize {
         self.pass_until(bytes, |_| false)
     }
 
-    /// How many of these bytes belong to what stands before the trailers.
+    /// Parses bytes and returns how many of them precede the trailers.
     pub fn pass_data(&mut self, bytes: &[u8]) -> usize {
         self.pass_until(bytes, Self::is_at_trailers)
     }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_found_and_nothing_else_is_taken_for_it() {
+    fn finds_the_end_of_valid_bodies_only() {
         let rows: [(&str, Option<usize>, bool); 17] = [
             ("0\r\n\r\nGET", Some(5), false),
             ("5\r\nhello\r\n0\r\n\r\nGET", Some(15), false),

@@ -1,7 +1,7 @@
-//! Writes request trailers to an origin over HTTP/1.1. Not a stage: a stream between hyper and a connection.
+//! Writes request trailers to an HTTP/1.1 origin, in a stream wrapped between hyper and the connection.
 //!
-//! hyper writes a trailer only if the head announces its name, and a client over h2 need not announce any
-//! (RFC 9110 §6.6.2). So hyper writes the body without its trailers, and they are put in behind the last chunk here.
+//! hyper writes a trailer only if the request head announces its name, but an HTTP/2 client need not announce any (RFC
+//! 9110 §6.6.2). So hyper writes the body without trailers, and this stream inserts them after the last chunk.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -16,53 +16,53 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::stages::forward::pool::lock;
 use crate::stages::message::chunked::ChunkedReader;
 
-/// The trailers of one request, there once its body has ended.
+/// The serialized trailers of one request. Empty until its body has ended.
 #[derive(Clone, Default)]
 pub(crate) struct Trailers(Arc<Mutex<Bytes>>);
 
-/// The body that follows the head of a request.
+/// The framing of a request body.
 #[derive(Clone)]
 pub(crate) enum Framing {
-    /// A chunked body, and these trailers.
+    /// A chunked body and its trailers.
     Chunked(Trailers),
-    /// So many bytes of body.
+    /// A body of this many bytes.
     Length(u64),
 }
 
-/// The requests that a connection will carry, in the order in which they will be written.
+/// The framing of the requests announced for a connection, in the order in which they will be written.
 #[derive(Clone, Default)]
 pub(crate) struct Announced(Arc<Mutex<VecDeque<Framing>>>);
 
-/// A connection over HTTP/1.1 on which trailers are put behind the chunked bodies that pass.
+/// An HTTP/1.1 connection that inserts trailers after the chunked bodies written to it.
 pub(crate) struct LateTrailers<T> {
     inner: T,
     announced: Announced,
-    /// Announced messages that have not begun.
+    /// The announced messages that have not started.
     queue: VecDeque<Framing>,
     message: Message,
     /// Trailers that are being written.
     insertion: Bytes,
 }
 
-/// The message that is being written.
+/// The parse position in the written bytes.
 #[derive(Clone)]
 enum Message {
-    /// None: the next byte begins one.
+    /// Between messages: the next byte starts one.
     None,
-    /// In a head, with so many bytes of the empty line that ends it.
+    /// In a request head, with this many bytes of the CRLF CRLF at its end matched.
     Head(u8, Framing),
-    /// In a body with so many bytes to come.
+    /// In a body with this many bytes left.
     Length(u64),
     /// In a chunked body, before its trailers.
     Chunked(ChunkedReader, Trailers),
-    /// Behind them.
+    /// In a chunked body, at its trailers.
     End(ChunkedReader),
-    /// None of those that were announced, such as a WebSocket. Nothing is put in any more.
+    /// In data that was not announced, such as a WebSocket. Nothing is inserted any more.
     Unknown,
 }
 
 impl Trailers {
-    /// Takes fields that have been judged. Neither names nor values can hold a line end.
+    /// Stores fields that have passed the trailer checks. Neither names nor values can contain a line break.
     pub(crate) fn put(&self, fields: &HeaderMap) {
         let mut text = Vec::new();
         for (name, value) in fields {
@@ -79,14 +79,15 @@ impl Trailers {
 }
 
 impl Announced {
-    /// Announces the next request that will be written.
+    /// Announces the next request to be written.
     pub(crate) fn push(&self, framing: Framing) {
         lock(&self.0).push_back(framing);
     }
 }
 
 impl Message {
-    /// Follows these bytes up to the next place for trailers. Returns how many they are, and the trailers.
+    /// Parses `bytes` up to the next insertion point. Returns the number of bytes parsed, and the trailers to insert
+    /// there.
     fn pass(&mut self, queue: &mut impl Iterator<Item = Framing>, bytes: &[u8]) -> (usize, Option<Trailers>) {
         let mut passed = 0_usize;
         while let Some(rest) = bytes.get(passed..).filter(|rest| !rest.is_empty()) {
@@ -125,7 +126,8 @@ impl Message {
     }
 }
 
-/// How much of the empty line behind a head has come with these bytes, and how many of them belong to the head.
+/// Returns how many bytes of the CRLF CRLF that ends a head are matched after `bytes`, and how many of `bytes` belong
+/// to the head.
 fn head(mut matched: u8, bytes: &[u8]) -> (u8, usize) {
     for (at, byte) in bytes.iter().enumerate() {
         matched = match (matched, byte) {
@@ -146,12 +148,12 @@ impl<T> LateTrailers<T> {
         Self { inner, announced, queue, message: Message::None, insertion: Bytes::new() }
     }
 
-    /// Where requests are announced.
+    /// Returns the queue that announces requests for this connection.
     pub(crate) fn announced(&self) -> Announced {
         self.announced.clone()
     }
 
-    /// How many of these bytes stand before the next place for trailers; none if there is no such place among them.
+    /// Returns the number of bytes before the next insertion point, or `None` if these bytes contain none.
     fn place<'b>(&mut self, parts: impl Iterator<Item = &'b [u8]>) -> Option<usize> {
         self.queue.append(&mut lock(&self.announced.0));
         let (mut message, mut queue) = (self.message.clone(), self.queue.iter().cloned());
@@ -166,7 +168,7 @@ impl<T> LateTrailers<T> {
         None
     }
 
-    /// Follows what has been written.
+    /// Parses bytes that were written to the connection.
     fn went(&mut self, bytes: &[u8]) {
         let Self { queue, message, .. } = self;
         let (_, trailers) = message.pass(&mut std::iter::from_fn(|| queue.pop_front()), bytes);
@@ -211,7 +213,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for LateTrailers<T> {
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_insertion(cx))?;
         if self.place(parts.iter().map(|part| &**part)).is_some() {
-            // Once a message: one part at a time up to the place.
+            // This happens once per message: write one part at a time up to the insertion point.
             let first = parts.iter().find(|part| !part.is_empty()).map_or(&[][..], |part| part);
             return self.poll_write(cx, first);
         }
@@ -251,7 +253,7 @@ mod tests {
         fields
     }
 
-    /// A message as hyper writes it, what is announced of it, and what has to leave.
+    /// Returns a message as hyper writes it, its announced framing, and the bytes expected on the wire.
     fn message(kind: u8, data: &str) -> (String, Framing, String) {
         let trailers = Trailers::default();
         let body = if data.is_empty() { String::new() } else { format!("{:X}\r\n{data}\r\n", data.len()) };
@@ -303,9 +305,9 @@ mod tests {
     }
 
     proptest! {
-        /// Wherever it is cut, and however little the connection takes at a time.
+        /// For all write sizes and all partial writes.
         #[test]
-        fn trailers_stand_behind_the_last_chunk_and_nowhere_else(
+        fn inserts_trailers_only_after_the_last_chunk(
             kinds in prop::collection::vec((0_u8..3, "(|0\r\n\r\n|hello|0\r\n|\r\n\r\nPOST )"), 1..4),
             steps in prop::collection::vec(1_usize..40, 1..6),
             room in 1_usize..64,
@@ -319,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_not_announced_passes_as_it_is() {
+    async fn passes_unannounced_data_unchanged() {
         let (text, _, _) = message(0, "hello");
         let unannounced = (text.clone(), Framing::Length(0), String::new());
         let sent = through(&[unannounced], &[7], 1000, false).await;

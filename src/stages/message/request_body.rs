@@ -1,4 +1,4 @@
-//! A request's body on its way to the origin. Not a stage: what `inspect` reads and `forward` sends.
+//! The request body sent to the origin: buffered or scanned for `inspect`, and sent by `forward`.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,87 +23,87 @@ use crate::stages::inject::strip;
 use crate::stages::inspect::outbound::{OutboundBody, OutboundError};
 use crate::stages::message::late_trailers::Trailers;
 
-/// Why a body ended early.
+/// The reason why a body ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
-    /// The exchange that the body belongs to is over.
+    /// The exchange of this body is over.
     #[error("the exchange is over")]
     Over,
-    /// The peer broke off or broke its framing.
-    #[error("the peer broke off")]
+    /// The peer closed the connection or violated the framing.
+    #[error("the peer aborted the body")]
     Peer(#[source] hyper::Error),
-    /// It cannot be decoded, or not within bounds.
-    #[error("the body cannot be read")]
+    /// The body cannot be decoded, or not within the decoding limits.
+    #[error("the body cannot be decoded")]
     Unread(#[source] DecodeError),
-    /// What it says must not leave, or cannot be read.
-    #[error("the body must not go on")]
+    /// The body contains a protected value, cannot be scanned, or exceeds a limit.
+    #[error("the body was blocked")]
     Stopped,
-    /// No byte came for too long, or the exchange took too long.
-    #[error("the body took too long")]
+    /// No data arrived for too long, or the exchange took too long.
+    #[error("the body timed out")]
     TimedOut,
 }
 
-/// A request's body on its way to the origin.
+/// A request body on its way to the origin.
 pub struct RequestBody {
     source: Source,
     idle: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
-    /// Bytes that the client may send, and may still send. None: as many as it likes.
+    /// The size limit in bytes, and how much of it is left. `None` means no limit.
     most: Option<u64>,
     left: Option<u64>,
     counts: Arc<TransferCounts>,
     began: Instant,
-    /// Fields that no trailer may have.
+    /// Credential placements whose fields are not allowed in trailers.
     places: Vec<Placement>,
-    /// Where trailers go instead of behind the body.
+    /// If set, receives the trailers, which are then not sent with the body.
     trailers: Option<Trailers>,
     looked_through: Option<Box<ScannedBody>>,
-    /// For the bytes that are held here.
+    /// Charges the bytes held here to the memory budget.
     reservation: Reservation,
 }
 
-/// A body that is looked through on its way.
+/// A body that is scanned while it is sent.
 struct ScannedBody {
     leaving: OutboundBody,
-    /// The client has sent everything; what goes behind the body.
+    /// The client has sent everything. `trailers` holds the trailers until the data is sent.
     ended: bool,
     trailers: Option<HeaderMap>,
     pauses: Pauses,
 }
 
-/// When what is held goes without an end in sight: nobody knows when more comes of a stream whose length is
-/// not known.
+/// Decides when held data of a stream of unknown length is released. The next data may be far off, so the end of the
+/// stream cannot be waited for.
 enum Pauses {
-    /// The length is known, so the end will come.
+    /// The length is known, so the end will follow.
     Never,
     Known {
-        /// When something came last, and when the oldest of what is held did.
+        /// The time when data last arrived, and the time when the oldest held data arrived.
         last: Instant,
         oldest: Option<Instant>,
         timer: Pin<Box<Sleep>>,
     },
 }
 
-/// Nothing has come for so long: a pause.
+/// Held data is released after this long without new data.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Nobody waits longer for a byte, also of a stream that trickles.
+/// The longest time that data is held, even if the stream keeps trickling.
 const MAX_HELD: Duration = Duration::from_millis(500);
-/// Portions that are looked through before somebody else may have the thread.
+/// The number of portions scanned before the task yields.
 pub(crate) const PORTIONS: usize = 8;
-/// Bytes that are set aside for a body before it comes.
+/// The most bytes preallocated for a body.
 const ROOM: usize = 64 * 1024;
 
-/// Where the bytes are.
+/// The location of the body's data.
 enum Source {
-    /// Still with the client.
+    /// With the client.
     Client(Incoming),
-    /// Here, all of them.
+    /// In memory, complete.
     Here { data: Option<Bytes>, trailers: Option<HeaderMap> },
 }
 
 impl RequestBody {
-    /// Wraps what the client sends, within the limits of the grant; what of it is held is charged to the budget. A wait
-    /// for the client ends once nothing has moved in either direction for the idle time.
+    /// Wraps the body sent by the client and applies the limits of the grant. Held bytes are charged to the budget.
+    /// Waiting for the client times out once neither direction has moved for the idle timeout.
     #[must_use]
     pub fn new(inner: Incoming, grant: &Grant, budget: &Arc<Budget>, counts: Arc<TransferCounts>) -> Self {
         let limits = grant.limits();
@@ -127,8 +127,8 @@ impl RequestBody {
         }
     }
 
-    /// Ready once the wait has been too long. The timer is only set when a poll finds nothing, so it costs
-    /// nothing while bytes flow.
+    /// Returns ready once the idle timeout has passed. The timer is set only when a poll finds no data, so it costs
+    /// nothing while data flows.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             let idle = self.idle;
@@ -138,52 +138,53 @@ impl RequestBody {
             if left.is_zero() {
                 return Poll::Ready(());
             }
-            // The other direction has moved meanwhile.
+            // The other direction has moved in the meantime.
             waiting.as_mut().reset(Instant::now() + left);
         }
     }
 
-    /// Keeps further fields out of its trailers: those that credentials go in.
+    /// Forbids trailers in the fields where credentials are placed.
     pub(crate) fn keep_out(&mut self, places: impl Iterator<Item = Placement>) {
         self.places.extend(places);
     }
 
-    /// Puts its trailers there, once it has ended, and not behind it.
+    /// Delivers the trailers to `trailers` when the body has ended, instead of sending them with it.
     pub(crate) fn put_trailers(&mut self, trailers: Option<Trailers>) {
         self.trailers = trailers;
     }
 
-    /// True if it is here, and trailers are.
+    /// Returns true if the body is buffered and has trailers.
     pub(crate) fn has_trailers(&self) -> bool {
         self.here().is_some_and(|(_, trailers)| trailers.is_some_and(|trailers| !trailers.is_empty()))
     }
 
-    /// Whether what it announces may be sent.
+    /// Checks the announced length against the limit.
     ///
     /// # Errors
-    /// [`Deny::RequestTooLarge`].
+    /// [`Deny::RequestTooLarge`] if it exceeds the limit.
     pub(crate) fn judge_size(&self) -> Verdict<()> {
         let too_large = self.most.filter(|most| self.size_hint().lower() > *most);
         too_large.map_or(Ok(()), |most| Err(self.counts.reached(ExchangeLimit::RequestBytes(most))))
     }
 
-    /// When its exchange began.
+    /// Returns the start time of the exchange.
     pub(crate) fn began(&self) -> Instant {
         self.began
     }
 
-    /// True if there is something, no more than `most` bytes of data, and it says so.
+    /// Returns true if the body is not empty and its announced length is at most `most` bytes.
     pub(crate) fn is_known_to_be_within(&self, most: u64) -> bool {
         !self.is_end_stream() && self.size_hint().exact().is_some_and(|length| length <= most)
     }
 
-    /// Reads it to its end, which has to be known. It is charged together with the bytes of its head.
+    /// Buffers the whole body, which must have a known length. The budget is charged for it and for `head`, the size of
+    /// the request head in bytes.
     ///
     /// # Errors
-    /// [`Fail::RequestTimedOut`] or [`Deny::RequestMalformed`] for a client that does not send what it
-    /// announced; [`Fail::Overloaded`] if the budget has no room for it.
+    /// [`Fail::RequestTimedOut`] or [`Deny::RequestMalformed`] if the client does not send the announced body;
+    /// [`Fail::Overloaded`] if it does not fit into the memory budget.
     pub(crate) async fn whole(mut self, head: usize, record: &mut Record) -> Verdict<Self> {
-        // What is only announced takes no room.
+        // An announced length alone does not allocate memory.
         let announced = usize::try_from(self.size_hint().lower()).unwrap_or_default();
         let mut data = BytesMut::with_capacity(announced.min(ROOM));
         let mut trailers = None;
@@ -196,7 +197,7 @@ impl RequestBody {
             })?;
             match frame.into_data() {
                 Ok(bytes) => {
-                    // Charged before it is copied: what has no room is not kept either.
+                    // Charge before copying, so that bytes that exceed the budget are not held.
                     let held = head.saturating_add(data.len()).saturating_add(bytes.len());
                     self.reservation.hold(held as u64).map_err(|full| no_room(full, record))?;
                     data.extend_from_slice(&bytes);
@@ -210,18 +211,18 @@ impl RequestBody {
         self.reservation.complete();
         let reservation = self.reservation();
         let reservation = std::mem::replace(&mut self.reservation, reservation);
-        // The origin may be slow to take it, and hyper keeps it for so long.
+        // hyper holds the data until a slow origin has read it, so the charge lives as long as the data.
         let data = Bytes::from_owner(Charged { data: data.freeze(), _reservation: reservation });
         self.source = Source::Here { data: Some(data), trailers };
         Ok(self)
     }
 
-    /// Another reservation on behalf of the same exchange.
+    /// Returns a new reservation for the same exchange.
     pub(crate) fn reservation(&self) -> Reservation {
         self.reservation.another()
     }
 
-    /// The data and the trailers, if all of it is here.
+    /// Returns the data and the trailers if the body is buffered.
     pub(crate) fn here(&self) -> Option<(&Bytes, Option<&HeaderMap>)> {
         match &self.source {
             Source::Here { data: Some(data), trailers } => Some((data, trailers.as_ref())),
@@ -229,7 +230,7 @@ impl RequestBody {
         }
     }
 
-    /// A second copy, for a request that may have to be sent again. None if bytes of it are still to come.
+    /// Returns a copy for a request that may have to be retried, or `None` if bytes are still to come from the client.
     pub(crate) fn copy(&self) -> Option<Self> {
         let source = match &self.source {
             Source::Here { data, trailers } => Source::Here { data: data.clone(), trailers: trailers.clone() },
@@ -250,14 +251,14 @@ impl RequestBody {
             counts: self.counts.clone(),
             began: self.began,
             places: self.places.clone(),
-            // They go with the connection that the copy is sent on.
+            // Trailers belong to the connection on which the copy is sent.
             trailers: None,
             looked_through: None,
             reservation,
         })
     }
 
-    /// Has it looked through on its way.
+    /// Scans the body while it is sent.
     pub(crate) fn scan_whole(&mut self, leaving: OutboundBody) {
         let pauses = if self.size_hint().exact().is_some() {
             Pauses::Never
@@ -267,7 +268,7 @@ impl RequestBody {
         self.looked_through = Some(Box::new(ScannedBody { leaving, ended: false, trailers: None, pauses }));
     }
 
-    /// The next frame that may leave.
+    /// Polls for the next frame that may be sent.
     fn poll_cleared(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let Some(mut looked) = self.looked_through.take() else { return self.poll_source(cx) };
         let frame = self.poll_looked(&mut looked, cx);
@@ -325,12 +326,12 @@ impl RequestBody {
                 }
             }
         }
-        // There is more to look through, but others wait too.
+        // More data is ready for scanning. Yield to other tasks first.
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Charges what is held. Without room, no more is held than has to be, and what becomes free by that is returned.
+    /// Charges the held bytes. Without room in the budget, holds only the minimum and returns the data this releases.
     fn charge(&mut self, leaving: &mut OutboundBody) -> Result<Option<Bytes>, OutboundError> {
         let Err(full) = self.reservation.hold(leaving.held_for_its_text() as u64) else {
             leaving.set_crowded(false)?;
@@ -342,7 +343,7 @@ impl RequestBody {
         if too_much || full == Full::GivenUp { Err(OutboundError::NoRoom) } else { Ok(data) }
     }
 
-    /// The next frame, if the client sends one before its time is over.
+    /// Polls for the next frame from the client, until the idle timeout.
     fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let inner = match &mut self.source {
             Source::Client(inner) => inner,
@@ -353,7 +354,7 @@ impl RequestBody {
         };
         let Poll::Ready(frame) = Pin::new(inner).poll_frame(cx) else {
             ready!(self.poll_stalled(cx));
-            // What hyper makes of the error does not say so.
+            // hyper's error hides the cause, so record it here.
             self.counts.client_stalled(self.idle);
             return Poll::Ready(Some(Err(BodyError::TimedOut)));
         };
@@ -393,7 +394,7 @@ impl Body for RequestBody {
             this.counts.sent(passing.data_ref().map_or(0, Bytes::len));
             if let Some(fields) = passing.trailers_mut() {
                 headers::remove_from_trailers(fields);
-                // Nor is a key one, whatever its field is called.
+                // Nor may a credential be sent as a trailer, whatever its field is called.
                 strip::remove_fields(fields, &this.places);
                 if let Some(trailers) = &this.trailers {
                     trailers.put(fields);
@@ -426,7 +427,7 @@ impl Body for RequestBody {
     }
 }
 
-/// Bytes that are given back to the budget when they are dropped.
+/// Bytes that return their charge to the budget on drop.
 struct Charged {
     data: Bytes,
     _reservation: Reservation,
@@ -443,7 +444,7 @@ fn no_room(full: Full, record: &mut Record) -> Refusal {
     Fail::Overloaded.into()
 }
 
-/// Why there is no next frame.
+/// The reason why there is no next frame.
 enum Ended {
     Early(BodyError),
     Stopped(OutboundError),
@@ -456,7 +457,7 @@ impl From<OutboundError> for Ended {
 }
 
 impl Pauses {
-    /// Something came.
+    /// Records that data arrived.
     fn moved(&mut self) {
         if let Self::Known { last, oldest, .. } = self {
             *last = Instant::now();
@@ -464,7 +465,7 @@ impl Pauses {
         }
     }
 
-    /// Ready once what is held has to go.
+    /// Returns ready once the held data must be released.
     fn poll(&mut self, held: usize, cx: &mut Context<'_>) -> Poll<()> {
         let Self::Known { last, oldest, timer } = self else { return Poll::Pending };
         let Some(since) = *oldest else { return Poll::Pending };
@@ -480,7 +481,7 @@ impl Pauses {
     }
 }
 
-/// As much more as is held.
+/// Adds the held bytes to a size hint.
 pub(crate) fn with_held(inner: SizeHint, held: u64) -> SizeHint {
     let mut hint = SizeHint::new();
     hint.set_lower(inner.lower().saturating_add(held));
