@@ -1,10 +1,10 @@
-//! Budgets of memory: a limit for each execution and one for the process. Not a stage: what `upload` and `websocket`
-//! charge for bytes of request bodies that they hold, and `forward` and tunnels for windows of HTTP/2.
+//! Memory budgets: one per execution and one for the process. They are charged for request bytes that the proxy holds,
+//! and for HTTP/2 windows of origins and tunnels.
 //!
-//! Bytes are charged as they arrive. A charge by the announced length would let a client reserve the whole budget
-//! with a few heads. Where room is needed, bodies that have stopped arriving are given up first, the one that has
-//! been quiet for longest before the others. If all of them are moving, the process takes room from an execution that
-//! holds more than the one that asks, so an execution that holds little is not shut out by those that hold much.
+//! Bytes are charged as they arrive. Charging the announced length would let a client reserve the whole budget with a
+//! few request heads. When room is needed, stalled bodies are evicted first, those idle for longest before the others.
+//! If no body has stalled, the process evicts bodies of an execution that holds more than the requesting one, so
+//! executions with large bodies cannot shut out those with small ones.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -18,21 +18,21 @@ use crate::audit::record::TransferCounts;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::Fail;
 
-/// Bytes that the bodies of one execution may hold, and those of all executions together.
+/// The budgets for the bodies of one execution and of all executions together, in bytes.
 const PER_EXECUTION: u64 = 16_000_000;
 const PER_PROCESS: u64 = 256_000_000;
-/// Bytes are charged in steps of a page, so that an empty body is not free, and a frame of one byte takes no lock.
+/// Bytes are charged in steps of a page, so that an empty body is not free and a frame of one byte takes no lock.
 const STEP: u64 = 4096;
-/// A body that has not grown by a step for so long has stalled.
+/// A body that has not grown by a step for this long has stalled.
 const STALLED: Duration = Duration::from_secs(1);
-/// After a search that found nothing to give up, the next one of the same execution waits for so long.
+/// After a search that found no body to evict, the same execution does not search again for this long.
 const SEARCH_AGAIN: Duration = Duration::from_millis(50);
-/// The most bodies that one search gives up.
+/// The most bodies evicted by one search.
 const CANDIDATES: usize = 32;
-/// The number of maps, each behind its own lock.
+/// The number of maps, each with its own lock.
 const SHARDS: usize = 16;
 
-/// The budget of a process.
+/// The memory budget of a process.
 pub struct Budget {
     per_execution: u64,
     per_process: u64,
@@ -40,7 +40,7 @@ pub struct Budget {
     next_id: AtomicU64,
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
-    /// Held by the one search that goes through all executions.
+    /// Serializes the searches across all executions.
     search: Mutex<()>,
 }
 
@@ -51,43 +51,43 @@ type Shard = HashMap<ExecutionId, Account>;
 struct Account {
     held: u64,
     bodies: HashMap<u64, Body>,
-    /// The last search on behalf of this execution that found nothing.
+    /// The time of this execution's last search that found no body to evict.
     searched: Option<Instant>,
 }
 
 struct Body {
     held: u64,
-    /// The last time that `held` changed.
+    /// The time of the last change to `held`.
     moved: Instant,
-    /// All of it has arrived, so it is on its way to the origin and is not given up.
+    /// The body is complete and being sent to the origin, so it is not evicted.
     whole: bool,
     counts: Arc<TransferCounts>,
 }
 
-/// The bytes that one body holds. Dropped, they are given back.
+/// The bytes held by one body, returned to the budget on drop.
 pub struct Reservation {
     budget: Arc<Budget>,
     execution: ExecutionId,
     counts: Arc<TransferCounts>,
     id: u64,
     held: u64,
-    /// As [`Body::whole`].
+    /// See [`Body::whole`].
     whole: bool,
 }
 
-/// There is no room.
+/// The reason why the budget has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {
-    /// The execution holds as much as it may.
+    /// The execution has used up its budget.
     Execution,
-    /// The process does, and no execution holds more than this one.
+    /// The process has used up its budget, and no execution holds more than this one.
     Process,
-    /// The body had stalled when others needed its room.
+    /// The body had stalled and was evicted.
     GivenUp,
 }
 
 impl Full {
-    /// The words for the audit log.
+    /// Returns the text for the audit log.
     pub(super) const fn rule(self) -> &'static str {
         match self {
             Self::Execution => "request bodies: 16 MB are held for the execution",
@@ -97,10 +97,11 @@ impl Full {
     }
 }
 
-/// The words for the audit log, of a body that was given up.
+/// The audit log text for an evicted body.
 pub(super) const GIVEN_UP: &str = "request bodies: given up while others needed its room";
 
-/// A body that could be given up: stalled or not; for how long, or how much its execution holds; where it is.
+/// A body that could be evicted: whether it has stalled; for how long in ms, or the bytes held by its execution; its
+/// execution and id.
 type Candidate = (bool, u64, ExecutionId, u64);
 
 impl Default for Budget {
@@ -110,7 +111,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Room for so many bytes.
+    /// Creates a budget with these limits in bytes.
     #[must_use]
     pub fn new(per_execution: u64, per_process: u64) -> Self {
         Self {
@@ -124,15 +125,14 @@ impl Budget {
         }
     }
 
-    /// A reservation for one body, of nothing as yet. If the body is given up, its exchange is stopped with
+    /// Creates an empty reservation for one body. If the body is evicted, its exchange is stopped with
     /// [`Fail::Overloaded`].
     pub(super) fn reserve(self: &Arc<Self>, execution: &ExecutionId, counts: Arc<TransferCounts>) -> Reservation {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         Reservation { budget: self.clone(), execution: execution.clone(), counts, id, held: 0, whole: false }
     }
 
-    /// Takes this many bytes for something that is never given up, such as a connection's window. None if there is no
-    /// room.
+    /// Reserves bytes for something that is never evicted, such as a connection's window. Returns `None` without room.
     pub fn reserve_for(self: &Arc<Self>, execution: &ExecutionId, bytes: u64) -> Option<Reservation> {
         let mut kept = self.reserve(execution, Arc::new(TransferCounts::new()));
         kept.whole = true;
@@ -166,7 +166,7 @@ impl Budget {
         Err(Full::Process)
     }
 
-    /// True if the account has room, or has it once its own stalled bodies are given up.
+    /// Returns true if the account has room, evicting its own stalled bodies if necessary.
     fn fits(&self, account: &mut Account, asking: u64, more: u64, now: Instant) -> bool {
         let fits = |held: u64| held.saturating_add(more) <= self.per_execution;
         if fits(account.held) {
@@ -190,8 +190,8 @@ impl Budget {
         false
     }
 
-    /// Gives up bodies of whichever execution, until no more is held than may be: stalled ones, then those of
-    /// executions that hold more than the one that asks.
+    /// Evicts bodies of any execution until the process is within its budget: stalled bodies first, then those of
+    /// executions that hold more than the requesting one. Returns true on success.
     fn make_room(&self, body: &Reservation, held: u64, now: Instant) -> bool {
         let may_search = |account: &Account| account.may_search(now);
         if !lock(self.shard(&body.execution)).get(&body.execution).is_some_and(may_search) {
@@ -215,7 +215,7 @@ impl Budget {
         fits
     }
 
-    /// The bodies to give up first, in that order.
+    /// Returns the bodies to evict, in order.
     fn candidates(&self, asking: u64, held: u64, now: Instant) -> Vec<Candidate> {
         let mut found: Vec<Candidate> = Vec::new();
         let mut keep_first = |candidate: Option<Candidate>| {
@@ -248,7 +248,7 @@ impl Budget {
         }
     }
 
-    /// Takes `less` from what a body holds, and forgets one that holds nothing.
+    /// Subtracts `less` from the bytes of a body, and removes a body that holds nothing.
     fn shrink(&self, body: &Reservation, less: u64) {
         let mut shard = lock(self.shard(&body.execution));
         let Some(account) = shard.get_mut(&body.execution) else { return };
@@ -289,13 +289,13 @@ impl Account {
     }
 }
 
-/// Sorts candidates and drops all but the first ones.
+/// Sorts the candidates and drops all but the first [`CANDIDATES`].
 fn first(found: &mut Vec<Candidate>) {
     found.sort_unstable_by_key(|(stalled, weight, ..)| std::cmp::Reverse((*stalled, *weight)));
     found.truncate(CANDIDATES);
 }
 
-/// Forgets an execution that holds nothing.
+/// Removes an execution that holds nothing.
 fn tidy(shard: &mut Shard, execution: &ExecutionId) {
     if shard.get(execution).is_some_and(|account| account.bodies.is_empty()) {
         shard.remove(execution);
@@ -306,7 +306,7 @@ impl Reservation {
     /// Sets the number of bytes that the body holds.
     ///
     /// # Errors
-    /// [`Full`] if there is no room for more than it held before; that stays reserved.
+    /// [`Full`] if the budget has no room for the increase. The bytes held before stay reserved.
     pub(super) fn hold(&mut self, bytes: u64) -> Result<(), Full> {
         let wanted = bytes.checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
         if wanted > self.held {
@@ -318,12 +318,12 @@ impl Reservation {
         Ok(())
     }
 
-    /// A reservation of nothing as yet, for the same exchange.
+    /// Creates an empty reservation for the same exchange.
     pub(super) fn another(&self) -> Self {
         self.budget.reserve(&self.execution, self.counts.clone())
     }
 
-    /// All of the body has arrived: it is not given up any more.
+    /// Marks the body as complete, so that it is not evicted any more.
     pub(super) fn complete(&mut self) {
         self.whole = true;
         let mut shard = lock(self.budget.shard(&self.execution));
@@ -343,7 +343,7 @@ impl Drop for Reservation {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing in between can panic, and the counts of a body that was lost would only be too high.
+    // Nothing can panic while the lock is held, and a lost body could only leave the counts too high.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -362,7 +362,7 @@ mod tests {
         budget.reserve(&ExecutionId::new(execution), Arc::new(TransferCounts::new()))
     }
 
-    /// A body that holds as much as such a body does.
+    /// Creates a body that holds [`BODY`] bytes.
     fn held(budget: &Arc<Budget>, execution: &str) -> Result<Reservation, Full> {
         let mut body = body(budget, execution);
         body.hold(BODY).map(|()| body)
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn bytes_are_charged_as_they_come_and_given_back() {
+    async fn charges_bytes_as_they_arrive_and_returns_them() {
         let budget = budget(4, 100);
         let mut one = body(&budget, "a");
         for bytes in [1, STEP, STEP + 1, BODY, 5, 4 * BODY, BODY, BODY] {
@@ -386,14 +386,14 @@ mod tests {
         }
         assert_eq!(one.hold(4 * BODY + 1), Err(Full::Execution));
         assert_eq!(body(&budget, "empty").hold(4 * BODY + 1), Err(Full::Execution));
-        assert_eq!(budget.total.load(Ordering::Relaxed), BODY, "it keeps what it has");
+        assert_eq!(budget.total.load(Ordering::Relaxed), BODY, "the old reservation stays");
         let others: Vec<_> = (0..3).map(|_| held(&budget, "a").unwrap()).collect();
         assert_eq!(held(&budget, "a").err(), Some(Full::Execution));
-        assert!(held(&budget, "b").is_ok(), "another execution does not notice");
+        assert!(held(&budget, "b").is_ok(), "another execution is not affected");
         drop(others);
         one.hold(0).unwrap();
         assert!(is_empty(&budget));
-        // A panic gives it back, too.
+        // A panic also returns the bytes.
         let lost = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _one = held(&budget, "a").unwrap();
             panic!("within an exchange");
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_one_that_has_stalled_for_longest_goes_first() {
+    async fn evicts_the_longest_stalled_body_first() {
         let budget = budget(4, 100);
         let mut oldest = held(&budget, "a").unwrap();
         tokio::time::advance(Duration::from_millis(10)).await;
@@ -410,9 +410,9 @@ mod tests {
         whole.complete();
         tokio::time::advance(Duration::from_millis(10)).await;
         let younger = held(&budget, "a").unwrap();
-        assert_eq!(held(&budget, "a").err(), Some(Full::Execution), "none has stalled");
+        assert_eq!(held(&budget, "a").err(), Some(Full::Execution), "no body has stalled");
         tokio::time::advance(STALLED).await;
-        // Less than a step in all that time is no progress; `moving` makes some.
+        // Growth by less than a step does not count as progress; `moving` grows by one.
         moving.hold(BODY - STEP).unwrap();
         moving.hold(BODY).unwrap();
         let mut newcomers = vec![held(&budget, "a").unwrap()];
@@ -422,25 +422,25 @@ mod tests {
         assert_eq!(held(&budget, "a").err(), Some(Full::Execution));
         assert_eq!(oldest.hold(2 * BODY), Err(Full::GivenUp));
         drop((oldest, younger));
-        assert_eq!(budget.total.load(Ordering::Relaxed), 4 * BODY, "what was given up is not given back twice");
+        assert_eq!(budget.total.load(Ordering::Relaxed), 4 * BODY, "evicted bytes are not returned twice");
         drop((whole, moving, newcomers));
         assert!(is_empty(&budget));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_full_process_takes_from_the_stalled_and_then_from_whoever_holds_most() {
+    async fn a_full_process_evicts_stalled_bodies_then_those_of_the_largest_execution() {
         let budget = budget(4, 12);
         let fill = |name: &str| (0..4).map(|_| held(&budget, name).unwrap()).collect::<Vec<_>>();
         let first = fill("a");
         tokio::time::advance(Duration::from_millis(600)).await;
         let (second, third) = (fill("b"), fill("c"));
-        // One that holds as much as they do gets nothing more; one that holds less does.
+        // An execution that holds as much as the others gets no more room; one that holds less does.
         let count =
             |bodies: &[&Vec<Reservation>]| bodies.iter().copied().flatten().filter(|it| was_given_up(it)).count();
         let victim = held(&budget, "v").unwrap();
         assert_eq!(count(&[&first, &second, &third]), 1);
         tokio::time::advance(Duration::from_millis(600)).await;
-        // Now the first ones have stalled, and only those go.
+        // Now the first bodies have stalled, and only those are evicted.
         let before = count(&[&first]);
         let more: Vec<_> = (0..2).map(|_| held(&budget, "v").unwrap()).collect();
         assert_eq!((count(&[&first]) - before, count(&[&second, &third]) + before), (2, 1));
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn in_a_full_process_nobody_takes_from_a_smaller_one() {
+    async fn a_full_process_does_not_evict_bodies_of_smaller_executions() {
         let budget = budget(4, 6);
         let mut large: Vec<_> = (0..3).map(|_| held(&budget, "a").unwrap()).collect();
         large.iter_mut().for_each(Reservation::complete);
@@ -460,16 +460,15 @@ mod tests {
         assert!(large.len() == 4 && budget.reserve_for(&ExecutionId::new("a"), 1).is_none());
         let small: Vec<_> = ["b", "c"].map(|name| held(&budget, name).unwrap()).into();
         assert_eq!(held(&budget, "b").err(), Some(Full::Process));
-        assert_eq!(held(&budget, "d").err(), Some(Full::Process), "whole ones stay");
+        assert_eq!(held(&budget, "d").err(), Some(Full::Process), "complete bodies are not evicted");
         assert!(!small.iter().chain(&large).any(was_given_up));
         tokio::time::advance(STALLED).await;
         assert!(held(&budget, "d").is_ok());
         assert!(small.iter().any(was_given_up));
     }
 
-    /// Many threads at once leave no byte behind.
     #[test]
-    fn nothing_is_lost_between_threads() {
+    fn concurrent_reservations_return_all_bytes() {
         let budget = budget(8, 20);
         std::thread::scope(|scope| {
             for n in 0..8 {

@@ -1,5 +1,5 @@
-//! A number of things that executions share, and of which none may have all. Not a stage: what `pin` and `forward`
-//! ask before they open sockets.
+//! A quota of sockets shared by all executions, with a limit for each. `pin` and `forward` take permits before they
+//! open sockets.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::model::name::ExecutionId;
 
-/// What there is, and who has how much of it.
+/// A quota, and its current usage.
 pub(crate) struct SocketQuota {
     most: usize,
     most_each: usize,
@@ -25,20 +25,21 @@ struct Usage {
     each: HashMap<ExecutionId, usize>,
 }
 
-/// One of them, until it is dropped.
+/// A permit for one socket, returned to the quota on drop.
 pub(crate) struct Permit {
     quota: Arc<SocketQuota>,
-    /// None of the daemon's own.
+    /// `None` for the daemon's own sockets.
     execution: Option<ExecutionId>,
 }
 
 impl SocketQuota {
-    /// So many in all, and so many of one execution.
+    /// Creates a quota of `most` permits, at most `most_each` of them per execution.
     pub(crate) fn new(most: usize, most_each: usize) -> Arc<Self> {
         Arc::new(Self { most, most_each, taken: Mutex::default(), freed: Notify::new() })
     }
 
-    /// Takes one, for an execution or for the daemon itself; none if there is none left, or the execution has its part.
+    /// Takes a permit for an execution, or for the daemon itself. Returns `None` if the quota or the execution's share
+    /// is used up.
     pub(crate) fn take(self: &Arc<Self>, execution: Option<&ExecutionId>) -> Option<Permit> {
         let mut taken = self.lock();
         let of_each = execution.and_then(|execution| taken.each.get(execution)).copied().unwrap_or_default();
@@ -52,7 +53,7 @@ impl SocketQuota {
         Some(Permit { quota: self.clone(), execution: execution.cloned() })
     }
 
-    /// As [`Self::take`], but waits for one.
+    /// Like [`Self::take`], but waits up to `patience` for a permit.
     pub(crate) async fn take_within(
         self: &Arc<Self>,
         execution: Option<&ExecutionId>,
@@ -71,13 +72,13 @@ impl SocketQuota {
         timeout(patience, taking).await.ok()
     }
 
-    /// True if all are taken.
+    /// Returns true if all permits are taken.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.lock().all >= self.most
     }
 
     fn lock(&self) -> MutexGuard<'_, Usage> {
-        // Nothing within can panic but for want of memory.
+        // Only a failed allocation can panic while the lock is held.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -105,15 +106,15 @@ mod tests {
     use crate::model::name::TaskName;
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_gets_all_and_what_is_given_back_is_taken_by_who_waits() {
+    async fn limits_each_execution_and_wakes_waiters() {
         let quota = SocketQuota::new(3, 2);
         let of = |name: &str| ExecutionId::of_static(&TaskName::new(name));
         let (a, b) = (of("a"), of("b"));
         let one = quota.take(Some(&a)).unwrap();
         let _two = quota.take(Some(&a)).unwrap();
-        assert!(quota.take(Some(&a)).is_none(), "it has its part");
+        assert!(quota.take(Some(&a)).is_none(), "its share is used up");
         let own = quota.take(None).unwrap();
-        assert!(quota.take(Some(&b)).is_none() && quota.take(None).is_none(), "there are no more");
+        assert!(quota.take(Some(&b)).is_none() && quota.take(None).is_none(), "no permits are left");
         let waiting = quota.clone();
         let next = tokio::spawn(async move { waiting.take_within(Some(&b), Duration::from_secs(1)).await });
         tokio::task::yield_now().await;

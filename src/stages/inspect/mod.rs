@@ -1,9 +1,9 @@
-//! Nothing leaves that must stay: evidence that a request was looked through.
+//! Checks that a request contains no protected values, and returns the evidence.
 //!
-//! What is looked for are the values that the task must not send, in every form; where: method, path and
-//! query, header fields, body and trailers. Bodies of a known length up to 64 KiB are read whole before anything
-//! leaves, others are looked through on their way. What a person has to approve is read whole in any case. Host
-//! names are looked at before, when the destination is judged.
+//! The values that the task must not send are searched for in all their encoded forms, in the method, path and query,
+//! header fields, body and trailers. Bodies of a known length up to 64 KiB are buffered before anything is sent; others
+//! are scanned while they are sent. A request that needs approval is always buffered. Host names are checked earlier,
+//! with the destination.
 
 pub(super) mod outbound;
 
@@ -24,15 +24,15 @@ use crate::model::limited::ExchangeLimit;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::plan::Timeouts;
 
-/// Bodies up to this are read whole before anything leaves, in bytes.
+/// Bodies up to this length are buffered before anything is sent, in bytes.
 const SMALL: u64 = 64 * 1024;
-/// So are bodies of requests that have to be approved, where the plan says nothing.
+/// The same limit for requests that need approval, if the plan sets no limit, in bytes.
 const MAX_APPROVED: u64 = 1_000_000;
 
-/// What is said of a body that cannot be shown whole to whoever approves it.
+/// The audit rule for a body that cannot be shown to the approver in full.
 const UNKNOWN_LENGTH: &str = "approval needs a body of known length";
 
-/// Evidence that a granted request was looked through.
+/// Evidence that a granted request was scanned.
 ///
 /// ```compile_fail
 /// use exeat::stages::{authorize::Grant, inspect::Cleared, upload::RequestBody};
@@ -49,7 +49,7 @@ pub struct Cleared {
 }
 
 impl Cleared {
-    /// What the request was granted.
+    /// Returns the grant of the request.
     #[must_use]
     pub fn grant(&self) -> &Grant {
         &self.grant
@@ -60,13 +60,13 @@ impl Cleared {
     }
 }
 
-/// Reads a small body whole, if there is something to look for, and any body that has to be approved. It may take as
-/// long as a silence may last, and no longer than the exchange.
+/// Buffers a small body if there are values to search for, and any body that needs approval. Takes at most the idle
+/// timeout, and no longer than the exchange may.
 ///
 /// # Errors
-/// [`Deny::RequestTooLarge`] for one that announces more than the plan allows, or that has to be approved and does not
-/// say how long it is; what comes of a client that does not send its body; [`Fail::Overloaded`] if the memory budget has
-/// no room for it, or others need the room of one that has stalled.
+/// [`Deny::RequestTooLarge`] for a body that announces more than the plan allows, or that needs approval and has no
+/// announced length; the errors of a client that does not send its body; [`Fail::Overloaded`] if the memory budget has
+/// no room for the body, or evicts it after it has stalled.
 ///
 /// [`Fail::Overloaded`]: crate::model::refusal::Fail::Overloaded
 pub async fn gather(grant: &Grant, head: &Parts, body: RequestBody, record: &mut Record) -> Verdict<RequestBody> {
@@ -100,11 +100,11 @@ pub async fn gather(grant: &Grant, head: &Parts, body: RequestBody, record: &mut
     }
 }
 
-/// Looks a request through, and what has been gathered of its body.
+/// Scans a request and the buffered part of its body.
 ///
 /// # Errors
-/// [`Deny::LeakDetected`] if a value stands in it; [`Deny::ContentCodingUnsupported`] or [`Deny::ScanLimit`] for
-/// a body that cannot be looked through; [`Deny::CredentialNotBound`] for a marked placeholder in the body.
+/// [`Deny::LeakDetected`] if it contains a protected value; [`Deny::ContentCodingUnsupported`] or [`Deny::ScanLimit`]
+/// for a body that cannot be scanned; [`Deny::CredentialNotBound`] for a placeholder in the body.
 pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
     let values = grant.values();
     if !values.is_empty() {
@@ -138,22 +138,22 @@ fn head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> {
     Ok(())
 }
 
-/// Looks through fields: names, values, and values of which one may begin what the next one ends.
+/// Scans fields: names, values, and consecutive values, because a protected value may be split between them.
 fn fields(values: &Matcher, headers: &HeaderMap) -> Option<Finding> {
-    // The token is read and removed here, where it belongs.
+    // The caller's token is read and removed from this field, where it belongs.
     let looked_at = || headers.iter().filter(|(name, _)| *name != PROXY_AUTHORIZATION);
     let one = |(name, value): (&HeaderName, &HeaderValue)| {
         values.find_in_name(name.as_str()).or_else(|| values.find(value.as_bytes()))
     };
     let across = || values.find_across(looked_at().map(|(_, value)| value.as_bytes()));
-    // Cookies are fields of their own, in all but the way they are written.
+    // Cookies are separate fields in all but syntax.
     let cookies = || headers.get_all(COOKIE).iter().flat_map(|field| field.as_bytes().split(|byte| *byte == b';'));
     let unnamed = |cookie: &'_ [u8]| cookie.iter().position(|byte| *byte == b'=').map_or(0, |at| at.saturating_add(1));
     let cookie_values = || cookies().map(|cookie| cookie.get(unnamed(cookie)..).unwrap_or_default());
     looked_at().find_map(one).or_else(across).or_else(|| values.find_across(cookie_values()))
 }
 
-/// Looks through a body that is here.
+/// Scans a buffered body.
 async fn whole(mut leaving: OutboundBody, data: &Bytes, trailers: Option<&HeaderMap>) -> Result<(), OutboundError> {
     let mut rest = data.clone();
     let mut portions = 0_usize;
@@ -162,11 +162,11 @@ async fn whole(mut leaving: OutboundBody, data: &Bytes, trailers: Option<&Header
             leaving.push(rest.split_to(PORTION.min(rest.len())))?;
         }
         leaving.work()?;
-        // It is held here, all of it.
+        // The data is already in memory, so the scanner's copy is dropped.
         while leaving.take().is_some() {}
         portions = portions.wrapping_add(1);
         if portions.is_multiple_of(PORTIONS) {
-            // Others wait too.
+            // Yield to other tasks.
             tokio::task::yield_now().await;
         }
     }

@@ -1,5 +1,4 @@
-//! What a client sends in a body, looked through on its way. Not a stage: what `inspect` begins, and `upload`
-//! puts between the client and the origin.
+//! Scans a request body while it is sent. `inspect` sets it up, and the request body runs it.
 
 use std::sync::Arc;
 
@@ -11,24 +10,24 @@ use crate::coding::{Coding, DecodeError, DecodeLimits, Decoder};
 use crate::leak::{Finding, Holdback, Matcher};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 
-/// Bytes that are looked through before somebody else may have the thread.
+/// The number of bytes scanned at a time.
 pub(crate) const PORTION: usize = 64 * 1024;
-/// Coded bytes that may be held for what they say, beyond those that come at once.
+/// The most encoded bytes held back while they produce no text, in bytes, beyond those of one read.
 const MAX_UNREAD: usize = 1024 * 1024;
-/// Messages up to this are held whole, in bytes.
+/// The largest message held as a whole, in bytes.
 const MAX_WHOLE: u64 = 1024 * 1024;
-/// Bytes that may be held for what they say beyond the lag, also where there is no room.
+/// The bytes that may be held beyond the lag until their text is scanned, even without room in the budget.
 const LEAST: usize = 16 * 1024;
-/// Bytes of a message that are read before it is marked how far it may go.
+/// The bytes of a message read between marks. A mark maps a sent position to the text scanned up to it.
 const MARKED: usize = 8 * 1024;
 
-/// Why a body must not go on.
+/// The reason why a body is blocked.
 pub(crate) enum OutboundError {
-    /// A value stands in it.
+    /// It contains a protected value.
     Leak(Finding),
-    /// It cannot be read, or not within bounds.
+    /// It cannot be decoded, or not within the limits.
     Unread(DecodeError),
-    /// It would have to be held for what it says, and there is no room.
+    /// It would have to be held until its text is scanned, and the budget has no room.
     NoRoom,
 }
 
@@ -45,7 +44,7 @@ impl From<DecodeError> for OutboundError {
 }
 
 impl OutboundError {
-    /// What is said of it, and what was found.
+    /// Returns the refusal for the client, and the finding if there is one.
     pub(crate) fn refusal(self) -> (Refusal, Option<Finding>) {
         match self {
             Self::Leak(found) => (Deny::LeakDetected.into(), Some(found)),
@@ -56,36 +55,36 @@ impl OutboundError {
     }
 }
 
-/// A body on its way out.
+/// A body that is scanned while it is sent.
 pub(crate) struct OutboundBody {
     hold: Holdback,
     reading: BodyReader,
-    /// What is held back of any stream.
+    /// The number of bytes held back of any stream.
     lag: usize,
-    /// Came, and has not been looked through.
+    /// Received bytes that have not been scanned.
     waiting: Bytes,
 }
 
-/// How what is sent is read.
+/// The reader that extracts the text from the sent bytes.
 enum BodyReader {
-    /// As it is.
+    /// The text is the bytes as sent.
     Plain,
-    /// Behind a content coding.
+    /// The text has a content coding.
     Coded { decoder: Box<Decoder>, text: Vec<u8>, more: bool },
-    /// In messages with a head of five bytes each.
+    /// The text is in messages, each with a head of five bytes.
     Messages(GrpcMessages),
 }
 
-/// Messages of gRPC and Connect: a flag and a length of four bytes before each
-/// (gRPC over HTTP/2, "Length-Prefixed-Message").
+/// Messages of gRPC and Connect, each preceded by a flag byte and a length of four bytes (gRPC over HTTP/2,
+/// "Length-Prefixed-Message").
 struct GrpcMessages {
-    /// For those that are flagged; none if they have a coding that we do not know.
+    /// The coding of compressed messages. `None` if it is unknown.
     coding: Option<Vec<Coding>>,
     bounds: DecodeLimits,
     head: Vec<u8>,
-    /// What is left of a message, of how many bytes, and what undoes its coding.
+    /// The current message.
     message: Option<Message>,
-    /// There is no room to hold messages whole.
+    /// The budget has no room to hold messages as a whole.
     crowded: bool,
 }
 
@@ -96,11 +95,11 @@ struct Message {
 }
 
 impl OutboundBody {
-    /// For the body of this request, in which none of these values may stand.
+    /// Creates a scanner for the body of this request, which must not contain any of these values.
     ///
     /// # Errors
-    /// [`Deny::ContentCodingUnsupported`] for a coding that cannot be undone; [`Deny::RequestMalformed`] for two media
-    /// types, of which the origin may read either.
+    /// [`Deny::ContentCodingUnsupported`] for a coding that cannot be decoded; [`Deny::RequestMalformed`] for two media
+    /// types, because the origin may use either.
     pub(crate) fn of(parts: &Parts, values: &Arc<Matcher>, bounds: DecodeLimits) -> Verdict<Self> {
         has_one_kind(&parts.headers)?;
         let codings = codings(&parts.headers, &CONTENT_ENCODING).ok_or(Deny::ContentCodingUnsupported)?;
@@ -119,7 +118,7 @@ impl OutboundBody {
         Ok(Self { hold, reading, lag: values.lag(), waiting: Bytes::new() })
     }
 
-    /// Takes what came. What came before has to be done with: [`Self::work`] says when.
+    /// Adds received bytes. All earlier bytes must have been scanned: [`Self::has_work`] returns false.
     pub(crate) fn push(&mut self, bytes: Bytes) -> Result<(), OutboundError> {
         if matches!(self.reading, BodyReader::Coded { .. }) {
             self.hold.send(bytes.clone())?;
@@ -128,12 +127,12 @@ impl OutboundBody {
         Ok(())
     }
 
-    /// True if there is something to look through.
+    /// Returns true if there are bytes to scan.
     pub(crate) fn has_work(&self) -> bool {
         !self.waiting.is_empty() || matches!(self.reading, BodyReader::Coded { more: true, .. })
     }
 
-    /// Looks through a portion of what came.
+    /// Scans a portion of the received bytes.
     pub(crate) fn work(&mut self) -> Result<(), OutboundError> {
         match &mut self.reading {
             BodyReader::Plain => {
@@ -149,7 +148,7 @@ impl OutboundBody {
                 text.clear();
                 self.hold.settle(decoder.settled());
                 self.hold.flow()?;
-                // Codings have room for much that says nothing.
+                // Codings can contain a lot of data that produces no text.
                 let idle = self.waiting.is_empty() && !*more;
                 return if idle && self.hold.held() > MAX_UNREAD { Err(DecodeError::TooMuch.into()) } else { Ok(()) };
             }
@@ -161,7 +160,7 @@ impl OutboundBody {
         Ok(self.hold.flow()?)
     }
 
-    /// The sender pauses: what has been looked through goes. Messages go when they are whole.
+    /// Releases the scanned bytes when the sender pauses. Messages are released only when complete.
     pub(crate) fn pause(&mut self) -> Result<(), OutboundError> {
         match &self.reading {
             BodyReader::Plain => {}
@@ -171,18 +170,18 @@ impl OutboundBody {
         Ok(self.hold.pause()?)
     }
 
-    /// Looks through what comes behind the body.
+    /// Scans the trailers.
     pub(crate) fn trailers(&mut self, trailers: &HeaderMap) -> Result<(), OutboundError> {
         for (name, value) in trailers {
             self.hold.name(name.as_str())?;
             self.hold.beside(value.as_bytes())?;
-            // Part of a value may stand in the body, and part of it here.
+            // A value may be split between the body and the trailers.
             self.hold.read(value.as_bytes())?;
         }
         Ok(())
     }
 
-    /// Nothing more comes: everything goes.
+    /// Ends the body and releases everything.
     pub(crate) fn end(&mut self) -> Result<(), OutboundError> {
         if let BodyReader::Coded { decoder, .. } = &self.reading {
             decoder.end()?;
@@ -190,12 +189,12 @@ impl OutboundBody {
         Ok(self.hold.end()?)
     }
 
-    /// The next piece that may leave.
+    /// Returns the next piece that may be sent.
     pub(crate) fn take(&mut self) -> Option<Bytes> {
         self.hold.take()
     }
 
-    /// How many bytes came and have not left.
+    /// Returns the number of bytes received and not yet sent.
     pub(crate) fn held(&self) -> usize {
         let coded = matches!(self.reading, BodyReader::Coded { .. });
         self.hold.held().saturating_add(if coded { 0 } else { self.waiting.len() })
@@ -203,19 +202,19 @@ impl OutboundBody {
 }
 
 impl OutboundBody {
-    /// How many bytes are held because their text is not known yet, or not to its end. What is sent as it is read is
-    /// bounded by its lag.
+    /// Returns the number of bytes held until their text is scanned to its end. Zero for plain bodies, of which no more
+    /// than the lag is held.
     pub(crate) fn held_for_its_text(&self) -> usize {
         if matches!(self.reading, BodyReader::Plain) { 0 } else { self.hold.held() }
     }
 
-    /// How many of those are held even where there is no room.
+    /// Returns how many of those bytes may be held even without room in the budget.
     pub(crate) fn least(&self) -> usize {
         self.lag.saturating_add(LEAST)
     }
 
-    /// Says whether there is no room to hold messages whole. Then those that can be read as they come go behind the
-    /// lag. It depends on what everybody sends, and on nothing that is looked for.
+    /// Sets whether the budget has no room to hold messages as a whole. If so, uncompressed messages are sent with the
+    /// lag. This depends on the load alone, never on the protected values.
     pub(crate) fn set_crowded(&mut self, crowded: bool) -> Result<(), OutboundError> {
         let BodyReader::Messages(messages) = &mut self.reading else { return Ok(()) };
         messages.crowded = crowded;
@@ -266,7 +265,7 @@ impl GrpcMessages {
             if size > MAX_WHOLE {
                 return Err(DecodeError::TooMuch.into());
             }
-            // What is flagged and has no coding cannot be read.
+            // A message that is flagged as compressed but has no coding cannot be decoded.
             Some(Box::new(Decoder::new(coding, self.bounds).ok_or(DecodeError::Malformed)?))
         } else {
             None
@@ -279,7 +278,7 @@ impl Message {
     fn read(&mut self, mut piece: &[u8], crowded: bool, hold: &mut Holdback) -> Result<(), OutboundError> {
         let Some(decoder) = &mut self.decoder else {
             hold.read(piece)?;
-            // Marked also while it is held whole: there may be no room for that later.
+            // Marked even while the message is held as a whole: the budget may run out before its end.
             hold.settle(hold.sent());
             if self.size > MAX_WHOLE || crowded {
                 hold.flow()?;
@@ -298,17 +297,18 @@ impl Message {
     }
 }
 
-/// What stands in the field and changes nothing: the bytes are as they are. Amazon's clients have two of their own.
+/// Values of the field that mean no coding. Amazon's clients have two of their own.
 const NO_CODING: [&str; 6] = ["", "amz-1.0", "aws-chunked", "identity", "none", "utf-8"];
 
-/// The codings that a field names, in their order; none if there is one that cannot be undone.
+/// Returns the codings named by a field, in order, or `None` if one of them cannot be decoded.
 pub(crate) fn codings(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<Coding>> {
     let tokens = headers.get_all(name).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     let tokens = tokens.map(|token| String::from_utf8_lossy(token.trim_ascii()).to_ascii_lowercase());
     tokens.filter(|token| !NO_CODING.contains(&&**token)).map(|token| Coding::named(&token)).collect()
 }
 
-/// For a body of messages: the coding of those that have one. The inner is none if it cannot be undone.
+/// Returns the coding of compressed messages for a body of messages. The inner option is `None` if it cannot be
+/// decoded.
 fn message_coding(headers: &HeaderMap) -> Option<Option<Vec<Coding>>> {
     let kind = kind(headers);
     let is = |prefix: &[u8]| kind.starts_with(prefix);
@@ -324,7 +324,7 @@ fn message_coding(headers: &HeaderMap) -> Option<Option<Vec<Coding>>> {
     Some(codings(headers, &HeaderName::from_static(name)))
 }
 
-/// Judges whether there is one media type at most: the field is no list (RFC 9110 §8.3), though a parameter may hold a
+/// Checks that there is at most one media type. The field is not a list (RFC 9110 §8.3), but a parameter may contain a
 /// comma in quotes.
 fn has_one_kind(headers: &HeaderMap) -> Verdict<()> {
     let mut fields = headers.get_all(CONTENT_TYPE).iter();
@@ -333,7 +333,7 @@ fn has_one_kind(headers: &HeaderMap) -> Verdict<()> {
     if is_list || fields.next().is_some() { Err(Deny::RequestMalformed.into()) } else { Ok(()) }
 }
 
-/// The media type, in lower case.
+/// Returns the media type in lower case.
 fn kind(headers: &HeaderMap) -> Vec<u8> {
     headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default().to_ascii_lowercase()
 }
@@ -346,7 +346,7 @@ mod tests {
 
     const BOUNDS: DecodeLimits = DecodeLimits { total: 1 << 20, ratio: 100, direction: Direction::Sent };
 
-    /// One of them could say that the body is made of messages.
+    /// The second one could declare that the body consists of messages.
     #[test]
     fn two_media_types_are_refused() {
         let values = Arc::new(Matcher::new([(ValueOwner::Token, &b"a-value-to-look-for"[..])].into_iter()));
@@ -365,7 +365,7 @@ mod tests {
         }
     }
 
-    /// A message that says that it is compressed, and not how, could hold anything.
+    /// A message flagged as compressed without a known coding could contain anything.
     #[test]
     fn a_compressed_message_is_read_or_refused() {
         let values = Arc::new(Matcher::new([(ValueOwner::Token, &b"a-value-to-look-for"[..])].into_iter()));
@@ -383,9 +383,9 @@ mod tests {
         }
     }
 
-    /// Without room for all of a message, it goes behind the lag, and what was held of it goes at once.
+    /// A message that does not fit into the budget is sent with the lag, and what was held of it is sent at once.
     #[test]
-    fn without_room_a_message_goes_behind_the_lag() {
+    fn sends_a_message_with_the_lag_when_the_budget_is_full() {
         let values = Arc::new(Matcher::new([(ValueOwner::Token, &b"a-value-to-look-for"[..])].into_iter()));
         let request = http::Request::post("/").header(CONTENT_TYPE, "application/grpc");
         let parts = request.body(()).unwrap().into_parts().0;
@@ -398,13 +398,13 @@ mod tests {
             std::iter::from_fn(|| leaving.take()).map(|piece| piece.len()).sum::<usize>()
         };
         let message = [&[0, 0, 0x0f, 0, 0][..], &[b'x'; 500_000]].concat();
-        assert_eq!(push(&mut leaving, &message), 0, "it is held whole");
+        assert_eq!(push(&mut leaving, &message), 0, "it is held as a whole");
         assert_eq!(leaving.held_for_its_text(), message.len());
         assert!(leaving.set_crowded(true).is_ok());
         let gone: usize = std::iter::from_fn(|| leaving.take()).map(|piece| piece.len()).sum();
         assert!(gone > 400_000 && leaving.held_for_its_text() < leaving.least(), "{gone}");
         assert!(push(&mut leaving, &[b'x'; 100_000]) > 90_000);
-        // A value is found nevertheless.
+        // A value is still found.
         assert!(leaving.push(Bytes::from_static(b"a-value-to-look-for")).is_ok());
         assert!(leaving.work().is_err());
     }

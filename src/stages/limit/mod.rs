@@ -1,4 +1,4 @@
-//! What comes back: redacted, counted, bounded in size and time, and what ends with it.
+//! Redacts, counts and bounds response bodies, and ends the exchange with them.
 
 pub mod redact;
 pub(super) mod report;
@@ -31,21 +31,21 @@ use crate::model::refusal::{Fail, Refusal, Verdict};
 use crate::model::wire::EXEAT_TRUNCATED;
 use crate::policy::plan::{Oversize, Sizes, Timeouts};
 
-/// A response's body on its way to the client.
+/// A response body on its way to the client.
 ///
-/// The record and the connection ride on it. When it ends, `closed` is written and the connection may be
-/// used again. When it takes too long they are taken from it by its watchdog, also if nobody polls it
-/// because the client does not read.
+/// It owns the record and the connection. When it ends, the `closed` record is written and the connection may be
+/// reused. When it takes too long, its watchdog takes both from it, even if nobody polls the body because the client
+/// does not read.
 pub struct ResponseBody {
     live: Arc<Mutex<Live>>,
     watchdog: Option<AbortHandle>,
     hint: SizeHint,
     ended: bool,
-    /// What goes out once the exchange is over.
+    /// The frames to send once the exchange is over.
     parting: FinalFrames,
 }
 
-/// An answer whose head may go out.
+/// A response that has passed the checks on its head, which may now be sent.
 pub struct CheckedResponse {
     response: Response<RedactedBody>,
     bounds: BodyLimits,
@@ -53,26 +53,26 @@ pub struct CheckedResponse {
     timeouts: Timeouts,
     started: Instant,
     withdrawn: Revoked,
-    /// How long it is; nothing where the head does not say.
+    /// The body's length. Empty if the head does not declare it.
     hint: SizeHint,
-    /// There is nothing behind the head.
+    /// The body is empty.
     ended: bool,
 }
 
-/// What is to be heeded of a body.
+/// The limits that apply to a response body.
 #[derive(Default)]
 struct BodyLimits {
-    /// How much of it may pass; none: all.
+    /// The size limit. `None` means no limit.
     cut: Option<Truncation>,
-    /// What is too large is broken off, and not cut.
+    /// An oversized body is aborted instead of truncated.
     refuses: bool,
-    /// Behind it there is room for what we have to say of it.
+    /// The framing allows a report in the trailers.
     tells: bool,
-    /// The head has said that it is cut.
+    /// The head has announced that the body is truncated.
     is_cut_announced: bool,
 }
 
-/// The last of a body.
+/// The last frames of a body.
 #[derive(Default)]
 struct FinalFrames {
     data: Bytes,
@@ -92,10 +92,10 @@ impl FinalFrames {
     }
 }
 
-/// What there is as long as the exchange goes on.
+/// The state of an exchange until it ends.
 struct Live {
     exchange: Option<Exchange>,
-    /// Whoever polled last and found nothing.
+    /// The waker of the last poll that returned pending.
     waker: Option<Waker>,
 }
 
@@ -104,37 +104,37 @@ struct Exchange {
     record: Record,
     lease: Lease,
     counts: Arc<TransferCounts>,
-    /// What is left of a declared length.
+    /// The bytes left of a declared length.
     left: Option<u64>,
     bounds: BodyLimits,
-    /// There was more than may pass.
+    /// The body was truncated.
     was_cut: bool,
 }
 
-/// What becomes of a frame.
+/// The result of checking a frame.
 enum Passed {
-    /// It goes out.
+    /// The frame is sent.
     On(Frame<Bytes>),
-    /// Nothing of it goes out by now.
+    /// Nothing can be sent yet.
     Held,
-    /// It goes out, and is the last.
+    /// The data and trailers are sent, and the body ends.
     Last(Bytes, Option<HeaderMap>),
-    /// The body is too large for anything to go out.
+    /// The body is too large and is aborted.
     TooLarge,
 }
 
-/// Redacts what came back, judges how large it says it is, and whether it can be read at all.
+/// Redacts a response, and checks its declared length and whether its body can be decoded.
 ///
 /// # Errors
-/// [`Fail::ResponseTooLarge`] if it is too large and is not to be cut, [`Fail::UpstreamProtocol`] if it cannot be decoded
-/// from its first bytes, and why the exchange may not go on.
+/// [`Fail::ResponseTooLarge`] if it exceeds the limit and must not be truncated; [`Fail::UpstreamProtocol`] if its
+/// first bytes cannot be decoded; the refusal that has stopped the exchange in the meantime.
 pub async fn check(received: Received, record: &mut Record) -> Verdict<CheckedResponse> {
     let Received { response, lease, limits, reader, started, guard, mut withdrawn, .. } = received;
     let (status, timeouts) = (response.status(), limits.timeouts);
     let mut response = redact::head(response, guard);
     response.body_mut().count(record.counts());
     record.finds_in_answer(response.body().finds(false));
-    // The framing follows from the head alone, not from how much of the body is here by now.
+    // The framing depends on the head alone, not on how much of the body has arrived.
     let (hint, ended) = (response.body().size_hint(), response.body().is_end_stream());
     let declared = hint.exact();
     let mut is_length_known = declared.is_some();
@@ -163,7 +163,7 @@ pub async fn check(received: Received, record: &mut Record) -> Verdict<CheckedRe
     let textual = !refuses && truncate::is_textual(response.headers());
     let headers = response.headers_mut();
     if let Some((_, length)) = too_large {
-        // Where exactly it will be cut is not known yet.
+        // The exact length after truncation is not known yet.
         is_length_known = false;
         headers.remove(CONTENT_LENGTH);
         headers.insert(EXEAT_TRUNCATED, HeaderValue::from(length));
@@ -178,7 +178,7 @@ pub async fn check(received: Received, record: &mut Record) -> Verdict<CheckedRe
     Ok(CheckedResponse { response, bounds, lease, timeouts, started, withdrawn, hint, ended })
 }
 
-/// Waits for the beginning of a coded body, as long as the exchange may go on.
+/// Waits for the start of an encoded body, unless the exchange is stopped.
 async fn begin(
     body: &mut RedactedBody,
     (timeouts, started): (Timeouts, Instant),
@@ -189,7 +189,7 @@ async fn begin(
         return Ok(());
     }
     let counts = record.counts();
-    // Who is silent for too long is broken off later, like everybody who is.
+    // The idle timeout does not fail the exchange here: the watchdog does that later, as for any body.
     let begun = async { timeout(timeouts.idle, body.begin()).await.unwrap_or(Ok(())) };
     let begun = async {
         match timeouts.request {
@@ -213,12 +213,12 @@ async fn begin(
     })
 }
 
-/// Without a body, whatever the head says of its length (RFC 9110 §6.4.1).
+/// Returns true if responses with this status have no body, whatever `Content-Length` is (RFC 9110 §6.4.1).
 fn is_bodiless(status: StatusCode) -> bool {
     status.is_informational() || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED
 }
 
-/// Bounds what came back. The record goes with the body.
+/// Wraps the body of a checked response. The body takes over the record.
 #[must_use]
 pub fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBody> {
     let CheckedResponse { response, bounds, lease, timeouts, started, withdrawn, hint, ended } = bounded;
@@ -239,7 +239,7 @@ pub fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBo
     })
 }
 
-/// Credentials that came back stand in the record, however the exchange ends.
+/// Records the credentials found in a response, however the exchange ends.
 fn note_found(inner: &RedactedBody, record: &mut Record) {
     record.finds_in_answer(inner.finds(true));
     if let Some((count, whose)) = inner.found() {
@@ -247,7 +247,7 @@ fn note_found(inner: &RedactedBody, record: &mut Record) {
     }
 }
 
-/// Ends the exchange once nothing has moved for `idle`, at `until`, or when it is no longer allowed.
+/// Ends the exchange when neither direction has moved for `idle`, at `until`, or when it is revoked or stopped.
 async fn watch(
     live: Arc<Mutex<Live>>,
     counts: Arc<TransferCounts>,
@@ -285,8 +285,8 @@ async fn too_long(counts: &TransferCounts, idle: Duration, until: Option<Instant
 }
 
 impl Exchange {
-    /// The record is written. A connection whose exchange is whole on both sides may be used again; one
-    /// whose request is still on its way ends here, and so does the request.
+    /// Ends the exchange and writes the record. The connection is reused if both request and response are complete. If
+    /// the request is still being sent, the connection is closed, which ends the request.
     fn end(self, whole: bool) {
         let Self { inner, mut record, lease, counts, .. } = self;
         counts.end();
@@ -344,7 +344,7 @@ impl Body for ResponseBody {
                 Ok(Passed::Held) => {}
                 Ok(Passed::Last(data, trailers)) => {
                     this.parting = FinalFrames { data, trailers };
-                    // One that was cut has not been read to its end.
+                    // A truncated response has not been read to its end, so its connection is not reused.
                     break (this.parting.next().map(Ok), !exchange.was_cut);
                 }
                 Ok(Passed::TooLarge) => {
@@ -376,13 +376,13 @@ impl Body for ResponseBody {
 }
 
 impl Exchange {
-    /// Counts a frame, and lets as much of it pass as may.
+    /// Counts a frame and applies the size limit to it.
     fn passes(&mut self, frame: Frame<Bytes>) -> Passed {
         let data = match frame.into_data() {
             Ok(data) => data,
             Err(frame) => return self.ends(Bytes::new(), frame.into_trailers().ok()),
         };
-        // What has been decoded goes on after the last of it came.
+        // Decoded data may still follow after the last encoded byte has arrived, so it counts as activity.
         self.counts.tick();
         self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
         let (data, over) = match &mut self.bounds.cut {
@@ -403,14 +403,14 @@ impl Exchange {
         if data.is_empty() { Passed::Held } else { Passed::On(Frame::data(data)) }
     }
 
-    /// The body has ended within its bounds.
+    /// Ends a body that is within its limits.
     fn ends(&mut self, data: Bytes, trailers: Option<HeaderMap>) -> Passed {
         let rest = self.bounds.cut.as_mut().map(Truncation::rest).unwrap_or_default();
         let data = if rest.is_empty() { data } else { [data, rest].concat().into() };
         Passed::Last(data, self.with_report(trailers))
     }
 
-    /// The origin's trailers, and ours among them.
+    /// Returns the origin's trailers, with the report added if the framing allows it.
     fn with_report(&self, trailers: Option<HeaderMap>) -> Option<HeaderMap> {
         let mut trailers = trailers;
         if let Some(trailers) = &mut trailers {
@@ -428,7 +428,7 @@ impl Exchange {
     }
 }
 
-/// Whose fault it is that an answer broke off.
+/// Returns the refusal for a response that broke off, by whose fault it was.
 fn blame(error: &BodyError, counts: &TransferCounts) -> Refusal {
     match error {
         BodyError::Unread(DecodeError::TooMuch) => Fail::ResponseTooLarge.into(),
@@ -437,8 +437,8 @@ fn blame(error: &BodyError, counts: &TransferCounts) -> Refusal {
     }
 }
 
-/// A client that goes away before the end leaves its mark in the record. One that has every byte of the
-/// declared length has not gone away: hyper stops asking then.
+/// Records a client that disconnects before the end. A client that has received the declared length has not
+/// disconnected: hyper stops polling at that point.
 impl Drop for ResponseBody {
     fn drop(&mut self) {
         if let Some(watchdog) = &self.watchdog {
@@ -455,6 +455,6 @@ impl Drop for ResponseBody {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A panic within leaves an exchange that is dropped, or none; both are sound.
+    // A panic while the lock is held leaves either a droppable exchange or none; both are valid states.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,4 @@
-//! What the proxy says behind a body: how much came, and what was done to it. Not a stage: what `limit`
-//! puts at the end.
+//! The report that the proxy appends to a response body: its size, and whether it was redacted or truncated.
 
 use http::header::{CONTENT_LENGTH, HeaderValue, TRAILER};
 use http::request::Parts;
@@ -9,39 +8,39 @@ use crate::model::tool::Kind;
 use crate::model::wire::{EXEAT_REDACTED, EXEAT_RESPONSE_SIZE, EXEAT_TRUNCATED};
 use crate::stages::message::headers;
 
-/// Who gets an answer, as far as its framing depends on it.
+/// The client's properties that determine how a response is framed and reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReportTarget {
-    /// Asked for the head only.
+    /// The request was HEAD, so the response has no body.
     pub(crate) wants_no_body: bool,
     framing: Framing,
     is_tool: bool,
 }
 
-/// How bodies end on the client's connection.
+/// The framing of response bodies on the client's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Framing {
-    /// With trailers, if there is no `Content-Length`.
+    /// Chunked, with trailers unless there is a `Content-Length`.
     Chunked,
-    /// With trailers, always.
+    /// HTTP/2, always with trailers.
     H2,
-    /// Without trailers: the client does not take them.
+    /// Without trailers: the client does not accept them.
     Plain,
 }
 
-/// What happened to a body.
+/// The report on a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyReport {
-    /// Bytes that were taken from the origin.
+    /// Bytes received from the origin.
     pub(crate) size: u64,
-    /// Places that were overwritten, in head and body.
+    /// The number of redactions in head and body.
     pub(crate) redacted: u64,
-    /// It was cut, and the head did not say so.
+    /// The body was truncated, and the head did not announce it.
     pub(crate) truncated: bool,
 }
 
 impl ReportTarget {
-    /// The sender of a request of this kind.
+    /// Returns the target for the sender of this request.
     pub(crate) fn of(parts: &Parts, kind: Kind) -> Self {
         let framing = match parts.version {
             Version::HTTP_2 => Framing::H2,
@@ -51,8 +50,8 @@ impl ReportTarget {
         Self { wants_no_body: parts.method == Method::HEAD, framing, is_tool: kind.tool().is_some() }
     }
 
-    /// Makes room for trailers behind a body of this length, and returns whether there is some. The front-end
-    /// of the tools waits for them, so a tool call's answer says its length there and not before.
+    /// Prepares the head for trailers and returns whether the framing allows them. A tool call over HTTP/1.1 gives up
+    /// its `Content-Length` for them, because the tools' front end always waits for the trailers.
     pub(crate) fn make_room(self, headers: &mut HeaderMap, is_known: &mut bool) -> bool {
         match self.framing {
             Framing::H2 => true,
@@ -61,7 +60,7 @@ impl ReportTarget {
             Framing::Chunked => {
                 *is_known = false;
                 headers.remove(CONTENT_LENGTH);
-                // hyper sends those only that were announced.
+                // hyper sends only announced trailers.
                 headers.append(TRAILER, ANNOUNCED);
                 true
             }
@@ -70,7 +69,7 @@ impl ReportTarget {
 }
 
 impl ReportTarget {
-    /// Of an answer without a body, nothing can be said behind it: a tool call's says it in its head.
+    /// Writes the report into the head of a tool call's response that has no body, and so no trailers.
     pub(crate) fn write_to_head(self, redacted: u64, headers: &mut HeaderMap) {
         if self.is_tool {
             write_to_trailers(BodyReport { size: 0, redacted, truncated: false }, headers);
@@ -78,7 +77,7 @@ impl ReportTarget {
     }
 }
 
-/// Puts what happened to a body among its trailers. An origin's own of these names have been removed.
+/// Adds the report to the trailers. The origin's own fields of these names have been removed.
 pub(crate) fn write_to_trailers(told: BodyReport, trailers: &mut HeaderMap) {
     trailers.insert(EXEAT_RESPONSE_SIZE, HeaderValue::from(told.size));
     if told.redacted > 0 {

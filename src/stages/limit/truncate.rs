@@ -1,32 +1,31 @@
-//! Where a body that is too long is cut: at its limit, and never inside of a character. Not a stage: what
-//! `limit` lets a body's data pass.
+//! Truncates oversized bodies at the limit, but never within a character.
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
-/// A UTF-8 sequence that is not whole has no more bytes than this.
+/// The most bytes in an incomplete UTF-8 sequence.
 const MOST_HELD: usize = 3;
 
-/// Lets so many bytes of a body pass.
+/// Passes at most a given number of bytes of a body.
 pub(crate) struct Truncation {
-    /// Bytes up to the limit.
+    /// Bytes left until the limit.
     left: u64,
-    /// It is known that there are more than that.
+    /// The body is known to exceed the limit.
     certain: bool,
-    /// Characters are kept whole.
+    /// Characters must stay whole.
     textual: bool,
-    /// The beginning of a character that cannot end before the limit. It goes if nothing comes behind it.
+    /// The start of a character that would end after the limit. It is sent if the body ends here.
     held: BytesMut,
 }
 
 impl Truncation {
-    /// For a body that may have `most` bytes.
+    /// Creates the limit for a body of at most `most` bytes.
     pub(crate) fn new(most: u64, certain: bool, textual: bool) -> Self {
         Self { left: most, certain, textual, held: BytesMut::new() }
     }
 
-    /// What of these bytes may pass, and whether the body is over because there are more than may.
+    /// Returns the bytes that may pass, and whether the body ends here because it exceeds the limit.
     pub(crate) fn take(&mut self, mut data: Bytes) -> (Bytes, bool) {
         let inside = usize::try_from(self.left).map_or(data.len(), |left| left.min(data.len()));
         let mut over = data.len() > inside;
@@ -42,17 +41,17 @@ impl Truncation {
         (data, over)
     }
 
-    /// What is still to pass of a body that has ended within its limit.
+    /// Returns the held bytes of a body that has ended within its limit.
     pub(crate) fn rest(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
-    /// Where the first character begins that would end behind the limit.
+    /// Returns the position of the first character that would end after the limit.
     fn first_to_hold(&self, data: &Bytes) -> usize {
         if !self.held.is_empty() {
             return 0;
         }
-        // Whole bodies of this length are in memory, so the difference fits.
+        // A body of this length is in memory, so the difference fits.
         let left = usize::try_from(self.left).unwrap_or(usize::MAX);
         let near = left.saturating_sub(MOST_HELD).min(data.len());
         let behind = data.get(near..).unwrap_or_default().iter().zip(near..);
@@ -61,7 +60,7 @@ impl Truncation {
     }
 }
 
-/// How many bytes a character has that begins with this one (RFC 3629 §4).
+/// Returns the length of the character that starts with this byte (RFC 3629 §4).
 fn length(first: u8) -> usize {
     match first {
         0xC2..=0xDF => 2,
@@ -71,7 +70,7 @@ fn length(first: u8) -> usize {
     }
 }
 
-/// How many bytes at the end are the beginning of a character.
+/// Returns how many bytes at the end are the start of a character.
 fn unfinished(bytes: &[u8]) -> usize {
     let is_beginning = |tail: &[u8]| {
         std::str::from_utf8(tail).is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
@@ -82,7 +81,7 @@ fn unfinished(bytes: &[u8]) -> usize {
     tails.into_iter().find(is_unfinished).unwrap_or_default()
 }
 
-/// True for a body that people or models read as text. One that does not say what it is may be.
+/// Returns true for a body that is read as text. One without a content type may be text.
 pub(crate) fn is_textual(headers: &HeaderMap) -> bool {
     if headers.contains_key(CONTENT_ENCODING) {
         return false;
@@ -107,7 +106,7 @@ const TEXTUAL: [&str; 8] = [
 mod tests {
     use super::*;
 
-    /// What passes of a text that comes in pieces of `size` bytes, and whether it was cut.
+    /// Returns the bytes that pass of a text that arrives in pieces of `size` bytes, and whether it was truncated.
     fn passed(text: &[u8], size: usize, mut cut: Truncation) -> (Vec<u8>, bool) {
         let mut passed = Vec::new();
         for piece in text.chunks(size) {
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_cut_at_its_limit_wherever_its_pieces_end() {
+    fn truncates_at_the_limit_for_all_piece_sizes() {
         let rows: [(&[u8], u64, &[u8], bool); 16] = [
             (b"abcd", 5, b"abcd", false),
             (b"abcd", 4, b"abcd", false),
@@ -135,10 +134,10 @@ mod tests {
             ("a€b".as_bytes(), 2, b"a", true),
             ("a😀".as_bytes(), 4, b"a", true),
             ("😀a".as_bytes(), 3, b"", true),
-            // A text that ends so is as it came.
+            // A text that ends within a character passes unchanged.
             (b"a\xE2\x82", 3, b"a\xE2\x82", false),
             (b"a\xE2", 2, b"a\xE2", false),
-            // No beginning of a character.
+            // Bytes that do not start a character.
             (b"ab\xA4\xA4", 3, b"ab\xA4", true),
             (b"\xE2A\xC3\xA4", 3, b"\xE2A", true),
             (b"a\xED\xA0\x80", 3, b"a\xED\xA0", true),
@@ -154,9 +153,10 @@ mod tests {
         }
     }
 
-    /// Nothing is waited for that is known already, and nothing held that will be whole.
+    /// A body known to exceed the limit ends at the limit without waiting for more, and without holding complete
+    /// characters.
     #[test]
-    fn a_body_that_is_certainly_longer_ends_at_its_limit() {
+    fn a_body_known_to_be_oversized_ends_at_the_limit() {
         let mut cut = Truncation::new(4, true, true);
         assert_eq!(cut.take(Bytes::from_static(b"ab")), (Bytes::from_static(b"ab"), false));
         assert_eq!(cut.take(Bytes::from_static("ä".as_bytes())), (Bytes::from_static("ä".as_bytes()), true));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_told_from_what_is_not() {
+    fn detects_textual_content_types() {
         let rows = [
             (None, true),
             (Some("text/plain; charset=utf-8"), true),
