@@ -1,4 +1,4 @@
-//! One file a step of the way. Each takes the evidence of the step before and leaves its own.
+//! The stages of a request, one module each. Each stage takes the evidence of the stage before it and returns its own.
 
 pub mod approve;
 pub mod authorize;

@@ -1,5 +1,5 @@
-//! What makes a request this one and no other. Not a stage: what `approve` asks about, and knows again when the
-//! request is repeated.
+//! The digest that identifies a request, under which `approve` asks for an approval and finds it again when the request
+//! is repeated.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -13,17 +13,17 @@ use crate::stages::authorize::Grant;
 use crate::stages::authorize::credential::{SelectedCredential, Swap};
 use crate::stages::message::{headers, query, websocket};
 
-/// Nothing else that is hashed begins so.
+/// Separates this digest from all other hashes.
 const DOMAIN: &[u8] = b"exeat approval 1";
-/// Bytes of a body that are hashed before somebody else may have the thread.
+/// The bytes of a body hashed before the task yields.
 const PORTION: usize = 512 * 1024;
 
-/// The digest of a request as it leaves, with the name of a credential and its place in the place of its value. Left
-/// out is what is of one hop, and what a client has to make up anew: the key of a WebSocket's handshake (RFC 6455
-/// §4.1), and the nonce that marks placeholders.
+/// Returns the digest of a request as it will be sent, with the name and placements of the credential instead of its
+/// value. Excludes hop-by-hop fields and values that a client has to generate anew for each request: the key of a
+/// WebSocket handshake (RFC 6455 §4.1) and the nonce that marks placeholders.
 ///
 /// # Errors
-/// [`Deny::RequestMalformed`](crate::model::refusal::Deny::RequestMalformed) for a handshake that is none.
+/// [`Deny::RequestMalformed`](crate::model::refusal::Deny::RequestMalformed) for an invalid WebSocket handshake.
 pub(crate) async fn of(
     grant: &Grant,
     parts: &Parts,
@@ -42,7 +42,7 @@ pub(crate) async fn of(
     Ok(digest.0.finalize().into())
 }
 
-/// Who, what and where to, and with which credential.
+/// Hashes the execution, the tool, the method, the target and the credential.
 fn line(digest: &mut Parted, grant: &Grant, is_websocket: bool) {
     let (admitted, path) = (grant.admitted(), grant.path());
     let target = admitted.target();
@@ -67,10 +67,10 @@ fn line(digest: &mut Parted, grant: &Grant, is_websocket: bool) {
     }
 }
 
-/// A query without the parameters that the credential replaces.
+/// Returns the query without the parameters that the credential replaces.
 fn without(query: &str, chosen: &SelectedCredential) -> String {
     let names: Vec<String> = chosen.places().into_iter().filter_map(parameter).collect();
-    // If there are none, it leaves as it was sent.
+    // Without replaced parameters, the query is sent unchanged.
     if names.is_empty() {
         return query.to_owned();
     }
@@ -84,11 +84,11 @@ fn parameter(place: Placement) -> Option<String> {
     }
 }
 
-/// The fields that leave and were sent.
+/// Returns the client's end-to-end fields.
 fn end_to_end(grant: &Grant, parts: &Parts, is_websocket: bool) -> HeaderMap {
     let mut headers = parts.headers.clone();
     headers::remove_hop_by_hop(&mut headers);
-    // Where it goes and how long it is stands elsewhere.
+    // The destination and the length are hashed separately.
     for name in [HOST, EXPECT, CONTENT_LENGTH] {
         headers.remove(name);
     }
@@ -104,7 +104,8 @@ fn end_to_end(grant: &Grant, parts: &Parts, is_websocket: bool) -> HeaderMap {
     headers
 }
 
-/// Each part behind its length, each list behind how many there are: no two requests make the same bytes.
+/// A digest in which each part is prefixed by its length and each list by its count, so that no two requests hash the
+/// same bytes.
 #[derive(Default)]
 struct Parted(Sha256);
 
@@ -126,7 +127,7 @@ impl Parted {
         }
     }
 
-    /// Sorted by name; those of one name in their order.
+    /// Hashes fields sorted by name. Fields of the same name keep their order.
     fn fields(&mut self, headers: &HeaderMap) {
         let mut names: Vec<&HeaderName> = headers.keys().collect();
         names.sort_unstable_by_key(|name| name.as_str());

@@ -1,7 +1,8 @@
-//! A person allows it: evidence that nobody has to, or that somebody has, for this very request and once.
+//! Checks approvals, and returns the evidence that a request needs none or that a person has approved exactly this
+//! request, once.
 //!
-//! What is bound is a digest of everything that leaves (`digest.rs`). The request is refused until a person has
-//! decided, and is repeated by its client; the ledger uses an approval up in the same step in which it is found.
+//! An approval is bound to a digest of everything that is sent (`digest.rs`). The request is refused until a person has
+//! decided, and the client repeats it. The ledger finds an approval and uses it up in the same step.
 
 mod digest;
 
@@ -23,8 +24,8 @@ use crate::model::refusal::{Deny, Fail, Verdict};
 /// Evidence that a cleared request needs no approval, or has used one.
 ///
 /// ```compile_fail
-/// use exeat::stages::{approve::Approved, authorize::Grant, upload::RequestBody};
-/// // A request that was looked through is not yet one that may leave.
+/// use exeat::stages::{approve::Approved, authorize::Grant, message::request_body::RequestBody};
+/// // A scanned request is not yet an approved one.
 /// fn skip(grant: Grant, request: http::Request<RequestBody>) -> Approved { Approved { grant, request, used: true } }
 /// ```
 /// ```
@@ -34,12 +35,12 @@ use crate::model::refusal::{Deny, Fail, Verdict};
 pub struct Approved {
     grant: Grant,
     request: Request<RequestBody>,
-    /// Somebody was asked, and said yes.
+    /// An approval was required and has been used.
     used: bool,
 }
 
 impl Approved {
-    /// What the request was granted.
+    /// Returns the grant of the request.
     #[must_use]
     pub fn grant(&self) -> &Grant {
         &self.grant
@@ -52,12 +53,12 @@ impl Approved {
     }
 }
 
-/// Lets a request pass that needs no approval, and one whose approval has not been used.
+/// Passes a request that needs no approval, and one with an unused approval.
 ///
 /// # Errors
-/// [`Deny::ApprovalPending`] or [`Deny::ApprovalDenied`]; [`Deny::ConcurrencyLimited`] if too many of the execution
-/// wait; [`Deny::CallerUnknown`] if there is no such execution any more; [`Fail::LedgerUnavailable`];
-/// [`Fail::Draining`] if a policy that wants it approved has come while its body did.
+/// [`Deny::ApprovalPending`] or [`Deny::ApprovalDenied`]; [`Deny::ConcurrencyLimited`] if too many approvals of the
+/// execution are open; [`Deny::CallerUnknown`] if the execution no longer exists; [`Fail::LedgerUnavailable`];
+/// [`Fail::Draining`] if a new policy requires an approval after the body was already sent on unbuffered.
 pub async fn request(cleared: Cleared, ledger: &Ledger, record: &mut Record) -> Verdict<Approved> {
     let (grant, request) = cleared.into_parts();
     let Some(expires) = grant.approval() else { return Ok(Approved { grant, request, used: false }) };
@@ -68,13 +69,13 @@ pub async fn request(cleared: Cleared, ledger: &Ledger, record: &mut Record) -> 
     Ok(Approved { grant, request: Request::from_parts(parts, body), used: true })
 }
 
-/// The body, all of it.
+/// Returns the complete body.
 fn whole(body: &RequestBody) -> Verdict<(&Bytes, Option<&http::HeaderMap>)> {
     static NOTHING: Bytes = Bytes::new();
     match body.here() {
         Some(here) => Ok(here),
         None if body.is_end_stream() => Ok((&NOTHING, None)),
-        // It was let go by before anybody wanted it whole. It may come again, and is gathered then.
+        // The body was not buffered, because no approval was required at that point. If the client retries, it is.
         None => Err(Fail::Draining.into()),
     }
 }
@@ -109,7 +110,7 @@ fn decide(answer: Result<ApprovalAnswer, LedgerError>, record: &mut Record) -> V
             record.approval(&id);
             Err(Deny::ApprovalPending.into())
         }
-        // They wait as requests do that are under way: there is room again once some are decided and used.
+        // Open approvals count as concurrent requests: there is room again once some of them are decided and used.
         Ok(ApprovalAnswer::Full) => {
             let limit = MOST_OPEN as u64;
             let limited =

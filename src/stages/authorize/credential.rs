@@ -1,5 +1,6 @@
-//! Which credential a request asks for: by name, by a placeholder, or because it always goes along.
-//! Not a stage: what `authorize` judges and `inject` carries out.
+//! Selects the credential for a request: by name, by a placeholder, or because it is always injected.
+//!
+//! `authorize` checks the selection, and `inject` applies it.
 
 use std::sync::Arc;
 
@@ -22,36 +23,36 @@ use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
 use crate::stages::message::query;
 
-/// Shortest nonce, in bytes: texts that do not know it must not hit upon it.
+/// Minimum length of a nonce, in bytes: texts that do not contain it must not match by chance.
 const MIN_NONCE: usize = 16;
 
-/// A credential that goes with a request, judged to be the task's and bound to the destination.
+/// A credential selected for a request. It belongs to the task and is bound to the destination.
 pub(crate) struct SelectedCredential {
     pub(crate) credential: Arc<Credential>,
     whole: bool,
-    /// What is swapped, and where.
+    /// The placeholders to replace.
     pub(crate) swaps: Vec<Swap>,
 }
 
 impl SelectedCredential {
-    /// Whether it is injected as its `auth_type` says, whatever is swapped besides.
+    /// Returns true if the credential is injected as its `auth_type` defines, in addition to any replaced placeholders.
     pub(crate) fn is_whole(&self) -> bool {
         self.whole || self.swaps.is_empty()
     }
 
-    /// Where it goes. What the client has put there does not leave.
+    /// Returns the placements of the credential. Content that the client sends there is removed.
     pub(crate) fn places(&self) -> Vec<Placement> {
         let whole = self.is_whole().then(|| self.credential.auth().place());
         self.swaps.iter().map(|swap| swap.place.clone()).chain(whole).collect()
     }
 }
 
-/// One place where a placeholder stands, and what stands around it.
+/// A placeholder to replace, and the text around it.
 pub(crate) struct Swap {
     pub(crate) place: Placement,
     pub(crate) before: Vec<u8>,
     pub(crate) after: Vec<u8>,
-    /// The text was found in base64, behind `Basic`.
+    /// The text was decoded from base64 after `Basic`.
     pub(crate) basic: bool,
 }
 
@@ -61,7 +62,7 @@ impl Swap {
         in_key || task.credentials().iter().any(|credential| self.place == credential.auth().place())
     }
 
-    /// True if the placeholder stands alone, behind a scheme, or for the user or the password of Basic.
+    /// Returns true if the placeholder stands alone, after a scheme, or as the user or the password of `Basic`.
     fn is_exact(&self) -> bool {
         let token = |text: &[u8]| text.iter().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(b));
         match self.before.split_last() {
@@ -77,7 +78,7 @@ impl Swap {
     }
 }
 
-/// How the request writes placeholders.
+/// Returns the syntax of the request's placeholders.
 pub(crate) fn marks(headers: &HeaderMap) -> Verdict<PlaceholderSyntax> {
     match single(headers, &EXEAT_SWAP)? {
         None => Ok(PlaceholderSyntax::Usual),
@@ -86,7 +87,7 @@ pub(crate) fn marks(headers: &HeaderMap) -> Verdict<PlaceholderSyntax> {
     }
 }
 
-/// The credential that goes with a request.
+/// Selects the credential for a request.
 ///
 /// # Errors
 /// [`Deny::CredentialUnknown`], [`Deny::CredentialNotBound`] or [`Deny::CredentialRequired`].
@@ -121,7 +122,7 @@ pub(crate) fn choose(
     if !credential.is_bound_to(target, allowed) {
         return Err(not_bound(record, &credential, "it is bound to other destinations"));
     }
-    // What stands around a placeholder could be a key of the sandbox's own.
+    // The text around a placeholder could be a key of the sandbox's own.
     swaps.retain(|swap| !exclusive || !swap.could_hold_keys(task));
     Ok(Some(SelectedCredential { credential, whole: named.is_some() || exclusive, swaps }))
 }
@@ -132,7 +133,7 @@ fn not_bound(record: &mut Record, credential: &Credential, why: &str) -> crate::
 
 fn named(task: &Task, kind: Kind, headers: &HeaderMap, record: &mut Record) -> Verdict<Option<Arc<Credential>>> {
     let Some(name) = single(headers, &EXEAT_CREDENTIAL)? else { return Ok(None) };
-    // A name that is not the task's is nobody's, whoever else may have one like it.
+    // A name that is not the task's is unknown, even if another task has a credential of that name.
     let credential = task.credential(name).ok_or_else(|| record.unknown_credential(name, task.values()))?;
     if !kind.takes_names() {
         return Err(not_bound(record, credential, "the tool takes no credential"));
@@ -149,7 +150,7 @@ fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Verdict<Option<&'h s
     }
 }
 
-/// Placeholders that were found so far, all of one credential.
+/// The placeholders found so far, all of the same credential.
 struct PlaceholderSearch<'a> {
     task: &'a Task,
     kind: Kind,
@@ -159,8 +160,8 @@ struct PlaceholderSearch<'a> {
 }
 
 impl PlaceholderSearch<'_> {
-    /// Looks where placeholders of this task can be swapped. The field that a named credential replaces is
-    /// not looked at.
+    /// Searches the places where placeholders of this task can be replaced. The field that a named credential replaces
+    /// is skipped.
     fn look(&mut self, parts: &Parts, named: Option<&Arc<Credential>>, record: &mut Record) -> Verdict<()> {
         let replaced = named.map(|credential| credential.auth().place());
         let mut places = vec![Placement::Field(AUTHORIZATION)];
@@ -200,7 +201,7 @@ impl PlaceholderSearch<'_> {
         Ok(())
     }
 
-    /// One text where a placeholder can stand: one of them, in the only field of that name.
+    /// Searches one text. It may contain one placeholder, in the only field of that name.
     fn text(&mut self, place: Placement, text: &[u8], (basic, only): (bool, bool), record: &mut Record) -> Verdict<()> {
         let all = self.task.credentials();
         let Some(Placeholder { credential, before, after }) = self.marks.first(all, text) else { return Ok(()) };
@@ -226,7 +227,7 @@ impl PlaceholderSearch<'_> {
         Ok(())
     }
 
-    /// Who sends a nonce wants every mark swapped; one that cannot be is no text.
+    /// Checks that no placeholders appear elsewhere. A client that sends a nonce requires all of them to be replaced.
     fn nowhere_else(&self, parts: &Parts, looked_at: &[Placement], record: &mut Record) -> Verdict<()> {
         let marked = |text: &[u8]| {
             let decoded = query::decoded_bytes(text);
@@ -252,7 +253,7 @@ impl PlaceholderSearch<'_> {
     }
 }
 
-/// What stands behind `Basic` (RFC 7617), read as leniently as servers do.
+/// Decodes the credentials after `Basic` (RFC 7617), as leniently as servers do.
 fn basic(value: &[u8]) -> Option<Vec<u8>> {
     let (scheme, rest) = value.split_at_checked(value.iter().position(|byte| matches!(byte, b' ' | b'\t'))?)?;
     if !scheme.eq_ignore_ascii_case(b"basic") {

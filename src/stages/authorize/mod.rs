@@ -1,4 +1,4 @@
-//! May they go there: host, scheme and port once for a destination, method and path for each request.
+//! Authorizes destinations and requests: host, scheme and port once per destination, method and path for each request.
 
 pub(super) mod credential;
 pub mod revocation;
@@ -33,7 +33,7 @@ use crate::policy::rule::{AccessKind, Ech, MatchedRules, Mode, Policy, Task};
 ///
 /// ```compile_fail
 /// use exeat::{model::target::Target, stages::authorize::Admitted};
-/// // What was admitted for one target is not for another.
+/// // An admission for one target does not apply to another.
 /// fn elsewhere(admitted: Admitted, target: Target) -> Admitted { Admitted { target, ..admitted } }
 /// ```
 /// ```
@@ -53,7 +53,7 @@ pub struct Admitted {
 ///
 /// ```compile_fail
 /// use exeat::stages::authorize::{Admitted, Grant};
-/// // What was granted for one destination is not for another.
+/// // A grant for one destination does not apply to another.
 /// fn elsewhere(grant: Grant, admitted: Admitted) -> Grant { Grant { admitted, ..grant } }
 /// ```
 /// ```
@@ -77,45 +77,46 @@ pub struct Grant {
     restricted: bool,
 }
 
-/// What an exchange was granted, as far as a later policy has to be asked about it.
+/// The parts of a granted exchange that later policies are checked against.
 #[derive(Clone)]
 pub(crate) struct RevocationCheck {
     admitted: Admitted,
     method: Method,
     path: PathAndQuery,
     credential: Option<CredentialName>,
-    /// A person has allowed it.
+    /// A person has approved the request.
     approved: bool,
-    /// What is looked for as long as it goes on.
+    /// The values that are scanned for during the exchange.
     values: Option<Arc<Matcher>>,
 }
 
 impl RevocationCheck {
-    /// Whose exchange it is.
+    /// Returns the execution of the exchange.
     pub(super) fn execution(&self) -> &ExecutionId {
         self.admitted.caller.execution()
     }
 
-    /// When its execution ends by itself.
+    /// Returns the time when the execution expires.
     pub(super) fn expires_at(&self) -> Option<Millis> {
         self.admitted.caller.facts().expires_at
     }
 
-    /// Of an exchange that goes on with what it looks for: it ends if that changes.
+    /// Adds the values scanned for during the exchange. The exchange ends if they change.
     pub(super) fn looking_for(self, values: &Arc<Matcher>) -> Self {
         Self { values: Some(values.clone()), ..self }
     }
 
-    /// Of an exchange that a person has allowed: no later policy has to ask for it again.
+    /// Marks the exchange as approved by a person, so that later policies do not require another approval.
     pub(super) fn approved(self) -> Self {
         Self { approved: true, ..self }
     }
 
-    /// What allows it under a later policy; none if this is the policy that granted it.
+    /// Returns the rules that allow the exchange under a later policy, or `None` if `policy` is the one that granted
+    /// it.
     ///
     /// # Errors
-    /// As [`request`]; [`Deny::ApprovalPending`] if it would have to be approved now, and was not;
-    /// [`Fail::Draining`] if other values are to be looked for from now on.
+    /// The errors of [`request`]; [`Deny::ApprovalPending`] if the exchange now needs an approval and has none; [`Fail::Draining`]
+    /// if other values must be scanned for from now on.
     pub(super) fn renewed(&self, policy: &Policy) -> Verdict<Option<MatchedRules>> {
         if self.admitted.generation == policy.generation() {
             return Ok(None);
@@ -137,7 +138,7 @@ impl RevocationCheck {
             }
         }
         if self.values.as_ref().is_some_and(|values| !values.looks_for_the_same_as(task.own())) {
-            // It may come again, and is looked through for the new ones then.
+            // The client may retry. The new request is then scanned for the new values.
             return Err(Fail::Draining.into());
         }
         Ok(Some(judged.allowed))
@@ -145,37 +146,37 @@ impl RevocationCheck {
 }
 
 impl Admitted {
-    /// Who asks.
+    /// Returns the caller.
     #[must_use]
     pub fn caller(&self) -> &Caller {
         &self.caller
     }
 
-    /// Where to.
+    /// Returns the destination.
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// What lets it through.
+    /// Returns the rules that allow the destination.
     #[must_use]
     pub fn allowed(&self) -> &MatchedRules {
         &self.allowed
     }
 
-    /// Whether requests inside a tunnel are seen.
+    /// Returns whether tunnels to the destination are inspected.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.allowed.mode()
     }
 
-    /// Whether an encrypted `ClientHello` passes in an opaque tunnel.
+    /// Returns whether an encrypted `ClientHello` may pass in an opaque tunnel.
     #[must_use]
     pub fn ech(&self) -> Ech {
         self.allowed.ech()
     }
 
-    /// What kind of request it is; a tunnel is no tool call.
+    /// Returns the kind of the request. A tunnel is not a tool call.
     fn kind(&self) -> Kind {
         match self.asked {
             AccessKind::Connect | AccessKind::Probe => Kind::Raw,
@@ -183,7 +184,7 @@ impl Admitted {
         }
     }
 
-    /// Under which policy this was judged.
+    /// Returns the generation of the policy that admitted the destination.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
@@ -191,52 +192,52 @@ impl Admitted {
 }
 
 impl Grant {
-    /// The destination, narrowed to the integrations that allow this very request.
+    /// Returns the destination, narrowed to the integrations that allow this request.
     #[must_use]
     pub fn admitted(&self) -> &Admitted {
         &self.admitted
     }
 
-    /// The method that was judged.
+    /// Returns the authorized method.
     #[must_use]
     pub fn method(&self) -> &Method {
         &self.method
     }
 
-    /// The path and query to send: where a path was judged, its canonical bytes.
+    /// Returns the path and query to send. A path that was matched is in canonical form.
     #[must_use]
     pub fn path(&self) -> &PathAndQuery {
         &self.path
     }
 
-    /// How long the exchange may take.
+    /// Returns the timeouts of the exchange.
     #[must_use]
     pub fn timeouts(&self) -> Timeouts {
         self.limits.timeouts
     }
 
-    /// What the exchange may take.
+    /// Returns the limits of the exchange.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// A tool call, or not.
+    /// Returns the kind of the request: raw or a tool call.
     pub(super) fn kind(&self) -> Kind {
         self.admitted.kind()
     }
 
-    /// How long an approval is good for, if a person has to allow this very request.
+    /// Returns how long an approval is valid, or `None` if the request needs no approval.
     pub(super) fn approval(&self) -> Option<Duration> {
         self.admitted.allowed.approval(&self.method, self.kind())
     }
 
-    /// Who gets the answer.
+    /// Returns the framing and reporting properties of the client.
     pub(super) fn reader(&self) -> ReportTarget {
         self.reader
     }
 
-    /// What a later policy has to be asked about.
+    /// Returns the check for later policies.
     pub(super) fn revocation_check(&self) -> RevocationCheck {
         RevocationCheck {
             admitted: self.admitted.clone(),
@@ -248,59 +249,60 @@ impl Grant {
         }
     }
 
-    /// The values that must not leave in the request.
+    /// Returns the values that must not be sent in the request.
     pub(super) fn values(&self) -> &Arc<Matcher> {
         &self.values
     }
 
-    /// The values of the task's own credentials.
+    /// Returns the values of the task's own credentials.
     pub(super) fn own_values(&self) -> &Arc<Matcher> {
         &self.own
     }
 
-    /// Whether the body has to be read before it goes.
+    /// Returns true if the body has to be scanned before it is sent.
     pub(super) fn wants_body(&self) -> bool {
         !self.values.is_empty() || self.marks != PlaceholderSyntax::Usual
     }
 
-    /// Whether a placeholder stands in a text where none is swapped, and who sends wanted every one swapped.
+    /// Returns true if a text contains a placeholder that would not be replaced, and the client has asked for all of
+    /// them to be replaced.
     pub(super) fn is_marked(&self, text: &[u8]) -> bool {
         self.marks != PlaceholderSyntax::Usual && self.marks.first(&[], text).is_some()
     }
 
-    /// The credential that goes along.
+    /// Returns the selected credential.
     pub(super) fn chosen(&self) -> Option<&SelectedCredential> {
         self.chosen.as_ref()
     }
 
-    /// Where nothing but an injected credential may go along: the places of the task's credentials, which
-    /// the sandbox could fill with keys of its own.
+    /// Returns the placements reserved for an injected credential: those of all the task's credentials, where the
+    /// sandbox could otherwise send keys of its own.
     pub(super) fn exclusive(&self) -> Option<&[Placement]> {
         self.exclusive.as_deref()
     }
 
-    /// Where credentials go that are injected here.
+    /// Returns all placements of injected credentials.
     pub(super) fn places(&self) -> impl Iterator<Item = Placement> {
         let of_chosen = self.chosen.iter().flat_map(|chosen| chosen.credential.places());
         of_chosen.chain(self.exclusive.iter().flatten().cloned())
     }
 
-    /// Whether another method or path might not have been granted, or not without an approval.
+    /// Returns true if another method or path might have been refused, or might have needed an approval.
     pub(super) fn is_restricted(&self) -> bool {
         self.restricted
     }
 
-    /// Whether a credential of the task is known there.
+    /// Returns true if the destination may know a credential of the task.
     pub(super) fn is_known_there(&self) -> bool {
         self.known_there
     }
 
-    /// How much may come out of a coded body.
+    /// Returns the limits for decoding bodies.
     pub(super) fn bounds(&self) -> DecodeLimits {
         self.bounds
     }
 
-    /// What must not come back in the answer.
+    /// Returns the redaction plan for the response, or `None` if there are no values to redact.
     pub(super) fn guard(&self) -> Option<RedactionPlan> {
         (!self.masked.is_empty()).then(|| RedactionPlan {
             values: self.masked.clone(),
@@ -310,13 +312,12 @@ impl Grant {
     }
 }
 
-/// Judges a destination, for a tunnel or for one request.
+/// Authorizes a destination, for a tunnel or for one request.
 ///
 /// # Errors
-/// [`Deny::RawNotAllowed`], [`Deny::ToolNotEnabled`], [`Deny::WebhookNotEnabled`] or
-/// [`Deny::WebhookNotRegistered`]; [`Deny::HostNotAllowed`], [`Deny::SchemeNotAllowed`] or
-/// [`Deny::PortNotAllowed`]; [`Deny::LeakDetected`] if a credential's value stands in the host's name;
-/// [`Deny::CallerUnknown`] if the policy no longer knows the task.
+/// [`Deny::RawNotAllowed`], [`Deny::ToolNotEnabled`], [`Deny::WebhookNotEnabled`] or [`Deny::WebhookNotRegistered`];
+/// [`Deny::HostNotAllowed`], [`Deny::SchemeNotAllowed`] or [`Deny::PortNotAllowed`]; [`Deny::LeakDetected`] if the host
+/// name contains a credential's value; [`Deny::CallerUnknown`] if the policy no longer contains the task.
 pub fn destination(
     policy: &Policy,
     caller: &Caller,
@@ -333,8 +334,7 @@ pub fn destination(
     check_host_for_leaks(policy, admitted, record)
 }
 
-/// Judges a destination of which somebody wants to know more, and where no request goes: host and port, whatever tools
-/// the task has.
+/// Authorizes a destination for a probe, which sends no request: host and port, regardless of the task's tools.
 ///
 /// # Errors
 /// [`Deny::HostNotAllowed`], [`Deny::PortNotAllowed`], [`Deny::LeakDetected`] or [`Deny::CallerUnknown`].
@@ -349,7 +349,7 @@ pub fn destination_to_probe(
     check_host_for_leaks(policy, admitted, record)
 }
 
-/// The name is the first thing that leaves, as a query to DNS.
+/// The host name is the first thing sent out, in a DNS query.
 fn check_host_for_leaks(policy: &Policy, admitted: Admitted, record: &mut Record) -> Verdict<Admitted> {
     let values = task(policy, &admitted.caller)?.values();
     if let Some(found) = values.find_in_name(&admitted.target.host().to_string()) {
@@ -358,25 +358,25 @@ fn check_host_for_leaks(policy: &Policy, admitted: Admitted, record: &mut Record
     Ok(admitted)
 }
 
-/// Judges the same destination again, under a newer policy.
+/// Authorizes the same destination under a newer policy.
 ///
 /// # Errors
-/// As [`destination`].
+/// The errors of [`destination`].
 pub fn destination_again(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
     admit(policy, &admitted.caller, admitted.target.clone(), admitted.asked)
 }
 
-/// Judges the same host and port again, for plain HTTP that was found inside a tunnel.
+/// Authorizes the same host and port for plain HTTP detected inside a tunnel.
 ///
 /// # Errors
-/// As [`destination`].
+/// The errors of [`destination`].
 pub fn plain_http_inside(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
     admit(policy, &admitted.caller, admitted.target.in_the_clear(), admitted.asked)
 }
 
-/// Judges one request to an admitted destination: it names the same authority, the task may make such
-/// calls, an integration allows its method and path, and the credential that it asks for may go there.
-/// Under a newer policy the destination is judged again first.
+/// Authorizes one request to an admitted destination: it must name the same authority, the task must be allowed such
+/// calls, an integration must allow the method and path, and the requested credential must be bound to the destination.
+/// Under a newer policy, the destination is authorized again first.
 ///
 /// # Errors
 /// [`Deny::AuthorityMismatch`], [`Deny::MethodNotAllowed`], [`Deny::PathNotAllowed`],
@@ -393,10 +393,10 @@ pub fn request(
     grant(policy, admitted, parts, record)
 }
 
-/// Judges a granted request again, if there is a newer policy: what was taken away meanwhile must not be used.
+/// Authorizes a granted request again if there is a newer policy, so that revoked permissions are not used.
 ///
 /// # Errors
-/// As [`request`].
+/// The errors of [`request`].
 pub fn renewed(policy: &Policy, granted: Grant, parts: &Parts, record: &mut Record) -> Verdict<Grant> {
     if granted.admitted.generation == policy.generation() {
         return Ok(granted);
@@ -452,7 +452,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     })
 }
 
-/// What the plan says, and how long the call itself asks to take: never longer than the plan says.
+/// Returns the plan's limits with the call's own timeout, capped by the plan.
 fn limits(task: &Task, kind: Kind, parts: &Parts) -> Verdict<Limits> {
     let mut limits = task.limits(kind);
     if let Some(asked) = kind.timeout(&parts.headers)? {
@@ -466,7 +466,7 @@ fn admit(policy: &Policy, caller: &Caller, target: Target, asked: AccessKind) ->
     Ok(Admitted { caller: caller.clone(), target, asked, allowed, generation: policy.generation() })
 }
 
-/// The caller's task, if it is still there and takes the token that the caller came with.
+/// Returns the caller's task if the policy still contains it and accepts the caller's token.
 fn task<'p>(policy: &'p Policy, caller: &Caller) -> Verdict<&'p Task> {
     let task = policy.task(caller.task()).filter(|task| match caller.proof() {
         Proof::Token(token) => task.has_token(token),
@@ -475,8 +475,8 @@ fn task<'p>(policy: &'p Policy, caller: &Caller) -> Verdict<&'p Task> {
     task.map(AsRef::as_ref).ok_or(Deny::CallerUnknown.into())
 }
 
-/// Every name that the request gives must be the destination's: the request target's authority,
-/// `:authority`, `Host`. Otherwise an allowed host fronts for another (RFC 9110 §7.4).
+/// Checks that all names in the request are the destination's: the authority of the request target, `:authority` and
+/// `Host`. Otherwise an allowed host could be used to front another one (RFC 9110 §7.4).
 fn same_authority(target: &Target, parts: &Parts) -> Verdict<()> {
     let in_uri = parts.uri.authority().map(|authority| authority.as_str().as_bytes());
     let in_field = parts.headers.get(HOST).map(http::HeaderValue::as_bytes);

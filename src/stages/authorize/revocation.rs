@@ -1,5 +1,5 @@
-//! Whether an exchange that goes on may go on: asked of every new policy, and at every find. Not a stage: what
-//! `inject` begins and whoever waits for an origin listens to.
+//! Checks during an exchange whether it is still allowed: under each new policy and after each find. `inject` creates
+//! the check, and everything that waits for an origin polls it.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -14,10 +14,10 @@ use crate::ledger::Millis;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::rule::Policy;
 
-/// Ready once the exchange is no longer allowed, with its reason.
+/// A future that resolves with the refusal once the exchange is no longer allowed.
 pub type Revoked = Pin<Box<dyn Future<Output = Refusal> + Send>>;
 
-/// Asks every policy from now on, and whether its execution has been stopped.
+/// Checks the exchange against every new policy, and whether its execution has been stopped or has expired.
 pub(crate) fn revoked(
     standing: RevocationCheck,
     addresses: Vec<SocketAddr>,
@@ -48,17 +48,17 @@ pub(crate) fn revoked(
     })
 }
 
-/// Ready once an execution has expired that does so then.
+/// Resolves once an execution that ends at `end` has expired.
 pub async fn expired(end: Option<Millis>) -> Refusal {
     match end {
-        // Longer than any timer takes is longer than any exchange.
+        // The timer's maximum is shorter than the longest expiry, but longer than any exchange.
         Some(end) => tokio::time::sleep(end.since(Millis::now()).min(FAR)).await,
         None => std::future::pending().await,
     }
     Deny::ExecutionStopped.into()
 }
 
-/// A year.
+/// One year, within the timer's maximum.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 fn still_allowed(policy: &Policy, standing: &RevocationCheck, addresses: &[SocketAddr]) -> Verdict<()> {

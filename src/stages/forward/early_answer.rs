@@ -1,8 +1,8 @@
-//! A connection to an origin that may answer before it has read everything.
+//! A connection to an origin that may respond before it has read the whole request.
 //!
-//! An origin that refuses an upload (413) answers and closes. Our next write then fails, and hyper would
-//! report that instead of the answer that is already there. So a write to a closed origin is swallowed:
-//! what ends the exchange is what can still be read, the answer or the end of the stream.
+//! An origin that refuses an upload (413) responds and closes. The next write then fails, and hyper would report this
+//! error instead of the response. So writes to a closed connection are discarded, and the exchange ends with what is
+//! read: the response or the end of the stream.
 
 use std::io;
 use std::pin::Pin;

@@ -1,11 +1,10 @@
-//! Connections to origins that may be used again, and by whom.
+//! A pool of reusable connections to origins.
 //!
-//! hyper-util's ready-made pool tells connections apart by scheme and authority only. Here the key also
-//! holds the execution and the policy's generation, and a connection is only taken if its address is in
-//! the pin of the request at hand.
+//! hyper-util's pool distinguishes connections by scheme and authority only. Here the key also contains the execution
+//! and the policy generation, and a connection is reused only if its address is in the pin of the current request.
 //!
-//! The pool is shared by all executions, so each of them has a quota. When the pool is full, room is made by closing
-//! the connection that has been idle for longest of the execution that holds most.
+//! All executions share the pool, and each has a quota. When the pool is full, it closes the longest idle connection of
+//! the execution that holds the most.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -29,40 +28,40 @@ use crate::stages::message::late_trailers::Announced;
 use crate::stages::message::request_body::RequestBody;
 use crate::stages::pin::PinnedTarget;
 
-/// Servers close idle connections after a minute or so; be earlier.
+/// Servers close idle connections after about a minute; close them earlier.
 const MAX_IDLE: Duration = Duration::from_secs(30);
-/// How long hyper may take to call a connection ready whose exchange is over.
+/// The time limit for hyper to report a connection as ready after an exchange.
 const READY: Duration = Duration::from_secs(5);
-/// No connection outlives its DNS answer by much.
+/// Connections do not outlive their DNS answer by much.
 const MAX_AGE: Duration = Duration::from_secs(300);
-/// Connections that are kept for one key, for one execution, and in all.
+/// The most connections kept per key, per execution and in total.
 const MAX_PER_KEY: usize = 16;
 const MAX_PER_EXECUTION: usize = 256;
 const MAX: usize = 2048;
-/// Streams that are opened on one h2 connection before another one is dialled. Their windows together
-/// are the connection's, so that answers which nobody reads cannot starve the others.
+/// The most concurrent streams per h2 connection; beyond it another connection is dialed. The connection's window is
+/// the sum of their windows, so unread responses cannot starve the others.
 pub(crate) const MAX_STREAMS: usize = 16;
-/// No request takes a lock that all others take.
+/// The number of shards, so that requests do not share one lock.
 const SHARDS: usize = 16;
 
-/// Who may use a connection.
+/// The key of a connection. Only requests with an equal key may use it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Key {
     execution: ExecutionId,
     target: Target,
     generation: u64,
-    /// The lists of revoked certificates under which it was made.
+    /// The generation of the revocation lists under which the connection was verified.
     trust: u64,
 }
 
-/// A connection that one request uses, or several where it speaks h2.
+/// A connection in use by one request, or with h2 by several.
 pub(crate) enum Sender {
     H1(H1),
     H2(Arc<H2>),
 }
 
-/// An HTTP/1.1 connection. It ends when this is dropped, whatever its task waits for: an origin that
-/// reads nothing would otherwise keep the socket for ever.
+/// An HTTP/1.1 connection. Dropping it aborts its task: otherwise an origin that reads nothing would keep the socket
+/// open forever.
 pub(crate) struct H1 {
     sender: http1::SendRequest<RequestBody>,
     traffic: Arc<Traffic>,
@@ -70,32 +69,32 @@ pub(crate) struct H1 {
     task: Task,
 }
 
-/// An h2 connection, shared by the requests on it.
+/// An h2 connection, shared by its requests.
 pub(crate) struct H2 {
-    /// None once the connection has ended.
+    /// `None` once the connection has ended.
     sender: Mutex<Option<http2::SendRequest<RequestBody>>>,
     traffic: Arc<Traffic>,
     streams: AtomicUsize,
-    /// What the origin allows at a time.
+    /// Returns the origin's limit on concurrent streams.
     allowed: Allowed,
     idle_since: Mutex<Instant>,
     task: Task,
-    /// For what the origin may send that nobody has read.
+    /// The reservation for data that the origin may send before it is read.
     _windows: Option<Reservation>,
 }
 
-/// Asks an h2 connection how many streams the origin allows at a time.
+/// Returns the limit on concurrent streams that the origin currently allows.
 pub(crate) type Allowed = Box<dyn Fn() -> usize + Send + Sync>;
 
-/// The task of a connection, which ends when this is dropped.
+/// The task of a connection, aborted on drop.
 pub(crate) struct Task {
     handle: AbortHandle,
-    /// Cancelled once the task is over and the connection dropped.
+    /// Cancelled once the task has ended and the connection is dropped.
     ended: CancellationToken,
 }
 
 impl Task {
-    /// Runs a connection.
+    /// Spawns the task of a connection.
     pub(crate) fn run(connection: impl Future<Output = ()> + Send + 'static) -> Self {
         let ended = CancellationToken::new();
         let guard = ended.clone().drop_guard();
@@ -113,11 +112,11 @@ impl Drop for Task {
     }
 }
 
-/// A request that has no answer.
+/// A request that received no response.
 pub(crate) struct SendError {
     /// The request, if none of it was sent.
     pub(crate) unsent: Option<Request<RequestBody>>,
-    /// The reason. None if the connection had ended before.
+    /// The error. `None` if the connection had ended before.
     pub(crate) error: Option<hyper::Error>,
 }
 
@@ -135,30 +134,30 @@ struct Pooled {
     idle_since: Instant,
 }
 
-/// All connections that may be used again.
+/// All reusable connections.
 #[derive(Default)]
 pub(crate) struct Pool {
     kept: IdleH1<Pooled>,
 }
 
-/// What is kept for executions: each has its quota, and all of them share the room.
+/// The idle connections of all executions. Each execution has a quota, and all share the capacity.
 struct IdleH1<T> {
     count: AtomicUsize,
     most: usize,
     per_execution: usize,
-    /// Of each execution what is kept, in the order in which it came.
+    /// The entries of each execution, in the order of insertion.
     shards: [Mutex<HashMap<ExecutionId, Vec<T>>>; SHARDS],
     hasher: RandomState,
 }
 
-/// What can be kept.
+/// An entry with an idle time.
 trait Idle {
-    /// The begin of the time in which nobody uses it.
+    /// Returns the start of the current idle period.
     fn idle_since(&self, now: Instant) -> Instant;
 }
 
-/// The use of a connection for one exchange. Dropped, an h1 connection goes with it; given back, the
-/// next request may have it.
+/// The use of a connection for one exchange. If it is dropped, an HTTP/1.1 connection is closed; if it is given back,
+/// the next request may use it.
 pub(crate) struct Lease {
     pool: Weak<Pool>,
     key: Key,
@@ -216,7 +215,7 @@ impl H2 {
 }
 
 impl Pool {
-    /// A connection of this key to an address of this pin.
+    /// Takes a connection with this key to one of the pin's addresses.
     pub(crate) fn take(self: &Arc<Self>, key: &Key, pinned: &PinnedTarget) -> Option<Lease> {
         let now = Instant::now();
         let pooled = self.kept.with(&key.execution, |kept| {
@@ -228,7 +227,7 @@ impl Pool {
         Some(self.lease(pooled, true))
     }
 
-    /// A lease of a connection that has just been made. An h2 one can be shared from now on.
+    /// Creates a lease for a new connection. An h2 connection can be shared from now on.
     pub(crate) fn adopt(self: &Arc<Self>, key: Key, sender: Sender, address: SocketAddr) -> Lease {
         let now = Instant::now();
         let pooled = Pooled { key, sender, address, born: now, idle_since: now };
@@ -238,13 +237,13 @@ impl Pool {
         self.lease(pooled, false)
     }
 
-    /// Drops what has been idle or alive for too long.
+    /// Drops connections that have been idle or open for too long.
     pub(crate) fn sweep(&self) {
         let now = Instant::now();
         self.kept.retain(|pooled| pooled.is_fresh(now));
     }
 
-    /// Drops the connections that may be used again, those of one execution or all. What is under way goes on.
+    /// Drops the reusable connections, of one execution or of all. Exchanges in progress continue.
     pub(crate) fn drop_idle(&self, execution: Option<&ExecutionId>) {
         self.kept.retain(|pooled| execution.is_some_and(|execution| pooled.key.execution != *execution));
     }
@@ -280,7 +279,7 @@ impl<T> Default for IdleH1<T> {
 }
 
 impl<T> IdleH1<T> {
-    /// Does something with what is kept for an execution, and counts what is left.
+    /// Runs `act` on the entries of an execution and updates the count.
     fn with<R>(&self, execution: &ExecutionId, act: impl FnOnce(&mut Vec<T>) -> R) -> R {
         let mut shard = lock(self.shard(execution));
         let kept = shard.entry(execution.clone()).or_default();
@@ -295,7 +294,7 @@ impl<T> IdleH1<T> {
         done
     }
 
-    /// Drops whatever is not to be kept.
+    /// Drops the entries for which `keep` returns false.
     fn retain(&self, keep: impl Fn(&T) -> bool) {
         for shard in &self.shards {
             lock(shard).retain(|_, kept| {
@@ -307,7 +306,7 @@ impl<T> IdleH1<T> {
         }
     }
 
-    /// The execution for which most is kept, and how much.
+    /// Returns the execution with the most entries, and their number.
     fn largest(&self) -> Option<(ExecutionId, usize)> {
         let of_shard = |shard: &Mutex<HashMap<ExecutionId, Vec<T>>>| {
             let shard = lock(shard);
@@ -325,8 +324,8 @@ impl<T> IdleH1<T> {
 }
 
 impl<T: Idle> IdleH1<T> {
-    /// Keeps one more. One that has been idle for longest makes room: of the same execution if that has its quota or
-    /// holds as many as any other, else of the one that holds most.
+    /// Adds an entry. If the execution's quota is exceeded, its longest idle entry is dropped. If the capacity is
+    /// exceeded, the longest idle entry of the execution with the most entries is dropped, or on a tie one of its own.
     fn put(&self, execution: &ExecutionId, one: T) {
         let count = self.with(execution, |kept| {
             kept.push(one);
@@ -374,7 +373,7 @@ impl Pooled {
         }
     }
 
-    /// A second handle, where the protocol lets several requests share a connection.
+    /// Returns a second handle if the protocol lets requests share a connection.
     fn share(&self) -> Option<Self> {
         match &self.sender {
             Sender::H1(_) => None,
@@ -384,12 +383,12 @@ impl Pooled {
 }
 
 impl Lease {
-    /// The address at the other end.
+    /// Returns the origin's address.
     pub(crate) fn address(&self) -> IpAddr {
         self.address.ip()
     }
 
-    /// The protocol, by its ALPN name.
+    /// Returns the protocol's ALPN name.
     pub(crate) fn alpn(&self) -> &'static str {
         if self.is_h2() { "h2" } else { "http/1.1" }
     }
@@ -398,8 +397,7 @@ impl Lease {
         matches!(self.sender, Some(Sender::H2(_)))
     }
 
-    /// True if an earlier request used it: then it may have died unnoticed.
-    /// Where requests over HTTP/1.1 are announced before they are sent.
+    /// Returns the queue that announces HTTP/1.1 requests before they are written.
     pub(crate) fn announced(&self) -> Option<&Announced> {
         match &self.sender {
             Some(Sender::H1(h1)) => Some(&h1.announced),
@@ -407,11 +405,12 @@ impl Lease {
         }
     }
 
+    /// Returns true if an earlier request used the connection, which may then have ended unnoticed.
     pub(crate) fn is_reused(&self) -> bool {
         self.reused
     }
 
-    /// What has passed over it, also once it has ended.
+    /// Returns the traffic counters, which remain valid after the connection has ended.
     pub(crate) fn traffic(&self) -> Arc<Traffic> {
         match &self.sender {
             Some(Sender::H1(h1)) => h1.traffic.clone(),
@@ -422,9 +421,9 @@ impl Lease {
 
     /// Sends a request.
     ///
-    /// A request that is queued in the very moment in which the connection ends can get stuck in hyper's channel: it is
-    /// neither sent nor returned until the last handle to the channel has been dropped. So the handles are dropped once
-    /// the connection has ended.
+    /// A request that is queued just as the connection ends can get stuck in hyper's channel: it is neither sent nor
+    /// returned until the last handle to the channel is dropped. So the handles are dropped once the connection has
+    /// ended.
     pub(crate) async fn send(&mut self, request: Request<RequestBody>) -> Result<Response<Incoming>, SendError> {
         let unsent = |request| SendError { unsent: Some(request), error: None };
         let (sending, ended) = match &mut self.sender {
@@ -433,7 +432,7 @@ impl Lease {
                 let Some(mut sender) = lock(&h2.sender).clone() else { return Err(unsent(request)) };
                 (Either::Right(sender.try_send_request(request)), h2.task.ended.clone())
             }
-            // The connection ended while an earlier request was sent.
+            // The connection ended while an earlier request was being sent.
             None => return Err(unsent(request)),
         };
         tokio::pin!(sending);
@@ -449,11 +448,11 @@ impl Lease {
         sending.await.map_err(SendError::from)
     }
 
-    /// The exchange is over and the connection sound.
+    /// Returns the connection to the pool after a complete exchange.
     pub(crate) fn give_back(mut self) {
         let Some(Sender::H1(mut h1)) = self.sender.take_if(|sender| matches!(sender, Sender::H1(_))) else { return };
         let (pool, key, address, born) = (self.pool.clone(), self.key.clone(), self.address, self.born);
-        // hyper says a moment later that the connection is ready, or that it is closed.
+        // hyper reports shortly afterwards whether the connection is ready or closed.
         tokio::spawn(async move {
             let ready = tokio::time::timeout(READY, std::future::poll_fn(|cx| h1.sender.poll_ready(cx))).await;
             if let (Ok(Ok(())), Some(pool)) = (ready, pool.upgrade()) {
@@ -472,7 +471,7 @@ impl Drop for Lease {
     }
 }
 
-/// A panic while the lock was held cannot leave these maps half-changed in a way that matters.
+/// Locks a mutex. A panic while it was held cannot leave these maps in a harmful state.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -496,17 +495,19 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pool_takes_from_whoever_holds_most() {
+    fn a_full_pool_evicts_from_the_largest_execution() {
         let kept = IdleH1 { most: 100, per_execution: 60, ..IdleH1::default() };
         let begin = Instant::now();
         let at = |n: u64| begin + Duration::from_secs(n);
         for n in 0..500 {
-            // The idlest is not the first that came.
+            // The longest idle entry is not the first one inserted.
             kept.put(&execution(1), at(1_000 - n));
         }
-        assert_eq!(count(&kept, 1), 60, "a quota");
-        kept.with(&execution(1), |kept| assert!(kept.iter().all(|since| *since >= at(941)), "the idlest went"));
-        // A small one keeps what it has, whatever the others do.
+        assert_eq!(count(&kept, 1), 60, "the quota applies");
+        kept.with(&execution(1), |kept| {
+            assert!(kept.iter().all(|since| *since >= at(941)), "the longest idle entries were dropped")
+        });
+        // A small execution keeps its entries, whatever the others do.
         for n in 0..10 {
             kept.put(&execution(2), at(n));
         }
@@ -517,7 +518,7 @@ mod tests {
         assert_eq!(count(&kept, 2), 10);
         assert_eq!((count(&kept, 1), count(&kept, 3)), (45, 45));
         assert_eq!(kept.count.load(Ordering::Relaxed), 100);
-        // So do many small ones against one large one.
+        // The same applies to many small executions against one large one.
         for n in 4..34 {
             kept.put(&execution(n), at(0));
         }

@@ -1,5 +1,5 @@
-//! What leaves, put together once: hop-by-hop fields and our own taken out, `Host` from the pin, and the
-//! credential put in last, so that no look-out for credentials meets our own.
+//! Builds the upstream request: removes hop-by-hop fields and the proxy's own, sets `Host` from the pin, and injects
+//! the credential last, after all scans for credentials.
 
 pub(super) mod strip;
 
@@ -37,17 +37,17 @@ use crate::policy::credential::{Auth, Placement};
 use crate::policy::plan::Limits;
 use crate::policy::rule::Policy;
 
-/// Evidence that a request was cleared and, if it has to be, approved, and that it goes to the pin of the target it was
-/// judged for.
+/// Evidence that a request was cleared and, if necessary, approved, and that it is sent to the pin of the target it was
+/// authorized for.
 ///
 /// ```compile_fail
 /// use exeat::stages::{inject::Outbound, pin::PinnedTarget};
-/// // What was put together for one pin does not go to another.
+/// // A request built for one pin cannot be sent to another.
 /// fn elsewhere(outbound: Outbound, pinned: PinnedTarget) -> Outbound { Outbound { pinned, ..outbound } }
 /// ```
 /// ```
 /// use exeat::{model::refusal::Verdict, stages::{approve::Approved, inject::{self, Outbound}, pin::PinnedTarget}};
-/// fn whole(it: Approved, pinned: PinnedTarget) -> Verdict<Outbound> { inject::credential(it, pinned, false) }
+/// fn build(it: Approved, pinned: PinnedTarget) -> Verdict<Outbound> { inject::credential(it, pinned, false) }
 /// ```
 pub struct Outbound {
     request: Request<RequestBody>,
@@ -59,20 +59,21 @@ pub struct Outbound {
     standing: RevocationCheck,
 }
 
-/// What `forward` needs of what leaves.
+/// The parts of an [`Outbound`] that `forward` needs.
 pub(super) struct OutboundParts {
     pub(super) request: Request<RequestBody>,
     pub(super) pinned: PinnedTarget,
     pub(super) limits: Limits,
     pub(super) reader: ReportTarget,
-    /// What must not come back.
+    /// The values to redact in the response.
     pub(super) guard: Option<RedactionPlan>,
-    /// What must not leave, also not later.
+    /// The values that must not be sent, also later in the exchange.
     pub(super) values: Arc<Matcher>,
 }
 
 impl Outbound {
-    /// Ready once a later policy no longer allows it, or its execution has been stopped.
+    /// Returns a future that resolves once a later policy no longer allows the exchange or its execution has been
+    /// stopped.
     #[must_use]
     pub fn withdrawn(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Revoked {
         revocation::revoked(self.standing.clone(), self.pinned.addresses().to_vec(), changes, finds)
@@ -84,11 +85,11 @@ impl Outbound {
     }
 }
 
-/// Puts the outgoing request together, with the credential that was granted.
+/// Builds the upstream request with the granted credential.
 ///
 /// # Errors
-/// [`Deny::AuthorityMismatch`] if the pin belongs to another target than the request was judged for, and
-/// [`Deny::CredentialNotBound`] if a credential would leave in the clear.
+/// [`Deny::AuthorityMismatch`] if the pin belongs to another target than the one the request was authorized for;
+/// [`Deny::CredentialNotBound`] if a credential would be sent in cleartext.
 pub fn credential(approved: Approved, pinned: PinnedTarget, via: bool) -> Verdict<Outbound> {
     let (grant, standing, request) = approved.into_parts();
     if grant.admitted().target() != pinned.target() {
@@ -136,7 +137,7 @@ fn outgoing(
         ask_readably(&mut parts.headers, grant.is_known_there());
     }
     if let Some(places) = grant.exclusive() {
-        // The sandbox could have keys of its own along.
+        // The sandbox could send keys of its own.
         strip::remove_fields(&mut parts.headers, places);
         let query = strip::without_parameters(path.query().unwrap_or_default(), places);
         path = with_query(&path, &query)?;
@@ -156,33 +157,33 @@ fn outgoing(
     Ok(Request::from_parts(parts, body))
 }
 
-/// Says how long the body is, if it is known.
+/// Sets `Content-Length` if the body's length is known.
 fn frame(parts: &mut Parts, body: &RequestBody) {
-    // What the body says of itself counts, not what the head claimed (RFC 9112 §6.3). Where it says
-    // nothing, the connection's protocol frames it.
+    // The actual body determines the length, not the head received from the client (RFC 9112 §6.3). If the length is
+    // unknown, the connection's protocol frames the body.
     parts.headers.remove(CONTENT_LENGTH);
     let wants_body = parts.method == http::Method::POST || parts.method == http::Method::PUT;
     match body.size_hint().exact() {
         Some(0) if !wants_body => {}
         Some(length) => {
-            // Also of an empty one: it has to be said (RFC 9110 §8.6).
+            // Also for an empty body of these methods (RFC 9110 §8.6).
             parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
         }
         None => {}
     }
 }
 
-/// Asks for an answer that can be redacted. Where a credential is known, a part of an answer could be a part
-/// of an echo.
+/// Requests a response that can be redacted. If the destination may know a credential, range requests are removed,
+/// because a range could contain a part of an echoed credential.
 fn ask_readably(headers: &mut HeaderMap, is_known_there: bool) {
     if is_known_there {
         headers.remove(RANGE);
         headers.remove(IF_RANGE);
         headers.remove("x-ms-range");
-        // Nor could an echo be known in UTF-16 or EBCDIC.
+        // An echo in UTF-16 or EBCDIC would not be found either.
         headers.remove(ACCEPT_CHARSET);
     }
-    // A part of something coded cannot be read.
+    // A range of an encoded representation cannot be decoded.
     let asked = if headers.contains_key(RANGE) { None } else { readable(headers) };
     headers.insert(ACCEPT_ENCODING, asked.unwrap_or(HeaderValue::from_static("identity")));
     for name in ["grpc-accept-encoding", "connect-accept-encoding", "a-im"] {
@@ -190,7 +191,7 @@ fn ask_readably(headers: &mut HeaderMap, is_known_there: bool) {
     }
 }
 
-/// Of the codings that the client takes, those that can be undone.
+/// Returns those of the client's accepted codings that can be decoded.
 fn readable(headers: &HeaderMap) -> Option<HeaderValue> {
     let known = |asked: &&str| {
         let name = asked.split(';').next().unwrap_or_default().trim();
@@ -202,8 +203,8 @@ fn readable(headers: &HeaderMap) -> Option<HeaderValue> {
     HeaderValue::from_str(&kept.join(", ")).ok().filter(|value| !value.is_empty())
 }
 
-/// Puts the credential in: where its type says, or where its placeholder stands. The one place where a
-/// value is exposed to what leaves.
+/// Injects the credential where its type defines or where its placeholder is. This is the only place that exposes a
+/// value to the upstream request.
 fn put(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery) -> Verdict<PathAndQuery> {
     let value = chosen.credential.value().ok_or(Deny::CredentialUnknown)?.expose();
     let auth = chosen.credential.auth();
@@ -219,7 +220,7 @@ fn put(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery) -
         let text = joined(before, value, after);
         match place {
             Placement::Parameter(name) => path = with_query(&path, &query::with(path.query(), name, &text))?,
-            // What a basic credential holds is user and password together.
+            // A basic credential contains both user and password.
             Placement::Field(name) if *auth == Auth::Basic && *place == auth.place() => {
                 set(&mut parts.headers, name, &basic(value))?;
             }
@@ -241,7 +242,7 @@ fn basic(text: &[u8]) -> Zeroizing<Vec<u8>> {
     joined(b"Basic ", Zeroizing::new(STANDARD.encode(text)).as_bytes(), b"")
 }
 
-/// One field of that name, in place of whatever was there; never in a compression table (RFC 7541 §7.1.3).
+/// Sets a field, replacing all of that name, and keeps it out of compression tables (RFC 7541 §7.1.3).
 fn set(headers: &mut HeaderMap, name: &HeaderName, value: &[u8]) -> Verdict<()> {
     let mut value = HeaderValue::from_bytes(value).map_err(|_| Deny::CredentialUnknown)?;
     value.set_sensitive(true);
@@ -258,9 +259,9 @@ fn with_query(path: &PathAndQuery, query: &str) -> Verdict<PathAndQuery> {
 mod tests {
     use super::*;
 
-    /// hyper and h2 leave such values out of compression tables, and Debug does not show them.
+    /// hyper and h2 keep sensitive values out of compression tables, and `Debug` hides them.
     #[test]
-    fn what_is_injected_is_one_field_and_sensitive() {
+    fn an_injected_field_replaces_others_and_is_sensitive() {
         let mut headers = HeaderMap::new();
         let name = HeaderName::from_static("x-api-key");
         headers.append(&name, HeaderValue::from_static("mine"));

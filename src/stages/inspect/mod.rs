@@ -35,7 +35,7 @@ const UNKNOWN_LENGTH: &str = "approval needs a body of known length";
 /// Evidence that a granted request was scanned.
 ///
 /// ```compile_fail
-/// use exeat::stages::{authorize::Grant, inspect::Cleared, upload::RequestBody};
+/// use exeat::stages::{authorize::Grant, inspect::Cleared, message::request_body::RequestBody};
 /// // A granted request is not yet a cleared one.
 /// fn skip(grant: Grant, request: http::Request<RequestBody>) -> Cleared { Cleared { grant, request } }
 /// ```

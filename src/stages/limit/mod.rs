@@ -428,7 +428,7 @@ impl Exchange {
     }
 }
 
-/// Returns the refusal for a response that broke off, by whose fault it was.
+/// Maps an error in a response body to the refusal: a client's fault, a limit, or the origin's fault.
 fn blame(error: &BodyError, counts: &TransferCounts) -> Refusal {
     match error {
         BodyError::Unread(DecodeError::TooMuch) => Fail::ResponseTooLarge.into(),

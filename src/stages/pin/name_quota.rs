@@ -1,8 +1,8 @@
-//! How many names an execution may have looked up that it has not asked for before. Not a stage: what `pin` asks first.
+//! Limits how many new names an execution may look up in DNS. `pin` asks it before each lookup.
 //!
-//! A name that is looked up reaches whoever owns its zone, so it carries out what stands in it. What counts is whether
-//! this execution has asked before, never what the resolver still knows from others: that would tell one tenant what
-//! another has asked for.
+//! A DNS query reaches the owner of the name's zone, so the name itself can carry data out. A name is new if this
+//! execution has not looked it up before, whatever the resolver has cached for others: otherwise a tenant could observe
+//! the lookups of another one.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -12,18 +12,18 @@ use std::time::{Duration, Instant};
 use crate::model::host::HostName;
 use crate::model::name::ExecutionId;
 
-/// How long a window is. It begins with its first name; what is refused does not extend it.
+/// The length of a window. It starts with its first new name; refused names do not extend it.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Names of an execution that are remembered at least, and at most twice as many. Any other is new again.
+/// The minimum number of names remembered per execution; the maximum is twice as many. Other names count as new again.
 const REMEMBERED: usize = 256;
-/// How long an execution has to have asked for nothing until its names are forgotten. No shorter than a window.
+/// The names of an execution are dropped after this long without lookups. Not shorter than a window.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
-/// How many maps there are, each behind its own lock.
+/// The number of maps, each with its own lock.
 const SHARDS: usize = 16;
-/// A map with fewer executions is not tidied.
+/// A map with fewer executions is not cleaned up.
 const FEW: usize = 64;
 
-/// The names that executions have asked for.
+/// The names that executions have looked up.
 pub(crate) struct NameQuota {
     per_minute: u32,
     shards: Vec<Mutex<Shard>>,
@@ -33,11 +33,12 @@ pub(crate) struct NameQuota {
 #[derive(Default)]
 struct Shard {
     asking: HashMap<ExecutionId, Asked>,
-    /// Executions that were left when it was tidied last.
+    /// The number of executions left after the last cleanup.
     kept: usize,
 }
 
-/// What one execution has asked for. Names are kept as keyed hashes, in two generations, of which the older one goes.
+/// The names looked up by one execution, as keyed hashes. There are two generations, and the older one is dropped
+/// first.
 struct Asked {
     window: Instant,
     new: u32,
@@ -46,7 +47,7 @@ struct Asked {
     last: Instant,
 }
 
-/// Whether an execution has asked for a name before.
+/// Whether an execution has looked up a name before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
     Before,
@@ -58,17 +59,18 @@ impl NameQuota {
         Self { per_minute, shards: (0..SHARDS).map(|_| Mutex::default()).collect(), hasher: RandomState::new() }
     }
 
-    /// The limit.
+    /// Returns the limit.
     pub(crate) fn per_minute(&self) -> u32 {
         self.per_minute
     }
 
-    /// How long a window is.
+    /// Returns the length of a window.
     pub(crate) fn window() -> Duration {
         WINDOW
     }
 
-    /// Notes that an execution asks for a name, or says how long it has to wait.
+    /// Records a lookup. Returns whether the name was known, or how long the execution has to wait if the limit is
+    /// reached.
     pub(crate) fn ask(&self, execution: &ExecutionId, name: &HostName, now: Instant) -> Result<Seen, Duration> {
         let at = usize::try_from(self.hasher.hash_one(execution) % SHARDS as u64).unwrap_or_default();
         let Some(shard) = self.shards.get(at) else { unreachable!("a place is below the number of shards") };
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_new_names_pass_in_a_minute_and_known_ones_besides() {
+    fn limits_new_names_per_minute_but_not_known_ones() {
         let (names, one, two) = (NameQuota::new(3), execution("1"), execution("2"));
         let begin = Instant::now();
         let after = |seconds| begin + Duration::from_secs(seconds);
@@ -147,7 +149,7 @@ mod tests {
         }
         assert_eq!(names.ask(&one, &name(3), after(30)), Err(Duration::from_secs(40)));
         assert_eq!(names.ask(&one, &name(2), after(30)), Ok(Seen::Before));
-        assert_eq!(names.ask(&two, &name(2), after(30)), Ok(Seen::Never), "each has names of its own");
+        assert_eq!(names.ask(&two, &name(2), after(30)), Ok(Seen::Never), "each execution has its own names");
         assert_eq!(names.ask(&one, &name(3), after(69)), Err(Duration::from_secs(1)), "refusals do not extend it");
         assert_eq!(names.ask(&one, &name(3), after(70)), Ok(Seen::Never));
     }
@@ -169,7 +171,7 @@ mod tests {
             shards.flat_map(|shard| shard.asking.values().map(kept).collect::<Vec<_>>()).sum::<usize>()
                 <= 2 * REMEMBERED
         );
-        // Executions that have gone leave nothing behind.
+        // Executions without recent lookups are removed.
         for round in 0..40 {
             let now = now + FORGOTTEN_AFTER * round;
             for n in 0..1_000 {

@@ -1,7 +1,7 @@
-//! Not too often: evidence that a call was counted, and that its execution goes on.
+//! Limits calls, and returns the evidence that a call was counted and that its execution is active.
 //!
-//! Calls of an execution and of a minute are counted by the ledger, exactly and for all proxies that share it; how
-//! fast they come and how many are under way is this process's own affair.
+//! The ledger counts the calls per execution and per minute, exactly and across all proxies that share it. The request
+//! rate and the concurrency are limited per process.
 
 mod rate;
 
@@ -22,17 +22,18 @@ use crate::model::tool::Kind;
 use crate::policy::plan::{Calls, Limits, Rate};
 use crate::policy::rule::Policy;
 
-/// How fast questions to the proxy itself may come of one execution, whatever its plan says: in a second, and at once.
+/// The rate limit for requests of one execution to the proxy itself, independent of its plan: per second, and the
+/// burst.
 const OWN_PER_SECOND: NonZeroU32 = NonZeroU32::new(20).unwrap();
 const OWN_BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
-/// How long the window of `calls_per_minute` is.
+/// The window of `calls_per_minute`.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Evidence that a call was taken from the caller's allowance.
+/// Evidence that a call was counted against the caller's limits.
 ///
 /// ```compile_fail
-/// // A call that was not taken cannot be authorised.
+/// // A call that was not counted cannot be authorized.
 /// let taken = exeat::stages::throttle::Taken(());
 /// ```
 /// ```
@@ -41,45 +42,46 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Taken(());
 
-/// A call that a tunnel has been opened with. The first raw request in it is that call; a tunnel without one has cost
-/// it.
+/// The call that was counted for opening a tunnel. The first raw request in the tunnel redeems it; it stays counted for
+/// a tunnel without one.
 pub struct Prepaid {
     at: Instant,
 }
 
-/// What calls are taken from.
+/// Enforces the limits on calls.
 pub struct Throttle {
     ledger: Arc<Ledger>,
     finds: Arc<Finds>,
     gates: RateLimiters,
-    /// Of questions to the proxy itself.
+    /// The limiters for requests to the proxy itself.
     own: RateLimiters,
-    /// When static executions last began anew; at most one for each task.
+    /// The time of each static execution's last restart; at most one entry per task.
     begun: Mutex<HashMap<ExecutionId, Instant>>,
 }
 
 impl Throttle {
-    /// Counts in a ledger.
+    /// Creates a throttle that counts calls in `ledger`.
     #[must_use]
     pub fn new(ledger: Arc<Ledger>, finds: Arc<Finds>) -> Self {
         Self { ledger, finds, gates: RateLimiters::default(), own: RateLimiters::default(), begun: Mutex::default() }
     }
 
-    /// Takes one call. As long as it is under way, the record holds its place.
+    /// Counts one call. While it is in progress, the record holds its concurrency permit.
     ///
     /// # Errors
     /// [`Deny::ExecutionStopped`]; [`Deny::ExecutionLimit`], [`Deny::RateLimited`] or [`Deny::ConcurrencyLimited`];
-    /// [`Deny::CallerUnknown`] if there is no such execution any more; [`Fail::LedgerUnavailable`].
+    /// [`Deny::CallerUnknown`] if the execution no longer exists; [`Fail::LedgerUnavailable`].
     pub async fn take(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
         let limits = limits(policy, caller, kind);
         self.enter(policy, caller, (kind, &limits), record)?;
         self.count(policy, caller, kind, record).await
     }
 
-    /// Takes a CONNECT. It is a raw call before anything leaves for it, or names could be carried out for nothing.
+    /// Counts a CONNECT as a raw call before anything is sent for it. Otherwise DNS queries could carry out data in
+    /// host names without being counted.
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// The errors of [`Self::take`].
     pub async fn take_connect(
         &self,
         policy: &Policy,
@@ -90,13 +92,13 @@ impl Throttle {
         Ok((taken, Prepaid { at: Instant::now() }))
     }
 
-    /// Takes the first raw request in a tunnel, which is counted by now. A tunnel's call serves for the minute that
-    /// follows, so that calls of many minutes cannot be saved up, and for the execution that it was counted in: a
-    /// request after that is a call of its own.
+    /// Redeems the call counted for a tunnel for its first raw request. The call is valid for one minute, so that calls
+    /// of several minutes cannot be saved up, and only for the execution that it was counted for. A later request
+    /// counts as a call of its own.
     ///
     /// # Errors
-    /// As [`Self::look`] or [`Self::take`]. Then a call that still serves is still there, as it is if nobody waits for
-    /// the result.
+    /// The errors of [`Self::check_unmetered`] or [`Self::take`]. After an error, and if the future is dropped, a call
+    /// that is still valid can be redeemed again.
     pub async fn redeem(
         &self,
         policy: &Policy,
@@ -114,30 +116,31 @@ impl Throttle {
         Ok(Taken(()))
     }
 
-    /// Takes back the call of a tunnel whose request was counted as another. A ledger that cannot be asked keeps it.
+    /// Returns the call of a tunnel whose request was counted as another one. If the ledger is unavailable, the call
+    /// stays counted.
     pub async fn give_back(&self, caller: &Caller, prepaid: Prepaid) {
         if !self.is_counted(caller, &prepaid) {
             return;
         }
         let taken = prepaid.at.elapsed();
         if let Err(error) = self.ledger.give_back(caller.facts(), Kind::Raw, taken, Millis::now()).await {
-            tracing::warn!(%error, "the call of a tunnel stays counted");
+            tracing::warn!(%error, "failed to return the call of a tunnel; it stays counted");
         }
     }
 
-    /// Notes that a static execution has begun anew: calls counted before are not among its own.
+    /// Records that a static execution has restarted: calls counted earlier are not part of the new run.
     pub fn begun(&self, execution: &ExecutionId) {
         let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
         begun.insert(execution.clone(), Instant::now());
     }
 
-    /// Whether the call of a tunnel is among those that its execution has counted since it began.
+    /// Returns true if a tunnel's call was counted since the last restart of its execution.
     fn is_counted(&self, caller: &Caller, prepaid: &Prepaid) -> bool {
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
         begun.get(caller.execution()).is_none_or(|begun| *begun < prepaid.at)
     }
 
-    /// Takes a question to the proxy itself, before what its kind of question takes besides.
+    /// Limits a request to the proxy itself, in addition to the limits of its kind.
     ///
     /// # Errors
     /// [`Deny::RateLimited`].
@@ -148,8 +151,8 @@ impl Throttle {
         asked.map(drop).map_err(|limited| record.limited(Deny::RateLimited, named(limited)))
     }
 
-    /// Takes what is no call, or has been counted: it has to come no faster than calls of its kind may, and from an
-    /// execution that goes on.
+    /// Checks a request that is not a call, or has already been counted: its rate must be within the limits of its
+    /// kind, and its execution must be active.
     ///
     /// # Errors
     /// [`Deny::ExecutionStopped`]; [`Deny::RateLimited`] or [`Deny::ConcurrencyLimited`]; [`Deny::CallerUnknown`];
@@ -173,7 +176,7 @@ impl Throttle {
         counted(taken, record)
     }
 
-    /// What is asked without the ledger.
+    /// Checks the limits that do not need the ledger.
     fn enter(
         &self,
         policy: &Policy,
@@ -194,7 +197,7 @@ impl Throttle {
     }
 }
 
-/// What the caller's plan says of calls of a kind.
+/// Returns the plan's limits for calls of a kind.
 fn limits(policy: &Policy, caller: &Caller, kind: Kind) -> Limits {
     policy.task(caller.task()).map_or_else(Limits::default, |task| task.limits(kind))
 }

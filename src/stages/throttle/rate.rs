@@ -1,4 +1,4 @@
-//! How fast calls come and how many are under way, per execution and kind. Not a stage: what `throttle` asks first.
+//! Limits the rate and the concurrency of calls per execution and kind, for `throttle`.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -15,12 +15,13 @@ use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
 use crate::policy::plan::{Limits, Rate};
 
-/// How many maps there are, each behind its own lock.
+/// The number of maps, each with its own lock.
 const SHARDS: usize = 64;
-/// A map with fewer gates is not tidied.
+/// A map with fewer limiters is not cleaned up.
 const FEW: usize = 64;
 
-/// The gates of all executions whose plans have such limits. Each is dropped once a new one would do the same.
+/// The limiters of all executions whose plans limit the rate or the concurrency. A limiter is dropped once it is
+/// equivalent to a new one.
 pub(crate) struct RateLimiters {
     shards: Vec<Mutex<Shard>>,
     hasher: RandomState,
@@ -29,21 +30,21 @@ pub(crate) struct RateLimiters {
 #[derive(Default)]
 struct Shard {
     gates: HashMap<Key, ExecutionLimiter>,
-    /// Gates that were left when it was tidied last.
+    /// The number of limiters left after the last cleanup.
     kept: usize,
 }
 
-/// An execution, and whether it is about tool calls.
+/// An execution, and whether the calls are tool calls.
 type Key = (ExecutionId, bool);
 
 struct ExecutionLimiter {
-    /// The rate that it was made for.
+    /// The limiter and the rate that it was created for.
     rate: Option<(Rate, DefaultDirectRateLimiter)>,
     under_way: Arc<AtomicU32>,
     used: Instant,
 }
 
-/// A place among the requests that are under way. It is given back when it is dropped.
+/// A concurrency permit, returned on drop.
 pub(crate) struct ConcurrencyPermit(Arc<AtomicU32>);
 
 impl Drop for ConcurrencyPermit {
@@ -59,7 +60,7 @@ impl Default for RateLimiters {
 }
 
 impl RateLimiters {
-    /// Lets a call through, or says which limit it has reached. A place is only given where they are limited.
+    /// Admits a call, or returns the limit that it has reached. Returns a permit only if the concurrency is limited.
     pub(crate) fn enter(
         &self,
         caller: &ExecutionId,
@@ -72,7 +73,7 @@ impl RateLimiters {
         let key = (caller.clone(), kind != Kind::Raw);
         let at = usize::try_from(self.hasher.hash_one(&key) % SHARDS as u64).unwrap_or_default();
         let Some(shard) = self.shards.get(at) else { unreachable!("a place is below the number of shards") };
-        // Gates are whole at every point where a panic could come.
+        // A panic cannot leave a limiter in an invalid state.
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
         shard.tidy();
         shard.gates.entry(key).or_insert_with(ExecutionLimiter::new).enter(limits)
@@ -95,7 +96,7 @@ impl ExecutionLimiter {
 
     fn enter(&mut self, limits: &Limits) -> Result<Option<ConcurrencyPermit>, ReachedLimit> {
         self.used = Instant::now();
-        // Only ever raised under the lock.
+        // Only increased under the lock.
         let under_way = self.under_way.load(Ordering::Relaxed);
         if let Some(most) = limits.concurrent.filter(|most| under_way >= *most) {
             let limit = most.into();
@@ -124,7 +125,8 @@ impl ExecutionLimiter {
         })
     }
 
-    /// False if a new one would do the same: nothing is under way, and the burst is there again.
+    /// Returns false if the limiter is equivalent to a new one: no calls are in progress, and the burst has been
+    /// replenished.
     fn is_needed(&self) -> bool {
         let full = self.rate.as_ref().map_or(0, |(rate, _)| rate.burst.get().div_ceil(rate.per_second.get()));
         self.under_way.load(Ordering::Relaxed) > 0
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_are_under_way_of_each_kind_and_execution() {
+    fn limits_concurrency_per_kind_and_execution() {
         let (gates, limits) = (RateLimiters::default(), limits(Some(2), None));
         let enter = |name: &str, kind| gates.enter(&caller(name), kind, &limits);
         let first = enter("a", Kind::Raw).unwrap();
@@ -158,12 +160,12 @@ mod tests {
         assert_eq!((limited.name, limited.limit, limited.scope), ("concurrent", 2, LimitScope::Concurrent));
         assert!(enter("b", Kind::Raw).is_ok() && enter("a", Kind::Tool(Tool::HttpGet)).is_ok());
         drop(first);
-        assert!(enter("a", Kind::Raw).is_ok(), "a place was given back");
+        assert!(enter("a", Kind::Raw).is_ok(), "a permit was returned");
     }
 
     #[test]
-    fn a_burst_passes_and_then_so_many_a_second() {
-        // So slowly that no test machine sees the second one.
+    fn limits_the_rate_after_a_burst() {
+        // So slow that a test machine does not see the second permit.
         let (gates, limits) = (RateLimiters::default(), limits(None, Some((1, 3))));
         let passed = (0..100).filter(|_| gates.enter(&caller("a"), Kind::Raw, &limits).is_ok()).count();
         assert!((3..=13).contains(&passed), "{passed}");
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_that_say_nothing_are_dropped_and_others_kept() {
+    fn drops_limiters_that_equal_a_new_one() {
         let (gates, one) = (RateLimiters::default(), limits(Some(1), None));
         let held = gates.enter(&caller("held"), Kind::Raw, &one).unwrap();
         for shard in &gates.shards {
