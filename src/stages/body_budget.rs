@@ -24,11 +24,11 @@ const PER_PROCESS: u64 = 256_000_000;
 /// Bytes are charged in steps of a page, so that an empty body is not free and a frame of one byte takes no lock.
 const STEP: u64 = 4096;
 /// A body that has not grown by a step for this long has stalled.
-const STALLED: Duration = Duration::from_secs(1);
+const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// After a search that found no body to evict, the same execution does not search again for this long.
-const SEARCH_AGAIN: Duration = Duration::from_millis(50);
+const SEARCH_INTERVAL: Duration = Duration::from_millis(50);
 /// The most bodies evicted by one search.
-const CANDIDATES: usize = 32;
+const MAX_CANDIDATES: usize = 32;
 /// The number of maps, each with its own lock.
 const SHARDS: usize = 16;
 
@@ -58,9 +58,9 @@ struct Account {
 struct Body {
     held: u64,
     /// The time of the last change to `held`.
-    moved: Instant,
+    last_change: Instant,
     /// The body is complete and being sent to the origin, so it is not evicted.
-    whole: bool,
+    complete: bool,
     counts: Arc<TransferCounts>,
 }
 
@@ -83,7 +83,7 @@ pub(super) enum Full {
     /// The process has used up its budget, and no execution holds more than this one.
     Process,
     /// The body had stalled and was evicted.
-    GivenUp,
+    Evicted,
 }
 
 impl Full {
@@ -92,13 +92,13 @@ impl Full {
         match self {
             Self::Execution => "request bodies: 16 MB are held for the execution",
             Self::Process => "request bodies: 256 MB are held",
-            Self::GivenUp => GIVEN_UP,
+            Self::Evicted => EVICTED,
         }
     }
 }
 
 /// The audit log text for an evicted body.
-pub(super) const GIVEN_UP: &str = "request bodies: given up while others needed its room";
+pub(super) const EVICTED: &str = "request bodies: given up while others needed its room";
 
 /// A body that could be evicted: whether it has stalled; for how long in ms, or the bytes held by its execution; its
 /// execution and id.
@@ -145,7 +145,7 @@ impl Budget {
             let mut shard = lock(self.shard(&body.execution));
             let account = shard.entry(body.execution.clone()).or_default();
             if body.held > 0 && !account.bodies.contains_key(&body.id) {
-                return Err(Full::GivenUp);
+                return Err(Full::Evicted);
             }
             let fits = self.fits(account, body.id, more, now);
             if fits {
@@ -153,7 +153,7 @@ impl Budget {
                 self.total.fetch_add(more, Ordering::Relaxed);
             }
             let held = account.held;
-            tidy(&mut shard, &body.execution);
+            remove_if_empty(&mut shard, &body.execution);
             if !fits {
                 return Err(Full::Execution);
             }
@@ -175,13 +175,13 @@ impl Budget {
         if !account.may_search(now) {
             return false;
         }
-        let quiet = |body: &Body| now.saturating_duration_since(body.moved);
-        let may_go = |id: u64, body: &Body| id != asking && !body.whole && quiet(body) >= STALLED;
+        let quiet = |body: &Body| now.saturating_duration_since(body.last_change);
+        let may_go = |id: u64, body: &Body| id != asking && !body.complete && quiet(body) >= STALL_TIMEOUT;
         let bodies = account.bodies.iter().filter(|(id, body)| may_go(**id, body));
-        let mut stalled: Vec<(Instant, u64)> = bodies.map(|(id, body)| (body.moved, *id)).collect();
+        let mut stalled: Vec<(Instant, u64)> = bodies.map(|(id, body)| (body.last_change, *id)).collect();
         stalled.sort_unstable();
         for (_, id) in stalled {
-            self.give_up(account, id);
+            self.evict(account, id);
             if fits(account.held) {
                 return true;
             }
@@ -204,9 +204,9 @@ impl Budget {
             }
             let mut shard = lock(self.shard(&execution));
             if let Some(account) = shard.get_mut(&execution) {
-                self.give_up(account, id);
+                self.evict(account, id);
             }
-            tidy(&mut shard, &execution);
+            remove_if_empty(&mut shard, &execution);
         }
         let fits = self.total.load(Ordering::Relaxed) <= self.per_process;
         if !fits && let Some(account) = lock(self.shard(&body.execution)).get_mut(&body.execution) {
@@ -220,16 +220,16 @@ impl Budget {
         let mut found: Vec<Candidate> = Vec::new();
         let mut keep_first = |candidate: Option<Candidate>| {
             found.extend(candidate);
-            if found.len() >= CANDIDATES.saturating_mul(2) {
-                first(&mut found);
+            if found.len() >= MAX_CANDIDATES.saturating_mul(2) {
+                truncate_candidates(&mut found);
             }
         };
         for shard in &self.shards {
             for (execution, account) in lock(shard).iter() {
-                for (id, body) in account.bodies.iter().filter(|(id, body)| **id != asking && !body.whole) {
-                    let quiet = now.saturating_duration_since(body.moved);
+                for (id, body) in account.bodies.iter().filter(|(id, body)| **id != asking && !body.complete) {
+                    let quiet = now.saturating_duration_since(body.last_change);
                     let millis = u64::try_from(quiet.as_millis()).unwrap_or(u64::MAX);
-                    keep_first(if quiet >= STALLED {
+                    keep_first(if quiet >= STALL_TIMEOUT {
                         Some((true, millis, execution.clone(), *id))
                     } else {
                         (account.held > held).then(|| (false, account.held, execution.clone(), *id))
@@ -237,11 +237,11 @@ impl Budget {
                 }
             }
         }
-        first(&mut found);
+        truncate_candidates(&mut found);
         found
     }
 
-    fn give_up(&self, account: &mut Account, id: u64) {
+    fn evict(&self, account: &mut Account, id: u64) {
         if let Some(body) = account.remove(id) {
             self.total.fetch_sub(body.held, Ordering::Relaxed);
             body.counts.stop(Fail::Overloaded.into(), None);
@@ -254,13 +254,13 @@ impl Budget {
         let Some(account) = shard.get_mut(&body.execution) else { return };
         let Some(known) = account.bodies.get_mut(&body.id) else { return };
         let less = less.min(known.held);
-        (known.held, known.moved) = (known.held.saturating_sub(less), Instant::now());
+        (known.held, known.last_change) = (known.held.saturating_sub(less), Instant::now());
         if known.held == 0 {
             account.bodies.remove(&body.id);
         }
         account.held = account.held.saturating_sub(less);
         self.total.fetch_sub(less, Ordering::Relaxed);
-        tidy(&mut shard, &body.execution);
+        remove_if_empty(&mut shard, &body.execution);
     }
 
     fn shard(&self, execution: &ExecutionId) -> &Mutex<Shard> {
@@ -272,9 +272,9 @@ impl Budget {
 
 impl Account {
     fn add(&mut self, body: &Reservation, more: u64, now: Instant) {
-        let new = || Body { held: 0, moved: now, whole: body.whole, counts: body.counts.clone() };
+        let new = || Body { held: 0, last_change: now, complete: body.whole, counts: body.counts.clone() };
         let known = self.bodies.entry(body.id).or_insert_with(new);
-        (known.held, known.moved) = (known.held.saturating_add(more), now);
+        (known.held, known.last_change) = (known.held.saturating_add(more), now);
         self.held = self.held.saturating_add(more);
     }
 
@@ -285,18 +285,18 @@ impl Account {
     }
 
     fn may_search(&self, now: Instant) -> bool {
-        self.searched.is_none_or(|last| now.saturating_duration_since(last) >= SEARCH_AGAIN)
+        self.searched.is_none_or(|last| now.saturating_duration_since(last) >= SEARCH_INTERVAL)
     }
 }
 
 /// Sorts the candidates and drops all but the first [`CANDIDATES`].
-fn first(found: &mut Vec<Candidate>) {
+fn truncate_candidates(found: &mut Vec<Candidate>) {
     found.sort_unstable_by_key(|(stalled, weight, ..)| std::cmp::Reverse((*stalled, *weight)));
-    found.truncate(CANDIDATES);
+    found.truncate(MAX_CANDIDATES);
 }
 
 /// Removes an execution that holds nothing.
-fn tidy(shard: &mut Shard, execution: &ExecutionId) {
+fn remove_if_empty(shard: &mut Shard, execution: &ExecutionId) {
     if shard.get(execution).is_some_and(|account| account.bodies.is_empty()) {
         shard.remove(execution);
     }
@@ -319,7 +319,7 @@ impl Reservation {
     }
 
     /// Creates an empty reservation for the same exchange.
-    pub(super) fn another(&self) -> Self {
+    pub(super) fn for_same_exchange(&self) -> Self {
         self.budget.reserve(&self.execution, self.counts.clone())
     }
 
@@ -329,7 +329,7 @@ impl Reservation {
         let mut shard = lock(self.budget.shard(&self.execution));
         let account = shard.get_mut(&self.execution);
         if let Some(body) = account.and_then(|account| account.bodies.get_mut(&self.id)) {
-            body.whole = true;
+            body.complete = true;
         }
     }
 }
@@ -368,7 +368,7 @@ mod tests {
         body.hold(BODY).map(|()| body)
     }
 
-    fn was_given_up(body: &Reservation) -> bool {
+    fn was_evicted(body: &Reservation) -> bool {
         body.counts.stopped() == Some(Refusal::Fail(Fail::Overloaded))
     }
 
@@ -411,16 +411,16 @@ mod tests {
         tokio::time::advance(Duration::from_millis(10)).await;
         let younger = held(&budget, "a").unwrap();
         assert_eq!(held(&budget, "a").err(), Some(Full::Execution), "no body has stalled");
-        tokio::time::advance(STALLED).await;
+        tokio::time::advance(STALL_TIMEOUT).await;
         // Growth by less than a step does not count as progress; `moving` grows by one.
         moving.hold(BODY - STEP).unwrap();
         moving.hold(BODY).unwrap();
         let mut newcomers = vec![held(&budget, "a").unwrap()];
-        assert_eq!((was_given_up(&oldest), was_given_up(&younger)), (true, false));
+        assert_eq!((was_evicted(&oldest), was_evicted(&younger)), (true, false));
         newcomers.push(held(&budget, "a").unwrap());
-        assert!(was_given_up(&younger) && !was_given_up(&moving) && !was_given_up(&whole));
+        assert!(was_evicted(&younger) && !was_evicted(&moving) && !was_evicted(&whole));
         assert_eq!(held(&budget, "a").err(), Some(Full::Execution));
-        assert_eq!(oldest.hold(2 * BODY), Err(Full::GivenUp));
+        assert_eq!(oldest.hold(2 * BODY), Err(Full::Evicted));
         drop((oldest, younger));
         assert_eq!(budget.total.load(Ordering::Relaxed), 4 * BODY, "evicted bytes are not returned twice");
         drop((whole, moving, newcomers));
@@ -436,7 +436,7 @@ mod tests {
         let (second, third) = (fill("b"), fill("c"));
         // An execution that holds as much as the others gets no more room; one that holds less does.
         let count =
-            |bodies: &[&Vec<Reservation>]| bodies.iter().copied().flatten().filter(|it| was_given_up(it)).count();
+            |bodies: &[&Vec<Reservation>]| bodies.iter().copied().flatten().filter(|it| was_evicted(it)).count();
         let victim = held(&budget, "v").unwrap();
         assert_eq!(count(&[&first, &second, &third]), 1);
         tokio::time::advance(Duration::from_millis(600)).await;
@@ -444,7 +444,7 @@ mod tests {
         let before = count(&[&first]);
         let more: Vec<_> = (0..2).map(|_| held(&budget, "v").unwrap()).collect();
         assert_eq!((count(&[&first]) - before, count(&[&second, &third]) + before), (2, 1));
-        assert!(!was_given_up(&victim));
+        assert!(!was_evicted(&victim));
         tokio::time::advance(Duration::from_millis(100)).await;
         assert_eq!(budget.total.load(Ordering::Relaxed), 12 * BODY);
         drop((first, second, third, victim, more));
@@ -461,10 +461,10 @@ mod tests {
         let small: Vec<_> = ["b", "c"].map(|name| held(&budget, name).unwrap()).into();
         assert_eq!(held(&budget, "b").err(), Some(Full::Process));
         assert_eq!(held(&budget, "d").err(), Some(Full::Process), "complete bodies are not evicted");
-        assert!(!small.iter().chain(&large).any(was_given_up));
-        tokio::time::advance(STALLED).await;
+        assert!(!small.iter().chain(&large).any(was_evicted));
+        tokio::time::advance(STALL_TIMEOUT).await;
         assert!(held(&budget, "d").is_ok());
-        assert!(small.iter().any(was_given_up));
+        assert!(small.iter().any(was_evicted));
     }
 
     #[test]

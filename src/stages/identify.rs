@@ -83,13 +83,13 @@ pub async fn caller(policy: &Policy, ledger: &Ledger, headers: &HeaderMap, peer:
     let mut fields = headers.get_all(PROXY_AUTHORIZATION).iter();
     let caller = match (fields.next(), fields.next()) {
         (Some(field), None) => {
-            let said = ProxyAuthorization::read(field.as_bytes()).ok_or(Deny::CallerUnknown)?;
-            match said.task(policy) {
-                Some(task) => of_task(task, Proof::Token(said.token)),
-                None => started(ledger, &said, peer).await?,
+            let sent = ProxyAuthorization::parse(field.as_bytes()).ok_or(Deny::CallerUnknown)?;
+            match sent.find_task(policy) {
+                Some(task) => static_caller(task, Proof::Token(sent.token)),
+                None => find_started(ledger, &sent, peer).await?,
             }
         }
-        (None, _) => of_task(vouched(policy, peer).ok_or(Deny::CallerUnknown)?, Proof::Listener),
+        (None, _) => static_caller(vouched_task(policy, peer).ok_or(Deny::CallerUnknown)?, Proof::Listener),
         (Some(_), Some(_)) => return Err(Deny::CallerUnknown.into()),
     };
     if peer.tasks().is_some_and(|tasks| !tasks.contains(caller.task())) {
@@ -99,17 +99,17 @@ pub async fn caller(policy: &Policy, ledger: &Ledger, headers: &HeaderMap, peer:
 }
 
 /// Returns the static execution of a task.
-fn of_task(task: &Task, proof: Proof) -> Caller {
+fn static_caller(task: &Task, proof: Proof) -> Caller {
     Caller { execution: Arc::new(Execution::of_static(task.name(), Millis::now())), proof }
 }
 
 /// Finds the started execution that has this token.
-async fn started(ledger: &Ledger, said: &ProxyAuthorization, peer: &Peer) -> Verdict<Caller> {
-    let id = said.id.as_ref().filter(|id| token::is_id(id.as_str())).ok_or(Deny::CallerUnknown)?;
+async fn find_started(ledger: &Ledger, sent: &ProxyAuthorization, peer: &Peer) -> Verdict<Caller> {
+    let id = sent.id.as_ref().filter(|id| token::is_id(id.as_str())).ok_or(Deny::CallerUnknown)?;
     let known = ledger.find(id).await.map_err(|_| Fail::LedgerUnavailable)?;
     let is_here = |network: IpNet| peer.address().is_some_and(|address| network.contains(&address));
     let known = known
-        .filter(|execution| execution.token == Some(said.token))
+        .filter(|execution| execution.token == Some(sent.token))
         .filter(|execution| execution.peers.is_none_or(is_here));
     let execution = Arc::new(known.ok_or(Deny::CallerUnknown)?);
     Ok(Caller { execution, proof: Proof::Execution })
@@ -117,7 +117,7 @@ async fn started(ledger: &Ledger, said: &ProxyAuthorization, peer: &Peer) -> Ver
 
 /// Returns the task that the listener vouches for, if there is exactly one. A certificate may contain names that are
 /// not tasks.
-fn vouched<'p>(policy: &'p Policy, peer: &Peer) -> Option<&'p Task> {
+fn vouched_task<'p>(policy: &'p Policy, peer: &Peer) -> Option<&'p Task> {
     let mut known = peer.tasks()?.iter().filter_map(|name| policy.task(name));
     let task = known.next()?;
     known.next().is_none().then_some(task)
@@ -133,7 +133,7 @@ struct ProxyAuthorization {
 }
 
 impl ProxyAuthorization {
-    fn read(field: &[u8]) -> Option<Self> {
+    fn parse(field: &[u8]) -> Option<Self> {
         let field = std::str::from_utf8(field).ok()?;
         let (scheme, credentials) = field.split_once(' ')?;
         let credentials = credentials.trim_matches(' ');
@@ -152,7 +152,7 @@ impl ProxyAuthorization {
     }
 
     /// Returns the task that has this static token.
-    fn task<'p>(&self, policy: &'p Policy) -> Option<&'p Task> {
+    fn find_task<'p>(&self, policy: &'p Policy) -> Option<&'p Task> {
         if self.is_bearer {
             return policy.task_by_token(self.token).map(AsRef::as_ref);
         }

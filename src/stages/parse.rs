@@ -183,19 +183,19 @@ pub fn head(parts: &mut Parts) -> Verdict<()> {
     if parts.headers.get_all(CONTENT_LENGTH).iter().count() > 1 {
         return Err(Deny::RequestMalformed.into());
     }
-    transfer_coding(&parts.headers)?;
+    check_transfer_coding(&parts.headers)?;
     if parts.uri.path_and_query().is_some_and(|target| target.as_str().len() > MAX_TARGET) {
         return Err(Deny::UriTooLong.into());
     }
     if parts.method == Method::CONNECT && has_body_fields(&parts.headers) {
         return Err(Deny::RequestMalformed.into());
     }
-    method(&parts.method)?;
-    path(parts)
+    check_method(&parts.method)?;
+    normalize_path(parts)
 }
 
 /// Methods are case-sensitive (RFC 9110 §9.1), but an origin may ignore case.
-fn method(method: &Method) -> Verdict<()> {
+fn check_method(method: &Method) -> Verdict<()> {
     if method.as_str().len() > MAX_METHOD {
         return Err(Deny::NotImplemented.into());
     }
@@ -206,7 +206,7 @@ fn method(method: &Method) -> Verdict<()> {
 }
 
 /// Replaces an empty path by `/` (RFC 9110 §4.2.3), or rejects the path.
-fn path(parts: &mut Parts) -> Verdict<()> {
+fn normalize_path(parts: &mut Parts) -> Verdict<()> {
     if parts.method == Method::CONNECT {
         return Ok(());
     }
@@ -238,7 +238,7 @@ fn path(parts: &mut Parts) -> Verdict<()> {
     Ok(())
 }
 
-fn transfer_coding(headers: &HeaderMap) -> Verdict<()> {
+fn check_transfer_coding(headers: &HeaderMap) -> Verdict<()> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
         (None, _) => Ok(()),

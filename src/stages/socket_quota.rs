@@ -13,16 +13,16 @@ use crate::model::name::ExecutionId;
 
 /// A quota, and its current usage.
 pub(crate) struct SocketQuota {
-    most: usize,
-    most_each: usize,
-    taken: Mutex<Usage>,
+    max: usize,
+    max_each: usize,
+    usage: Mutex<Usage>,
     freed: Notify,
 }
 
 #[derive(Default)]
 struct Usage {
-    all: usize,
-    each: HashMap<ExecutionId, usize>,
+    total: usize,
+    by_execution: HashMap<ExecutionId, usize>,
 }
 
 /// A permit for one socket, returned to the quota on drop.
@@ -35,26 +35,26 @@ pub(crate) struct Permit {
 impl SocketQuota {
     /// Creates a quota of `most` permits, at most `most_each` of them per execution.
     pub(crate) fn new(most: usize, most_each: usize) -> Arc<Self> {
-        Arc::new(Self { most, most_each, taken: Mutex::default(), freed: Notify::new() })
+        Arc::new(Self { max: most, max_each: most_each, usage: Mutex::default(), freed: Notify::new() })
     }
 
     /// Takes a permit for an execution, or for the daemon itself. Returns `None` if the quota or the execution's share
     /// is used up.
-    pub(crate) fn take(self: &Arc<Self>, execution: Option<&ExecutionId>) -> Option<Permit> {
+    pub(crate) fn try_acquire(self: &Arc<Self>, execution: Option<&ExecutionId>) -> Option<Permit> {
         let mut taken = self.lock();
-        let of_each = execution.and_then(|execution| taken.each.get(execution)).copied().unwrap_or_default();
-        if taken.all >= self.most || of_each >= self.most_each {
+        let of_each = execution.and_then(|execution| taken.by_execution.get(execution)).copied().unwrap_or_default();
+        if taken.total >= self.max || of_each >= self.max_each {
             return None;
         }
-        taken.all = taken.all.saturating_add(1);
+        taken.total = taken.total.saturating_add(1);
         if let Some(execution) = execution {
-            taken.each.insert(execution.clone(), of_each.saturating_add(1));
+            taken.by_execution.insert(execution.clone(), of_each.saturating_add(1));
         }
         Some(Permit { quota: self.clone(), execution: execution.cloned() })
     }
 
     /// Like [`Self::take`], but waits up to `patience` for a permit.
-    pub(crate) async fn take_within(
+    pub(crate) async fn acquire_within(
         self: &Arc<Self>,
         execution: Option<&ExecutionId>,
         patience: Duration,
@@ -63,7 +63,7 @@ impl SocketQuota {
             loop {
                 let mut freed = pin!(self.freed.notified());
                 freed.as_mut().enable();
-                if let Some(permit) = self.take(execution) {
+                if let Some(permit) = self.try_acquire(execution) {
                     return permit;
                 }
                 freed.await;
@@ -74,25 +74,25 @@ impl SocketQuota {
 
     /// Returns true if all permits are taken.
     pub(crate) fn is_exhausted(&self) -> bool {
-        self.lock().all >= self.most
+        self.lock().total >= self.max
     }
 
     fn lock(&self) -> MutexGuard<'_, Usage> {
         // Only a failed allocation can panic while the lock is held.
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut taken = self.quota.lock();
-        taken.all = taken.all.saturating_sub(1);
+        taken.total = taken.total.saturating_sub(1);
         if let Some(execution) = &self.execution
-            && let Some(count) = taken.each.get_mut(execution)
+            && let Some(count) = taken.by_execution.get_mut(execution)
         {
             *count = count.saturating_sub(1);
             if *count == 0 {
-                taken.each.remove(execution);
+                taken.by_execution.remove(execution);
             }
         }
         drop(taken);
@@ -110,20 +110,20 @@ mod tests {
         let quota = SocketQuota::new(3, 2);
         let of = |name: &str| ExecutionId::of_static(&TaskName::new(name));
         let (a, b) = (of("a"), of("b"));
-        let one = quota.take(Some(&a)).unwrap();
-        let _two = quota.take(Some(&a)).unwrap();
-        assert!(quota.take(Some(&a)).is_none(), "its share is used up");
-        let own = quota.take(None).unwrap();
-        assert!(quota.take(Some(&b)).is_none() && quota.take(None).is_none(), "no permits are left");
+        let one = quota.try_acquire(Some(&a)).unwrap();
+        let _two = quota.try_acquire(Some(&a)).unwrap();
+        assert!(quota.try_acquire(Some(&a)).is_none(), "its share is used up");
+        let own = quota.try_acquire(None).unwrap();
+        assert!(quota.try_acquire(Some(&b)).is_none() && quota.try_acquire(None).is_none(), "no permits are left");
         let waiting = quota.clone();
-        let next = tokio::spawn(async move { waiting.take_within(Some(&b), Duration::from_secs(1)).await });
+        let next = tokio::spawn(async move { waiting.acquire_within(Some(&b), Duration::from_secs(1)).await });
         tokio::task::yield_now().await;
         drop(own);
         let third = next.await.unwrap().unwrap();
-        assert!(quota.take_within(Some(&a), Duration::from_secs(1)).await.is_none());
+        assert!(quota.acquire_within(Some(&a), Duration::from_secs(1)).await.is_none());
         drop((one, third));
-        assert!(quota.take(Some(&a)).is_some());
+        assert!(quota.try_acquire(Some(&a)).is_some());
         let taken = quota.lock();
-        assert_eq!((taken.all, taken.each.len()), (1, 1));
+        assert_eq!((taken.total, taken.by_execution.len()), (1, 1));
     }
 }

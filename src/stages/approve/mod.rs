@@ -36,7 +36,7 @@ pub struct Approved {
     grant: Grant,
     request: Request<RequestBody>,
     /// An approval was required and has been used.
-    used: bool,
+    approval_used: bool,
 }
 
 impl Approved {
@@ -47,9 +47,9 @@ impl Approved {
     }
 
     pub(super) fn into_parts(self) -> (Grant, RevocationCheck, Request<RequestBody>) {
-        let standing = self.grant.revocation_check();
-        let standing = if self.used { standing.approved() } else { standing };
-        (self.grant, standing, self.request)
+        let check = self.grant.revocation_check();
+        let check = if self.approval_used { check.approved() } else { check };
+        (self.grant, check, self.request)
     }
 }
 
@@ -61,18 +61,18 @@ impl Approved {
 /// [`Fail::Draining`] if a new policy requires an approval after the body was already sent on unbuffered.
 pub async fn request(cleared: Cleared, ledger: &Ledger, record: &mut Record) -> Verdict<Approved> {
     let (grant, request) = cleared.into_parts();
-    let Some(expires) = grant.approval() else { return Ok(Approved { grant, request, used: false }) };
+    let Some(expires) = grant.approval() else { return Ok(Approved { grant, request, approval_used: false }) };
     let (parts, body) = request.into_parts();
-    let digest = digest::of(&grant, &parts, whole(&body)?).await?;
-    let answer = ledger.ask(asked(&grant, digest, expires, record), Millis::now()).await;
+    let digest = digest::of(&grant, &parts, complete_body(&body)?).await?;
+    let answer = ledger.ask(new_approval(&grant, digest, expires, record), Millis::now()).await;
     decide(answer, record)?;
-    Ok(Approved { grant, request: Request::from_parts(parts, body), used: true })
+    Ok(Approved { grant, request: Request::from_parts(parts, body), approval_used: true })
 }
 
 /// Returns the complete body.
-fn whole(body: &RequestBody) -> Verdict<(&Bytes, Option<&http::HeaderMap>)> {
+fn complete_body(body: &RequestBody) -> Verdict<(&Bytes, Option<&http::HeaderMap>)> {
     static NOTHING: Bytes = Bytes::new();
-    match body.here() {
+    match body.buffered() {
         Some(here) => Ok(here),
         None if body.is_end_stream() => Ok((&NOTHING, None)),
         // The body was not buffered, because no approval was required at that point. If the client retries, it is.
@@ -80,7 +80,7 @@ fn whole(body: &RequestBody) -> Verdict<(&Bytes, Option<&http::HeaderMap>)> {
     }
 }
 
-fn asked(grant: &Grant, digest: [u8; 32], expires: Duration, record: &Record) -> Approval {
+fn new_approval(grant: &Grant, digest: [u8; 32], expires: Duration, record: &Record) -> Approval {
     let (caller, now) = (grant.admitted().caller(), Millis::now());
     Approval {
         id: Uuid::now_v7().simple().to_string(),

@@ -44,7 +44,7 @@ use crate::policy::rule::{AccessKind, Ech, MatchedRules, Mode, Policy, Task};
 pub struct Admitted {
     caller: Caller,
     target: Target,
-    asked: AccessKind,
+    access: AccessKind,
     allowed: MatchedRules,
     generation: u64,
 }
@@ -71,9 +71,9 @@ pub struct Grant {
     masked: Arc<Matcher>,
     bounds: DecodeLimits,
     marks: PlaceholderSyntax,
-    chosen: Option<SelectedCredential>,
+    selected: Option<SelectedCredential>,
     exclusive: Option<Vec<Placement>>,
-    known_there: bool,
+    may_know_credential: bool,
     restricted: bool,
 }
 
@@ -102,7 +102,7 @@ impl RevocationCheck {
     }
 
     /// Adds the values scanned for during the exchange. The exchange ends if they change.
-    pub(super) fn looking_for(self, values: &Arc<Matcher>) -> Self {
+    pub(super) fn with_values(self, values: &Arc<Matcher>) -> Self {
         Self { values: Some(values.clone()), ..self }
     }
 
@@ -178,7 +178,7 @@ impl Admitted {
 
     /// Returns the kind of the request. A tunnel is not a tool call.
     fn kind(&self) -> Kind {
-        match self.asked {
+        match self.access {
             AccessKind::Connect | AccessKind::Probe => Kind::Raw,
             AccessKind::Request(kind) => kind,
         }
@@ -243,7 +243,7 @@ impl Grant {
             admitted: self.admitted.clone(),
             method: self.method.clone(),
             path: self.path.clone(),
-            credential: self.chosen.as_ref().map(|chosen| chosen.credential.name().clone()),
+            credential: self.selected.as_ref().map(|chosen| chosen.credential.name().clone()),
             approved: false,
             values: None,
         }
@@ -260,30 +260,30 @@ impl Grant {
     }
 
     /// Returns true if the body has to be scanned before it is sent.
-    pub(super) fn wants_body(&self) -> bool {
+    pub(super) fn needs_body_scan(&self) -> bool {
         !self.values.is_empty() || self.marks != PlaceholderSyntax::Usual
     }
 
     /// Returns true if a text contains a placeholder that would not be replaced, and the client has asked for all of
     /// them to be replaced.
-    pub(super) fn is_marked(&self, text: &[u8]) -> bool {
+    pub(super) fn has_placeholder(&self, text: &[u8]) -> bool {
         self.marks != PlaceholderSyntax::Usual && self.marks.first(&[], text).is_some()
     }
 
     /// Returns the selected credential.
-    pub(super) fn chosen(&self) -> Option<&SelectedCredential> {
-        self.chosen.as_ref()
+    pub(super) fn selected_credential(&self) -> Option<&SelectedCredential> {
+        self.selected.as_ref()
     }
 
     /// Returns the placements reserved for an injected credential: those of all the task's credentials, where the
     /// sandbox could otherwise send keys of its own.
-    pub(super) fn exclusive(&self) -> Option<&[Placement]> {
+    pub(super) fn reserved_placements(&self) -> Option<&[Placement]> {
         self.exclusive.as_deref()
     }
 
     /// Returns all placements of injected credentials.
-    pub(super) fn places(&self) -> impl Iterator<Item = Placement> {
-        let of_chosen = self.chosen.iter().flat_map(|chosen| chosen.credential.places());
+    pub(super) fn injected_placements(&self) -> impl Iterator<Item = Placement> {
+        let of_chosen = self.selected.iter().flat_map(|chosen| chosen.credential.places());
         of_chosen.chain(self.exclusive.iter().flatten().cloned())
     }
 
@@ -293,20 +293,20 @@ impl Grant {
     }
 
     /// Returns true if the destination may know a credential of the task.
-    pub(super) fn is_known_there(&self) -> bool {
-        self.known_there
+    pub(super) fn may_know_credential(&self) -> bool {
+        self.may_know_credential
     }
 
     /// Returns the limits for decoding bodies.
-    pub(super) fn bounds(&self) -> DecodeLimits {
+    pub(super) fn decode_limits(&self) -> DecodeLimits {
         self.bounds
     }
 
     /// Returns the redaction plan for the response, or `None` if there are no values to redact.
-    pub(super) fn guard(&self) -> Option<RedactionPlan> {
+    pub(super) fn redaction_plan(&self) -> Option<RedactionPlan> {
         (!self.masked.is_empty()).then(|| RedactionPlan {
             values: self.masked.clone(),
-            sent: self.chosen.as_ref().map(|chosen| chosen.credential.name().clone()),
+            sent: self.selected.as_ref().map(|chosen| chosen.credential.name().clone()),
             bounds: DecodeLimits { direction: Direction::Received, ..self.bounds },
         })
     }
@@ -363,7 +363,7 @@ fn check_host_for_leaks(policy: &Policy, admitted: Admitted, record: &mut Record
 /// # Errors
 /// The errors of [`destination`].
 pub fn destination_again(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
-    admit(policy, &admitted.caller, admitted.target.clone(), admitted.asked)
+    admit(policy, &admitted.caller, admitted.target.clone(), admitted.access)
 }
 
 /// Authorizes the same host and port for plain HTTP detected inside a tunnel.
@@ -371,7 +371,7 @@ pub fn destination_again(policy: &Policy, admitted: &Admitted) -> Verdict<Admitt
 /// # Errors
 /// The errors of [`destination`].
 pub fn plain_http_inside(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
-    admit(policy, &admitted.caller, admitted.target.in_the_clear(), admitted.asked)
+    admit(policy, &admitted.caller, admitted.target.in_the_clear(), admitted.access)
 }
 
 /// Authorizes one request to an admitted destination: it must name the same authority, the task must be allowed such
@@ -407,7 +407,7 @@ pub fn renewed(policy: &Policy, granted: Grant, parts: &Parts, record: &mut Reco
 fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Record) -> Verdict<Grant> {
     let kind = Kind::of(&parts.headers)?;
     let asked = AccessKind::Request(kind);
-    let known = admitted.generation == policy.generation() && admitted.asked == asked;
+    let known = admitted.generation == policy.generation() && admitted.access == asked;
     let current =
         if known { admitted.clone() } else { admit(policy, &admitted.caller, admitted.target.clone(), asked)? };
     let task = task(policy, &current.caller)?;
@@ -424,9 +424,9 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     let restricted = judged.is_restricted || by_tool;
     let admitted = Admitted { allowed: judged.allowed, ..current };
     record.rule(admitted.allowed.rule());
-    let marks = credential::marks(&parts.headers)?;
+    let marks = credential::placeholder_syntax(&parts.headers)?;
     let to = (&admitted.target, &admitted.allowed);
-    let chosen = credential::choose(task, to, (kind, &marks), parts, record)?;
+    let chosen = credential::select(task, to, (kind, &marks), parts, record)?;
     record.credential(chosen.as_ref().map(|chosen| chosen.credential.name()));
     let places = || task.credentials().iter().flat_map(|credential| credential.places()).collect();
     let exclusive = admitted.allowed.required().next().is_some().then(places);
@@ -444,8 +444,8 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
             direction: Direction::Sent,
         },
         marks,
-        chosen,
-        known_there: task.credentials().iter().any(|credential| credential.could_come_from(to.0.host())),
+        selected: chosen,
+        may_know_credential: task.credentials().iter().any(|credential| credential.could_come_from(to.0.host())),
         exclusive,
         restricted,
         admitted,
@@ -463,7 +463,7 @@ fn limits(task: &Task, kind: Kind, parts: &Parts) -> Verdict<Limits> {
 
 fn admit(policy: &Policy, caller: &Caller, target: Target, asked: AccessKind) -> Verdict<Admitted> {
     let allowed = task(policy, caller)?.destination(&target, asked)?;
-    Ok(Admitted { caller: caller.clone(), target, asked, allowed, generation: policy.generation() })
+    Ok(Admitted { caller: caller.clone(), target, access: asked, allowed, generation: policy.generation() })
 }
 
 /// Returns the caller's task if the policy still contains it and accepts the caller's token.

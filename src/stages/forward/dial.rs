@@ -21,7 +21,7 @@ use crate::stages::pin::PinnedTarget;
 use crate::stages::socket_quota::{Permit, SocketQuota};
 
 /// The most addresses tried, across both families.
-const MOST_DIALLED: usize = 16;
+const MAX_DIALED: usize = 16;
 /// The delay before the next address joins the race (RFC 8305 §5).
 const STAGGER: Duration = Duration::from_millis(250);
 
@@ -50,8 +50,8 @@ pub(crate) async fn connect(
 ) -> Verdict<(OriginStream, SocketAddr)> {
     let Sockets { first, quota, execution } = sockets;
     let mut first = Some(first);
-    let permits = || first.take().or_else(|| quota.take(Some(execution)));
-    match timeout(within, race(interleaved(pinned.addresses()).into_iter().take(MOST_DIALLED), permits)).await {
+    let permits = || first.take().or_else(|| quota.try_acquire(Some(execution)));
+    match timeout(within, race(interleaved(pinned.addresses()).into_iter().take(MAX_DIALED), permits)).await {
         Ok(Some((stream, address, permit))) => {
             // Latency matters more than packet count. A stream without the option still works.
             let _ = stream.set_nodelay(true);
@@ -67,7 +67,7 @@ pub(crate) async fn connect(
 /// # Errors
 /// Returns an error if none of the addresses accepts in time.
 pub async fn connect_own_server(addresses: &[SocketAddr], within: Duration) -> io::Result<TcpStream> {
-    let raced = timeout(within, race(interleaved(addresses).into_iter().take(MOST_DIALLED), || Some(()))).await;
+    let raced = timeout(within, race(interleaved(addresses).into_iter().take(MAX_DIALED), || Some(()))).await;
     let (stream, ..) = raced.map_err(|_| io::ErrorKind::TimedOut)?.ok_or(io::ErrorKind::ConnectionRefused)?;
     stream.set_nodelay(true)?;
     Ok(stream)

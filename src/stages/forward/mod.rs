@@ -218,11 +218,11 @@ impl Forwarder {
         execution: &ExecutionId,
         counts: &TransferCounts,
     ) -> Verdict<(OriginStream, SocketAddr)> {
-        let first = match self.sockets.take(Some(execution)) {
+        let first = match self.sockets.try_acquire(Some(execution)) {
             Some(permit) => permit,
             None => {
                 self.pool.drop_idle((!self.sockets.is_exhausted()).then_some(execution));
-                let taken = self.sockets.take_within(Some(execution), descriptors::PATIENCE).await;
+                let taken = self.sockets.acquire_within(Some(execution), descriptors::PATIENCE).await;
                 taken.ok_or(Fail::Overloaded)?
             }
         };
@@ -256,9 +256,9 @@ impl Forwarder {
         let counts = record.counts();
         let (tcp, address) = self.dial(pinned, execution, &counts).await?;
         record.address(address.ip());
-        let looked = timeout(self.handshake_timeout, self.tls.probe(pinned.target().host(), tcp)).await;
-        let looked = looked.map_err(|_| counts.reached(ExchangeLimit::Handshake(self.handshake_timeout)))?;
-        looked.map_err(|error| handshake_failed(&error, record))
+        let report = timeout(self.handshake_timeout, self.tls.probe(pinned.target().host(), tcp)).await;
+        let report = report.map_err(|_| counts.reached(ExchangeLimit::Handshake(self.handshake_timeout)))?;
+        report.map_err(|error| handshake_failed(&error, record))
     }
 
     /// Sends a request and returns the response head with the connection that it arrived on.
@@ -279,7 +279,7 @@ impl Forwarder {
         let OutboundParts { request, pinned, limits, reader, guard, values } = outbound.into_parts();
         let timeouts = limits.timeouts;
         let (started, reservation) = (request.body().began(), request.body().reservation());
-        let wanted = request.extensions().get::<UpgradeRequest>().cloned();
+        let upgrade = request.extensions().get::<UpgradeRequest>().cloned();
         let counts = record.counts();
         let exchange = async {
             let exchange = self.send(request, &pinned, timeouts, execution, record);
@@ -297,13 +297,13 @@ impl Forwarder {
             refusal = counts.wait_until_stopped() => return Err(refusal),
             exchanged = exchange => exchanged?,
         };
-        let switched = switched(&mut response, wanted.as_ref())?;
-        let response = answer(response)?;
-        let undo = guard.as_ref().map(|guard| guard.undo(&response)).transpose().inspect_err(|_| {
+        let switched = switched(&mut response, upgrade.as_ref())?;
+        let response = check_response(response)?;
+        let decoder = guard.as_ref().map(|guard| guard.decoder(&response)).transpose().inspect_err(|_| {
             // A response that cannot be decoded cannot be redacted. Only decodable codings were requested.
             record.rule("the answer has a coding that was not asked for");
         })?;
-        let guard = guard.zip(undo);
+        let guard = guard.zip(decoder);
         Ok(Received { response, lease, limits, reader, started, guard, values, reservation, withdrawn, switched })
     }
 
@@ -329,7 +329,7 @@ impl Forwarder {
             let traffic = lease.traffic();
             record.counts().sends(traffic.heads.clone());
             let copy = if lease.is_reused() { RetryCopy::of(&request) } else { None };
-            let (shaped, received) = (shape(request, &lease), traffic.received.load(Ordering::Relaxed));
+            let (shaped, received) = (adapt(request, &lease), traffic.received.load(Ordering::Relaxed));
             let SendError { unsent, error } =
                 match await_head(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
                     Ok(response) => return Ok((response, lease)),
@@ -344,7 +344,7 @@ impl Forwarder {
             let copy = copy.filter(|_| !record.counts().is_broken_off());
             let again = copy.and_then(|copy| copy.after(error.as_ref()?, is_answered));
             let alert = traffic.alert.get().filter(|_| !lease.is_reused());
-            request = again.ok_or_else(|| blame(error.as_ref(), alert.copied(), record))?;
+            request = again.ok_or_else(|| refusal_for(error.as_ref(), alert.copied(), record))?;
             record.repeated();
         }
     }
@@ -442,7 +442,7 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: O
 
 /// Adapts a request to the protocol of the connection. With the version left at HTTP/2, hyper would silently send it
 /// over HTTP/1.1 without its body.
-fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBody> {
+fn adapt(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBody> {
     let target = request.extensions().get::<FullTarget>().cloned().unwrap_or_else(|| FullTarget(request.uri().clone()));
     request.extensions_mut().insert(target.clone());
     request.headers_mut().remove(TRANSFER_ENCODING);
@@ -451,7 +451,7 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
         *request.version_mut() = Version::HTTP_2;
         *request.uri_mut() = target.0;
         request.headers_mut().remove(HOST);
-        request.body_mut().put_trailers(None);
+        request.body_mut().divert_trailers(None);
         return request;
     };
     *request.version_mut() = Version::HTTP_11;
@@ -473,7 +473,7 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
         request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     announced.push(trailers.clone().map_or(Framing::Length(length.unwrap_or_default()), Framing::Chunked));
-    request.body_mut().put_trailers(trailers);
+    request.body_mut().divert_trailers(trailers);
     if request.extensions().get::<UpgradeRequest>().is_some() {
         request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
     } else if request.headers().contains_key(TE) {
@@ -488,23 +488,23 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
 struct FullTarget(http::Uri);
 
 /// Waits for the response head. The timeout restarts as long as the request body makes progress.
-async fn await_head<F: Future>(patience: Duration, counts: &TransferCounts, sending: F) -> Verdict<F::Output> {
+async fn await_head<F: Future>(limit: Duration, counts: &TransferCounts, sending: F) -> Verdict<F::Output> {
     tokio::pin!(sending);
     let mut seen = counts.sent_so_far();
     loop {
-        match timeout(patience, &mut sending).await {
+        match timeout(limit, &mut sending).await {
             Ok(done) => return Ok(done),
             Err(_) if counts.sent_so_far() > seen => seen = counts.sent_so_far(),
-            Err(_) => return Err(counts.reached(ExchangeLimit::ResponseHeader(patience))),
+            Err(_) => return Err(counts.reached(ExchangeLimit::ResponseHeader(limit))),
         }
     }
 }
 
 /// Returns the origin's end of a connection that has switched to WebSocket. An origin that switches unasked, or to
 /// another protocol, violates HTTP (RFC 9110 §15.2.2).
-fn switched(response: &mut Response<Incoming>, wanted: Option<&UpgradeRequest>) -> Verdict<Option<OnUpgrade>> {
-    match (response.status(), wanted) {
-        (StatusCode::SWITCHING_PROTOCOLS, Some(wanted)) if wanted.is_met_by(response.headers()) => {
+fn switched(response: &mut Response<Incoming>, upgrade: Option<&UpgradeRequest>) -> Verdict<Option<OnUpgrade>> {
+    match (response.status(), upgrade) {
+        (StatusCode::SWITCHING_PROTOCOLS, Some(upgrade)) if upgrade.is_accepted_by(response.headers()) => {
             Ok(Some(hyper::upgrade::on(response)))
         }
         (StatusCode::SWITCHING_PROTOCOLS, _) => Err(Fail::UpstreamProtocol.into()),
@@ -513,7 +513,7 @@ fn switched(response: &mut Response<Incoming>, wanted: Option<&UpgradeRequest>) 
 }
 
 /// Removes hop-by-hop fields from a response, and fields with which an origin could impersonate the proxy.
-fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
+fn check_response(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
     // With an old HTTP version, hyper would end the body by closing the connection, and a truncated body would look
     // complete.
     *response.version_mut() = Version::HTTP_11;
@@ -532,11 +532,11 @@ fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
         // hyper merges `2, 2` into one length; the forwarded field must match.
         headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     }
-    headers::remove_pretence(headers);
+    headers::remove_from_response(headers);
     Ok(response)
 }
 
-fn blame(error: Option<&hyper::Error>, alert: Option<TlsFailure>, record: &mut Record) -> Refusal {
+fn refusal_for(error: Option<&hyper::Error>, alert: Option<TlsFailure>, record: &mut Record) -> Refusal {
     let counts = record.counts();
     if let Some(refusal) = counts.stopped() {
         return refusal;

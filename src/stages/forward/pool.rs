@@ -24,20 +24,20 @@ use super::write_progress::Traffic;
 use crate::model::name::ExecutionId;
 use crate::model::target::Target;
 use crate::stages::body_budget::Reservation;
-use crate::stages::message::late_trailers::Announced;
+use crate::stages::message::late_trailers::FramingQueue;
 use crate::stages::message::request_body::RequestBody;
 use crate::stages::pin::PinnedTarget;
 
 /// Servers close idle connections after about a minute; close them earlier.
 const MAX_IDLE: Duration = Duration::from_secs(30);
 /// The time limit for hyper to report a connection as ready after an exchange.
-const READY: Duration = Duration::from_secs(5);
+const READY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections do not outlive their DNS answer by much.
 const MAX_AGE: Duration = Duration::from_secs(300);
 /// The most connections kept per key, per execution and in total.
 const MAX_PER_KEY: usize = 16;
 const MAX_PER_EXECUTION: usize = 256;
-const MAX: usize = 2048;
+const MAX_TOTAL: usize = 2048;
 /// The most concurrent streams per h2 connection; beyond it another connection is dialed. The connection's window is
 /// the sum of their windows, so unread responses cannot starve the others.
 pub(crate) const MAX_STREAMS: usize = 16;
@@ -65,7 +65,7 @@ pub(crate) enum Sender {
 pub(crate) struct H1 {
     sender: http1::SendRequest<RequestBody>,
     traffic: Arc<Traffic>,
-    announced: Announced,
+    announced: FramingQueue,
     task: Task,
 }
 
@@ -137,11 +137,11 @@ struct Pooled {
 /// All reusable connections.
 #[derive(Default)]
 pub(crate) struct Pool {
-    kept: IdleH1<Pooled>,
+    kept: IdleConnections<Pooled>,
 }
 
 /// The idle connections of all executions. Each execution has a quota, and all share the capacity.
-struct IdleH1<T> {
+struct IdleConnections<T> {
     count: AtomicUsize,
     most: usize,
     per_execution: usize,
@@ -182,7 +182,7 @@ impl Sender {
     pub(crate) fn h1(
         sender: http1::SendRequest<RequestBody>,
         traffic: Arc<Traffic>,
-        announced: Announced,
+        announced: FramingQueue,
         task: Task,
     ) -> Self {
         Self::H1(H1 { sender, traffic, announced, task })
@@ -265,12 +265,12 @@ impl Pool {
     }
 }
 
-impl<T> Default for IdleH1<T> {
+impl<T> Default for IdleConnections<T> {
     fn default() -> Self {
         let shards = std::array::from_fn(|_| Mutex::default());
         Self {
             count: AtomicUsize::new(0),
-            most: MAX,
+            most: MAX_TOTAL,
             per_execution: MAX_PER_EXECUTION,
             shards,
             hasher: RandomState::new(),
@@ -278,7 +278,7 @@ impl<T> Default for IdleH1<T> {
     }
 }
 
-impl<T> IdleH1<T> {
+impl<T> IdleConnections<T> {
     /// Runs `act` on the entries of an execution and updates the count.
     fn with<R>(&self, execution: &ExecutionId, act: impl FnOnce(&mut Vec<T>) -> R) -> R {
         let mut shard = lock(self.shard(execution));
@@ -323,26 +323,26 @@ impl<T> IdleH1<T> {
     }
 }
 
-impl<T: Idle> IdleH1<T> {
+impl<T: Idle> IdleConnections<T> {
     /// Adds an entry. If the execution's quota is exceeded, its longest idle entry is dropped. If the capacity is
     /// exceeded, the longest idle entry of the execution with the most entries is dropped, or on a tie one of its own.
     fn put(&self, execution: &ExecutionId, one: T) {
         let count = self.with(execution, |kept| {
             kept.push(one);
             if kept.len() > self.per_execution {
-                remove_idlest(kept);
+                remove_longest_idle(kept);
             }
             kept.len()
         });
         if self.count.load(Ordering::Relaxed) > self.most {
             let larger = self.largest().filter(|(_, most)| *most > count);
             let from = larger.map_or_else(|| execution.clone(), |(largest, _)| largest);
-            self.with(&from, remove_idlest);
+            self.with(&from, remove_longest_idle);
         }
     }
 }
 
-fn remove_idlest<T: Idle>(kept: &mut Vec<T>) {
+fn remove_longest_idle<T: Idle>(kept: &mut Vec<T>) {
     let now = Instant::now();
     let idlest = kept.iter().enumerate().min_by_key(|(_, one)| one.idle_since(now));
     if let Some((at, _)) = idlest {
@@ -398,7 +398,7 @@ impl Lease {
     }
 
     /// Returns the queue that announces HTTP/1.1 requests before they are written.
-    pub(crate) fn announced(&self) -> Option<&Announced> {
+    pub(crate) fn announced(&self) -> Option<&FramingQueue> {
         match &self.sender {
             Some(Sender::H1(h1)) => Some(&h1.announced),
             Some(Sender::H2(_)) | None => None,
@@ -454,7 +454,7 @@ impl Lease {
         let (pool, key, address, born) = (self.pool.clone(), self.key.clone(), self.address, self.born);
         // hyper reports shortly afterwards whether the connection is ready or closed.
         tokio::spawn(async move {
-            let ready = tokio::time::timeout(READY, std::future::poll_fn(|cx| h1.sender.poll_ready(cx))).await;
+            let ready = tokio::time::timeout(READY_TIMEOUT, std::future::poll_fn(|cx| h1.sender.poll_ready(cx))).await;
             if let (Ok(Ok(())), Some(pool)) = (ready, pool.upgrade()) {
                 pool.put(Pooled { key, sender: Sender::H1(h1), address, born, idle_since: Instant::now() });
             }
@@ -490,13 +490,13 @@ mod tests {
         ExecutionId::new(&n.to_string())
     }
 
-    fn count(kept: &IdleH1<Instant>, n: usize) -> usize {
+    fn count(kept: &IdleConnections<Instant>, n: usize) -> usize {
         kept.with(&execution(n), |kept| kept.len())
     }
 
     #[test]
     fn a_full_pool_evicts_from_the_largest_execution() {
-        let kept = IdleH1 { most: 100, per_execution: 60, ..IdleH1::default() };
+        let kept = IdleConnections { most: 100, per_execution: 60, ..IdleConnections::default() };
         let begin = Instant::now();
         let at = |n: u64| begin + Duration::from_secs(n);
         for n in 0..500 {

@@ -20,7 +20,7 @@ pub(crate) struct RetryCopy {
 impl RetryCopy {
     /// Copies a request whose body is absent or buffered. Returns `None` for others.
     pub(crate) fn of(request: &Request<RequestBody>) -> Option<Self> {
-        let body = request.body().copy()?;
+        let body = request.body().try_clone()?;
         let mut copy = Request::new(body);
         copy.method_mut().clone_from(request.method());
         copy.uri_mut().clone_from(request.uri());

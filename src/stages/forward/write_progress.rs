@@ -71,7 +71,7 @@ impl<T> WriteProgress<T> {
         self.traffic.clone()
     }
 
-    fn went(&mut self, bytes: &[u8]) {
+    fn bytes_written(&mut self, bytes: &[u8]) {
         let heads = match &mut self.reader {
             Reader::Bytes => u64::from(!bytes.is_empty()),
             Reader::Frames(frames) => frames.read(bytes),
@@ -131,7 +131,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for WriteProgress<T> {
 impl<T: AsyncWrite + Unpin> AsyncWrite for WriteProgress<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes))?;
-        self.went(bytes.get(..written).unwrap_or(bytes));
+        self.bytes_written(bytes.get(..written).unwrap_or(bytes));
         Poll::Ready(Ok(written))
     }
 
@@ -143,7 +143,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for WriteProgress<T> {
         let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, parts))?;
         let mut left = written;
         for part in parts {
-            self.went(part.get(..left).unwrap_or(part));
+            self.bytes_written(part.get(..left).unwrap_or(part));
             left = left.saturating_sub(part.len());
         }
         Poll::Ready(Ok(written))

@@ -56,7 +56,7 @@ pub struct Outbound {
     reader: ReportTarget,
     guard: Option<RedactionPlan>,
     values: Arc<Matcher>,
-    standing: RevocationCheck,
+    revocation_check: RevocationCheck,
 }
 
 /// The parts of an [`Outbound`] that `forward` needs.
@@ -76,11 +76,11 @@ impl Outbound {
     /// stopped.
     #[must_use]
     pub fn withdrawn(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Revoked {
-        revocation::revoked(self.standing.clone(), self.pinned.addresses().to_vec(), changes, finds)
+        revocation::revoked(self.revocation_check.clone(), self.pinned.addresses().to_vec(), changes, finds)
     }
 
     pub(super) fn into_parts(self) -> OutboundParts {
-        let Self { request, pinned, limits, reader, guard, values, standing: _ } = self;
+        let Self { request, pinned, limits, reader, guard, values, revocation_check: _ } = self;
         OutboundParts { request, pinned, limits, reader, guard, values }
     }
 }
@@ -91,28 +91,28 @@ impl Outbound {
 /// [`Deny::AuthorityMismatch`] if the pin belongs to another target than the one the request was authorized for;
 /// [`Deny::CredentialNotBound`] if a credential would be sent in cleartext.
 pub fn credential(approved: Approved, pinned: PinnedTarget, via: bool) -> Verdict<Outbound> {
-    let (grant, standing, request) = approved.into_parts();
+    let (grant, check, request) = approved.into_parts();
     if grant.admitted().target() != pinned.target() {
         return Err(Deny::AuthorityMismatch.into());
     }
-    let (limits, reader, guard) = (grant.limits(), grant.reader(), grant.guard());
+    let (limits, reader, guard) = (grant.limits(), grant.reader(), grant.redaction_plan());
     let values = grant.values().clone();
-    let request = outgoing(&grant, request, &pinned, via)?;
+    let request = build(&grant, request, &pinned, via)?;
     let is_websocket = request.extensions().get::<websocket::UpgradeRequest>().is_some();
-    let standing = if is_websocket { standing.looking_for(grant.own_values()) } else { standing };
-    Ok(Outbound { request, pinned, limits, reader, guard, values, standing })
+    let check = if is_websocket { check.with_values(grant.own_values()) } else { check };
+    Ok(Outbound { request, pinned, limits, reader, guard, values, revocation_check: check })
 }
 
-fn outgoing(
+fn build(
     grant: &Grant,
     request: Request<RequestBody>,
     pinned: &PinnedTarget,
     via: bool,
 ) -> Verdict<Request<RequestBody>> {
     let (mut parts, mut body) = request.into_parts();
-    body.keep_out(grant.places());
-    let wanted = websocket::wanted(&parts)?;
-    let wants_trailers = headers::accepts_trailers(&parts.headers) && wanted.is_none();
+    body.forbid_trailers_in(grant.injected_placements());
+    let upgrade = websocket::parse_upgrade(&parts)?;
+    let wants_trailers = headers::accepts_trailers(&parts.headers) && upgrade.is_none();
     headers::remove_hop_by_hop(&mut parts.headers);
     if grant.is_restricted() {
         headers::remove_overrides(&mut parts.headers);
@@ -122,31 +122,31 @@ fn outgoing(
     if wants_trailers {
         parts.headers.insert(TE, HeaderValue::from_static("trailers"));
     }
-    if let Some(wanted) = wanted {
-        websocket::ask(&mut parts.headers);
-        parts.extensions.insert(wanted);
+    if let Some(upgrade) = upgrade {
+        websocket::write_handshake(&mut parts.headers);
+        parts.extensions.insert(upgrade);
     }
     if via {
         parts.headers.append(VIA, HeaderValue::from_static("1.1 exeat"));
     }
-    frame(&mut parts, &body);
+    set_content_length(&mut parts, &body);
     let target = pinned.target();
     parts.method = grant.method().clone();
     let mut path = grant.path().clone();
-    if grant.guard().is_some() {
-        ask_readably(&mut parts.headers, grant.is_known_there());
+    if grant.redaction_plan().is_some() {
+        request_decodable(&mut parts.headers, grant.may_know_credential());
     }
-    if let Some(places) = grant.exclusive() {
+    if let Some(places) = grant.reserved_placements() {
         // The sandbox could send keys of its own.
         strip::remove_fields(&mut parts.headers, places);
         let query = strip::without_parameters(path.query().unwrap_or_default(), places);
         path = with_query(&path, &query)?;
     }
-    if let Some(chosen) = grant.chosen() {
+    if let Some(chosen) = grant.selected_credential() {
         if target.scheme() != Scheme::Https {
             return Err(Deny::CredentialNotBound.into());
         }
-        path = put(chosen, &mut parts, path)?;
+        path = inject(chosen, &mut parts, path)?;
     }
     parts.uri = http::Uri::builder()
         .scheme(target.scheme().as_str())
@@ -158,7 +158,7 @@ fn outgoing(
 }
 
 /// Sets `Content-Length` if the body's length is known.
-fn frame(parts: &mut Parts, body: &RequestBody) {
+fn set_content_length(parts: &mut Parts, body: &RequestBody) {
     // The actual body determines the length, not the head received from the client (RFC 9112 §6.3). If the length is
     // unknown, the connection's protocol frames the body.
     parts.headers.remove(CONTENT_LENGTH);
@@ -175,8 +175,8 @@ fn frame(parts: &mut Parts, body: &RequestBody) {
 
 /// Requests a response that can be redacted. If the destination may know a credential, range requests are removed,
 /// because a range could contain a part of an echoed credential.
-fn ask_readably(headers: &mut HeaderMap, is_known_there: bool) {
-    if is_known_there {
+fn request_decodable(headers: &mut HeaderMap, may_know_credential: bool) {
+    if may_know_credential {
         headers.remove(RANGE);
         headers.remove(IF_RANGE);
         headers.remove("x-ms-range");
@@ -184,17 +184,17 @@ fn ask_readably(headers: &mut HeaderMap, is_known_there: bool) {
         headers.remove(ACCEPT_CHARSET);
     }
     // A range of an encoded representation cannot be decoded.
-    let asked = if headers.contains_key(RANGE) { None } else { readable(headers) };
-    headers.insert(ACCEPT_ENCODING, asked.unwrap_or(HeaderValue::from_static("identity")));
+    let accepted = if headers.contains_key(RANGE) { None } else { decodable(headers) };
+    headers.insert(ACCEPT_ENCODING, accepted.unwrap_or(HeaderValue::from_static("identity")));
     for name in ["grpc-accept-encoding", "connect-accept-encoding", "a-im"] {
         headers.remove(name);
     }
 }
 
 /// Returns those of the client's accepted codings that can be decoded.
-fn readable(headers: &HeaderMap) -> Option<HeaderValue> {
-    let known = |asked: &&str| {
-        let name = asked.split(';').next().unwrap_or_default().trim();
+fn decodable(headers: &HeaderMap) -> Option<HeaderValue> {
+    let known = |accepted: &&str| {
+        let name = accepted.split(';').next().unwrap_or_default().trim();
         let fits = |coding| !(coding::is_window_memory_short() && matches!(coding, Coding::Brotli | Coding::Zstd));
         name.eq_ignore_ascii_case("identity") || Coding::named(name).is_some_and(fits)
     };
@@ -205,27 +205,31 @@ fn readable(headers: &HeaderMap) -> Option<HeaderValue> {
 
 /// Injects the credential where its type defines or where its placeholder is. This is the only place that exposes a
 /// value to the upstream request.
-fn put(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery) -> Verdict<PathAndQuery> {
+fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery) -> Verdict<PathAndQuery> {
     let value = chosen.credential.value().ok_or(Deny::CredentialUnknown)?.expose();
     let auth = chosen.credential.auth();
-    if chosen.is_whole() {
+    if chosen.uses_auth_type() {
         match (auth, auth.place()) {
-            (_, Placement::Parameter(name)) => path = with_query(&path, &query::with(path.query(), &name, value))?,
-            (Auth::Basic, Placement::Field(name)) => set(&mut parts.headers, &name, &basic(value))?,
-            (Auth::Bearer, Placement::Field(name)) => set(&mut parts.headers, &name, &joined(b"Bearer ", value, b""))?,
-            (_, Placement::Field(name)) => set(&mut parts.headers, &name, value)?,
+            (_, Placement::Parameter(name)) => {
+                path = with_query(&path, &query::set_parameter(path.query(), &name, value))?
+            }
+            (Auth::Basic, Placement::Field(name)) => set_sensitive(&mut parts.headers, &name, &basic(value))?,
+            (Auth::Bearer, Placement::Field(name)) => {
+                set_sensitive(&mut parts.headers, &name, &joined(b"Bearer ", value, b""))?
+            }
+            (_, Placement::Field(name)) => set_sensitive(&mut parts.headers, &name, value)?,
         }
     }
     for Swap { place, before, after, basic: in_base64 } in &chosen.swaps {
         let text = joined(before, value, after);
         match place {
-            Placement::Parameter(name) => path = with_query(&path, &query::with(path.query(), name, &text))?,
+            Placement::Parameter(name) => path = with_query(&path, &query::set_parameter(path.query(), name, &text))?,
             // A basic credential contains both user and password.
             Placement::Field(name) if *auth == Auth::Basic && *place == auth.place() => {
-                set(&mut parts.headers, name, &basic(value))?;
+                set_sensitive(&mut parts.headers, name, &basic(value))?;
             }
-            Placement::Field(name) if *in_base64 => set(&mut parts.headers, name, &basic(&text))?,
-            Placement::Field(name) => set(&mut parts.headers, name, &text)?,
+            Placement::Field(name) if *in_base64 => set_sensitive(&mut parts.headers, name, &basic(&text))?,
+            Placement::Field(name) => set_sensitive(&mut parts.headers, name, &text)?,
         }
     }
     Ok(path)
@@ -243,7 +247,7 @@ fn basic(text: &[u8]) -> Zeroizing<Vec<u8>> {
 }
 
 /// Sets a field, replacing all of that name, and keeps it out of compression tables (RFC 7541 §7.1.3).
-fn set(headers: &mut HeaderMap, name: &HeaderName, value: &[u8]) -> Verdict<()> {
+fn set_sensitive(headers: &mut HeaderMap, name: &HeaderName, value: &[u8]) -> Verdict<()> {
     let mut value = HeaderValue::from_bytes(value).map_err(|_| Deny::CredentialUnknown)?;
     value.set_sensitive(true);
     headers.insert(name, value);
@@ -266,7 +270,7 @@ mod tests {
         let name = HeaderName::from_static("x-api-key");
         headers.append(&name, HeaderValue::from_static("mine"));
         headers.append(&name, HeaderValue::from_static("too"));
-        assert!(set(&mut headers, &name, b"value").is_ok());
+        assert!(set_sensitive(&mut headers, &name, b"value").is_ok());
         assert_eq!(headers.get_all(&name).iter().collect::<Vec<_>>(), ["value"]);
         assert!(headers[&name].is_sensitive());
         assert!(!format!("{headers:?}").contains("value"));

@@ -8,7 +8,7 @@ use crate::policy::credential::Placement;
 use crate::stages::message::query;
 
 /// A field carries a key, session or password if its name contains one of these or ends with `key`.
-const IN_FIELDS: [&str; 11] = [
+const FIELD_WORDS: [&str; 11] = [
     "accesskey",
     "apikey",
     "auth",
@@ -23,7 +23,7 @@ const IN_FIELDS: [&str; 11] = [
 ];
 
 /// Exceptions: these identify messages, caches or connections.
-const NO_KEYS: [&str; 6] =
+const FIELD_EXCEPTIONS: [&str; 6] =
     ["idempotencykey", "xidempotencykey", "mcpsessionid", "partitionkey", "secwebsocketkey", "surrogatekey"];
 
 /// Parameters that carry a key. Compared by the whole name, since many APIs paginate with a `page_token`.
@@ -59,16 +59,16 @@ const PARAMETERS: [&str; 28] = [
 ];
 
 /// Returns true if a field may carry a key.
-pub(crate) fn is_field(name: &HeaderName) -> bool {
-    let folded = folded(name.as_str().as_bytes());
-    let carries = folded.ends_with("key") || folded == "xpat" || IN_FIELDS.iter().any(|word| folded.contains(word));
-    carries && !NO_KEYS.contains(&folded.as_str())
+pub(crate) fn carries_key(name: &HeaderName) -> bool {
+    let folded = fold(name.as_str().as_bytes());
+    let carries = folded.ends_with("key") || folded == "xpat" || FIELD_WORDS.iter().any(|word| folded.contains(word));
+    carries && !FIELD_EXCEPTIONS.contains(&folded.as_str())
 }
 
 /// Removes all such fields, and the fields of these placements.
 pub(crate) fn remove_fields(headers: &mut HeaderMap, places: &[Placement]) {
     let listed = |name: &HeaderName| places.iter().any(|place| *place == Placement::Field(name.clone()));
-    let keys: Vec<HeaderName> = headers.keys().filter(|name| is_field(name) || listed(name)).cloned().collect();
+    let keys: Vec<HeaderName> = headers.keys().filter(|name| carries_key(name) || listed(name)).cloned().collect();
     for name in keys {
         headers.remove(name);
     }
@@ -77,11 +77,11 @@ pub(crate) fn remove_fields(headers: &mut HeaderMap, places: &[Placement]) {
 /// Returns the query without such parameters and without the parameters of these placements.
 pub(crate) fn without_parameters(query: &str, places: &[Placement]) -> String {
     let listed = |name: &[u8]| places.iter().any(|p| matches!(p, Placement::Parameter(own) if own.as_bytes() == name));
-    query::without(query, |name| PARAMETERS.contains(&folded(name).as_str()) || listed(name))
+    query::remove_parameters(query, |name| PARAMETERS.contains(&fold(name).as_str()) || listed(name))
 }
 
 /// Folds a name: servers ignore case and separators, and some read `name[]` as `name`.
-fn folded(name: &[u8]) -> String {
+fn fold(name: &[u8]) -> String {
     let own = name.split(|byte| *byte == b'[').next().unwrap_or_default();
     own.iter().filter(|byte| byte.is_ascii_alphanumeric()).map(|byte| char::from(byte.to_ascii_lowercase())).collect()
 }
@@ -111,7 +111,7 @@ mod tests {
             ("x-request-id", false),
         ];
         for (name, want) in fields {
-            assert_eq!(is_field(&HeaderName::from_static(name)), want, "{name}");
+            assert_eq!(carries_key(&HeaderName::from_static(name)), want, "{name}");
         }
         let rows = [
             ("a=1&API_KEY=x&b", "a=1&b"),

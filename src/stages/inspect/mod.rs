@@ -16,8 +16,8 @@ use tokio::time::timeout_at;
 
 use self::outbound::{OutboundBody, OutboundError, PORTION};
 use super::authorize::Grant;
-use super::body_budget::GIVEN_UP;
-use super::message::request_body::{PORTIONS, RequestBody};
+use super::body_budget::EVICTED;
+use super::message::request_body::{PORTIONS_PER_POLL, RequestBody};
 use crate::audit::record::Record;
 use crate::leak::{Finding, Matcher};
 use crate::model::limited::ExchangeLimit;
@@ -25,7 +25,7 @@ use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::plan::Timeouts;
 
 /// Bodies up to this length are buffered before anything is sent, in bytes.
-const SMALL: u64 = 64 * 1024;
+const MAX_BUFFERED: u64 = 64 * 1024;
 /// The same limit for requests that need approval, if the plan sets no limit, in bytes.
 const MAX_APPROVED: u64 = 1_000_000;
 
@@ -70,17 +70,17 @@ impl Cleared {
 ///
 /// [`Fail::Overloaded`]: crate::model::refusal::Fail::Overloaded
 pub async fn gather(grant: &Grant, head: &Parts, body: RequestBody, record: &mut Record) -> Verdict<RequestBody> {
-    body.judge_size()?;
+    body.check_size()?;
     let most = grant.limits().request.unwrap_or(MAX_APPROVED);
     match grant.approval() {
         Some(_) if body.is_end_stream() => return Ok(body),
-        Some(_) if !body.is_known_to_be_within(most) => {
+        Some(_) if !body.has_length_within(most) => {
             let is_known = body.size_hint().exact().is_some();
             record.rule(if is_known { "approval: the body is too large" } else { UNKNOWN_LENGTH });
             let too_large = || record.counts().reached(ExchangeLimit::RequestBytes(most));
             return Err(if is_known { too_large() } else { Deny::RequestTooLarge.into() });
         }
-        None if !grant.wants_body() || !body.is_known_to_be_within(SMALL) => return Ok(body),
+        None if !grant.needs_body_scan() || !body.has_length_within(MAX_BUFFERED) => return Ok(body),
         Some(_) | None => {}
     }
     let Timeouts { idle, request, .. } = grant.timeouts();
@@ -93,10 +93,10 @@ pub async fn gather(grant: &Grant, head: &Parts, body: RequestBody, record: &mut
     tokio::select! {
         biased;
         refusal = counts.wait_until_stopped() => {
-            record.rule(GIVEN_UP);
+            record.rule(EVICTED);
             Err(refusal)
         }
-        gathered = timeout_at(began + within, body.whole(head, record)) => gathered.map_err(|_| counts.reached(bound))?,
+        gathered = timeout_at(began + within, body.buffer(head, record)) => gathered.map_err(|_| counts.reached(bound))?,
     }
 }
 
@@ -108,21 +108,21 @@ pub async fn gather(grant: &Grant, head: &Parts, body: RequestBody, record: &mut
 pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
     let values = grant.values();
     if !values.is_empty() {
-        head(&grant, &parts, record)?;
+        check_head(&grant, &parts, record)?;
         if !body.is_end_stream() {
-            let leaving = OutboundBody::of(&parts, values, grant.bounds())?;
-            if let Some((data, trailers)) = body.here() {
-                whole(leaving, data, trailers).await.map_err(|stop| refused(stop, record))?;
+            let outbound = OutboundBody::of(&parts, values, grant.decode_limits())?;
+            if let Some((data, trailers)) = body.buffered() {
+                scan_buffered(outbound, data, trailers).await.map_err(|error| refusal_for(error, record))?;
             } else {
-                body.scan_whole(leaving);
+                body.scan_while_sending(outbound);
             }
         }
     }
-    unmarked(&grant, &body, record)?;
+    check_placeholders(&grant, &body, record)?;
     Ok(Cleared { grant, request: Request::from_parts(parts, body) })
 }
 
-fn head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> {
+fn check_head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> {
     let values = grant.values();
     if let Some(found) = values.find(parts.method.as_str().as_bytes()) {
         return Err(record.leak(&found, "the method"));
@@ -132,59 +132,63 @@ fn head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> {
             return Err(record.leak(&found, "the path or query"));
         }
     }
-    if let Some(found) = fields(values, &parts.headers) {
+    if let Some(found) = find_in_fields(values, &parts.headers) {
         return Err(record.leak(&found, "a header field"));
     }
     Ok(())
 }
 
 /// Scans fields: names, values, and consecutive values, because a protected value may be split between them.
-fn fields(values: &Matcher, headers: &HeaderMap) -> Option<Finding> {
+fn find_in_fields(values: &Matcher, headers: &HeaderMap) -> Option<Finding> {
     // The caller's token is read and removed from this field, where it belongs.
-    let looked_at = || headers.iter().filter(|(name, _)| *name != PROXY_AUTHORIZATION);
+    let scanned = || headers.iter().filter(|(name, _)| *name != PROXY_AUTHORIZATION);
     let one = |(name, value): (&HeaderName, &HeaderValue)| {
         values.find_in_name(name.as_str()).or_else(|| values.find(value.as_bytes()))
     };
-    let across = || values.find_across(looked_at().map(|(_, value)| value.as_bytes()));
+    let across = || values.find_across(scanned().map(|(_, value)| value.as_bytes()));
     // Cookies are separate fields in all but syntax.
     let cookies = || headers.get_all(COOKIE).iter().flat_map(|field| field.as_bytes().split(|byte| *byte == b';'));
     let unnamed = |cookie: &'_ [u8]| cookie.iter().position(|byte| *byte == b'=').map_or(0, |at| at.saturating_add(1));
     let cookie_values = || cookies().map(|cookie| cookie.get(unnamed(cookie)..).unwrap_or_default());
-    looked_at().find_map(one).or_else(across).or_else(|| values.find_across(cookie_values()))
+    scanned().find_map(one).or_else(across).or_else(|| values.find_across(cookie_values()))
 }
 
 /// Scans a buffered body.
-async fn whole(mut leaving: OutboundBody, data: &Bytes, trailers: Option<&HeaderMap>) -> Result<(), OutboundError> {
+async fn scan_buffered(
+    mut outbound: OutboundBody,
+    data: &Bytes,
+    trailers: Option<&HeaderMap>,
+) -> Result<(), OutboundError> {
     let mut rest = data.clone();
     let mut portions = 0_usize;
-    while !rest.is_empty() || leaving.has_work() {
-        if !leaving.has_work() {
-            leaving.push(rest.split_to(PORTION.min(rest.len())))?;
+    while !rest.is_empty() || outbound.has_work() {
+        if !outbound.has_work() {
+            outbound.push(rest.split_to(PORTION.min(rest.len())))?;
         }
-        leaving.work()?;
+        outbound.work()?;
         // The data is already in memory, so the scanner's copy is dropped.
-        while leaving.take().is_some() {}
+        while outbound.take().is_some() {}
         portions = portions.wrapping_add(1);
-        if portions.is_multiple_of(PORTIONS) {
+        if portions.is_multiple_of(PORTIONS_PER_POLL) {
             // Yield to other tasks.
             tokio::task::yield_now().await;
         }
     }
-    trailers.map_or(Ok(()), |trailers| leaving.trailers(trailers))?;
-    leaving.end()
+    trailers.map_or(Ok(()), |trailers| outbound.trailers(trailers))?;
+    outbound.end()
 }
 
-fn refused(stop: OutboundError, record: &mut Record) -> Refusal {
-    match stop.refusal() {
+fn refusal_for(error: OutboundError, record: &mut Record) -> Refusal {
+    match error.refusal() {
         (_, Some(found)) => record.leak(&found, "the body"),
         (refusal, None) => refusal,
     }
 }
 
-fn unmarked(grant: &Grant, body: &RequestBody, record: &mut Record) -> Verdict<()> {
-    let Some((data, trailers)) = body.here() else { return Ok(()) };
+fn check_placeholders(grant: &Grant, body: &RequestBody, record: &mut Record) -> Verdict<()> {
+    let Some((data, trailers)) = body.buffered() else { return Ok(()) };
     let fields = || trailers.into_iter().flatten();
-    if grant.is_marked(data) || fields().any(|(_, value)| grant.is_marked(value.as_bytes())) {
+    if grant.has_placeholder(data) || fields().any(|(_, value)| grant.has_placeholder(value.as_bytes())) {
         record.rule("a placeholder stands where none is swapped");
         return Err(Deny::CredentialNotBound.into());
     }

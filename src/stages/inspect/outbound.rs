@@ -13,20 +13,20 @@ use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 /// The number of bytes scanned at a time.
 pub(crate) const PORTION: usize = 64 * 1024;
 /// The most encoded bytes held back while they produce no text, in bytes, beyond those of one read.
-const MAX_UNREAD: usize = 1024 * 1024;
+const MAX_WITHOUT_TEXT: usize = 1024 * 1024;
 /// The largest message held as a whole, in bytes.
-const MAX_WHOLE: u64 = 1024 * 1024;
+const MAX_HELD_MESSAGE: u64 = 1024 * 1024;
 /// The bytes that may be held beyond the lag until their text is scanned, even without room in the budget.
-const LEAST: usize = 16 * 1024;
+const MIN_HELD: usize = 16 * 1024;
 /// The bytes of a message read between marks. A mark maps a sent position to the text scanned up to it.
-const MARKED: usize = 8 * 1024;
+const MARK_INTERVAL: usize = 8 * 1024;
 
 /// The reason why a body is blocked.
 pub(crate) enum OutboundError {
     /// It contains a protected value.
     Leak(Finding),
     /// It cannot be decoded, or not within the limits.
-    Unread(DecodeError),
+    Undecodable(DecodeError),
     /// It would have to be held until its text is scanned, and the budget has no room.
     NoRoom,
 }
@@ -38,8 +38,8 @@ impl From<Finding> for OutboundError {
 }
 
 impl From<DecodeError> for OutboundError {
-    fn from(why: DecodeError) -> Self {
-        Self::Unread(why)
+    fn from(error: DecodeError) -> Self {
+        Self::Undecodable(error)
     }
 }
 
@@ -48,8 +48,8 @@ impl OutboundError {
     pub(crate) fn refusal(self) -> (Refusal, Option<Finding>) {
         match self {
             Self::Leak(found) => (Deny::LeakDetected.into(), Some(found)),
-            Self::Unread(DecodeError::TooMuch) => (Deny::ScanLimit.into(), None),
-            Self::Unread(DecodeError::Malformed) => (Deny::ContentCodingUnsupported.into(), None),
+            Self::Undecodable(DecodeError::TooMuch) => (Deny::ScanLimit.into(), None),
+            Self::Undecodable(DecodeError::Malformed) => (Deny::ContentCodingUnsupported.into(), None),
             Self::NoRoom => (Fail::Overloaded.into(), None),
         }
     }
@@ -58,7 +58,7 @@ impl OutboundError {
 /// A body that is scanned while it is sent.
 pub(crate) struct OutboundBody {
     hold: Holdback,
-    reading: BodyReader,
+    reader: BodyReader,
     /// The number of bytes held back of any stream.
     lag: usize,
     /// Received bytes that have not been scanned.
@@ -101,13 +101,13 @@ impl OutboundBody {
     /// [`Deny::ContentCodingUnsupported`] for a coding that cannot be decoded; [`Deny::RequestMalformed`] for two media
     /// types, because the origin may use either.
     pub(crate) fn of(parts: &Parts, values: &Arc<Matcher>, bounds: DecodeLimits) -> Verdict<Self> {
-        has_one_kind(&parts.headers)?;
+        check_media_type(&parts.headers)?;
         let codings = codings(&parts.headers, &CONTENT_ENCODING).ok_or(Deny::ContentCodingUnsupported)?;
-        let (hold, reading) = match message_coding(&parts.headers) {
+        let (hold, reader) = match message_coding(&parts.headers) {
             _ if !codings.is_empty() => {
                 let decoder = Decoder::new(&codings, bounds).ok_or(Deny::ContentCodingUnsupported)?;
-                let reading = BodyReader::Coded { decoder: Box::new(decoder), text: Vec::new(), more: false };
-                (Holdback::coded(values.clone()), reading)
+                let reader = BodyReader::Coded { decoder: Box::new(decoder), text: Vec::new(), more: false };
+                (Holdback::coded(values.clone()), reader)
             }
             Some(coding) => {
                 let messages = GrpcMessages { coding, bounds, head: Vec::new(), message: None, crowded: false };
@@ -115,12 +115,12 @@ impl OutboundBody {
             }
             None => (Holdback::new(values.clone()), BodyReader::Plain),
         };
-        Ok(Self { hold, reading, lag: values.lag(), waiting: Bytes::new() })
+        Ok(Self { hold, reader, lag: values.lag(), waiting: Bytes::new() })
     }
 
     /// Adds received bytes. All earlier bytes must have been scanned: [`Self::has_work`] returns false.
     pub(crate) fn push(&mut self, bytes: Bytes) -> Result<(), OutboundError> {
-        if matches!(self.reading, BodyReader::Coded { .. }) {
+        if matches!(self.reader, BodyReader::Coded { .. }) {
             self.hold.send(bytes.clone())?;
         }
         self.waiting = bytes;
@@ -129,12 +129,12 @@ impl OutboundBody {
 
     /// Returns true if there are bytes to scan.
     pub(crate) fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || matches!(self.reading, BodyReader::Coded { more: true, .. })
+        !self.waiting.is_empty() || matches!(self.reader, BodyReader::Coded { more: true, .. })
     }
 
     /// Scans a portion of the received bytes.
     pub(crate) fn work(&mut self) -> Result<(), OutboundError> {
-        match &mut self.reading {
+        match &mut self.reader {
             BodyReader::Plain => {
                 let portion = self.waiting.split_to(PORTION.min(self.waiting.len()));
                 self.hold.feed(portion)?;
@@ -150,7 +150,11 @@ impl OutboundBody {
                 self.hold.flow()?;
                 // Codings can contain a lot of data that produces no text.
                 let idle = self.waiting.is_empty() && !*more;
-                return if idle && self.hold.held() > MAX_UNREAD { Err(DecodeError::TooMuch.into()) } else { Ok(()) };
+                return if idle && self.hold.held() > MAX_WITHOUT_TEXT {
+                    Err(DecodeError::TooMuch.into())
+                } else {
+                    Ok(())
+                };
             }
             BodyReader::Messages(messages) => {
                 let portion = self.waiting.split_to(PORTION.min(self.waiting.len()));
@@ -162,7 +166,7 @@ impl OutboundBody {
 
     /// Releases the scanned bytes when the sender pauses. Messages are released only when complete.
     pub(crate) fn pause(&mut self) -> Result<(), OutboundError> {
-        match &self.reading {
+        match &self.reader {
             BodyReader::Plain => {}
             BodyReader::Coded { decoder, .. } => self.hold.settle(decoder.settled_at_pause()),
             BodyReader::Messages(_) => return Ok(()),
@@ -183,7 +187,7 @@ impl OutboundBody {
 
     /// Ends the body and releases everything.
     pub(crate) fn end(&mut self) -> Result<(), OutboundError> {
-        if let BodyReader::Coded { decoder, .. } = &self.reading {
+        if let BodyReader::Coded { decoder, .. } = &self.reader {
             decoder.end()?;
         }
         Ok(self.hold.end()?)
@@ -196,7 +200,7 @@ impl OutboundBody {
 
     /// Returns the number of bytes received and not yet sent.
     pub(crate) fn held(&self) -> usize {
-        let coded = matches!(self.reading, BodyReader::Coded { .. });
+        let coded = matches!(self.reader, BodyReader::Coded { .. });
         self.hold.held().saturating_add(if coded { 0 } else { self.waiting.len() })
     }
 }
@@ -204,19 +208,19 @@ impl OutboundBody {
 impl OutboundBody {
     /// Returns the number of bytes held until their text is scanned to its end. Zero for plain bodies, of which no more
     /// than the lag is held.
-    pub(crate) fn held_for_its_text(&self) -> usize {
-        if matches!(self.reading, BodyReader::Plain) { 0 } else { self.hold.held() }
+    pub(crate) fn held_for_scanning(&self) -> usize {
+        if matches!(self.reader, BodyReader::Plain) { 0 } else { self.hold.held() }
     }
 
     /// Returns how many of those bytes may be held even without room in the budget.
-    pub(crate) fn least(&self) -> usize {
-        self.lag.saturating_add(LEAST)
+    pub(crate) fn min_held(&self) -> usize {
+        self.lag.saturating_add(MIN_HELD)
     }
 
     /// Sets whether the budget has no room to hold messages as a whole. If so, uncompressed messages are sent with the
     /// lag. This depends on the load alone, never on the protected values.
     pub(crate) fn set_crowded(&mut self, crowded: bool) -> Result<(), OutboundError> {
-        let BodyReader::Messages(messages) = &mut self.reading else { return Ok(()) };
+        let BodyReader::Messages(messages) = &mut self.reader else { return Ok(()) };
         messages.crowded = crowded;
         if crowded && messages.message.as_ref().is_some_and(|message| message.decoder.is_none()) {
             self.hold.flow()?;
@@ -237,12 +241,12 @@ impl GrpcMessages {
                     if let [flags, length @ ..] = self.head.as_slice()
                         && let Ok(length) = <[u8; 4]>::try_from(length)
                     {
-                        self.message = Some(self.begun(*flags, u32::from_be_bytes(length))?);
+                        self.message = Some(self.start_message(*flags, u32::from_be_bytes(length))?);
                         self.head.clear();
                     }
                 }
                 Some(message) => {
-                    let most = usize::try_from(message.left).unwrap_or(usize::MAX).min(bytes.len()).min(MARKED);
+                    let most = usize::try_from(message.left).unwrap_or(usize::MAX).min(bytes.len()).min(MARK_INTERVAL);
                     let piece = bytes.split_to(most);
                     message.left = message.left.saturating_sub(piece.len() as u64);
                     hold.send(piece.clone())?;
@@ -258,11 +262,11 @@ impl GrpcMessages {
         Ok(())
     }
 
-    fn begun(&self, flags: u8, size: u32) -> Result<Message, OutboundError> {
+    fn start_message(&self, flags: u8, size: u32) -> Result<Message, OutboundError> {
         let size = u64::from(size);
         let decoder = if flags & 1 == 1 {
             let coding = self.coding.as_ref().ok_or(DecodeError::Malformed)?;
-            if size > MAX_WHOLE {
+            if size > MAX_HELD_MESSAGE {
                 return Err(DecodeError::TooMuch.into());
             }
             // A message that is flagged as compressed but has no coding cannot be decoded.
@@ -280,7 +284,7 @@ impl Message {
             hold.read(piece)?;
             // Marked even while the message is held as a whole: the budget may run out before its end.
             hold.settle(hold.sent());
-            if self.size > MAX_WHOLE || crowded {
+            if self.size > MAX_HELD_MESSAGE || crowded {
                 hold.flow()?;
             }
             return Ok(());
@@ -310,7 +314,7 @@ pub(crate) fn codings(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<Codi
 /// Returns the coding of compressed messages for a body of messages. The inner option is `None` if it cannot be
 /// decoded.
 fn message_coding(headers: &HeaderMap) -> Option<Option<Vec<Coding>>> {
-    let kind = kind(headers);
+    let kind = media_type(headers);
     let is = |prefix: &[u8]| kind.starts_with(prefix);
     let name = if is(b"application/grpc-web-text") {
         return None;
@@ -326,7 +330,7 @@ fn message_coding(headers: &HeaderMap) -> Option<Option<Vec<Coding>>> {
 
 /// Checks that there is at most one media type. The field is not a list (RFC 9110 §8.3), but a parameter may contain a
 /// comma in quotes.
-fn has_one_kind(headers: &HeaderMap) -> Verdict<()> {
+fn check_media_type(headers: &HeaderMap) -> Verdict<()> {
     let mut fields = headers.get_all(CONTENT_TYPE).iter();
     let first = fields.next().map(HeaderValue::as_bytes).unwrap_or_default();
     let is_list = first.split(|byte| *byte == b'"').step_by(2).any(|unquoted| unquoted.contains(&b','));
@@ -334,7 +338,7 @@ fn has_one_kind(headers: &HeaderMap) -> Verdict<()> {
 }
 
 /// Returns the media type in lower case.
-fn kind(headers: &HeaderMap) -> Vec<u8> {
+fn media_type(headers: &HeaderMap) -> Vec<u8> {
     headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default().to_ascii_lowercase()
 }
 
@@ -377,9 +381,9 @@ mod tests {
                 request = request.header("grpc-encoding", coding);
             }
             let parts = request.body(()).unwrap().into_parts().0;
-            let mut leaving = OutboundBody::of(&parts, &values, BOUNDS).unwrap();
-            assert!(leaving.push(Bytes::copy_from_slice(&[&[flag, 0, 0, 0, 4][..], b"text"].concat())).is_ok());
-            assert_eq!(leaving.work().is_ok(), passes, "{flag} {coding:?}");
+            let mut outbound = OutboundBody::of(&parts, &values, BOUNDS).unwrap();
+            assert!(outbound.push(Bytes::copy_from_slice(&[&[flag, 0, 0, 0, 4][..], b"text"].concat())).is_ok());
+            assert_eq!(outbound.work().is_ok(), passes, "{flag} {coding:?}");
         }
     }
 
@@ -389,23 +393,23 @@ mod tests {
         let values = Arc::new(Matcher::new([(ValueOwner::Token, &b"a-value-to-look-for"[..])].into_iter()));
         let request = http::Request::post("/").header(CONTENT_TYPE, "application/grpc");
         let parts = request.body(()).unwrap().into_parts().0;
-        let mut leaving = OutboundBody::of(&parts, &values, BOUNDS).unwrap();
-        let push = |leaving: &mut OutboundBody, bytes: &[u8]| {
-            assert!(leaving.push(Bytes::copy_from_slice(bytes)).is_ok());
-            while leaving.has_work() {
-                assert!(leaving.work().is_ok());
+        let mut outbound = OutboundBody::of(&parts, &values, BOUNDS).unwrap();
+        let push = |outbound: &mut OutboundBody, bytes: &[u8]| {
+            assert!(outbound.push(Bytes::copy_from_slice(bytes)).is_ok());
+            while outbound.has_work() {
+                assert!(outbound.work().is_ok());
             }
-            std::iter::from_fn(|| leaving.take()).map(|piece| piece.len()).sum::<usize>()
+            std::iter::from_fn(|| outbound.take()).map(|piece| piece.len()).sum::<usize>()
         };
         let message = [&[0, 0, 0x0f, 0, 0][..], &[b'x'; 500_000]].concat();
-        assert_eq!(push(&mut leaving, &message), 0, "it is held as a whole");
-        assert_eq!(leaving.held_for_its_text(), message.len());
-        assert!(leaving.set_crowded(true).is_ok());
-        let gone: usize = std::iter::from_fn(|| leaving.take()).map(|piece| piece.len()).sum();
-        assert!(gone > 400_000 && leaving.held_for_its_text() < leaving.least(), "{gone}");
-        assert!(push(&mut leaving, &[b'x'; 100_000]) > 90_000);
+        assert_eq!(push(&mut outbound, &message), 0, "it is held as a whole");
+        assert_eq!(outbound.held_for_scanning(), message.len());
+        assert!(outbound.set_crowded(true).is_ok());
+        let gone: usize = std::iter::from_fn(|| outbound.take()).map(|piece| piece.len()).sum();
+        assert!(gone > 400_000 && outbound.held_for_scanning() < outbound.min_held(), "{gone}");
+        assert!(push(&mut outbound, &[b'x'; 100_000]) > 90_000);
         // A value is still found.
-        assert!(leaving.push(Bytes::from_static(b"a-value-to-look-for")).is_ok());
-        assert!(leaving.work().is_err());
+        assert!(outbound.push(Bytes::from_static(b"a-value-to-look-for")).is_ok());
+        assert!(outbound.work().is_err());
     }
 }

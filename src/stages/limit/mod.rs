@@ -42,7 +42,7 @@ pub struct ResponseBody {
     hint: SizeHint,
     ended: bool,
     /// The frames to send once the exchange is over.
-    parting: FinalFrames,
+    final_frames: FinalFrames,
 }
 
 /// A response that has passed the checks on its head, which may now be sent.
@@ -63,13 +63,13 @@ pub struct CheckedResponse {
 #[derive(Default)]
 struct BodyLimits {
     /// The size limit. `None` means no limit.
-    cut: Option<Truncation>,
+    truncation: Option<Truncation>,
     /// An oversized body is aborted instead of truncated.
-    refuses: bool,
+    abort_oversized: bool,
     /// The framing allows a report in the trailers.
-    tells: bool,
+    has_report: bool,
     /// The head has announced that the body is truncated.
-    is_cut_announced: bool,
+    is_truncation_announced: bool,
 }
 
 /// The last frames of a body.
@@ -108,13 +108,13 @@ struct Exchange {
     left: Option<u64>,
     bounds: BodyLimits,
     /// The body was truncated.
-    was_cut: bool,
+    was_truncated: bool,
 }
 
 /// The result of checking a frame.
-enum Passed {
+enum FrameOutcome {
     /// The frame is sent.
-    On(Frame<Bytes>),
+    Send(Frame<Bytes>),
     /// Nothing can be sent yet.
     Held,
     /// The data and trailers are sent, and the body ends.
@@ -138,7 +138,7 @@ pub async fn check(received: Received, record: &mut Record) -> Verdict<CheckedRe
     let (hint, ended) = (response.body().size_hint(), response.body().is_end_stream());
     let declared = hint.exact();
     let mut is_length_known = declared.is_some();
-    let has_none = reader.wants_no_body || declared == Some(0) || ended || is_bodiless(status);
+    let has_none = reader.is_head_request || declared == Some(0) || ended || is_bodiless(status);
     if has_none {
         record.status(status);
         let redacted = response.body().found().map_or(0, |(count, _)| count);
@@ -147,20 +147,20 @@ pub async fn check(received: Received, record: &mut Record) -> Verdict<CheckedRe
         let hint = if is_length_known { hint } else { SizeHint::default() };
         return Ok(CheckedResponse { response, bounds, lease, timeouts, started, withdrawn, hint, ended });
     }
-    let begun = begin(response.body_mut(), (timeouts, started), &mut withdrawn, record).await;
+    let started_body = await_output(response.body_mut(), (timeouts, started), &mut withdrawn, record).await;
     record.status(status);
-    if begun.is_err() {
-        note_found(response.body(), record);
+    if started_body.is_err() {
+        record_finds(response.body(), record);
     }
-    begun?;
+    started_body?;
     let Sizes { most, oversize } = limits.response;
-    let refuses = oversize == Oversize::Refuse;
+    let abort_oversized = oversize == Oversize::Refuse;
     let too_large = most.zip(declared).filter(|(most, declared)| declared > most);
-    if let Some((most, _)) = too_large.filter(|_| refuses) {
-        note_found(response.body(), record);
+    if let Some((most, _)) = too_large.filter(|_| abort_oversized) {
+        record_finds(response.body(), record);
         return Err(record.counts().reached(ExchangeLimit::ResponseBytes(most)));
     }
-    let textual = !refuses && truncate::is_textual(response.headers());
+    let textual = !abort_oversized && truncate::is_textual(response.headers());
     let headers = response.headers_mut();
     if let Some((_, length)) = too_large {
         // The exact length after truncation is not known yet.
@@ -169,17 +169,17 @@ pub async fn check(received: Received, record: &mut Record) -> Verdict<CheckedRe
         headers.insert(EXEAT_TRUNCATED, HeaderValue::from(length));
     }
     let bounds = BodyLimits {
-        cut: most.map(|most| Truncation::new(most, too_large.is_some(), textual)),
-        refuses,
-        tells: reader.make_room(headers, &mut is_length_known),
-        is_cut_announced: too_large.is_some(),
+        truncation: most.map(|most| Truncation::new(most, too_large.is_some(), textual)),
+        abort_oversized: abort_oversized,
+        has_report: reader.prepare_trailers(headers, &mut is_length_known),
+        is_truncation_announced: too_large.is_some(),
     };
     let hint = if is_length_known { hint } else { SizeHint::default() };
     Ok(CheckedResponse { response, bounds, lease, timeouts, started, withdrawn, hint, ended })
 }
 
 /// Waits for the start of an encoded body, unless the exchange is stopped.
-async fn begin(
+async fn await_output(
     body: &mut RedactedBody,
     (timeouts, started): (Timeouts, Instant),
     withdrawn: &mut Revoked,
@@ -190,26 +190,26 @@ async fn begin(
     }
     let counts = record.counts();
     // The idle timeout does not fail the exchange here: the watchdog does that later, as for any body.
-    let begun = async { timeout(timeouts.idle, body.begin()).await.unwrap_or(Ok(())) };
-    let begun = async {
+    let started_body = async { timeout(timeouts.idle, body.await_output()).await.unwrap_or(Ok(())) };
+    let started_body = async {
         match timeouts.request {
-            None => Ok(begun.await),
-            Some(total) => {
-                timeout_at(started + total, begun).await.map_err(|_| counts.reached(ExchangeLimit::Request(total)))
-            }
+            None => Ok(started_body.await),
+            Some(total) => timeout_at(started + total, started_body)
+                .await
+                .map_err(|_| counts.reached(ExchangeLimit::Request(total))),
         }
     };
-    let begun = tokio::select! {
+    let started_body = tokio::select! {
         biased;
         refusal = withdrawn => return Err(refusal),
         refusal = counts.wait_until_stopped() => return Err(refusal),
-        begun = begun => begun?,
+        started_body = started_body => started_body?,
     };
-    begun.map_err(|error| {
+    started_body.map_err(|error| {
         if let BodyError::Unread(why) = &error {
             record.rule(why.to_string());
         }
-        blame(&error, &counts)
+        refusal_for(&error, &counts)
     })
 }
 
@@ -226,21 +226,21 @@ pub fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBo
         let until = timeouts.request.map(|request| started + request);
         let (counts, left) = (record.counts(), hint.exact());
         counts.tick();
-        let exchange = Exchange { inner, record, lease, counts: counts.clone(), left, bounds, was_cut: false };
-        let parting = FinalFrames::default();
+        let exchange = Exchange { inner, record, lease, counts: counts.clone(), left, bounds, was_truncated: false };
+        let final_frames = FinalFrames::default();
         if ended {
             exchange.end(true);
             let live = Arc::new(Mutex::new(Live { exchange: None, waker: None }));
-            return ResponseBody { live, watchdog: None, hint, ended, parting };
+            return ResponseBody { live, watchdog: None, hint, ended, final_frames };
         }
         let live = Arc::new(Mutex::new(Live { exchange: Some(exchange), waker: None }));
         let watchdog = tokio::spawn(watch(live.clone(), counts, (timeouts.idle, until), withdrawn));
-        ResponseBody { live, watchdog: Some(watchdog.abort_handle()), hint, ended, parting }
+        ResponseBody { live, watchdog: Some(watchdog.abort_handle()), hint, ended, final_frames }
     })
 }
 
 /// Records the credentials found in a response, however the exchange ends.
-fn note_found(inner: &RedactedBody, record: &mut Record) {
+fn record_finds(inner: &RedactedBody, record: &mut Record) {
     record.finds_in_answer(inner.finds(true));
     if let Some((count, whose)) = inner.found() {
         record.redacted(count, &whose);
@@ -255,7 +255,7 @@ async fn watch(
     withdrawn: Revoked,
 ) {
     let refusal = tokio::select! {
-        () = too_long(&counts, idle, until) => Fail::RequestTimedOut.into(),
+        () = timed_out(&counts, idle, until) => Fail::RequestTimedOut.into(),
         refusal = withdrawn => refusal,
         refusal = counts.wait_until_stopped() => refusal,
     };
@@ -272,7 +272,7 @@ async fn watch(
     }
 }
 
-async fn too_long(counts: &TransferCounts, idle: Duration, until: Option<Instant>) {
+async fn timed_out(counts: &TransferCounts, idle: Duration, until: Option<Instant>) {
     loop {
         let left = idle.saturating_sub(counts.idle_time());
         let now = Instant::now();
@@ -287,12 +287,12 @@ async fn too_long(counts: &TransferCounts, idle: Duration, until: Option<Instant
 impl Exchange {
     /// Ends the exchange and writes the record. The connection is reused if both request and response are complete. If
     /// the request is still being sent, the connection is closed, which ends the request.
-    fn end(self, whole: bool) {
+    fn end(self, complete: bool) {
         let Self { inner, mut record, lease, counts, .. } = self;
         counts.end();
-        note_found(&inner, &mut record);
+        record_finds(&inner, &mut record);
         drop((inner, record));
-        if whole && counts.is_request_done() {
+        if complete && counts.is_request_done() {
             lease.give_back();
         }
     }
@@ -314,7 +314,7 @@ impl Body for ResponseBody {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         if this.ended {
-            return Poll::Ready(this.parting.next().map(Ok));
+            return Poll::Ready(this.final_frames.next().map(Ok));
         }
         let live = this.live.clone();
         let mut live = lock(&live);
@@ -323,7 +323,7 @@ impl Body for ResponseBody {
             this.finish();
             return Poll::Ready(Some(Err(BodyError::Over)));
         };
-        let (answer, whole) = loop {
+        let (answer, complete) = loop {
             let polled = Pin::new(&mut exchange.inner).poll_frame(cx);
             exchange.record.finds_in_answer(exchange.inner.finds(false));
             let Poll::Ready(frame) = polled else {
@@ -331,28 +331,28 @@ impl Body for ResponseBody {
                 return Poll::Pending;
             };
             let passed = match frame {
-                Some(frame) => frame.map(|frame| exchange.passes(frame)),
-                None => Ok(exchange.ends(Bytes::new(), None)),
+                Some(frame) => frame.map(|frame| exchange.check_frame(frame)),
+                None => Ok(exchange.end_body(Bytes::new(), None)),
             };
             match passed {
-                Ok(Passed::On(frame)) => {
+                Ok(FrameOutcome::Send(frame)) => {
                     if this.hint.exact().is_some() {
                         this.hint = exchange.inner.size_hint();
                     }
                     return Poll::Ready(Some(Ok(frame)));
                 }
-                Ok(Passed::Held) => {}
-                Ok(Passed::Last(data, trailers)) => {
-                    this.parting = FinalFrames { data, trailers };
+                Ok(FrameOutcome::Held) => {}
+                Ok(FrameOutcome::Last(data, trailers)) => {
+                    this.final_frames = FinalFrames { data, trailers };
                     // A truncated response has not been read to its end, so its connection is not reused.
-                    break (this.parting.next().map(Ok), !exchange.was_cut);
+                    break (this.final_frames.next().map(Ok), !exchange.was_truncated);
                 }
-                Ok(Passed::TooLarge) => {
+                Ok(FrameOutcome::TooLarge) => {
                     exchange.record.failed(Fail::ResponseTooLarge.into());
                     break (Some(Err(BodyError::Over)), false);
                 }
                 Err(error) => {
-                    exchange.record.failed(blame(&error, &exchange.counts));
+                    exchange.record.failed(refusal_for(&error, &exchange.counts));
                     break (Some(Err(error)), false);
                 }
             }
@@ -360,14 +360,14 @@ impl Body for ResponseBody {
         let exchange = live.exchange.take();
         drop(live);
         if let Some(exchange) = exchange {
-            exchange.end(whole);
+            exchange.end(complete);
         }
         this.finish();
         Poll::Ready(answer)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended && self.parting.is_over()
+        self.ended && self.final_frames.is_over()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -377,37 +377,37 @@ impl Body for ResponseBody {
 
 impl Exchange {
     /// Counts a frame and applies the size limit to it.
-    fn passes(&mut self, frame: Frame<Bytes>) -> Passed {
+    fn check_frame(&mut self, frame: Frame<Bytes>) -> FrameOutcome {
         let data = match frame.into_data() {
             Ok(data) => data,
-            Err(frame) => return self.ends(Bytes::new(), frame.into_trailers().ok()),
+            Err(frame) => return self.end_body(Bytes::new(), frame.into_trailers().ok()),
         };
         // Decoded data may still follow after the last encoded byte has arrived, so it counts as activity.
         self.counts.tick();
         self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
-        let (data, over) = match &mut self.bounds.cut {
-            Some(cut) => cut.take(data),
+        let (data, over) = match &mut self.bounds.truncation {
+            Some(truncation) => truncation.pass(data),
             None => (data, false),
         };
-        if over && self.bounds.refuses {
-            return Passed::TooLarge;
+        if over && self.bounds.abort_oversized {
+            return FrameOutcome::TooLarge;
         }
         if over {
-            self.was_cut = true;
+            self.was_truncated = true;
             self.record.truncated();
-            return Passed::Last(data, self.with_report(None));
+            return FrameOutcome::Last(data, self.with_report(None));
         }
         if self.inner.is_end_stream() {
-            return self.ends(data, None);
+            return self.end_body(data, None);
         }
-        if data.is_empty() { Passed::Held } else { Passed::On(Frame::data(data)) }
+        if data.is_empty() { FrameOutcome::Held } else { FrameOutcome::Send(Frame::data(data)) }
     }
 
     /// Ends a body that is within its limits.
-    fn ends(&mut self, data: Bytes, trailers: Option<HeaderMap>) -> Passed {
-        let rest = self.bounds.cut.as_mut().map(Truncation::rest).unwrap_or_default();
+    fn end_body(&mut self, data: Bytes, trailers: Option<HeaderMap>) -> FrameOutcome {
+        let rest = self.bounds.truncation.as_mut().map(Truncation::rest).unwrap_or_default();
         let data = if rest.is_empty() { data } else { [data, rest].concat().into() };
-        Passed::Last(data, self.with_report(trailers))
+        FrameOutcome::Last(data, self.with_report(trailers))
     }
 
     /// Returns the origin's trailers, with the report added if the framing allows it.
@@ -416,20 +416,20 @@ impl Exchange {
         if let Some(trailers) = &mut trailers {
             headers::remove_from_trailers(trailers);
         }
-        if self.bounds.tells {
-            let told = BodyReport {
+        if self.bounds.has_report {
+            let report_fields = BodyReport {
                 size: self.counts.received_so_far(),
                 redacted: self.inner.found().map_or(0, |(count, _)| count),
-                truncated: self.was_cut && !self.bounds.is_cut_announced,
+                truncated: self.was_truncated && !self.bounds.is_truncation_announced,
             };
-            report::write_to_trailers(told, trailers.get_or_insert_default());
+            report::write_to_trailers(report_fields, trailers.get_or_insert_default());
         }
         trailers
     }
 }
 
 /// Maps an error in a response body to the refusal: a client's fault, a limit, or the origin's fault.
-fn blame(error: &BodyError, counts: &TransferCounts) -> Refusal {
+fn refusal_for(error: &BodyError, counts: &TransferCounts) -> Refusal {
     match error {
         BodyError::Unread(DecodeError::TooMuch) => Fail::ResponseTooLarge.into(),
         _ if counts.has_client_stalled() => Fail::RequestTimedOut.into(),

@@ -19,15 +19,15 @@ use crate::leak::{Matcher, Redactor, ValueOwner};
 use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Verdict};
 use crate::stages::inspect::outbound::codings;
-use crate::stages::message::request_body::{BodyError, with_held};
+use crate::stages::message::request_body::{BodyError, add_held};
 
 /// The longest time that a head waits for the first bytes of an encoded body. The body of a stream may start long after
 /// its head.
-const FIRST_BYTES: Duration = Duration::from_millis(500);
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(500);
 /// The longest time that it waits for more bytes when those received have not produced any output.
-const PAUSE: Duration = Duration::from_millis(50);
+const MORE_BYTES_TIMEOUT: Duration = Duration::from_millis(50);
 /// After this many encoded bytes without output, there is no point in waiting for more.
-const ENOUGH: u64 = 64 * 1024;
+const MAX_WITHOUT_OUTPUT: u64 = 64 * 1024;
 
 /// The values to redact in a response.
 #[derive(Clone)]
@@ -43,7 +43,7 @@ pub(crate) struct RedactionPlan {
 /// The content decoder of a response.
 pub(crate) enum ContentDecoder {
     /// The response is not encoded.
-    Nothing,
+    Identity,
     /// The coding is removed, and the head is changed accordingly.
     Coding(Box<Decoder>),
 }
@@ -54,7 +54,7 @@ impl RedactionPlan {
     /// # Errors
     /// [`Fail::UpstreamProtocol`] if the response cannot be decoded, or is a part of an encoded representation that can
     /// only be decoded as a whole.
-    pub(crate) fn undo<B: Body>(&self, response: &Response<B>) -> Verdict<ContentDecoder> {
+    pub(crate) fn decoder<B: Body>(&self, response: &Response<B>) -> Verdict<ContentDecoder> {
         let headers = response.headers();
         let of_messages = ["grpc-encoding", "connect-content-encoding", "im"].map(HeaderName::from_static);
         if !of_messages.iter().all(|name| codings(headers, name).is_some_and(|codings| codings.is_empty())) {
@@ -62,7 +62,7 @@ impl RedactionPlan {
         }
         let codings = codings(headers, &CONTENT_ENCODING);
         if codings.as_ref().is_some_and(Vec::is_empty) || (codings.is_none() && response.body().is_end_stream()) {
-            return Ok(ContentDecoder::Nothing);
+            return Ok(ContentDecoder::Identity);
         }
         if response.status() == StatusCode::PARTIAL_CONTENT {
             return Err(Fail::UpstreamProtocol.into());
@@ -74,17 +74,17 @@ impl RedactionPlan {
 
 /// An origin's body with credentials overwritten.
 pub(crate) struct RedactedBody {
-    inner: Raw,
+    inner: CountedBody,
     guard: Option<Box<Redaction>>,
 }
 
 /// An origin's body as received, counted before decoding.
-struct Raw {
+struct CountedBody {
     body: Incoming,
     counts: Option<Arc<TransferCounts>>,
 }
 
-impl Raw {
+impl CountedBody {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         if let (Some(counts), Some(Ok(frame))) = (&self.counts, &frame) {
@@ -100,7 +100,7 @@ struct Redaction {
     /// Received bytes that have not been decoded.
     coded: Bytes,
     /// The number of encoded bytes received.
-    came: u64,
+    received: u64,
     /// The decoder has more output for the bytes it has consumed.
     more: bool,
     ended: bool,
@@ -113,21 +113,22 @@ pub(crate) fn head(
     response: Response<Incoming>,
     guard: Option<(RedactionPlan, ContentDecoder)>,
 ) -> Response<RedactedBody> {
-    let raw = |body| Raw { body, counts: None };
+    let raw = |body| CountedBody { body, counts: None };
     let Some((guard, undo)) = guard else { return response.map(|body| RedactedBody { inner: raw(body), guard: None }) };
     let (mut parts, body) = response.into_parts();
     let mut redactor = Redactor::after(guard.values, guard.sent);
     let decoder = match undo {
-        ContentDecoder::Nothing => None,
+        ContentDecoder::Identity => None,
         ContentDecoder::Coding(decoder) => {
-            say_decoded(&mut parts.headers);
+            remove_coding_fields(&mut parts.headers);
             Some(decoder)
         }
     };
-    fields(&mut parts.headers, &mut redactor);
+    redact_fields(&mut parts.headers, &mut redactor);
     // HTTP/2 has no reason phrase, and no client needs it.
     parts.extensions.remove::<hyper::ext::ReasonPhrase>();
-    let guarding = Redaction { redactor, decoder, coded: Bytes::new(), came: 0, more: false, ended: false, last: None };
+    let guarding =
+        Redaction { redactor, decoder, coded: Bytes::new(), received: 0, more: false, ended: false, last: None };
     Response::from_parts(parts, RedactedBody { inner: raw(body), guard: Some(Box::new(guarding)) })
 }
 
@@ -157,7 +158,7 @@ impl Texts {
 }
 
 /// Removes the fields that describe only the encoded body (RFC 9110 §8.4, §8.8.3; RFC 9530).
-fn say_decoded(headers: &mut HeaderMap) {
+fn remove_coding_fields(headers: &mut HeaderMap) {
     let of_coded = ["content-md5", "digest", "content-digest", "repr-digest"].map(HeaderName::from_static);
     for name in [CONTENT_ENCODING, CONTENT_LENGTH].iter().chain(&of_coded) {
         headers.remove(name);
@@ -171,7 +172,7 @@ fn say_decoded(headers: &mut HeaderMap) {
 }
 
 /// Overwrites values in header fields, and removes fields whose names contain a value.
-fn fields(headers: &mut HeaderMap, redactor: &mut Redactor) {
+fn redact_fields(headers: &mut HeaderMap, redactor: &mut Redactor) {
     let named: Vec<HeaderName> = headers.keys().filter(|name| redactor.is_in_name(name.as_str())).cloned().collect();
     for name in named {
         headers.remove(name);
@@ -196,15 +197,15 @@ impl RedactedBody {
     ///
     /// # Errors
     /// The error that ended the body before any output.
-    pub(crate) async fn begin(&mut self) -> Result<(), BodyError> {
-        let first = poll_fn(|cx| match self.poll_begun(cx) {
-            Poll::Pending if self.has_come() => Poll::Ready(None),
+    pub(crate) async fn await_output(&mut self) -> Result<(), BodyError> {
+        let first = poll_fn(|cx| match self.poll_output(cx) {
+            Poll::Pending if self.has_received() => Poll::Ready(None),
             begun => begun.map(Some),
         });
-        match timeout(FIRST_BYTES, first).await {
+        match timeout(FIRST_BYTES_TIMEOUT, first).await {
             Err(_) => Ok(()),
             Ok(Some(begun)) => begun,
-            Ok(None) => timeout(PAUSE, poll_fn(|cx| self.poll_begun(cx))).await.unwrap_or(Ok(())),
+            Ok(None) => timeout(MORE_BYTES_TIMEOUT, poll_fn(|cx| self.poll_output(cx))).await.unwrap_or(Ok(())),
         }
     }
 
@@ -213,19 +214,19 @@ impl RedactedBody {
         self.guard.as_ref().is_some_and(|guard| guard.decoder.is_some())
     }
 
-    fn has_come(&self) -> bool {
-        self.guard.as_ref().is_some_and(|guard| guard.came > 0)
+    fn has_received(&self) -> bool {
+        self.guard.as_ref().is_some_and(|guard| guard.received > 0)
     }
 
     /// Returns ready once there is output, or the body has ended without any.
-    fn poll_begun(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
+    fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         let Some(guard) = &mut self.guard else { return Poll::Ready(Ok(())) };
         loop {
             if guard.ended {
                 let broken = guard.last.take_if(|last| last.is_err());
                 return Poll::Ready(broken.map_or(Ok(()), |broken| broken.map(drop)));
             }
-            let enough = guard.redactor.held() > 0 || (guard.came >= ENOUGH && !guard.has_work());
+            let enough = guard.redactor.held() > 0 || (guard.received >= MAX_WITHOUT_OUTPUT && !guard.has_work());
             if guard.decoder.is_none() || enough {
                 return Poll::Ready(Ok(()));
             }
@@ -256,7 +257,7 @@ impl RedactedBody {
 impl Redaction {
     fn take(&mut self, data: Bytes) {
         if self.decoder.is_some() {
-            self.came = self.came.saturating_add(data.len() as u64);
+            self.received = self.received.saturating_add(data.len() as u64);
             self.coded = data;
         } else {
             self.redactor.feed(data);
@@ -268,7 +269,7 @@ impl Redaction {
     }
 
     /// Decodes a portion, or polls for the next frame.
-    fn step(&mut self, inner: &mut Raw, cx: &mut Context<'_>) -> Poll<()> {
+    fn step(&mut self, inner: &mut CountedBody, cx: &mut Context<'_>) -> Poll<()> {
         if self.has_work() {
             self.work();
         } else {
@@ -276,7 +277,7 @@ impl Redaction {
                 Some(Ok(Ok(data))) => self.take(data),
                 Some(Ok(Err(frame))) => {
                     let trailers = frame.into_trailers().ok().map(|mut trailers| {
-                        fields(&mut trailers, &mut self.redactor);
+                        redact_fields(&mut trailers, &mut self.redactor);
                         Ok(Frame::trailers(trailers))
                     });
                     self.finish(trailers);
@@ -356,7 +357,7 @@ impl Body for RedactedBody {
         match &self.guard {
             None => self.inner.body.size_hint(),
             Some(guard) if guard.decoder.is_some() && !self.is_end_stream() => SizeHint::new(),
-            Some(guard) => with_held(self.inner.body.size_hint(), guard.redactor.held() as u64),
+            Some(guard) => add_held(self.inner.body.size_hint(), guard.redactor.held() as u64),
         }
     }
 }

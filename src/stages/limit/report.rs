@@ -12,7 +12,7 @@ use crate::stages::message::headers;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReportTarget {
     /// The request was HEAD, so the response has no body.
-    pub(crate) wants_no_body: bool,
+    pub(crate) is_head_request: bool,
     framing: Framing,
     is_tool: bool,
 }
@@ -47,12 +47,12 @@ impl ReportTarget {
             Version::HTTP_11 if headers::accepts_trailers(&parts.headers) => Framing::Chunked,
             _ => Framing::Plain,
         };
-        Self { wants_no_body: parts.method == Method::HEAD, framing, is_tool: kind.tool().is_some() }
+        Self { is_head_request: parts.method == Method::HEAD, framing, is_tool: kind.tool().is_some() }
     }
 
     /// Prepares the head for trailers and returns whether the framing allows them. A tool call over HTTP/1.1 gives up
     /// its `Content-Length` for them, because the tools' front end always waits for the trailers.
-    pub(crate) fn make_room(self, headers: &mut HeaderMap, is_known: &mut bool) -> bool {
+    pub(crate) fn prepare_trailers(self, headers: &mut HeaderMap, is_known: &mut bool) -> bool {
         match self.framing {
             Framing::H2 => true,
             Framing::Plain => false,
@@ -61,7 +61,7 @@ impl ReportTarget {
                 *is_known = false;
                 headers.remove(CONTENT_LENGTH);
                 // hyper sends only announced trailers.
-                headers.append(TRAILER, ANNOUNCED);
+                headers.append(TRAILER, ANNOUNCED_TRAILERS);
                 true
             }
         }
@@ -78,14 +78,15 @@ impl ReportTarget {
 }
 
 /// Adds the report to the trailers. The origin's own fields of these names have been removed.
-pub(crate) fn write_to_trailers(told: BodyReport, trailers: &mut HeaderMap) {
-    trailers.insert(EXEAT_RESPONSE_SIZE, HeaderValue::from(told.size));
-    if told.redacted > 0 {
-        trailers.insert(EXEAT_REDACTED, HeaderValue::from(told.redacted));
+pub(crate) fn write_to_trailers(report: BodyReport, trailers: &mut HeaderMap) {
+    trailers.insert(EXEAT_RESPONSE_SIZE, HeaderValue::from(report.size));
+    if report.redacted > 0 {
+        trailers.insert(EXEAT_REDACTED, HeaderValue::from(report.redacted));
     }
-    if told.truncated {
+    if report.truncated {
         trailers.insert(EXEAT_TRUNCATED, HeaderValue::from_static("unknown"));
     }
 }
 
-const ANNOUNCED: HeaderValue = HeaderValue::from_static("exeat-response-size, exeat-redacted, exeat-truncated");
+const ANNOUNCED_TRAILERS: HeaderValue =
+    HeaderValue::from_static("exeat-response-size, exeat-redacted, exeat-truncated");

@@ -5,14 +5,14 @@ use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
 /// The most bytes in an incomplete UTF-8 sequence.
-const MOST_HELD: usize = 3;
+const MAX_HELD: usize = 3;
 
 /// Passes at most a given number of bytes of a body.
 pub(crate) struct Truncation {
     /// Bytes left until the limit.
     left: u64,
     /// The body is known to exceed the limit.
-    certain: bool,
+    known_oversized: bool,
     /// Characters must stay whole.
     textual: bool,
     /// The start of a character that would end after the limit. It is sent if the body ends here.
@@ -22,18 +22,18 @@ pub(crate) struct Truncation {
 impl Truncation {
     /// Creates the limit for a body of at most `most` bytes.
     pub(crate) fn new(most: u64, certain: bool, textual: bool) -> Self {
-        Self { left: most, certain, textual, held: BytesMut::new() }
+        Self { left: most, known_oversized: certain, textual, held: BytesMut::new() }
     }
 
     /// Returns the bytes that may pass, and whether the body ends here because it exceeds the limit.
-    pub(crate) fn take(&mut self, mut data: Bytes) -> (Bytes, bool) {
+    pub(crate) fn pass(&mut self, mut data: Bytes) -> (Bytes, bool) {
         let inside = usize::try_from(self.left).map_or(data.len(), |left| left.min(data.len()));
         let mut over = data.len() > inside;
         data.truncate(inside);
         let from = if self.textual { self.first_to_hold(&data) } else { inside };
         self.held.extend_from_slice(&data.split_off(from));
         self.left = self.left.saturating_sub(inside as u64);
-        over |= self.certain && self.left == 0;
+        over |= self.known_oversized && self.left == 0;
         if over && !self.held.is_empty() {
             let whole = self.held.len().saturating_sub(unfinished(&self.held));
             data = [data, self.held.split().freeze().split_to(whole)].concat().into();
@@ -53,15 +53,15 @@ impl Truncation {
         }
         // A body of this length is in memory, so the difference fits.
         let left = usize::try_from(self.left).unwrap_or(usize::MAX);
-        let near = left.saturating_sub(MOST_HELD).min(data.len());
+        let near = left.saturating_sub(MAX_HELD).min(data.len());
         let behind = data.get(near..).unwrap_or_default().iter().zip(near..);
-        let ends_behind = |(byte, at): (&u8, usize)| (length(*byte) > left.saturating_sub(at)).then_some(at);
+        let ends_behind = |(byte, at): (&u8, usize)| (char_length(*byte) > left.saturating_sub(at)).then_some(at);
         behind.filter_map(ends_behind).next().unwrap_or(data.len())
     }
 }
 
 /// Returns the length of the character that starts with this byte (RFC 3629 §4).
-fn length(first: u8) -> usize {
+fn char_length(first: u8) -> usize {
     match first {
         0xC2..=0xDF => 2,
         0xE0..=0xEF => 3,
@@ -75,7 +75,7 @@ fn unfinished(bytes: &[u8]) -> usize {
     let is_beginning = |tail: &[u8]| {
         std::str::from_utf8(tail).is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
     };
-    let tails = (1..=MOST_HELD.min(bytes.len())).rev();
+    let tails = (1..=MAX_HELD.min(bytes.len())).rev();
     let is_unfinished =
         |length: &usize| bytes.len().checked_sub(*length).and_then(|at| bytes.get(at..)).is_some_and(is_beginning);
     tails.into_iter().find(is_unfinished).unwrap_or_default()
@@ -110,7 +110,7 @@ mod tests {
     fn passed(text: &[u8], size: usize, mut cut: Truncation) -> (Vec<u8>, bool) {
         let mut passed = Vec::new();
         for piece in text.chunks(size) {
-            let (data, over) = cut.take(Bytes::copy_from_slice(piece));
+            let (data, over) = cut.pass(Bytes::copy_from_slice(piece));
             passed.extend_from_slice(&data);
             if over {
                 return (passed, true);
@@ -158,10 +158,10 @@ mod tests {
     #[test]
     fn a_body_known_to_be_oversized_ends_at_the_limit() {
         let mut cut = Truncation::new(4, true, true);
-        assert_eq!(cut.take(Bytes::from_static(b"ab")), (Bytes::from_static(b"ab"), false));
-        assert_eq!(cut.take(Bytes::from_static("ä".as_bytes())), (Bytes::from_static("ä".as_bytes()), true));
+        assert_eq!(cut.pass(Bytes::from_static(b"ab")), (Bytes::from_static(b"ab"), false));
+        assert_eq!(cut.pass(Bytes::from_static("ä".as_bytes())), (Bytes::from_static("ä".as_bytes()), true));
         let mut cut = Truncation::new(2, true, true);
-        assert_eq!(cut.take(Bytes::from_static(b"a\xC3")), (Bytes::from_static(b"a"), true));
+        assert_eq!(cut.pass(Bytes::from_static(b"a\xC3")), (Bytes::from_static(b"a"), true));
     }
 
     #[test]

@@ -7,13 +7,13 @@ const MAX_SIZE_LINE: usize = 1024;
 /// An incremental parser for a chunked body.
 #[derive(Clone)]
 pub struct ChunkedReader {
-    at: At,
+    state: State,
     /// Bytes that trailers may still use.
     trailers_left: usize,
 }
 
 #[derive(Clone, Copy)]
-enum At {
+enum State {
     /// In the chunk size: its value and the number of digits so far.
     Size(u64, u8),
     /// In the chunk extensions: the chunk size and the bytes left for the line.
@@ -37,25 +37,25 @@ impl ChunkedReader {
     /// Creates a parser that allows at most `trailers` bytes of trailers.
     #[must_use]
     pub fn new(trailers: usize) -> Self {
-        Self { at: At::Size(0, 0), trailers_left: trailers }
+        Self { state: State::Size(0, 0), trailers_left: trailers }
     }
 
     /// Returns true once the last byte of the body has been read.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        matches!(self.at, At::Over)
+        matches!(self.state, State::Over)
     }
 
     /// Returns true if the framing is invalid, so the end of the body cannot be found.
     #[must_use]
     pub fn is_broken(&self) -> bool {
-        matches!(self.at, At::Broken)
+        matches!(self.state, State::Broken)
     }
 
     /// Returns true after the last chunk, where trailers start.
     #[must_use]
     pub fn is_at_trailers(&self) -> bool {
-        matches!(self.at, At::Line)
+        matches!(self.state, State::Line)
     }
 
     /// Parses bytes and returns how many of them belong to the body.
@@ -74,17 +74,17 @@ impl ChunkedReader {
             if is_there(self) {
                 break;
             }
-            match self.at {
-                At::Over | At::Broken => break,
-                At::Data(left) => {
+            match self.state {
+                State::Over | State::Broken => break,
+                State::Data(left) => {
                     let n = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
                     let left = left.saturating_sub(n as u64);
-                    self.at = if left == 0 { At::DataEnd } else { At::Data(left) };
+                    self.state = if left == 0 { State::DataEnd } else { State::Data(left) };
                     passed = passed.saturating_add(n);
                 }
                 at => {
                     let Some(byte) = rest.first() else { break };
-                    self.at = self.step(at, *byte);
+                    self.state = self.step(at, *byte);
                     passed = passed.saturating_add(1);
                 }
             }
@@ -92,29 +92,29 @@ impl ChunkedReader {
         passed
     }
 
-    fn step(&mut self, at: At, byte: u8) -> At {
+    fn step(&mut self, at: State, byte: u8) -> State {
         let is_text = byte == b'\t' || (byte >= b' ' && byte != 0x7f);
         match (at, byte) {
-            (At::Size(size, digits), _) if byte.is_ascii_hexdigit() && digits < 16 => {
+            (State::Size(size, digits), _) if byte.is_ascii_hexdigit() && digits < 16 => {
                 let digit = u64::from(char::from(byte).to_digit(16).unwrap_or_default());
-                At::Size((size << 4) | digit, digits.saturating_add(1))
+                State::Size((size << 4) | digit, digits.saturating_add(1))
             }
-            (At::Size(size, 1..), b';' | b' ' | b'\t') => At::Extension(size, MAX_SIZE_LINE),
-            (At::Size(size, 1..) | At::Extension(size, _), b'\r') => At::SizeEnd(size),
-            (At::Extension(size, left), _) if is_text && left > 0 => At::Extension(size, left.saturating_sub(1)),
-            (At::SizeEnd(0), b'\n') => At::Line,
-            (At::SizeEnd(size), b'\n') => At::Data(size),
-            (At::DataEnd, b'\r') => At::DataLf,
-            (At::DataLf, b'\n') => At::Size(0, 0),
-            (At::Line, b'\r') => At::LastLf,
-            (At::LastLf, b'\n') => At::Over,
-            (At::Trailer, b'\r') => At::TrailerLf,
-            (At::TrailerLf, b'\n') => At::Line,
-            (At::Line | At::Trailer, _) if is_text && self.trailers_left > 0 => {
+            (State::Size(size, 1..), b';' | b' ' | b'\t') => State::Extension(size, MAX_SIZE_LINE),
+            (State::Size(size, 1..) | State::Extension(size, _), b'\r') => State::SizeEnd(size),
+            (State::Extension(size, left), _) if is_text && left > 0 => State::Extension(size, left.saturating_sub(1)),
+            (State::SizeEnd(0), b'\n') => State::Line,
+            (State::SizeEnd(size), b'\n') => State::Data(size),
+            (State::DataEnd, b'\r') => State::DataLf,
+            (State::DataLf, b'\n') => State::Size(0, 0),
+            (State::Line, b'\r') => State::LastLf,
+            (State::LastLf, b'\n') => State::Over,
+            (State::Trailer, b'\r') => State::TrailerLf,
+            (State::TrailerLf, b'\n') => State::Line,
+            (State::Line | State::Trailer, _) if is_text && self.trailers_left > 0 => {
                 self.trailers_left = self.trailers_left.saturating_sub(1);
-                At::Trailer
+                State::Trailer
             }
-            _ => At::Broken,
+            _ => State::Broken,
         }
     }
 }

@@ -116,7 +116,7 @@ impl Header {
 
 impl Streams {
     /// Records a frame. Returns the field block that it starts if the block has to be examined.
-    fn note(&mut self, frame: &Header) -> Option<Block> {
+    fn record(&mut self, frame: &Header) -> Option<Block> {
         let (stream, ends) = (frame.stream, frame.flags & END_STREAM != 0);
         match self {
             Self::Requests { last } if frame.kind == HEADERS => {
@@ -145,7 +145,7 @@ impl Streams {
     /// Records the first field of a head.
     fn head(&mut self, stream: u32, field: &[u8]) {
         if let Self::Responses { streams, may_index_interim } = self {
-            let progress = match (progress(field), field) {
+            let progress = match (status_progress(field), field) {
                 // Indexed, from the dynamic table.
                 (Progress::Unknown, [0xbe..=0xff, ..]) if !*may_index_interim => Progress::Final,
                 (progress, _) => progress,
@@ -170,7 +170,7 @@ enum Start {
 
 /// Finds the first field of a fragment. `within` is true if the fragment starts within a number, and is set to whether
 /// it ends within one.
-fn start(fragment: &[u8], within: &mut bool) -> Start {
+fn find_first_field(fragment: &[u8], within: &mut bool) -> Start {
     for (at, byte) in fragment.iter().enumerate() {
         match (*within, *byte) {
             (true, byte) => *within = byte & 0x80 != 0,
@@ -183,7 +183,7 @@ fn start(fragment: &[u8], within: &mut bool) -> Start {
 }
 
 /// Reads the status class from the first field of a head, which must be `:status`.
-fn progress(field: &[u8]) -> Progress {
+fn status_progress(field: &[u8]) -> Progress {
     let digit = match field {
         // Indexed: 200, 204, 206, 304, 400, 404 and 500 from the static table.
         [0x88..=0x8e, ..] => return Progress::Final,
@@ -231,22 +231,22 @@ impl Frames {
             bytes = rest;
             if let Some(frame) = Header::parse(&self.held) {
                 if self.held.len() == FRAME_HEADER {
-                    self.begin(&frame);
+                    self.start_frame(&frame);
                 }
-                self.look(&frame, out)?;
+                self.process(&frame, out)?;
             }
         }
         Ok(())
     }
 
-    fn begin(&mut self, frame: &Header) {
+    fn start_frame(&mut self, frame: &Header) {
         if frame.kind != CONTINUATION {
-            (self.block, self.within_size) = (self.streams.note(frame), false);
+            (self.block, self.within_size) = (self.streams.record(frame), false);
         }
     }
 
     /// Passes a held frame on, marks it, or waits for more of it.
-    fn look(&mut self, frame: &Header, out: &mut BytesMut) -> io::Result<()> {
+    fn process(&mut self, frame: &Header, out: &mut BytesMut) -> io::Result<()> {
         let Some(block) = self.block else {
             self.pass(frame, out);
             return Ok(());
@@ -269,7 +269,7 @@ impl Frames {
         };
         let mut within = self.within_size;
         let is_whole = fragment.len() >= length;
-        match start(fragment.get(..length).unwrap_or(fragment), &mut within) {
+        match find_first_field(fragment.get(..length).unwrap_or(fragment), &mut within) {
             Start::Field(at) if block.is_trailers => {
                 let marked = Marked { frame, fragment, length, sizes: at };
                 marked.write(out);

@@ -33,7 +33,7 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
 }
 
 /// Removes fields from a response that would impersonate the proxy or lead clients around it.
-pub(crate) fn remove_pretence(headers: &mut HeaderMap) {
+pub(crate) fn remove_from_response(headers: &mut HeaderMap) {
     remove_hop_by_hop(headers);
     // A client that follows `Alt-Svc` would bypass the proxy (RFC 7838).
     headers.remove(ALT_SVC);
@@ -64,9 +64,9 @@ fn is_override(name: &HeaderName) -> bool {
 ///
 /// An origin that merges trailers into the header section would otherwise interpret them there.
 pub(crate) fn remove_from_trailers(trailers: &mut HeaderMap) {
-    remove_pretence(trailers);
+    remove_from_response(trailers);
     remove_overrides(trailers);
-    for name in &NO_TRAILERS {
+    for name in &FORBIDDEN_IN_TRAILERS {
         trailers.remove(name);
     }
 }
@@ -119,7 +119,7 @@ const OVERRIDES: [&str; 12] = [
 ];
 
 /// Fields forbidden in trailers, in addition to the hop-by-hop fields.
-const NO_TRAILERS: [HeaderName; 21] = [
+const FORBIDDEN_IN_TRAILERS: [HeaderName; 21] = [
     AUTHORIZATION,
     CACHE_CONTROL,
     CONTENT_ENCODING,

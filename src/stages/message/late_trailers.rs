@@ -31,22 +31,22 @@ pub(crate) enum Framing {
 
 /// The framing of the requests announced for a connection, in the order in which they will be written.
 #[derive(Clone, Default)]
-pub(crate) struct Announced(Arc<Mutex<VecDeque<Framing>>>);
+pub(crate) struct FramingQueue(Arc<Mutex<VecDeque<Framing>>>);
 
 /// An HTTP/1.1 connection that inserts trailers after the chunked bodies written to it.
 pub(crate) struct LateTrailers<T> {
     inner: T,
-    announced: Announced,
+    announced: FramingQueue,
     /// The announced messages that have not started.
     queue: VecDeque<Framing>,
-    message: Message,
+    message: Position,
     /// Trailers that are being written.
     insertion: Bytes,
 }
 
 /// The parse position in the written bytes.
 #[derive(Clone)]
-enum Message {
+enum Position {
     /// Between messages: the next byte starts one.
     None,
     /// In a request head, with this many bytes of the CRLF CRLF at its end matched.
@@ -63,7 +63,7 @@ enum Message {
 
 impl Trailers {
     /// Stores fields that have passed the trailer checks. Neither names nor values can contain a line break.
-    pub(crate) fn put(&self, fields: &HeaderMap) {
+    pub(crate) fn set(&self, fields: &HeaderMap) {
         let mut text = Vec::new();
         for (name, value) in fields {
             for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
@@ -78,22 +78,22 @@ impl Trailers {
     }
 }
 
-impl Announced {
+impl FramingQueue {
     /// Announces the next request to be written.
     pub(crate) fn push(&self, framing: Framing) {
         lock(&self.0).push_back(framing);
     }
 }
 
-impl Message {
+impl Position {
     /// Parses `bytes` up to the next insertion point. Returns the number of bytes parsed, and the trailers to insert
     /// there.
-    fn pass(&mut self, queue: &mut impl Iterator<Item = Framing>, bytes: &[u8]) -> (usize, Option<Trailers>) {
+    fn advance(&mut self, queue: &mut impl Iterator<Item = Framing>, bytes: &[u8]) -> (usize, Option<Trailers>) {
         let mut passed = 0_usize;
         while let Some(rest) = bytes.get(passed..).filter(|rest| !rest.is_empty()) {
             let (next, part) = match std::mem::replace(self, Self::Unknown) {
                 Self::None => (queue.next().map_or(Self::Unknown, |framing| Self::Head(0, framing)), 0),
-                Self::Head(matched, framing) => match (head(matched, rest), framing) {
+                Self::Head(matched, framing) => match (match_head_end(matched, rest), framing) {
                     ((4, part), Framing::Chunked(trailers)) => (Self::Chunked(ChunkedReader::new(0), trailers), part),
                     ((4, part), Framing::Length(0)) => (Self::None, part),
                     ((4, part), Framing::Length(length)) => (Self::Length(length), part),
@@ -128,7 +128,7 @@ impl Message {
 
 /// Returns how many bytes of the CRLF CRLF that ends a head are matched after `bytes`, and how many of `bytes` belong
 /// to the head.
-fn head(mut matched: u8, bytes: &[u8]) -> (u8, usize) {
+fn match_head_end(mut matched: u8, bytes: &[u8]) -> (u8, usize) {
     for (at, byte) in bytes.iter().enumerate() {
         matched = match (matched, byte) {
             (0 | 2, b'\r') | (1 | 3, b'\n') => matched.saturating_add(1),
@@ -144,22 +144,22 @@ fn head(mut matched: u8, bytes: &[u8]) -> (u8, usize) {
 
 impl<T> LateTrailers<T> {
     pub(crate) fn new(inner: T) -> Self {
-        let (announced, queue) = (Announced::default(), VecDeque::new());
-        Self { inner, announced, queue, message: Message::None, insertion: Bytes::new() }
+        let (announced, queue) = (FramingQueue::default(), VecDeque::new());
+        Self { inner, announced, queue, message: Position::None, insertion: Bytes::new() }
     }
 
     /// Returns the queue that announces requests for this connection.
-    pub(crate) fn announced(&self) -> Announced {
+    pub(crate) fn announced(&self) -> FramingQueue {
         self.announced.clone()
     }
 
     /// Returns the number of bytes before the next insertion point, or `None` if these bytes contain none.
-    fn place<'b>(&mut self, parts: impl Iterator<Item = &'b [u8]>) -> Option<usize> {
+    fn insertion_point<'b>(&mut self, parts: impl Iterator<Item = &'b [u8]>) -> Option<usize> {
         self.queue.append(&mut lock(&self.announced.0));
         let (mut message, mut queue) = (self.message.clone(), self.queue.iter().cloned());
         let mut before = 0_usize;
         for part in parts {
-            let (passed, trailers) = message.pass(&mut queue, part);
+            let (passed, trailers) = message.advance(&mut queue, part);
             before = before.saturating_add(passed);
             if trailers.is_some() {
                 return Some(before);
@@ -169,9 +169,9 @@ impl<T> LateTrailers<T> {
     }
 
     /// Parses bytes that were written to the connection.
-    fn went(&mut self, bytes: &[u8]) {
+    fn bytes_written(&mut self, bytes: &[u8]) {
         let Self { queue, message, .. } = self;
-        let (_, trailers) = message.pass(&mut std::iter::from_fn(|| queue.pop_front()), bytes);
+        let (_, trailers) = message.advance(&mut std::iter::from_fn(|| queue.pop_front()), bytes);
         if let Some(trailers) = trailers {
             self.insertion = trailers.take();
         }
@@ -199,10 +199,10 @@ impl<T: AsyncRead + Unpin> AsyncRead for LateTrailers<T> {
 impl<T: AsyncWrite + Unpin> AsyncWrite for LateTrailers<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.poll_insertion(cx))?;
-        let most = self.place(std::iter::once(bytes)).unwrap_or(bytes.len());
+        let most = self.insertion_point(std::iter::once(bytes)).unwrap_or(bytes.len());
         let bytes = bytes.get(..most).unwrap_or(bytes);
         let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes))?;
-        self.went(bytes.get(..written).unwrap_or(bytes));
+        self.bytes_written(bytes.get(..written).unwrap_or(bytes));
         Poll::Ready(Ok(written))
     }
 
@@ -212,7 +212,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for LateTrailers<T> {
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_insertion(cx))?;
-        if self.place(parts.iter().map(|part| &**part)).is_some() {
+        if self.insertion_point(parts.iter().map(|part| &**part)).is_some() {
             // This happens once per message: write one part at a time up to the insertion point.
             let first = parts.iter().find(|part| !part.is_empty()).map_or(&[][..], |part| part);
             return self.poll_write(cx, first);
@@ -220,7 +220,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for LateTrailers<T> {
         let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, parts))?;
         let mut left = written;
         for part in parts {
-            self.went(part.get(..left).unwrap_or(part));
+            self.bytes_written(part.get(..left).unwrap_or(part));
             left = left.saturating_sub(part.len());
         }
         Poll::Ready(Ok(written))
@@ -260,7 +260,7 @@ mod tests {
         let chunked = format!("POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n{body}0\r\n");
         match kind {
             0 => {
-                trailers.put(&fields());
+                trailers.set(&fields());
                 let out = format!("{chunked}x-late: 1\r\nx-late: 2\r\n\r\n");
                 (format!("{chunked}\r\n"), Framing::Chunked(trailers), out)
             }

@@ -13,31 +13,31 @@ pub(crate) fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
 }
 
 /// Decodes a name or value.
-pub(crate) fn decoded(text: &str) -> Vec<u8> {
-    decoded_bytes(text.as_bytes())
+pub(crate) fn decode(text: &str) -> Vec<u8> {
+    decode_bytes(text.as_bytes())
 }
 
-pub(crate) fn decoded_bytes(text: &[u8]) -> Vec<u8> {
+pub(crate) fn decode_bytes(text: &[u8]) -> Vec<u8> {
     let spaced: Vec<u8> = text.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect();
     percent_decode(&spaced).collect()
 }
 
 /// Returns the query with exactly one parameter of this name, in last place. All other parameters stay as sent.
-pub(crate) fn with(query: Option<&str>, name: &str, value: &[u8]) -> zeroize::Zeroizing<String> {
-    let kept = without(query.unwrap_or_default(), |key| key == name.as_bytes());
+pub(crate) fn set_parameter(query: Option<&str>, name: &str, value: &[u8]) -> zeroize::Zeroizing<String> {
+    let kept = remove_parameters(query.unwrap_or_default(), |key| key == name.as_bytes());
     let and = if kept.is_empty() { "" } else { "&" };
-    zeroize::Zeroizing::new(format!("{kept}{and}{}={}", encoded(name.as_bytes()), encoded(value)))
+    zeroize::Zeroizing::new(format!("{kept}{and}{}={}", encode(name.as_bytes()), encode(value)))
 }
 
 /// Returns the query without the parameters whose decoded name matches `is_meant`. `;` counts as a separator too, as on
 /// some servers.
-pub(crate) fn without(query: &str, is_meant: impl Fn(&[u8]) -> bool) -> String {
-    let is_other = |pair: &&str| !is_meant(&decoded(pair.split_once('=').map_or(*pair, |(key, _)| key)));
+pub(crate) fn remove_parameters(query: &str, is_meant: impl Fn(&[u8]) -> bool) -> String {
+    let is_other = |pair: &&str| !is_meant(&decode(pair.split_once('=').map_or(*pair, |(key, _)| key)));
     let others = |part: &str| part.split(';').filter(is_other).collect::<Vec<_>>().join(";");
     query.split('&').map(others).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("&")
 }
 
-fn encoded(text: &[u8]) -> Cow<'_, str> {
+fn encode(text: &[u8]) -> Cow<'_, str> {
     percent_encode(text, RESERVED).into()
 }
 
@@ -63,7 +63,7 @@ mod tests {
             (None, "ü-._~".as_bytes(), "api_key=%C3%BC-._~"),
         ];
         for (query, value, want) in rows {
-            assert_eq!(*with(query, "api_key", value), want, "{query:?}");
+            assert_eq!(*set_parameter(query, "api_key", value), want, "{query:?}");
         }
     }
 }

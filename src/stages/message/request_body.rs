@@ -47,36 +47,36 @@ pub enum BodyError {
 pub struct RequestBody {
     source: Source,
     idle: Duration,
-    waiting: Option<Pin<Box<Sleep>>>,
+    idle_timer: Option<Pin<Box<Sleep>>>,
     /// The size limit in bytes, and how much of it is left. `None` means no limit.
-    most: Option<u64>,
-    left: Option<u64>,
+    limit: Option<u64>,
+    remaining: Option<u64>,
     counts: Arc<TransferCounts>,
     began: Instant,
     /// Credential placements whose fields are not allowed in trailers.
-    places: Vec<Placement>,
+    placements: Vec<Placement>,
     /// If set, receives the trailers, which are then not sent with the body.
     trailers: Option<Trailers>,
-    looked_through: Option<Box<ScannedBody>>,
+    scan: Option<Box<ScannedBody>>,
     /// Charges the bytes held here to the memory budget.
     reservation: Reservation,
 }
 
 /// A body that is scanned while it is sent.
 struct ScannedBody {
-    leaving: OutboundBody,
+    outbound: OutboundBody,
     /// The client has sent everything. `trailers` holds the trailers until the data is sent.
     ended: bool,
     trailers: Option<HeaderMap>,
-    pauses: Pauses,
+    pauses: PauseTimer,
 }
 
 /// Decides when held data of a stream of unknown length is released. The next data may be far off, so the end of the
 /// stream cannot be waited for.
-enum Pauses {
+enum PauseTimer {
     /// The length is known, so the end will follow.
-    Never,
-    Known {
+    Disabled,
+    Enabled {
         /// The time when data last arrived, and the time when the oldest held data arrived.
         last: Instant,
         oldest: Option<Instant>,
@@ -89,16 +89,16 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The longest time that data is held, even if the stream keeps trickling.
 const MAX_HELD: Duration = Duration::from_millis(500);
 /// The number of portions scanned before the task yields.
-pub(crate) const PORTIONS: usize = 8;
+pub(crate) const PORTIONS_PER_POLL: usize = 8;
 /// The most bytes preallocated for a body.
-const ROOM: usize = 64 * 1024;
+const MAX_PREALLOCATED: usize = 64 * 1024;
 
 /// The location of the body's data.
 enum Source {
     /// With the client.
     Client(Incoming),
     /// In memory, complete.
-    Here { data: Option<Bytes>, trailers: Option<HeaderMap> },
+    Buffered { data: Option<Bytes>, trailers: Option<HeaderMap> },
 }
 
 impl RequestBody {
@@ -115,14 +115,14 @@ impl RequestBody {
         Self {
             source: Source::Client(inner),
             idle: limits.timeouts.idle,
-            waiting: None,
-            most: limits.request,
-            left: limits.request,
+            idle_timer: None,
+            limit: limits.request,
+            remaining: limits.request,
             counts,
             began: Instant::now(),
-            places: Vec::new(),
+            placements: Vec::new(),
             trailers: None,
-            looked_through: None,
+            scan: None,
             reservation,
         }
     }
@@ -132,38 +132,38 @@ impl RequestBody {
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             let idle = self.idle;
-            let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(idle)));
-            ready!(waiting.as_mut().poll(cx));
+            let timer = self.idle_timer.get_or_insert_with(|| Box::pin(sleep(idle)));
+            ready!(timer.as_mut().poll(cx));
             let left = idle.saturating_sub(self.counts.idle_time());
             if left.is_zero() {
                 return Poll::Ready(());
             }
             // The other direction has moved in the meantime.
-            waiting.as_mut().reset(Instant::now() + left);
+            timer.as_mut().reset(Instant::now() + left);
         }
     }
 
     /// Forbids trailers in the fields where credentials are placed.
-    pub(crate) fn keep_out(&mut self, places: impl Iterator<Item = Placement>) {
-        self.places.extend(places);
+    pub(crate) fn forbid_trailers_in(&mut self, places: impl Iterator<Item = Placement>) {
+        self.placements.extend(places);
     }
 
     /// Delivers the trailers to `trailers` when the body has ended, instead of sending them with it.
-    pub(crate) fn put_trailers(&mut self, trailers: Option<Trailers>) {
+    pub(crate) fn divert_trailers(&mut self, trailers: Option<Trailers>) {
         self.trailers = trailers;
     }
 
     /// Returns true if the body is buffered and has trailers.
     pub(crate) fn has_trailers(&self) -> bool {
-        self.here().is_some_and(|(_, trailers)| trailers.is_some_and(|trailers| !trailers.is_empty()))
+        self.buffered().is_some_and(|(_, trailers)| trailers.is_some_and(|trailers| !trailers.is_empty()))
     }
 
     /// Checks the announced length against the limit.
     ///
     /// # Errors
     /// [`Deny::RequestTooLarge`] if it exceeds the limit.
-    pub(crate) fn judge_size(&self) -> Verdict<()> {
-        let too_large = self.most.filter(|most| self.size_hint().lower() > *most);
+    pub(crate) fn check_size(&self) -> Verdict<()> {
+        let too_large = self.limit.filter(|most| self.size_hint().lower() > *most);
         too_large.map_or(Ok(()), |most| Err(self.counts.reached(ExchangeLimit::RequestBytes(most))))
     }
 
@@ -173,7 +173,7 @@ impl RequestBody {
     }
 
     /// Returns true if the body is not empty and its announced length is at most `most` bytes.
-    pub(crate) fn is_known_to_be_within(&self, most: u64) -> bool {
+    pub(crate) fn has_length_within(&self, most: u64) -> bool {
         !self.is_end_stream() && self.size_hint().exact().is_some_and(|length| length <= most)
     }
 
@@ -183,10 +183,10 @@ impl RequestBody {
     /// # Errors
     /// [`Fail::RequestTimedOut`] or [`Deny::RequestMalformed`] if the client does not send the announced body;
     /// [`Fail::Overloaded`] if it does not fit into the memory budget.
-    pub(crate) async fn whole(mut self, head: usize, record: &mut Record) -> Verdict<Self> {
+    pub(crate) async fn buffer(mut self, head: usize, record: &mut Record) -> Verdict<Self> {
         // An announced length alone does not allocate memory.
         let announced = usize::try_from(self.size_hint().lower()).unwrap_or_default();
-        let mut data = BytesMut::with_capacity(announced.min(ROOM));
+        let mut data = BytesMut::with_capacity(announced.min(MAX_PREALLOCATED));
         let mut trailers = None;
         while let Some(frame) = std::future::poll_fn(|cx| self.poll_source(cx)).await {
             let frame = frame.map_err(|error| match error {
@@ -213,31 +213,31 @@ impl RequestBody {
         let reservation = std::mem::replace(&mut self.reservation, reservation);
         // hyper holds the data until a slow origin has read it, so the charge lives as long as the data.
         let data = Bytes::from_owner(Charged { data: data.freeze(), _reservation: reservation });
-        self.source = Source::Here { data: Some(data), trailers };
+        self.source = Source::Buffered { data: Some(data), trailers };
         Ok(self)
     }
 
     /// Returns a new reservation for the same exchange.
     pub(crate) fn reservation(&self) -> Reservation {
-        self.reservation.another()
+        self.reservation.for_same_exchange()
     }
 
     /// Returns the data and the trailers if the body is buffered.
-    pub(crate) fn here(&self) -> Option<(&Bytes, Option<&HeaderMap>)> {
+    pub(crate) fn buffered(&self) -> Option<(&Bytes, Option<&HeaderMap>)> {
         match &self.source {
-            Source::Here { data: Some(data), trailers } => Some((data, trailers.as_ref())),
-            Source::Client(_) | Source::Here { .. } => None,
+            Source::Buffered { data: Some(data), trailers } => Some((data, trailers.as_ref())),
+            Source::Client(_) | Source::Buffered { .. } => None,
         }
     }
 
     /// Returns a copy for a request that may have to be retried, or `None` if bytes are still to come from the client.
-    pub(crate) fn copy(&self) -> Option<Self> {
+    pub(crate) fn try_clone(&self) -> Option<Self> {
         let source = match &self.source {
-            Source::Here { data, trailers } => Source::Here { data: data.clone(), trailers: trailers.clone() },
-            Source::Client(_) if self.is_end_stream() => Source::Here { data: None, trailers: None },
+            Source::Buffered { data, trailers } => Source::Buffered { data: data.clone(), trailers: trailers.clone() },
+            Source::Client(_) if self.is_end_stream() => Source::Buffered { data: None, trailers: None },
             Source::Client(_) => return None,
         };
-        if self.looked_through.is_some() {
+        if self.scan.is_some() {
             return None;
         }
         let mut reservation = self.reservation();
@@ -245,84 +245,84 @@ impl RequestBody {
         Some(Self {
             source,
             idle: self.idle,
-            waiting: None,
-            most: self.most,
-            left: self.left,
+            idle_timer: None,
+            limit: self.limit,
+            remaining: self.remaining,
             counts: self.counts.clone(),
             began: self.began,
-            places: self.places.clone(),
+            placements: self.placements.clone(),
             // Trailers belong to the connection on which the copy is sent.
             trailers: None,
-            looked_through: None,
+            scan: None,
             reservation,
         })
     }
 
     /// Scans the body while it is sent.
-    pub(crate) fn scan_whole(&mut self, leaving: OutboundBody) {
+    pub(crate) fn scan_while_sending(&mut self, outbound: OutboundBody) {
         let pauses = if self.size_hint().exact().is_some() {
-            Pauses::Never
+            PauseTimer::Disabled
         } else {
-            Pauses::Known { last: Instant::now(), oldest: None, timer: Box::pin(sleep(PAUSE)) }
+            PauseTimer::Enabled { last: Instant::now(), oldest: None, timer: Box::pin(sleep(PAUSE)) }
         };
-        self.looked_through = Some(Box::new(ScannedBody { leaving, ended: false, trailers: None, pauses }));
+        self.scan = Some(Box::new(ScannedBody { outbound, ended: false, trailers: None, pauses }));
     }
 
     /// Polls for the next frame that may be sent.
-    fn poll_cleared(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Some(mut looked) = self.looked_through.take() else { return self.poll_source(cx) };
-        let frame = self.poll_looked(&mut looked, cx);
-        self.looked_through = Some(looked);
+    fn poll_outbound(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let Some(mut scan) = self.scan.take() else { return self.poll_source(cx) };
+        let frame = self.poll_scan(&mut scan, cx);
+        self.scan = Some(scan);
         match frame {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok(frame)) => Poll::Ready(frame.map(Ok)),
-            Poll::Ready(Err(Ended::Early(error))) => Poll::Ready(Some(Err(error))),
-            Poll::Ready(Err(Ended::Stopped(stop))) => {
-                let (refusal, found) = stop.refusal();
+            Poll::Ready(Err(FrameError::Body(error))) => Poll::Ready(Some(Err(error))),
+            Poll::Ready(Err(FrameError::Stopped(error))) => {
+                let (refusal, found) = error.refusal();
                 self.counts.stop(refusal, found);
                 Poll::Ready(Some(Err(BodyError::Stopped)))
             }
         }
     }
 
-    fn poll_looked(
+    fn poll_scan(
         &mut self,
-        looked: &mut ScannedBody,
+        scan: &mut ScannedBody,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<Frame<Bytes>>, Ended>> {
-        for _ in 0..PORTIONS {
-            if let Some(data) = looked.leaving.take() {
+    ) -> Poll<Result<Option<Frame<Bytes>>, FrameError>> {
+        for _ in 0..PORTIONS_PER_POLL {
+            if let Some(data) = scan.outbound.take() {
                 return Poll::Ready(Ok(Some(Frame::data(data))));
             }
-            if looked.leaving.has_work() {
-                looked.leaving.work()?;
+            if scan.outbound.has_work() {
+                scan.outbound.work()?;
                 continue;
             }
-            if looked.ended {
-                return Poll::Ready(Ok(looked.trailers.take().map(Frame::trailers)));
+            if scan.ended {
+                return Poll::Ready(Ok(scan.trailers.take().map(Frame::trailers)));
             }
-            if let Some(data) = self.charge(&mut looked.leaving)? {
+            if let Some(data) = self.charge(&mut scan.outbound)? {
                 return Poll::Ready(Ok(Some(Frame::data(data))));
             }
             let Poll::Ready(frame) = self.poll_source(cx) else {
-                ready!(looked.pauses.poll(looked.leaving.held(), cx));
-                looked.leaving.pause()?;
+                ready!(scan.pauses.poll(scan.outbound.held(), cx));
+                scan.outbound.pause()?;
                 continue;
             };
-            match frame.transpose().map_err(Ended::Early)?.map(Frame::into_data) {
+            match frame.transpose().map_err(FrameError::Body)?.map(Frame::into_data) {
                 Some(Ok(data)) => {
-                    looked.pauses.moved();
-                    looked.leaving.push(data)?;
+                    scan.pauses.data_arrived();
+                    scan.outbound.push(data)?;
                 }
                 Some(Err(frame)) => {
                     let trailers = frame.into_trailers().unwrap_or_default();
-                    looked.leaving.trailers(&trailers)?;
-                    looked.leaving.end()?;
-                    (looked.ended, looked.trailers) = (true, Some(trailers));
+                    scan.outbound.trailers(&trailers)?;
+                    scan.outbound.end()?;
+                    (scan.ended, scan.trailers) = (true, Some(trailers));
                 }
                 None => {
-                    looked.leaving.end()?;
-                    looked.ended = true;
+                    scan.outbound.end()?;
+                    scan.ended = true;
                 }
             }
         }
@@ -332,22 +332,22 @@ impl RequestBody {
     }
 
     /// Charges the held bytes. Without room in the budget, holds only the minimum and returns the data this releases.
-    fn charge(&mut self, leaving: &mut OutboundBody) -> Result<Option<Bytes>, OutboundError> {
-        let Err(full) = self.reservation.hold(leaving.held_for_its_text() as u64) else {
-            leaving.set_crowded(false)?;
+    fn charge(&mut self, outbound: &mut OutboundBody) -> Result<Option<Bytes>, OutboundError> {
+        let Err(full) = self.reservation.hold(outbound.held_for_scanning() as u64) else {
+            outbound.set_crowded(false)?;
             return Ok(None);
         };
-        leaving.set_crowded(true)?;
-        let data = leaving.take();
-        let too_much = data.is_none() && leaving.held_for_its_text() > leaving.least();
-        if too_much || full == Full::GivenUp { Err(OutboundError::NoRoom) } else { Ok(data) }
+        outbound.set_crowded(true)?;
+        let data = outbound.take();
+        let too_much = data.is_none() && outbound.held_for_scanning() > outbound.min_held();
+        if too_much || full == Full::Evicted { Err(OutboundError::NoRoom) } else { Ok(data) }
     }
 
     /// Polls for the next frame from the client, until the idle timeout.
     fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let inner = match &mut self.source {
             Source::Client(inner) => inner,
-            Source::Here { data, trailers } => {
+            Source::Buffered { data, trailers } => {
                 let frame = data.take().map(Frame::data).or_else(|| trailers.take().map(Frame::trailers));
                 return Poll::Ready(frame.map(Ok));
             }
@@ -358,15 +358,15 @@ impl RequestBody {
             self.counts.client_stalled(self.idle);
             return Poll::Ready(Some(Err(BodyError::TimedOut)));
         };
-        self.waiting = None;
+        self.idle_timer = None;
         self.counts.tick();
         if let Some(Err(_)) = frame {
             self.counts.client_failed();
         }
         let length = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len) as u64;
-        if let Some(left) = &mut self.left {
+        if let Some(left) = &mut self.remaining {
             let Some(rest) = left.checked_sub(length) else {
-                let refusal = self.counts.reached(ExchangeLimit::RequestBytes(self.most.unwrap_or_default()));
+                let refusal = self.counts.reached(ExchangeLimit::RequestBytes(self.limit.unwrap_or_default()));
                 self.counts.stop(refusal, None);
                 return Poll::Ready(Some(Err(BodyError::Stopped)));
             };
@@ -389,15 +389,15 @@ impl Body for RequestBody {
         if this.counts.is_over() {
             return Poll::Ready(Some(Err(BodyError::Over)));
         }
-        let mut frame = ready!(this.poll_cleared(cx));
+        let mut frame = ready!(this.poll_outbound(cx));
         if let Some(Ok(passing)) = &mut frame {
             this.counts.sent(passing.data_ref().map_or(0, Bytes::len));
             if let Some(fields) = passing.trailers_mut() {
                 headers::remove_from_trailers(fields);
                 // Nor may a credential be sent as a trailer, whatever its field is called.
-                strip::remove_fields(fields, &this.places);
+                strip::remove_fields(fields, &this.placements);
                 if let Some(trailers) = &this.trailers {
-                    trailers.put(fields);
+                    trailers.set(fields);
                     frame = None;
                 }
             }
@@ -409,20 +409,20 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        if let Some(looked) = &self.looked_through {
-            return looked.ended && looked.trailers.is_none() && looked.leaving.held() == 0;
+        if let Some(scan) = &self.scan {
+            return scan.ended && scan.trailers.is_none() && scan.outbound.held() == 0;
         }
         match &self.source {
             Source::Client(inner) => inner.is_end_stream(),
-            Source::Here { data, trailers } => data.is_none() && trailers.is_none(),
+            Source::Buffered { data, trailers } => data.is_none() && trailers.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        let held = self.looked_through.as_ref().map_or(0, |looked| looked.leaving.held() as u64);
+        let held = self.scan.as_ref().map_or(0, |scan| scan.outbound.held() as u64);
         match &self.source {
-            Source::Client(inner) => with_held(inner.size_hint(), held),
-            Source::Here { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
+            Source::Client(inner) => add_held(inner.size_hint(), held),
+            Source::Buffered { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
         }
     }
 }
@@ -445,21 +445,21 @@ fn no_room(full: Full, record: &mut Record) -> Refusal {
 }
 
 /// The reason why there is no next frame.
-enum Ended {
-    Early(BodyError),
+enum FrameError {
+    Body(BodyError),
     Stopped(OutboundError),
 }
 
-impl From<OutboundError> for Ended {
-    fn from(stop: OutboundError) -> Self {
-        Self::Stopped(stop)
+impl From<OutboundError> for FrameError {
+    fn from(error: OutboundError) -> Self {
+        Self::Stopped(error)
     }
 }
 
-impl Pauses {
+impl PauseTimer {
     /// Records that data arrived.
-    fn moved(&mut self) {
-        if let Self::Known { last, oldest, .. } = self {
+    fn data_arrived(&mut self) {
+        if let Self::Enabled { last, oldest, .. } = self {
             *last = Instant::now();
             oldest.get_or_insert(*last);
         }
@@ -467,7 +467,7 @@ impl Pauses {
 
     /// Returns ready once the held data must be released.
     fn poll(&mut self, held: usize, cx: &mut Context<'_>) -> Poll<()> {
-        let Self::Known { last, oldest, timer } = self else { return Poll::Pending };
+        let Self::Enabled { last, oldest, timer } = self else { return Poll::Pending };
         let Some(since) = *oldest else { return Poll::Pending };
         if held == 0 {
             *oldest = None;
@@ -482,7 +482,7 @@ impl Pauses {
 }
 
 /// Adds the held bytes to a size hint.
-pub(crate) fn with_held(inner: SizeHint, held: u64) -> SizeHint {
+pub(crate) fn add_held(inner: SizeHint, held: u64) -> SizeHint {
     let mut hint = SizeHint::new();
     hint.set_lower(inner.lower().saturating_add(held));
     if let Some(upper) = inner.upper() {

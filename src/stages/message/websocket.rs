@@ -51,11 +51,11 @@ pub(crate) struct UpgradeRequest {
 }
 
 /// Returns true if the client requests an upgrade to WebSocket and to nothing else.
-fn is_asked_for(parts: &Parts) -> bool {
+fn is_upgrade_request(parts: &Parts) -> bool {
     parts.version == Version::HTTP_11
         && !parts.headers.contains_key(EXEAT_TOOL)
         && tokens(&parts.headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
-        && tokens(&parts.headers, &UPGRADE).eq_by_case("websocket")
+        && tokens(&parts.headers, &UPGRADE).is_only("websocket")
 }
 
 /// Parses a client's handshake. Returns `None` for a request that is no WebSocket upgrade; its `Upgrade` is not
@@ -63,8 +63,8 @@ fn is_asked_for(parts: &Parts) -> bool {
 ///
 /// # Errors
 /// [`Deny::RequestMalformed`] if the handshake is one that no server may accept (RFC 6455 §4.2.1).
-pub(crate) fn wanted(parts: &Parts) -> Verdict<Option<UpgradeRequest>> {
-    if !is_asked_for(parts) {
+pub(crate) fn parse_upgrade(parts: &Parts) -> Verdict<Option<UpgradeRequest>> {
+    if !is_upgrade_request(parts) {
         return Ok(None);
     }
     let only = |name: &HeaderName| {
@@ -74,8 +74,8 @@ pub(crate) fn wanted(parts: &Parts) -> Verdict<Option<UpgradeRequest>> {
     let key = only(&SEC_WEBSOCKET_KEY).filter(|key| STANDARD.decode(key).is_ok_and(|key| key.len() == 16));
     let bodiless = parts.headers.get(CONTENT_LENGTH).is_none_or(|length| length == "0")
         && !parts.headers.contains_key(TRANSFER_ENCODING);
-    let sound = parts.method == Method::GET && bodiless && only(&SEC_WEBSOCKET_VERSION) == Some(b"13");
-    let (Some(key), true) = (key, sound) else { return Err(Deny::RequestMalformed.into()) };
+    let is_valid = parts.method == Method::GET && bodiless && only(&SEC_WEBSOCKET_VERSION) == Some(b"13");
+    let (Some(key), true) = (key, is_valid) else { return Err(Deny::RequestMalformed.into()) };
     let digest = Sha1::new().chain_update(key).chain_update(GUID).finalize();
     let accept = HeaderValue::from_str(&STANDARD.encode(digest)).map_err(|_| Deny::RequestMalformed)?;
     let protocols = tokens(&parts.headers, &SEC_WEBSOCKET_PROTOCOL).map(str::to_owned).collect();
@@ -84,14 +84,14 @@ pub(crate) fn wanted(parts: &Parts) -> Verdict<Option<UpgradeRequest>> {
 
 /// Writes the handshake into the upstream request's headers. Extensions are removed, because compressed payloads could
 /// not be scanned.
-pub(crate) fn ask(headers: &mut HeaderMap) {
+pub(crate) fn write_handshake(headers: &mut HeaderMap) {
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     headers.remove(SEC_WEBSOCKET_EXTENSIONS);
 }
 
 impl UpgradeRequest {
     /// Returns true if the response completes this handshake (RFC 6455 §4.1).
-    pub(crate) fn is_met_by(&self, headers: &HeaderMap) -> bool {
+    pub(crate) fn is_accepted_by(&self, headers: &HeaderMap) -> bool {
         let mut accepts = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
         let mut chosen = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter();
         let protocol = match (chosen.next(), chosen.next()) {
@@ -99,7 +99,7 @@ impl UpgradeRequest {
             (Some(one), None) => self.protocols.iter().any(|asked| asked.as_bytes() == one.as_bytes()),
             (Some(_), Some(_)) => false,
         };
-        tokens(headers, &UPGRADE).eq_by_case("websocket")
+        tokens(headers, &UPGRADE).is_only("websocket")
             && tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
             && (accepts.next(), accepts.next()) == (Some(&self.accept), None)
             && !headers.contains_key(SEC_WEBSOCKET_EXTENSIONS)
@@ -107,12 +107,12 @@ impl UpgradeRequest {
     }
 }
 
-trait IsOnlyToken {
-    fn eq_by_case(self, only: &str) -> bool;
+trait OnlyToken {
+    fn is_only(self, only: &str) -> bool;
 }
 
-impl<'t, I: Iterator<Item = &'t str>> IsOnlyToken for I {
-    fn eq_by_case(mut self, only: &str) -> bool {
+impl<'t, I: Iterator<Item = &'t str>> OnlyToken for I {
+    fn is_only(mut self, only: &str) -> bool {
         self.next().is_some_and(|token| token.eq_ignore_ascii_case(only)) && self.next().is_none()
     }
 }
@@ -150,16 +150,16 @@ impl Broken {
 struct Direction {
     frames: FrameReader,
     /// The output ends within a frame.
-    within: bool,
+    mid_frame: bool,
     /// A close frame has been written to the output.
     closed: bool,
     /// The next close frame is the answer to one sent by the proxy.
-    farewell: bool,
+    awaiting_close: bool,
 }
 
 impl Direction {
     fn of(frames: FrameReader) -> Self {
-        Self { frames, within: false, closed: false, farewell: false }
+        Self { frames, mid_frame: false, closed: false, awaiting_close: false }
     }
 
     /// Parses bytes. `take` appends to `out` the part of a piece that may be forwarded, and returns whether the output
@@ -174,36 +174,36 @@ impl Direction {
         mut take: impl FnMut(Piece<'_>, &mut Vec<u8>) -> Result<bool, RelayError>,
     ) -> Result<(), RelayError> {
         let start = out.len();
-        let mut whole = (!self.within).then_some(start);
-        let mut ends = !self.within;
-        let stop = loop {
+        let mut frame_end = (!self.mid_frame).then_some(start);
+        let mut ends = !self.mid_frame;
+        let error = loop {
             let piece = match self.frames.next(&mut rest) {
                 Ok(Some(piece)) => piece,
                 Ok(None) => {
-                    self.within = !ends;
+                    self.mid_frame = !ends;
                     return Ok(());
                 }
                 Err(broken) => break RelayError::Broken(broken),
             };
             let closes = matches!(&piece, Piece::Control { head, .. } if head.is_close());
-            if closes && self.farewell {
+            if closes && self.awaiting_close {
                 break RelayError::Closed;
             }
             match take(piece, out) {
                 Ok(at_end) => ends = at_end,
-                Err(stop) => {
+                Err(error) => {
                     out.truncate(start);
-                    return Err(stop);
+                    return Err(error);
                 }
             }
             if ends {
-                whole = Some(out.len());
+                frame_end = Some(out.len());
             }
             self.closed |= closes;
         };
-        out.truncate(whole.unwrap_or(start));
-        self.within = whole.is_none();
-        Err(stop)
+        out.truncate(frame_end.unwrap_or(start));
+        self.mid_frame = frame_end.is_none();
+        Err(error)
     }
 }
 
@@ -211,18 +211,18 @@ impl Direction {
 /// A very long message is forwarded with a lag instead.
 pub struct Upward {
     direction: Direction,
-    held: Option<Held>,
+    scan: Option<MessageScan>,
 }
 
 /// Holds frames until they have been scanned.
-struct Held {
+struct MessageScan {
     messages: Holdback,
     /// Charges the held bytes to the memory budget.
     reservation: Option<Reservation>,
     /// Bytes of the current message.
     size: u64,
     /// The current message is forwarded with a lag.
-    flows: bool,
+    lagging: bool,
     /// Scans the payloads of control frames as one stream, because a value may span several frames.
     controls: Holdback,
 }
@@ -231,13 +231,13 @@ impl Upward {
     /// Scans messages for these values.
     #[must_use]
     pub fn new(values: Arc<Matcher>) -> Self {
-        let held = (!values.is_empty()).then(|| Held::new(values));
-        Self { direction: Direction::of(FrameReader::of_client()), held }
+        let held = (!values.is_empty()).then(|| MessageScan::new(values));
+        Self { direction: Direction::of(FrameReader::of_client()), scan: held }
     }
 
     /// Charges held bytes to a reservation. A message that does not fit is forwarded with a lag.
     pub(crate) fn charged_to(mut self, reservation: Reservation) -> Self {
-        if let Some(held) = &mut self.held {
+        if let Some(held) = &mut self.scan {
             held.reservation = Some(reservation);
         }
         self
@@ -246,7 +246,7 @@ impl Upward {
     /// Returns true if the output ends on a frame boundary.
     #[must_use]
     pub fn is_between_frames(&self) -> bool {
-        !self.direction.within
+        !self.direction.mid_frame
     }
 
     /// Returns true once a close frame of the client has been written to the output.
@@ -257,7 +257,7 @@ impl Upward {
 
     /// Declares that the proxy has sent a close frame: the next close frame is the answer and ends the connection.
     pub fn await_close(&mut self) {
-        self.direction.farewell = true;
+        self.direction.awaiting_close = true;
     }
 
     /// Parses bytes and appends to `out` those that may be forwarded.
@@ -267,7 +267,7 @@ impl Upward {
     /// [`RelayError::Closed`], `out` holds the complete frames before the error, which have been scanned and may be
     /// forwarded.
     pub fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
-        let held = &mut self.held;
+        let held = &mut self.scan;
         self.direction.pass(bytes, out, |piece, out| match held {
             Some(held) => held.take(&piece, out),
             None => Ok(piece.pass(out)),
@@ -275,10 +275,10 @@ impl Upward {
     }
 }
 
-impl Held {
+impl MessageScan {
     fn new(values: Arc<Matcher>) -> Self {
         let (messages, controls) = (Holdback::coded(values.clone()), Holdback::coded(values));
-        Self { messages, reservation: None, size: 0, flows: false, controls }
+        Self { messages, reservation: None, size: 0, lagging: false, controls }
     }
 
     fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) -> Result<bool, RelayError> {
@@ -291,7 +291,7 @@ impl Held {
             Piece::Control { head, bytes } => {
                 let frame = [head.bytes(), bytes].concat();
                 self.control(frame, &head.unmasked(bytes, 0), out)?;
-                if head.is_close() && self.flows {
+                if head.is_close() && self.lagging {
                     // Nothing follows that could end the message.
                     self.messages.settle(self.messages.sent());
                     self.end(out)?;
@@ -302,7 +302,7 @@ impl Held {
             }
         }
         // The output of a message with a lag may end within a frame.
-        Ok(!self.flows)
+        Ok(!self.lagging)
     }
 
     /// A control frame is forwarded as a whole.
@@ -312,7 +312,7 @@ impl Held {
         self.controls.settle(self.controls.sent());
         self.controls.end_message()?;
         while let Some(piece) = self.controls.take() {
-            if self.flows {
+            if self.lagging {
                 // The frame before it may have been forwarded only in part.
                 self.messages.send(piece)?;
             } else {
@@ -330,13 +330,13 @@ impl Held {
         self.size = self.size.saturating_add(bytes.len() as u64);
         let reservation = &mut self.reservation;
         let mut fits = |held: usize| reservation.as_mut().is_none_or(|it| it.hold(held as u64).is_ok());
-        self.flows |= self.size > MAX_MESSAGE || !fits(messages.held());
+        self.lagging |= self.size > MAX_MESSAGE || !fits(messages.held());
         // Marked even while the message is held as a whole: the budget may run out before its end.
         messages.settle(messages.sent());
         if ends {
             return self.end(out);
         }
-        if self.flows {
+        if self.lagging {
             messages.flow()?;
         }
         while let Some(piece) = messages.take() {
@@ -350,7 +350,7 @@ impl Held {
     /// Ends a message: all of it is forwarded.
     fn end(&mut self, out: &mut Vec<u8>) -> Result<(), RelayError> {
         self.messages.end_message()?;
-        (self.size, self.flows) = (0, false);
+        (self.size, self.lagging) = (0, false);
         while let Some(piece) = self.messages.take() {
             out.extend_from_slice(&piece);
         }
@@ -371,10 +371,10 @@ impl From<Finding> for RelayError {
 /// The frames sent by an origin, with protected values overwritten in place.
 pub struct Downward {
     direction: Direction,
-    redacted: Option<Redacted>,
+    redactor: Option<FrameRedactor>,
 }
 
-struct Redacted {
+struct FrameRedactor {
     messages: Redactor,
     /// Redacts the payloads of control frames as one stream.
     controls: Redactor,
@@ -384,8 +384,8 @@ impl Downward {
     /// Redacts with the redactor that processed the response head.
     #[must_use]
     pub fn new(redactor: Option<Redactor>) -> Self {
-        let redacted = redactor.map(|messages| Redacted { controls: messages.beside(), messages });
-        Self { direction: Direction::of(FrameReader::of_origin()), redacted }
+        let redacted = redactor.map(|messages| FrameRedactor { controls: messages.beside(), messages });
+        Self { direction: Direction::of(FrameReader::of_origin()), redactor: redacted }
     }
 
     /// Parses bytes and appends to `out` those that are fully redacted.
@@ -394,7 +394,7 @@ impl Downward {
     /// [`RelayError::Broken`] and [`RelayError::Closed`]; no more bytes may be passed in after them. `out` holds the
     /// complete frames before the error, which may be forwarded.
     pub fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
-        let redacted = &mut self.redacted;
+        let redacted = &mut self.redactor;
         self.direction.pass(bytes, out, |piece, out| {
             Ok(match redacted {
                 Some(redacted) => redacted.take(&piece, out),
@@ -411,18 +411,18 @@ impl Downward {
 
     /// Declares that the proxy has sent a close frame: the next close frame is the answer and ends the connection.
     pub fn await_close(&mut self) {
-        self.direction.farewell = true;
+        self.direction.awaiting_close = true;
     }
 
     /// Returns true if bytes are held that [`Self::pause`] would return.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.redacted.as_ref().is_some_and(|redacted| redacted.messages.held() > 0)
+        self.redactor.as_ref().is_some_and(|redacted| redacted.messages.held() > 0)
     }
 
     /// Returns the held bytes, for a pause in the stream.
     pub fn pause(&mut self) -> Vec<u8> {
-        let Some(Redacted { messages, .. }) = &mut self.redacted else { return Vec::new() };
+        let Some(FrameRedactor { messages, .. }) = &mut self.redactor else { return Vec::new() };
         messages.pause();
         std::iter::from_fn(|| messages.take()).flatten().collect()
     }
@@ -430,7 +430,7 @@ impl Downward {
     /// Returns true if the output ends on a frame boundary.
     #[must_use]
     pub fn is_between_frames(&self) -> bool {
-        !self.direction.within
+        !self.direction.mid_frame
     }
 
     /// Returns the number of finds. With `is_over`, includes those that count only if the stream ends here.
@@ -447,11 +447,11 @@ impl Downward {
     }
 
     fn redactors(&self) -> impl Iterator<Item = &Redactor> {
-        self.redacted.iter().flat_map(|redacted| [&redacted.messages, &redacted.controls])
+        self.redactor.iter().flat_map(|redacted| [&redacted.messages, &redacted.controls])
     }
 }
 
-impl Redacted {
+impl FrameRedactor {
     fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) -> bool {
         let (redactor, bytes, ends) = match piece {
             Piece::Head(head) => {

@@ -9,14 +9,14 @@ pub(crate) struct FrameReader {
     /// A fragmented message has started and not ended.
     fragmented: bool,
     /// Validates the UTF-8 of the current message if it is text.
-    text: Option<Characters>,
+    text: Option<Utf8Validator>,
     /// The payload of the current control frame, as sent.
     control: Zeroizing<Vec<u8>>,
     closed: bool,
-    at: At,
+    state: State,
 }
 
-enum At {
+enum State {
     /// In a frame head, with this many bytes read.
     Head([u8; MAX_HEAD], usize),
     Payload {
@@ -112,7 +112,7 @@ impl FrameReader {
             text: None,
             control: Zeroizing::default(),
             closed: false,
-            at: At::Head([0; MAX_HEAD], 0),
+            state: State::Head([0; MAX_HEAD], 0),
         }
     }
 
@@ -128,9 +128,9 @@ impl FrameReader {
             return Ok(None);
         }
         loop {
-            match self.at {
-                At::Broken(broken) => return Err(broken),
-                At::Head(bytes, size) => {
+            match self.state {
+                State::Broken(broken) => return Err(broken),
+                State::Head(bytes, size) => {
                     let Some(head) = self.head(bytes, size, rest)? else { return Ok(None) };
                     if !head.is_control() {
                         return Ok(Some(Piece::Head(head)));
@@ -138,7 +138,7 @@ impl FrameReader {
                     // The payload of a control frame is short.
                     self.control = Zeroizing::new(Vec::with_capacity(MAX_CONTROL));
                 }
-                At::Payload { head, at } => return self.payload(head, at, rest),
+                State::Payload { head, at } => return self.payload(head, at, rest),
             }
         }
     }
@@ -155,16 +155,16 @@ impl FrameReader {
             }
             size = size.saturating_add(1);
             *rest = behind;
-            match self.read(bytes, size) {
+            match self.parse_head(bytes, size) {
                 Ok(None) => {}
                 Ok(Some(head)) => {
-                    self.at = At::Payload { head, at: 0 };
+                    self.state = State::Payload { head, at: 0 };
                     return Ok(Some(head));
                 }
-                Err(broken) => return Err(self.broken(broken)),
+                Err(broken) => return Err(self.fail(broken)),
             }
         }
-        self.at = At::Head(bytes, size);
+        self.state = State::Head(bytes, size);
         Ok(None)
     }
 
@@ -178,31 +178,31 @@ impl FrameReader {
         *rest = behind;
         let at = begin.saturating_add(n as u64);
         let last = at == head.length;
-        self.at = if last { At::Head([0; MAX_HEAD], 0) } else { At::Payload { head, at } };
+        self.state = if last { State::Head([0; MAX_HEAD], 0) } else { State::Payload { head, at } };
         if head.is_control() {
             self.control.extend_from_slice(bytes);
-            return if last { self.whole_control(head).map(Some) } else { Ok(None) };
+            return if last { self.finish_control(head).map(Some) } else { Ok(None) };
         }
         let Some(text) = &mut self.text else { return Ok(Some(Piece::Payload { head, bytes, at: begin, last })) };
-        let sound = text.take(&head.unmasked(bytes, begin));
-        let ended = !last || !head.is_final() || text.is_between();
-        let sound = bytes.get(..sound).unwrap_or_default();
-        if sound.len() == bytes.len() && ended {
+        let valid = text.validate(&head.unmasked(bytes, begin));
+        let ended = !last || !head.is_final() || text.is_complete();
+        let valid = bytes.get(..valid).unwrap_or_default();
+        if valid.len() == bytes.len() && ended {
             return Ok(Some(Piece::Payload { head, bytes, at: begin, last }));
         }
-        let broken = self.broken(Broken::Text);
+        let broken = self.fail(Broken::Text);
         // Return the bytes before the error, so that the scanned bytes do not depend on how the stream was cut.
-        if sound.is_empty() {
+        if valid.is_empty() {
             return Err(broken);
         }
-        Ok(Some(Piece::Payload { head, bytes: sound, at: begin, last: false }))
+        Ok(Some(Piece::Payload { head, bytes: valid, at: begin, last: false }))
     }
 
-    fn whole_control<'b>(&mut self, head: FrameHead) -> Result<Piece<'b>, Broken> {
+    fn finish_control<'b>(&mut self, head: FrameHead) -> Result<Piece<'b>, Broken> {
         let payload = std::mem::take(&mut self.control);
         if head.is_close() {
             if let Err(broken) = check_close(&head.unmasked(&payload, 0)) {
-                return Err(self.broken(broken));
+                return Err(self.fail(broken));
             }
             self.closed = true;
         }
@@ -210,13 +210,13 @@ impl FrameReader {
     }
 
     /// Enters the error state: nothing more is read.
-    fn broken(&mut self, broken: Broken) -> Broken {
-        self.at = At::Broken(broken);
+    fn fail(&mut self, broken: Broken) -> Broken {
+        self.state = State::Broken(broken);
         broken
     }
 
     /// Parses a frame head, or returns `None` if `bytes` does not contain all of it.
-    fn read(&mut self, bytes: [u8; MAX_HEAD], size: usize) -> Result<Option<FrameHead>, Broken> {
+    fn parse_head(&mut self, bytes: [u8; MAX_HEAD], size: usize) -> Result<Option<FrameHead>, Broken> {
         let [first, second, ..] = bytes;
         if size < 2 {
             return Ok(None);
@@ -229,7 +229,7 @@ impl FrameReader {
             _ => 0,
         };
         let mask_at = extended + 2_usize;
-        let whole = if masked { mask_at.saturating_add(4) } else { mask_at };
+        let size_of_head = if masked { mask_at.saturating_add(4) } else { mask_at };
         let control = opcode >= CLOSE;
         let known = matches!(opcode, 0..=2 | 8..=10);
         if first & 0x70 != 0
@@ -242,7 +242,7 @@ impl FrameReader {
         if !control && (opcode == CONTINUATION) != self.fragmented {
             return Err(Broken::Protocol);
         }
-        if size < whole {
+        if size < size_of_head {
             return Ok(None);
         }
         let number = bytes.get(2..mask_at).unwrap_or_default().iter().fold(0, |n, byte| (n << 8) | u64::from(*byte));
@@ -259,11 +259,11 @@ impl FrameReader {
         if !control {
             self.fragmented = !is_final;
             if opcode != CONTINUATION {
-                self.text = (opcode == TEXT).then(Characters::default);
+                self.text = (opcode == TEXT).then(Utf8Validator::default);
             }
         }
-        let mask = bytes.get(mask_at..whole).and_then(|mask| <[u8; 4]>::try_from(mask).ok());
-        Ok(Some(FrameHead { bytes, size: whole, mask, length }))
+        let mask = bytes.get(mask_at..size_of_head).and_then(|mask| <[u8; 4]>::try_from(mask).ok());
+        Ok(Some(FrameHead { bytes, size: size_of_head, mask, length }))
     }
 }
 
@@ -283,25 +283,25 @@ fn check_close(payload: &[u8]) -> Result<(), Broken> {
 
 /// An incremental UTF-8 validator.
 #[derive(Default)]
-struct Characters {
+struct Utf8Validator {
     /// The first bytes of an incomplete character.
-    begun: [u8; 4],
+    partial: [u8; 4],
     length: usize,
 }
 
-impl Characters {
+impl Utf8Validator {
     /// Validates more of a text. Returns the number of bytes before the first invalid one.
-    fn take(&mut self, text: &[u8]) -> usize {
+    fn validate(&mut self, text: &[u8]) -> usize {
         let mut at = 0_usize;
         while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
             if self.length == 0 {
                 let Err(error) = std::str::from_utf8(rest) else { return text.len() };
                 at = at.saturating_add(error.valid_up_to());
             }
-            let (Some(byte), Some(place)) = (text.get(at), self.begun.get_mut(self.length)) else { return at };
+            let (Some(byte), Some(place)) = (text.get(at), self.partial.get_mut(self.length)) else { return at };
             *place = *byte;
             self.length = self.length.saturating_add(1);
-            match std::str::from_utf8(self.begun.get(..self.length).unwrap_or_default()) {
+            match std::str::from_utf8(self.partial.get(..self.length).unwrap_or_default()) {
                 Ok(_) => self.length = 0,
                 Err(error) if error.error_len().is_none() => {}
                 Err(_) => return at,
@@ -312,7 +312,7 @@ impl Characters {
     }
 
     /// Returns true if the text does not end within a character.
-    fn is_between(&self) -> bool {
+    fn is_complete(&self) -> bool {
         self.length == 0
     }
 }

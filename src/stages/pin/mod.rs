@@ -42,7 +42,7 @@ const FAILURE_TTL: Duration = Duration::from_secs(1);
 const CACHED_NAMES: u64 = 8_192;
 /// Once one family has answered, the other one may take this long. RFC 8305 §3 waits less, but here every address has
 /// to be checked.
-const SECOND_FAMILY: Duration = Duration::from_millis(500);
+const SECOND_FAMILY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Evidence that these addresses of a target were checked. Only they may be dialed.
 ///
@@ -226,7 +226,7 @@ impl Resolver {
         if policy.hosts_override(name).is_some() {
             return Ok(());
         }
-        match self.names.ask(admitted.caller().execution(), name, Instant::now()) {
+        match self.names.record(admitted.caller().execution(), name, Instant::now()) {
             Ok(Seen::Before) => Ok(()),
             Ok(Seen::Never) => {
                 record.keep_line();
@@ -306,7 +306,7 @@ impl Resolver {
     async fn resolve(&self, name: &HostName, execution: Option<&ExecutionId>) -> Verdict<Vec<IpAddr>> {
         for _ in 0..2 {
             let slot = self.answers.get_with(name.clone(), Arc::default);
-            let answer = self.answered(&slot, name, execution).await?;
+            let answer = self.fill_slot(&slot, name, execution).await?;
             if answer.until > Instant::now() {
                 return if answer.addresses.is_empty() {
                     Err(Fail::ResolveFailed.into())
@@ -317,45 +317,45 @@ impl Resolver {
             // The entry is stale. The first request to notice removes it, unless another one has already replaced it.
             self.answers.remove_if_same(name, &slot);
         }
-        let permit = self.lookups.take_within(execution, self.timeout).await;
+        let permit = self.lookups.acquire_within(execution, self.timeout).await;
         let _permit = permit.ok_or(Fail::Overloaded)?;
-        let answer = self.ask(name).await;
+        let answer = self.query(name).await;
         if answer.addresses.is_empty() { Err(Fail::ResolveFailed.into()) } else { Ok(answer.addresses) }
     }
 
     /// Returns the answer in a slot, and fills the slot if it is empty. The slot is not locked while waiting for a
     /// permit, because other requests for the same name would have to wait too.
-    async fn answered<'s>(
+    async fn fill_slot<'s>(
         &self,
         slot: &'s CacheEntry,
         name: &HostName,
         execution: Option<&ExecutionId>,
     ) -> Verdict<&'s CachedAddresses> {
         let asked = slot.0.get_or_try_init(|| async {
-            let _permit = self.lookups.take(execution).ok_or(())?;
-            Ok::<_, ()>(self.ask(name).await)
+            let _permit = self.lookups.try_acquire(execution).ok_or(())?;
+            Ok::<_, ()>(self.query(name).await)
         });
         if let Ok(answer) = asked.await {
             return Ok(answer);
         }
-        let permit = self.lookups.take_within(execution, self.timeout).await;
+        let permit = self.lookups.acquire_within(execution, self.timeout).await;
         let _permit = permit.ok_or(Fail::Overloaded)?;
-        Ok(slot.0.get_or_init(|| self.ask(name)).await)
+        Ok(slot.0.get_or_init(|| self.query(name)).await)
     }
 
     /// Queries A and AAAA separately. A failed family is left out; if both fail, so does the lookup.
-    async fn ask(&self, name: &HostName) -> CachedAddresses {
+    async fn query(&self, name: &HostName) -> CachedAddresses {
         let failure = || CachedAddresses { addresses: Vec::new(), until: Instant::now() + FAILURE_TTL };
         let Ok(mut fqdn) = Name::from_ascii(name.as_str()) else { return failure() };
         // Without this, the resolver would try search domains first.
         fqdn.set_fqdn(true);
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let v6 = timeout_at(deadline, self.ask_family(fqdn.clone(), RecordType::AAAA));
-        let v4 = timeout_at(deadline, self.ask_family(fqdn, RecordType::A));
+        let v6 = timeout_at(deadline, self.query_family(fqdn.clone(), RecordType::AAAA));
+        let v4 = timeout_at(deadline, self.query_family(fqdn, RecordType::A));
         tokio::pin!(v4, v6);
         let families = tokio::select! {
-            first = &mut v6 => both(first.ok().flatten(), v4).await,
-            first = &mut v4 => both(first.ok().flatten(), v6).await,
+            first = &mut v6 => join_families(first.ok().flatten(), v4).await,
+            first = &mut v4 => join_families(first.ok().flatten(), v6).await,
         };
         let mut addresses = Vec::new();
         let mut until = Instant::now() + MAX_TTL;
@@ -369,7 +369,7 @@ impl Resolver {
         CachedAddresses { addresses, until: until.max(Instant::now() + MIN_TTL) }
     }
 
-    async fn ask_family(&self, name: Name, family: RecordType) -> FamilyAnswer {
+    async fn query_family(&self, name: Name, family: RecordType) -> FamilyAnswer {
         let lookup = self.dns.lookup(name, family).await.ok()?;
         let address = |data: &RData| match data {
             RData::A(a) => Some(IpAddr::V4(a.0)),
@@ -385,9 +385,12 @@ type FamilyAnswer = Option<(Vec<IpAddr>, Instant)>;
 
 /// Returns both families' answers. If the first one has addresses, the second one is waited for only briefly; otherwise
 /// until its deadline.
-async fn both(first: FamilyAnswer, second: impl Future<Output = Result<FamilyAnswer, Elapsed>>) -> [FamilyAnswer; 2] {
+async fn join_families(
+    first: FamilyAnswer,
+    second: impl Future<Output = Result<FamilyAnswer, Elapsed>>,
+) -> [FamilyAnswer; 2] {
     let second = match &first {
-        Some(_) => timeout(SECOND_FAMILY, second).await.and_then(|found| found),
+        Some(_) => timeout(SECOND_FAMILY_TIMEOUT, second).await.and_then(|found| found),
         None => second.await,
     };
     [first, second.ok().flatten()]
@@ -506,7 +509,7 @@ mod tests {
             (found("192.0.2.1"), 900, 1, "the second family is late and left out"),
         ];
         for (first, millis, count, what) in rows {
-            let families = both(first, after(millis, found("2001:db8::1"))).await;
+            let families = join_families(first, after(millis, found("2001:db8::1"))).await;
             assert_eq!(families.into_iter().flatten().count(), count, "{what}");
         }
     }

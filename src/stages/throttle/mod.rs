@@ -24,8 +24,8 @@ use crate::policy::rule::Policy;
 
 /// The rate limit for requests of one execution to the proxy itself, independent of its plan: per second, and the
 /// burst.
-const OWN_PER_SECOND: NonZeroU32 = NonZeroU32::new(20).unwrap();
-const OWN_BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
+const SELF_REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(20).unwrap();
+const SELF_REQUEST_BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
 /// The window of `calls_per_minute`.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -52,18 +52,24 @@ pub struct Prepaid {
 pub struct Throttle {
     ledger: Arc<Ledger>,
     finds: Arc<Finds>,
-    gates: RateLimiters,
+    limiters: RateLimiters,
     /// The limiters for requests to the proxy itself.
-    own: RateLimiters,
+    self_limiters: RateLimiters,
     /// The time of each static execution's last restart; at most one entry per task.
-    begun: Mutex<HashMap<ExecutionId, Instant>>,
+    restarts: Mutex<HashMap<ExecutionId, Instant>>,
 }
 
 impl Throttle {
     /// Creates a throttle that counts calls in `ledger`.
     #[must_use]
     pub fn new(ledger: Arc<Ledger>, finds: Arc<Finds>) -> Self {
-        Self { ledger, finds, gates: RateLimiters::default(), own: RateLimiters::default(), begun: Mutex::default() }
+        Self {
+            ledger,
+            finds,
+            limiters: RateLimiters::default(),
+            self_limiters: RateLimiters::default(),
+            restarts: Mutex::default(),
+        }
     }
 
     /// Counts one call. While it is in progress, the record holds its concurrency permit.
@@ -130,14 +136,14 @@ impl Throttle {
 
     /// Records that a static execution has restarted: calls counted earlier are not part of the new run.
     pub fn begun(&self, execution: &ExecutionId) {
-        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
-        begun.insert(execution.clone(), Instant::now());
+        let mut restarts = self.restarts.lock().unwrap_or_else(PoisonError::into_inner);
+        restarts.insert(execution.clone(), Instant::now());
     }
 
     /// Returns true if a tunnel's call was counted since the last restart of its execution.
     fn is_counted(&self, caller: &Caller, prepaid: &Prepaid) -> bool {
-        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
-        begun.get(caller.execution()).is_none_or(|begun| *begun < prepaid.at)
+        let restarts = self.restarts.lock().unwrap_or_else(PoisonError::into_inner);
+        restarts.get(caller.execution()).is_none_or(|restarts| *restarts < prepaid.at)
     }
 
     /// Limits a request to the proxy itself, in addition to the limits of its kind.
@@ -145,8 +151,8 @@ impl Throttle {
     /// # Errors
     /// [`Deny::RateLimited`].
     pub fn take_self_request(&self, caller: &Caller, record: &mut Record) -> Verdict<()> {
-        let rate = Some(Rate { per_second: OWN_PER_SECOND, burst: OWN_BURST });
-        let asked = self.own.enter(caller.execution(), Kind::Raw, &Limits { rate, ..Limits::default() });
+        let rate = Some(Rate { per_second: SELF_REQUESTS_PER_SECOND, burst: SELF_REQUEST_BURST });
+        let asked = self.self_limiters.enter(caller.execution(), Kind::Raw, &Limits { rate, ..Limits::default() });
         let named = |limited| ReachedLimit { name: "self_requests_per_second", ..limited };
         asked.map(drop).map_err(|limited| record.limited(Deny::RateLimited, named(limited)))
     }
@@ -167,13 +173,13 @@ impl Throttle {
         let limits = limits(policy, caller, kind);
         self.enter(policy, caller, (kind, &limits), record)?;
         let asked = self.ledger.peek(caller.facts(), kind, Caps::default(), Millis::now()).await;
-        counted(asked, record).map(drop)
+        check_result(asked, record).map(drop)
     }
 
     async fn count(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
         let limits = limits(policy, caller, kind);
         let taken = self.ledger.take(caller.facts(), kind, caps(&limits.calls), Millis::now()).await;
-        counted(taken, record)
+        check_result(taken, record)
     }
 
     /// Checks the limits that do not need the ledger.
@@ -185,13 +191,13 @@ impl Throttle {
         record: &mut Record,
     ) -> Verdict<()> {
         self.finds.check(caller.execution(), policy.leak().max_finds())?;
-        let place = self.gates.enter(caller.execution(), kind, limits).map_err(|limited| {
+        let permit = self.limiters.enter(caller.execution(), kind, limits).map_err(|limited| {
             let deny =
                 if limited.scope == LimitScope::Concurrent { Deny::ConcurrencyLimited } else { Deny::RateLimited };
             record.limited(deny, limited)
         })?;
-        if let Some(place) = place {
-            record.hold(place);
+        if let Some(permit) = permit {
+            record.hold(permit);
         }
         Ok(())
     }
@@ -206,7 +212,7 @@ fn caps(calls: &Calls) -> Caps {
     Caps { per_execution: calls.per_execution, per_minute: calls.per_minute }
 }
 
-fn counted(taken: Result<TakeResult, LedgerError>, record: &mut Record) -> Verdict<Taken> {
+fn check_result(taken: Result<TakeResult, LedgerError>, record: &mut Record) -> Verdict<Taken> {
     let limited = |name, limit, within, retry_after| ReachedLimit { name, limit, scope: within, retry_after };
     match taken {
         Ok(TakeResult::Counted { .. }) => Ok(Taken(())),

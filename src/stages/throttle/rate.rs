@@ -18,7 +18,7 @@ use crate::policy::plan::{Limits, Rate};
 /// The number of maps, each with its own lock.
 const SHARDS: usize = 64;
 /// A map with fewer limiters is not cleaned up.
-const FEW: usize = 64;
+const MIN_CLEANUP: usize = 64;
 
 /// The limiters of all executions whose plans limit the rate or the concurrency. A limiter is dropped once it is
 /// equivalent to a new one.
@@ -29,9 +29,9 @@ pub(crate) struct RateLimiters {
 
 #[derive(Default)]
 struct Shard {
-    gates: HashMap<Key, ExecutionLimiter>,
+    limiters: HashMap<Key, ExecutionLimiter>,
     /// The number of limiters left after the last cleanup.
-    kept: usize,
+    left_after_cleanup: usize,
 }
 
 /// An execution, and whether the calls are tool calls.
@@ -40,8 +40,8 @@ type Key = (ExecutionId, bool);
 struct ExecutionLimiter {
     /// The limiter and the rate that it was created for.
     rate: Option<(Rate, DefaultDirectRateLimiter)>,
-    under_way: Arc<AtomicU32>,
-    used: Instant,
+    in_progress: Arc<AtomicU32>,
+    last_used: Instant,
 }
 
 /// A concurrency permit, returned on drop.
@@ -75,43 +75,43 @@ impl RateLimiters {
         let Some(shard) = self.shards.get(at) else { unreachable!("a place is below the number of shards") };
         // A panic cannot leave a limiter in an invalid state.
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-        shard.tidy();
-        shard.gates.entry(key).or_insert_with(ExecutionLimiter::new).enter(limits)
+        shard.clean_up();
+        shard.limiters.entry(key).or_insert_with(ExecutionLimiter::new).enter(limits)
     }
 }
 
 impl Shard {
-    fn tidy(&mut self) {
-        if self.gates.len() >= self.kept.saturating_mul(2).max(FEW) {
-            self.gates.retain(|_, gate| gate.is_needed());
-            self.kept = self.gates.len();
+    fn clean_up(&mut self) {
+        if self.limiters.len() >= self.left_after_cleanup.saturating_mul(2).max(MIN_CLEANUP) {
+            self.limiters.retain(|_, gate| gate.is_needed());
+            self.left_after_cleanup = self.limiters.len();
         }
     }
 }
 
 impl ExecutionLimiter {
     fn new() -> Self {
-        Self { rate: None, under_way: Arc::default(), used: Instant::now() }
+        Self { rate: None, in_progress: Arc::default(), last_used: Instant::now() }
     }
 
     fn enter(&mut self, limits: &Limits) -> Result<Option<ConcurrencyPermit>, ReachedLimit> {
-        self.used = Instant::now();
+        self.last_used = Instant::now();
         // Only increased under the lock.
-        let under_way = self.under_way.load(Ordering::Relaxed);
+        let under_way = self.in_progress.load(Ordering::Relaxed);
         if let Some(most) = limits.concurrent.filter(|most| under_way >= *most) {
             let limit = most.into();
             return Err(ReachedLimit { name: "concurrent", limit, scope: LimitScope::Concurrent, retry_after: None });
         }
         if let Some(rate) = limits.rate {
-            self.pass(rate)?;
+            self.check_rate(rate)?;
         }
         Ok(limits.concurrent.map(|_| {
-            self.under_way.fetch_add(1, Ordering::Relaxed);
-            ConcurrencyPermit(self.under_way.clone())
+            self.in_progress.fetch_add(1, Ordering::Relaxed);
+            ConcurrencyPermit(self.in_progress.clone())
         }))
     }
 
-    fn pass(&mut self, rate: Rate) -> Result<(), ReachedLimit> {
+    fn check_rate(&mut self, rate: Rate) -> Result<(), ReachedLimit> {
         if self.rate.as_ref().is_none_or(|(known, _)| *known != rate) {
             let quota = Quota::per_second(rate.per_second).allow_burst(rate.burst);
             self.rate = Some((rate, RateLimiter::direct(quota)));
@@ -129,8 +129,8 @@ impl ExecutionLimiter {
     /// replenished.
     fn is_needed(&self) -> bool {
         let full = self.rate.as_ref().map_or(0, |(rate, _)| rate.burst.get().div_ceil(rate.per_second.get()));
-        self.under_way.load(Ordering::Relaxed) > 0
-            || self.used.elapsed() <= Duration::from_secs(u64::from(full).saturating_add(1))
+        self.in_progress.load(Ordering::Relaxed) > 0
+            || self.last_used.elapsed() <= Duration::from_secs(u64::from(full).saturating_add(1))
     }
 }
 
@@ -180,20 +180,20 @@ mod tests {
         let (gates, one) = (RateLimiters::default(), limits(Some(1), None));
         let held = gates.enter(&caller("held"), Kind::Raw, &one).unwrap();
         for shard in &gates.shards {
-            for gate in shard.lock().unwrap().gates.values_mut() {
-                gate.used -= Duration::from_secs(3600);
+            for gate in shard.lock().unwrap().limiters.values_mut() {
+                gate.last_used -= Duration::from_secs(3600);
             }
         }
         for n in 0..20_000 {
             drop(gates.enter(&caller(&n.to_string()), Kind::Raw, &one).unwrap());
             for shard in gates.shards.iter().filter(|_| n % 1_000 == 0) {
-                for gate in shard.lock().unwrap().gates.values_mut() {
-                    gate.used -= Duration::from_secs(3600);
+                for gate in shard.lock().unwrap().limiters.values_mut() {
+                    gate.last_used -= Duration::from_secs(3600);
                 }
             }
         }
-        let left: usize = gates.shards.iter().map(|shard| shard.lock().unwrap().gates.len()).sum();
-        assert!(left <= 2 * SHARDS * FEW, "{left}");
+        let left: usize = gates.shards.iter().map(|shard| shard.lock().unwrap().limiters.len()).sum();
+        assert!(left <= 2 * SHARDS * MIN_CLEANUP, "{left}");
         assert!(gates.enter(&caller("held"), Kind::Raw, &one).is_err());
         drop(held);
         assert!(gates.enter(&caller("held"), Kind::Raw, &one).is_ok());
