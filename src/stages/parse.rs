@@ -38,12 +38,12 @@ const MAX_FIELDS: usize = 100;
 /// its end.
 ///
 /// # Errors
-/// [`Deny::HeadTooLarge`] for more than `most` bytes or a hundred fields; [`Deny::UriTooLong`];
+/// [`Deny::HeadTooLarge`] for more than `max` bytes or a hundred fields; [`Deny::UriTooLong`];
 /// [`Deny::TargetMalformed`]; [`Deny::NotImplemented`] for a transfer coding other than `chunked` alone (RFC 9112 §6.1)
 /// or an overlong method; [`Deny::RequestMalformed`] for bare CR or LF, control bytes, folded lines, a space before a
 /// colon (RFC 9112 §5.1), a version other than HTTP/1, and a length that is not a number, is repeated, or is combined
 /// with a transfer coding (RFC 9112 §6.3).
-pub fn raw_head(bytes: &[u8], searched: usize, most: usize) -> Result<Head, Deny> {
+pub fn raw_head(bytes: &[u8], searched: usize, max: usize) -> Result<Head, Deny> {
     // The end may start within the searched bytes.
     let from = searched.saturating_sub(3);
     let found = bytes.get(from..).and_then(|rest| memchr::memmem::find(rest, b"\r\n\r\n"));
@@ -58,7 +58,7 @@ pub fn raw_head(bytes: &[u8], searched: usize, most: usize) -> Result<Head, Deny
         let method = seen.iter().take(MAX_METHOD.saturating_add(1)).position(|byte| *byte == b' ');
         return Err(if method.is_some() { Deny::UriTooLong } else { Deny::NotImplemented });
     }
-    if seen.len() > most {
+    if seen.len() > max {
         return Err(Deny::HeadTooLarge);
     }
     match end {

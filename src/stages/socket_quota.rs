@@ -33,9 +33,9 @@ pub(crate) struct Permit {
 }
 
 impl SocketQuota {
-    /// Creates a quota of `most` permits, at most `most_each` of them per execution.
-    pub(crate) fn new(most: usize, most_each: usize) -> Arc<Self> {
-        Arc::new(Self { max: most, max_each: most_each, usage: Mutex::default(), freed: Notify::new() })
+    /// Creates a quota of `max` permits, at most `max_each` of them per execution.
+    pub(crate) fn new(max: usize, max_each: usize) -> Arc<Self> {
+        Arc::new(Self { max, max_each, usage: Mutex::default(), freed: Notify::new() })
     }
 
     /// Takes a permit for an execution, or for the daemon itself. Returns `None` if the quota or the execution's share

@@ -137,13 +137,13 @@ struct Pooled {
 /// All reusable connections.
 #[derive(Default)]
 pub(crate) struct Pool {
-    kept: IdleConnections<Pooled>,
+    idle: IdleConnections<Pooled>,
 }
 
 /// The idle connections of all executions. Each execution has a quota, and all share the capacity.
 struct IdleConnections<T> {
     count: AtomicUsize,
-    most: usize,
+    capacity: usize,
     per_execution: usize,
     /// The entries of each execution, in the order of insertion.
     shards: [Mutex<HashMap<ExecutionId, Vec<T>>>; SHARDS],
@@ -218,11 +218,11 @@ impl Pool {
     /// Takes a connection with this key to one of the pin's addresses.
     pub(crate) fn take(self: &Arc<Self>, key: &Key, pinned: &PinnedTarget) -> Option<Lease> {
         let now = Instant::now();
-        let pooled = self.kept.with(&key.execution, |kept| {
-            kept.retain(|pooled| pooled.key != *key || pooled.is_fresh(now));
+        let pooled = self.idle.with(&key.execution, |entries| {
+            entries.retain(|pooled| pooled.key != *key || pooled.is_fresh(now));
             let is_there = |pooled: &Pooled| pooled.key == *key && pinned.addresses().contains(&pooled.address);
-            let at = kept.iter().rposition(|pooled| is_there(pooled) && pooled.has_room())?;
-            kept.get(at).and_then(Pooled::share).or_else(|| Some(kept.remove(at)))
+            let at = entries.iter().rposition(|pooled| is_there(pooled) && pooled.has_room())?;
+            entries.get(at).and_then(Pooled::share).or_else(|| Some(entries.remove(at)))
         })?;
         Some(self.lease(pooled, true))
     }
@@ -240,12 +240,12 @@ impl Pool {
     /// Drops connections that have been idle or open for too long.
     pub(crate) fn sweep(&self) {
         let now = Instant::now();
-        self.kept.retain(|pooled| pooled.is_fresh(now));
+        self.idle.retain(|pooled| pooled.is_fresh(now));
     }
 
     /// Drops the reusable connections, of one execution or of all. Exchanges in progress continue.
     pub(crate) fn drop_idle(&self, execution: Option<&ExecutionId>) {
-        self.kept.retain(|pooled| execution.is_some_and(|execution| pooled.key.execution != *execution));
+        self.idle.retain(|pooled| execution.is_some_and(|execution| pooled.key.execution != *execution));
     }
 
     fn lease(self: &Arc<Self>, pooled: Pooled, reused: bool) -> Lease {
@@ -258,9 +258,9 @@ impl Pool {
 
     fn put(&self, pooled: Pooled) {
         let execution = pooled.key.execution.clone();
-        let of_key = |kept: &mut Vec<Pooled>| kept.iter().filter(|known| known.key == pooled.key).count();
-        if self.kept.with(&execution, of_key) < MAX_PER_KEY {
-            self.kept.put(&execution, pooled);
+        let of_key = |entries: &mut Vec<Pooled>| entries.iter().filter(|known| known.key == pooled.key).count();
+        if self.idle.with(&execution, of_key) < MAX_PER_KEY {
+            self.idle.put(&execution, pooled);
         }
     }
 }
@@ -270,7 +270,7 @@ impl<T> Default for IdleConnections<T> {
         let shards = std::array::from_fn(|_| Mutex::default());
         Self {
             count: AtomicUsize::new(0),
-            most: MAX_TOTAL,
+            capacity: MAX_TOTAL,
             per_execution: MAX_PER_EXECUTION,
             shards,
             hasher: RandomState::new(),
@@ -282,10 +282,10 @@ impl<T> IdleConnections<T> {
     /// Runs `act` on the entries of an execution and updates the count.
     fn with<R>(&self, execution: &ExecutionId, act: impl FnOnce(&mut Vec<T>) -> R) -> R {
         let mut shard = lock(self.shard(execution));
-        let kept = shard.entry(execution.clone()).or_default();
-        let before = kept.len();
-        let done = act(kept);
-        let after = kept.len();
+        let entries = shard.entry(execution.clone()).or_default();
+        let before = entries.len();
+        let done = act(entries);
+        let after = entries.len();
         if after == 0 {
             shard.remove(execution);
         }
@@ -297,11 +297,11 @@ impl<T> IdleConnections<T> {
     /// Drops the entries for which `keep` returns false.
     fn retain(&self, keep: impl Fn(&T) -> bool) {
         for shard in &self.shards {
-            lock(shard).retain(|_, kept| {
-                let before = kept.len();
-                kept.retain(&keep);
-                self.count.fetch_sub(before.saturating_sub(kept.len()), Ordering::Relaxed);
-                !kept.is_empty()
+            lock(shard).retain(|_, entries| {
+                let before = entries.len();
+                entries.retain(&keep);
+                self.count.fetch_sub(before.saturating_sub(entries.len()), Ordering::Relaxed);
+                !entries.is_empty()
             });
         }
     }
@@ -310,8 +310,8 @@ impl<T> IdleConnections<T> {
     fn largest(&self) -> Option<(ExecutionId, usize)> {
         let of_shard = |shard: &Mutex<HashMap<ExecutionId, Vec<T>>>| {
             let shard = lock(shard);
-            let largest = shard.iter().max_by_key(|(_, kept)| kept.len());
-            largest.map(|(execution, kept)| (execution.clone(), kept.len()))
+            let largest = shard.iter().max_by_key(|(_, entries)| entries.len());
+            largest.map(|(execution, entries)| (execution.clone(), entries.len()))
         };
         self.shards.iter().filter_map(of_shard).max_by_key(|(_, count)| *count)
     }
@@ -327,26 +327,26 @@ impl<T: Idle> IdleConnections<T> {
     /// Adds an entry. If the execution's quota is exceeded, its longest idle entry is dropped. If the capacity is
     /// exceeded, the longest idle entry of the execution with the most entries is dropped, or on a tie one of its own.
     fn put(&self, execution: &ExecutionId, one: T) {
-        let count = self.with(execution, |kept| {
-            kept.push(one);
-            if kept.len() > self.per_execution {
-                remove_longest_idle(kept);
+        let count = self.with(execution, |entries| {
+            entries.push(one);
+            if entries.len() > self.per_execution {
+                remove_longest_idle(entries);
             }
-            kept.len()
+            entries.len()
         });
-        if self.count.load(Ordering::Relaxed) > self.most {
-            let larger = self.largest().filter(|(_, most)| *most > count);
+        if self.count.load(Ordering::Relaxed) > self.capacity {
+            let larger = self.largest().filter(|(_, held)| *held > count);
             let from = larger.map_or_else(|| execution.clone(), |(largest, _)| largest);
             self.with(&from, remove_longest_idle);
         }
     }
 }
 
-fn remove_longest_idle<T: Idle>(kept: &mut Vec<T>) {
+fn remove_longest_idle<T: Idle>(entries: &mut Vec<T>) {
     let now = Instant::now();
-    let idlest = kept.iter().enumerate().min_by_key(|(_, one)| one.idle_since(now));
+    let idlest = entries.iter().enumerate().min_by_key(|(_, one)| one.idle_since(now));
     if let Some((at, _)) = idlest {
-        kept.remove(at);
+        entries.remove(at);
     }
 }
 
@@ -490,44 +490,44 @@ mod tests {
         ExecutionId::new(&n.to_string())
     }
 
-    fn count(kept: &IdleConnections<Instant>, n: usize) -> usize {
-        kept.with(&execution(n), |kept| kept.len())
+    fn count(entries: &IdleConnections<Instant>, n: usize) -> usize {
+        entries.with(&execution(n), |entries| entries.len())
     }
 
     #[test]
     fn a_full_pool_evicts_from_the_largest_execution() {
-        let kept = IdleConnections { most: 100, per_execution: 60, ..IdleConnections::default() };
+        let entries = IdleConnections { capacity: 100, per_execution: 60, ..IdleConnections::default() };
         let begin = Instant::now();
         let at = |n: u64| begin + Duration::from_secs(n);
         for n in 0..500 {
             // The longest idle entry is not the first one inserted.
-            kept.put(&execution(1), at(1_000 - n));
+            entries.put(&execution(1), at(1_000 - n));
         }
-        assert_eq!(count(&kept, 1), 60, "the quota applies");
-        kept.with(&execution(1), |kept| {
-            assert!(kept.iter().all(|since| *since >= at(941)), "the longest idle entries were dropped")
+        assert_eq!(count(&entries, 1), 60, "the quota applies");
+        entries.with(&execution(1), |entries| {
+            assert!(entries.iter().all(|since| *since >= at(941)), "the longest idle entries were dropped")
         });
         // A small execution keeps its entries, whatever the others do.
         for n in 0..10 {
-            kept.put(&execution(2), at(n));
+            entries.put(&execution(2), at(n));
         }
         for n in 0..500 {
-            kept.put(&execution(3), at(n));
-            kept.put(&execution(1), at(n));
+            entries.put(&execution(3), at(n));
+            entries.put(&execution(1), at(n));
         }
-        assert_eq!(count(&kept, 2), 10);
-        assert_eq!((count(&kept, 1), count(&kept, 3)), (45, 45));
-        assert_eq!(kept.count.load(Ordering::Relaxed), 100);
+        assert_eq!(count(&entries, 2), 10);
+        assert_eq!((count(&entries, 1), count(&entries, 3)), (45, 45));
+        assert_eq!(entries.count.load(Ordering::Relaxed), 100);
         // The same applies to many small executions against one large one.
         for n in 4..34 {
-            kept.put(&execution(n), at(0));
+            entries.put(&execution(n), at(0));
         }
-        assert!((2..34).all(|n| count(&kept, n) >= 1) && count(&kept, 2) == 10);
-        kept.retain(|since| *since > at(0));
-        let left: usize = (1..34).map(|n| count(&kept, n)).sum();
-        assert_eq!(kept.count.load(Ordering::Relaxed), left);
-        kept.retain(|_| false);
-        assert_eq!(kept.count.load(Ordering::Relaxed), 0);
-        assert!(kept.shards.iter().all(|shard| lock(shard).is_empty()));
+        assert!((2..34).all(|n| count(&entries, n) >= 1) && count(&entries, 2) == 10);
+        entries.retain(|since| *since > at(0));
+        let left: usize = (1..34).map(|n| count(&entries, n)).sum();
+        assert_eq!(entries.count.load(Ordering::Relaxed), left);
+        entries.retain(|_| false);
+        assert_eq!(entries.count.load(Ordering::Relaxed), 0);
+        assert!(entries.shards.iter().all(|shard| lock(shard).is_empty()));
     }
 }

@@ -71,13 +71,13 @@ impl Cleared {
 /// [`Fail::Overloaded`]: crate::model::refusal::Fail::Overloaded
 pub async fn gather(grant: &Grant, head: &Parts, body: RequestBody, record: &mut Record) -> Verdict<RequestBody> {
     body.check_size()?;
-    let most = grant.limits().request.unwrap_or(MAX_APPROVED);
+    let max = grant.limits().request.unwrap_or(MAX_APPROVED);
     match grant.approval() {
         Some(_) if body.is_end_stream() => return Ok(body),
-        Some(_) if !body.has_length_within(most) => {
+        Some(_) if !body.has_length_within(max) => {
             let is_known = body.size_hint().exact().is_some();
             record.rule(if is_known { "approval: the body is too large" } else { UNKNOWN_LENGTH });
-            let too_large = || record.counts().reached(ExchangeLimit::RequestBytes(most));
+            let too_large = || record.counts().reached(ExchangeLimit::RequestBytes(max));
             return Err(if is_known { too_large() } else { Deny::RequestTooLarge.into() });
         }
         None if !grant.needs_body_scan() || !body.has_length_within(MAX_BUFFERED) => return Ok(body),

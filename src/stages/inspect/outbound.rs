@@ -246,8 +246,8 @@ impl GrpcMessages {
                     }
                 }
                 Some(message) => {
-                    let most = usize::try_from(message.left).unwrap_or(usize::MAX).min(bytes.len()).min(MARK_INTERVAL);
-                    let piece = bytes.split_to(most);
+                    let max = usize::try_from(message.left).unwrap_or(usize::MAX).min(bytes.len()).min(MARK_INTERVAL);
+                    let piece = bytes.split_to(max);
                     message.left = message.left.saturating_sub(piece.len() as u64);
                     hold.send(piece.clone())?;
                     message.read(&piece, self.crowded, hold)?;

@@ -170,7 +170,7 @@ pub async fn check(received: Received, record: &mut Record) -> Verdict<CheckedRe
     }
     let bounds = BodyLimits {
         truncation: most.map(|most| Truncation::new(most, too_large.is_some(), textual)),
-        abort_oversized: abort_oversized,
+        abort_oversized,
         has_report: reader.prepare_trailers(headers, &mut is_length_known),
         is_truncation_announced: too_large.is_some(),
     };

@@ -20,9 +20,9 @@ pub(crate) struct Truncation {
 }
 
 impl Truncation {
-    /// Creates the limit for a body of at most `most` bytes.
-    pub(crate) fn new(most: u64, certain: bool, textual: bool) -> Self {
-        Self { left: most, known_oversized: certain, textual, held: BytesMut::new() }
+    /// Creates the limit for a body of at most `max` bytes.
+    pub(crate) fn new(max: u64, certain: bool, textual: bool) -> Self {
+        Self { left: max, known_oversized: certain, textual, held: BytesMut::new() }
     }
 
     /// Returns the bytes that may pass, and whether the body ends here because it exceeds the limit.
@@ -142,13 +142,13 @@ mod tests {
             (b"\xE2A\xC3\xA4", 3, b"\xE2A", true),
             (b"a\xED\xA0\x80", 3, b"a\xED\xA0", true),
         ];
-        for (text, most, want, over) in rows {
+        for (text, max, want, over) in rows {
             for size in 1..=text.len() {
-                let got = passed(text, size, Truncation::new(most, false, true));
-                assert_eq!(got, (want.to_vec(), over), "{text:x?} at {most} in pieces of {size}");
-                let got = passed(text, size, Truncation::new(most, false, false));
-                let exactly = &text[..text.len().min(most as usize)];
-                assert_eq!(got, (exactly.to_vec(), over), "{text:x?} at {most} in pieces of {size}, binary");
+                let got = passed(text, size, Truncation::new(max, false, true));
+                assert_eq!(got, (want.to_vec(), over), "{text:x?} at {max} in pieces of {size}");
+                let got = passed(text, size, Truncation::new(max, false, false));
+                let exactly = &text[..text.len().min(max as usize)];
+                assert_eq!(got, (exactly.to_vec(), over), "{text:x?} at {max} in pieces of {size}, binary");
             }
         }
     }

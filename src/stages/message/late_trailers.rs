@@ -199,8 +199,8 @@ impl<T: AsyncRead + Unpin> AsyncRead for LateTrailers<T> {
 impl<T: AsyncWrite + Unpin> AsyncWrite for LateTrailers<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.poll_insertion(cx))?;
-        let most = self.insertion_point(std::iter::once(bytes)).unwrap_or(bytes.len());
-        let bytes = bytes.get(..most).unwrap_or(bytes);
+        let max = self.insertion_point(std::iter::once(bytes)).unwrap_or(bytes.len());
+        let bytes = bytes.get(..max).unwrap_or(bytes);
         let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes))?;
         self.bytes_written(bytes.get(..written).unwrap_or(bytes));
         Poll::Ready(Ok(written))

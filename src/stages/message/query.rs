@@ -29,10 +29,10 @@ pub(crate) fn set_parameter(query: Option<&str>, name: &str, value: &[u8]) -> ze
     zeroize::Zeroizing::new(format!("{kept}{and}{}={}", encode(name.as_bytes()), encode(value)))
 }
 
-/// Returns the query without the parameters whose decoded name matches `is_meant`. `;` counts as a separator too, as on
+/// Returns the query without the parameters whose decoded name matches `matches`. `;` counts as a separator too, as on
 /// some servers.
-pub(crate) fn remove_parameters(query: &str, is_meant: impl Fn(&[u8]) -> bool) -> String {
-    let is_other = |pair: &&str| !is_meant(&decode(pair.split_once('=').map_or(*pair, |(key, _)| key)));
+pub(crate) fn remove_parameters(query: &str, matches: impl Fn(&[u8]) -> bool) -> String {
+    let is_other = |pair: &&str| !matches(&decode(pair.split_once('=').map_or(*pair, |(key, _)| key)));
     let others = |part: &str| part.split(';').filter(is_other).collect::<Vec<_>>().join(";");
     query.split('&').map(others).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("&")
 }

@@ -163,8 +163,8 @@ impl RequestBody {
     /// # Errors
     /// [`Deny::RequestTooLarge`] if it exceeds the limit.
     pub(crate) fn check_size(&self) -> Verdict<()> {
-        let too_large = self.limit.filter(|most| self.size_hint().lower() > *most);
-        too_large.map_or(Ok(()), |most| Err(self.counts.reached(ExchangeLimit::RequestBytes(most))))
+        let too_large = self.limit.filter(|max| self.size_hint().lower() > *max);
+        too_large.map_or(Ok(()), |max| Err(self.counts.reached(ExchangeLimit::RequestBytes(max))))
     }
 
     /// Returns the start time of the exchange.
@@ -172,9 +172,9 @@ impl RequestBody {
         self.began
     }
 
-    /// Returns true if the body is not empty and its announced length is at most `most` bytes.
-    pub(crate) fn has_length_within(&self, most: u64) -> bool {
-        !self.is_end_stream() && self.size_hint().exact().is_some_and(|length| length <= most)
+    /// Returns true if the body is not empty and its announced length is at most `max` bytes.
+    pub(crate) fn has_length_within(&self, max: u64) -> bool {
+        !self.is_end_stream() && self.size_hint().exact().is_some_and(|length| length <= max)
     }
 
     /// Buffers the whole body, which must have a known length. The budget is charged for it and for `head`, the size of

@@ -55,7 +55,7 @@ fn is_upgrade_request(parts: &Parts) -> bool {
     parts.version == Version::HTTP_11
         && !parts.headers.contains_key(EXEAT_TOOL)
         && tokens(&parts.headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
-        && tokens(&parts.headers, &UPGRADE).is_only("websocket")
+        && tokens(&parts.headers, &UPGRADE).equals_only("websocket")
 }
 
 /// Parses a client's handshake. Returns `None` for a request that is no WebSocket upgrade; its `Upgrade` is not
@@ -99,7 +99,7 @@ impl UpgradeRequest {
             (Some(one), None) => self.protocols.iter().any(|asked| asked.as_bytes() == one.as_bytes()),
             (Some(_), Some(_)) => false,
         };
-        tokens(headers, &UPGRADE).is_only("websocket")
+        tokens(headers, &UPGRADE).equals_only("websocket")
             && tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
             && (accepts.next(), accepts.next()) == (Some(&self.accept), None)
             && !headers.contains_key(SEC_WEBSOCKET_EXTENSIONS)
@@ -108,11 +108,11 @@ impl UpgradeRequest {
 }
 
 trait OnlyToken {
-    fn is_only(self, only: &str) -> bool;
+    fn equals_only(self, only: &str) -> bool;
 }
 
 impl<'t, I: Iterator<Item = &'t str>> OnlyToken for I {
-    fn is_only(mut self, only: &str) -> bool {
+    fn equals_only(mut self, only: &str) -> bool {
         self.next().is_some_and(|token| token.eq_ignore_ascii_case(only)) && self.next().is_none()
     }
 }
@@ -162,7 +162,7 @@ impl Direction {
         Self { frames, mid_frame: false, closed: false, awaiting_close: false }
     }
 
-    /// Parses bytes. `take` appends to `out` the part of a piece that may be forwarded, and returns whether the output
+    /// Parses bytes. `forward` appends to `out` the part of a piece that may be forwarded, and returns whether the output
     /// ends on a frame boundary.
     ///
     /// After an error, no more bytes may be passed in. `out` is then cut to the last complete frame. A find or an
@@ -171,7 +171,7 @@ impl Direction {
         &mut self,
         mut rest: &[u8],
         out: &mut Vec<u8>,
-        mut take: impl FnMut(Piece<'_>, &mut Vec<u8>) -> Result<bool, RelayError>,
+        mut forward: impl FnMut(Piece<'_>, &mut Vec<u8>) -> Result<bool, RelayError>,
     ) -> Result<(), RelayError> {
         let start = out.len();
         let mut frame_end = (!self.mid_frame).then_some(start);
@@ -189,7 +189,7 @@ impl Direction {
             if closes && self.awaiting_close {
                 break RelayError::Closed;
             }
-            match take(piece, out) {
+            match forward(piece, out) {
                 Ok(at_end) => ends = at_end,
                 Err(error) => {
                     out.truncate(start);

@@ -95,13 +95,13 @@ impl KnownNames {
         Self { window: now, new: 0, recent: HashSet::new(), older: HashSet::new(), last_lookup: now }
     }
 
-    fn record(&mut self, name: u64, most: u32, now: Instant) -> Result<Seen, Duration> {
+    fn record(&mut self, name: u64, max: u32, now: Instant) -> Result<Seen, Duration> {
         self.last_lookup = now;
         if self.recent.contains(&name) {
             return Ok(Seen::Before);
         }
         let seen =
-            if self.older.contains(&name) { Seen::Before } else { self.count(most, now).map(|()| Seen::Never)? };
+            if self.older.contains(&name) { Seen::Before } else { self.count(max, now).map(|()| Seen::Never)? };
         if self.recent.len() >= MIN_REMEMBERED {
             self.older = std::mem::take(&mut self.recent);
         }
@@ -109,11 +109,11 @@ impl KnownNames {
         Ok(seen)
     }
 
-    fn count(&mut self, most: u32, now: Instant) -> Result<(), Duration> {
+    fn count(&mut self, max: u32, now: Instant) -> Result<(), Duration> {
         let passed = now.saturating_duration_since(self.window);
         if passed >= WINDOW {
             (self.window, self.new) = (now, 0);
-        } else if self.new >= most {
+        } else if self.new >= max {
             return Err(WINDOW.saturating_sub(passed));
         }
         if self.new == 0 {

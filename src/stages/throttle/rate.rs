@@ -98,8 +98,8 @@ impl ExecutionLimiter {
         self.last_used = Instant::now();
         // Only increased under the lock.
         let under_way = self.in_progress.load(Ordering::Relaxed);
-        if let Some(most) = limits.concurrent.filter(|most| under_way >= *most) {
-            let limit = most.into();
+        if let Some(max) = limits.concurrent.filter(|max| under_way >= *max) {
+            let limit = max.into();
             return Err(ReachedLimit { name: "concurrent", limit, scope: LimitScope::Concurrent, retry_after: None });
         }
         if let Some(rate) = limits.rate {
