@@ -1,7 +1,7 @@
 //! Writes request trailers to an HTTP/1.1 origin, in a stream wrapped between hyper and the connection.
 //!
-//! hyper writes a trailer only if the request head announces its name, but an HTTP/2 client need not announce any (RFC
-//! 9110 §6.6.2). So hyper writes the body without trailers, and this stream inserts them after the last chunk.
+//! hyper writes a trailer only if the request head announces its name, but an HTTP/2 client need not announce any
+//! (RFC 9110 §6.6.2). So hyper writes the body without trailers, and this stream inserts them after the last chunk.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};

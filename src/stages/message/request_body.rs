@@ -184,7 +184,7 @@ impl RequestBody {
     /// [`Fail::RequestTimedOut`] or [`Deny::RequestMalformed`] if the client does not send the announced body;
     /// [`Fail::Overloaded`] if it does not fit into the memory budget.
     pub(crate) async fn buffer(mut self, head: usize, record: &mut Record) -> Verdict<Self> {
-        // An announced length alone does not allocate memory.
+        // An announced length alone must not allocate much memory.
         let announced = usize::try_from(self.size_hint().lower()).unwrap_or_default();
         let mut data = BytesMut::with_capacity(announced.min(MAX_PREALLOCATED));
         let mut trailers = None;

@@ -58,7 +58,7 @@ fn is_upgrade_request(parts: &Parts) -> bool {
         && tokens(&parts.headers, &UPGRADE).equals_only("websocket")
 }
 
-/// Parses a client's handshake. Returns `None` for a request that is no WebSocket upgrade; its `Upgrade` is not
+/// Parses a client's handshake. Returns `None` for a request that is not a WebSocket upgrade; its `Upgrade` is not
 /// forwarded.
 ///
 /// # Errors
@@ -129,7 +129,7 @@ pub enum RelayError {
     Broken(Broken),
     /// A message contains a protected value.
     Leak(Finding),
-    /// The held frame heads exceed the limit for the payload they carry.
+    /// Too many frame heads are held for the payload they carry: fragments without payload.
     TooBig,
     /// The peer answered the proxy's close frame with its own, which is not forwarded.
     Closed,
@@ -519,7 +519,7 @@ mod tests {
         upward.pass(bytes, &mut out).map(|()| out)
     }
 
-    /// A mask may make the raw frame spell a value, for an origin that reads it unmasked.
+    /// A mask can be chosen so that the raw frame contains a value, for an origin that ignores the mask.
     #[test]
     fn finds_a_value_in_the_raw_bytes_of_a_frame() {
         let values = Arc::new(Matcher::new([(ValueOwner::Token, VALUE)].into_iter()));
