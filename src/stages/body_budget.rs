@@ -1,9 +1,10 @@
-//! Memory budgets, per execution and per process, for held bodies and flow-control windows. Not a stage.
+//! Memory budgets: one per execution and one for the process. They are charged for request bytes that the proxy holds,
+//! and for HTTP/2 windows of origins and tunnels.
 //!
-//! Bytes are charged as they arrive. A charge by the announced length would let a client reserve the whole budget
-//! with a few heads. Where room is needed, bodies that have stopped arriving are given up first, the one that has
-//! been quiet for longest before the others. If all of them are moving, the process takes room from an execution that
-//! holds more than the one that asks, so an execution that holds little is not shut out by those that hold much.
+//! Bytes are charged as they arrive. Charging the announced length would let a client reserve the whole budget with a
+//! few request heads. When room is needed, stalled bodies are evicted first, those idle for longest before the others.
+//! If no body has stalled, the process evicts bodies of an execution that holds more than the requesting one, so
+//! executions with large bodies cannot shut out those with small ones.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -18,21 +19,21 @@ use crate::audit::record::TransferCounts;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::Fail;
 
-/// Bytes that the bodies of one execution may hold, and those of all executions together.
+/// The budgets for the bodies of one execution and of all executions together, in bytes.
 const PER_EXECUTION: u64 = 16_000_000;
 const PER_PROCESS: u64 = 256_000_000;
-/// Bytes are charged in steps of a page, so that an empty body is not free, and a frame of one byte takes no lock.
+/// Bytes are charged in steps of a page, so that an empty body is not free and a frame of one byte takes no lock.
 const STEP: u64 = 4096;
-/// A body that has not grown by a step for so long has stalled.
-const STALLED: Duration = Duration::from_secs(1);
-/// After a search that found nothing to give up, the next one of the same execution waits for so long.
-const SEARCH_AGAIN: Duration = Duration::from_millis(50);
-/// The most bodies that one search gives up.
-const CANDIDATES: usize = 32;
-/// The number of maps, each behind its own lock.
+/// A body that has not grown by a step for this long has stalled.
+const STALL_TIMEOUT: Duration = Duration::from_secs(1);
+/// After a search that found no body to evict, the same execution does not search again for this long.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(50);
+/// The most bodies evicted by one search.
+const MAX_CANDIDATES: usize = 32;
+/// The number of maps, each with its own lock.
 const SHARDS: usize = 16;
 
-/// The budget of a process.
+/// The memory budget of a process.
 pub struct Budget {
     per_execution: u64,
     per_process: u64,
@@ -40,7 +41,7 @@ pub struct Budget {
     next_id: AtomicU64,
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
-    /// Held by the one search that goes through all executions.
+    /// Serializes the searches across all executions.
     search: Mutex<()>,
 }
 
@@ -51,56 +52,57 @@ type Shard = HashMap<ExecutionId, Account>;
 struct Account {
     held: u64,
     bodies: HashMap<u64, Body>,
-    /// The last search on behalf of this execution that found nothing.
+    /// The time of this execution's last search that found no body to evict.
     searched: Option<Instant>,
 }
 
 struct Body {
     held: u64,
-    /// The last time that `held` changed.
-    moved: Instant,
-    /// All of it has arrived, so it is on its way to the origin and is not given up.
-    whole: bool,
+    /// The time of the last change to `held`.
+    last_change: Instant,
+    /// The body is complete and being sent to the origin, so it is not evicted.
+    complete: bool,
     counts: Arc<TransferCounts>,
 }
 
-/// The bytes that one body holds. Dropped, they are given back.
+/// The bytes held by one body, returned to the budget on drop.
 pub struct Reservation {
     budget: Arc<Budget>,
     execution: ExecutionId,
     counts: Arc<TransferCounts>,
     id: u64,
     held: u64,
-    /// As [`Body::whole`].
+    /// See [`Body::whole`].
     whole: bool,
 }
 
-/// There is no room.
+/// The reason why the budget has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {
-    /// The execution holds as much as it may.
+    /// The execution has used up its budget.
     Execution,
-    /// The process does, and no execution holds more than this one.
+    /// The process has used up its budget, and no execution holds more than this one.
     Process,
-    /// The body had stalled when others needed its room.
-    GivenUp,
+    /// The body had stalled and was evicted.
+    Evicted,
 }
 
 impl Full {
-    /// The words for the audit log.
+    /// Returns the text for the audit log.
     pub(super) const fn rule(self) -> &'static str {
         match self {
             Self::Execution => "request bodies: 16 MB are held for the execution",
             Self::Process => "request bodies: 256 MB are held",
-            Self::GivenUp => GIVEN_UP,
+            Self::Evicted => EVICTED,
         }
     }
 }
 
-/// The words for the audit log, of a body that was given up.
-pub(super) const GIVEN_UP: &str = "request bodies: given up while others needed its room";
+/// The audit log text for an evicted body.
+pub(super) const EVICTED: &str = "request bodies: given up while others needed its room";
 
-/// A body that could be given up: stalled or not; for how long, or how much its execution holds; where it is.
+/// A body that could be evicted: whether it has stalled; for how long in ms, or the bytes held by its execution; its
+/// execution and id.
 type Candidate = (bool, u64, ExecutionId, u64);
 
 impl Default for Budget {
@@ -110,7 +112,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Room for so many bytes.
+    /// Creates a budget with these limits in bytes.
     #[must_use]
     pub fn new(per_execution: u64, per_process: u64) -> Self {
         Self {
@@ -124,15 +126,14 @@ impl Budget {
         }
     }
 
-    /// A reservation for one body, of nothing as yet. If the body is given up, its exchange is stopped with
+    /// Creates an empty reservation for one body. If the body is evicted, its exchange is stopped with
     /// [`Fail::Overloaded`].
     pub(super) fn reserve(self: &Arc<Self>, execution: &ExecutionId, counts: Arc<TransferCounts>) -> Reservation {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         Reservation { budget: self.clone(), execution: execution.clone(), counts, id, held: 0, whole: false }
     }
 
-    /// Takes this many bytes for something that is never given up, such as a connection's window. None if there is no
-    /// room.
+    /// Reserves bytes for something that is never evicted, such as a connection's window. Returns `None` without room.
     pub fn reserve_for(self: &Arc<Self>, execution: &ExecutionId, bytes: u64) -> Option<Reservation> {
         let mut kept = self.reserve(execution, Arc::new(TransferCounts::new()));
         kept.whole = true;
@@ -145,7 +146,7 @@ impl Budget {
             let mut shard = self.shard(&body.execution).lock();
             let account = shard.entry(body.execution.clone()).or_default();
             if body.held > 0 && !account.bodies.contains_key(&body.id) {
-                return Err(Full::GivenUp);
+                return Err(Full::Evicted);
             }
             let fits = self.fits(account, body.id, more, now);
             if fits {
@@ -153,7 +154,7 @@ impl Budget {
                 self.total.fetch_add(more, Ordering::Relaxed);
             }
             let held = account.held;
-            tidy(&mut shard, &body.execution);
+            remove_if_empty(&mut shard, &body.execution);
             if !fits {
                 return Err(Full::Execution);
             }
@@ -166,7 +167,7 @@ impl Budget {
         Err(Full::Process)
     }
 
-    /// True if the account has room, or has it once its own stalled bodies are given up.
+    /// Returns true if the account has room, evicting its own stalled bodies if necessary.
     fn fits(&self, account: &mut Account, asking: u64, more: u64, now: Instant) -> bool {
         let fits = |held: u64| held.saturating_add(more) <= self.per_execution;
         if fits(account.held) {
@@ -175,13 +176,13 @@ impl Budget {
         if !account.may_search(now) {
             return false;
         }
-        let quiet = |body: &Body| now.saturating_duration_since(body.moved);
-        let may_go = |id: u64, body: &Body| id != asking && !body.whole && quiet(body) >= STALLED;
+        let quiet = |body: &Body| now.saturating_duration_since(body.last_change);
+        let may_go = |id: u64, body: &Body| id != asking && !body.complete && quiet(body) >= STALL_TIMEOUT;
         let bodies = account.bodies.iter().filter(|(id, body)| may_go(**id, body));
-        let mut stalled: Vec<(Instant, u64)> = bodies.map(|(id, body)| (body.moved, *id)).collect();
+        let mut stalled: Vec<(Instant, u64)> = bodies.map(|(id, body)| (body.last_change, *id)).collect();
         stalled.sort_unstable();
         for (_, id) in stalled {
-            self.give_up(account, id);
+            self.evict(account, id);
             if fits(account.held) {
                 return true;
             }
@@ -190,8 +191,8 @@ impl Budget {
         false
     }
 
-    /// Gives up bodies of whichever execution, until no more is held than may be: stalled ones, then those of
-    /// executions that hold more than the one that asks.
+    /// Evicts bodies of any execution until the process is within its budget: stalled bodies first, then those of
+    /// executions that hold more than the requesting one. Returns true on success.
     fn make_room(&self, body: &Reservation, held: u64, now: Instant) -> bool {
         let may_search = |account: &Account| account.may_search(now);
         if !self.shard(&body.execution).lock().get(&body.execution).is_some_and(may_search) {
@@ -204,9 +205,9 @@ impl Budget {
             }
             let mut shard = self.shard(&execution).lock();
             if let Some(account) = shard.get_mut(&execution) {
-                self.give_up(account, id);
+                self.evict(account, id);
             }
-            tidy(&mut shard, &execution);
+            remove_if_empty(&mut shard, &execution);
         }
         let fits = self.total.load(Ordering::Relaxed) <= self.per_process;
         if !fits && let Some(account) = self.shard(&body.execution).lock().get_mut(&body.execution) {
@@ -215,21 +216,21 @@ impl Budget {
         fits
     }
 
-    /// The bodies to give up first, in that order.
+    /// Returns the bodies to evict, in order.
     fn candidates(&self, asking: u64, held: u64, now: Instant) -> Vec<Candidate> {
         let mut found: Vec<Candidate> = Vec::new();
         let mut keep_first = |candidate: Option<Candidate>| {
             found.extend(candidate);
-            if found.len() >= CANDIDATES.saturating_mul(2) {
-                first(&mut found);
+            if found.len() >= MAX_CANDIDATES.saturating_mul(2) {
+                truncate_candidates(&mut found);
             }
         };
         for shard in &self.shards {
-            for (execution, account) in shard.lock().iter() {
-                for (id, body) in account.bodies.iter().filter(|(id, body)| **id != asking && !body.whole) {
-                    let quiet = now.saturating_duration_since(body.moved);
+            for (execution, account) in lock(shard).iter() {
+                for (id, body) in account.bodies.iter().filter(|(id, body)| **id != asking && !body.complete) {
+                    let quiet = now.saturating_duration_since(body.last_change);
                     let millis = u64::try_from(quiet.as_millis()).unwrap_or(u64::MAX);
-                    keep_first(if quiet >= STALLED {
+                    keep_first(if quiet >= STALL_TIMEOUT {
                         Some((true, millis, execution.clone(), *id))
                     } else {
                         (account.held > held).then(|| (false, account.held, execution.clone(), *id))
@@ -237,30 +238,30 @@ impl Budget {
                 }
             }
         }
-        first(&mut found);
+        truncate_candidates(&mut found);
         found
     }
 
-    fn give_up(&self, account: &mut Account, id: u64) {
+    fn evict(&self, account: &mut Account, id: u64) {
         if let Some(body) = account.remove(id) {
             self.total.fetch_sub(body.held, Ordering::Relaxed);
             body.counts.stop(Fail::Overloaded.into(), None);
         }
     }
 
-    /// Takes `less` from what a body holds, and forgets one that holds nothing.
+    /// Subtracts `less` from the bytes of a body, and removes a body that holds nothing.
     fn shrink(&self, body: &Reservation, less: u64) {
         let mut shard = self.shard(&body.execution).lock();
         let Some(account) = shard.get_mut(&body.execution) else { return };
         let Some(known) = account.bodies.get_mut(&body.id) else { return };
         let less = less.min(known.held);
-        (known.held, known.moved) = (known.held.saturating_sub(less), Instant::now());
+        (known.held, known.last_change) = (known.held.saturating_sub(less), Instant::now());
         if known.held == 0 {
             account.bodies.remove(&body.id);
         }
         account.held = account.held.saturating_sub(less);
         self.total.fetch_sub(less, Ordering::Relaxed);
-        tidy(&mut shard, &body.execution);
+        remove_if_empty(&mut shard, &body.execution);
     }
 
     fn shard(&self, execution: &ExecutionId) -> &Mutex<Shard> {
@@ -272,9 +273,9 @@ impl Budget {
 
 impl Account {
     fn add(&mut self, body: &Reservation, more: u64, now: Instant) {
-        let new = || Body { held: 0, moved: now, whole: body.whole, counts: body.counts.clone() };
+        let new = || Body { held: 0, last_change: now, complete: body.whole, counts: body.counts.clone() };
         let known = self.bodies.entry(body.id).or_insert_with(new);
-        (known.held, known.moved) = (known.held.saturating_add(more), now);
+        (known.held, known.last_change) = (known.held.saturating_add(more), now);
         self.held = self.held.saturating_add(more);
     }
 
@@ -285,18 +286,18 @@ impl Account {
     }
 
     fn may_search(&self, now: Instant) -> bool {
-        self.searched.is_none_or(|last| now.saturating_duration_since(last) >= SEARCH_AGAIN)
+        self.searched.is_none_or(|last| now.saturating_duration_since(last) >= SEARCH_INTERVAL)
     }
 }
 
-/// Sorts candidates and drops all but the first ones.
-fn first(found: &mut Vec<Candidate>) {
+/// Sorts the candidates and drops all but the first [`CANDIDATES`].
+fn truncate_candidates(found: &mut Vec<Candidate>) {
     found.sort_unstable_by_key(|(stalled, weight, ..)| std::cmp::Reverse((*stalled, *weight)));
-    found.truncate(CANDIDATES);
+    found.truncate(MAX_CANDIDATES);
 }
 
-/// Forgets an execution that holds nothing.
-fn tidy(shard: &mut Shard, execution: &ExecutionId) {
+/// Removes an execution that holds nothing.
+fn remove_if_empty(shard: &mut Shard, execution: &ExecutionId) {
     if shard.get(execution).is_some_and(|account| account.bodies.is_empty()) {
         shard.remove(execution);
     }
@@ -306,7 +307,7 @@ impl Reservation {
     /// Sets the number of bytes that the body holds.
     ///
     /// # Errors
-    /// [`Full`] if there is no room for more than it held before; that stays reserved.
+    /// [`Full`] if the budget has no room for the increase. The bytes held before stay reserved.
     pub(super) fn hold(&mut self, bytes: u64) -> Result<(), Full> {
         let wanted = bytes.checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
         if wanted > self.held {
@@ -318,18 +319,18 @@ impl Reservation {
         Ok(())
     }
 
-    /// A reservation of nothing as yet, for the same exchange.
-    pub(super) fn another(&self) -> Self {
+    /// Creates an empty reservation for the same exchange.
+    pub(super) fn for_same_exchange(&self) -> Self {
         self.budget.reserve(&self.execution, self.counts.clone())
     }
 
-    /// All of the body has arrived: it is not given up any more.
+    /// Marks the body as complete, so that it is not evicted any more.
     pub(super) fn complete(&mut self) {
         self.whole = true;
         let mut shard = self.budget.shard(&self.execution).lock();
         let account = shard.get_mut(&self.execution);
         if let Some(body) = account.and_then(|account| account.bodies.get_mut(&self.id)) {
-            body.whole = true;
+            body.complete = true;
         }
     }
 }
@@ -340,6 +341,11 @@ impl Drop for Reservation {
             self.budget.shrink(self, self.held);
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing can panic while the lock is held, and a lost body could only leave the counts too high.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -357,13 +363,13 @@ mod tests {
         budget.reserve(&ExecutionId::new(execution), Arc::new(TransferCounts::new()))
     }
 
-    /// A body that holds as much as such a body does.
+    /// Creates a body that holds [`BODY`] bytes.
     fn held(budget: &Arc<Budget>, execution: &str) -> Result<Reservation, Full> {
         let mut body = body(budget, execution);
         body.hold(BODY).map(|()| body)
     }
 
-    fn was_given_up(body: &Reservation) -> bool {
+    fn was_evicted(body: &Reservation) -> bool {
         body.counts.stopped() == Some(Refusal::Fail(Fail::Overloaded))
     }
 
@@ -372,7 +378,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn bytes_are_charged_as_they_come_and_given_back() {
+    async fn charges_bytes_as_they_arrive_and_returns_them() {
         let budget = budget(4, 100);
         let mut one = body(&budget, "a");
         for bytes in [1, STEP, STEP + 1, BODY, 5, 4 * BODY, BODY, BODY] {
@@ -381,14 +387,14 @@ mod tests {
         }
         assert_eq!(one.hold(4 * BODY + 1), Err(Full::Execution));
         assert_eq!(body(&budget, "empty").hold(4 * BODY + 1), Err(Full::Execution));
-        assert_eq!(budget.total.load(Ordering::Relaxed), BODY, "it keeps what it has");
+        assert_eq!(budget.total.load(Ordering::Relaxed), BODY, "the old reservation stays");
         let others: Vec<_> = (0..3).map(|_| held(&budget, "a").unwrap()).collect();
         assert_eq!(held(&budget, "a").err(), Some(Full::Execution));
-        assert!(held(&budget, "b").is_ok(), "another execution does not notice");
+        assert!(held(&budget, "b").is_ok(), "another execution is not affected");
         drop(others);
         one.hold(0).unwrap();
         assert!(is_empty(&budget));
-        // A panic gives it back, too.
+        // A panic also returns the bytes.
         let lost = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _one = held(&budget, "a").unwrap();
             panic!("within an exchange");
@@ -397,7 +403,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_one_that_has_stalled_for_longest_goes_first() {
+    async fn evicts_the_longest_stalled_body_first() {
         let budget = budget(4, 100);
         let mut oldest = held(&budget, "a").unwrap();
         tokio::time::advance(Duration::from_millis(10)).await;
@@ -405,41 +411,41 @@ mod tests {
         whole.complete();
         tokio::time::advance(Duration::from_millis(10)).await;
         let younger = held(&budget, "a").unwrap();
-        assert_eq!(held(&budget, "a").err(), Some(Full::Execution), "none has stalled");
-        tokio::time::advance(STALLED).await;
-        // Less than a step in all that time is no progress; `moving` makes some.
+        assert_eq!(held(&budget, "a").err(), Some(Full::Execution), "no body has stalled");
+        tokio::time::advance(STALL_TIMEOUT).await;
+        // Growth by less than a step does not count as progress; `moving` grows by one.
         moving.hold(BODY - STEP).unwrap();
         moving.hold(BODY).unwrap();
         let mut newcomers = vec![held(&budget, "a").unwrap()];
-        assert_eq!((was_given_up(&oldest), was_given_up(&younger)), (true, false));
+        assert_eq!((was_evicted(&oldest), was_evicted(&younger)), (true, false));
         newcomers.push(held(&budget, "a").unwrap());
-        assert!(was_given_up(&younger) && !was_given_up(&moving) && !was_given_up(&whole));
+        assert!(was_evicted(&younger) && !was_evicted(&moving) && !was_evicted(&whole));
         assert_eq!(held(&budget, "a").err(), Some(Full::Execution));
-        assert_eq!(oldest.hold(2 * BODY), Err(Full::GivenUp));
+        assert_eq!(oldest.hold(2 * BODY), Err(Full::Evicted));
         drop((oldest, younger));
-        assert_eq!(budget.total.load(Ordering::Relaxed), 4 * BODY, "what was given up is not given back twice");
+        assert_eq!(budget.total.load(Ordering::Relaxed), 4 * BODY, "evicted bytes are not returned twice");
         drop((whole, moving, newcomers));
         assert!(is_empty(&budget));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_full_process_takes_from_the_stalled_and_then_from_whoever_holds_most() {
+    async fn a_full_process_evicts_stalled_bodies_then_those_of_the_largest_execution() {
         let budget = budget(4, 12);
         let fill = |name: &str| (0..4).map(|_| held(&budget, name).unwrap()).collect::<Vec<_>>();
         let first = fill("a");
         tokio::time::advance(Duration::from_millis(600)).await;
         let (second, third) = (fill("b"), fill("c"));
-        // One that holds as much as they do gets nothing more; one that holds less does.
+        // An execution that holds as much as the others gets no more room; one that holds less does.
         let count =
-            |bodies: &[&Vec<Reservation>]| bodies.iter().copied().flatten().filter(|it| was_given_up(it)).count();
+            |bodies: &[&Vec<Reservation>]| bodies.iter().copied().flatten().filter(|it| was_evicted(it)).count();
         let victim = held(&budget, "v").unwrap();
         assert_eq!(count(&[&first, &second, &third]), 1);
         tokio::time::advance(Duration::from_millis(600)).await;
-        // Now the first ones have stalled, and only those go.
+        // Now the first bodies have stalled, and only those are evicted.
         let before = count(&[&first]);
         let more: Vec<_> = (0..2).map(|_| held(&budget, "v").unwrap()).collect();
         assert_eq!((count(&[&first]) - before, count(&[&second, &third]) + before), (2, 1));
-        assert!(!was_given_up(&victim));
+        assert!(!was_evicted(&victim));
         tokio::time::advance(Duration::from_millis(100)).await;
         assert_eq!(budget.total.load(Ordering::Relaxed), 12 * BODY);
         drop((first, second, third, victim, more));
@@ -447,7 +453,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn in_a_full_process_nobody_takes_from_a_smaller_one() {
+    async fn a_full_process_does_not_evict_bodies_of_smaller_executions() {
         let budget = budget(4, 6);
         let mut large: Vec<_> = (0..3).map(|_| held(&budget, "a").unwrap()).collect();
         large.iter_mut().for_each(Reservation::complete);
@@ -455,16 +461,15 @@ mod tests {
         assert!(large.len() == 4 && budget.reserve_for(&ExecutionId::new("a"), 1).is_none());
         let small: Vec<_> = ["b", "c"].map(|name| held(&budget, name).unwrap()).into();
         assert_eq!(held(&budget, "b").err(), Some(Full::Process));
-        assert_eq!(held(&budget, "d").err(), Some(Full::Process), "whole ones stay");
-        assert!(!small.iter().chain(&large).any(was_given_up));
-        tokio::time::advance(STALLED).await;
+        assert_eq!(held(&budget, "d").err(), Some(Full::Process), "complete bodies are not evicted");
+        assert!(!small.iter().chain(&large).any(was_evicted));
+        tokio::time::advance(STALL_TIMEOUT).await;
         assert!(held(&budget, "d").is_ok());
-        assert!(small.iter().any(was_given_up));
+        assert!(small.iter().any(was_evicted));
     }
 
-    /// Many threads at once leave no byte behind.
     #[test]
-    fn nothing_is_lost_between_threads() {
+    fn concurrent_reservations_return_all_bytes() {
         let budget = budget(8, 20);
         std::thread::scope(|scope| {
             for n in 0..8 {

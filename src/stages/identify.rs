@@ -1,4 +1,4 @@
-//! Identifies the caller: a token names the task and the execution, or the listener vouches by a certificate or user
+//! Identifies the caller: the task and its execution, by the token or by the listener's client certificate or peer user
 //! id.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::policy::rule::{Policy, Task};
 /// ```compile_fail
 /// use exeat::{model::name::TaskName, stages::identify::{Caller, Proof}};
 /// fn of(known: Caller) -> Caller {
-///     // Nobody becomes a caller without proof.
+///     // A caller cannot be created without proof.
 ///     Caller { proof: Proof::Listener, ..known }
 /// }
 /// ```
@@ -38,58 +38,58 @@ pub struct Caller {
 /// The proof of a caller's identity.
 #[derive(Clone, Copy)]
 pub enum Proof {
-    /// The token of an execution that was started: the ledger says whether it still counts.
+    /// The token of a started execution. The ledger decides whether it is still valid.
     Execution,
-    /// Its listener: a client certificate, or a user id of this machine.
+    /// The listener: a client certificate or a local user id.
     Listener,
-    /// A task's static token, hashed: a later policy may no longer take it.
+    /// A task's static token, hashed. A later policy may no longer accept it.
     Token(TokenHash),
 }
 
 impl Caller {
-    /// The task.
+    /// Returns the task.
     #[must_use]
     pub fn task(&self) -> &TaskName {
         &self.execution.task
     }
 
-    /// The execution.
+    /// Returns the execution's id.
     #[must_use]
     pub fn execution(&self) -> &ExecutionId {
         &self.execution.id
     }
 
-    /// Returns the ledger's facts of the execution.
+    /// Returns the ledger's data about the execution.
     #[must_use]
     pub fn facts(&self) -> &Execution {
         &self.execution
     }
 
-    /// Returns the proof of identity.
+    /// Returns the proof of the caller's identity.
     #[must_use]
     pub fn proof(&self) -> Proof {
         self.proof
     }
 }
 
-/// Reads `Proxy-Authorization`: `Basic base64(id:token)` or `Bearer token`. Where the listener vouches for
-/// a single task nothing needs to be sent; what is sent has to name a task that it vouches for. An execution that
-/// was started may be tied to a network; then it is unknown from anywhere else.
+/// Identifies the caller by `Proxy-Authorization`: `Basic base64(id:token)` or `Bearer token`. If the listener vouches
+/// for exactly one task, the field may be omitted; if it is sent, it must name a task that the listener vouches for. A
+/// started execution may be restricted to a network and is unknown from anywhere else.
 ///
 /// # Errors
-/// [`Deny::CallerUnknown`] if nothing says who it is, the field stands there twice, the token is nobody's,
-/// or listener and token do not agree; [`Fail::LedgerUnavailable`].
+/// [`Deny::CallerUnknown`] if nothing identifies the caller, the field is repeated, the token is unknown, or listener
+/// and token disagree; [`Fail::LedgerUnavailable`].
 pub async fn caller(policy: &Policy, ledger: &Ledger, headers: &HeaderMap, peer: &Peer) -> Verdict<Caller> {
     let mut fields = headers.get_all(PROXY_AUTHORIZATION).iter();
     let caller = match (fields.next(), fields.next()) {
         (Some(field), None) => {
-            let said = ProxyAuthorization::read(field.as_bytes()).ok_or(Deny::CallerUnknown)?;
-            match said.task(policy) {
-                Some(task) => of_task(task, Proof::Token(said.token)),
-                None => started(ledger, &said, peer).await?,
+            let sent = ProxyAuthorization::parse(field.as_bytes()).ok_or(Deny::CallerUnknown)?;
+            match sent.find_task(policy) {
+                Some(task) => static_caller(task, Proof::Token(sent.token)),
+                None => find_started(ledger, &sent, peer).await?,
             }
         }
-        (None, _) => of_task(vouched(policy, peer).ok_or(Deny::CallerUnknown)?, Proof::Listener),
+        (None, _) => static_caller(vouched_task(policy, peer).ok_or(Deny::CallerUnknown)?, Proof::Listener),
         (Some(_), Some(_)) => return Err(Deny::CallerUnknown.into()),
     };
     if peer.tasks().is_some_and(|tasks| !tasks.contains(caller.task())) {
@@ -98,41 +98,42 @@ pub async fn caller(policy: &Policy, ledger: &Ledger, headers: &HeaderMap, peer:
     Ok(caller)
 }
 
-/// The one execution of a task that needs none to be started.
-fn of_task(task: &Task, proof: Proof) -> Caller {
+/// Returns the static execution of a task.
+fn static_caller(task: &Task, proof: Proof) -> Caller {
     Caller { execution: Arc::new(Execution::of_static(task.name(), Millis::now())), proof }
 }
 
-/// The execution that was started with this token.
-async fn started(ledger: &Ledger, said: &ProxyAuthorization, peer: &Peer) -> Verdict<Caller> {
-    let id = said.id.as_ref().filter(|id| token::is_id(id.as_str())).ok_or(Deny::CallerUnknown)?;
+/// Finds the started execution that has this token.
+async fn find_started(ledger: &Ledger, sent: &ProxyAuthorization, peer: &Peer) -> Verdict<Caller> {
+    let id = sent.id.as_ref().filter(|id| token::is_id(id.as_str())).ok_or(Deny::CallerUnknown)?;
     let known = ledger.find(id).await.map_err(|_| Fail::LedgerUnavailable)?;
     let is_here = |network: IpNet| peer.address().is_some_and(|address| network.contains(&address));
     let known = known
-        .filter(|execution| execution.token == Some(said.token))
+        .filter(|execution| execution.token == Some(sent.token))
         .filter(|execution| execution.peers.is_none_or(is_here));
     let execution = Arc::new(known.ok_or(Deny::CallerUnknown)?);
     Ok(Caller { execution, proof: Proof::Execution })
 }
 
-/// The one task that the listener vouches for. A certificate may bear names that mean nothing here.
-fn vouched<'p>(policy: &'p Policy, peer: &Peer) -> Option<&'p Task> {
+/// Returns the task that the listener vouches for, if there is exactly one. A certificate may contain names that are
+/// not tasks.
+fn vouched_task<'p>(policy: &'p Policy, peer: &Peer) -> Option<&'p Task> {
     let mut known = peer.tasks()?.iter().filter_map(|name| policy.task(name));
     let task = known.next()?;
     known.next().is_none().then_some(task)
 }
 
-/// The credentials in `Proxy-Authorization`.
+/// A parsed `Proxy-Authorization` field.
 struct ProxyAuthorization {
-    /// The name given with the token: a task's name or an execution's id. A static token belongs to its task, whatever
-    /// name is given.
+    /// The task name or execution id. `None` for a static token sent as `Bearer`, which is looked up by the token
+    /// itself.
     id: Option<ExecutionId>,
     is_bearer: bool,
     token: TokenHash,
 }
 
 impl ProxyAuthorization {
-    fn read(field: &[u8]) -> Option<Self> {
+    fn parse(field: &[u8]) -> Option<Self> {
         let field = std::str::from_utf8(field).ok()?;
         let (scheme, credentials) = field.split_once(' ')?;
         let credentials = credentials.trim_matches(' ');
@@ -150,8 +151,8 @@ impl ProxyAuthorization {
         Some(Self { id, is_bearer: false, token: TokenHash::of(token) })
     }
 
-    /// The task whose static token it is.
-    fn task<'p>(&self, policy: &'p Policy) -> Option<&'p Task> {
+    /// Returns the task that has this static token.
+    fn find_task<'p>(&self, policy: &'p Policy) -> Option<&'p Task> {
         if self.is_bearer {
             return policy.task_by_token(self.token).map(AsRef::as_ref);
         }
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn listener_and_token_have_to_agree() {
+    async fn listener_and_token_must_agree() {
         let (policy, ledger) = (policy(), Ledger::memory());
         let address = "192.0.2.1:1".parse().unwrap();
         let names = |names: &[&str]| Peer::certified(address, names.iter().map(|name| TaskName::new(name)).collect());
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_started_execution_is_known_by_id_and_token_from_its_network() {
+    async fn identifies_a_started_execution_by_id_token_and_network() {
         let (policy, ledger) = (policy(), Ledger::memory());
         let start = |digit: &str, network: Option<&str>| {
             let id = ExecutionId::new(&digit.repeat(32));

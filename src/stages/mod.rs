@@ -1,4 +1,4 @@
-//! The stages of a request. Each consumes the evidence of the one before and returns its own.
+//! The stages of a request, one module each. Each stage takes the evidence of the stage before it and returns its own.
 
 pub mod approve;
 pub mod authorize;

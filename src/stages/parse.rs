@@ -1,4 +1,4 @@
-//! Parses the target, and rejects requests that hyper accepts and a proxy must not.
+//! Validates request heads beyond the checks of the HTTP server, and normalizes the target.
 
 use std::ops::Range;
 
@@ -10,41 +10,41 @@ use super::message::headers;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Target;
 
-/// A head as it was sent, as far as it is there.
+/// A raw request head, as far as it has been received.
 pub enum Head {
-    /// So many bytes, and what follows.
+    /// A complete head: its length in bytes, and the framing of the body.
     Whole(usize, Framing),
-    /// More of it has to come.
+    /// The head is incomplete.
     Partial,
 }
 
-/// The framing of the body behind a head.
+/// The framing of the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
     /// A chunked body.
     Chunked,
-    /// So many bytes of body.
+    /// A body of this many bytes.
     Length(u64),
     /// No body.
     None,
 }
 
-/// Longest body that can be announced, in bytes.
+/// The longest length that can be announced, in bytes.
 const MAX_LENGTH: u64 = i64::MAX as u64;
-/// Fields of one head; hyper's own limit is the same.
+/// The most fields in a head. hyper has the same limit.
 const MAX_FIELDS: usize = 100;
 
-/// Looks at the bytes of a head before any parser has smoothed them over. The first `searched` of them are
-/// known not to hold its end.
+/// Checks the raw bytes of a head before a parser normalizes them. The first `searched` bytes are known not to contain
+/// its end.
 ///
 /// # Errors
-/// [`Deny::HeadTooLarge`] for more than `most` bytes or a hundred fields; [`Deny::UriTooLong`];
-/// [`Deny::TargetMalformed`]; [`Deny::NotImplemented`] for a transfer coding other than `chunked` alone
-/// (RFC 9112 §6.1) or a method without end; [`Deny::RequestMalformed`] for bare CR or LF, control bytes, folded lines, a space
-/// before a colon (RFC 9112 §5.1), a version that is not HTTP/1, and a length that is no number, stands
-/// there twice or beside a transfer coding (RFC 9112 §6.3).
-pub fn raw_head(bytes: &[u8], searched: usize, most: usize) -> Result<Head, Deny> {
-    // The end may begin in what was searched.
+/// [`Deny::HeadTooLarge`] for more than `max` bytes or a hundred fields; [`Deny::UriTooLong`];
+/// [`Deny::TargetMalformed`]; [`Deny::NotImplemented`] for a transfer coding other than `chunked` alone (RFC 9112 §6.1)
+/// or an overlong method; [`Deny::RequestMalformed`] for bare CR or LF, control bytes, folded lines, a space before a
+/// colon (RFC 9112 §5.1), a version other than HTTP/1, and a length that is not a number, is repeated, or is combined
+/// with a transfer coding (RFC 9112 §6.3).
+pub fn raw_head(bytes: &[u8], searched: usize, max: usize) -> Result<Head, Deny> {
+    // The end may start within the searched bytes.
     let from = searched.saturating_sub(3);
     let found = bytes.get(from..).and_then(|rest| memchr::memmem::find(rest, b"\r\n\r\n"));
     let end = found.map(|at| from.saturating_add(at).saturating_add(4));
@@ -53,12 +53,12 @@ pub fn raw_head(bytes: &[u8], searched: usize, most: usize) -> Result<Head, Deny
         return Err(Deny::RequestMalformed);
     }
     let line = memchr::memchr(b'\n', seen).unwrap_or(seen.len());
-    // With the method and the version.
+    // The request line also contains the method and the version.
     if line > MAX_TARGET.saturating_add(64) {
         let method = seen.iter().take(MAX_METHOD.saturating_add(1)).position(|byte| *byte == b' ');
         return Err(if method.is_some() { Deny::UriTooLong } else { Deny::NotImplemented });
     }
-    if seen.len() > most {
+    if seen.len() > max {
         return Err(Deny::HeadTooLarge);
     }
     match end {
@@ -67,7 +67,7 @@ pub fn raw_head(bytes: &[u8], searched: usize, most: usize) -> Result<Head, Deny
     }
 }
 
-/// True if CR or LF stands alone from there on; a CR at the very end may have its LF to come.
+/// Returns true if there is a bare CR or LF at or after `from`. The LF of a CR at the very end may still arrive.
 fn has_bare_line_end(bytes: &[u8], from: usize) -> bool {
     let unseen = bytes.get(from..).unwrap_or_default();
     memchr::memchr2_iter(b'\r', b'\n', unseen).map(|at| at.saturating_add(from)).any(|at| match bytes.get(at) {
@@ -96,7 +96,7 @@ fn framing(head: &[u8]) -> Result<Framing, Deny> {
         ((Some(length), false), (None, _)) => {
             let digits = Some(length).filter(|text| !text.is_empty() && text.iter().all(u8::is_ascii_digit));
             let number = digits.and_then(|text| std::str::from_utf8(text).ok()).and_then(|text| text.parse().ok());
-            // No body is that long, and some numbers mean something else to the HTTP server.
+            // No body is that long, and hyper gives the largest numbers a special meaning.
             number.filter(|length| *length <= MAX_LENGTH).map(Framing::Length).ok_or(Deny::RequestMalformed)
         }
         ((None, _), (Some(_), _)) if request.version == Some(0) => Err(Deny::RequestMalformed),
@@ -106,8 +106,9 @@ fn framing(head: &[u8]) -> Result<Framing, Deny> {
     }
 }
 
-/// Finds the target of an `OPTIONS` in absolute-form without path and query. It means the server as a whole, and its
-/// canonical form is `*` (RFC 9112 §3.2.4); parsed as a URI, it could not be told from one with the path `/`.
+/// Finds the target of an `OPTIONS` request in absolute-form without path and query. It addresses the server as a
+/// whole, and its canonical form is `*` (RFC 9112 §3.2.4). A parsed URI would not distinguish it from one with the path
+/// `/`.
 #[must_use]
 pub fn server_wide(head: &[u8]) -> Option<Range<usize>> {
     const METHOD: &[u8] = b"OPTIONS ";
@@ -123,11 +124,11 @@ pub fn server_wide(head: &[u8]) -> Option<Range<usize>> {
     (is_known && is_all).then(|| METHOD.len()..METHOD.len().saturating_add(target.len()))
 }
 
-/// The target of a request to the proxy itself: CONNECT, or absolute-form.
+/// Returns the target of a request to the proxy: CONNECT, or absolute-form.
 ///
 /// # Errors
-/// [`Deny::RequestMalformed`], [`Deny::NotImplemented`] or [`Deny::MethodNotAllowed`] as [`head`];
-/// [`Deny::TargetMalformed`] if there is no target or it has two readings.
+/// [`Deny::RequestMalformed`], [`Deny::NotImplemented`] or [`Deny::MethodNotAllowed`] as for [`head`];
+/// [`Deny::TargetMalformed`] if there is no target or it is ambiguous.
 pub fn target(parts: &mut Parts) -> Verdict<Target> {
     head(parts)?;
     let target =
@@ -135,10 +136,10 @@ pub fn target(parts: &mut Parts) -> Verdict<Target> {
     target.map_err(|_| Deny::TargetMalformed.into())
 }
 
-/// A request inside a tunnel, whose target is the tunnel's.
+/// Validates a request inside a tunnel, whose target is the tunnel's.
 ///
 /// # Errors
-/// As [`head`]; [`Deny::RequestMalformed`] for a CONNECT within a CONNECT.
+/// The errors of [`head`]; [`Deny::RequestMalformed`] for a CONNECT within a CONNECT.
 pub fn inner(parts: &mut Parts) -> Verdict<()> {
     if parts.method == Method::CONNECT {
         return Err(Deny::RequestMalformed.into());
@@ -146,8 +147,8 @@ pub fn inner(parts: &mut Parts) -> Verdict<()> {
     head(parts)
 }
 
-/// Holds a head over HTTP/2 to as many fields as one over HTTP/1.1, which was counted as it was sent. The pieces of a
-/// cookie are one field (RFC 9113 §8.2.3).
+/// Limits the number of fields in an HTTP/2 head to that of HTTP/1.1, where the raw head was checked. The pieces of a
+/// split cookie count as one field (RFC 9113 §8.2.3).
 ///
 /// # Errors
 /// [`Deny::HeadTooLarge`].
@@ -159,19 +160,19 @@ pub fn count_fields(headers: &HeaderMap) -> Verdict<()> {
     Ok(())
 }
 
-/// Longest request target, in bytes. RFC 9110 §4.1 asks for 8000 at least; origins take no more than this.
+/// Maximum request target, in bytes. RFC 9110 §4.1 recommends at least 8000; common origins accept no more than this.
 const MAX_TARGET: usize = 32 * 1024;
-/// Longest method, in bytes. The longest registered one has 17.
+/// Maximum method, in bytes. The longest registered one has 17.
 const MAX_METHOD: usize = 32;
 
-/// Refuses heads that two parsers could read in two ways, wherever they arrive. Cookies that come in pieces
-/// are joined and an empty path becomes `/`, so that every later step sees the head that leaves.
+/// Rejects heads that two parsers could interpret differently. Joins split cookies and replaces an empty path by `/`,
+/// so that all later stages see the head as it will be sent.
 ///
 /// # Errors
-/// [`Deny::RequestMalformed`] for a missing or second `Host` (RFC 9112 §3.2) and for CONNECT with a
-/// body (RFC 9110 §9.3.6); [`Deny::NotImplemented`] for a transfer coding other than `chunked` alone
-/// (RFC 9112 §6.1) and for a method over 32 bytes (RFC 9112 §3); [`Deny::MethodNotAllowed`] for TRACE, PRI
-/// (RFC 9113 §11.6) and `OPTIONS *`; [`Deny::TargetMalformed`] for a backslash in the path; [`Deny::UriTooLong`].
+/// [`Deny::RequestMalformed`] for a missing or repeated `Host` (RFC 9112 §3.2) and for CONNECT with a body (RFC 9110
+/// §9.3.6); [`Deny::NotImplemented`] for a transfer coding other than `chunked` alone (RFC 9112 §6.1) and for a method
+/// over 32 bytes (RFC 9112 §3); [`Deny::MethodNotAllowed`] for TRACE, PRI (RFC 9113 §11.6) and `OPTIONS *`;
+/// [`Deny::TargetMalformed`] for a backslash in the path; [`Deny::UriTooLong`].
 pub fn head(parts: &mut Parts) -> Verdict<()> {
     headers::join_cookies(&mut parts.headers);
     let hosts = parts.headers.get_all(HOST).iter().count();
@@ -182,19 +183,19 @@ pub fn head(parts: &mut Parts) -> Verdict<()> {
     if parts.headers.get_all(CONTENT_LENGTH).iter().count() > 1 {
         return Err(Deny::RequestMalformed.into());
     }
-    transfer_coding(&parts.headers)?;
+    check_transfer_coding(&parts.headers)?;
     if parts.uri.path_and_query().is_some_and(|target| target.as_str().len() > MAX_TARGET) {
         return Err(Deny::UriTooLong.into());
     }
     if parts.method == Method::CONNECT && has_body_fields(&parts.headers) {
         return Err(Deny::RequestMalformed.into());
     }
-    method(&parts.method)?;
-    path(parts)
+    check_method(&parts.method)?;
+    normalize_path(parts)
 }
 
-/// Methods are case-sensitive (RFC 9110 §9.1), but an origin may read them otherwise.
-fn method(method: &Method) -> Verdict<()> {
+/// Methods are case-sensitive (RFC 9110 §9.1), but an origin may ignore case.
+fn check_method(method: &Method) -> Verdict<()> {
     if method.as_str().len() > MAX_METHOD {
         return Err(Deny::NotImplemented.into());
     }
@@ -204,17 +205,17 @@ fn method(method: &Method) -> Verdict<()> {
     Ok(())
 }
 
-/// Puts a slash where the path is empty (RFC 9110 §4.2.3), or refuses the path.
-fn path(parts: &mut Parts) -> Verdict<()> {
+/// Replaces an empty path by `/` (RFC 9110 §4.2.3), or rejects the path.
+fn normalize_path(parts: &mut Parts) -> Verdict<()> {
     if parts.method == Method::CONNECT {
         return Ok(());
     }
     if parts.uri.scheme().is_none() && parts.uri.authority().is_some() {
-        // Authority-form is CONNECT's alone (RFC 9112 §3.2.3).
+        // Authority-form is reserved for CONNECT (RFC 9112 §3.2.3).
         return Err(Deny::TargetMalformed.into());
     }
     let slash = PathAndQuery::from_static("/");
-    // An empty path is none, or is shown as a slash and written as nothing.
+    // An empty path is either absent, or displayed as `/` but serialized as nothing.
     let is_empty = parts.uri.path_and_query().is_none_or(|given| given.as_str() == "/" && *given != slash);
     let given = parts.uri.path_and_query().unwrap_or(&slash);
     let is_options = parts.method.as_str().eq_ignore_ascii_case("OPTIONS");
@@ -237,7 +238,7 @@ fn path(parts: &mut Parts) -> Verdict<()> {
     Ok(())
 }
 
-fn transfer_coding(headers: &HeaderMap) -> Verdict<()> {
+fn check_transfer_coding(headers: &HeaderMap) -> Verdict<()> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
         (None, _) => Ok(()),
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_looked_at_as_they_were_sent() {
+    fn checks_raw_heads() {
         const MOST: usize = 40_000;
         let many = "x: 1\r\n".repeat(MAX_FIELDS);
         let long = "x".repeat(MAX_TARGET + 64);
@@ -321,7 +322,7 @@ mod tests {
             let bytes = text.as_bytes();
             let shown = &text[..text.len().min(80)];
             assert_eq!(read(bytes, 0), *want, "{shown:?}");
-            // However it arrives, it is judged alike; what can be refused early may be.
+            // The result must not depend on how the bytes arrive, except that errors may be found early.
             let mut searched = 0;
             let mut came = None;
             for length in
@@ -354,13 +355,13 @@ mod tests {
             assert!(target(&mut parts).is_ok(), "{uri}");
             let path = parts.uri.path_and_query().unwrap();
             assert_eq!((path.as_str(), path), (want, &PathAndQuery::try_from(want).unwrap()), "{uri}");
-            // As hyper writes it.
+            // The form that hyper writes.
             assert_eq!(Uri::from(path.clone()).to_string(), want, "{uri}");
         }
     }
 
     #[test]
-    fn options_of_the_whole_server_are_found() {
+    fn finds_server_wide_options() {
         let rows = [
             ("OPTIONS http://a HTTP/1.1\r\n", Some("http://a")),
             ("options HTTPS://a.example:443 HTTP/1.1\r\n", Some("HTTPS://a.example:443")),
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_with_two_readings_are_refused() {
+    fn rejects_ambiguous_heads() {
         let host = ("host", "a.example");
         let longest = format!("https://a.example/{}", "x".repeat(MAX_TARGET - 1));
         let too_long = format!("{longest}x");

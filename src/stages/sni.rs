@@ -1,4 +1,4 @@
-//! Checks that the server name of the TLS handshake is the host of CONNECT.
+//! Checks that the server name in the TLS handshake is the host named by CONNECT.
 
 use super::authorize::Admitted;
 use crate::model::host::Host;
@@ -8,8 +8,8 @@ use crate::tls::hello::Hello;
 
 /// Checks a `ClientHello` against the destination of the tunnel it came through.
 ///
-/// An address has no server name (RFC 6066 §3); a client that sends one all the same must send the
-/// address. In an opaque tunnel an encrypted `ClientHello` may carry another name than the one we see.
+/// A client does not send a server name for an address (RFC 6066 §3); one that does must send that address. In an
+/// opaque tunnel, an encrypted `ClientHello` may contain a server name other than the visible one.
 ///
 /// # Errors
 /// [`Deny::SniMissing`] or [`Deny::SniMismatch`].
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_server_name_is_the_tunnels_host_or_nothing_for_an_address() {
+    fn the_server_name_must_match_the_connect_host() {
         let rows = [
             ("a.example", Some("a.example"), Ok(())),
             ("a.example", Some("A.EXAMPLE"), Ok(())),

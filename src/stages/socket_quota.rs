@@ -1,4 +1,5 @@
-//! Limits the sockets of each execution and of all together. Not a stage.
+//! A quota of sockets shared by all executions, with a limit for each. `pin` and `forward` take permits before they
+//! open sockets.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -11,49 +12,50 @@ use tokio::time::timeout;
 
 use crate::model::name::ExecutionId;
 
-/// The sockets in total, and the number that each execution holds.
+/// A quota, and its current usage.
 pub(crate) struct SocketQuota {
-    most: usize,
-    most_each: usize,
-    taken: Mutex<Usage>,
+    max: usize,
+    max_each: usize,
+    usage: Mutex<Usage>,
     freed: Notify,
 }
 
 #[derive(Default)]
 struct Usage {
-    all: usize,
-    each: HashMap<ExecutionId, usize>,
+    total: usize,
+    by_execution: HashMap<ExecutionId, usize>,
 }
 
-/// One of them, until it is dropped.
+/// A permit for one socket, returned to the quota on drop.
 pub(crate) struct Permit {
     quota: Arc<SocketQuota>,
-    /// None of the daemon's own.
+    /// `None` for the daemon's own sockets.
     execution: Option<ExecutionId>,
 }
 
 impl SocketQuota {
-    /// So many in all, and so many of one execution.
-    pub(crate) fn new(most: usize, most_each: usize) -> Arc<Self> {
-        Arc::new(Self { most, most_each, taken: Mutex::default(), freed: Notify::new() })
+    /// Creates a quota of `max` permits, at most `max_each` of them per execution.
+    pub(crate) fn new(max: usize, max_each: usize) -> Arc<Self> {
+        Arc::new(Self { max, max_each, usage: Mutex::default(), freed: Notify::new() })
     }
 
-    /// Takes one, for an execution or for the daemon itself; none if there is none left, or the execution has its part.
-    pub(crate) fn take(self: &Arc<Self>, execution: Option<&ExecutionId>) -> Option<Permit> {
+    /// Takes a permit for an execution, or for the daemon itself. Returns `None` if the quota or the execution's share
+    /// is used up.
+    pub(crate) fn try_acquire(self: &Arc<Self>, execution: Option<&ExecutionId>) -> Option<Permit> {
         let mut taken = self.lock();
-        let of_each = execution.and_then(|execution| taken.each.get(execution)).copied().unwrap_or_default();
-        if taken.all >= self.most || of_each >= self.most_each {
+        let of_each = execution.and_then(|execution| taken.by_execution.get(execution)).copied().unwrap_or_default();
+        if taken.total >= self.max || of_each >= self.max_each {
             return None;
         }
-        taken.all = taken.all.saturating_add(1);
+        taken.total = taken.total.saturating_add(1);
         if let Some(execution) = execution {
-            taken.each.insert(execution.clone(), of_each.saturating_add(1));
+            taken.by_execution.insert(execution.clone(), of_each.saturating_add(1));
         }
         Some(Permit { quota: self.clone(), execution: execution.cloned() })
     }
 
-    /// As [`Self::take`], but waits for one.
-    pub(crate) async fn take_within(
+    /// Like [`Self::take`], but waits up to `patience` for a permit.
+    pub(crate) async fn acquire_within(
         self: &Arc<Self>,
         execution: Option<&ExecutionId>,
         patience: Duration,
@@ -62,7 +64,7 @@ impl SocketQuota {
             loop {
                 let mut freed = pin!(self.freed.notified());
                 freed.as_mut().enable();
-                if let Some(permit) = self.take(execution) {
+                if let Some(permit) = self.try_acquire(execution) {
                     return permit;
                 }
                 freed.await;
@@ -71,27 +73,27 @@ impl SocketQuota {
         timeout(patience, taking).await.ok()
     }
 
-    /// True if all are taken.
+    /// Returns true if all permits are taken.
     pub(crate) fn is_exhausted(&self) -> bool {
-        self.lock().all >= self.most
+        self.lock().total >= self.max
     }
 
     fn lock(&self) -> MutexGuard<'_, Usage> {
-        // Nothing within can panic but for want of memory.
-        self.taken.lock()
+        // Only a failed allocation can panic while the lock is held.
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut taken = self.quota.lock();
-        taken.all = taken.all.saturating_sub(1);
+        taken.total = taken.total.saturating_sub(1);
         if let Some(execution) = &self.execution
-            && let Some(count) = taken.each.get_mut(execution)
+            && let Some(count) = taken.by_execution.get_mut(execution)
         {
             *count = count.saturating_sub(1);
             if *count == 0 {
-                taken.each.remove(execution);
+                taken.by_execution.remove(execution);
             }
         }
         drop(taken);
@@ -105,24 +107,24 @@ mod tests {
     use crate::model::name::TaskName;
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_gets_all_and_what_is_given_back_is_taken_by_who_waits() {
+    async fn limits_each_execution_and_wakes_waiters() {
         let quota = SocketQuota::new(3, 2);
         let of = |name: &str| ExecutionId::of_static(&TaskName::new(name));
         let (a, b) = (of("a"), of("b"));
-        let one = quota.take(Some(&a)).unwrap();
-        let _two = quota.take(Some(&a)).unwrap();
-        assert!(quota.take(Some(&a)).is_none(), "it has its part");
-        let own = quota.take(None).unwrap();
-        assert!(quota.take(Some(&b)).is_none() && quota.take(None).is_none(), "there are no more");
+        let one = quota.try_acquire(Some(&a)).unwrap();
+        let _two = quota.try_acquire(Some(&a)).unwrap();
+        assert!(quota.try_acquire(Some(&a)).is_none(), "its share is used up");
+        let own = quota.try_acquire(None).unwrap();
+        assert!(quota.try_acquire(Some(&b)).is_none() && quota.try_acquire(None).is_none(), "no permits are left");
         let waiting = quota.clone();
-        let next = tokio::spawn(async move { waiting.take_within(Some(&b), Duration::from_secs(1)).await });
+        let next = tokio::spawn(async move { waiting.acquire_within(Some(&b), Duration::from_secs(1)).await });
         tokio::task::yield_now().await;
         drop(own);
         let third = next.await.unwrap().unwrap();
-        assert!(quota.take_within(Some(&a), Duration::from_secs(1)).await.is_none());
+        assert!(quota.acquire_within(Some(&a), Duration::from_secs(1)).await.is_none());
         drop((one, third));
-        assert!(quota.take(Some(&a)).is_some());
+        assert!(quota.try_acquire(Some(&a)).is_some());
         let taken = quota.lock();
-        assert_eq!((taken.all, taken.each.len()), (1, 1));
+        assert_eq!((taken.total, taken.by_execution.len()), (1, 1));
     }
 }

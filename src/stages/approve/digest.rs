@@ -1,4 +1,5 @@
-//! The digest that identifies a request, used by `approve` to recognise the request when it is repeated. Not a stage.
+//! The digest that identifies a request, under which `approve` asks for an approval and finds it again when the request
+//! is repeated.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -12,25 +13,25 @@ use crate::stages::authorize::Grant;
 use crate::stages::authorize::credential::{SelectedCredential, Swap};
 use crate::stages::message::{headers, query, websocket};
 
-/// Nothing else that is hashed begins so.
+/// Separates this digest from all other hashes.
 const DOMAIN: &[u8] = b"exeat approval 1";
-/// Bytes of a body that are hashed before somebody else may have the thread.
+/// The bytes of a body hashed before the task yields.
 const PORTION: usize = 512 * 1024;
 
-/// The digest of a request as it leaves, with the name of a credential and its place in the place of its value. Left
-/// out is what is of one hop, and what a client has to make up anew: the key of a WebSocket's handshake (RFC 6455
-/// §4.1), and the nonce that marks placeholders.
+/// Returns the digest of a request as it will be sent, with the name and placements of the credential instead of its
+/// value. Excludes hop-by-hop fields and values that a client has to generate anew for each request: the key of a
+/// WebSocket handshake (RFC 6455 §4.1) and the nonce that marks placeholders.
 ///
 /// # Errors
-/// [`Deny::RequestMalformed`](crate::model::refusal::Deny::RequestMalformed) for a handshake that is none.
+/// [`Deny::RequestMalformed`](crate::model::refusal::Deny::RequestMalformed) for an invalid WebSocket handshake.
 pub(crate) async fn of(
     grant: &Grant,
     parts: &Parts,
     (data, trailers): (&Bytes, Option<&HeaderMap>),
 ) -> Verdict<[u8; 32]> {
-    let is_websocket = websocket::wanted(parts)?.is_some();
-    let mut digest = Parted::default();
-    line(&mut digest, grant, is_websocket);
+    let is_websocket = websocket::parse_upgrade(parts)?.is_some();
+    let mut digest = DigestWriter::default();
+    hash_head(&mut digest, grant, is_websocket);
     digest.fields(&end_to_end(grant, parts, is_websocket));
     digest.length(data.len());
     for portion in data.chunks(PORTION) {
@@ -41,39 +42,39 @@ pub(crate) async fn of(
     Ok(digest.0.finalize().into())
 }
 
-/// Adds the caller, the request line and the credential.
-fn line(digest: &mut Parted, grant: &Grant, is_websocket: bool) {
+/// Hashes the execution, the tool, the method, the target and the credential.
+fn hash_head(digest: &mut DigestWriter, grant: &Grant, is_websocket: bool) {
     let (admitted, path) = (grant.admitted(), grant.path());
     let target = admitted.target();
     digest.part(DOMAIN);
     digest.part(admitted.caller().execution().as_str());
-    digest.perhaps(grant.kind().tool().map(|tool| tool.as_str()));
+    digest.optional(grant.kind().tool().map(|tool| tool.as_str()));
     digest.part(grant.method().as_str());
-    digest.perhaps(is_websocket.then_some("websocket"));
+    digest.optional(is_websocket.then_some("websocket"));
     digest.part(target.scheme().as_str());
     digest.part(target.authority());
     digest.part(path.path());
-    match grant.chosen() {
+    match grant.selected_credential() {
         None => {
-            digest.perhaps(path.query());
+            digest.optional(path.query());
             digest.length(0);
         }
         Some(chosen) => {
-            digest.perhaps(path.query().map(|query| without(query, chosen)));
+            digest.optional(path.query().map(|query| without_replaced(query, chosen)));
             digest.length(1);
             digest.credential(chosen);
         }
     }
 }
 
-/// A query without the parameters that the credential replaces.
-fn without(query: &str, chosen: &SelectedCredential) -> String {
-    let names: Vec<String> = chosen.places().into_iter().filter_map(parameter).collect();
-    // If there are none, it leaves as it was sent.
+/// Returns the query without the parameters that the credential replaces.
+fn without_replaced(query: &str, chosen: &SelectedCredential) -> String {
+    let names: Vec<String> = chosen.placements().into_iter().filter_map(parameter).collect();
+    // Without replaced parameters, the query is sent unchanged.
     if names.is_empty() {
         return query.to_owned();
     }
-    query::without(query, |name| names.iter().any(|replaced| replaced.as_bytes() == name))
+    query::remove_parameters(query, |name| names.iter().any(|replaced| replaced.as_bytes() == name))
 }
 
 fn parameter(place: Placement) -> Option<String> {
@@ -83,11 +84,11 @@ fn parameter(place: Placement) -> Option<String> {
     }
 }
 
-/// The fields that leave and were sent.
+/// Returns the client's end-to-end fields.
 fn end_to_end(grant: &Grant, parts: &Parts, is_websocket: bool) -> HeaderMap {
     let mut headers = parts.headers.clone();
     headers::remove_hop_by_hop(&mut headers);
-    // Where it goes and how long it is stands elsewhere.
+    // The destination and the length are hashed separately.
     for name in [HOST, EXPECT, CONTENT_LENGTH] {
         headers.remove(name);
     }
@@ -95,7 +96,7 @@ fn end_to_end(grant: &Grant, parts: &Parts, is_websocket: bool) -> HeaderMap {
         headers.remove(SEC_WEBSOCKET_KEY);
         headers.remove(SEC_WEBSOCKET_EXTENSIONS);
     }
-    for place in grant.chosen().into_iter().flat_map(SelectedCredential::places) {
+    for place in grant.selected_credential().into_iter().flat_map(SelectedCredential::placements) {
         if let Placement::Field(name) = place {
             headers.remove(name);
         }
@@ -103,11 +104,12 @@ fn end_to_end(grant: &Grant, parts: &Parts, is_websocket: bool) -> HeaderMap {
     headers
 }
 
-/// Each part behind its length, each list behind how many there are: no two requests make the same bytes.
+/// A digest in which each part is prefixed by its length and each list by its count, so that no two requests hash the
+/// same bytes.
 #[derive(Default)]
-struct Parted(Sha256);
+struct DigestWriter(Sha256);
 
-impl Parted {
+impl DigestWriter {
     fn length(&mut self, length: usize) {
         self.0.update((length as u64).to_be_bytes());
     }
@@ -118,14 +120,14 @@ impl Parted {
         self.0.update(bytes);
     }
 
-    fn perhaps(&mut self, bytes: Option<impl AsRef<[u8]>>) {
+    fn optional(&mut self, bytes: Option<impl AsRef<[u8]>>) {
         self.length(usize::from(bytes.is_some()));
         if let Some(bytes) = bytes {
             self.part(bytes);
         }
     }
 
-    /// Sorted by name; those of one name in their order.
+    /// Hashes fields sorted by name. Fields of the same name keep their order.
     fn fields(&mut self, headers: &HeaderMap) {
         let mut names: Vec<&HeaderName> = headers.keys().collect();
         names.sort_unstable_by_key(|name| name.as_str());
@@ -138,13 +140,13 @@ impl Parted {
 
     fn credential(&mut self, chosen: &SelectedCredential) {
         self.part(chosen.credential.name().as_str());
-        self.length(usize::from(chosen.is_whole()));
+        self.length(usize::from(chosen.uses_auth_type()));
         self.length(chosen.swaps.len());
         for Swap { place, before, after, basic } in &chosen.swaps {
             match place {
-                Placement::Field(name) => self.perhaps(Some(name)),
+                Placement::Field(name) => self.optional(Some(name)),
                 Placement::Parameter(name) => {
-                    self.perhaps(None::<&str>);
+                    self.optional(None::<&str>);
                     self.part(name);
                 }
             }
@@ -159,8 +161,8 @@ impl Parted {
 mod tests {
     use super::*;
 
-    fn digest(parted: impl FnOnce(&mut Parted)) -> Vec<u8> {
-        let mut digest = Parted::default();
+    fn digest(parted: impl FnOnce(&mut DigestWriter)) -> Vec<u8> {
+        let mut digest = DigestWriter::default();
         parted(&mut digest);
         digest.0.finalize().to_vec()
     }
@@ -178,7 +180,7 @@ mod tests {
         let parts = |parts: &[&str]| digest(|digest| parts.iter().for_each(|part| digest.part(part)));
         assert_ne!(parts(&["ab", "c"]), parts(&["a", "bc"]));
         assert_ne!(parts(&["a", ""]), parts(&["a"]));
-        let perhaps = |part: Option<&str>| digest(|digest| digest.perhaps(part));
+        let perhaps = |part: Option<&str>| digest(|digest| digest.optional(part));
         assert_ne!(perhaps(None), perhaps(Some("")));
         let fields = |fields| digest(|digest| digest.fields(&headers(fields)));
         assert_ne!(fields(&[("a", "1"), ("b", "2")]), fields(&[("a", "1b2")]));

@@ -1,8 +1,8 @@
-//! Asks the ledger for an operator's approval. [`Approved`] is evidence that none is needed, or that this request has
-//! one.
+//! Checks approvals, and returns the evidence that a request needs none or that a person has approved exactly this
+//! request, once.
 //!
-//! An approval is bound to a digest of everything that leaves (`digest.rs`). The request is refused until an operator
-//! has decided, and its client repeats it; the ledger consumes an approval in the same step in which it finds it.
+//! An approval is bound to a digest of everything that is sent (`digest.rs`). The request is refused until a person has
+//! decided, and the client repeats it. The ledger finds an approval and uses it up in the same step.
 
 mod digest;
 
@@ -24,8 +24,8 @@ use crate::model::refusal::{Deny, Fail, Verdict};
 /// Evidence that a cleared request needs no approval, or has used one.
 ///
 /// ```compile_fail
-/// use exeat::stages::{approve::Approved, authorize::Grant, upload::RequestBody};
-/// // A request that was looked through is not yet one that may leave.
+/// use exeat::stages::{approve::Approved, authorize::Grant, message::request_body::RequestBody};
+/// // A scanned request is not yet an approved one.
 /// fn skip(grant: Grant, request: http::Request<RequestBody>) -> Approved { Approved { grant, request, used: true } }
 /// ```
 /// ```
@@ -35,8 +35,8 @@ use crate::model::refusal::{Deny, Fail, Verdict};
 pub struct Approved {
     grant: Grant,
     request: Request<RequestBody>,
-    /// Somebody was asked, and said yes.
-    used: bool,
+    /// An approval was required and has been used.
+    approval_used: bool,
 }
 
 impl Approved {
@@ -47,40 +47,40 @@ impl Approved {
     }
 
     pub(super) fn into_parts(self) -> (Grant, RevocationCheck, Request<RequestBody>) {
-        let standing = self.grant.revocation_check();
-        let standing = if self.used { standing.approved() } else { standing };
-        (self.grant, standing, self.request)
+        let check = self.grant.revocation_check();
+        let check = if self.approval_used { check.approved() } else { check };
+        (self.grant, check, self.request)
     }
 }
 
-/// Lets a request pass that needs no approval, and one whose approval has not been used.
+/// Passes a request that needs no approval, and one with an unused approval.
 ///
 /// # Errors
-/// [`Deny::ApprovalPending`] or [`Deny::ApprovalDenied`]; [`Deny::ConcurrencyLimited`] if too many of the execution
-/// wait; [`Deny::CallerUnknown`] if there is no such execution any more; [`Fail::LedgerUnavailable`];
-/// [`Fail::Draining`] if a policy that wants it approved has come while its body did.
+/// [`Deny::ApprovalPending`] or [`Deny::ApprovalDenied`]; [`Deny::ConcurrencyLimited`] if too many approvals of the
+/// execution are open; [`Deny::CallerUnknown`] if the execution no longer exists; [`Fail::LedgerUnavailable`];
+/// [`Fail::Draining`] if a new policy requires an approval after the body was already sent on unbuffered.
 pub async fn request(cleared: Cleared, ledger: &Ledger, record: &mut Record) -> Verdict<Approved> {
     let (grant, request) = cleared.into_parts();
-    let Some(expires) = grant.approval() else { return Ok(Approved { grant, request, used: false }) };
+    let Some(expires) = grant.approval() else { return Ok(Approved { grant, request, approval_used: false }) };
     let (parts, body) = request.into_parts();
-    let digest = digest::of(&grant, &parts, whole(&body)?).await?;
-    let answer = ledger.ask(asked(&grant, digest, expires, record), Millis::now()).await;
+    let digest = digest::of(&grant, &parts, complete_body(&body)?).await?;
+    let answer = ledger.ask(new_approval(&grant, digest, expires, record), Millis::now()).await;
     decide(answer, record)?;
-    Ok(Approved { grant, request: Request::from_parts(parts, body), used: true })
+    Ok(Approved { grant, request: Request::from_parts(parts, body), approval_used: true })
 }
 
-/// The body, all of it.
-fn whole(body: &RequestBody) -> Verdict<(&Bytes, Option<&http::HeaderMap>)> {
+/// Returns the complete body.
+fn complete_body(body: &RequestBody) -> Verdict<(&Bytes, Option<&http::HeaderMap>)> {
     static NOTHING: Bytes = Bytes::new();
-    match body.here() {
+    match body.buffered() {
         Some(here) => Ok(here),
         None if body.is_end_stream() => Ok((&NOTHING, None)),
-        // It was let go by before anybody wanted it whole. It may come again, and is gathered then.
+        // The body was not buffered, because no approval was required at that point. If the client retries, it is.
         None => Err(Fail::Draining.into()),
     }
 }
 
-fn asked(grant: &Grant, digest: [u8; 32], expires: Duration, record: &Record) -> Approval {
+fn new_approval(grant: &Grant, digest: [u8; 32], expires: Duration, record: &Record) -> Approval {
     let (caller, now) = (grant.admitted().caller(), Millis::now());
     Approval {
         id: Uuid::now_v7().simple().to_string(),
@@ -110,7 +110,7 @@ fn decide(answer: Result<ApprovalAnswer, LedgerError>, record: &mut Record) -> V
             record.approval(&id);
             Err(Deny::ApprovalPending.into())
         }
-        // They wait as requests do that are under way: there is room again once some are decided and used.
+        // Open approvals count as concurrent requests: there is room again once some of them are decided and used.
         Ok(ApprovalAnswer::Full) => {
             let limit = MOST_OPEN as u64;
             let limited =

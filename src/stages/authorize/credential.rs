@@ -1,5 +1,6 @@
-//! Selects the credential of a request: by name, by placeholder, or because it is always sent. Not a stage: `authorize`
-//! calls it.
+//! Selects the credential for a request: by name, by a placeholder, or because it is always injected.
+//!
+//! `authorize` checks the selection, and `inject` applies it.
 
 use std::sync::Arc;
 
@@ -22,46 +23,46 @@ use crate::policy::rule::{MatchedRules, Task};
 use crate::stages::inject::strip;
 use crate::stages::message::query;
 
-/// Shortest nonce, in bytes: texts that do not know it must not hit upon it.
+/// Minimum length of a nonce, in bytes: texts that do not contain it must not match by chance.
 const MIN_NONCE: usize = 16;
 
-/// A credential that goes with a request, judged to be the task's and bound to the destination.
+/// A credential selected for a request. It belongs to the task and is bound to the destination.
 pub(crate) struct SelectedCredential {
     pub(crate) credential: Arc<Credential>,
-    whole: bool,
-    /// The placeholders to swap.
+    uses_auth_type: bool,
+    /// The placeholders to replace.
     pub(crate) swaps: Vec<Swap>,
 }
 
 impl SelectedCredential {
-    /// Whether it is injected as its `auth_type` says, whatever is swapped besides.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.whole || self.swaps.is_empty()
+    /// Returns true if the credential is injected as its `auth_type` defines, in addition to any replaced placeholders.
+    pub(crate) fn uses_auth_type(&self) -> bool {
+        self.uses_auth_type || self.swaps.is_empty()
     }
 
-    /// Where it goes. What the client has put there does not leave.
-    pub(crate) fn places(&self) -> Vec<Placement> {
-        let whole = self.is_whole().then(|| self.credential.auth().place());
+    /// Returns the placements of the credential. Content that the client sends there is removed.
+    pub(crate) fn placements(&self) -> Vec<Placement> {
+        let whole = self.uses_auth_type().then(|| self.credential.auth().place());
         self.swaps.iter().map(|swap| swap.place.clone()).chain(whole).collect()
     }
 }
 
-/// One place where a placeholder stands, and what stands around it.
+/// A placeholder to replace, and the text around it.
 pub(crate) struct Swap {
     pub(crate) place: Placement,
     pub(crate) before: Vec<u8>,
     pub(crate) after: Vec<u8>,
-    /// The text was found in base64, behind `Basic`.
+    /// The text was decoded from base64 after `Basic`.
     pub(crate) basic: bool,
 }
 
 impl Swap {
     fn could_hold_keys(&self, task: &Task) -> bool {
-        let in_key = matches!(&self.place, Placement::Field(name) if strip::is_field(name));
+        let in_key = matches!(&self.place, Placement::Field(name) if strip::carries_key(name));
         in_key || task.credentials().iter().any(|credential| self.place == credential.auth().place())
     }
 
-    /// True if the placeholder stands alone, behind a scheme, or for the user or the password of Basic.
+    /// Returns true if the placeholder stands alone, after a scheme, or as the user or the password of `Basic`.
     fn is_exact(&self) -> bool {
         let token = |text: &[u8]| text.iter().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(b));
         match self.before.split_last() {
@@ -77,8 +78,8 @@ impl Swap {
     }
 }
 
-/// How the request writes placeholders.
-pub(crate) fn marks(headers: &HeaderMap) -> Verdict<PlaceholderSyntax> {
+/// Returns the syntax of the request's placeholders.
+pub(crate) fn placeholder_syntax(headers: &HeaderMap) -> Verdict<PlaceholderSyntax> {
     match single(headers, &EXEAT_SWAP)? {
         None => Ok(PlaceholderSyntax::Usual),
         Some(nonce) if nonce.len() >= MIN_NONCE && is_plain(nonce) => Ok(PlaceholderSyntax::Nonce(nonce.to_owned())),
@@ -86,11 +87,11 @@ pub(crate) fn marks(headers: &HeaderMap) -> Verdict<PlaceholderSyntax> {
     }
 }
 
-/// The credential that goes with a request.
+/// Selects the credential for a request.
 ///
 /// # Errors
 /// [`Deny::CredentialUnknown`], [`Deny::CredentialNotBound`] or [`Deny::CredentialRequired`].
-pub(crate) fn choose(
+pub(crate) fn select(
     task: &Task,
     (target, allowed): (&Target, &MatchedRules),
     (kind, marks): (Kind, &PlaceholderSyntax),
@@ -98,8 +99,8 @@ pub(crate) fn choose(
     record: &mut Record,
 ) -> Verdict<Option<SelectedCredential>> {
     let named = named(task, kind, &parts.headers, record)?;
-    let mut swaps = PlaceholderSearch { task, kind, marks, credential: named.clone(), swaps: Vec::new() };
-    swaps.look(parts, named.as_ref(), record)?;
+    let mut swaps = PlaceholderSearch { task, kind, syntax: marks, credential: named.clone(), swaps: Vec::new() };
+    swaps.search(parts, named.as_ref(), record)?;
     let PlaceholderSearch { credential, mut swaps, .. } = swaps;
     let always = || {
         let goes = |c: &&Arc<Credential>| c.is_always_injected() && c.is_bound_to(target, allowed);
@@ -121,9 +122,9 @@ pub(crate) fn choose(
     if !credential.is_bound_to(target, allowed) {
         return Err(not_bound(record, &credential, "it is bound to other destinations"));
     }
-    // The text around a placeholder could hold keys of the sandbox's own.
+    // The text around a placeholder could be a key of the sandbox's own.
     swaps.retain(|swap| !exclusive || !swap.could_hold_keys(task));
-    Ok(Some(SelectedCredential { credential, whole: named.is_some() || exclusive, swaps }))
+    Ok(Some(SelectedCredential { credential, uses_auth_type: named.is_some() || exclusive, swaps }))
 }
 
 fn not_bound(record: &mut Record, credential: &Credential, why: &str) -> crate::model::refusal::Refusal {
@@ -132,7 +133,7 @@ fn not_bound(record: &mut Record, credential: &Credential, why: &str) -> crate::
 
 fn named(task: &Task, kind: Kind, headers: &HeaderMap, record: &mut Record) -> Verdict<Option<Arc<Credential>>> {
     let Some(name) = single(headers, &EXEAT_CREDENTIAL)? else { return Ok(None) };
-    // A name that is not the task's is nobody's, whoever else may have one like it.
+    // A name that is not the task's is unknown, even if another task has a credential of that name.
     let credential = task.credential(name).ok_or_else(|| record.unknown_credential(name, task.values()))?;
     if !kind.takes_names() {
         return Err(not_bound(record, credential, "the tool does not support credentials"));
@@ -149,19 +150,19 @@ fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Verdict<Option<&'h s
     }
 }
 
-/// Placeholders that were found so far, all of one credential.
+/// The placeholders found so far, all of the same credential.
 struct PlaceholderSearch<'a> {
     task: &'a Task,
     kind: Kind,
-    marks: &'a PlaceholderSyntax,
+    syntax: &'a PlaceholderSyntax,
     credential: Option<Arc<Credential>>,
     swaps: Vec<Swap>,
 }
 
 impl PlaceholderSearch<'_> {
-    /// Looks where placeholders of this task can be swapped. The field that a named credential replaces is
-    /// not looked at.
-    fn look(&mut self, parts: &Parts, named: Option<&Arc<Credential>>, record: &mut Record) -> Verdict<()> {
+    /// Searches the places where placeholders of this task can be replaced. The field that a named credential replaces
+    /// is skipped.
+    fn search(&mut self, parts: &Parts, named: Option<&Arc<Credential>>, record: &mut Record) -> Verdict<()> {
         let replaced = named.map(|credential| credential.auth().place());
         let mut places = vec![Placement::Field(AUTHORIZATION)];
         places.extend(self.task.credentials().iter().flat_map(|credential| credential.places()));
@@ -171,39 +172,47 @@ impl PlaceholderSearch<'_> {
                 continue;
             }
             match &place {
-                Placement::Field(name) => self.field(name, &parts.headers, record)?,
-                Placement::Parameter(name) => self.parameter(name, parts.uri.query().unwrap_or_default(), record)?,
+                Placement::Field(name) => self.search_field(name, &parts.headers, record)?,
+                Placement::Parameter(name) => {
+                    self.search_parameter(name, parts.uri.query().unwrap_or_default(), record)?
+                }
             }
             looked_at.push(place);
         }
-        if *self.marks != PlaceholderSyntax::Usual {
-            self.nowhere_else(parts, &looked_at, record)?;
+        if *self.syntax != PlaceholderSyntax::Usual {
+            self.check_other_places(parts, &looked_at, record)?;
         }
         Ok(())
     }
 
-    fn field(&mut self, name: &HeaderName, headers: &HeaderMap, record: &mut Record) -> Verdict<()> {
+    fn search_field(&mut self, name: &HeaderName, headers: &HeaderMap, record: &mut Record) -> Verdict<()> {
         let mut fields = headers.get_all(name).iter();
         let only = fields.next().filter(|_| fields.next().is_none());
         for value in headers.get_all(name) {
-            let decoded = if *name == AUTHORIZATION { basic(value.as_bytes()) } else { None };
+            let decoded = if *name == AUTHORIZATION { decode_basic(value.as_bytes()) } else { None };
             let text = decoded.as_deref().unwrap_or(value.as_bytes());
-            self.text(Placement::Field(name.clone()), text, (decoded.is_some(), only.is_some()), record)?;
+            self.search_text(Placement::Field(name.clone()), text, (decoded.is_some(), only.is_some()), record)?;
         }
         Ok(())
     }
 
-    fn parameter(&mut self, name: &str, query: &str, record: &mut Record) -> Verdict<()> {
-        for (_, value) in query::pairs(query).filter(|(key, _)| query::decoded(key) == name.as_bytes()) {
-            self.text(Placement::Parameter(name.to_owned()), &query::decoded(value), (false, true), record)?;
+    fn search_parameter(&mut self, name: &str, query: &str, record: &mut Record) -> Verdict<()> {
+        for (_, value) in query::pairs(query).filter(|(key, _)| query::decode(key) == name.as_bytes()) {
+            self.search_text(Placement::Parameter(name.to_owned()), &query::decode(value), (false, true), record)?;
         }
         Ok(())
     }
 
-    /// One text where a placeholder can stand: one of them, in the only field of that name.
-    fn text(&mut self, place: Placement, text: &[u8], (basic, only): (bool, bool), record: &mut Record) -> Verdict<()> {
+    /// Searches one text. It may contain one placeholder, in the only field of that name.
+    fn search_text(
+        &mut self,
+        place: Placement,
+        text: &[u8],
+        (basic, only): (bool, bool),
+        record: &mut Record,
+    ) -> Verdict<()> {
         let all = self.task.credentials();
-        let Some(Placeholder { credential, before, after }) = self.marks.first(all, text) else { return Ok(()) };
+        let Some(Placeholder { credential, before, after }) = self.syntax.first(all, text) else { return Ok(()) };
         let credential = credential.map_err(|name| record.unknown_credential(name, self.task.values()))?;
         if !self.kind.takes_placeholders() {
             return Err(not_bound(record, &credential, "the tool swaps no placeholders"));
@@ -211,7 +220,7 @@ impl PlaceholderSearch<'_> {
         if !credential.swaps_in(&place) {
             return Err(not_bound(record, &credential, "its placeholder is in another credential's field"));
         }
-        if !only || [before, after].into_iter().any(|rest| self.marks.first(all, rest).is_some()) {
+        if !only || [before, after].into_iter().any(|rest| self.syntax.first(all, rest).is_some()) {
             return Err(not_bound(record, &credential, "more than one placeholder or field"));
         }
         let other = self.credential.get_or_insert_with(|| credential.clone());
@@ -226,15 +235,15 @@ impl PlaceholderSearch<'_> {
         Ok(())
     }
 
-    /// Refuses a request with a nonce if a placeholder stands where it cannot be swapped.
-    fn nowhere_else(&self, parts: &Parts, looked_at: &[Placement], record: &mut Record) -> Verdict<()> {
+    /// Checks that no placeholders appear elsewhere. A client that sends a nonce requires all of them to be replaced.
+    fn check_other_places(&self, parts: &Parts, looked_at: &[Placement], record: &mut Record) -> Verdict<()> {
         let marked = |text: &[u8]| {
-            let decoded = query::decoded_bytes(text);
-            let mark = self.marks.first(self.task.credentials(), text);
-            mark.or_else(|| self.marks.first(self.task.credentials(), &decoded)).is_some()
+            let decoded = query::decode_bytes(text);
+            let mark = self.syntax.first(self.task.credentials(), text);
+            mark.or_else(|| self.syntax.first(self.task.credentials(), &decoded)).is_some()
         };
         let in_looked_at = |key: &str| {
-            let key = query::decoded(key);
+            let key = query::decode(key);
             looked_at.iter().any(|place| matches!(place, Placement::Parameter(name) if name.as_bytes() == key))
         };
         let fields = parts.headers.iter().filter(|(name, _)| {
@@ -252,8 +261,8 @@ impl PlaceholderSearch<'_> {
     }
 }
 
-/// Decodes the credentials of `Basic` (RFC 7617), as leniently as servers do.
-fn basic(value: &[u8]) -> Option<Vec<u8>> {
+/// Decodes the credentials after `Basic` (RFC 7617), as leniently as servers do.
+fn decode_basic(value: &[u8]) -> Option<Vec<u8>> {
     let (scheme, rest) = value.split_at_checked(value.iter().position(|byte| matches!(byte, b' ' | b'\t'))?)?;
     if !scheme.eq_ignore_ascii_case(b"basic") {
         return None;

@@ -1,4 +1,4 @@
-//! Authorizes a destination by host, scheme and port, and each request by method, path and credential.
+//! Authorizes destinations and requests: host, scheme and port once per destination, method and path for each request.
 
 pub(super) mod credential;
 pub mod revocation;
@@ -33,7 +33,7 @@ use crate::policy::rule::{AccessKind, Ech, MatchedRules, Mode, Policy, Task};
 ///
 /// ```compile_fail
 /// use exeat::{model::target::Target, stages::authorize::Admitted};
-/// // What was admitted for one target is not for another.
+/// // An admission for one target does not apply to another.
 /// fn elsewhere(admitted: Admitted, target: Target) -> Admitted { Admitted { target, ..admitted } }
 /// ```
 /// ```
@@ -44,7 +44,7 @@ use crate::policy::rule::{AccessKind, Ech, MatchedRules, Mode, Policy, Task};
 pub struct Admitted {
     caller: Caller,
     target: Target,
-    asked: AccessKind,
+    access: AccessKind,
     allowed: MatchedRules,
     generation: u64,
 }
@@ -53,7 +53,7 @@ pub struct Admitted {
 ///
 /// ```compile_fail
 /// use exeat::stages::authorize::{Admitted, Grant};
-/// // What was granted for one destination is not for another.
+/// // A grant for one destination does not apply to another.
 /// fn elsewhere(grant: Grant, admitted: Admitted) -> Grant { Grant { admitted, ..grant } }
 /// ```
 /// ```
@@ -71,22 +71,22 @@ pub struct Grant {
     masked: Arc<Matcher>,
     bounds: DecodeLimits,
     marks: PlaceholderSyntax,
-    chosen: Option<SelectedCredential>,
+    selected: Option<SelectedCredential>,
     exclusive: Option<Vec<Placement>>,
-    known_there: bool,
+    may_know_credential: bool,
     restricted: bool,
 }
 
-/// The part of a grant that is checked again under a later policy.
+/// The parts of a granted exchange that later policies are checked against.
 #[derive(Clone)]
 pub(crate) struct RevocationCheck {
     admitted: Admitted,
     method: Method,
     path: PathAndQuery,
     credential: Option<CredentialName>,
-    /// A person has allowed it.
+    /// A person has approved the request.
     approved: bool,
-    /// The values that are searched for while the exchange lasts.
+    /// The values that are scanned for during the exchange.
     values: Option<Arc<Matcher>>,
 }
 
@@ -96,26 +96,27 @@ impl RevocationCheck {
         self.admitted.caller.execution()
     }
 
-    /// When its execution ends by itself.
+    /// Returns the time when the execution expires.
     pub(super) fn expires_at(&self) -> Option<Millis> {
         self.admitted.caller.facts().expires_at
     }
 
-    /// Of an exchange that goes on with what it looks for: it ends if that changes.
-    pub(super) fn looking_for(self, values: &Arc<Matcher>) -> Self {
+    /// Adds the values scanned for during the exchange. The exchange ends if they change.
+    pub(super) fn with_values(self, values: &Arc<Matcher>) -> Self {
         Self { values: Some(values.clone()), ..self }
     }
 
-    /// Of an exchange that a person has allowed: no later policy has to ask for it again.
+    /// Marks the exchange as approved by a person, so that later policies do not require another approval.
     pub(super) fn approved(self) -> Self {
         Self { approved: true, ..self }
     }
 
-    /// Returns the rules that match under a later policy; `None` if this policy granted the exchange.
+    /// Returns the rules that allow the exchange under a later policy, or `None` if `policy` is the one that granted
+    /// it.
     ///
     /// # Errors
-    /// As [`request`]; [`Deny::ApprovalPending`] if it would have to be approved now, and was not;
-    /// [`Fail::Draining`] if other values are to be looked for from now on.
+    /// The errors of [`request`]; [`Deny::ApprovalPending`] if the exchange now needs an approval and has none; [`Fail::Draining`]
+    /// if other values must be scanned for from now on.
     pub(super) fn renewed(&self, policy: &Policy) -> Verdict<Option<MatchedRules>> {
         if self.admitted.generation == policy.generation() {
             return Ok(None);
@@ -137,7 +138,7 @@ impl RevocationCheck {
             }
         }
         if self.values.as_ref().is_some_and(|values| !values.looks_for_the_same_as(task.own())) {
-            // It may come again, and is looked through for the new ones then.
+            // The client may retry. The new request is then scanned for the new values.
             return Err(Fail::Draining.into());
         }
         Ok(Some(judged.allowed))
@@ -151,39 +152,39 @@ impl Admitted {
         &self.caller
     }
 
-    /// Where to.
+    /// Returns the destination.
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// Returns the rules that match.
+    /// Returns the rules that allow the destination.
     #[must_use]
     pub fn allowed(&self) -> &MatchedRules {
         &self.allowed
     }
 
-    /// Whether requests inside a tunnel are seen.
+    /// Returns whether tunnels to the destination are inspected.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.allowed.mode()
     }
 
-    /// Whether an encrypted `ClientHello` passes in an opaque tunnel.
+    /// Returns whether an encrypted `ClientHello` may pass in an opaque tunnel.
     #[must_use]
     pub fn ech(&self) -> Ech {
         self.allowed.ech()
     }
 
-    /// Returns the kind of the request; a tunnel is not a tool call.
+    /// Returns the kind of the request. A tunnel is not a tool call.
     fn kind(&self) -> Kind {
-        match self.asked {
+        match self.access {
             AccessKind::Connect | AccessKind::Probe => Kind::Raw,
             AccessKind::Request(kind) => kind,
         }
     }
 
-    /// Under which policy this was judged.
+    /// Returns the generation of the policy that admitted the destination.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
@@ -191,25 +192,25 @@ impl Admitted {
 }
 
 impl Grant {
-    /// The destination, narrowed to the integrations that allow this very request.
+    /// Returns the destination, narrowed to the integrations that allow this request.
     #[must_use]
     pub fn admitted(&self) -> &Admitted {
         &self.admitted
     }
 
-    /// The method that was judged.
+    /// Returns the authorized method.
     #[must_use]
     pub fn method(&self) -> &Method {
         &self.method
     }
 
-    /// The path and query to send: where a path was judged, its canonical bytes.
+    /// Returns the path and query to send. A path that was matched is in canonical form.
     #[must_use]
     pub fn path(&self) -> &PathAndQuery {
         &self.path
     }
 
-    /// How long the exchange may take.
+    /// Returns the timeouts of the exchange.
     #[must_use]
     pub fn timeouts(&self) -> Timeouts {
         self.limits.timeouts
@@ -221,102 +222,102 @@ impl Grant {
         self.limits
     }
 
-    /// A tool call, or not.
+    /// Returns the kind of the request: raw or a tool call.
     pub(super) fn kind(&self) -> Kind {
         self.admitted.kind()
     }
 
-    /// How long an approval is good for, if a person has to allow this very request.
+    /// Returns how long an approval is valid, or `None` if the request needs no approval.
     pub(super) fn approval(&self) -> Option<Duration> {
         self.admitted.allowed.approval(&self.method, self.kind())
     }
 
-    /// Returns the target of the body report.
+    /// Returns the framing and reporting properties of the client.
     pub(super) fn reader(&self) -> ReportTarget {
         self.reader
     }
 
-    /// Returns the data to check under a later policy.
+    /// Returns the check for later policies.
     pub(super) fn revocation_check(&self) -> RevocationCheck {
         RevocationCheck {
             admitted: self.admitted.clone(),
             method: self.method.clone(),
             path: self.path.clone(),
-            credential: self.chosen.as_ref().map(|chosen| chosen.credential.name().clone()),
+            credential: self.selected.as_ref().map(|chosen| chosen.credential.name().clone()),
             approved: false,
             values: None,
         }
     }
 
-    /// The values that must not leave in the request.
+    /// Returns the values that must not be sent in the request.
     pub(super) fn values(&self) -> &Arc<Matcher> {
         &self.values
     }
 
-    /// The values of the task's own credentials.
+    /// Returns the values of the task's own credentials.
     pub(super) fn own_values(&self) -> &Arc<Matcher> {
         &self.own
     }
 
-    /// Whether the body has to be read before it goes.
-    pub(super) fn wants_body(&self) -> bool {
+    /// Returns true if the body has to be scanned before it is sent.
+    pub(super) fn needs_body_scan(&self) -> bool {
         !self.values.is_empty() || self.marks != PlaceholderSyntax::Usual
     }
 
-    /// Whether a placeholder stands in a text where none is swapped, and who sends wanted every one swapped.
-    pub(super) fn is_marked(&self, text: &[u8]) -> bool {
+    /// Returns true if a text contains a placeholder that would not be replaced, and the client has asked for all of
+    /// them to be replaced.
+    pub(super) fn has_placeholder(&self, text: &[u8]) -> bool {
         self.marks != PlaceholderSyntax::Usual && self.marks.first(&[], text).is_some()
     }
 
-    /// The credential that goes along.
-    pub(super) fn chosen(&self) -> Option<&SelectedCredential> {
-        self.chosen.as_ref()
+    /// Returns the selected credential.
+    pub(super) fn selected_credential(&self) -> Option<&SelectedCredential> {
+        self.selected.as_ref()
     }
 
-    /// Where nothing but an injected credential may go along: the places of the task's credentials, which
-    /// the sandbox could fill with keys of its own.
-    pub(super) fn exclusive(&self) -> Option<&[Placement]> {
+    /// Returns the placements reserved for an injected credential: those of all the task's credentials, where the
+    /// sandbox could otherwise send keys of its own.
+    pub(super) fn reserved_placements(&self) -> Option<&[Placement]> {
         self.exclusive.as_deref()
     }
 
-    /// Where credentials go that are injected here.
-    pub(super) fn places(&self) -> impl Iterator<Item = Placement> {
-        let of_chosen = self.chosen.iter().flat_map(|chosen| chosen.credential.places());
+    /// Returns all placements of injected credentials.
+    pub(super) fn injected_placements(&self) -> impl Iterator<Item = Placement> {
+        let of_chosen = self.selected.iter().flat_map(|chosen| chosen.credential.places());
         of_chosen.chain(self.exclusive.iter().flatten().cloned())
     }
 
-    /// Whether another method or path might not have been granted, or not without an approval.
+    /// Returns true if another method or path might have been refused, or might have needed an approval.
     pub(super) fn is_restricted(&self) -> bool {
         self.restricted
     }
 
-    /// Whether a credential of the task is known there.
-    pub(super) fn is_known_there(&self) -> bool {
-        self.known_there
+    /// Returns true if the destination may know a credential of the task.
+    pub(super) fn may_know_credential(&self) -> bool {
+        self.may_know_credential
     }
 
-    /// How much may come out of a coded body.
-    pub(super) fn bounds(&self) -> DecodeLimits {
+    /// Returns the limits for decoding bodies.
+    pub(super) fn decode_limits(&self) -> DecodeLimits {
         self.bounds
     }
 
-    /// Returns the plan for redacting the answer.
-    pub(super) fn guard(&self) -> Option<RedactionPlan> {
+    /// Returns the redaction plan for the response, or `None` if there are no values to redact.
+    pub(super) fn redaction_plan(&self) -> Option<RedactionPlan> {
         (!self.masked.is_empty()).then(|| RedactionPlan {
             values: self.masked.clone(),
-            sent: self.chosen.as_ref().map(|chosen| chosen.credential.name().clone()),
+            sent: self.selected.as_ref().map(|chosen| chosen.credential.name().clone()),
             bounds: DecodeLimits { direction: Direction::Received, ..self.bounds },
         })
     }
 }
 
-/// Judges a destination, for a tunnel or for one request.
+/// Authorizes a destination, for a tunnel or for one request.
 ///
 /// # Errors
-/// [`Deny::RawNotAllowed`], [`Deny::ToolNotEnabled`], [`Deny::WebhookNotEnabled`] or
-/// [`Deny::WebhookNotRegistered`]; [`Deny::HostNotAllowed`], [`Deny::SchemeNotAllowed`] or
-/// [`Deny::PortNotAllowed`]; [`Deny::LeakDetected`] if a credential's value stands in the host's name;
-/// [`Deny::CallerUnknown`] if the policy no longer knows the task.
+/// [`Deny::RawNotAllowed`], [`Deny::ToolNotEnabled`], [`Deny::WebhookNotEnabled`] or [`Deny::WebhookNotRegistered`];
+/// [`Deny::HostNotAllowed`], [`Deny::SchemeNotAllowed`] or [`Deny::PortNotAllowed`]; [`Deny::LeakDetected`] if the host
+/// name contains a credential's value; [`Deny::CallerUnknown`] if the policy no longer contains the task.
 pub fn destination(
     policy: &Policy,
     caller: &Caller,
@@ -333,8 +334,7 @@ pub fn destination(
     check_host_for_leaks(policy, admitted, record)
 }
 
-/// Judges a destination of which somebody wants to know more, and where no request goes: host and port, whatever tools
-/// the task has.
+/// Authorizes a destination for a probe, which sends no request: host and port, regardless of the task's tools.
 ///
 /// # Errors
 /// [`Deny::HostNotAllowed`], [`Deny::PortNotAllowed`], [`Deny::LeakDetected`] or [`Deny::CallerUnknown`].
@@ -349,7 +349,7 @@ pub fn destination_to_probe(
     check_host_for_leaks(policy, admitted, record)
 }
 
-/// The name is the first thing that leaves, as a query to DNS.
+/// The host name is the first thing sent out, in a DNS query.
 fn check_host_for_leaks(policy: &Policy, admitted: Admitted, record: &mut Record) -> Verdict<Admitted> {
     let values = task(policy, &admitted.caller)?.values();
     if let Some(found) = values.find_in_name(&admitted.target.host().to_string()) {
@@ -358,25 +358,25 @@ fn check_host_for_leaks(policy: &Policy, admitted: Admitted, record: &mut Record
     Ok(admitted)
 }
 
-/// Judges the same destination again, under a newer policy.
+/// Authorizes the same destination under a newer policy.
 ///
 /// # Errors
-/// As [`destination`].
+/// The errors of [`destination`].
 pub fn destination_again(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
-    admit(policy, &admitted.caller, admitted.target.clone(), admitted.asked)
+    admit(policy, &admitted.caller, admitted.target.clone(), admitted.access)
 }
 
-/// Judges the same host and port again, for plain HTTP that was found inside a tunnel.
+/// Authorizes the same host and port for plain HTTP detected inside a tunnel.
 ///
 /// # Errors
-/// As [`destination`].
+/// The errors of [`destination`].
 pub fn plain_http_inside(policy: &Policy, admitted: &Admitted) -> Verdict<Admitted> {
-    admit(policy, &admitted.caller, admitted.target.in_the_clear(), admitted.asked)
+    admit(policy, &admitted.caller, admitted.target.in_the_clear(), admitted.access)
 }
 
-/// Judges one request to an admitted destination: it names the same authority, the task may make such
-/// calls, an integration allows its method and path, and the credential that it asks for may go there.
-/// Under a newer policy the destination is judged again first.
+/// Authorizes one request to an admitted destination: it must name the same authority, the task must be allowed such
+/// calls, an integration must allow the method and path, and the requested credential must be bound to the destination.
+/// Under a newer policy, the destination is authorized again first.
 ///
 /// # Errors
 /// [`Deny::AuthorityMismatch`], [`Deny::MethodNotAllowed`], [`Deny::PathNotAllowed`],
@@ -393,10 +393,10 @@ pub fn request(
     grant(policy, admitted, parts, record)
 }
 
-/// Judges a granted request again, if there is a newer policy: what was taken away meanwhile must not be used.
+/// Authorizes a granted request again if there is a newer policy, so that revoked permissions are not used.
 ///
 /// # Errors
-/// As [`request`].
+/// The errors of [`request`].
 pub fn renewed(policy: &Policy, granted: Grant, parts: &Parts, record: &mut Record) -> Verdict<Grant> {
     if granted.admitted.generation == policy.generation() {
         return Ok(granted);
@@ -407,7 +407,7 @@ pub fn renewed(policy: &Policy, granted: Grant, parts: &Parts, record: &mut Reco
 fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Record) -> Verdict<Grant> {
     let kind = Kind::of(&parts.headers)?;
     let asked = AccessKind::Request(kind);
-    let known = admitted.generation == policy.generation() && admitted.asked == asked;
+    let known = admitted.generation == policy.generation() && admitted.access == asked;
     let current =
         if known { admitted.clone() } else { admit(policy, &admitted.caller, admitted.target.clone(), asked)? };
     let task = task(policy, &current.caller)?;
@@ -424,9 +424,9 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     let restricted = judged.is_restricted || by_tool;
     let admitted = Admitted { allowed: judged.allowed, ..current };
     record.rule(admitted.allowed.rule());
-    let marks = credential::marks(&parts.headers)?;
+    let marks = credential::placeholder_syntax(&parts.headers)?;
     let to = (&admitted.target, &admitted.allowed);
-    let chosen = credential::choose(task, to, (kind, &marks), parts, record)?;
+    let chosen = credential::select(task, to, (kind, &marks), parts, record)?;
     record.credential(chosen.as_ref().map(|chosen| chosen.credential.name()));
     let places = || task.credentials().iter().flat_map(|credential| credential.places()).collect();
     let exclusive = admitted.allowed.required().next().is_some().then(places);
@@ -444,15 +444,15 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
             direction: Direction::Sent,
         },
         marks,
-        chosen,
-        known_there: task.credentials().iter().any(|credential| credential.could_come_from(to.0.host())),
+        selected: chosen,
+        may_know_credential: task.credentials().iter().any(|credential| credential.could_come_from(to.0.host())),
         exclusive,
         restricted,
         admitted,
     })
 }
 
-/// Returns the limits of the plan, with the timeout that the call itself asks for, which only shortens the plan's.
+/// Returns the plan's limits with the call's own timeout, capped by the plan.
 fn limits(task: &Task, kind: Kind, parts: &Parts) -> Verdict<Limits> {
     let mut limits = task.limits(kind);
     if let Some(asked) = kind.timeout(&parts.headers)? {
@@ -463,10 +463,10 @@ fn limits(task: &Task, kind: Kind, parts: &Parts) -> Verdict<Limits> {
 
 fn admit(policy: &Policy, caller: &Caller, target: Target, asked: AccessKind) -> Verdict<Admitted> {
     let allowed = task(policy, caller)?.destination(&target, asked)?;
-    Ok(Admitted { caller: caller.clone(), target, asked, allowed, generation: policy.generation() })
+    Ok(Admitted { caller: caller.clone(), target, access: asked, allowed, generation: policy.generation() })
 }
 
-/// The caller's task, if it is still there and takes the token that the caller came with.
+/// Returns the caller's task if the policy still contains it and accepts the caller's token.
 fn task<'p>(policy: &'p Policy, caller: &Caller) -> Verdict<&'p Task> {
     let task = policy.task(caller.task()).filter(|task| match caller.proof() {
         Proof::Token(token) => task.has_token(token),
@@ -475,8 +475,8 @@ fn task<'p>(policy: &'p Policy, caller: &Caller) -> Verdict<&'p Task> {
     task.map(AsRef::as_ref).ok_or(Deny::CallerUnknown.into())
 }
 
-/// Every name that the request gives must be the destination's: the request target's authority,
-/// `:authority`, `Host`. Otherwise an allowed host fronts for another (RFC 9110 §7.4).
+/// Checks that all names in the request are the destination's: the authority of the request target, `:authority` and
+/// `Host`. Otherwise an allowed host could be used to front another one (RFC 9110 §7.4).
 fn same_authority(target: &Target, parts: &Parts) -> Verdict<()> {
     let in_uri = parts.uri.authority().map(|authority| authority.as_str().as_bytes());
     let in_field = parts.headers.get(HOST).map(http::HeaderValue::as_bytes);

@@ -1,4 +1,5 @@
-//! Revokes exchanges in progress under a new policy, or when their execution is stopped. Not a stage.
+//! Checks during an exchange whether it is still allowed: under each new policy and after each find. `inject` creates
+//! the check, and everything that waits for an origin polls it.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -13,26 +14,26 @@ use crate::ledger::Millis;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::rule::Policy;
 
-/// Ready once the exchange is no longer allowed, with its reason.
+/// A future that resolves with the refusal once the exchange is no longer allowed.
 pub type Revoked = Pin<Box<dyn Future<Output = Refusal> + Send>>;
 
-/// Asks every policy from now on, and whether its execution has been stopped.
+/// Checks the exchange against every new policy, and whether its execution has been stopped or has expired.
 pub(crate) fn revoked(
-    standing: RevocationCheck,
+    check: RevocationCheck,
     addresses: Vec<SocketAddr>,
     mut changes: watch::Receiver<Arc<Policy>>,
     finds: Arc<Finds>,
 ) -> Revoked {
     let mut found = finds.changes();
-    let end = standing.expires_at();
+    let end = check.expires_at();
     Box::pin(async move {
         let expired = expired(end);
         tokio::pin!(expired);
         loop {
             found.mark_unchanged();
             let policy = changes.borrow_and_update().clone();
-            let stopped = finds.check(standing.execution(), policy.leak().max_finds());
-            if let Err(refusal) = stopped.and_then(|()| still_allowed(&policy, &standing, &addresses)) {
+            let stopped = finds.check(check.execution(), policy.leak().max_finds());
+            if let Err(refusal) = stopped.and_then(|()| still_allowed(&policy, &check, &addresses)) {
                 return refusal;
             }
             let over = tokio::select! {
@@ -47,21 +48,21 @@ pub(crate) fn revoked(
     })
 }
 
-/// Ready once an execution has expired that does so then.
+/// Resolves once an execution that ends at `end` has expired.
 pub async fn expired(end: Option<Millis>) -> Refusal {
     match end {
-        // Longer than any timer takes is longer than any exchange.
-        Some(end) => tokio::time::sleep(end.since(Millis::now()).min(FAR)).await,
+        // The timer's maximum is shorter than the longest expiry, but longer than any exchange.
+        Some(end) => tokio::time::sleep(end.since(Millis::now()).min(MAX_TIMER)).await,
         None => std::future::pending().await,
     }
     Deny::ExecutionStopped.into()
 }
 
-/// A year.
-const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+/// One year, within the timer's maximum.
+const MAX_TIMER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-fn still_allowed(policy: &Policy, standing: &RevocationCheck, addresses: &[SocketAddr]) -> Verdict<()> {
-    let Some(allowed) = standing.renewed(policy)? else { return Ok(()) };
-    let judged = addresses.iter().try_for_each(|address| policy.check_address(address.ip(), &allowed));
-    judged.map_err(|_| Deny::AddressNotAllowed.into())
+fn still_allowed(policy: &Policy, check: &RevocationCheck, addresses: &[SocketAddr]) -> Verdict<()> {
+    let Some(allowed) = check.renewed(policy)? else { return Ok(()) };
+    let result = addresses.iter().try_for_each(|address| policy.check_address(address.ip(), &allowed));
+    result.map_err(|_| Deny::AddressNotAllowed.into())
 }

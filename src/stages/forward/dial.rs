@@ -1,4 +1,4 @@
-//! Opens sockets to origins, only to pinned addresses, and to the proxy's own servers. The one place that dials.
+//! Dials origins, the only code that does so, and only at the addresses of a pin. Also dials the proxy's own servers.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,28 +20,28 @@ use crate::model::refusal::{Fail, Verdict};
 use crate::stages::pin::PinnedTarget;
 use crate::stages::socket_quota::{Permit, SocketQuota};
 
-/// Addresses that are tried, of both families.
-const MOST_DIALLED: usize = 16;
-/// How long one address is alone in the race before the next joins (RFC 8305 §5).
+/// The most addresses tried, across both families.
+const MAX_DIALED: usize = 16;
+/// The delay before the next address joins the race (RFC 8305 §5).
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// A connection to an origin, counted for as long as it is open.
+/// A connection to an origin. It holds its socket permit while it is open.
 pub struct OriginStream {
     stream: TcpStream,
     _permit: Permit,
 }
 
-/// The permits for the sockets of a dial: the first, and where more are taken from.
+/// The permits for the sockets of one dial: the first one, and the quota for more.
 pub(crate) struct Sockets<'q> {
     pub(crate) first: Permit,
     pub(crate) quota: &'q Arc<SocketQuota>,
     pub(crate) execution: &'q ExecutionId,
 }
 
-/// Connects to the first address of the pin that answers, IPv6 and IPv4 in turn.
+/// Connects to the first address of the pin that accepts, alternating between IPv6 and IPv4.
 ///
 /// # Errors
-/// [`Fail::ConnectFailed`] if all refused, [`Fail::ConnectTimedOut`] if none answered in time.
+/// [`Fail::ConnectFailed`] if all addresses refuse, [`Fail::ConnectTimedOut`] if none accepts in time.
 pub(crate) async fn connect(
     pinned: &PinnedTarget,
     sockets: Sockets<'_>,
@@ -50,10 +50,10 @@ pub(crate) async fn connect(
 ) -> Verdict<(OriginStream, SocketAddr)> {
     let Sockets { first, quota, execution } = sockets;
     let mut first = Some(first);
-    let permits = || first.take().or_else(|| quota.take(Some(execution)));
-    match timeout(within, race(interleaved(pinned.addresses()).into_iter().take(MOST_DIALLED), permits)).await {
+    let permits = || first.take().or_else(|| quota.try_acquire(Some(execution)));
+    match timeout(within, race(interleaved(pinned.addresses()).into_iter().take(MAX_DIALED), permits)).await {
         Ok(Some((stream, address, permit))) => {
-            // Latency matters more than packets; a stream that cannot take the option still works.
+            // Latency matters more than packet count. A stream without the option still works.
             let _ = stream.set_nodelay(true);
             Ok((OriginStream { stream, _permit: permit }, address))
         }
@@ -62,18 +62,18 @@ pub(crate) async fn connect(
     }
 }
 
-/// Connects to a server of the proxy's own, whose addresses no sandbox has named.
+/// Connects to a server of the proxy's own. Sandboxes cannot influence its addresses.
 ///
 /// # Errors
-/// If none of the addresses answers in time.
+/// Returns an error if none of the addresses accepts in time.
 pub async fn connect_own_server(addresses: &[SocketAddr], within: Duration) -> io::Result<TcpStream> {
-    let raced = timeout(within, race(interleaved(addresses).into_iter().take(MOST_DIALLED), || Some(()))).await;
+    let raced = timeout(within, race(interleaved(addresses).into_iter().take(MAX_DIALED), || Some(()))).await;
     let (stream, ..) = raced.map_err(|_| io::ErrorKind::TimedOut)?.ok_or(io::ErrorKind::ConnectionRefused)?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-/// Each address joins the race with a permit, and later if there is none.
+/// Races the addresses. Each one needs a permit and joins later if there is none.
 async fn race<P>(
     mut waiting: impl ExactSizeIterator<Item = SocketAddr>,
     mut permits: impl FnMut() -> Option<P>,
@@ -85,7 +85,7 @@ async fn race<P>(
         tokio::select! {
             done = running.next() => match done {
                 Some(Ok(connected)) => return Some(connected),
-                // One failed: the next need not wait for its turn.
+                // An attempt failed, so the next one starts immediately.
                 Some(Err(_)) => next_joins = Instant::now(),
                 None => running.push(open(waiting.next()?, permits()?)),
             },
@@ -136,7 +136,7 @@ impl AsyncWrite for OriginStream {
     }
 }
 
-/// IPv6 first, then the families in turn (RFC 8305 §4).
+/// Orders the addresses IPv6 first, then alternating (RFC 8305 §4).
 fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     let (v6, v4): (Vec<_>, Vec<_>) = addresses.iter().copied().partition(SocketAddr::is_ipv6);
     let (mut v6, mut v4) = (v6.into_iter(), v4.into_iter());
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_take_turns_and_none_is_lost() {
+    fn families_alternate_and_no_address_is_lost() {
         let of = |list: &[&str]| list.iter().map(|a| a.parse().unwrap()).collect::<Vec<SocketAddr>>();
         let mixed = interleaved(&of(&["1.1.1.1:1", "1.1.1.2:1", "1.1.1.3:1", "[::1]:1"]));
         assert_eq!(mixed, of(&["[::1]:1", "1.1.1.1:1", "1.1.1.2:1", "1.1.1.3:1"]));

@@ -1,8 +1,8 @@
-//! A connection to an origin that may answer before it has read the whole request.
+//! A connection to an origin that may respond before it has read the whole request.
 //!
-//! An origin that refuses an upload (413) answers and closes. Our next write then fails, and hyper would
-//! report that instead of the answer that is already there. So a write to a closed origin is swallowed:
-//! what ends the exchange is what can still be read, the answer or the end of the stream.
+//! An origin that refuses an upload (413) responds and closes. The next write then fails, and hyper would report this
+//! error instead of the response. So writes to a closed connection are discarded, and the exchange ends with what is
+//! read: the response or the end of the stream.
 
 use std::io;
 use std::pin::Pin;
@@ -20,9 +20,9 @@ impl<T> EarlyAnswer<T> {
         Self { inner, closed: false }
     }
 
-    fn ignore_closing<R>(&mut self, step: Poll<io::Result<R>>, swallowed: R) -> Poll<io::Result<R>> {
+    fn ignore_closed<R>(&mut self, step: Poll<io::Result<R>>, swallowed: R) -> Poll<io::Result<R>> {
         match step {
-            Poll::Ready(Err(error)) if is_about_closing(&error) => {
+            Poll::Ready(Err(error)) if is_closed(&error) => {
                 self.closed = true;
                 Poll::Ready(Ok(swallowed))
             }
@@ -31,7 +31,7 @@ impl<T> EarlyAnswer<T> {
     }
 }
 
-fn is_about_closing(error: &io::Error) -> bool {
+fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
@@ -47,7 +47,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for EarlyAnswer<T> {
             return Poll::Ready(Ok(buf.len()));
         }
         let step = Pin::new(&mut self.inner).poll_write(cx, buf);
-        self.ignore_closing(step, buf.len())
+        self.ignore_closed(step, buf.len())
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -55,7 +55,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for EarlyAnswer<T> {
             return Poll::Ready(Ok(()));
         }
         let step = Pin::new(&mut self.inner).poll_flush(cx);
-        self.ignore_closing(step, ())
+        self.ignore_closed(step, ())
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -72,7 +72,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for EarlyAnswer<T> {
             return Poll::Ready(Ok(all));
         }
         let step = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
-        self.ignore_closing(step, all)
+        self.ignore_closed(step, all)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Sends the request over a verified connection, and returns the head of the answer.
+//! Sends the upstream request over an authenticated connection, and returns the response head.
 
 mod dial;
 mod early_answer;
@@ -59,80 +59,86 @@ use crate::tls::failure;
 use crate::tls::probe::CertificateReport;
 use crate::tls::upstream::{self, RootsError, UpstreamTls};
 
-/// Heads of answers, in bytes. Origins are not trusted either.
+/// Maximum response head, in bytes. Origins are not trusted either.
 const MAX_RESPONSE_HEAD: usize = 256 * 1024;
-/// The flow-control window of one h2 answer, in bytes.
+/// Flow-control window of an h2 stream, in bytes: what an origin may send before the client reads.
 const STREAM_WINDOW: u32 = 512 * 1024;
-/// The same, on connections of an execution that has many.
+/// The same for connections of an execution that has many.
 const SMALL_STREAM_WINDOW: u32 = 64 * 1024;
-/// Bytes of windows before they become small: of one execution, which are eight connections, and of all together.
+/// The budget for windows before new ones become small, in bytes: per execution (eight connections) and per process.
 const WINDOWS_PER_EXECUTION: u64 = 64 << 20;
 const WINDOWS_PER_PROCESS: u64 = 512 << 20;
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
-/// Sends requests to origins.
+/// Connects to origins and sends requests to them.
 pub struct Forwarder {
     tls: UpstreamTls,
     pool: Arc<Pool>,
     windows: Arc<Budget>,
-    /// Sockets to origins.
+    /// Limits sockets to origins.
     sockets: Arc<SocketQuota>,
     connect_timeout: Duration,
     handshake_timeout: Duration,
 }
 
-/// The head of an answer, and the connection that its body comes on.
+/// A response head, and the connection that its body arrives on.
 pub struct Received {
     pub(super) response: Response<Incoming>,
     pub(super) lease: Lease,
     pub(super) limits: Limits,
     pub(super) reader: ReportTarget,
     pub(super) started: Instant,
-    /// The plan for redacting the answer, and its decoder.
+    /// The values to redact, and the decoder for the response.
     pub(super) guard: Option<(RedactionPlan, ContentDecoder)>,
-    /// The values that the client must not send on.
+    /// The values that the client must not send later in the exchange.
     pub(super) values: Arc<Matcher>,
-    /// For messages that are held.
+    /// Charges messages that are held.
     pub(super) reservation: Reservation,
     pub(super) withdrawn: Revoked,
-    /// The origin's end of a connection that is a WebSocket from now on.
+    /// The origin's end of the connection after a switch to WebSocket.
     pub(super) switched: Option<OnUpgrade>,
 }
 
-/// A WebSocket that both sides have agreed to, not yet connected.
+impl Received {
+    /// Returns true if the origin has accepted the WebSocket upgrade.
+    #[must_use]
+    pub fn is_switched(&self) -> bool {
+        self.switched.is_some()
+    }
+}
+
+/// A WebSocket accepted by the origin and not yet relayed.
 pub struct Switched {
-    /// The head of the answer.
+    /// The response head.
     pub response: Response<()>,
-    /// The two sides of the relay.
+    /// The relay to run.
     pub relay: Relay,
 }
 
-/// The two sides of a WebSocket, and for how long.
+/// The parameters of a WebSocket relay between client and origin.
 pub struct Relay {
-    /// The origin's end.
+    /// The origin's end of the connection.
     pub origin: OnUpgrade,
-    /// The scanner of what the client sends.
+    /// Scans the frames sent by the client.
     pub up: Upward,
-    /// The redactor of what the origin sends.
+    /// Redacts the frames sent by the origin.
     pub down: Downward,
-    /// How long nothing may move.
+    /// The idle timeout, for both directions together.
     pub idle: Duration,
-    /// When it has to be over, as any exchange.
+    /// The deadline of the exchange.
     pub until: Option<Instant>,
-    /// Ready once a later policy no longer allows it.
+    /// Resolves once a later policy no longer allows the exchange.
     pub withdrawn: Revoked,
-    /// Keeps the connection until it has been handed over.
+    /// Keeps the connection alive until it has been handed over.
     pub lease: Box<dyn std::any::Any + Send>,
 }
 
 impl Received {
-    /// Returns the WebSocket that the origin has agreed to.
-    ///
-    /// # Errors
-    /// The answer, if it is an ordinary one.
-    pub fn switch(mut self) -> Result<Switched, Box<Self>> {
-        let Some(origin) = self.switched.take() else { return Err(Box::new(self)) };
-        let Self { response, lease, limits, started, guard, values, reservation, withdrawn, .. } = self;
+    /// Converts a WebSocket response into a relay. Returns `None` for other responses.
+    #[must_use]
+    pub fn switch(self) -> Option<Switched> {
+        let Self { response, lease, limits, started, guard, values, reservation, withdrawn, switched, reader: _ } =
+            self;
         let timeouts = limits.timeouts;
         let (mut head, guarded) = redact::head(response, guard).into_parts();
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
@@ -151,7 +157,7 @@ impl Received {
 }
 
 impl Forwarder {
-    /// Sets the forwarder up, and the task that sweeps its pool for as long as it lives.
+    /// Creates a forwarder, and spawns the task that sweeps its pool while the forwarder lives.
     #[must_use]
     pub fn new(
         tls: UpstreamTls,
@@ -173,10 +179,11 @@ impl Forwarder {
         Self { tls, pool, windows, sockets, connect_timeout, handshake_timeout }
     }
 
-    /// Reads the lists of revoked certificates again. No connection that was made before is used for a further request.
+    /// Reloads the certificate revocation lists. If they have changed, earlier connections are not reused for new
+    /// requests.
     ///
     /// # Errors
-    /// [`RootsError::Crl`]: then the old lists stay in force.
+    /// [`RootsError::Crl`]; the old lists then stay in force.
     pub fn renew(&self) -> Result<(), RootsError> {
         let before = self.tls.generation();
         self.tls.renew()?;
@@ -186,11 +193,12 @@ impl Forwarder {
         Ok(())
     }
 
-    /// Opens a connection for an opaque tunnel. What goes over it is the client's.
+    /// Opens a connection for an opaque tunnel, over which the client's bytes pass unchanged.
     ///
     /// # Errors
-    /// [`Fail::ConnectFailed`], [`Fail::ConnectTimedOut`] or [`Fail::Overloaded`]; [`Deny::AuthorityMismatch`] if the destination
-    /// is not an opaque one, or the pin another's: whatever is inspected goes through [`Self::exchange`].
+    /// [`Fail::ConnectFailed`], [`Fail::ConnectTimedOut`] or [`Fail::Overloaded`]; [`Deny::AuthorityMismatch`] if the
+    /// destination is not opaque or the pin belongs to another target: inspected traffic goes through
+    /// [`Self::exchange`].
     pub async fn connect(
         &self,
         admitted: &Admitted,
@@ -203,19 +211,19 @@ impl Forwarder {
         self.dial(pinned, admitted.caller().execution(), counts).await
     }
 
-    /// Dials once there is a descriptor for it. Connections that nobody uses give theirs up: all of them, or only the
-    /// execution's own where it has its part already.
+    /// Dials when a socket permit is available. If none is, idle connections are closed first: all of them, or only the
+    /// execution's own if it has used up its share.
     async fn dial(
         &self,
         pinned: &PinnedTarget,
         execution: &ExecutionId,
         counts: &TransferCounts,
     ) -> Verdict<(OriginStream, SocketAddr)> {
-        let first = match self.sockets.take(Some(execution)) {
+        let first = match self.sockets.try_acquire(Some(execution)) {
             Some(permit) => permit,
             None => {
                 self.pool.drop_idle((!self.sockets.is_exhausted()).then_some(execution));
-                let taken = self.sockets.take_within(Some(execution), descriptors::PATIENCE).await;
+                let taken = self.sockets.acquire_within(Some(execution), descriptors::PATIENCE).await;
                 taken.ok_or(Fail::Overloaded)?
             }
         };
@@ -223,7 +231,7 @@ impl Forwarder {
         dial::connect(pinned, sockets, self.connect_timeout, counts).await
     }
 
-    /// Dials, and hangs up: which address answered.
+    /// Connects, closes the connection and returns the address that accepted.
     ///
     /// # Errors
     /// [`Fail::ConnectFailed`], [`Fail::ConnectTimedOut`] or [`Fail::Overloaded`].
@@ -236,11 +244,10 @@ impl Forwarder {
         self.dial(pinned, execution, counts).await.map(|(_, address)| address)
     }
 
-    /// Dials, and brings back what the origin shows of itself in a TLS handshake, be it believed or not. Nothing else
-    /// is sent.
+    /// Connects and returns what the origin presents in a TLS handshake, whether trusted or not. Nothing else is sent.
     ///
     /// # Errors
-    /// As [`Self::probe`]; [`Fail::TlsFailed`] where there is no TLS.
+    /// The errors of [`Self::probe`]; [`Fail::TlsFailed`] if the origin does not speak TLS.
     pub async fn probe_certificate(
         &self,
         pinned: &PinnedTarget,
@@ -250,19 +257,18 @@ impl Forwarder {
         let counts = record.counts();
         let (tcp, address) = self.dial(pinned, execution, &counts).await?;
         record.address(address.ip());
-        let looked = timeout(self.handshake_timeout, self.tls.probe(pinned.target().host(), tcp)).await;
-        let looked = looked.map_err(|_| counts.reached(ExchangeLimit::Handshake(self.handshake_timeout)))?;
-        looked.map_err(|error| handshake_failed(&error, record))
+        let report = timeout(self.handshake_timeout, self.tls.probe(pinned.target().host(), tcp)).await;
+        let report = report.map_err(|_| counts.reached(ExchangeLimit::Handshake(self.handshake_timeout)))?;
+        report.map_err(|error| handshake_failed(&error, record))
     }
 
-    /// Sends a request and returns the head of the answer with the connection it came on.
+    /// Sends a request and returns the response head with the connection that it arrived on.
     ///
-    /// A request goes out a second time, once and on a new connection, if a reused one has ended: where nothing of it
-    /// was written, or where it is held whole and a second time does no harm (RFC 9110 §9.2.2,
-    /// RFC 9113 §8.7).
+    /// If a reused connection has ended, the request is sent a second time, once and on a new connection: if nothing of
+    /// it was written, or if it is buffered and safe to repeat (RFC 9110 §9.2.2, RFC 9113 §8.7).
     ///
     /// # Errors
-    /// Errors of dialling and TLS; [`Fail::UpstreamProtocol`] for an origin that breaks HTTP, and
+    /// The errors of dialing and TLS; [`Fail::UpstreamProtocol`] for an origin that violates HTTP, and
     /// [`Fail::RequestTimedOut`] for one that is too slow.
     pub async fn exchange(
         &self,
@@ -274,7 +280,7 @@ impl Forwarder {
         let OutboundParts { request, pinned, limits, reader, guard, values } = outbound.into_parts();
         let timeouts = limits.timeouts;
         let (started, reservation) = (request.body().began(), request.body().reservation());
-        let wanted = request.extensions().get::<UpgradeRequest>().cloned();
+        let upgrade = request.extensions().get::<UpgradeRequest>().cloned();
         let counts = record.counts();
         let exchange = async {
             let exchange = self.send(request, &pinned, timeouts, execution, record);
@@ -286,19 +292,19 @@ impl Forwarder {
             }
         };
         let (mut response, lease) = tokio::select! {
-            // Asked first: what was taken away since must not even begin.
+            // Polled first: an exchange that has been revoked in the meantime must not start.
             biased;
             refusal = &mut withdrawn => return Err(refusal),
             refusal = counts.wait_until_stopped() => return Err(refusal),
             exchanged = exchange => exchanged?,
         };
-        let switched = switched(&mut response, wanted.as_ref())?;
-        let response = answer(response)?;
-        let undo = guard.as_ref().map(|guard| guard.undo(&response)).transpose().inspect_err(|_| {
-            // An answer that cannot be decoded cannot be redacted. Only decodable codings were requested.
-            record.rule("the answer has a content coding that was not requested");
+        let switched = switched(&mut response, upgrade.as_ref())?;
+        let response = check_response(response)?;
+        let decoder = guard.as_ref().map(|guard| guard.decoder(&response)).transpose().inspect_err(|_| {
+            // A response that cannot be decoded cannot be redacted. Only decodable codings were requested.
+            record.rule("the answer has a coding that was not asked for");
         })?;
-        let guard = guard.zip(undo);
+        let guard = guard.zip(decoder);
         Ok(Received { response, lease, limits, reader, started, guard, values, reservation, withdrawn, switched })
     }
 
@@ -311,7 +317,7 @@ impl Forwarder {
         record: &mut Record,
     ) -> Verdict<(Response<Incoming>, Lease)> {
         let key = Key::new(execution, pinned, self.tls.generation());
-        // A WebSocket takes the whole connection, and only HTTP/1.1 has it.
+        // A WebSocket needs a connection of its own, over HTTP/1.1.
         let upgrades = request.extensions().get::<UpgradeRequest>().is_some();
         let mut pooled = if upgrades { None } else { self.pool.take(&key, pinned) };
         loop {
@@ -324,7 +330,7 @@ impl Forwarder {
             let traffic = lease.traffic();
             record.counts().sends(traffic.heads.clone());
             let copy = if lease.is_reused() { RetryCopy::of(&request) } else { None };
-            let (shaped, received) = (shape(request, &lease), traffic.received.load(Ordering::Relaxed));
+            let (shaped, received) = (adapt(request, &lease), traffic.received.load(Ordering::Relaxed));
             let SendError { unsent, error } =
                 match await_head(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
                     Ok(response) => return Ok((response, lease)),
@@ -334,12 +340,12 @@ impl Forwarder {
                 request = unsent;
                 continue;
             }
-            // Streams share what comes over h2; there, an answer that has begun is no error here.
+            // Over h2 the byte counter covers all streams. There, a partial response does not surface as an error here.
             let is_answered = !lease.is_h2() && traffic.received.load(Ordering::Relaxed) > received;
             let copy = copy.filter(|_| !record.counts().is_broken_off());
             let again = copy.and_then(|copy| copy.after(error.as_ref()?, is_answered));
             let alert = traffic.alert.get().filter(|_| !lease.is_reused());
-            request = again.ok_or_else(|| blame(error.as_ref(), alert.copied(), record))?;
+            request = again.ok_or_else(|| refusal_for(error.as_ref(), alert.copied(), record))?;
             record.repeated();
         }
     }
@@ -387,10 +393,10 @@ impl Forwarder {
 
 fn handshake_failed(error: &std::io::Error, record: &mut Record) -> Refusal {
     let failure = failure::of_handshake(error);
-    // The names in a certificate are an outside text.
+    // The names in a certificate are untrusted text.
     let error = record.clean(&error.to_string()).into_owned();
     record.rule(format!("origin handshake: {error}"));
-    tracing::info!(error, host = record.host(), "TLS with the origin failed");
+    tracing::info!(error, host = record.host(), "TLS handshake with the origin failed");
     record.tls_failed(failure)
 }
 
@@ -409,7 +415,7 @@ async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
     Ok(Sender::h1(sender, traffic, announced, task))
 }
 
-/// A connection of a budget that has no room for its windows has small ones.
+/// Uses small windows if the budget has no room for large ones.
 async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: Option<Reservation>) -> Verdict<Sender> {
     let window = if windows.is_some() { STREAM_WINDOW } else { SMALL_STREAM_WINDOW };
     let io = WriteProgress::h2(io);
@@ -426,8 +432,8 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: O
         .handshake(TokioIo::new(io))
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;
-    // The pool asks it how many streams the origin allows by now. Only its task keeps it alive: one that has
-    // ended must be gone, or requests would wait for it for ever.
+    // The pool reads the origin's stream limit through a weak reference. Only the task keeps the connection alive: a
+    // connection that has ended must be dropped, or requests would wait for it forever.
     let connection = Arc::new(Mutex::new(connection));
     let asked = Arc::downgrade(&connection);
     let allowed = Box::new(move || asked.upgrade().map_or(0, |it| it.lock().current_max_send_streams()));
@@ -435,9 +441,9 @@ async fn h2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, windows: O
     Ok(Sender::h2(sender, traffic, allowed, (task, windows)))
 }
 
-/// Fits a request to the protocol of the connection. Left at HTTP/2, hyper would send it over h1
-/// without its body and without an error.
-fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBody> {
+/// Adapts a request to the protocol of the connection. With the version left at HTTP/2, hyper would silently send it
+/// over HTTP/1.1 without its body.
+fn adapt(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBody> {
     let target = request.extensions().get::<FullTarget>().cloned().unwrap_or_else(|| FullTarget(request.uri().clone()));
     request.extensions_mut().insert(target.clone());
     request.headers_mut().remove(TRANSFER_ENCODING);
@@ -446,29 +452,29 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
         *request.version_mut() = Version::HTTP_2;
         *request.uri_mut() = target.0;
         request.headers_mut().remove(HOST);
-        request.body_mut().put_trailers(None);
+        request.body_mut().divert_trailers(None);
         return request;
     };
     *request.version_mut() = Version::HTTP_11;
     if let Some(Ok(host)) = target.0.authority().map(|authority| HeaderValue::from_str(authority.as_str())) {
         request.headers_mut().insert(HOST, host);
     }
-    // Origin-form (RFC 9112 §3.2.1); hyper would send what it is given.
+    // Origin-form (RFC 9112 §3.2.1); hyper writes the target as given.
     if let Some(path) = target.0.path_and_query().cloned() {
         *request.uri_mut() = path.into();
     }
     if request.body().has_trailers() {
-        // Behind a body with a length there is no place for them (RFC 9112 §7.1.2).
+        // Only a chunked body can be followed by trailers (RFC 9112 §7.1.2).
         request.headers_mut().remove(CONTENT_LENGTH);
     }
     let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    // A body without a length has to be framed here, or hyper would leave it out without an error.
+    // A body without a length has to be framed here, or hyper would silently omit it.
     let trailers = (!request.body().is_end_stream() && length.is_none()).then(Trailers::default);
     if trailers.is_some() {
         request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     announced.push(trailers.clone().map_or(Framing::Length(length.unwrap_or_default()), Framing::Chunked));
-    request.body_mut().put_trailers(trailers);
+    request.body_mut().divert_trailers(trailers);
     if request.extensions().get::<UpgradeRequest>().is_some() {
         request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
     } else if request.headers().contains_key(TE) {
@@ -477,30 +483,29 @@ fn shape(mut request: Request<RequestBody>, lease: &Lease) -> Request<RequestBod
     request
 }
 
-/// The whole target of a request that may be shaped twice: for a connection that turned out dead, and for
-/// the next one, which may speak another protocol.
+/// The full target of a request that may be adapted twice: for a connection that has ended, and for the next one, which
+/// may use another protocol.
 #[derive(Clone)]
 struct FullTarget(http::Uri);
 
-/// Waits for the head of the answer. As long as the request's body makes progress, the origin need not
-/// have answered.
-async fn await_head<F: Future>(patience: Duration, counts: &TransferCounts, sending: F) -> Verdict<F::Output> {
+/// Waits for the response head. The timeout restarts as long as the request body makes progress.
+async fn await_head<F: Future>(limit: Duration, counts: &TransferCounts, sending: F) -> Verdict<F::Output> {
     tokio::pin!(sending);
     let mut seen = counts.sent_so_far();
     loop {
-        match timeout(patience, &mut sending).await {
+        match timeout(limit, &mut sending).await {
             Ok(done) => return Ok(done),
             Err(_) if counts.sent_so_far() > seen => seen = counts.sent_so_far(),
-            Err(_) => return Err(counts.reached(ExchangeLimit::ResponseHeader(patience))),
+            Err(_) => return Err(counts.reached(ExchangeLimit::ResponseHeader(limit))),
         }
     }
 }
 
-/// The origin's end of what is a WebSocket from now on. An origin that switches unasked, or not to what was
-/// asked for, breaks the protocol (RFC 9110 §15.2.2).
-fn switched(response: &mut Response<Incoming>, wanted: Option<&UpgradeRequest>) -> Verdict<Option<OnUpgrade>> {
-    match (response.status(), wanted) {
-        (StatusCode::SWITCHING_PROTOCOLS, Some(wanted)) if wanted.is_met_by(response.headers()) => {
+/// Returns the origin's end of a connection that has switched to WebSocket. An origin that switches unasked, or to
+/// another protocol, violates HTTP (RFC 9110 §15.2.2).
+fn switched(response: &mut Response<Incoming>, upgrade: Option<&UpgradeRequest>) -> Verdict<Option<OnUpgrade>> {
+    match (response.status(), upgrade) {
+        (StatusCode::SWITCHING_PROTOCOLS, Some(upgrade)) if upgrade.is_accepted_by(response.headers()) => {
             Ok(Some(hyper::upgrade::on(response)))
         }
         (StatusCode::SWITCHING_PROTOCOLS, _) => Err(Fail::UpstreamProtocol.into()),
@@ -508,10 +513,10 @@ fn switched(response: &mut Response<Incoming>, wanted: Option<&UpgradeRequest>) 
     }
 }
 
-/// Takes out of an answer what was meant for this hop, and what an origin could pretend with.
-fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
-    // An old origin's version would make hyper end the body by closing, and a body that was cut would
-    // look whole.
+/// Removes hop-by-hop fields from a response, and fields with which an origin could impersonate the proxy.
+fn check_response(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
+    // With an old HTTP version, hyper would end the body by closing the connection, and a truncated body would look
+    // complete.
     *response.version_mut() = Version::HTTP_11;
     let length = response.body().size_hint().exact();
     let headers = response.headers_mut();
@@ -525,14 +530,14 @@ fn answer(mut response: Response<Incoming>) -> Verdict<Response<Incoming>> {
     if headers.get_all(CONTENT_LENGTH).iter().any(|value| !value.as_bytes().iter().all(u8::is_ascii_digit))
         && let Some(length) = length
     {
-        // hyper merges `2, 2` into one length; so must what we pass on.
+        // hyper merges `2, 2` into one length; the forwarded field must match.
         headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     }
-    headers::remove_pretence(headers);
+    headers::remove_from_response(headers);
     Ok(response)
 }
 
-fn blame(error: Option<&hyper::Error>, alert: Option<TlsFailure>, record: &mut Record) -> Refusal {
+fn refusal_for(error: Option<&hyper::Error>, alert: Option<TlsFailure>, record: &mut Record) -> Refusal {
     let counts = record.counts();
     if let Some(refusal) = counts.stopped() {
         return refusal;
@@ -541,9 +546,9 @@ fn blame(error: Option<&hyper::Error>, alert: Option<TlsFailure>, record: &mut R
         return Fail::RequestTimedOut.into();
     }
     if counts.has_client_failed() {
-        // Its body's framing is broken, or it has gone and hears nothing of this.
+        // The body's framing is invalid, or the client has disconnected and does not see this.
         return Deny::RequestMalformed.into();
     }
-    tracing::debug!(?error, "the exchange broke off");
+    tracing::debug!(?error, "the exchange was aborted");
     alert.map_or(Fail::UpstreamProtocol.into(), |alert| record.tls_failed(alert))
 }

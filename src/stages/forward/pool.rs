@@ -1,11 +1,10 @@
-//! The pool of idle connections to origins, separate for each execution.
+//! A pool of reusable connections to origins.
 //!
-//! hyper-util's ready-made pool tells connections apart by scheme and authority only. Here the key also
-//! holds the execution and the policy's generation, and a connection is only taken if its address is in
-//! the pin of the request at hand.
+//! hyper-util's pool distinguishes connections by scheme and authority only. Here the key also contains the execution
+//! and the policy generation, and a connection is reused only if its address is in the pin of the current request.
 //!
-//! The pool is shared by all executions, so each of them has a quota. When the pool is full, room is made by closing
-//! the connection that has been idle for longest of the execution that holds most.
+//! All executions share the pool, and each has a quota. When the pool is full, it closes the longest idle connection of
+//! the execution that holds the most.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -26,77 +25,77 @@ use super::write_progress::Traffic;
 use crate::model::name::ExecutionId;
 use crate::model::target::Target;
 use crate::stages::body_budget::Reservation;
-use crate::stages::message::late_trailers::Announced;
+use crate::stages::message::late_trailers::FramingQueue;
 use crate::stages::message::request_body::RequestBody;
 use crate::stages::pin::PinnedTarget;
 
-/// Servers close idle connections after a minute or so; be earlier.
+/// Servers close idle connections after about a minute; close them earlier.
 const MAX_IDLE: Duration = Duration::from_secs(30);
-/// How long hyper may take to call a connection ready whose exchange is over.
-const READY: Duration = Duration::from_secs(5);
-/// No connection outlives its DNS answer by much.
+/// The time limit for hyper to report a connection as ready after an exchange.
+const READY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections do not outlive their DNS answer by much.
 const MAX_AGE: Duration = Duration::from_secs(300);
-/// Connections that are kept for one key, for one execution, and in all.
+/// The most connections kept per key, per execution and in total.
 const MAX_PER_KEY: usize = 16;
 const MAX_PER_EXECUTION: usize = 256;
-const MAX: usize = 2048;
-/// Streams that are opened on one h2 connection before another one is dialled. Their windows together
-/// are the connection's, so that answers which nobody reads cannot starve the others.
+const MAX_TOTAL: usize = 2048;
+/// The most concurrent streams per h2 connection; beyond it another connection is dialed. The connection's window is
+/// the sum of their windows, so unread responses cannot starve the others.
 pub(crate) const MAX_STREAMS: usize = 16;
-/// No request takes a lock that all others take.
+/// The number of shards, so that requests do not share one lock.
 const SHARDS: usize = 16;
 
-/// The identity that a connection belongs to.
+/// The key of a connection. Only requests with an equal key may use it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Key {
     execution: ExecutionId,
     target: Target,
     generation: u64,
-    /// The lists of revoked certificates under which it was made.
+    /// The generation of the revocation lists under which the connection was verified.
     trust: u64,
 }
 
-/// A connection that one request uses, or several where it speaks h2.
+/// A connection in use by one request, or with h2 by several.
 pub(crate) enum Sender {
     H1(H1),
     H2(Arc<H2>),
 }
 
-/// An HTTP/1.1 connection. It ends when this is dropped, whatever its task waits for: an origin that
-/// reads nothing would otherwise keep the socket for ever.
+/// An HTTP/1.1 connection. Dropping it aborts its task: otherwise an origin that reads nothing would keep the socket
+/// open forever.
 pub(crate) struct H1 {
     sender: http1::SendRequest<RequestBody>,
     traffic: Arc<Traffic>,
-    announced: Announced,
+    announced: FramingQueue,
     task: Task,
 }
 
-/// An h2 connection, shared by the requests on it.
+/// An h2 connection, shared by its requests.
 pub(crate) struct H2 {
-    /// None once the connection has ended.
+    /// `None` once the connection has ended.
     sender: Mutex<Option<http2::SendRequest<RequestBody>>>,
     traffic: Arc<Traffic>,
     streams: AtomicUsize,
-    /// The concurrent streams that the origin allows.
+    /// Returns the origin's limit on concurrent streams.
     allowed: Allowed,
     idle_since: Mutex<Instant>,
     task: Task,
-    /// For what the origin may send that nobody has read.
+    /// The reservation for data that the origin may send before it is read.
     _windows: Option<Reservation>,
 }
 
-/// Asks an h2 connection how many streams the origin allows at a time.
+/// Returns the limit on concurrent streams that the origin currently allows.
 pub(crate) type Allowed = Box<dyn Fn() -> usize + Send + Sync>;
 
-/// The task of a connection, which ends when this is dropped.
+/// The task of a connection, aborted on drop.
 pub(crate) struct Task {
     handle: AbortHandle,
-    /// Cancelled once the task is over and the connection dropped.
+    /// Cancelled once the task has ended and the connection is dropped.
     ended: CancellationToken,
 }
 
 impl Task {
-    /// Runs a connection.
+    /// Spawns the task of a connection.
     pub(crate) fn run(connection: impl Future<Output = ()> + Send + 'static) -> Self {
         let ended = CancellationToken::new();
         let guard = ended.clone().drop_guard();
@@ -114,11 +113,11 @@ impl Drop for Task {
     }
 }
 
-/// A request that has no answer.
+/// A request that received no response.
 pub(crate) struct SendError {
     /// The request, if none of it was sent.
     pub(crate) unsent: Option<Request<RequestBody>>,
-    /// The reason. None if the connection had ended before.
+    /// The error. `None` if the connection had ended before.
     pub(crate) error: Option<hyper::Error>,
 }
 
@@ -136,30 +135,30 @@ struct Pooled {
     idle_since: Instant,
 }
 
-/// All connections that may be used again.
+/// All reusable connections.
 #[derive(Default)]
 pub(crate) struct Pool {
-    kept: IdleH1<Pooled>,
+    idle: IdleConnections<Pooled>,
 }
 
-/// The idle connections of all executions: each has a quota, and all share the total.
-struct IdleH1<T> {
+/// The idle connections of all executions. Each execution has a quota, and all share the capacity.
+struct IdleConnections<T> {
     count: AtomicUsize,
-    most: usize,
+    capacity: usize,
     per_execution: usize,
-    /// Of each execution what is kept, in the order in which it came.
+    /// The entries of each execution, in the order of insertion.
     shards: [Mutex<HashMap<ExecutionId, Vec<T>>>; SHARDS],
     hasher: RandomState,
 }
 
-/// An idle connection.
+/// An entry with an idle time.
 trait Idle {
-    /// The begin of the time in which nobody uses it.
+    /// Returns the start of the current idle period.
     fn idle_since(&self, now: Instant) -> Instant;
 }
 
-/// The use of a connection for one exchange. Dropped, an h1 connection goes with it; given back, the
-/// next request may have it.
+/// The use of a connection for one exchange. If it is dropped, an HTTP/1.1 connection is closed; if it is given back,
+/// the next request may use it.
 pub(crate) struct Lease {
     pool: Weak<Pool>,
     key: Key,
@@ -184,7 +183,7 @@ impl Sender {
     pub(crate) fn h1(
         sender: http1::SendRequest<RequestBody>,
         traffic: Arc<Traffic>,
-        announced: Announced,
+        announced: FramingQueue,
         task: Task,
     ) -> Self {
         Self::H1(H1 { sender, traffic, announced, task })
@@ -217,19 +216,19 @@ impl H2 {
 }
 
 impl Pool {
-    /// A connection of this key to an address of this pin.
+    /// Takes a connection with this key to one of the pin's addresses.
     pub(crate) fn take(self: &Arc<Self>, key: &Key, pinned: &PinnedTarget) -> Option<Lease> {
         let now = Instant::now();
-        let pooled = self.kept.with(&key.execution, |kept| {
-            kept.retain(|pooled| pooled.key != *key || pooled.is_fresh(now));
+        let pooled = self.idle.with(&key.execution, |entries| {
+            entries.retain(|pooled| pooled.key != *key || pooled.is_fresh(now));
             let is_there = |pooled: &Pooled| pooled.key == *key && pinned.addresses().contains(&pooled.address);
-            let at = kept.iter().rposition(|pooled| is_there(pooled) && pooled.has_room())?;
-            kept.get(at).and_then(Pooled::share).or_else(|| Some(kept.remove(at)))
+            let at = entries.iter().rposition(|pooled| is_there(pooled) && pooled.has_room())?;
+            entries.get(at).and_then(Pooled::share).or_else(|| Some(entries.remove(at)))
         })?;
         Some(self.lease(pooled, true))
     }
 
-    /// A lease of a connection that has just been made. An h2 one can be shared from now on.
+    /// Creates a lease for a new connection. An h2 connection can be shared from now on.
     pub(crate) fn adopt(self: &Arc<Self>, key: Key, sender: Sender, address: SocketAddr) -> Lease {
         let now = Instant::now();
         let pooled = Pooled { key, sender, address, born: now, idle_since: now };
@@ -239,15 +238,15 @@ impl Pool {
         self.lease(pooled, false)
     }
 
-    /// Drops what has been idle or alive for too long.
+    /// Drops connections that have been idle or open for too long.
     pub(crate) fn sweep(&self) {
         let now = Instant::now();
-        self.kept.retain(|pooled| pooled.is_fresh(now));
+        self.idle.retain(|pooled| pooled.is_fresh(now));
     }
 
-    /// Drops the connections that may be used again, those of one execution or all. What is under way goes on.
+    /// Drops the reusable connections, of one execution or of all. Exchanges in progress continue.
     pub(crate) fn drop_idle(&self, execution: Option<&ExecutionId>) {
-        self.kept.retain(|pooled| execution.is_some_and(|execution| pooled.key.execution != *execution));
+        self.idle.retain(|pooled| execution.is_some_and(|execution| pooled.key.execution != *execution));
     }
 
     fn lease(self: &Arc<Self>, pooled: Pooled, reused: bool) -> Lease {
@@ -260,19 +259,19 @@ impl Pool {
 
     fn put(&self, pooled: Pooled) {
         let execution = pooled.key.execution.clone();
-        let of_key = |kept: &mut Vec<Pooled>| kept.iter().filter(|known| known.key == pooled.key).count();
-        if self.kept.with(&execution, of_key) < MAX_PER_KEY {
-            self.kept.put(&execution, pooled);
+        let of_key = |entries: &mut Vec<Pooled>| entries.iter().filter(|known| known.key == pooled.key).count();
+        if self.idle.with(&execution, of_key) < MAX_PER_KEY {
+            self.idle.put(&execution, pooled);
         }
     }
 }
 
-impl<T> Default for IdleH1<T> {
+impl<T> Default for IdleConnections<T> {
     fn default() -> Self {
         let shards = std::array::from_fn(|_| Mutex::default());
         Self {
             count: AtomicUsize::new(0),
-            most: MAX,
+            capacity: MAX_TOTAL,
             per_execution: MAX_PER_EXECUTION,
             shards,
             hasher: RandomState::new(),
@@ -280,14 +279,14 @@ impl<T> Default for IdleH1<T> {
     }
 }
 
-impl<T> IdleH1<T> {
-    /// Does something with what is kept for an execution, and counts what is left.
+impl<T> IdleConnections<T> {
+    /// Runs `act` on the entries of an execution and updates the count.
     fn with<R>(&self, execution: &ExecutionId, act: impl FnOnce(&mut Vec<T>) -> R) -> R {
-        let mut shard = self.shard(execution).lock();
-        let kept = shard.entry(execution.clone()).or_default();
-        let before = kept.len();
-        let done = act(kept);
-        let after = kept.len();
+        let mut shard = lock(self.shard(execution));
+        let entries = shard.entry(execution.clone()).or_default();
+        let before = entries.len();
+        let done = act(entries);
+        let after = entries.len();
         if after == 0 {
             shard.remove(execution);
         }
@@ -296,24 +295,24 @@ impl<T> IdleH1<T> {
         done
     }
 
-    /// Drops whatever is not to be kept.
+    /// Drops the entries for which `keep` returns false.
     fn retain(&self, keep: impl Fn(&T) -> bool) {
         for shard in &self.shards {
-            shard.lock().retain(|_, kept| {
-                let before = kept.len();
-                kept.retain(&keep);
-                self.count.fetch_sub(before.saturating_sub(kept.len()), Ordering::Relaxed);
-                !kept.is_empty()
+            lock(shard).retain(|_, entries| {
+                let before = entries.len();
+                entries.retain(&keep);
+                self.count.fetch_sub(before.saturating_sub(entries.len()), Ordering::Relaxed);
+                !entries.is_empty()
             });
         }
     }
 
-    /// The execution for which most is kept, and how much.
+    /// Returns the execution with the most entries, and their number.
     fn largest(&self) -> Option<(ExecutionId, usize)> {
         let of_shard = |shard: &Mutex<HashMap<ExecutionId, Vec<T>>>| {
-            let shard = shard.lock();
-            let largest = shard.iter().max_by_key(|(_, kept)| kept.len());
-            largest.map(|(execution, kept)| (execution.clone(), kept.len()))
+            let shard = lock(shard);
+            let largest = shard.iter().max_by_key(|(_, entries)| entries.len());
+            largest.map(|(execution, entries)| (execution.clone(), entries.len()))
         };
         self.shards.iter().filter_map(of_shard).max_by_key(|(_, count)| *count)
     }
@@ -325,30 +324,30 @@ impl<T> IdleH1<T> {
     }
 }
 
-impl<T: Idle> IdleH1<T> {
-    /// Keeps one more. One that has been idle for longest makes room: of the same execution if that has its quota or
-    /// holds as many as any other, else of the one that holds most.
+impl<T: Idle> IdleConnections<T> {
+    /// Adds an entry. If the execution's quota is exceeded, its longest idle entry is dropped. If the capacity is
+    /// exceeded, the longest idle entry of the execution with the most entries is dropped, or on a tie one of its own.
     fn put(&self, execution: &ExecutionId, one: T) {
-        let count = self.with(execution, |kept| {
-            kept.push(one);
-            if kept.len() > self.per_execution {
-                remove_idlest(kept);
+        let count = self.with(execution, |entries| {
+            entries.push(one);
+            if entries.len() > self.per_execution {
+                remove_longest_idle(entries);
             }
-            kept.len()
+            entries.len()
         });
-        if self.count.load(Ordering::Relaxed) > self.most {
-            let larger = self.largest().filter(|(_, most)| *most > count);
+        if self.count.load(Ordering::Relaxed) > self.capacity {
+            let larger = self.largest().filter(|(_, held)| *held > count);
             let from = larger.map_or_else(|| execution.clone(), |(largest, _)| largest);
-            self.with(&from, remove_idlest);
+            self.with(&from, remove_longest_idle);
         }
     }
 }
 
-fn remove_idlest<T: Idle>(kept: &mut Vec<T>) {
+fn remove_longest_idle<T: Idle>(entries: &mut Vec<T>) {
     let now = Instant::now();
-    let idlest = kept.iter().enumerate().min_by_key(|(_, one)| one.idle_since(now));
+    let idlest = entries.iter().enumerate().min_by_key(|(_, one)| one.idle_since(now));
     if let Some((at, _)) = idlest {
-        kept.remove(at);
+        entries.remove(at);
     }
 }
 
@@ -375,7 +374,7 @@ impl Pooled {
         }
     }
 
-    /// A second handle, where the protocol lets several requests share a connection.
+    /// Returns a second handle if the protocol lets requests share a connection.
     fn share(&self) -> Option<Self> {
         match &self.sender {
             Sender::H1(_) => None,
@@ -385,12 +384,12 @@ impl Pooled {
 }
 
 impl Lease {
-    /// The address at the other end.
+    /// Returns the origin's address.
     pub(crate) fn address(&self) -> IpAddr {
         self.address.ip()
     }
 
-    /// The protocol, by its ALPN name.
+    /// Returns the protocol's ALPN name.
     pub(crate) fn alpn(&self) -> &'static str {
         if self.is_h2() { "h2" } else { "http/1.1" }
     }
@@ -399,20 +398,20 @@ impl Lease {
         matches!(self.sender, Some(Sender::H2(_)))
     }
 
-    /// True if an earlier request used it: then it may have died unnoticed.
-    /// Where requests over HTTP/1.1 are announced before they are sent.
-    pub(crate) fn announced(&self) -> Option<&Announced> {
+    /// Returns the queue that announces HTTP/1.1 requests before they are written.
+    pub(crate) fn announced(&self) -> Option<&FramingQueue> {
         match &self.sender {
             Some(Sender::H1(h1)) => Some(&h1.announced),
             Some(Sender::H2(_)) | None => None,
         }
     }
 
+    /// Returns true if an earlier request used the connection, which may then have ended unnoticed.
     pub(crate) fn is_reused(&self) -> bool {
         self.reused
     }
 
-    /// Returns the traffic of the connection, which is readable after its end.
+    /// Returns the traffic counters, which remain valid after the connection has ended.
     pub(crate) fn traffic(&self) -> Arc<Traffic> {
         match &self.sender {
             Some(Sender::H1(h1)) => h1.traffic.clone(),
@@ -423,9 +422,9 @@ impl Lease {
 
     /// Sends a request.
     ///
-    /// A request that is queued in the very moment in which the connection ends can get stuck in hyper's channel: it is
-    /// neither sent nor returned until the last handle to the channel has been dropped. So the handles are dropped once
-    /// the connection has ended.
+    /// A request that is queued just as the connection ends can get stuck in hyper's channel: it is neither sent nor
+    /// returned until the last handle to the channel is dropped. So the handles are dropped once the connection has
+    /// ended.
     pub(crate) async fn send(&mut self, request: Request<RequestBody>) -> Result<Response<Incoming>, SendError> {
         let unsent = |request| SendError { unsent: Some(request), error: None };
         let (sending, ended) = match &mut self.sender {
@@ -434,7 +433,7 @@ impl Lease {
                 let Some(mut sender) = h2.sender.lock().clone() else { return Err(unsent(request)) };
                 (Either::Right(sender.try_send_request(request)), h2.task.ended.clone())
             }
-            // The connection ended while an earlier request was sent.
+            // The connection ended while an earlier request was being sent.
             None => return Err(unsent(request)),
         };
         tokio::pin!(sending);
@@ -450,13 +449,13 @@ impl Lease {
         sending.await.map_err(SendError::from)
     }
 
-    /// The exchange is over and the connection sound.
+    /// Returns the connection to the pool after a complete exchange.
     pub(crate) fn give_back(mut self) {
         let Some(Sender::H1(mut h1)) = self.sender.take_if(|sender| matches!(sender, Sender::H1(_))) else { return };
         let (pool, key, address, born) = (self.pool.clone(), self.key.clone(), self.address, self.born);
-        // hyper says a moment later that the connection is ready, or that it is closed.
+        // hyper reports shortly afterwards whether the connection is ready or closed.
         tokio::spawn(async move {
-            let ready = tokio::time::timeout(READY, std::future::poll_fn(|cx| h1.sender.poll_ready(cx))).await;
+            let ready = tokio::time::timeout(READY_TIMEOUT, std::future::poll_fn(|cx| h1.sender.poll_ready(cx))).await;
             if let (Ok(Ok(())), Some(pool)) = (ready, pool.upgrade()) {
                 pool.put(Pooled { key, sender: Sender::H1(h1), address, born, idle_since: Instant::now() });
             }
@@ -473,6 +472,11 @@ impl Drop for Lease {
     }
 }
 
+/// Locks a mutex. A panic while it was held cannot leave these maps in a harmful state.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -487,42 +491,44 @@ mod tests {
         ExecutionId::new(&n.to_string())
     }
 
-    fn count(kept: &IdleH1<Instant>, n: usize) -> usize {
-        kept.with(&execution(n), |kept| kept.len())
+    fn count(entries: &IdleConnections<Instant>, n: usize) -> usize {
+        entries.with(&execution(n), |entries| entries.len())
     }
 
     #[test]
-    fn a_full_pool_takes_from_whoever_holds_most() {
-        let kept = IdleH1 { most: 100, per_execution: 60, ..IdleH1::default() };
+    fn a_full_pool_evicts_from_the_largest_execution() {
+        let entries = IdleConnections { capacity: 100, per_execution: 60, ..IdleConnections::default() };
         let begin = Instant::now();
         let at = |n: u64| begin + Duration::from_secs(n);
         for n in 0..500 {
-            // The idlest is not the first that came.
-            kept.put(&execution(1), at(1_000 - n));
+            // The longest idle entry is not the first one inserted.
+            entries.put(&execution(1), at(1_000 - n));
         }
-        assert_eq!(count(&kept, 1), 60, "a quota");
-        kept.with(&execution(1), |kept| assert!(kept.iter().all(|since| *since >= at(941)), "the idlest went"));
-        // A small one keeps what it has, whatever the others do.
+        assert_eq!(count(&entries, 1), 60, "the quota applies");
+        entries.with(&execution(1), |entries| {
+            assert!(entries.iter().all(|since| *since >= at(941)), "the longest idle entries were dropped")
+        });
+        // A small execution keeps its entries, whatever the others do.
         for n in 0..10 {
-            kept.put(&execution(2), at(n));
+            entries.put(&execution(2), at(n));
         }
         for n in 0..500 {
-            kept.put(&execution(3), at(n));
-            kept.put(&execution(1), at(n));
+            entries.put(&execution(3), at(n));
+            entries.put(&execution(1), at(n));
         }
-        assert_eq!(count(&kept, 2), 10);
-        assert_eq!((count(&kept, 1), count(&kept, 3)), (45, 45));
-        assert_eq!(kept.count.load(Ordering::Relaxed), 100);
-        // So do many small ones against one large one.
+        assert_eq!(count(&entries, 2), 10);
+        assert_eq!((count(&entries, 1), count(&entries, 3)), (45, 45));
+        assert_eq!(entries.count.load(Ordering::Relaxed), 100);
+        // The same applies to many small executions against one large one.
         for n in 4..34 {
-            kept.put(&execution(n), at(0));
+            entries.put(&execution(n), at(0));
         }
-        assert!((2..34).all(|n| count(&kept, n) >= 1) && count(&kept, 2) == 10);
-        kept.retain(|since| *since > at(0));
-        let left: usize = (1..34).map(|n| count(&kept, n)).sum();
-        assert_eq!(kept.count.load(Ordering::Relaxed), left);
-        kept.retain(|_| false);
-        assert_eq!(kept.count.load(Ordering::Relaxed), 0);
-        assert!(kept.shards.iter().all(|shard| shard.lock().is_empty()));
+        assert!((2..34).all(|n| count(&entries, n) >= 1) && count(&entries, 2) == 10);
+        entries.retain(|since| *since > at(0));
+        let left: usize = (1..34).map(|n| count(&entries, n)).sum();
+        assert_eq!(entries.count.load(Ordering::Relaxed), left);
+        entries.retain(|_| false);
+        assert_eq!(entries.count.load(Ordering::Relaxed), 0);
+        assert!(entries.shards.iter().all(|shard| lock(shard).is_empty()));
     }
 }

@@ -1,4 +1,5 @@
-//! Tracks whether a request's head has been written, and whether bytes have come back.
+//! Records whether a request head has been written to the origin and whether bytes have been received. Wraps the
+//! connection used by the HTTP client.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,66 +12,66 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::model::tls::TlsFailure;
 use crate::tls::failure;
 
-/// The connection preface of HTTP/2 (RFC 9113 §3.4) and a frame header (§4.1), in bytes.
+/// The length of the HTTP/2 connection preface (RFC 9113 §3.4) and of a frame header (§4.1), in bytes.
 const PREFACE: usize = 24;
 const FRAME_HEADER: usize = 9;
 const HEADERS: u8 = 1;
 
-/// A connection to an origin that counts heads as they go out, and bytes as they come.
+/// A connection to an origin that counts the request heads written and the bytes received.
 pub(crate) struct WriteProgress<T> {
     inner: T,
     reader: Reader,
     traffic: Arc<Traffic>,
 }
 
-/// The traffic of a connection.
+/// The counters of a connection.
 #[derive(Default)]
 pub(crate) struct Traffic {
-    /// Heads that have gone out. Over HTTP/1.1 it only says whether one has since it was asked last.
+    /// Request heads written. Over HTTP/1.1 each write counts, so only an increase is meaningful.
     pub(crate) heads: Arc<AtomicU64>,
-    /// Bytes that have come, of answers and whatever else.
+    /// Bytes received, of responses or anything else.
     pub(crate) received: AtomicU64,
-    /// The TLS alert that ended it.
+    /// The TLS alert that ended the connection.
     pub(crate) alert: OnceLock<TlsFailure>,
 }
 
-/// How heads are told in what is written.
+/// How request heads are detected in the written bytes.
 enum Reader {
-    /// HTTP/1.1, one exchange at a time: whatever is written begins with the head.
+    /// HTTP/1.1, one exchange at a time: every write starts with or follows the head.
     Bytes,
-    /// HTTP/2, several at a time.
+    /// HTTP/2, with concurrent exchanges.
     Frames(Frames),
 }
 
-/// A reader of frames, wherever they are cut.
+/// An incremental parser for HTTP/2 frames.
 struct Frames {
-    /// Bytes of the preface or of a frame's payload that are still to come.
+    /// Bytes left of the preface or of a frame's payload.
     skip: usize,
-    /// The skipped payload is that of a HEADERS frame.
+    /// The skipped payload belongs to a HEADERS frame.
     is_head: bool,
-    /// Bytes of a frame header that have gone, and what they said.
+    /// Bytes of the frame header written so far, with the length and type read from them.
     at: usize,
     length: usize,
     kind: u8,
 }
 
 impl<T> WriteProgress<T> {
-    /// For HTTP/1.1.
+    /// Wraps an HTTP/1.1 connection.
     pub(crate) fn h1(inner: T) -> Self {
         Self { inner, reader: Reader::Bytes, traffic: Arc::default() }
     }
 
-    /// For HTTP/2, from its first byte.
+    /// Wraps an HTTP/2 connection from its first byte.
     pub(crate) fn h2(inner: T) -> Self {
         Self { inner, reader: Reader::Frames(Frames::new()), traffic: Arc::default() }
     }
 
-    /// The counters, which stay when it has ended.
+    /// Returns the counters, which remain valid after the connection has ended.
     pub(crate) fn traffic(&self) -> Arc<Traffic> {
         self.traffic.clone()
     }
 
-    fn went(&mut self, bytes: &[u8]) {
+    fn bytes_written(&mut self, bytes: &[u8]) {
         let heads = match &mut self.reader {
             Reader::Bytes => u64::from(!bytes.is_empty()),
             Reader::Frames(frames) => frames.read(bytes),
@@ -84,7 +85,7 @@ impl Frames {
         Self { skip: PREFACE, is_head: false, at: 0, length: 0, kind: 0 }
     }
 
-    /// How many HEADERS frames end in these bytes.
+    /// Returns how many HEADERS frames end within these bytes.
     fn read(&mut self, mut bytes: &[u8]) -> u64 {
         let mut heads = 0_u64;
         loop {
@@ -130,7 +131,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for WriteProgress<T> {
 impl<T: AsyncWrite + Unpin> AsyncWrite for WriteProgress<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes))?;
-        self.went(bytes.get(..written).unwrap_or(bytes));
+        self.bytes_written(bytes.get(..written).unwrap_or(bytes));
         Poll::Ready(Ok(written))
     }
 
@@ -142,7 +143,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for WriteProgress<T> {
         let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, parts))?;
         let mut left = written;
         for part in parts {
-            self.went(part.get(..left).unwrap_or(part));
+            self.bytes_written(part.get(..left).unwrap_or(part));
             left = left.saturating_sub(part.len());
         }
         Poll::Ready(Ok(written))
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_counted_once_they_are_out_wherever_they_are_cut() {
+    fn counts_heads_when_completely_written() {
         let parts =
             [vec![HEADERS; PREFACE], frame(4, 6), frame(HEADERS, 70_000), frame(0, 9), frame(HEADERS, 0), frame(4, 0)];
         let (all, first) = (parts.concat(), parts[..3].concat().len());
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_written_is_not_counted() {
+    async fn failed_writes_are_not_counted() {
         let (ours, theirs) = tokio::io::duplex(16);
         let mut io = WriteProgress::h1(ours);
         let heads = io.traffic().heads.clone();

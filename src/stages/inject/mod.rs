@@ -1,5 +1,5 @@
-//! Builds the outgoing request: hop-by-hop fields and the proxy's own are removed, `Host` comes from the pin, and the
-//! credential is inserted last, so that no scan meets it.
+//! Builds the upstream request: removes hop-by-hop fields and the proxy's own, sets `Host` from the pin, and injects
+//! the credential last, after all scans for credentials.
 
 pub(super) mod strip;
 
@@ -37,17 +37,17 @@ use crate::policy::credential::{Auth, Placement};
 use crate::policy::plan::Limits;
 use crate::policy::rule::Policy;
 
-/// Evidence that a request was cleared and, if it has to be, approved, and that it goes to the pin of the target it was
-/// judged for.
+/// Evidence that a request was cleared and, if necessary, approved, and that it is sent to the pin of the target it was
+/// authorized for.
 ///
 /// ```compile_fail
 /// use exeat::stages::{inject::Outbound, pin::PinnedTarget};
-/// // What was put together for one pin does not go to another.
+/// // A request built for one pin cannot be sent to another.
 /// fn elsewhere(outbound: Outbound, pinned: PinnedTarget) -> Outbound { Outbound { pinned, ..outbound } }
 /// ```
 /// ```
 /// use exeat::{model::refusal::Verdict, stages::{approve::Approved, inject::{self, Outbound}, pin::PinnedTarget}};
-/// fn whole(it: Approved, pinned: PinnedTarget) -> Verdict<Outbound> { inject::credential(it, pinned, false) }
+/// fn build(it: Approved, pinned: PinnedTarget) -> Verdict<Outbound> { inject::credential(it, pinned, false) }
 /// ```
 pub struct Outbound {
     request: Request<RequestBody>,
@@ -56,62 +56,63 @@ pub struct Outbound {
     reader: ReportTarget,
     guard: Option<RedactionPlan>,
     values: Arc<Matcher>,
-    standing: RevocationCheck,
+    revocation_check: RevocationCheck,
 }
 
-/// The parts of an outgoing request for `forward`.
+/// The parts of an [`Outbound`] that `forward` needs.
 pub(super) struct OutboundParts {
     pub(super) request: Request<RequestBody>,
     pub(super) pinned: PinnedTarget,
     pub(super) limits: Limits,
     pub(super) reader: ReportTarget,
-    /// The plan for redacting the answer.
+    /// The values to redact in the response.
     pub(super) guard: Option<RedactionPlan>,
-    /// The values that must not leave, now or later.
+    /// The values that must not be sent, also later in the exchange.
     pub(super) values: Arc<Matcher>,
 }
 
 impl Outbound {
-    /// Ready once a later policy no longer allows it, or its execution has been stopped.
+    /// Returns a future that resolves once a later policy no longer allows the exchange or its execution has been
+    /// stopped.
     #[must_use]
-    pub fn revoked(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Revoked {
-        revocation::revoked(self.standing.clone(), self.pinned.addresses().to_vec(), changes, finds)
+    pub fn withdrawn(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Revoked {
+        revocation::revoked(self.revocation_check.clone(), self.pinned.addresses().to_vec(), changes, finds)
     }
 
     pub(super) fn into_parts(self) -> OutboundParts {
-        let Self { request, pinned, limits, reader, guard, values, standing: _ } = self;
+        let Self { request, pinned, limits, reader, guard, values, revocation_check: _ } = self;
         OutboundParts { request, pinned, limits, reader, guard, values }
     }
 }
 
-/// Puts the outgoing request together, with the credential that was granted.
+/// Builds the upstream request with the granted credential.
 ///
 /// # Errors
-/// [`Deny::AuthorityMismatch`] if the pin belongs to another target than the request was judged for, and
-/// [`Deny::CredentialNotBound`] if a credential would leave in the clear.
+/// [`Deny::AuthorityMismatch`] if the pin belongs to another target than the one the request was authorized for;
+/// [`Deny::CredentialNotBound`] if a credential would be sent in cleartext.
 pub fn credential(approved: Approved, pinned: PinnedTarget, via: bool) -> Verdict<Outbound> {
-    let (grant, standing, request) = approved.into_parts();
+    let (grant, check, request) = approved.into_parts();
     if grant.admitted().target() != pinned.target() {
         return Err(Deny::AuthorityMismatch.into());
     }
-    let (limits, reader, guard) = (grant.limits(), grant.reader(), grant.guard());
+    let (limits, reader, guard) = (grant.limits(), grant.reader(), grant.redaction_plan());
     let values = grant.values().clone();
-    let request = outgoing(&grant, request, &pinned, via)?;
+    let request = build(&grant, request, &pinned, via)?;
     let is_websocket = request.extensions().get::<websocket::UpgradeRequest>().is_some();
-    let standing = if is_websocket { standing.looking_for(grant.own_values()) } else { standing };
-    Ok(Outbound { request, pinned, limits, reader, guard, values, standing })
+    let check = if is_websocket { check.with_values(grant.own_values()) } else { check };
+    Ok(Outbound { request, pinned, limits, reader, guard, values, revocation_check: check })
 }
 
-fn outgoing(
+fn build(
     grant: &Grant,
     request: Request<RequestBody>,
     pinned: &PinnedTarget,
     via: bool,
 ) -> Verdict<Request<RequestBody>> {
     let (mut parts, mut body) = request.into_parts();
-    body.keep_out(grant.places());
-    let wanted = websocket::wanted(&parts)?;
-    let wants_trailers = headers::accepts_trailers(&parts.headers) && wanted.is_none();
+    body.forbid_trailers_in(grant.injected_placements());
+    let upgrade = websocket::parse_upgrade(&parts)?;
+    let wants_trailers = headers::accepts_trailers(&parts.headers) && upgrade.is_none();
     headers::remove_hop_by_hop(&mut parts.headers);
     if grant.is_restricted() {
         headers::remove_overrides(&mut parts.headers);
@@ -121,31 +122,31 @@ fn outgoing(
     if wants_trailers {
         parts.headers.insert(TE, HeaderValue::from_static("trailers"));
     }
-    if let Some(wanted) = wanted {
-        websocket::ask(&mut parts.headers);
-        parts.extensions.insert(wanted);
+    if let Some(upgrade) = upgrade {
+        websocket::write_handshake(&mut parts.headers);
+        parts.extensions.insert(upgrade);
     }
     if via {
         parts.headers.append(VIA, HeaderValue::from_static("1.1 exeat"));
     }
-    frame(&mut parts, &body);
+    set_content_length(&mut parts, &body);
     let target = pinned.target();
     parts.method = grant.method().clone();
     let mut path = grant.path().clone();
-    if grant.guard().is_some() {
-        ask_readably(&mut parts.headers, grant.is_known_there());
+    if grant.redaction_plan().is_some() {
+        request_decodable(&mut parts.headers, grant.may_know_credential());
     }
-    if let Some(places) = grant.exclusive() {
-        // The sandbox could have keys of its own along.
+    if let Some(places) = grant.reserved_placements() {
+        // The sandbox could send keys of its own.
         strip::remove_fields(&mut parts.headers, places);
         let query = strip::without_parameters(path.query().unwrap_or_default(), places);
         path = with_query(&path, &query)?;
     }
-    if let Some(chosen) = grant.chosen() {
+    if let Some(chosen) = grant.selected_credential() {
         if target.scheme() != Scheme::Https {
             return Err(Deny::CredentialNotBound.into());
         }
-        path = put(chosen, &mut parts, path)?;
+        path = inject(chosen, &mut parts, path)?;
     }
     parts.uri = http::Uri::builder()
         .scheme(target.scheme().as_str())
@@ -156,44 +157,44 @@ fn outgoing(
     Ok(Request::from_parts(parts, body))
 }
 
-/// Says how long the body is, if it is known.
-fn frame(parts: &mut Parts, body: &RequestBody) {
-    // The body's length counts, not the one the head claims (RFC 9112 §6.3). Without a length, the connection's
-    // protocol frames the body.
+/// Sets `Content-Length` if the body's length is known.
+fn set_content_length(parts: &mut Parts, body: &RequestBody) {
+    // The actual body determines the length, not the head received from the client (RFC 9112 §6.3). If the length is
+    // unknown, the connection's protocol frames the body.
     parts.headers.remove(CONTENT_LENGTH);
     let wants_body = parts.method == http::Method::POST || parts.method == http::Method::PUT;
     match body.size_hint().exact() {
         Some(0) if !wants_body => {}
         Some(length) => {
-            // Also of an empty one: it has to be said (RFC 9110 §8.6).
+            // Also for an empty body of these methods (RFC 9110 §8.6).
             parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
         }
         None => {}
     }
 }
 
-/// Asks for an answer that can be redacted. Where a credential is known, a part of an answer could be a part
-/// of an echo.
-fn ask_readably(headers: &mut HeaderMap, is_known_there: bool) {
-    if is_known_there {
+/// Requests a response that can be redacted. If the destination may know a credential, range requests are removed,
+/// because a range could contain a part of an echoed credential.
+fn request_decodable(headers: &mut HeaderMap, may_know_credential: bool) {
+    if may_know_credential {
         headers.remove(RANGE);
         headers.remove(IF_RANGE);
         headers.remove("x-ms-range");
-        // Nor could an echo be known in UTF-16 or EBCDIC.
+        // An echo in UTF-16 or EBCDIC would not be found either.
         headers.remove(ACCEPT_CHARSET);
     }
-    // A part of something coded cannot be read.
-    let asked = if headers.contains_key(RANGE) { None } else { readable(headers) };
-    headers.insert(ACCEPT_ENCODING, asked.unwrap_or(HeaderValue::from_static("identity")));
+    // A range of an encoded representation cannot be decoded.
+    let accepted = if headers.contains_key(RANGE) { None } else { decodable(headers) };
+    headers.insert(ACCEPT_ENCODING, accepted.unwrap_or(HeaderValue::from_static("identity")));
     for name in ["grpc-accept-encoding", "connect-accept-encoding", "a-im"] {
         headers.remove(name);
     }
 }
 
-/// Of the codings that the client takes, those that can be undone.
-fn readable(headers: &HeaderMap) -> Option<HeaderValue> {
-    let known = |asked: &&str| {
-        let name = asked.split(';').next().unwrap_or_default().trim();
+/// Returns those of the client's accepted codings that can be decoded.
+fn decodable(headers: &HeaderMap) -> Option<HeaderValue> {
+    let known = |accepted: &&str| {
+        let name = accepted.split(';').next().unwrap_or_default().trim();
         let fits = |coding| !(coding::is_window_memory_short() && matches!(coding, Coding::Brotli | Coding::Zstd));
         name.eq_ignore_ascii_case("identity") || Coding::named(name).is_some_and(fits)
     };
@@ -202,29 +203,33 @@ fn readable(headers: &HeaderMap) -> Option<HeaderValue> {
     HeaderValue::from_str(&kept.join(", ")).ok().filter(|value| !value.is_empty())
 }
 
-/// Puts the credential in: where its type says, or where its placeholder stands. The one place where a
-/// value is exposed to what leaves.
-fn put(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery) -> Verdict<PathAndQuery> {
+/// Injects the credential where its type defines or where its placeholder is. This is the only place that exposes a
+/// value to the upstream request.
+fn inject(chosen: &SelectedCredential, parts: &mut Parts, mut path: PathAndQuery) -> Verdict<PathAndQuery> {
     let value = chosen.credential.value().ok_or(Deny::CredentialUnknown)?.expose();
     let auth = chosen.credential.auth();
-    if chosen.is_whole() {
+    if chosen.uses_auth_type() {
         match (auth, auth.place()) {
-            (_, Placement::Parameter(name)) => path = with_query(&path, &query::with(path.query(), &name, value))?,
-            (Auth::Basic, Placement::Field(name)) => set(&mut parts.headers, &name, &basic(value))?,
-            (Auth::Bearer, Placement::Field(name)) => set(&mut parts.headers, &name, &joined(b"Bearer ", value, b""))?,
-            (_, Placement::Field(name)) => set(&mut parts.headers, &name, value)?,
+            (_, Placement::Parameter(name)) => {
+                path = with_query(&path, &query::set_parameter(path.query(), &name, value))?
+            }
+            (Auth::Basic, Placement::Field(name)) => set_sensitive(&mut parts.headers, &name, &basic(value))?,
+            (Auth::Bearer, Placement::Field(name)) => {
+                set_sensitive(&mut parts.headers, &name, &joined(b"Bearer ", value, b""))?
+            }
+            (_, Placement::Field(name)) => set_sensitive(&mut parts.headers, &name, value)?,
         }
     }
     for Swap { place, before, after, basic: in_base64 } in &chosen.swaps {
         let text = joined(before, value, after);
         match place {
-            Placement::Parameter(name) => path = with_query(&path, &query::with(path.query(), name, &text))?,
-            // A basic credential's value is user and password together.
+            Placement::Parameter(name) => path = with_query(&path, &query::set_parameter(path.query(), name, &text))?,
+            // A basic credential contains both user and password.
             Placement::Field(name) if *auth == Auth::Basic && *place == auth.place() => {
-                set(&mut parts.headers, name, &basic(value))?;
+                set_sensitive(&mut parts.headers, name, &basic(value))?;
             }
-            Placement::Field(name) if *in_base64 => set(&mut parts.headers, name, &basic(&text))?,
-            Placement::Field(name) => set(&mut parts.headers, name, &text)?,
+            Placement::Field(name) if *in_base64 => set_sensitive(&mut parts.headers, name, &basic(&text))?,
+            Placement::Field(name) => set_sensitive(&mut parts.headers, name, &text)?,
         }
     }
     Ok(path)
@@ -241,8 +246,8 @@ fn basic(text: &[u8]) -> Zeroizing<Vec<u8>> {
     joined(b"Basic ", Zeroizing::new(STANDARD.encode(text)).as_bytes(), b"")
 }
 
-/// One field of that name, in place of whatever was there; never in a compression table (RFC 7541 §7.1.3).
-fn set(headers: &mut HeaderMap, name: &HeaderName, value: &[u8]) -> Verdict<()> {
+/// Sets a field, replacing all of that name, and keeps it out of compression tables (RFC 7541 §7.1.3).
+fn set_sensitive(headers: &mut HeaderMap, name: &HeaderName, value: &[u8]) -> Verdict<()> {
     let mut value = HeaderValue::from_bytes(value).map_err(|_| Deny::CredentialUnknown)?;
     value.set_sensitive(true);
     headers.insert(name, value);
@@ -258,14 +263,14 @@ fn with_query(path: &PathAndQuery, query: &str) -> Verdict<PathAndQuery> {
 mod tests {
     use super::*;
 
-    /// hyper and h2 leave such values out of compression tables, and Debug does not show them.
+    /// hyper and h2 keep sensitive values out of compression tables, and `Debug` hides them.
     #[test]
-    fn what_is_injected_is_one_field_and_sensitive() {
+    fn an_injected_field_replaces_others_and_is_sensitive() {
         let mut headers = HeaderMap::new();
         let name = HeaderName::from_static("x-api-key");
         headers.append(&name, HeaderValue::from_static("mine"));
         headers.append(&name, HeaderValue::from_static("too"));
-        assert!(set(&mut headers, &name, b"value").is_ok());
+        assert!(set_sensitive(&mut headers, &name, b"value").is_ok());
         assert_eq!(headers.get_all(&name).iter().collect::<Vec<_>>(), ["value"]);
         assert!(headers[&name].is_sensitive());
         assert!(!format!("{headers:?}").contains("value"));

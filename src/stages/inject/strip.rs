@@ -1,5 +1,5 @@
-//! Removes fields and parameters in which origins look for keys, where only an injected credential may pass. Not a
-//! stage.
+//! Fields and parameters from which origins read keys. `inject` removes them where only an injected credential may be
+//! sent, and they are removed from trailers.
 
 use http::HeaderMap;
 use http::header::HeaderName;
@@ -7,9 +7,8 @@ use http::header::HeaderName;
 use crate::policy::credential::Placement;
 use crate::stages::message::query;
 
-/// A field whose name holds one of these carries a key, a session or a password; so does one that ends with
-/// `key`.
-const IN_FIELDS: [&str; 11] = [
+/// A field carries a key, session or password if its name contains one of these or ends with `key`.
+const FIELD_WORDS: [&str; 11] = [
     "accesskey",
     "apikey",
     "auth",
@@ -23,11 +22,11 @@ const IN_FIELDS: [&str; 11] = [
     "token",
 ];
 
-/// But these tell messages, caches and connections apart.
-const NO_KEYS: [&str; 6] =
+/// Exceptions: these identify messages, caches or connections.
+const FIELD_EXCEPTIONS: [&str; 6] =
     ["idempotencykey", "xidempotencykey", "mcpsessionid", "partitionkey", "secwebsocketkey", "surrogatekey"];
 
-/// Parameters with these names do. By the whole name: many an API turns its pages with a `page_token`.
+/// Parameters that carry a key. Compared by the whole name, since many APIs paginate with a `page_token`.
 const PARAMETERS: [&str; 28] = [
     "accesskey",
     "accesstoken",
@@ -59,30 +58,30 @@ const PARAMETERS: [&str; 28] = [
     "xgoogsignature",
 ];
 
-/// True for a field that can carry a key.
-pub(crate) fn is_field(name: &HeaderName) -> bool {
-    let folded = folded(name.as_str().as_bytes());
-    let carries = folded.ends_with("key") || folded == "xpat" || IN_FIELDS.iter().any(|word| folded.contains(word));
-    carries && !NO_KEYS.contains(&folded.as_str())
+/// Returns true if a field may carry a key.
+pub(crate) fn carries_key(name: &HeaderName) -> bool {
+    let folded = fold(name.as_str().as_bytes());
+    let carries = folded.ends_with("key") || folded == "xpat" || FIELD_WORDS.iter().any(|word| folded.contains(word));
+    carries && !FIELD_EXCEPTIONS.contains(&folded.as_str())
 }
 
-/// Takes all such fields out, and those that these places name.
+/// Removes all such fields, and the fields of these placements.
 pub(crate) fn remove_fields(headers: &mut HeaderMap, places: &[Placement]) {
     let listed = |name: &HeaderName| places.iter().any(|place| *place == Placement::Field(name.clone()));
-    let keys: Vec<HeaderName> = headers.keys().filter(|name| is_field(name) || listed(name)).cloned().collect();
+    let keys: Vec<HeaderName> = headers.keys().filter(|name| carries_key(name) || listed(name)).cloned().collect();
     for name in keys {
         headers.remove(name);
     }
 }
 
-/// The query without such parameters, and without those that these places name.
+/// Returns the query without such parameters and without the parameters of these placements.
 pub(crate) fn without_parameters(query: &str, places: &[Placement]) -> String {
     let listed = |name: &[u8]| places.iter().any(|p| matches!(p, Placement::Parameter(own) if own.as_bytes() == name));
-    query::without(query, |name| PARAMETERS.contains(&folded(name).as_str()) || listed(name))
+    query::remove_parameters(query, |name| PARAMETERS.contains(&fold(name).as_str()) || listed(name))
 }
 
-/// Servers tell neither case nor separators apart, and some read `name[]` as `name`.
-fn folded(name: &[u8]) -> String {
+/// Folds a name: servers ignore case and separators, and some read `name[]` as `name`.
+fn fold(name: &[u8]) -> String {
     let own = name.split(|byte| *byte == b'[').next().unwrap_or_default();
     own.iter().filter(|byte| byte.is_ascii_alphanumeric()).map(|byte| char::from(byte.to_ascii_lowercase())).collect()
 }
@@ -92,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_known_by_their_names() {
+    fn detects_keys_by_name() {
         let fields = [
             ("authorization", true),
             ("cookie", true),
@@ -112,7 +111,7 @@ mod tests {
             ("x-request-id", false),
         ];
         for (name, want) in fields {
-            assert_eq!(is_field(&HeaderName::from_static(name)), want, "{name}");
+            assert_eq!(carries_key(&HeaderName::from_static(name)), want, "{name}");
         }
         let rows = [
             ("a=1&API_KEY=x&b", "a=1&b"),

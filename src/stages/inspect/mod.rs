@@ -1,9 +1,9 @@
-//! Scans requests for values that must not leave. [`Cleared`] is the evidence of the scan.
+//! Checks that a request contains no protected values, and returns the evidence.
 //!
-//! The scan covers the values that the task must not send, in every form, in method, path and query, header fields,
-//! body and trailers. Bodies of a known length up to 64 KiB are read completely before anything leaves; others are
-//! scanned as they pass. A body that needs an approval is always read completely. Host names are looked at before, when
-//! the destination is judged.
+//! The values that the task must not send are searched for in all their encoded forms, in the method, path and query,
+//! header fields, body and trailers. Bodies of a known length up to 64 KiB are buffered before anything is sent; others
+//! are scanned while they are sent. A request that needs approval is always buffered. Host names are checked earlier,
+//! with the destination.
 
 pub(super) mod outbound;
 
@@ -16,26 +16,26 @@ use tokio::time::timeout_at;
 
 use self::outbound::{OutboundBody, OutboundError, PORTION};
 use super::authorize::Grant;
-use super::body_budget::GIVEN_UP;
-use super::message::request_body::{PORTIONS, RequestBody};
+use super::body_budget::EVICTED;
+use super::message::request_body::{PORTIONS_PER_POLL, RequestBody};
 use crate::audit::record::Record;
 use crate::leak::{Finding, Matcher};
 use crate::model::limited::ExchangeLimit;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::plan::Timeouts;
 
-/// Bodies up to this are read whole before anything leaves, in bytes.
-const SMALL: u64 = 64 * 1024;
-/// So are bodies of requests that have to be approved, where the plan says nothing.
+/// Bodies up to this length are buffered before anything is sent, in bytes.
+const MAX_BUFFERED: u64 = 64 * 1024;
+/// The same limit for requests that need approval, if the plan sets no limit, in bytes.
 const MAX_APPROVED: u64 = 1_000_000;
 
-/// The reason for refusing a body that cannot be shown completely to the approver.
+/// The audit rule for a body that cannot be shown to the approver in full.
 const UNKNOWN_LENGTH: &str = "approval needs a body of known length";
 
-/// Evidence that a granted request was looked through.
+/// Evidence that a granted request was scanned.
 ///
 /// ```compile_fail
-/// use exeat::stages::{authorize::Grant, inspect::Cleared, upload::RequestBody};
+/// use exeat::stages::{authorize::Grant, inspect::Cleared, message::request_body::RequestBody};
 /// // A granted request is not yet a cleared one.
 /// fn skip(grant: Grant, request: http::Request<RequestBody>) -> Cleared { Cleared { grant, request } }
 /// ```
@@ -60,27 +60,27 @@ impl Cleared {
     }
 }
 
-/// Reads a small body whole, if there is something to look for, and any body that has to be approved. It may take as
-/// long as a silence may last, and no longer than the exchange.
+/// Buffers a small body if there are values to search for, and any body that needs approval. Takes at most the idle
+/// timeout, and no longer than the exchange may.
 ///
 /// # Errors
-/// [`Deny::RequestTooLarge`] for one that announces more than the plan allows, or that has to be approved and does not
-/// say how long it is; what comes of a client that does not send its body; [`Fail::Overloaded`] if the memory budget has
-/// no room for it, or others need the room of one that has stalled.
+/// [`Deny::RequestTooLarge`] for a body that announces more than the plan allows, or that needs approval and has no
+/// announced length; the errors of a client that does not send its body; [`Fail::Overloaded`] if the memory budget has
+/// no room for the body, or evicts it after it has stalled.
 ///
 /// [`Fail::Overloaded`]: crate::model::refusal::Fail::Overloaded
 pub async fn gather(grant: &Grant, head: &Parts, body: RequestBody, record: &mut Record) -> Verdict<RequestBody> {
-    body.judge_size()?;
-    let most = grant.limits().request.unwrap_or(MAX_APPROVED);
+    body.check_size()?;
+    let max = grant.limits().request.unwrap_or(MAX_APPROVED);
     match grant.approval() {
         Some(_) if body.is_end_stream() => return Ok(body),
-        Some(_) if !body.is_known_to_be_within(most) => {
+        Some(_) if !body.has_length_within(max) => {
             let is_known = body.size_hint().exact().is_some();
             record.rule(if is_known { "approval: the body is too large" } else { UNKNOWN_LENGTH });
-            let too_large = || record.counts().reached(ExchangeLimit::RequestBytes(most));
+            let too_large = || record.counts().reached(ExchangeLimit::RequestBytes(max));
             return Err(if is_known { too_large() } else { Deny::RequestTooLarge.into() });
         }
-        None if !grant.wants_body() || !body.is_known_to_be_within(SMALL) => return Ok(body),
+        None if !grant.needs_body_scan() || !body.has_length_within(MAX_BUFFERED) => return Ok(body),
         Some(_) | None => {}
     }
     let Timeouts { idle, request, .. } = grant.timeouts();
@@ -93,36 +93,36 @@ pub async fn gather(grant: &Grant, head: &Parts, body: RequestBody, record: &mut
     tokio::select! {
         biased;
         refusal = counts.wait_until_stopped() => {
-            record.rule(GIVEN_UP);
+            record.rule(EVICTED);
             Err(refusal)
         }
-        gathered = timeout_at(began + within, body.whole(head, record)) => gathered.map_err(|_| counts.reached(bound))?,
+        gathered = timeout_at(began + within, body.buffer(head, record)) => gathered.map_err(|_| counts.reached(bound))?,
     }
 }
 
-/// Looks a request through, and what has been gathered of its body.
+/// Scans a request and the buffered part of its body.
 ///
 /// # Errors
-/// [`Deny::LeakDetected`] if a value stands in it; [`Deny::ContentCodingUnsupported`] or [`Deny::ScanLimit`] for
-/// a body that cannot be looked through; [`Deny::CredentialNotBound`] for a marked placeholder in the body.
+/// [`Deny::LeakDetected`] if it contains a protected value; [`Deny::ContentCodingUnsupported`] or [`Deny::ScanLimit`]
+/// for a body that cannot be scanned; [`Deny::CredentialNotBound`] for a placeholder in the body.
 pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
     let values = grant.values();
     if !values.is_empty() {
-        head(&grant, &parts, record)?;
+        check_head(&grant, &parts, record)?;
         if !body.is_end_stream() {
-            let leaving = OutboundBody::of(&parts, values, grant.bounds())?;
-            if let Some((data, trailers)) = body.here() {
-                whole(leaving, data, trailers).await.map_err(|stop| refused(stop, record))?;
+            let outbound = OutboundBody::of(&parts, values, grant.decode_limits())?;
+            if let Some((data, trailers)) = body.buffered() {
+                scan_buffered(outbound, data, trailers).await.map_err(|error| refusal_for(error, record))?;
             } else {
-                body.scan_whole(leaving);
+                body.scan_while_sending(outbound);
             }
         }
     }
-    unmarked(&grant, &body, record)?;
+    check_placeholders(&grant, &body, record)?;
     Ok(Cleared { grant, request: Request::from_parts(parts, body) })
 }
 
-fn head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> {
+fn check_head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> {
     let values = grant.values();
     if let Some(found) = values.find(parts.method.as_str().as_bytes()) {
         return Err(record.leak(&found, "the method"));
@@ -132,60 +132,64 @@ fn head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> {
             return Err(record.leak(&found, "the path or query"));
         }
     }
-    if let Some(found) = fields(values, &parts.headers) {
+    if let Some(found) = find_in_fields(values, &parts.headers) {
         return Err(record.leak(&found, "a header field"));
     }
     Ok(())
 }
 
-/// Looks through fields: names, values, and values of which one may begin what the next one ends.
-fn fields(values: &Matcher, headers: &HeaderMap) -> Option<Finding> {
-    // The token is read and removed here, where it belongs.
-    let looked_at = || headers.iter().filter(|(name, _)| *name != PROXY_AUTHORIZATION);
+/// Scans fields: names, values, and consecutive values, because a protected value may be split between them.
+fn find_in_fields(values: &Matcher, headers: &HeaderMap) -> Option<Finding> {
+    // The caller's token is read and removed from this field, where it belongs.
+    let scanned = || headers.iter().filter(|(name, _)| *name != PROXY_AUTHORIZATION);
     let one = |(name, value): (&HeaderName, &HeaderValue)| {
         values.find_in_name(name.as_str()).or_else(|| values.find(value.as_bytes()))
     };
-    let across = || values.find_across(looked_at().map(|(_, value)| value.as_bytes()));
-    // Cookies are fields of their own, in all but the way they are written.
+    let across = || values.find_across(scanned().map(|(_, value)| value.as_bytes()));
+    // Cookies are separate fields in all but syntax.
     let cookies = || headers.get_all(COOKIE).iter().flat_map(|field| field.as_bytes().split(|byte| *byte == b';'));
     let unnamed = |cookie: &'_ [u8]| cookie.iter().position(|byte| *byte == b'=').map_or(0, |at| at.saturating_add(1));
     let cookie_values = || cookies().map(|cookie| cookie.get(unnamed(cookie)..).unwrap_or_default());
-    looked_at().find_map(one).or_else(across).or_else(|| values.find_across(cookie_values()))
+    scanned().find_map(one).or_else(across).or_else(|| values.find_across(cookie_values()))
 }
 
-/// Looks through a body that is here.
-async fn whole(mut leaving: OutboundBody, data: &Bytes, trailers: Option<&HeaderMap>) -> Result<(), OutboundError> {
+/// Scans a buffered body.
+async fn scan_buffered(
+    mut outbound: OutboundBody,
+    data: &Bytes,
+    trailers: Option<&HeaderMap>,
+) -> Result<(), OutboundError> {
     let mut rest = data.clone();
     let mut portions = 0_usize;
-    while !rest.is_empty() || leaving.has_work() {
-        if !leaving.has_work() {
-            leaving.push(rest.split_to(PORTION.min(rest.len())))?;
+    while !rest.is_empty() || outbound.has_work() {
+        if !outbound.has_work() {
+            outbound.push(rest.split_to(PORTION.min(rest.len())))?;
         }
-        leaving.work()?;
-        // It is held here, all of it.
-        while leaving.take().is_some() {}
+        outbound.work()?;
+        // The data is already in memory, so the scanner's copy is dropped.
+        while outbound.take().is_some() {}
         portions = portions.wrapping_add(1);
-        if portions.is_multiple_of(PORTIONS) {
-            // Others wait too.
+        if portions.is_multiple_of(PORTIONS_PER_POLL) {
+            // Yield to other tasks.
             tokio::task::yield_now().await;
         }
     }
-    trailers.map_or(Ok(()), |trailers| leaving.trailers(trailers))?;
-    leaving.end()
+    trailers.map_or(Ok(()), |trailers| outbound.trailers(trailers))?;
+    outbound.end()
 }
 
-fn refused(stop: OutboundError, record: &mut Record) -> Refusal {
-    match stop.refusal() {
+fn refusal_for(error: OutboundError, record: &mut Record) -> Refusal {
+    match error.refusal() {
         (_, Some(found)) => record.leak(&found, "the body"),
         (refusal, None) => refusal,
     }
 }
 
-fn unmarked(grant: &Grant, body: &RequestBody, record: &mut Record) -> Verdict<()> {
-    let Some((data, trailers)) = body.here() else { return Ok(()) };
+fn check_placeholders(grant: &Grant, body: &RequestBody, record: &mut Record) -> Verdict<()> {
+    let Some((data, trailers)) = body.buffered() else { return Ok(()) };
     let fields = || trailers.into_iter().flatten();
-    if grant.is_marked(data) || fields().any(|(_, value)| grant.is_marked(value.as_bytes())) {
-        record.rule("a placeholder is in a place where none is swapped");
+    if grant.has_placeholder(data) || fields().any(|(_, value)| grant.has_placeholder(value.as_bytes())) {
+        record.rule("a placeholder stands where none is swapped");
         return Err(Deny::CredentialNotBound.into());
     }
     Ok(())

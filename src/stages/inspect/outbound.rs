@@ -1,5 +1,4 @@
-//! Scans a request body as it passes. Not a stage: `inspect` begins it, and `request_body` puts it between the client
-//! and the origin.
+//! Scans a request body while it is sent. `inspect` sets it up, and the request body runs it.
 
 use std::sync::Arc;
 
@@ -11,24 +10,24 @@ use crate::coding::{Coding, DecodeError, DecodeLimits, Decoder};
 use crate::leak::{Finding, Holdback, Matcher};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 
-/// Bytes that are looked through before somebody else may have the thread.
+/// The number of bytes scanned at a time.
 pub(crate) const PORTION: usize = 64 * 1024;
-/// Coded bytes that may be held for what they say, beyond those that come at once.
-const MAX_UNREAD: usize = 1024 * 1024;
-/// Messages up to this are held whole, in bytes.
-const MAX_WHOLE: u64 = 1024 * 1024;
-/// Bytes that may be held for what they say beyond the lag, also where there is no room.
-const LEAST: usize = 16 * 1024;
-/// Bytes of a message that are read before it is marked how far it may go.
-const MARKED: usize = 8 * 1024;
+/// The most encoded bytes held back while they produce no text, in bytes, beyond those of one read.
+const MAX_WITHOUT_TEXT: usize = 1024 * 1024;
+/// The largest message held as a whole, in bytes.
+const MAX_HELD_MESSAGE: u64 = 1024 * 1024;
+/// The bytes that may be held beyond the lag until their text is scanned, even without room in the budget.
+const MIN_HELD: usize = 16 * 1024;
+/// The bytes of a message read between marks. A mark maps a sent position to the text scanned up to it.
+const MARK_INTERVAL: usize = 8 * 1024;
 
-/// Why a body must not go on.
+/// The reason why a body is blocked.
 pub(crate) enum OutboundError {
-    /// A value stands in it.
+    /// It contains a protected value.
     Leak(Finding),
-    /// It cannot be read, or not within bounds.
-    Unread(DecodeError),
-    /// It would have to be held for what it says, and there is no room.
+    /// It cannot be decoded, or not within the limits.
+    Undecodable(DecodeError),
+    /// It would have to be held until its text is scanned, and the budget has no room.
     NoRoom,
 }
 
@@ -39,53 +38,53 @@ impl From<Finding> for OutboundError {
 }
 
 impl From<DecodeError> for OutboundError {
-    fn from(why: DecodeError) -> Self {
-        Self::Unread(why)
+    fn from(error: DecodeError) -> Self {
+        Self::Undecodable(error)
     }
 }
 
 impl OutboundError {
-    /// Returns the refusal, and the finding.
+    /// Returns the refusal for the client, and the finding if there is one.
     pub(crate) fn refusal(self) -> (Refusal, Option<Finding>) {
         match self {
             Self::Leak(found) => (Deny::LeakDetected.into(), Some(found)),
-            Self::Unread(DecodeError::TooMuch) => (Deny::ScanLimit.into(), None),
-            Self::Unread(DecodeError::Malformed) => (Deny::ContentCodingUnsupported.into(), None),
+            Self::Undecodable(DecodeError::TooMuch) => (Deny::ScanLimit.into(), None),
+            Self::Undecodable(DecodeError::Malformed) => (Deny::ContentCodingUnsupported.into(), None),
             Self::NoRoom => (Fail::Overloaded.into(), None),
         }
     }
 }
 
-/// A body on its way out.
+/// A body that is scanned while it is sent.
 pub(crate) struct OutboundBody {
     hold: Holdback,
-    reading: BodyReader,
-    /// The bytes held back of any stream.
+    reader: BodyReader,
+    /// The number of bytes held back of any stream.
     lag: usize,
-    /// Came, and has not been looked through.
+    /// Received bytes that have not been scanned.
     waiting: Bytes,
 }
 
-/// How what is sent is read.
+/// The reader that extracts the text from the sent bytes.
 enum BodyReader {
-    /// As it is.
+    /// The text is the bytes as sent.
     Plain,
-    /// Behind a content coding.
+    /// The text has a content coding.
     Coded { decoder: Box<Decoder>, text: Vec<u8>, more: bool },
-    /// In messages with a head of five bytes each.
+    /// The text is in messages, each with a head of five bytes.
     Messages(GrpcMessages),
 }
 
-/// Messages of gRPC and Connect: a flag and a length of four bytes before each
-/// (gRPC over HTTP/2, "Length-Prefixed-Message").
+/// Messages of gRPC and Connect, each preceded by a flag byte and a length of four bytes (gRPC over HTTP/2,
+/// "Length-Prefixed-Message").
 struct GrpcMessages {
-    /// For those that are flagged; none if they have a coding that we do not know.
+    /// The coding of compressed messages. `None` if it is unknown.
     coding: Option<Vec<Coding>>,
     bounds: DecodeLimits,
     head: Vec<u8>,
-    /// The rest of a message, its length, and its decoder.
+    /// The current message.
     message: Option<Message>,
-    /// There is no room to hold messages whole.
+    /// The budget has no room to hold messages as a whole.
     crowded: bool,
 }
 
@@ -96,19 +95,19 @@ struct Message {
 }
 
 impl OutboundBody {
-    /// For the body of this request, in which none of these values may stand.
+    /// Creates a scanner for the body of this request, which must not contain any of these values.
     ///
     /// # Errors
-    /// [`Deny::ContentCodingUnsupported`] for a coding that cannot be undone; [`Deny::RequestMalformed`] for two media
-    /// types, of which the origin may read either.
+    /// [`Deny::ContentCodingUnsupported`] for a coding that cannot be decoded; [`Deny::RequestMalformed`] for two media
+    /// types, because the origin may use either.
     pub(crate) fn of(parts: &Parts, values: &Arc<Matcher>, bounds: DecodeLimits) -> Verdict<Self> {
-        has_one_kind(&parts.headers)?;
+        check_media_type(&parts.headers)?;
         let codings = codings(&parts.headers, &CONTENT_ENCODING).ok_or(Deny::ContentCodingUnsupported)?;
-        let (hold, reading) = match message_coding(&parts.headers) {
+        let (hold, reader) = match message_coding(&parts.headers) {
             _ if !codings.is_empty() => {
                 let decoder = Decoder::new(&codings, bounds).ok_or(Deny::ContentCodingUnsupported)?;
-                let reading = BodyReader::Coded { decoder: Box::new(decoder), text: Vec::new(), more: false };
-                (Holdback::coded(values.clone()), reading)
+                let reader = BodyReader::Coded { decoder: Box::new(decoder), text: Vec::new(), more: false };
+                (Holdback::coded(values.clone()), reader)
             }
             Some(coding) => {
                 let messages = GrpcMessages { coding, bounds, head: Vec::new(), message: None, crowded: false };
@@ -116,26 +115,26 @@ impl OutboundBody {
             }
             None => (Holdback::new(values.clone()), BodyReader::Plain),
         };
-        Ok(Self { hold, reading, lag: values.lag(), waiting: Bytes::new() })
+        Ok(Self { hold, reader, lag: values.lag(), waiting: Bytes::new() })
     }
 
-    /// Takes what came. What came before has to be done with: [`Self::work`] says when.
+    /// Adds received bytes. All earlier bytes must have been scanned: [`Self::has_work`] returns false.
     pub(crate) fn push(&mut self, bytes: Bytes) -> Result<(), OutboundError> {
-        if matches!(self.reading, BodyReader::Coded { .. }) {
+        if matches!(self.reader, BodyReader::Coded { .. }) {
             self.hold.send(bytes.clone())?;
         }
         self.waiting = bytes;
         Ok(())
     }
 
-    /// True if there is something to look through.
+    /// Returns true if there are bytes to scan.
     pub(crate) fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || matches!(self.reading, BodyReader::Coded { more: true, .. })
+        !self.waiting.is_empty() || matches!(self.reader, BodyReader::Coded { more: true, .. })
     }
 
-    /// Looks through a portion of what came.
+    /// Scans a portion of the received bytes.
     pub(crate) fn work(&mut self) -> Result<(), OutboundError> {
-        match &mut self.reading {
+        match &mut self.reader {
             BodyReader::Plain => {
                 let portion = self.waiting.split_to(PORTION.min(self.waiting.len()));
                 self.hold.feed(portion)?;
@@ -149,9 +148,13 @@ impl OutboundBody {
                 text.clear();
                 self.hold.settle(decoder.settled());
                 self.hold.flow()?;
-                // Codings have room for much that says nothing.
+                // Codings can contain a lot of data that produces no text.
                 let idle = self.waiting.is_empty() && !*more;
-                return if idle && self.hold.held() > MAX_UNREAD { Err(DecodeError::TooMuch.into()) } else { Ok(()) };
+                return if idle && self.hold.held() > MAX_WITHOUT_TEXT {
+                    Err(DecodeError::TooMuch.into())
+                } else {
+                    Ok(())
+                };
             }
             BodyReader::Messages(messages) => {
                 let portion = self.waiting.split_to(PORTION.min(self.waiting.len()));
@@ -161,9 +164,9 @@ impl OutboundBody {
         Ok(self.hold.flow()?)
     }
 
-    /// The sender pauses: what has been looked through goes. Messages go when they are whole.
+    /// Releases the scanned bytes when the sender pauses. Messages are released only when complete.
     pub(crate) fn pause(&mut self) -> Result<(), OutboundError> {
-        match &self.reading {
+        match &self.reader {
             BodyReader::Plain => {}
             BodyReader::Coded { decoder, .. } => self.hold.settle(decoder.settled_at_pause()),
             BodyReader::Messages(_) => return Ok(()),
@@ -171,53 +174,53 @@ impl OutboundBody {
         Ok(self.hold.pause()?)
     }
 
-    /// Looks through what comes behind the body.
+    /// Scans the trailers.
     pub(crate) fn trailers(&mut self, trailers: &HeaderMap) -> Result<(), OutboundError> {
         for (name, value) in trailers {
             self.hold.name(name.as_str())?;
             self.hold.beside(value.as_bytes())?;
-            // Part of a value may stand in the body, and part of it here.
+            // A value may be split between the body and the trailers.
             self.hold.read(value.as_bytes())?;
         }
         Ok(())
     }
 
-    /// Nothing more comes: everything goes.
+    /// Ends the body and releases everything.
     pub(crate) fn end(&mut self) -> Result<(), OutboundError> {
-        if let BodyReader::Coded { decoder, .. } = &self.reading {
+        if let BodyReader::Coded { decoder, .. } = &self.reader {
             decoder.end()?;
         }
         Ok(self.hold.end()?)
     }
 
-    /// The next piece that may leave.
+    /// Returns the next piece that may be sent.
     pub(crate) fn take(&mut self) -> Option<Bytes> {
         self.hold.take()
     }
 
-    /// How many bytes came and have not left.
+    /// Returns the number of bytes received and not yet sent.
     pub(crate) fn held(&self) -> usize {
-        let coded = matches!(self.reading, BodyReader::Coded { .. });
+        let coded = matches!(self.reader, BodyReader::Coded { .. });
         self.hold.held().saturating_add(if coded { 0 } else { self.waiting.len() })
     }
 }
 
 impl OutboundBody {
-    /// How many bytes are held because their text is not known yet, or not to its end. What is sent as it is read is
-    /// bounded by its lag.
-    pub(crate) fn held_for_its_text(&self) -> usize {
-        if matches!(self.reading, BodyReader::Plain) { 0 } else { self.hold.held() }
+    /// Returns the number of bytes held until their text is scanned to its end. Zero for plain bodies, of which no more
+    /// than the lag is held.
+    pub(crate) fn held_for_scanning(&self) -> usize {
+        if matches!(self.reader, BodyReader::Plain) { 0 } else { self.hold.held() }
     }
 
-    /// How many of those are held even where there is no room.
-    pub(crate) fn least(&self) -> usize {
-        self.lag.saturating_add(LEAST)
+    /// Returns how many of those bytes may be held even without room in the budget.
+    pub(crate) fn min_held(&self) -> usize {
+        self.lag.saturating_add(MIN_HELD)
     }
 
-    /// Says whether there is no room to hold messages whole. Then those that can be read as they come go behind the
-    /// lag. It depends on what everybody sends, and on nothing that is looked for.
+    /// Sets whether the budget has no room to hold messages as a whole. If so, uncompressed messages are sent with the
+    /// lag. This depends on the load alone, never on the protected values.
     pub(crate) fn set_crowded(&mut self, crowded: bool) -> Result<(), OutboundError> {
-        let BodyReader::Messages(messages) = &mut self.reading else { return Ok(()) };
+        let BodyReader::Messages(messages) = &mut self.reader else { return Ok(()) };
         messages.crowded = crowded;
         if crowded && messages.message.as_ref().is_some_and(|message| message.decoder.is_none()) {
             self.hold.flow()?;
@@ -238,13 +241,13 @@ impl GrpcMessages {
                     if let [flags, length @ ..] = self.head.as_slice()
                         && let Ok(length) = <[u8; 4]>::try_from(length)
                     {
-                        self.message = Some(self.begun(*flags, u32::from_be_bytes(length))?);
+                        self.message = Some(self.start_message(*flags, u32::from_be_bytes(length))?);
                         self.head.clear();
                     }
                 }
                 Some(message) => {
-                    let most = usize::try_from(message.left).unwrap_or(usize::MAX).min(bytes.len()).min(MARKED);
-                    let piece = bytes.split_to(most);
+                    let max = usize::try_from(message.left).unwrap_or(usize::MAX).min(bytes.len()).min(MARK_INTERVAL);
+                    let piece = bytes.split_to(max);
                     message.left = message.left.saturating_sub(piece.len() as u64);
                     hold.send(piece.clone())?;
                     message.read(&piece, self.crowded, hold)?;
@@ -259,14 +262,14 @@ impl GrpcMessages {
         Ok(())
     }
 
-    fn begun(&self, flags: u8, size: u32) -> Result<Message, OutboundError> {
+    fn start_message(&self, flags: u8, size: u32) -> Result<Message, OutboundError> {
         let size = u64::from(size);
         let decoder = if flags & 1 == 1 {
             let coding = self.coding.as_ref().ok_or(DecodeError::Malformed)?;
-            if size > MAX_WHOLE {
+            if size > MAX_HELD_MESSAGE {
                 return Err(DecodeError::TooMuch.into());
             }
-            // A flagged message without a coding cannot be decoded.
+            // A message that is flagged as compressed but has no coding cannot be decoded.
             Some(Box::new(Decoder::new(coding, self.bounds).ok_or(DecodeError::Malformed)?))
         } else {
             None
@@ -279,9 +282,9 @@ impl Message {
     fn read(&mut self, mut piece: &[u8], crowded: bool, hold: &mut Holdback) -> Result<(), OutboundError> {
         let Some(decoder) = &mut self.decoder else {
             hold.read(piece)?;
-            // Marked also while it is held whole: there may be no room for that later.
+            // Marked even while the message is held as a whole: the budget may run out before its end.
             hold.settle(hold.sent());
-            if self.size > MAX_WHOLE || crowded {
+            if self.size > MAX_HELD_MESSAGE || crowded {
                 hold.flow()?;
             }
             return Ok(());
@@ -298,19 +301,20 @@ impl Message {
     }
 }
 
-/// Values of the field that change nothing: the bytes are sent as they are. Two of them are Amazon's clients'.
+/// Values of the field that mean no coding. Amazon's clients have two of their own.
 const NO_CODING: [&str; 6] = ["", "amz-1.0", "aws-chunked", "identity", "none", "utf-8"];
 
-/// The codings that a field names, in their order; none if there is one that cannot be undone.
+/// Returns the codings named by a field, in order, or `None` if one of them cannot be decoded.
 pub(crate) fn codings(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<Coding>> {
     let tokens = headers.get_all(name).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     let tokens = tokens.map(|token| String::from_utf8_lossy(token.trim_ascii()).to_ascii_lowercase());
     tokens.filter(|token| !NO_CODING.contains(&&**token)).map(|token| Coding::named(&token)).collect()
 }
 
-/// For a body of messages: the coding of those that have one. The inner is none if it cannot be undone.
+/// Returns the coding of compressed messages for a body of messages. The inner option is `None` if it cannot be
+/// decoded.
 fn message_coding(headers: &HeaderMap) -> Option<Option<Vec<Coding>>> {
-    let kind = kind(headers);
+    let kind = media_type(headers);
     let is = |prefix: &[u8]| kind.starts_with(prefix);
     let name = if is(b"application/grpc-web-text") {
         return None;
@@ -324,17 +328,17 @@ fn message_coding(headers: &HeaderMap) -> Option<Option<Vec<Coding>>> {
     Some(codings(headers, &HeaderName::from_static(name)))
 }
 
-/// Judges whether there is one media type at most: the field is no list (RFC 9110 §8.3), though a parameter may hold a
+/// Checks that there is at most one media type. The field is not a list (RFC 9110 §8.3), but a parameter may contain a
 /// comma in quotes.
-fn has_one_kind(headers: &HeaderMap) -> Verdict<()> {
+fn check_media_type(headers: &HeaderMap) -> Verdict<()> {
     let mut fields = headers.get_all(CONTENT_TYPE).iter();
     let first = fields.next().map(HeaderValue::as_bytes).unwrap_or_default();
     let is_list = first.split(|byte| *byte == b'"').step_by(2).any(|unquoted| unquoted.contains(&b','));
     if is_list || fields.next().is_some() { Err(Deny::RequestMalformed.into()) } else { Ok(()) }
 }
 
-/// The media type, in lower case.
-fn kind(headers: &HeaderMap) -> Vec<u8> {
+/// Returns the media type in lower case.
+fn media_type(headers: &HeaderMap) -> Vec<u8> {
     headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default().to_ascii_lowercase()
 }
 
@@ -346,7 +350,7 @@ mod tests {
 
     const BOUNDS: DecodeLimits = DecodeLimits { total: 1 << 20, ratio: 100, direction: Direction::Sent };
 
-    /// One of them could say that the body is made of messages.
+    /// The second one could declare that the body consists of messages.
     #[test]
     fn two_media_types_are_refused() {
         let values = Arc::new(Matcher::new([(ValueOwner::Token, &b"a-value-to-look-for"[..])].into_iter()));
@@ -365,7 +369,7 @@ mod tests {
         }
     }
 
-    /// A message that says that it is compressed, and not how, could hold anything.
+    /// A message flagged as compressed without a known coding could contain anything.
     #[test]
     fn a_compressed_message_is_read_or_refused() {
         let values = Arc::new(Matcher::new([(ValueOwner::Token, &b"a-value-to-look-for"[..])].into_iter()));
@@ -377,35 +381,35 @@ mod tests {
                 request = request.header("grpc-encoding", coding);
             }
             let parts = request.body(()).unwrap().into_parts().0;
-            let mut leaving = OutboundBody::of(&parts, &values, BOUNDS).unwrap();
-            assert!(leaving.push(Bytes::copy_from_slice(&[&[flag, 0, 0, 0, 4][..], b"text"].concat())).is_ok());
-            assert_eq!(leaving.work().is_ok(), passes, "{flag} {coding:?}");
+            let mut outbound = OutboundBody::of(&parts, &values, BOUNDS).unwrap();
+            assert!(outbound.push(Bytes::copy_from_slice(&[&[flag, 0, 0, 0, 4][..], b"text"].concat())).is_ok());
+            assert_eq!(outbound.work().is_ok(), passes, "{flag} {coding:?}");
         }
     }
 
-    /// Without room for all of a message, it goes behind the lag, and what was held of it goes at once.
+    /// A message that does not fit into the budget is sent with the lag, and what was held of it is sent at once.
     #[test]
-    fn without_room_a_message_goes_behind_the_lag() {
+    fn sends_a_message_with_the_lag_when_the_budget_is_full() {
         let values = Arc::new(Matcher::new([(ValueOwner::Token, &b"a-value-to-look-for"[..])].into_iter()));
         let request = http::Request::post("/").header(CONTENT_TYPE, "application/grpc");
         let parts = request.body(()).unwrap().into_parts().0;
-        let mut leaving = OutboundBody::of(&parts, &values, BOUNDS).unwrap();
-        let push = |leaving: &mut OutboundBody, bytes: &[u8]| {
-            assert!(leaving.push(Bytes::copy_from_slice(bytes)).is_ok());
-            while leaving.has_work() {
-                assert!(leaving.work().is_ok());
+        let mut outbound = OutboundBody::of(&parts, &values, BOUNDS).unwrap();
+        let push = |outbound: &mut OutboundBody, bytes: &[u8]| {
+            assert!(outbound.push(Bytes::copy_from_slice(bytes)).is_ok());
+            while outbound.has_work() {
+                assert!(outbound.work().is_ok());
             }
-            std::iter::from_fn(|| leaving.take()).map(|piece| piece.len()).sum::<usize>()
+            std::iter::from_fn(|| outbound.take()).map(|piece| piece.len()).sum::<usize>()
         };
         let message = [&[0, 0, 0x0f, 0, 0][..], &[b'x'; 500_000]].concat();
-        assert_eq!(push(&mut leaving, &message), 0, "it is held whole");
-        assert_eq!(leaving.held_for_its_text(), message.len());
-        assert!(leaving.set_crowded(true).is_ok());
-        let gone: usize = std::iter::from_fn(|| leaving.take()).map(|piece| piece.len()).sum();
-        assert!(gone > 400_000 && leaving.held_for_its_text() < leaving.least(), "{gone}");
-        assert!(push(&mut leaving, &[b'x'; 100_000]) > 90_000);
-        // A value is found nevertheless.
-        assert!(leaving.push(Bytes::from_static(b"a-value-to-look-for")).is_ok());
-        assert!(leaving.work().is_err());
+        assert_eq!(push(&mut outbound, &message), 0, "it is held as a whole");
+        assert_eq!(outbound.held_for_scanning(), message.len());
+        assert!(outbound.set_crowded(true).is_ok());
+        let gone: usize = std::iter::from_fn(|| outbound.take()).map(|piece| piece.len()).sum();
+        assert!(gone > 400_000 && outbound.held_for_scanning() < outbound.min_held(), "{gone}");
+        assert!(push(&mut outbound, &[b'x'; 100_000]) > 90_000);
+        // A value is still found.
+        assert!(outbound.push(Bytes::from_static(b"a-value-to-look-for")).is_ok());
+        assert!(outbound.work().is_err());
     }
 }

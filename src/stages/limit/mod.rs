@@ -1,4 +1,4 @@
-//! Handles the answer: redacts it, counts it, limits its size and time, and ends the exchange with it.
+//! Redacts, counts and bounds response bodies, and ends the exchange with them.
 
 pub mod redact;
 pub(super) mod report;
@@ -32,21 +32,21 @@ use crate::model::refusal::{Fail, Refusal, Verdict};
 use crate::model::wire::EXEAT_TRUNCATED;
 use crate::policy::plan::{Oversize, Sizes, Timeouts};
 
-/// A response's body on its way to the client.
+/// A response body on its way to the client.
 ///
-/// The record and the connection ride on it. When it ends, `closed` is written and the connection may be
-/// used again. When it takes too long they are taken from it by its watchdog, also if nobody polls it
-/// because the client does not read.
+/// It owns the record and the connection. When it ends, the `closed` record is written and the connection may be
+/// reused. When it takes too long, its watchdog takes both from it, even if nobody polls the body because the client
+/// does not read.
 pub struct ResponseBody {
     live: Arc<Mutex<Live>>,
     watchdog: Option<AbortHandle>,
     hint: SizeHint,
     ended: bool,
-    /// The frames sent after the exchange is over.
-    parting: FinalFrames,
+    /// The frames to send once the exchange is over.
+    final_frames: FinalFrames,
 }
 
-/// An answer whose head may go out.
+/// A response that has passed the checks on its head, which may now be sent.
 pub struct CheckedResponse {
     response: Response<RedactedBody>,
     bounds: BodyLimits,
@@ -54,26 +54,26 @@ pub struct CheckedResponse {
     timeouts: Timeouts,
     started: Instant,
     withdrawn: Revoked,
-    /// How long it is; nothing where the head does not say.
+    /// The body's length. Empty if the head does not declare it.
     hint: SizeHint,
-    /// There is nothing behind the head.
+    /// The body is empty.
     ended: bool,
 }
 
-/// The limits of a body.
+/// The limits that apply to a response body.
 #[derive(Default)]
 struct BodyLimits {
-    /// How much of it may pass; none: all.
-    cut: Option<Truncation>,
-    /// A body that is too large is broken off instead of truncated.
-    refuses: bool,
-    /// Behind it there is room for what we have to say of it.
-    tells: bool,
-    /// The head has said that it is cut.
-    is_cut_announced: bool,
+    /// The size limit. `None` means no limit.
+    truncation: Option<Truncation>,
+    /// An oversized body is aborted instead of truncated.
+    abort_oversized: bool,
+    /// The framing allows a report in the trailers.
+    has_report: bool,
+    /// The head has announced that the body is truncated.
+    is_truncation_announced: bool,
 }
 
-/// The last of a body.
+/// The last frames of a body.
 #[derive(Default)]
 struct FinalFrames {
     data: Bytes,
@@ -93,10 +93,10 @@ impl FinalFrames {
     }
 }
 
-/// The state of an exchange in progress.
+/// The state of an exchange until it ends.
 struct Live {
     exchange: Option<Exchange>,
-    /// The task that last polled without a result.
+    /// The waker of the last poll that returned pending.
     waker: Option<Waker>,
 }
 
@@ -105,41 +105,41 @@ struct Exchange {
     record: Record,
     lease: Lease,
     counts: Arc<TransferCounts>,
-    /// The rest of a declared length.
+    /// The bytes left of a declared length.
     left: Option<u64>,
     bounds: BodyLimits,
-    /// There was more than may pass.
-    was_cut: bool,
+    /// The body was truncated.
+    was_truncated: bool,
 }
 
-/// The result of handling a frame.
-enum Passed {
-    /// It goes out.
-    On(Frame<Bytes>),
-    /// Nothing of it goes out by now.
+/// The result of checking a frame.
+enum FrameOutcome {
+    /// The frame is sent.
+    Send(Frame<Bytes>),
+    /// Nothing can be sent yet.
     Held,
-    /// It goes out, and is the last.
+    /// The data and trailers are sent, and the body ends.
     Last(Bytes, Option<HeaderMap>),
-    /// The body is too large for anything to go out.
+    /// The body is too large and is aborted.
     TooLarge,
 }
 
-/// Redacts what came back, judges how large it says it is, and whether it can be read at all.
+/// Redacts a response, and checks its declared length and whether its body can be decoded.
 ///
 /// # Errors
-/// [`Fail::ResponseTooLarge`] if it is too large and is not to be cut, [`Fail::UpstreamProtocol`] if it cannot be decoded
-/// from its first bytes, and why the exchange may not go on.
+/// [`Fail::ResponseTooLarge`] if it exceeds the limit and must not be truncated; [`Fail::UpstreamProtocol`] if its
+/// first bytes cannot be decoded; the refusal that has stopped the exchange in the meantime.
 pub async fn check(received: Received, record: &mut Record) -> Verdict<CheckedResponse> {
     let Received { response, lease, limits, reader, started, guard, mut withdrawn, .. } = received;
     let (status, timeouts) = (response.status(), limits.timeouts);
     let mut response = redact::head(response, guard);
     response.body_mut().count(record.counts());
     record.finds_in_answer(response.body().finds(false));
-    // The framing follows from the head alone, not from how much of the body is here by now.
+    // The framing depends on the head alone, not on how much of the body has arrived.
     let (hint, ended) = (response.body().size_hint(), response.body().is_end_stream());
     let declared = hint.exact();
     let mut is_length_known = declared.is_some();
-    let has_none = reader.wants_no_body || declared == Some(0) || ended || is_bodiless(status);
+    let has_none = reader.is_head_request || declared == Some(0) || ended || is_bodiless(status);
     if has_none {
         record.status(status);
         let redacted = response.body().found().map_or(0, |(count, _)| count);
@@ -148,39 +148,39 @@ pub async fn check(received: Received, record: &mut Record) -> Verdict<CheckedRe
         let hint = if is_length_known { hint } else { SizeHint::default() };
         return Ok(CheckedResponse { response, bounds, lease, timeouts, started, withdrawn, hint, ended });
     }
-    let begun = begin(response.body_mut(), (timeouts, started), &mut withdrawn, record).await;
+    let started_body = await_output(response.body_mut(), (timeouts, started), &mut withdrawn, record).await;
     record.status(status);
-    if begun.is_err() {
-        note_found(response.body(), record);
+    if started_body.is_err() {
+        record_finds(response.body(), record);
     }
-    begun?;
+    started_body?;
     let Sizes { most, oversize } = limits.response;
-    let refuses = oversize == Oversize::Refuse;
+    let abort_oversized = oversize == Oversize::Refuse;
     let too_large = most.zip(declared).filter(|(most, declared)| declared > most);
-    if let Some((most, _)) = too_large.filter(|_| refuses) {
-        note_found(response.body(), record);
+    if let Some((most, _)) = too_large.filter(|_| abort_oversized) {
+        record_finds(response.body(), record);
         return Err(record.counts().reached(ExchangeLimit::ResponseBytes(most)));
     }
-    let textual = !refuses && truncate::is_textual(response.headers());
+    let textual = !abort_oversized && truncate::is_textual(response.headers());
     let headers = response.headers_mut();
     if let Some((_, length)) = too_large {
-        // Where exactly it will be cut is not known yet.
+        // The exact length after truncation is not known yet.
         is_length_known = false;
         headers.remove(CONTENT_LENGTH);
         headers.insert(EXEAT_TRUNCATED, HeaderValue::from(length));
     }
     let bounds = BodyLimits {
-        cut: most.map(|most| Truncation::new(most, too_large.is_some(), textual)),
-        refuses,
-        tells: reader.make_room(headers, &mut is_length_known),
-        is_cut_announced: too_large.is_some(),
+        truncation: most.map(|most| Truncation::new(most, too_large.is_some(), textual)),
+        abort_oversized,
+        has_report: reader.prepare_trailers(headers, &mut is_length_known),
+        is_truncation_announced: too_large.is_some(),
     };
     let hint = if is_length_known { hint } else { SizeHint::default() };
     Ok(CheckedResponse { response, bounds, lease, timeouts, started, withdrawn, hint, ended })
 }
 
-/// Waits for the beginning of a coded body, as long as the exchange may go on.
-async fn begin(
+/// Waits for the start of an encoded body, unless the exchange is stopped.
+async fn await_output(
     body: &mut RedactedBody,
     (timeouts, started): (Timeouts, Instant),
     withdrawn: &mut Revoked,
@@ -190,36 +190,36 @@ async fn begin(
         return Ok(());
     }
     let counts = record.counts();
-    // A body that stalls here is broken off later, as any other.
-    let begun = async { timeout(timeouts.idle, body.begin()).await.unwrap_or(Ok(())) };
-    let begun = async {
+    // The idle timeout does not fail the exchange here: the watchdog does that later, as for any body.
+    let started_body = async { timeout(timeouts.idle, body.await_output()).await.unwrap_or(Ok(())) };
+    let started_body = async {
         match timeouts.request {
-            None => Ok(begun.await),
-            Some(total) => {
-                timeout_at(started + total, begun).await.map_err(|_| counts.reached(ExchangeLimit::Request(total)))
-            }
+            None => Ok(started_body.await),
+            Some(total) => timeout_at(started + total, started_body)
+                .await
+                .map_err(|_| counts.reached(ExchangeLimit::Request(total))),
         }
     };
-    let begun = tokio::select! {
+    let started_body = tokio::select! {
         biased;
         refusal = withdrawn => return Err(refusal),
         refusal = counts.wait_until_stopped() => return Err(refusal),
-        begun = begun => begun?,
+        started_body = started_body => started_body?,
     };
-    begun.map_err(|error| {
+    started_body.map_err(|error| {
         if let BodyError::Unread(why) = &error {
             record.rule(why.to_string());
         }
-        blame(&error, &counts)
+        refusal_for(&error, &counts)
     })
 }
 
-/// Without a body, whatever the head says of its length (RFC 9110 §6.4.1).
+/// Returns true if responses with this status have no body, whatever `Content-Length` is (RFC 9110 §6.4.1).
 fn is_bodiless(status: StatusCode) -> bool {
     status.is_informational() || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED
 }
 
-/// Bounds what came back. The record goes with the body.
+/// Wraps the body of a checked response. The body takes over the record.
 #[must_use]
 pub fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBody> {
     let CheckedResponse { response, bounds, lease, timeouts, started, withdrawn, hint, ended } = bounded;
@@ -227,28 +227,28 @@ pub fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBo
         let until = timeouts.request.map(|request| started + request);
         let (counts, left) = (record.counts(), hint.exact());
         counts.tick();
-        let exchange = Exchange { inner, record, lease, counts: counts.clone(), left, bounds, was_cut: false };
-        let parting = FinalFrames::default();
+        let exchange = Exchange { inner, record, lease, counts: counts.clone(), left, bounds, was_truncated: false };
+        let final_frames = FinalFrames::default();
         if ended {
             exchange.end(true);
             let live = Arc::new(Mutex::new(Live { exchange: None, waker: None }));
-            return ResponseBody { live, watchdog: None, hint, ended, parting };
+            return ResponseBody { live, watchdog: None, hint, ended, final_frames };
         }
         let live = Arc::new(Mutex::new(Live { exchange: Some(exchange), waker: None }));
         let watchdog = tokio::spawn(watch(live.clone(), counts, (timeouts.idle, until), withdrawn));
-        ResponseBody { live, watchdog: Some(watchdog.abort_handle()), hint, ended, parting }
+        ResponseBody { live, watchdog: Some(watchdog.abort_handle()), hint, ended, final_frames }
     })
 }
 
-/// Credentials that came back stand in the record, however the exchange ends.
-fn note_found(inner: &RedactedBody, record: &mut Record) {
+/// Records the credentials found in a response, however the exchange ends.
+fn record_finds(inner: &RedactedBody, record: &mut Record) {
     record.finds_in_answer(inner.finds(true));
     if let Some((count, whose)) = inner.found() {
         record.redacted(count, &whose);
     }
 }
 
-/// Ends the exchange once nothing has moved for `idle`, at `until`, or when it is no longer allowed.
+/// Ends the exchange when neither direction has moved for `idle`, at `until`, or when it is revoked or stopped.
 async fn watch(
     live: Arc<Mutex<Live>>,
     counts: Arc<TransferCounts>,
@@ -256,7 +256,7 @@ async fn watch(
     withdrawn: Revoked,
 ) {
     let refusal = tokio::select! {
-        () = too_long(&counts, idle, until) => Fail::RequestTimedOut.into(),
+        () = timed_out(&counts, idle, until) => Fail::RequestTimedOut.into(),
         refusal = withdrawn => refusal,
         refusal = counts.wait_until_stopped() => refusal,
     };
@@ -273,7 +273,7 @@ async fn watch(
     }
 }
 
-async fn too_long(counts: &TransferCounts, idle: Duration, until: Option<Instant>) {
+async fn timed_out(counts: &TransferCounts, idle: Duration, until: Option<Instant>) {
     loop {
         let left = idle.saturating_sub(counts.idle_time());
         let now = Instant::now();
@@ -286,14 +286,14 @@ async fn too_long(counts: &TransferCounts, idle: Duration, until: Option<Instant
 }
 
 impl Exchange {
-    /// The record is written. A connection whose exchange is whole on both sides may be used again; one
-    /// whose request is still on its way ends here, and so does the request.
-    fn end(self, whole: bool) {
+    /// Ends the exchange and writes the record. The connection is reused if both request and response are complete. If
+    /// the request is still being sent, the connection is closed, which ends the request.
+    fn end(self, complete: bool) {
         let Self { inner, mut record, lease, counts, .. } = self;
         counts.end();
-        note_found(&inner, &mut record);
+        record_finds(&inner, &mut record);
         drop((inner, record));
-        if whole && counts.is_request_done() {
+        if complete && counts.is_request_done() {
             lease.give_back();
         }
     }
@@ -315,7 +315,7 @@ impl Body for ResponseBody {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         if this.ended {
-            return Poll::Ready(this.parting.next().map(Ok));
+            return Poll::Ready(this.final_frames.next().map(Ok));
         }
         let live = this.live.clone();
         let mut live = live.lock();
@@ -324,7 +324,7 @@ impl Body for ResponseBody {
             this.finish();
             return Poll::Ready(Some(Err(BodyError::Over)));
         };
-        let (answer, whole) = loop {
+        let (answer, complete) = loop {
             let polled = Pin::new(&mut exchange.inner).poll_frame(cx);
             exchange.record.finds_in_answer(exchange.inner.finds(false));
             let Poll::Ready(frame) = polled else {
@@ -332,28 +332,28 @@ impl Body for ResponseBody {
                 return Poll::Pending;
             };
             let passed = match frame {
-                Some(frame) => frame.map(|frame| exchange.passes(frame)),
-                None => Ok(exchange.ends(Bytes::new(), None)),
+                Some(frame) => frame.map(|frame| exchange.check_frame(frame)),
+                None => Ok(exchange.end_body(Bytes::new(), None)),
             };
             match passed {
-                Ok(Passed::On(frame)) => {
+                Ok(FrameOutcome::Send(frame)) => {
                     if this.hint.exact().is_some() {
                         this.hint = exchange.inner.size_hint();
                     }
                     return Poll::Ready(Some(Ok(frame)));
                 }
-                Ok(Passed::Held) => {}
-                Ok(Passed::Last(data, trailers)) => {
-                    this.parting = FinalFrames { data, trailers };
-                    // One that was cut has not been read to its end.
-                    break (this.parting.next().map(Ok), !exchange.was_cut);
+                Ok(FrameOutcome::Held) => {}
+                Ok(FrameOutcome::Last(data, trailers)) => {
+                    this.final_frames = FinalFrames { data, trailers };
+                    // A truncated response has not been read to its end, so its connection is not reused.
+                    break (this.final_frames.next().map(Ok), !exchange.was_truncated);
                 }
-                Ok(Passed::TooLarge) => {
+                Ok(FrameOutcome::TooLarge) => {
                     exchange.record.failed(Fail::ResponseTooLarge.into());
                     break (Some(Err(BodyError::Over)), false);
                 }
                 Err(error) => {
-                    exchange.record.failed(blame(&error, &exchange.counts));
+                    exchange.record.failed(refusal_for(&error, &exchange.counts));
                     break (Some(Err(error)), false);
                 }
             }
@@ -361,14 +361,14 @@ impl Body for ResponseBody {
         let exchange = live.exchange.take();
         drop(live);
         if let Some(exchange) = exchange {
-            exchange.end(whole);
+            exchange.end(complete);
         }
         this.finish();
         Poll::Ready(answer)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended && self.parting.is_over()
+        self.ended && self.final_frames.is_over()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -377,60 +377,60 @@ impl Body for ResponseBody {
 }
 
 impl Exchange {
-    /// Counts a frame, and lets as much of it pass as may.
-    fn passes(&mut self, frame: Frame<Bytes>) -> Passed {
+    /// Counts a frame and applies the size limit to it.
+    fn check_frame(&mut self, frame: Frame<Bytes>) -> FrameOutcome {
         let data = match frame.into_data() {
             Ok(data) => data,
-            Err(frame) => return self.ends(Bytes::new(), frame.into_trailers().ok()),
+            Err(frame) => return self.end_body(Bytes::new(), frame.into_trailers().ok()),
         };
-        // Decoded output continues after the last coded byte.
+        // Decoded data may still follow after the last encoded byte has arrived, so it counts as activity.
         self.counts.tick();
         self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
-        let (data, over) = match &mut self.bounds.cut {
-            Some(cut) => cut.take(data),
+        let (data, over) = match &mut self.bounds.truncation {
+            Some(truncation) => truncation.pass(data),
             None => (data, false),
         };
-        if over && self.bounds.refuses {
-            return Passed::TooLarge;
+        if over && self.bounds.abort_oversized {
+            return FrameOutcome::TooLarge;
         }
         if over {
-            self.was_cut = true;
+            self.was_truncated = true;
             self.record.truncated();
-            return Passed::Last(data, self.with_report(None));
+            return FrameOutcome::Last(data, self.with_report(None));
         }
         if self.inner.is_end_stream() {
-            return self.ends(data, None);
+            return self.end_body(data, None);
         }
-        if data.is_empty() { Passed::Held } else { Passed::On(Frame::data(data)) }
+        if data.is_empty() { FrameOutcome::Held } else { FrameOutcome::Send(Frame::data(data)) }
     }
 
-    /// The body has ended within its bounds.
-    fn ends(&mut self, data: Bytes, trailers: Option<HeaderMap>) -> Passed {
-        let rest = self.bounds.cut.as_mut().map(Truncation::rest).unwrap_or_default();
+    /// Ends a body that is within its limits.
+    fn end_body(&mut self, data: Bytes, trailers: Option<HeaderMap>) -> FrameOutcome {
+        let rest = self.bounds.truncation.as_mut().map(Truncation::rest).unwrap_or_default();
         let data = if rest.is_empty() { data } else { [data, rest].concat().into() };
-        Passed::Last(data, self.with_report(trailers))
+        FrameOutcome::Last(data, self.with_report(trailers))
     }
 
-    /// The origin's trailers, and ours among them.
+    /// Returns the origin's trailers, with the report added if the framing allows it.
     fn with_report(&self, trailers: Option<HeaderMap>) -> Option<HeaderMap> {
         let mut trailers = trailers;
         if let Some(trailers) = &mut trailers {
             headers::remove_from_trailers(trailers);
         }
-        if self.bounds.tells {
-            let told = BodyReport {
+        if self.bounds.has_report {
+            let report_fields = BodyReport {
                 size: self.counts.received_so_far(),
                 redacted: self.inner.found().map_or(0, |(count, _)| count),
-                truncated: self.was_cut && !self.bounds.is_cut_announced,
+                truncated: self.was_truncated && !self.bounds.is_truncation_announced,
             };
-            report::write_to_trailers(told, trailers.get_or_insert_default());
+            report::write_to_trailers(report_fields, trailers.get_or_insert_default());
         }
         trailers
     }
 }
 
-/// Returns the side at fault for a broken answer.
-fn blame(error: &BodyError, counts: &TransferCounts) -> Refusal {
+/// Maps an error in a response body to the refusal: a client's fault, a limit, or the origin's fault.
+fn refusal_for(error: &BodyError, counts: &TransferCounts) -> Refusal {
     match error {
         BodyError::Unread(DecodeError::TooMuch) => Fail::ResponseTooLarge.into(),
         _ if counts.has_client_stalled() => Fail::RequestTimedOut.into(),
@@ -438,8 +438,8 @@ fn blame(error: &BodyError, counts: &TransferCounts) -> Refusal {
     }
 }
 
-/// A client that goes away before the end leaves its mark in the record. One that has every byte of the
-/// declared length has not gone away: hyper stops asking then.
+/// Records a client that disconnects before the end. A client that has received the declared length has not
+/// disconnected: hyper stops polling at that point.
 impl Drop for ResponseBody {
     fn drop(&mut self) {
         if let Some(watchdog) = &self.watchdog {
@@ -453,4 +453,9 @@ impl Drop for ResponseBody {
             exchange.end(false);
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // A panic while the lock is held leaves either a droppable exchange or none; both are valid states.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

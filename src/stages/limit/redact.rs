@@ -1,4 +1,4 @@
-//! Redacts credentials in answers: heads, bodies and trailers, including coded bodies, which are decoded. Not a stage.
+//! Overwrites credentials in response heads, bodies and trailers, byte for byte. Content codings are decoded for this.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -19,40 +19,42 @@ use crate::leak::{Matcher, Redactor, ValueOwner};
 use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Verdict};
 use crate::stages::inspect::outbound::codings;
-use crate::stages::message::request_body::{BodyError, with_held};
+use crate::stages::message::request_body::{BodyError, add_held};
 
-/// How long a head waits for the first bytes of a coded body. A stream may have a head long before it has more.
-const FIRST_BYTES: Duration = Duration::from_millis(500);
-/// How long it waits for more of them while nothing has come out of those that came.
-const PAUSE: Duration = Duration::from_millis(50);
-/// So many coded bytes out of which nothing comes are no reason to wait for more.
-const ENOUGH: u64 = 64 * 1024;
+/// The longest time that a head waits for the first bytes of an encoded body. The body of a stream may start long after
+/// its head.
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(500);
+/// The longest time that it waits for more bytes when those received have not produced any output.
+const MORE_BYTES_TIMEOUT: Duration = Duration::from_millis(50);
+/// After this many encoded bytes without output, there is no point in waiting for more.
+const MAX_WITHOUT_OUTPUT: u64 = 64 * 1024;
 
-/// The values to redact from an answer, and how.
+/// The values to redact in a response.
 #[derive(Clone)]
 pub(crate) struct RedactionPlan {
-    /// The values.
+    /// The protected values.
     pub(crate) values: Arc<Matcher>,
-    /// The credential that goes along: its value may come back.
+    /// The credential sent with this request. Its value may be echoed.
     pub(crate) sent: Option<CredentialName>,
-    /// How much may come out of a coded answer.
+    /// The decoding limits for an encoded response.
     pub(crate) bounds: DecodeLimits,
 }
 
-/// The decoder of an answer's content coding.
+/// The content decoder of a response.
 pub(crate) enum ContentDecoder {
-    /// It has none.
-    Nothing,
-    /// It goes, and the head says so.
+    /// The response is not encoded.
+    Identity,
+    /// The coding is removed, and the head is changed accordingly.
     Coding(Box<Decoder>),
 }
 
 impl RedactionPlan {
-    /// Returns the decoder of an answer.
+    /// Returns the decoder for a response.
     ///
     /// # Errors
-    /// [`Fail::UpstreamProtocol`] for one that cannot be read, or is a part of one that can only be read whole.
-    pub(crate) fn undo<B: Body>(&self, response: &Response<B>) -> Verdict<ContentDecoder> {
+    /// [`Fail::UpstreamProtocol`] if the response cannot be decoded, or is a part of an encoded representation that can
+    /// only be decoded as a whole.
+    pub(crate) fn decoder<B: Body>(&self, response: &Response<B>) -> Verdict<ContentDecoder> {
         let headers = response.headers();
         let of_messages = ["grpc-encoding", "connect-content-encoding", "im"].map(HeaderName::from_static);
         if !of_messages.iter().all(|name| codings(headers, name).is_some_and(|codings| codings.is_empty())) {
@@ -60,7 +62,7 @@ impl RedactionPlan {
         }
         let codings = codings(headers, &CONTENT_ENCODING);
         if codings.as_ref().is_some_and(Vec::is_empty) || (codings.is_none() && response.body().is_end_stream()) {
-            return Ok(ContentDecoder::Nothing);
+            return Ok(ContentDecoder::Identity);
         }
         if response.status() == StatusCode::PARTIAL_CONTENT {
             return Err(Fail::UpstreamProtocol.into());
@@ -70,19 +72,19 @@ impl RedactionPlan {
     }
 }
 
-/// An origin's body, with credentials overwritten where they could come back.
+/// An origin's body with credentials overwritten.
 pub(crate) struct RedactedBody {
-    inner: Raw,
+    inner: CountedBody,
     guard: Option<Box<Redaction>>,
 }
 
-/// An origin's body as it comes, counted before any coding is undone.
-struct Raw {
+/// An origin's body as received, counted before decoding.
+struct CountedBody {
     body: Incoming,
     counts: Option<Arc<TransferCounts>>,
 }
 
-impl Raw {
+impl CountedBody {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         if let (Some(counts), Some(Ok(frame))) = (&self.counts, &frame) {
@@ -95,57 +97,58 @@ impl Raw {
 struct Redaction {
     redactor: Redactor,
     decoder: Option<Box<Decoder>>,
-    /// Came, and has not been decoded.
+    /// Received bytes that have not been decoded.
     coded: Bytes,
-    /// How many coded bytes came so far.
-    came: u64,
-    /// There is more to come out of what has been taken.
+    /// The number of encoded bytes received.
+    received: u64,
+    /// The decoder has more output for the bytes it has consumed.
     more: bool,
     ended: bool,
-    /// The last frame, or error, after the rest has been sent.
+    /// The final item, sent after the data: the trailers, or the error that ended the body.
     last: Option<Result<Frame<Bytes>, BodyError>>,
 }
 
-/// Redacts a head, and gets the body ready for it.
+/// Redacts a response head and wraps the body for redaction.
 pub(crate) fn head(
     response: Response<Incoming>,
     guard: Option<(RedactionPlan, ContentDecoder)>,
 ) -> Response<RedactedBody> {
-    let raw = |body| Raw { body, counts: None };
+    let raw = |body| CountedBody { body, counts: None };
     let Some((guard, undo)) = guard else { return response.map(|body| RedactedBody { inner: raw(body), guard: None }) };
     let (mut parts, body) = response.into_parts();
     let mut redactor = Redactor::after(guard.values, guard.sent);
     let decoder = match undo {
-        ContentDecoder::Nothing => None,
+        ContentDecoder::Identity => None,
         ContentDecoder::Coding(decoder) => {
-            say_decoded(&mut parts.headers);
+            remove_coding_fields(&mut parts.headers);
             Some(decoder)
         }
     };
-    fields(&mut parts.headers, &mut redactor);
-    // HTTP/2 has none, and nobody needs it.
+    redact_fields(&mut parts.headers, &mut redactor);
+    // HTTP/2 has no reason phrase, and no client needs it.
     parts.extensions.remove::<hyper::ext::ReasonPhrase>();
-    let guarding = Redaction { redactor, decoder, coded: Bytes::new(), came: 0, more: false, ended: false, last: None };
+    let guarding =
+        Redaction { redactor, decoder, coded: Bytes::new(), received: 0, more: false, ended: false, last: None };
     Response::from_parts(parts, RedactedBody { inner: raw(body), guard: Some(Box::new(guarding)) })
 }
 
-/// Texts of an origin in an answer of our own, to which no credential was sent.
+/// Redacts texts of an origin that appear in the proxy's own responses. No credential was sent for these texts.
 pub struct Texts(Redactor);
 
 impl Texts {
-    /// Texts in which these values are overwritten.
+    /// Redacts these values.
     #[must_use]
     pub fn without(values: Arc<Matcher>) -> Self {
         Self(Redactor::new(values))
     }
 
-    /// A whole text, with values overwritten.
+    /// Returns the text with values overwritten.
     pub fn clean(&mut self, text: String) -> String {
         let redacted = self.0.whole(text.as_bytes());
         redacted.map_or(text, |bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Writes down what was overwritten. Each value confirms a guess and is a find, as in any other answer.
+    /// Records the redactions. Each overwritten value confirms the caller's guess, so it counts as a find.
     pub fn note(self, record: &mut Record) {
         record.finds_in_answer(self.0.finds(true));
         if self.0.count() > 0 {
@@ -154,13 +157,13 @@ impl Texts {
     }
 }
 
-/// Takes out of a head what is true of the coded body alone (RFC 9110 §8.4, §8.8.3; RFC 9530).
-fn say_decoded(headers: &mut HeaderMap) {
+/// Removes the fields that describe only the encoded body (RFC 9110 §8.4, §8.8.3; RFC 9530).
+fn remove_coding_fields(headers: &mut HeaderMap) {
     let of_coded = ["content-md5", "digest", "content-digest", "repr-digest"].map(HeaderName::from_static);
     for name in [CONTENT_ENCODING, CONTENT_LENGTH].iter().chain(&of_coded) {
         headers.remove(name);
     }
-    // The same thing, but not byte for byte.
+    // The decoded body is equivalent, but not byte-for-byte identical.
     if let Some(tag) = headers.get(ETAG).filter(|tag| tag.as_bytes().first() == Some(&b'"'))
         && let Ok(weak) = HeaderValue::from_bytes(&[b"W/", tag.as_bytes()].concat())
     {
@@ -168,8 +171,8 @@ fn say_decoded(headers: &mut HeaderMap) {
     }
 }
 
-/// Overwrites values in header fields. A field whose name holds one goes.
-fn fields(headers: &mut HeaderMap, redactor: &mut Redactor) {
+/// Overwrites values in header fields, and removes fields whose names contain a value.
+fn redact_fields(headers: &mut HeaderMap, redactor: &mut Redactor) {
     let named: Vec<HeaderName> = headers.keys().filter(|name| redactor.is_in_name(name.as_str())).cloned().collect();
     for name in named {
         headers.remove(name);
@@ -183,46 +186,47 @@ fn fields(headers: &mut HeaderMap, redactor: &mut Redactor) {
 }
 
 impl RedactedBody {
-    /// Has the bytes counted that come from the origin.
+    /// Counts the bytes received from the origin.
     pub(crate) fn count(&mut self, counts: Arc<TransferCounts>) {
         self.inner.counts = Some(counts);
     }
 
-    /// Reads a coded body until something has come out of it, so that one which is not what its coding says is known
-    /// before its head goes out. Whoever sends nothing, or bytes that say nothing yet, is not waited for.
+    /// Reads an encoded body until the decoder has produced output, so that a body that does not match its coding is
+    /// detected before the head is sent. Does not wait for an origin that sends nothing, or nothing that decodes to
+    /// data.
     ///
     /// # Errors
-    /// Why nothing ever will come out of it.
-    pub(crate) async fn begin(&mut self) -> Result<(), BodyError> {
-        let first = poll_fn(|cx| match self.poll_begun(cx) {
-            Poll::Pending if self.has_come() => Poll::Ready(None),
+    /// The error that ended the body before any output.
+    pub(crate) async fn await_output(&mut self) -> Result<(), BodyError> {
+        let first = poll_fn(|cx| match self.poll_output(cx) {
+            Poll::Pending if self.has_received() => Poll::Ready(None),
             begun => begun.map(Some),
         });
-        match timeout(FIRST_BYTES, first).await {
+        match timeout(FIRST_BYTES_TIMEOUT, first).await {
             Err(_) => Ok(()),
             Ok(Some(begun)) => begun,
-            Ok(None) => timeout(PAUSE, poll_fn(|cx| self.poll_begun(cx))).await.unwrap_or(Ok(())),
+            Ok(None) => timeout(MORE_BYTES_TIMEOUT, poll_fn(|cx| self.poll_output(cx))).await.unwrap_or(Ok(())),
         }
     }
 
-    /// True if it has to be decoded.
+    /// Returns true if the body has to be decoded.
     pub(crate) fn is_coded(&self) -> bool {
         self.guard.as_ref().is_some_and(|guard| guard.decoder.is_some())
     }
 
-    fn has_come(&self) -> bool {
-        self.guard.as_ref().is_some_and(|guard| guard.came > 0)
+    fn has_received(&self) -> bool {
+        self.guard.as_ref().is_some_and(|guard| guard.received > 0)
     }
 
-    /// Ready once something has come out, or nothing will.
-    fn poll_begun(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
+    /// Returns ready once there is output, or the body has ended without any.
+    fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         let Some(guard) = &mut self.guard else { return Poll::Ready(Ok(())) };
         loop {
             if guard.ended {
                 let broken = guard.last.take_if(|last| last.is_err());
                 return Poll::Ready(broken.map_or(Ok(()), |broken| broken.map(drop)));
             }
-            let enough = guard.redactor.held() > 0 || (guard.came >= ENOUGH && !guard.has_work());
+            let enough = guard.redactor.held() > 0 || (guard.received >= MAX_WITHOUT_OUTPUT && !guard.has_work());
             if guard.decoder.is_none() || enough {
                 return Poll::Ready(Ok(()));
             }
@@ -233,17 +237,17 @@ impl RedactedBody {
         }
     }
 
-    /// Returns the redactor that has searched the head, to continue with the data that follows it.
+    /// Returns the redactor that has processed the head, to continue with the bytes after it.
     pub(crate) fn into_redactor(self) -> Option<Redactor> {
         self.guard.map(|guard| guard.redactor)
     }
 
-    /// How many finds there were, or there are if nothing more comes.
+    /// Returns the number of finds. With `is_over`, includes those that count only if the stream ends here.
     pub(crate) fn finds(&self, is_over: bool) -> u64 {
         self.guard.as_ref().map_or(0, |guard| guard.redactor.finds(is_over))
     }
 
-    /// How many places were overwritten, and what they held; nothing if there were none.
+    /// Returns the number of redactions and the owners of the redacted values, or `None` without redactions.
     pub(crate) fn found(&self) -> Option<(u64, Vec<Vec<&ValueOwner>>)> {
         let redactor = &self.guard.as_ref()?.redactor;
         (redactor.count() > 0).then(|| (redactor.count(), redactor.found().collect()))
@@ -253,7 +257,7 @@ impl RedactedBody {
 impl Redaction {
     fn take(&mut self, data: Bytes) {
         if self.decoder.is_some() {
-            self.came = self.came.saturating_add(data.len() as u64);
+            self.received = self.received.saturating_add(data.len() as u64);
             self.coded = data;
         } else {
             self.redactor.feed(data);
@@ -264,8 +268,8 @@ impl Redaction {
         self.more || !self.coded.is_empty()
     }
 
-    /// Decodes a portion, or asks for the next.
-    fn step(&mut self, inner: &mut Raw, cx: &mut Context<'_>) -> Poll<()> {
+    /// Decodes a portion, or polls for the next frame.
+    fn step(&mut self, inner: &mut CountedBody, cx: &mut Context<'_>) -> Poll<()> {
         if self.has_work() {
             self.work();
         } else {
@@ -273,7 +277,7 @@ impl Redaction {
                 Some(Ok(Ok(data))) => self.take(data),
                 Some(Ok(Err(frame))) => {
                     let trailers = frame.into_trailers().ok().map(|mut trailers| {
-                        fields(&mut trailers, &mut self.redactor);
+                        redact_fields(&mut trailers, &mut self.redactor);
                         Ok(Frame::trailers(trailers))
                     });
                     self.finish(trailers);
@@ -282,7 +286,7 @@ impl Redaction {
                 None => self.finish(None),
             }
         }
-        // A body of known length ends with its last byte; the sender may not be polled for more.
+        // A body of known length may not return another frame after its last byte.
         if !self.ended && !self.has_work() && inner.body.is_end_stream() {
             self.finish(None);
         }
@@ -304,7 +308,7 @@ impl Redaction {
         }
     }
 
-    /// The origin has sent everything.
+    /// Ends the body: the origin has sent everything, or failed.
     fn finish(&mut self, last: Option<Result<Frame<Bytes>, BodyError>>) {
         let cut = self.decoder.take().and_then(|decoder| decoder.end().err());
         self.last = match (last, cut) {
@@ -353,7 +357,7 @@ impl Body for RedactedBody {
         match &self.guard {
             None => self.inner.body.size_hint(),
             Some(guard) if guard.decoder.is_some() && !self.is_end_stream() => SizeHint::new(),
-            Some(guard) => with_held(self.inner.body.size_hint(), guard.redactor.held() as u64),
+            Some(guard) => add_held(self.inner.body.size_hint(), guard.redactor.held() as u64),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The body report: the size of a body and the changes to it, in trailers. Not a stage: `limit` adds it at the end.
+//! The report that the proxy appends to a response body: its size, and whether it was redacted or truncated.
 
 use http::header::{CONTENT_LENGTH, HeaderValue, TRAILER};
 use http::request::Parts;
@@ -8,51 +8,51 @@ use crate::model::tool::Kind;
 use crate::model::wire::{EXEAT_REDACTED, EXEAT_RESPONSE_SIZE, EXEAT_TRUNCATED};
 use crate::stages::message::headers;
 
-/// The recipient of an answer, as far as the framing depends on it.
+/// The client's properties that determine how a response is framed and reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReportTarget {
-    /// Asked for the head only.
-    pub(crate) wants_no_body: bool,
+    /// The request was HEAD, so the response has no body.
+    pub(crate) is_head_request: bool,
     framing: Framing,
     is_tool: bool,
 }
 
-/// How bodies end on the client's connection.
+/// The framing of response bodies on the client's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Framing {
-    /// With trailers, if there is no `Content-Length`.
+    /// Chunked, with trailers unless there is a `Content-Length`.
     Chunked,
-    /// With trailers, always.
+    /// HTTP/2, always with trailers.
     H2,
-    /// Without trailers: the client does not take them.
+    /// Without trailers: the client does not accept them.
     Plain,
 }
 
-/// The report of a body.
+/// The report on a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyReport {
-    /// Bytes that were taken from the origin.
+    /// Bytes received from the origin.
     pub(crate) size: u64,
-    /// Places that were overwritten, in head and body.
+    /// The number of redactions in head and body.
     pub(crate) redacted: u64,
-    /// It was cut, and the head did not say so.
+    /// The body was truncated, and the head did not announce it.
     pub(crate) truncated: bool,
 }
 
 impl ReportTarget {
-    /// The sender of a request of this kind.
+    /// Returns the target for the sender of this request.
     pub(crate) fn of(parts: &Parts, kind: Kind) -> Self {
         let framing = match parts.version {
             Version::HTTP_2 => Framing::H2,
             Version::HTTP_11 if headers::accepts_trailers(&parts.headers) => Framing::Chunked,
             _ => Framing::Plain,
         };
-        Self { wants_no_body: parts.method == Method::HEAD, framing, is_tool: kind.tool().is_some() }
+        Self { is_head_request: parts.method == Method::HEAD, framing, is_tool: kind.tool().is_some() }
     }
 
-    /// Makes room for trailers behind a body of this length, and returns whether there is some. The front-end
-    /// of the tools waits for them, so a tool call's answer says its length there and not before.
-    pub(crate) fn make_room(self, headers: &mut HeaderMap, is_known: &mut bool) -> bool {
+    /// Prepares the head for trailers and returns whether the framing allows them. A tool call over HTTP/1.1 gives up
+    /// its `Content-Length` for them, because the tools' front end always waits for the trailers.
+    pub(crate) fn prepare_trailers(self, headers: &mut HeaderMap, is_known: &mut bool) -> bool {
         match self.framing {
             Framing::H2 => true,
             Framing::Plain => false,
@@ -60,8 +60,8 @@ impl ReportTarget {
             Framing::Chunked => {
                 *is_known = false;
                 headers.remove(CONTENT_LENGTH);
-                // hyper sends those only that were announced.
-                headers.append(TRAILER, ANNOUNCED);
+                // hyper sends only announced trailers.
+                headers.append(TRAILER, ANNOUNCED_TRAILERS);
                 true
             }
         }
@@ -69,7 +69,7 @@ impl ReportTarget {
 }
 
 impl ReportTarget {
-    /// Of an answer without a body, nothing can be said behind it: a tool call's says it in its head.
+    /// Writes the report into the head of a tool call's response that has no body, and so no trailers.
     pub(crate) fn write_to_head(self, redacted: u64, headers: &mut HeaderMap) {
         if self.is_tool {
             write_to_trailers(BodyReport { size: 0, redacted, truncated: false }, headers);
@@ -77,15 +77,16 @@ impl ReportTarget {
     }
 }
 
-/// Puts what happened to a body among its trailers. An origin's own of these names have been removed.
-pub(crate) fn write_to_trailers(told: BodyReport, trailers: &mut HeaderMap) {
-    trailers.insert(EXEAT_RESPONSE_SIZE, HeaderValue::from(told.size));
-    if told.redacted > 0 {
-        trailers.insert(EXEAT_REDACTED, HeaderValue::from(told.redacted));
+/// Adds the report to the trailers. The origin's own fields of these names have been removed.
+pub(crate) fn write_to_trailers(report: BodyReport, trailers: &mut HeaderMap) {
+    trailers.insert(EXEAT_RESPONSE_SIZE, HeaderValue::from(report.size));
+    if report.redacted > 0 {
+        trailers.insert(EXEAT_REDACTED, HeaderValue::from(report.redacted));
     }
-    if told.truncated {
+    if report.truncated {
         trailers.insert(EXEAT_TRUNCATED, HeaderValue::from_static("unknown"));
     }
 }
 
-const ANNOUNCED: HeaderValue = HeaderValue::from_static("exeat-response-size, exeat-redacted, exeat-truncated");
+const ANNOUNCED_TRAILERS: HeaderValue =
+    HeaderValue::from_static("exeat-response-size, exeat-redacted, exeat-truncated");

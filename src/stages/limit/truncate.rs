@@ -1,39 +1,39 @@
-//! Truncates a body at its limit, at a character boundary. Not a stage.
+//! Truncates oversized bodies at the limit, but never within a character.
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
-/// A UTF-8 sequence that is not whole has no more bytes than this.
-const MOST_HELD: usize = 3;
+/// The most bytes in an incomplete UTF-8 sequence.
+const MAX_HELD: usize = 3;
 
-/// Lets so many bytes of a body pass.
+/// Passes at most a given number of bytes of a body.
 pub(crate) struct Truncation {
-    /// Bytes up to the limit.
+    /// Bytes left until the limit.
     left: u64,
-    /// It is known that there are more than that.
-    certain: bool,
-    /// Characters are kept whole.
+    /// The body is known to exceed the limit.
+    known_oversized: bool,
+    /// Characters must stay whole.
     textual: bool,
-    /// The beginning of a character that cannot end before the limit. It goes if nothing comes behind it.
+    /// The start of a character that would end after the limit. It is sent if the body ends here.
     held: BytesMut,
 }
 
 impl Truncation {
-    /// For a body that may have `most` bytes.
-    pub(crate) fn new(most: u64, certain: bool, textual: bool) -> Self {
-        Self { left: most, certain, textual, held: BytesMut::new() }
+    /// Creates the limit for a body of at most `max` bytes.
+    pub(crate) fn new(max: u64, certain: bool, textual: bool) -> Self {
+        Self { left: max, known_oversized: certain, textual, held: BytesMut::new() }
     }
 
-    /// Returns the part of `data` that may pass, and whether the body exceeds the limit.
-    pub(crate) fn take(&mut self, mut data: Bytes) -> (Bytes, bool) {
+    /// Returns the bytes that may pass, and whether the body ends here because it exceeds the limit.
+    pub(crate) fn pass(&mut self, mut data: Bytes) -> (Bytes, bool) {
         let inside = usize::try_from(self.left).map_or(data.len(), |left| left.min(data.len()));
         let mut over = data.len() > inside;
         data.truncate(inside);
         let from = if self.textual { self.first_to_hold(&data) } else { inside };
         self.held.extend_from_slice(&data.split_off(from));
         self.left = self.left.saturating_sub(inside as u64);
-        over |= self.certain && self.left == 0;
+        over |= self.known_oversized && self.left == 0;
         if over && !self.held.is_empty() {
             let whole = self.held.len().saturating_sub(unfinished(&self.held));
             data = [data, self.held.split().freeze().split_to(whole)].concat().into();
@@ -41,27 +41,27 @@ impl Truncation {
         (data, over)
     }
 
-    /// Returns the rest of a body that ended within its limit.
+    /// Returns the held bytes of a body that has ended within its limit.
     pub(crate) fn rest(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
-    /// Where the first character begins that would end behind the limit.
+    /// Returns the position of the first character that would end after the limit.
     fn first_to_hold(&self, data: &Bytes) -> usize {
         if !self.held.is_empty() {
             return 0;
         }
-        // Whole bodies of this length are in memory, so the difference fits.
+        // A body of this length is in memory, so the difference fits.
         let left = usize::try_from(self.left).unwrap_or(usize::MAX);
-        let near = left.saturating_sub(MOST_HELD).min(data.len());
+        let near = left.saturating_sub(MAX_HELD).min(data.len());
         let behind = data.get(near..).unwrap_or_default().iter().zip(near..);
-        let ends_behind = |(byte, at): (&u8, usize)| (length(*byte) > left.saturating_sub(at)).then_some(at);
+        let ends_behind = |(byte, at): (&u8, usize)| (char_length(*byte) > left.saturating_sub(at)).then_some(at);
         behind.filter_map(ends_behind).next().unwrap_or(data.len())
     }
 }
 
-/// How many bytes a character has that begins with this one (RFC 3629 §4).
-fn length(first: u8) -> usize {
+/// Returns the length of the character that starts with this byte (RFC 3629 §4).
+fn char_length(first: u8) -> usize {
     match first {
         0xC2..=0xDF => 2,
         0xE0..=0xEF => 3,
@@ -70,18 +70,18 @@ fn length(first: u8) -> usize {
     }
 }
 
-/// How many bytes at the end are the beginning of a character.
+/// Returns how many bytes at the end are the start of a character.
 fn unfinished(bytes: &[u8]) -> usize {
     let is_beginning = |tail: &[u8]| {
         std::str::from_utf8(tail).is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
     };
-    let tails = (1..=MOST_HELD.min(bytes.len())).rev();
+    let tails = (1..=MAX_HELD.min(bytes.len())).rev();
     let is_unfinished =
         |length: &usize| bytes.len().checked_sub(*length).and_then(|at| bytes.get(at..)).is_some_and(is_beginning);
     tails.into_iter().find(is_unfinished).unwrap_or_default()
 }
 
-/// True for a body that people or models read as text. One that does not say what it is may be.
+/// Returns true for a body that is read as text. One without a content type may be text.
 pub(crate) fn is_textual(headers: &HeaderMap) -> bool {
     if headers.contains_key(CONTENT_ENCODING) {
         return false;
@@ -106,11 +106,11 @@ const TEXTUAL: [&str; 8] = [
 mod tests {
     use super::*;
 
-    /// Returns the output for a text in pieces of `size` bytes, and whether it was truncated.
+    /// Returns the bytes that pass of a text that arrives in pieces of `size` bytes, and whether it was truncated.
     fn passed(text: &[u8], size: usize, mut cut: Truncation) -> (Vec<u8>, bool) {
         let mut passed = Vec::new();
         for piece in text.chunks(size) {
-            let (data, over) = cut.take(Bytes::copy_from_slice(piece));
+            let (data, over) = cut.pass(Bytes::copy_from_slice(piece));
             passed.extend_from_slice(&data);
             if over {
                 return (passed, true);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_cut_at_its_limit_wherever_its_pieces_end() {
+    fn truncates_at_the_limit_for_all_piece_sizes() {
         let rows: [(&[u8], u64, &[u8], bool); 16] = [
             (b"abcd", 5, b"abcd", false),
             (b"abcd", 4, b"abcd", false),
@@ -134,37 +134,38 @@ mod tests {
             ("a€b".as_bytes(), 2, b"a", true),
             ("a😀".as_bytes(), 4, b"a", true),
             ("😀a".as_bytes(), 3, b"", true),
-            // A text that ends so is as it came.
+            // A text that ends within a character passes unchanged.
             (b"a\xE2\x82", 3, b"a\xE2\x82", false),
             (b"a\xE2", 2, b"a\xE2", false),
-            // No beginning of a character.
+            // Bytes that do not start a character.
             (b"ab\xA4\xA4", 3, b"ab\xA4", true),
             (b"\xE2A\xC3\xA4", 3, b"\xE2A", true),
             (b"a\xED\xA0\x80", 3, b"a\xED\xA0", true),
         ];
-        for (text, most, want, over) in rows {
+        for (text, max, want, over) in rows {
             for size in 1..=text.len() {
-                let got = passed(text, size, Truncation::new(most, false, true));
-                assert_eq!(got, (want.to_vec(), over), "{text:x?} at {most} in pieces of {size}");
-                let got = passed(text, size, Truncation::new(most, false, false));
-                let exactly = &text[..text.len().min(most as usize)];
-                assert_eq!(got, (exactly.to_vec(), over), "{text:x?} at {most} in pieces of {size}, binary");
+                let got = passed(text, size, Truncation::new(max, false, true));
+                assert_eq!(got, (want.to_vec(), over), "{text:x?} at {max} in pieces of {size}");
+                let got = passed(text, size, Truncation::new(max, false, false));
+                let exactly = &text[..text.len().min(max as usize)];
+                assert_eq!(got, (exactly.to_vec(), over), "{text:x?} at {max} in pieces of {size}, binary");
             }
         }
     }
 
-    /// Nothing is waited for that is known already, and nothing held that will be whole.
+    /// A body known to exceed the limit ends at the limit without waiting for more, and without holding complete
+    /// characters.
     #[test]
-    fn a_body_that_is_certainly_longer_ends_at_its_limit() {
+    fn a_body_known_to_be_oversized_ends_at_the_limit() {
         let mut cut = Truncation::new(4, true, true);
-        assert_eq!(cut.take(Bytes::from_static(b"ab")), (Bytes::from_static(b"ab"), false));
-        assert_eq!(cut.take(Bytes::from_static("ä".as_bytes())), (Bytes::from_static("ä".as_bytes()), true));
+        assert_eq!(cut.pass(Bytes::from_static(b"ab")), (Bytes::from_static(b"ab"), false));
+        assert_eq!(cut.pass(Bytes::from_static("ä".as_bytes())), (Bytes::from_static("ä".as_bytes()), true));
         let mut cut = Truncation::new(2, true, true);
-        assert_eq!(cut.take(Bytes::from_static(b"a\xC3")), (Bytes::from_static(b"a"), true));
+        assert_eq!(cut.pass(Bytes::from_static(b"a\xC3")), (Bytes::from_static(b"a"), true));
     }
 
     #[test]
-    fn text_is_told_from_what_is_not() {
+    fn detects_textual_content_types() {
         let rows = [
             (None, true),
             (Some("text/plain; charset=utf-8"), true),

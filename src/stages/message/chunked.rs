@@ -1,29 +1,30 @@
-//! Finds the end of a chunked body (RFC 9112 §7.1) without storing it. Not a stage.
+//! Finds the end of a chunked body (RFC 9112 §7.1) without buffering it. Used on both the client's and the origin's
+//! connections.
 
-/// Longest line that says how long a chunk is, with its extensions, in bytes.
+/// Maximum length of a chunk-size line's extensions, in bytes.
 const MAX_SIZE_LINE: usize = 1024;
 
-/// Follows a chunked body.
+/// An incremental parser for a chunked body.
 #[derive(Clone)]
 pub struct ChunkedReader {
-    at: At,
-    /// The bytes that trailers may still take.
+    state: State,
+    /// Bytes that trailers may still use.
     trailers_left: usize,
 }
 
 #[derive(Clone, Copy)]
-enum At {
-    /// Digits of a size; how many so far.
+enum State {
+    /// In the chunk size: its value and the number of digits so far.
     Size(u64, u8),
-    /// Extensions behind a size; what the line may still take.
+    /// In the chunk extensions: the chunk size and the bytes left for the line.
     Extension(u64, usize),
-    /// CR was read behind a size.
+    /// After the CR of the chunk-size line.
     SizeEnd(u64),
     Data(u64),
-    /// CR and LF behind data.
+    /// Before the CR, then before the LF, that follow the chunk data.
     DataEnd,
     DataLf,
-    /// At the start of a trailer line, or of the empty line at the end.
+    /// At the start of a trailer line or of the final empty line.
     Line,
     Trailer,
     TrailerLf,
@@ -33,36 +34,36 @@ enum At {
 }
 
 impl ChunkedReader {
-    /// With so many bytes of trailers at most.
+    /// Creates a parser that allows at most `trailers` bytes of trailers.
     #[must_use]
     pub fn new(trailers: usize) -> Self {
-        Self { at: At::Size(0, 0), trailers_left: trailers }
+        Self { state: State::Size(0, 0), trailers_left: trailers }
     }
 
-    /// True once the last byte of the body has been seen.
+    /// Returns true once the last byte of the body has been read.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        matches!(self.at, At::Over)
+        matches!(self.state, State::Over)
     }
 
-    /// True if there is no telling where it ends.
+    /// Returns true if the framing is invalid, so the end of the body cannot be found.
     #[must_use]
     pub fn is_broken(&self) -> bool {
-        matches!(self.at, At::Broken)
+        matches!(self.state, State::Broken)
     }
 
-    /// True behind the last chunk, where trailers begin.
+    /// Returns true after the last chunk, where trailers start.
     #[must_use]
     pub fn is_at_trailers(&self) -> bool {
-        matches!(self.at, At::Line)
+        matches!(self.state, State::Line)
     }
 
-    /// How many of these bytes belong to the body.
+    /// Parses bytes and returns how many of them belong to the body.
     pub fn pass(&mut self, bytes: &[u8]) -> usize {
         self.pass_until(bytes, |_| false)
     }
 
-    /// How many of these bytes belong to what stands before the trailers.
+    /// Parses bytes and returns how many of them precede the trailers.
     pub fn pass_data(&mut self, bytes: &[u8]) -> usize {
         self.pass_until(bytes, Self::is_at_trailers)
     }
@@ -73,17 +74,17 @@ impl ChunkedReader {
             if is_there(self) {
                 break;
             }
-            match self.at {
-                At::Over | At::Broken => break,
-                At::Data(left) => {
+            match self.state {
+                State::Over | State::Broken => break,
+                State::Data(left) => {
                     let n = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
                     let left = left.saturating_sub(n as u64);
-                    self.at = if left == 0 { At::DataEnd } else { At::Data(left) };
+                    self.state = if left == 0 { State::DataEnd } else { State::Data(left) };
                     passed = passed.saturating_add(n);
                 }
                 at => {
                     let Some(byte) = rest.first() else { break };
-                    self.at = self.step(at, *byte);
+                    self.state = self.step(at, *byte);
                     passed = passed.saturating_add(1);
                 }
             }
@@ -91,29 +92,29 @@ impl ChunkedReader {
         passed
     }
 
-    fn step(&mut self, at: At, byte: u8) -> At {
+    fn step(&mut self, at: State, byte: u8) -> State {
         let is_text = byte == b'\t' || (byte >= b' ' && byte != 0x7f);
         match (at, byte) {
-            (At::Size(size, digits), _) if byte.is_ascii_hexdigit() && digits < 16 => {
+            (State::Size(size, digits), _) if byte.is_ascii_hexdigit() && digits < 16 => {
                 let digit = u64::from(char::from(byte).to_digit(16).unwrap_or_default());
-                At::Size((size << 4) | digit, digits.saturating_add(1))
+                State::Size((size << 4) | digit, digits.saturating_add(1))
             }
-            (At::Size(size, 1..), b';' | b' ' | b'\t') => At::Extension(size, MAX_SIZE_LINE),
-            (At::Size(size, 1..) | At::Extension(size, _), b'\r') => At::SizeEnd(size),
-            (At::Extension(size, left), _) if is_text && left > 0 => At::Extension(size, left.saturating_sub(1)),
-            (At::SizeEnd(0), b'\n') => At::Line,
-            (At::SizeEnd(size), b'\n') => At::Data(size),
-            (At::DataEnd, b'\r') => At::DataLf,
-            (At::DataLf, b'\n') => At::Size(0, 0),
-            (At::Line, b'\r') => At::LastLf,
-            (At::LastLf, b'\n') => At::Over,
-            (At::Trailer, b'\r') => At::TrailerLf,
-            (At::TrailerLf, b'\n') => At::Line,
-            (At::Line | At::Trailer, _) if is_text && self.trailers_left > 0 => {
+            (State::Size(size, 1..), b';' | b' ' | b'\t') => State::Extension(size, MAX_SIZE_LINE),
+            (State::Size(size, 1..) | State::Extension(size, _), b'\r') => State::SizeEnd(size),
+            (State::Extension(size, left), _) if is_text && left > 0 => State::Extension(size, left.saturating_sub(1)),
+            (State::SizeEnd(0), b'\n') => State::Line,
+            (State::SizeEnd(size), b'\n') => State::Data(size),
+            (State::DataEnd, b'\r') => State::DataLf,
+            (State::DataLf, b'\n') => State::Size(0, 0),
+            (State::Line, b'\r') => State::LastLf,
+            (State::LastLf, b'\n') => State::Over,
+            (State::Trailer, b'\r') => State::TrailerLf,
+            (State::TrailerLf, b'\n') => State::Line,
+            (State::Line | State::Trailer, _) if is_text && self.trailers_left > 0 => {
                 self.trailers_left = self.trailers_left.saturating_sub(1);
-                At::Trailer
+                State::Trailer
             }
-            _ => At::Broken,
+            _ => State::Broken,
         }
     }
 }
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_found_and_nothing_else_is_taken_for_it() {
+    fn finds_the_end_of_valid_bodies_only() {
         let rows: [(&str, Option<usize>, bool); 17] = [
             ("0\r\n\r\nGET", Some(5), false),
             ("5\r\nhello\r\n0\r\n\r\nGET", Some(15), false),

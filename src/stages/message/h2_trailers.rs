@@ -1,8 +1,8 @@
-//! Refuses pseudo-fields among trailers over HTTP/2. Not a stage: a stream between h2 and a connection.
+//! Rejects pseudo-header fields in HTTP/2 trailers, in a stream wrapped between h2 and the connection.
 //!
-//! Trailers with pseudo-fields are malformed (RFC 9113 §8.1), but h2 drops such fields without a word. It does refuse
-//! pseudo-fields behind a regular field. So a regular field is put at the beginning of every block of trailers, in a form
-//! that leaves HPACK's tables alone; this mark is removed where trailers are read.
+//! Trailers with pseudo-header fields are malformed (RFC 9113 §8.1), but h2 silently drops such fields. It does reject
+//! pseudo-header fields after a regular field. So a regular field is inserted at the start of every trailer block, in a
+//! form that does not change HPACK's tables. This mark is removed where trailers are read.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,22 +13,20 @@ use bytes::{Buf, BytesMut};
 use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::h2_frame_budget::{FrameBudget, INTERIM_HEAD};
-
-/// The name of the field that is put in. A peer's own fields of this prefix pass neither way.
+/// The name of the inserted field. A peer's own fields with this prefix are not forwarded in either direction.
 const MARK: &str = "exeat-trailers";
-/// The field: never indexed, its name of 14 bytes written out, without a value (RFC 7541 §6.2.3).
+/// The inserted field: never indexed, with a literal name of 14 bytes and an empty value (RFC 7541 §6.2.3).
 const MARK_FIELD: &[u8] = b"\x10\x0eexeat-trailers\x00";
 
-/// The client's connection preface (RFC 9113 §3.4), in bytes.
+/// The length of the client's connection preface (RFC 9113 §3.4), in bytes.
 const PREFACE: usize = 24;
-/// The header of a frame (§4.1), in bytes.
+/// The length of a frame header (§4.1), in bytes.
 const FRAME_HEADER: usize = 9;
-/// Padding length and priority before a block (§6.2), in bytes.
+/// The length of the padding length and priority before a field block (§6.2), in bytes.
 const MAX_PREFIX: usize = 6;
-/// The most of a block that is held before its first field, in bytes. Two table size updates take twelve at most.
+/// The most bytes of a field block held before its first field. Two table size updates take twelve at most.
 const MAX_HELD: usize = 64;
-/// Streams of an origin that are remembered.
+/// The most streams of an origin tracked at the same time.
 const MAX_STREAMS: usize = 1024;
 
 const DATA: u8 = 0;
@@ -40,58 +38,58 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// A connection whose incoming blocks of trailers are marked.
+/// A connection that marks incoming trailer blocks.
 pub struct MarkTrailers<T> {
     inner: T,
     frames: Frames,
-    /// Bytes that have been rewritten and not yet read.
+    /// Rewritten bytes that have not been read.
     out: BytesMut,
 }
 
-/// Follows the frames that come in.
+/// An incremental parser for the incoming frames.
 struct Frames {
     streams: Streams,
-    /// Bytes that pass before the next frame header.
+    /// Bytes to pass unchanged before the next frame header.
     skip: usize,
-    /// Bytes behind those that are dropped: padding.
+    /// Bytes to drop after those: padding.
     drop: usize,
-    /// The frame that is being looked at, from its header on.
+    /// The bytes of the current frame while it is examined, starting with its header.
     held: Vec<u8>,
-    /// The block that is being looked at, until its first field has come.
+    /// The current field block, until its first field has arrived.
     block: Option<Block>,
     /// The last table size update continues in the next frame.
     within_size: bool,
     budget: FrameBudget,
 }
 
-/// A block of fields.
+/// A field block.
 #[derive(Clone, Copy)]
 struct Block {
     stream: u32,
-    /// It is to be marked. Otherwise it is a head whose status is of interest.
+    /// The block is marked. Otherwise it is a response head whose status is read.
     is_trailers: bool,
 }
 
-/// Which blocks are trailers.
+/// Determines which field blocks are trailers.
 enum Streams {
-    /// A client's: all but the first of a stream.
+    /// A client's: all but the first block of a stream.
     Requests { last: u32 },
-    /// An origin's: all behind the final head, and before that there may be interim ones.
+    /// An origin's: all blocks after the final head, which may follow interim ones.
     Responses {
         streams: BTreeMap<u32, Progress>,
-        /// The dynamic table may hold an interim status.
+        /// The dynamic table may contain an interim status.
         may_index_interim: bool,
     },
 }
 
-/// How far the answer on a stream has come.
+/// The progress of the response on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
-    /// The head was an interim one.
+    /// An interim head has been received.
     Interim,
-    /// The final head has come.
+    /// The final head has been received.
     Final,
-    /// The status of the head stands in HPACK's dynamic table, and may be an interim one.
+    /// The status is indexed in HPACK's dynamic table, and may be an interim one.
     Unknown,
 }
 
@@ -118,8 +116,8 @@ impl Header {
 }
 
 impl Streams {
-    /// Records a frame, and returns the block that it begins if that block matters.
-    fn note(&mut self, frame: &Header) -> Option<Block> {
+    /// Records a frame. Returns the field block that it starts if the block has to be examined.
+    fn record(&mut self, frame: &Header) -> Option<Block> {
         let (stream, ends) = (frame.stream, frame.flags & END_STREAM != 0);
         match self {
             Self::Requests { last } if frame.kind == HEADERS => {
@@ -136,7 +134,7 @@ impl Streams {
                 match (frame.kind, progress) {
                     (DATA, Some(_)) if !ends => drop(streams.insert(stream, Progress::Final)),
                     (HEADERS, Some(Progress::Final)) => return Some(Block { stream, is_trailers: true }),
-                    // With END_STREAM it may be a head without a body or trailers; the two look the same.
+                    // With END_STREAM, a head without a body and trailers look the same.
                     (HEADERS, _) if !ends => return Some(Block { stream, is_trailers: false }),
                     _ => {}
                 }
@@ -162,8 +160,8 @@ impl Streams {
     /// Records the first field of a head.
     fn head(&mut self, stream: u32, field: &[u8]) {
         if let Self::Responses { streams, may_index_interim } = self {
-            let progress = match (progress(field), field) {
-                // Indexed, of the dynamic table.
+            let progress = match (status_progress(field), field) {
+                // Indexed, from the dynamic table.
                 (Progress::Unknown, [0xbe..=0xff, ..]) if !*may_index_interim => Progress::Final,
                 (progress, _) => progress,
             };
@@ -177,16 +175,17 @@ impl Streams {
     }
 }
 
-/// The beginning of a fragment, before the first field.
+/// The start of a fragment, up to the first field.
 enum Start {
     /// Only table size updates so far.
     Sizes,
-    /// So many bytes of table size updates, and then a field.
+    /// Table size updates of this many bytes, followed by a field.
     Field(usize),
 }
 
-/// Finds the first field of a fragment. `within` says whether it begins within a number, and then whether it ends so.
-fn start(fragment: &[u8], within: &mut bool) -> Start {
+/// Finds the first field of a fragment. `within` is true if the fragment starts within a number, and is set to whether
+/// it ends within one.
+fn find_first_field(fragment: &[u8], within: &mut bool) -> Start {
     for (at, byte) in fragment.iter().enumerate() {
         match (*within, *byte) {
             (true, byte) => *within = byte & 0x80 != 0,
@@ -198,14 +197,14 @@ fn start(fragment: &[u8], within: &mut bool) -> Start {
     Start::Sizes
 }
 
-/// Reads the status class from the first field of a head, which has to be `:status`.
-fn progress(field: &[u8]) -> Progress {
+/// Reads the status class from the first field of a head, which must be `:status`.
+fn status_progress(field: &[u8]) -> Progress {
     let digit = match field {
-        // Indexed: 200, 204, 206, 304, 400, 404 and 500 of the static table.
+        // Indexed: 200, 204, 206, 304, 400, 404 and 500 from the static table.
         [0x88..=0x8e, ..] => return Progress::Final,
-        // The name of the static table.
+        // Literal, with the name from the static table.
         [0x48 | 0x08 | 0x18, value @ ..] => first_digit(value),
-        // The name written out.
+        // Literal, with a literal name.
         [0x40 | 0x00 | 0x10, name @ ..] => {
             let length = name.first().map(|length| usize::from(length & 0x7f).saturating_add(1));
             length.and_then(|length| first_digit(name.get(length..)?))
@@ -219,8 +218,8 @@ fn progress(field: &[u8]) -> Progress {
     }
 }
 
-/// The first of a status' digits. In Huffman's code digits from 0 to 2 take five bits and have the values 0 to 2
-/// (RFC 7541, Appendix B); all others are larger.
+/// Returns the first digit of a status. In the Huffman code, the digits 0 to 2 take five bits with the values 0 to 2
+/// (RFC 7541, Appendix B); all other values are larger.
 fn first_digit(value: &[u8]) -> Option<u8> {
     match value {
         [length, first, ..] if length & 0x80 != 0 => Some(first >> 3),
@@ -230,7 +229,7 @@ fn first_digit(value: &[u8]) -> Option<u8> {
 }
 
 impl Frames {
-    /// Follows incoming bytes and writes them, with marks, to `out`.
+    /// Parses incoming bytes and writes them to `out`, with marks inserted.
     fn feed(&mut self, mut bytes: &[u8], out: &mut BytesMut) -> io::Result<()> {
         while !bytes.is_empty() {
             if self.skip > 0 || self.drop > 0 {
@@ -247,26 +246,23 @@ impl Frames {
             bytes = rest;
             if let Some(frame) = Header::parse(&self.held) {
                 if self.held.len() == FRAME_HEADER {
-                    self.begin(&frame)?;
+                    self.start_frame(&frame);
                 }
-                self.look(&frame, out)?;
+                self.process(&frame, out)?;
             }
         }
         Ok(())
     }
 
-    fn begin(&mut self, frame: &Header) -> io::Result<()> {
-        if !self.budget.take(self.streams.cost(frame)) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "too many HTTP/2 frames without content"));
-        }
+    fn start_frame(&mut self, frame: &Header) {
         if frame.kind != CONTINUATION {
-            (self.block, self.within_size) = (self.streams.note(frame), false);
+            (self.block, self.within_size) = (self.streams.record(frame), false);
         }
         Ok(())
     }
 
-    /// Decides on a held frame: passes it on, marks it, or waits for more of it.
-    fn look(&mut self, frame: &Header, out: &mut BytesMut) -> io::Result<()> {
+    /// Passes a held frame on, marks it, or waits for more of it.
+    fn process(&mut self, frame: &Header, out: &mut BytesMut) -> io::Result<()> {
         let Some(block) = self.block else {
             self.pass(frame, out);
             return Ok(());
@@ -283,13 +279,13 @@ impl Frames {
         let padding = if padded { payload.first().copied().unwrap_or_default().into() } else { 0 };
         let length = frame.length.checked_sub(before).and_then(|length| length.checked_sub(padding));
         let (Some(length), Some(fragment)) = (length, payload.get(before..)) else {
-            // h2 refuses it.
+            // Invalid padding; h2 rejects it.
             self.pass(frame, out);
             return Ok(());
         };
         let mut within = self.within_size;
         let is_whole = fragment.len() >= length;
-        match start(fragment.get(..length).unwrap_or(fragment), &mut within) {
+        match find_first_field(fragment.get(..length).unwrap_or(fragment), &mut within) {
             Start::Field(at) if block.is_trailers => {
                 let marked = Marked { frame, fragment, length, sizes: at };
                 marked.write(out);
@@ -311,14 +307,14 @@ impl Frames {
                 self.pass(frame, out);
             }
             Start::Sizes if fragment.len() >= MAX_HELD => {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "a block of fields without a field"));
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "a field block without any fields"));
             }
             Start::Field(_) | Start::Sizes => {}
         }
         Ok(())
     }
 
-    /// Lets the frame pass as it is.
+    /// Passes the frame on unchanged.
     fn pass(&mut self, frame: &Header, out: &mut BytesMut) {
         let payload = self.held.len().saturating_sub(FRAME_HEADER);
         out.extend_from_slice(&self.held);
@@ -327,18 +323,18 @@ impl Frames {
     }
 }
 
-/// A frame whose block is to be marked before its first field.
+/// A frame whose field block is marked before its first field.
 struct Marked<'a> {
     frame: &'a Header,
-    /// The bytes of the block that have come in this frame, and the length of all of them.
+    /// The bytes of the block received in this frame, and the length of its part of the block.
     fragment: &'a [u8],
     length: usize,
-    /// The length of the table size updates, which have to stay at the beginning (RFC 7541 §4.2).
+    /// The length of the table size updates, which must stay at the start of the block (RFC 7541 §4.2).
     sizes: usize,
 }
 
 impl Marked<'_> {
-    /// Writes two frames, neither of them larger than the one that came, without priority and padding.
+    /// Writes two frames without priority and padding, neither of them larger than the original one.
     fn write(&self, out: &mut BytesMut) {
         let Header { kind, flags, stream, .. } = *self.frame;
         let (sizes, fields) = self.fragment.split_at(self.sizes.min(self.fragment.len()));
@@ -354,12 +350,12 @@ impl Marked<'_> {
 }
 
 impl<T> MarkTrailers<T> {
-    /// For what a client sends.
+    /// Wraps a connection on which a client sends requests.
     pub fn requests(inner: T) -> Self {
         Self::new(inner, Streams::Requests { last: 0 }, PREFACE)
     }
 
-    /// For what an origin sends.
+    /// Wraps a connection on which an origin sends responses.
     pub fn responses(inner: T) -> Self {
         Self::new(inner, Streams::Responses { streams: BTreeMap::new(), may_index_interim: false }, 0)
     }
@@ -390,7 +386,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for MarkTrailers<T> {
             ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
             let fresh = buf.filled().get(before..).unwrap_or_default();
             if fresh.len() <= self.frames.skip {
-                // Nothing, or a part of a body.
+                // Nothing, or part of a payload that passes unchanged.
                 self.frames.skip = self.frames.skip.saturating_sub(fresh.len());
                 return Poll::Ready(Ok(()));
             }
@@ -460,7 +456,7 @@ mod tests {
             let io = if is_request { MarkTrailers::requests(ours) } else { MarkTrailers::responses(ours) };
             let bytes = bytes.to_vec();
             let writing = async move {
-                // A reader that gives up is a result, too.
+                // The reader may stop early with an error, which is a valid result.
                 let _ = theirs.write_all(&bytes).await;
             };
             tokio::join!(writing, through(io)).1
@@ -475,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn trailers_of_requests_are_marked_before_their_first_field() {
+    fn marks_request_trailers_before_their_first_field() {
         let (head, data) = (frame(HEADERS, END_HEADERS, 1, &[0x82; 9]), frame(DATA, 0, 1, &[HEADERS; 30]));
         let (field, sizes) = ([0x84, 0x87], [0x20, 0x3f, 0x81, 0x0f]);
         let padded = [&[2, 0, 0, 0, 0, 1][..], &field, &[0, 0]].concat();
@@ -510,10 +506,10 @@ mod tests {
     }
 
     #[test]
-    fn trailers_of_answers_are_those_behind_the_final_head() {
+    fn marks_response_blocks_after_the_final_head() {
         let head = |flags: u8, block: &[u8]| frame(HEADERS, flags | END_HEADERS, 1, block);
         let (ok, early) = ([0x88], [0x48, 3, b'1', b'0', b'3']);
-        // `103` in Huffman's code, and the name `:status` written out.
+        // `103` in the Huffman code, and with the literal name `:status`.
         let (early_coded, named) = ([0x48, 0x82, 0x08, 0x19], *b"\x00\x07:status\x03103");
         let dynamic = [0xbe];
         let field = [0x10, 1, b'x', 0];
@@ -549,7 +545,7 @@ mod tests {
     }
 
     proptest! {
-        /// The output does not depend on where the input is cut, and adds nothing but marks.
+        /// The output does not depend on the read sizes, and differs only by marks.
         #[test]
         fn whole_equals_cut_anywhere(
             frames in prop::collection::vec((0_u8..10, any::<u8>(), 0_u32..5, prop::collection::vec(any::<u8>(), 0..40)), 0..8),
@@ -566,7 +562,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_that_are_no_frames_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..400), room in 1_usize..50) {
+        fn invalid_frames_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..400), room in 1_usize..50) {
             let _ = (passed(true, &bytes, room), passed(false, &bytes, room));
         }
     }

@@ -1,4 +1,4 @@
-//! Header and trailer filtering: the fields that pass the proxy. Not a stage.
+//! Filters for header fields and trailers, shared by the `inject`, `forward` and `limit` stages.
 
 use http::HeaderMap;
 use http::header::{
@@ -10,8 +10,9 @@ use http::header::{
 
 use crate::model::wire;
 
-/// Removes what is meant for one hop only: what `Connection` names, the fields of RFC 9110 §7.6.1, and
-/// ours. `Connection` cannot name fields that say where a message goes or how it ends.
+/// Removes hop-by-hop fields: those nominated by `Connection`, those of RFC 9110 §7.6.1, and the proxy's own.
+///
+/// `Connection` cannot nominate fields that control routing, framing or credentials.
 pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let nominated: Vec<HeaderName> = headers
         .get_all(CONNECTION)
@@ -31,15 +32,15 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes from an answer what would speak for the proxy, or lead clients past it.
-pub(crate) fn remove_pretence(headers: &mut HeaderMap) {
+/// Removes fields from a response that would impersonate the proxy or lead clients around it.
+pub(crate) fn remove_from_response(headers: &mut HeaderMap) {
     remove_hop_by_hop(headers);
-    // A client that followed it would leave the proxy (RFC 7838).
+    // A client that follows `Alt-Svc` would bypass the proxy (RFC 7838).
     headers.remove(ALT_SVC);
     headers.remove(PROXY_STATUS);
 }
 
-/// Removes the fields by which an origin takes another method or path than the request's own.
+/// Removes the fields that make an origin use a different method or path than the request line's.
 pub(crate) fn remove_overrides(headers: &mut HeaderMap) {
     let found: Vec<HeaderName> = headers.keys().filter(|name| is_override(name)).cloned().collect();
     for name in found {
@@ -47,39 +48,42 @@ pub(crate) fn remove_overrides(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether a field may make an origin take another method or path than the request's own.
+/// Returns true if any field may make an origin use a different method or path than the request line's.
 pub(crate) fn has_override(headers: &HeaderMap) -> bool {
     headers.keys().any(is_override)
 }
 
-/// Servers that hand fields over as variables (RFC 3875 §4.1.18) tell neither case nor `-` and `_` apart.
+/// Servers that pass fields on as CGI-style variables (RFC 3875 §4.1.18) ignore case and treat `-` and `_` alike.
 fn is_override(name: &HeaderName) -> bool {
     let name = name.as_str().replace('_', "-");
     OVERRIDES.contains(&name.as_str())
 }
 
-/// Removes from trailers what is no trailer: framing, routing, control, credentials and content (RFC 9110 §6.5.1). An
-/// origin that adds trailers to the head would read it there.
+/// Removes fields that are not allowed in trailers: framing, routing, control, credentials and content (RFC 9110
+/// §6.5.1).
+///
+/// An origin that merges trailers into the header section would otherwise interpret them there.
 pub(crate) fn remove_from_trailers(trailers: &mut HeaderMap) {
-    remove_pretence(trailers);
+    remove_from_response(trailers);
     remove_overrides(trailers);
-    for name in &NO_TRAILERS {
+    for name in &FORBIDDEN_IN_TRAILERS {
         trailers.remove(name);
     }
 }
 
-/// Bytes of names and values.
+/// Returns the total size of names and values, in bytes.
 pub(crate) fn size(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len().saturating_add(value.len())).sum()
 }
 
-/// True if the sender takes trailers.
+/// Returns true if `TE` declares that the sender accepts trailers.
 pub(crate) fn accepts_trailers(headers: &HeaderMap) -> bool {
     let mut tokens = headers.get_all(TE).iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(','));
     tokens.any(|token| token.trim().eq_ignore_ascii_case("trailers"))
 }
 
-/// HTTP/2 clients may send `Cookie` in pieces; elsewhere it is one field (RFC 9113 §8.2.3).
+/// Joins `Cookie` fields, which HTTP/2 clients may split, into the one field that other versions require (RFC 9113
+/// §8.2.3).
 pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     let pieces: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if pieces.len() > 1
@@ -92,30 +96,30 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
 const ALT_SVC: HeaderName = HeaderName::from_static("alt-svc");
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
-/// In lower case, with `-` for `_`.
+/// Names in lower case, with `_` replaced by `-`.
 const OVERRIDES: [&str; 12] = [
-    // WSGI variables, which gunicorn takes from fields of these names.
+    // WSGI variables; gunicorn sets them from fields of these names.
     "path-info",
     "script-name",
-    // Authelia and other servers that decide for a reverse proxy, as Traefik's ForwardAuth asks them.
+    // Authelia and other authorization servers behind a reverse proxy, as queried by Traefik's ForwardAuth.
     "x-forwarded-method",
     "x-forwarded-uri",
     // OData and SAP; Google's APIs, Rails, Laravel, Symfony, Express; IBM.
     "x-http-method",
     "x-http-method-override",
     "x-method-override",
-    // The same servers as above, behind nginx.
+    // The same authorization servers, behind nginx.
     "x-original-method",
     "x-original-uri",
     // IIS with URL Rewrite or ISAPI_Rewrite; older releases of Symfony, Laminas and Drupal.
     "x-original-url",
     "x-rewrite-url",
-    // The usual snippet for Flask behind a prefix, as in calibre-web.
+    // The common Flask snippet for deployments behind a path prefix, as in calibre-web.
     "x-script-name",
 ];
 
-/// Those of one hop are removed besides.
-const NO_TRAILERS: [HeaderName; 21] = [
+/// Fields forbidden in trailers, in addition to the hop-by-hop fields.
+const FORBIDDEN_IN_TRAILERS: [HeaderName; 21] = [
     AUTHORIZATION,
     CACHE_CONTROL,
     CONTENT_ENCODING,
@@ -157,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_of_one_hop_go_and_the_others_stay() {
+    fn removes_only_hop_by_hop_fields() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("connection", "close, X-Hop, Host, authorization"),

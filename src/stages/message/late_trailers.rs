@@ -1,7 +1,7 @@
-//! Writes request trailers to an origin over HTTP/1.1. Not a stage: a stream between hyper and a connection.
+//! Writes request trailers to an HTTP/1.1 origin, in a stream wrapped between hyper and the connection.
 //!
-//! hyper writes a trailer only if the head announces its name, and a client over h2 need not announce any
-//! (RFC 9110 §6.6.2). So hyper writes the body without its trailers, and they are put in behind the last chunk here.
+//! hyper writes a trailer only if the request head announces its name, but an HTTP/2 client need not announce any
+//! (RFC 9110 §6.6.2). So hyper writes the body without trailers, and this stream inserts them after the last chunk.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -16,54 +16,54 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::stages::message::chunked::ChunkedReader;
 
-/// The trailers of one request, there once its body has ended.
+/// The serialized trailers of one request. Empty until its body has ended.
 #[derive(Clone, Default)]
 pub(crate) struct Trailers(Arc<Mutex<Bytes>>);
 
-/// The body that follows the head of a request.
+/// The framing of a request body.
 #[derive(Clone)]
 pub(crate) enum Framing {
-    /// A chunked body, and these trailers.
+    /// A chunked body and its trailers.
     Chunked(Trailers),
-    /// So many bytes of body.
+    /// A body of this many bytes.
     Length(u64),
 }
 
-/// The requests that a connection will carry, in the order in which they will be written.
+/// The framing of the requests announced for a connection, in the order in which they will be written.
 #[derive(Clone, Default)]
-pub(crate) struct Announced(Arc<Mutex<VecDeque<Framing>>>);
+pub(crate) struct FramingQueue(Arc<Mutex<VecDeque<Framing>>>);
 
-/// A connection over HTTP/1.1 on which trailers are put behind the chunked bodies that pass.
+/// An HTTP/1.1 connection that inserts trailers after the chunked bodies written to it.
 pub(crate) struct LateTrailers<T> {
     inner: T,
-    announced: Announced,
-    /// Announced messages that have not begun.
+    announced: FramingQueue,
+    /// The announced messages that have not started.
     queue: VecDeque<Framing>,
-    message: Message,
+    message: Position,
     /// Trailers that are being written.
     insertion: Bytes,
 }
 
-/// The message that is being written.
+/// The parse position in the written bytes.
 #[derive(Clone)]
-enum Message {
-    /// None: the next byte begins one.
+enum Position {
+    /// Between messages: the next byte starts one.
     None,
-    /// In a head, with so many bytes of the empty line that ends it.
+    /// In a request head, with this many bytes of the CRLF CRLF at its end matched.
     Head(u8, Framing),
-    /// In a body with so many bytes to come.
+    /// In a body with this many bytes left.
     Length(u64),
     /// In a chunked body, before its trailers.
     Chunked(ChunkedReader, Trailers),
-    /// Behind them.
+    /// In a chunked body, at its trailers.
     End(ChunkedReader),
-    /// None of those that were announced, such as a WebSocket. Nothing is put in any more.
+    /// In data that was not announced, such as a WebSocket. Nothing is inserted any more.
     Unknown,
 }
 
 impl Trailers {
-    /// Takes fields that have been judged. Neither names nor values can hold a line end.
-    pub(crate) fn put(&self, fields: &HeaderMap) {
+    /// Stores fields that have passed the trailer checks. Neither names nor values can contain a line break.
+    pub(crate) fn set(&self, fields: &HeaderMap) {
         let mut text = Vec::new();
         for (name, value) in fields {
             for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
@@ -78,21 +78,22 @@ impl Trailers {
     }
 }
 
-impl Announced {
-    /// Announces the next request that will be written.
+impl FramingQueue {
+    /// Announces the next request to be written.
     pub(crate) fn push(&self, framing: Framing) {
         self.0.lock().push_back(framing);
     }
 }
 
-impl Message {
-    /// Follows these bytes up to the next place for trailers. Returns how many they are, and the trailers.
-    fn pass(&mut self, queue: &mut impl Iterator<Item = Framing>, bytes: &[u8]) -> (usize, Option<Trailers>) {
+impl Position {
+    /// Parses `bytes` up to the next insertion point. Returns the number of bytes parsed, and the trailers to insert
+    /// there.
+    fn advance(&mut self, queue: &mut impl Iterator<Item = Framing>, bytes: &[u8]) -> (usize, Option<Trailers>) {
         let mut passed = 0_usize;
         while let Some(rest) = bytes.get(passed..).filter(|rest| !rest.is_empty()) {
             let (next, part) = match std::mem::replace(self, Self::Unknown) {
                 Self::None => (queue.next().map_or(Self::Unknown, |framing| Self::Head(0, framing)), 0),
-                Self::Head(matched, framing) => match (head(matched, rest), framing) {
+                Self::Head(matched, framing) => match (match_head_end(matched, rest), framing) {
                     ((4, part), Framing::Chunked(trailers)) => (Self::Chunked(ChunkedReader::new(0), trailers), part),
                     ((4, part), Framing::Length(0)) => (Self::None, part),
                     ((4, part), Framing::Length(length)) => (Self::Length(length), part),
@@ -125,8 +126,9 @@ impl Message {
     }
 }
 
-/// How much of the empty line behind a head has come with these bytes, and how many of them belong to the head.
-fn head(mut matched: u8, bytes: &[u8]) -> (u8, usize) {
+/// Returns how many bytes of the CRLF CRLF that ends a head are matched after `bytes`, and how many of `bytes` belong
+/// to the head.
+fn match_head_end(mut matched: u8, bytes: &[u8]) -> (u8, usize) {
     for (at, byte) in bytes.iter().enumerate() {
         matched = match (matched, byte) {
             (0 | 2, b'\r') | (1 | 3, b'\n') => matched.saturating_add(1),
@@ -142,22 +144,22 @@ fn head(mut matched: u8, bytes: &[u8]) -> (u8, usize) {
 
 impl<T> LateTrailers<T> {
     pub(crate) fn new(inner: T) -> Self {
-        let (announced, queue) = (Announced::default(), VecDeque::new());
-        Self { inner, announced, queue, message: Message::None, insertion: Bytes::new() }
+        let (announced, queue) = (FramingQueue::default(), VecDeque::new());
+        Self { inner, announced, queue, message: Position::None, insertion: Bytes::new() }
     }
 
-    /// Where requests are announced.
-    pub(crate) fn announced(&self) -> Announced {
+    /// Returns the queue that announces requests for this connection.
+    pub(crate) fn announced(&self) -> FramingQueue {
         self.announced.clone()
     }
 
-    /// How many of these bytes stand before the next place for trailers; none if there is no such place among them.
-    fn place<'b>(&mut self, parts: impl Iterator<Item = &'b [u8]>) -> Option<usize> {
-        self.queue.append(&mut self.announced.0.lock());
+    /// Returns the number of bytes before the next insertion point, or `None` if these bytes contain none.
+    fn insertion_point<'b>(&mut self, parts: impl Iterator<Item = &'b [u8]>) -> Option<usize> {
+        self.queue.append(&mut lock(&self.announced.0));
         let (mut message, mut queue) = (self.message.clone(), self.queue.iter().cloned());
         let mut before = 0_usize;
         for part in parts {
-            let (passed, trailers) = message.pass(&mut queue, part);
+            let (passed, trailers) = message.advance(&mut queue, part);
             before = before.saturating_add(passed);
             if trailers.is_some() {
                 return Some(before);
@@ -166,10 +168,10 @@ impl<T> LateTrailers<T> {
         None
     }
 
-    /// Follows what has been written.
-    fn went(&mut self, bytes: &[u8]) {
+    /// Parses bytes that were written to the connection.
+    fn bytes_written(&mut self, bytes: &[u8]) {
         let Self { queue, message, .. } = self;
-        let (_, trailers) = message.pass(&mut std::iter::from_fn(|| queue.pop_front()), bytes);
+        let (_, trailers) = message.advance(&mut std::iter::from_fn(|| queue.pop_front()), bytes);
         if let Some(trailers) = trailers {
             self.insertion = trailers.take();
         }
@@ -197,10 +199,10 @@ impl<T: AsyncRead + Unpin> AsyncRead for LateTrailers<T> {
 impl<T: AsyncWrite + Unpin> AsyncWrite for LateTrailers<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.poll_insertion(cx))?;
-        let most = self.place(std::iter::once(bytes)).unwrap_or(bytes.len());
-        let bytes = bytes.get(..most).unwrap_or(bytes);
+        let max = self.insertion_point(std::iter::once(bytes)).unwrap_or(bytes.len());
+        let bytes = bytes.get(..max).unwrap_or(bytes);
         let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes))?;
-        self.went(bytes.get(..written).unwrap_or(bytes));
+        self.bytes_written(bytes.get(..written).unwrap_or(bytes));
         Poll::Ready(Ok(written))
     }
 
@@ -210,15 +212,15 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for LateTrailers<T> {
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_insertion(cx))?;
-        if self.place(parts.iter().map(|part| &**part)).is_some() {
-            // Once a message: one part at a time up to the place.
+        if self.insertion_point(parts.iter().map(|part| &**part)).is_some() {
+            // This happens once per message: write one part at a time up to the insertion point.
             let first = parts.iter().find(|part| !part.is_empty()).map_or(&[][..], |part| part);
             return self.poll_write(cx, first);
         }
         let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, parts))?;
         let mut left = written;
         for part in parts {
-            self.went(part.get(..left).unwrap_or(part));
+            self.bytes_written(part.get(..left).unwrap_or(part));
             left = left.saturating_sub(part.len());
         }
         Poll::Ready(Ok(written))
@@ -251,14 +253,14 @@ mod tests {
         fields
     }
 
-    /// A message as hyper writes it, what is announced of it, and what has to leave.
+    /// Returns a message as hyper writes it, its announced framing, and the bytes expected on the wire.
     fn message(kind: u8, data: &str) -> (String, Framing, String) {
         let trailers = Trailers::default();
         let body = if data.is_empty() { String::new() } else { format!("{:X}\r\n{data}\r\n", data.len()) };
         let chunked = format!("POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n{body}0\r\n");
         match kind {
             0 => {
-                trailers.put(&fields());
+                trailers.set(&fields());
                 let out = format!("{chunked}x-late: 1\r\nx-late: 2\r\n\r\n");
                 (format!("{chunked}\r\n"), Framing::Chunked(trailers), out)
             }
@@ -303,9 +305,9 @@ mod tests {
     }
 
     proptest! {
-        /// Wherever it is cut, and however little the connection takes at a time.
+        /// For all write sizes and all partial writes.
         #[test]
-        fn trailers_stand_behind_the_last_chunk_and_nowhere_else(
+        fn inserts_trailers_only_after_the_last_chunk(
             kinds in prop::collection::vec((0_u8..3, "(|0\r\n\r\n|hello|0\r\n|\r\n\r\nPOST )"), 1..4),
             steps in prop::collection::vec(1_usize..40, 1..6),
             room in 1_usize..64,
@@ -319,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_not_announced_passes_as_it_is() {
+    async fn passes_unannounced_data_unchanged() {
         let (text, _, _) = message(0, "hello");
         let unannounced = (text.clone(), Framing::Length(0), String::new());
         let sent = through(&[unannounced], &[7], 1000, false).await;

@@ -1,4 +1,4 @@
-//! The parts of a message that several stages work on: heads, bodies, queries, WebSocket frames, trailers.
+//! Message parts shared by several stages: header fields, bodies, queries, WebSocket frames and trailers.
 
 pub mod chunked;
 mod h2_frame_budget;

@@ -1,42 +1,43 @@
-//! Query parameters (WHATWG URL, `application/x-www-form-urlencoded`). Not a stage.
+//! Query parameters (WHATWG URL, `application/x-www-form-urlencoded`), for credential selection and the `inject` stage.
 
 use std::borrow::Cow;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, percent_encode};
 
-/// Everything but the unreserved characters of RFC 3986 §2.3.
+/// All but the unreserved characters of RFC 3986 §2.3.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Names and values as they were sent.
+/// Returns the names and values, still encoded.
 pub(crate) fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
     query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
 /// Decodes a name or value.
-pub(crate) fn decoded(text: &str) -> Vec<u8> {
-    decoded_bytes(text.as_bytes())
+pub(crate) fn decode(text: &str) -> Vec<u8> {
+    decode_bytes(text.as_bytes())
 }
 
-pub(crate) fn decoded_bytes(text: &[u8]) -> Vec<u8> {
+pub(crate) fn decode_bytes(text: &[u8]) -> Vec<u8> {
     let spaced: Vec<u8> = text.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect();
     percent_decode(&spaced).collect()
 }
 
-/// The query with one parameter of that name, as the last; all others as they were sent.
-pub(crate) fn with(query: Option<&str>, name: &str, value: &[u8]) -> zeroize::Zeroizing<String> {
-    let kept = without(query.unwrap_or_default(), |key| key == name.as_bytes());
+/// Returns the query with exactly one parameter of this name, in last place. All other parameters stay as sent.
+pub(crate) fn set_parameter(query: Option<&str>, name: &str, value: &[u8]) -> zeroize::Zeroizing<String> {
+    let kept = remove_parameters(query.unwrap_or_default(), |key| key == name.as_bytes());
     let and = if kept.is_empty() { "" } else { "&" };
-    zeroize::Zeroizing::new(format!("{kept}{and}{}={}", encoded(name.as_bytes()), encoded(value)))
+    zeroize::Zeroizing::new(format!("{kept}{and}{}={}", encode(name.as_bytes()), encode(value)))
 }
 
-/// The query without the parameters whose names `is_meant` means. Some servers part them by `;` as well.
-pub(crate) fn without(query: &str, is_meant: impl Fn(&[u8]) -> bool) -> String {
-    let is_other = |pair: &&str| !is_meant(&decoded(pair.split_once('=').map_or(*pair, |(key, _)| key)));
+/// Returns the query without the parameters whose decoded name matches `matches`. `;` counts as a separator too, as on
+/// some servers.
+pub(crate) fn remove_parameters(query: &str, matches: impl Fn(&[u8]) -> bool) -> String {
+    let is_other = |pair: &&str| !matches(&decode(pair.split_once('=').map_or(*pair, |(key, _)| key)));
     let others = |part: &str| part.split(';').filter(is_other).collect::<Vec<_>>().join(";");
     query.split('&').map(others).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("&")
 }
 
-fn encoded(text: &[u8]) -> Cow<'_, str> {
+fn encode(text: &[u8]) -> Cow<'_, str> {
     percent_encode(text, RESERVED).into()
 }
 
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parameter_stands_there_once_and_encoded() {
+    fn adds_an_encoded_parameter_and_removes_others_of_its_name() {
         let rows: [(Option<&str>, &[u8], &str); 9] = [
             (None, b"k", "api_key=k"),
             (Some(""), b"k", "api_key=k"),
@@ -62,7 +63,7 @@ mod tests {
             (None, "ü-._~".as_bytes(), "api_key=%C3%BC-._~"),
         ];
         for (query, value, want) in rows {
-            assert_eq!(*with(query, "api_key", value), want, "{query:?}");
+            assert_eq!(*set_parameter(query, "api_key", value), want, "{query:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A request body on its way to the origin: scanned, counted and charged. Not a stage.
+//! The request body sent to the origin: buffered or scanned for `inspect`, and sent by `forward`.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,87 +23,87 @@ use crate::stages::inject::strip;
 use crate::stages::inspect::outbound::{OutboundBody, OutboundError};
 use crate::stages::message::late_trailers::Trailers;
 
-/// Why a body ended early.
+/// The reason why a body ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
-    /// The exchange that the body belongs to is over.
+    /// The exchange of this body is over.
     #[error("the exchange is over")]
     Over,
-    /// The peer broke off or broke its framing.
-    #[error("the peer broke off")]
+    /// The peer closed the connection or violated the framing.
+    #[error("the peer aborted the body")]
     Peer(#[source] hyper::Error),
-    /// It cannot be decoded, or not within bounds.
-    #[error("the body cannot be read")]
+    /// The body cannot be decoded, or not within the decoding limits.
+    #[error("the body cannot be decoded")]
     Unread(#[source] DecodeError),
-    /// The body holds a value, or cannot be decoded.
-    #[error("the body must not go on")]
+    /// The body contains a protected value, cannot be scanned, or exceeds a limit.
+    #[error("the body was blocked")]
     Stopped,
-    /// No byte came for too long, or the exchange took too long.
-    #[error("the body took too long")]
+    /// No data arrived for too long, or the exchange took too long.
+    #[error("the body timed out")]
     TimedOut,
 }
 
-/// A request's body on its way to the origin.
+/// A request body on its way to the origin.
 pub struct RequestBody {
     source: Source,
     idle: Duration,
-    waiting: Option<Pin<Box<Sleep>>>,
-    /// Bytes that the client may send, and may still send. None: as many as it likes.
-    most: Option<u64>,
-    left: Option<u64>,
+    idle_timer: Option<Pin<Box<Sleep>>>,
+    /// The size limit in bytes, and how much of it is left. `None` means no limit.
+    limit: Option<u64>,
+    remaining: Option<u64>,
     counts: Arc<TransferCounts>,
     began: Instant,
-    /// Fields that no trailer may have.
-    places: Vec<Placement>,
-    /// Where trailers go instead of behind the body.
+    /// Credential placements whose fields are not allowed in trailers.
+    placements: Vec<Placement>,
+    /// If set, receives the trailers, which are then not sent with the body.
     trailers: Option<Trailers>,
-    looked_through: Option<Box<ScannedBody>>,
-    /// For the bytes that are held here.
+    scan: Option<Box<ScannedBody>>,
+    /// Charges the bytes held here to the memory budget.
     reservation: Reservation,
 }
 
-/// A body that is looked through on its way.
+/// A body that is scanned while it is sent.
 struct ScannedBody {
-    leaving: OutboundBody,
-    /// The client has sent everything; what goes behind the body.
+    outbound: OutboundBody,
+    /// The client has sent everything. `trailers` holds the trailers until the data is sent.
     ended: bool,
     trailers: Option<HeaderMap>,
-    pauses: Pauses,
+    pauses: PauseTimer,
 }
 
-/// When what is held goes without an end in sight: nobody knows when more comes of a stream whose length is
-/// not known.
-enum Pauses {
-    /// The length is known, so the end will come.
-    Never,
-    Known {
-        /// When something came last, and when the oldest of what is held did.
+/// Decides when held data of a stream of unknown length is released. The next data may be far off, so the end of the
+/// stream cannot be waited for.
+enum PauseTimer {
+    /// The length is known, so the end will follow.
+    Disabled,
+    Enabled {
+        /// The time when data last arrived, and the time when the oldest held data arrived.
         last: Instant,
         oldest: Option<Instant>,
         timer: Pin<Box<Sleep>>,
     },
 }
 
-/// Nothing has come for so long: a pause.
+/// Held data is released after this long without new data.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Nobody waits longer for a byte, also of a stream that trickles.
+/// The longest time that data is held, even if the stream keeps trickling.
 const MAX_HELD: Duration = Duration::from_millis(500);
-/// Portions that are looked through before somebody else may have the thread.
-pub(crate) const PORTIONS: usize = 8;
-/// Bytes that are set aside for a body before it comes.
-const ROOM: usize = 64 * 1024;
+/// The number of portions scanned before the task yields.
+pub(crate) const PORTIONS_PER_POLL: usize = 8;
+/// The most bytes preallocated for a body.
+const MAX_PREALLOCATED: usize = 64 * 1024;
 
-/// Where the bytes are.
+/// The location of the body's data.
 enum Source {
-    /// Still with the client.
+    /// With the client.
     Client(Incoming),
-    /// Here, all of them.
-    Here { data: Option<Bytes>, trailers: Option<HeaderMap> },
+    /// In memory, complete.
+    Buffered { data: Option<Bytes>, trailers: Option<HeaderMap> },
 }
 
 impl RequestBody {
-    /// Wraps what the client sends, within the limits of the grant; what of it is held is charged to the budget. A wait
-    /// for the client ends once nothing has moved in either direction for the idle time.
+    /// Wraps the body sent by the client and applies the limits of the grant. Held bytes are charged to the budget.
+    /// Waiting for the client times out once neither direction has moved for the idle timeout.
     #[must_use]
     pub fn new(inner: Incoming, grant: &Grant, budget: &Arc<Budget>, counts: Arc<TransferCounts>) -> Self {
         let limits = grant.limits();
@@ -115,77 +115,78 @@ impl RequestBody {
         Self {
             source: Source::Client(inner),
             idle: limits.timeouts.idle,
-            waiting: None,
-            most: limits.request,
-            left: limits.request,
+            idle_timer: None,
+            limit: limits.request,
+            remaining: limits.request,
             counts,
             began: Instant::now(),
-            places: Vec::new(),
+            placements: Vec::new(),
             trailers: None,
-            looked_through: None,
+            scan: None,
             reservation,
         }
     }
 
-    /// Ready once the wait has been too long. The timer is only set when a poll finds nothing, so it costs
-    /// nothing while bytes flow.
+    /// Returns ready once the idle timeout has passed. The timer is set only when a poll finds no data, so it costs
+    /// nothing while data flows.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             let idle = self.idle;
-            let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(idle)));
-            ready!(waiting.as_mut().poll(cx));
+            let timer = self.idle_timer.get_or_insert_with(|| Box::pin(sleep(idle)));
+            ready!(timer.as_mut().poll(cx));
             let left = idle.saturating_sub(self.counts.idle_time());
             if left.is_zero() {
                 return Poll::Ready(());
             }
-            // The other direction has moved meanwhile.
-            waiting.as_mut().reset(Instant::now() + left);
+            // The other direction has moved in the meantime.
+            timer.as_mut().reset(Instant::now() + left);
         }
     }
 
-    /// Keeps further fields out of its trailers: those that credentials go in.
-    pub(crate) fn keep_out(&mut self, places: impl Iterator<Item = Placement>) {
-        self.places.extend(places);
+    /// Forbids trailers in the fields where credentials are placed.
+    pub(crate) fn forbid_trailers_in(&mut self, places: impl Iterator<Item = Placement>) {
+        self.placements.extend(places);
     }
 
-    /// Puts its trailers there, once it has ended, and not behind it.
-    pub(crate) fn put_trailers(&mut self, trailers: Option<Trailers>) {
+    /// Delivers the trailers to `trailers` when the body has ended, instead of sending them with it.
+    pub(crate) fn divert_trailers(&mut self, trailers: Option<Trailers>) {
         self.trailers = trailers;
     }
 
-    /// True if it is here, and trailers are.
+    /// Returns true if the body is buffered and has trailers.
     pub(crate) fn has_trailers(&self) -> bool {
-        self.here().is_some_and(|(_, trailers)| trailers.is_some_and(|trailers| !trailers.is_empty()))
+        self.buffered().is_some_and(|(_, trailers)| trailers.is_some_and(|trailers| !trailers.is_empty()))
     }
 
-    /// Whether what it announces may be sent.
+    /// Checks the announced length against the limit.
     ///
     /// # Errors
-    /// [`Deny::RequestTooLarge`].
-    pub(crate) fn judge_size(&self) -> Verdict<()> {
-        let too_large = self.most.filter(|most| self.size_hint().lower() > *most);
-        too_large.map_or(Ok(()), |most| Err(self.counts.reached(ExchangeLimit::RequestBytes(most))))
+    /// [`Deny::RequestTooLarge`] if it exceeds the limit.
+    pub(crate) fn check_size(&self) -> Verdict<()> {
+        let too_large = self.limit.filter(|max| self.size_hint().lower() > *max);
+        too_large.map_or(Ok(()), |max| Err(self.counts.reached(ExchangeLimit::RequestBytes(max))))
     }
 
-    /// When its exchange began.
+    /// Returns the start time of the exchange.
     pub(crate) fn began(&self) -> Instant {
         self.began
     }
 
-    /// True if there is something, no more than `most` bytes of data, and it says so.
-    pub(crate) fn is_known_to_be_within(&self, most: u64) -> bool {
-        !self.is_end_stream() && self.size_hint().exact().is_some_and(|length| length <= most)
+    /// Returns true if the body is not empty and its announced length is at most `max` bytes.
+    pub(crate) fn has_length_within(&self, max: u64) -> bool {
+        !self.is_end_stream() && self.size_hint().exact().is_some_and(|length| length <= max)
     }
 
-    /// Reads it to its end, which has to be known. It is charged together with the bytes of its head.
+    /// Buffers the whole body, which must have a known length. The budget is charged for it and for `head`, the size of
+    /// the request head in bytes.
     ///
     /// # Errors
-    /// [`Fail::RequestTimedOut`] or [`Deny::RequestMalformed`] for a client that does not send what it
-    /// announced; [`Fail::Overloaded`] if the budget has no room for it.
-    pub(crate) async fn whole(mut self, head: usize, record: &mut Record) -> Verdict<Self> {
-        // An announced length alone takes no room.
+    /// [`Fail::RequestTimedOut`] or [`Deny::RequestMalformed`] if the client does not send the announced body;
+    /// [`Fail::Overloaded`] if it does not fit into the memory budget.
+    pub(crate) async fn buffer(mut self, head: usize, record: &mut Record) -> Verdict<Self> {
+        // An announced length alone must not allocate much memory.
         let announced = usize::try_from(self.size_hint().lower()).unwrap_or_default();
-        let mut data = BytesMut::with_capacity(announced.min(ROOM));
+        let mut data = BytesMut::with_capacity(announced.min(MAX_PREALLOCATED));
         let mut trailers = None;
         while let Some(frame) = std::future::poll_fn(|cx| self.poll_source(cx)).await {
             let frame = frame.map_err(|error| match error {
@@ -196,7 +197,7 @@ impl RequestBody {
             })?;
             match frame.into_data() {
                 Ok(bytes) => {
-                    // Charged before it is copied: what has no room is not kept either.
+                    // Charge before copying, so that bytes that exceed the budget are not held.
                     let held = head.saturating_add(data.len()).saturating_add(bytes.len());
                     self.reservation.hold(held as u64).map_err(|full| no_room(full, record))?;
                     data.extend_from_slice(&bytes);
@@ -210,33 +211,33 @@ impl RequestBody {
         self.reservation.complete();
         let reservation = self.reservation();
         let reservation = std::mem::replace(&mut self.reservation, reservation);
-        // The origin may be slow to take it, and hyper keeps it for so long.
+        // hyper holds the data until a slow origin has read it, so the charge lives as long as the data.
         let data = Bytes::from_owner(Charged { data: data.freeze(), _reservation: reservation });
-        self.source = Source::Here { data: Some(data), trailers };
+        self.source = Source::Buffered { data: Some(data), trailers };
         Ok(self)
     }
 
-    /// Another reservation on behalf of the same exchange.
+    /// Returns a new reservation for the same exchange.
     pub(crate) fn reservation(&self) -> Reservation {
-        self.reservation.another()
+        self.reservation.for_same_exchange()
     }
 
-    /// The data and the trailers, if all of it is here.
-    pub(crate) fn here(&self) -> Option<(&Bytes, Option<&HeaderMap>)> {
+    /// Returns the data and the trailers if the body is buffered.
+    pub(crate) fn buffered(&self) -> Option<(&Bytes, Option<&HeaderMap>)> {
         match &self.source {
-            Source::Here { data: Some(data), trailers } => Some((data, trailers.as_ref())),
-            Source::Client(_) | Source::Here { .. } => None,
+            Source::Buffered { data: Some(data), trailers } => Some((data, trailers.as_ref())),
+            Source::Client(_) | Source::Buffered { .. } => None,
         }
     }
 
-    /// A second copy, for a request that may have to be sent again. None if bytes of it are still to come.
-    pub(crate) fn copy(&self) -> Option<Self> {
+    /// Returns a copy for a request that may have to be retried, or `None` if bytes are still to come from the client.
+    pub(crate) fn try_clone(&self) -> Option<Self> {
         let source = match &self.source {
-            Source::Here { data, trailers } => Source::Here { data: data.clone(), trailers: trailers.clone() },
-            Source::Client(_) if self.is_end_stream() => Source::Here { data: None, trailers: None },
+            Source::Buffered { data, trailers } => Source::Buffered { data: data.clone(), trailers: trailers.clone() },
+            Source::Client(_) if self.is_end_stream() => Source::Buffered { data: None, trailers: None },
             Source::Client(_) => return None,
         };
-        if self.looked_through.is_some() {
+        if self.scan.is_some() {
             return None;
         }
         let mut reservation = self.reservation();
@@ -244,128 +245,128 @@ impl RequestBody {
         Some(Self {
             source,
             idle: self.idle,
-            waiting: None,
-            most: self.most,
-            left: self.left,
+            idle_timer: None,
+            limit: self.limit,
+            remaining: self.remaining,
             counts: self.counts.clone(),
             began: self.began,
-            places: self.places.clone(),
-            // They go with the connection that the copy is sent on.
+            placements: self.placements.clone(),
+            // Trailers belong to the connection on which the copy is sent.
             trailers: None,
-            looked_through: None,
+            scan: None,
             reservation,
         })
     }
 
-    /// Has it looked through on its way.
-    pub(crate) fn scan_whole(&mut self, leaving: OutboundBody) {
+    /// Scans the body while it is sent.
+    pub(crate) fn scan_while_sending(&mut self, outbound: OutboundBody) {
         let pauses = if self.size_hint().exact().is_some() {
-            Pauses::Never
+            PauseTimer::Disabled
         } else {
-            Pauses::Known { last: Instant::now(), oldest: None, timer: Box::pin(sleep(PAUSE)) }
+            PauseTimer::Enabled { last: Instant::now(), oldest: None, timer: Box::pin(sleep(PAUSE)) }
         };
-        self.looked_through = Some(Box::new(ScannedBody { leaving, ended: false, trailers: None, pauses }));
+        self.scan = Some(Box::new(ScannedBody { outbound, ended: false, trailers: None, pauses }));
     }
 
-    /// The next frame that may leave.
-    fn poll_cleared(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Some(mut looked) = self.looked_through.take() else { return self.poll_source(cx) };
-        let frame = self.poll_looked(&mut looked, cx);
-        self.looked_through = Some(looked);
+    /// Polls for the next frame that may be sent.
+    fn poll_outbound(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let Some(mut scan) = self.scan.take() else { return self.poll_source(cx) };
+        let frame = self.poll_scan(&mut scan, cx);
+        self.scan = Some(scan);
         match frame {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok(frame)) => Poll::Ready(frame.map(Ok)),
-            Poll::Ready(Err(Ended::Early(error))) => Poll::Ready(Some(Err(error))),
-            Poll::Ready(Err(Ended::Stopped(stop))) => {
-                let (refusal, found) = stop.refusal();
+            Poll::Ready(Err(FrameError::Body(error))) => Poll::Ready(Some(Err(error))),
+            Poll::Ready(Err(FrameError::Stopped(error))) => {
+                let (refusal, found) = error.refusal();
                 self.counts.stop(refusal, found);
                 Poll::Ready(Some(Err(BodyError::Stopped)))
             }
         }
     }
 
-    fn poll_looked(
+    fn poll_scan(
         &mut self,
-        looked: &mut ScannedBody,
+        scan: &mut ScannedBody,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<Frame<Bytes>>, Ended>> {
-        for _ in 0..PORTIONS {
-            if let Some(data) = looked.leaving.take() {
+    ) -> Poll<Result<Option<Frame<Bytes>>, FrameError>> {
+        for _ in 0..PORTIONS_PER_POLL {
+            if let Some(data) = scan.outbound.take() {
                 return Poll::Ready(Ok(Some(Frame::data(data))));
             }
-            if looked.leaving.has_work() {
-                looked.leaving.work()?;
+            if scan.outbound.has_work() {
+                scan.outbound.work()?;
                 continue;
             }
-            if looked.ended {
-                return Poll::Ready(Ok(looked.trailers.take().map(Frame::trailers)));
+            if scan.ended {
+                return Poll::Ready(Ok(scan.trailers.take().map(Frame::trailers)));
             }
-            if let Some(data) = self.charge(&mut looked.leaving)? {
+            if let Some(data) = self.charge(&mut scan.outbound)? {
                 return Poll::Ready(Ok(Some(Frame::data(data))));
             }
             let Poll::Ready(frame) = self.poll_source(cx) else {
-                ready!(looked.pauses.poll(looked.leaving.held(), cx));
-                looked.leaving.pause()?;
+                ready!(scan.pauses.poll(scan.outbound.held(), cx));
+                scan.outbound.pause()?;
                 continue;
             };
-            match frame.transpose().map_err(Ended::Early)?.map(Frame::into_data) {
+            match frame.transpose().map_err(FrameError::Body)?.map(Frame::into_data) {
                 Some(Ok(data)) => {
-                    looked.pauses.moved();
-                    looked.leaving.push(data)?;
+                    scan.pauses.data_arrived();
+                    scan.outbound.push(data)?;
                 }
                 Some(Err(frame)) => {
                     let trailers = frame.into_trailers().unwrap_or_default();
-                    looked.leaving.trailers(&trailers)?;
-                    looked.leaving.end()?;
-                    (looked.ended, looked.trailers) = (true, Some(trailers));
+                    scan.outbound.trailers(&trailers)?;
+                    scan.outbound.end()?;
+                    (scan.ended, scan.trailers) = (true, Some(trailers));
                 }
                 None => {
-                    looked.leaving.end()?;
-                    looked.ended = true;
+                    scan.outbound.end()?;
+                    scan.ended = true;
                 }
             }
         }
-        // There is more to look through, but others wait too.
+        // More data is ready for scanning. Yield to other tasks first.
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Charges what is held. Without room, no more is held than has to be, and what becomes free by that is returned.
-    fn charge(&mut self, leaving: &mut OutboundBody) -> Result<Option<Bytes>, OutboundError> {
-        let Err(full) = self.reservation.hold(leaving.held_for_its_text() as u64) else {
-            leaving.set_crowded(false)?;
+    /// Charges the held bytes. Without room in the budget, holds only the minimum and returns the data this releases.
+    fn charge(&mut self, outbound: &mut OutboundBody) -> Result<Option<Bytes>, OutboundError> {
+        let Err(full) = self.reservation.hold(outbound.held_for_scanning() as u64) else {
+            outbound.set_crowded(false)?;
             return Ok(None);
         };
-        leaving.set_crowded(true)?;
-        let data = leaving.take();
-        let too_much = data.is_none() && leaving.held_for_its_text() > leaving.least();
-        if too_much || full == Full::GivenUp { Err(OutboundError::NoRoom) } else { Ok(data) }
+        outbound.set_crowded(true)?;
+        let data = outbound.take();
+        let too_much = data.is_none() && outbound.held_for_scanning() > outbound.min_held();
+        if too_much || full == Full::Evicted { Err(OutboundError::NoRoom) } else { Ok(data) }
     }
 
-    /// The next frame, if the client sends one before its time is over.
+    /// Polls for the next frame from the client, until the idle timeout.
     fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let inner = match &mut self.source {
             Source::Client(inner) => inner,
-            Source::Here { data, trailers } => {
+            Source::Buffered { data, trailers } => {
                 let frame = data.take().map(Frame::data).or_else(|| trailers.take().map(Frame::trailers));
                 return Poll::Ready(frame.map(Ok));
             }
         };
         let Poll::Ready(frame) = Pin::new(inner).poll_frame(cx) else {
             ready!(self.poll_stalled(cx));
-            // hyper's error does not carry the reason.
+            // hyper's error hides the cause, so record it here.
             self.counts.client_stalled(self.idle);
             return Poll::Ready(Some(Err(BodyError::TimedOut)));
         };
-        self.waiting = None;
+        self.idle_timer = None;
         self.counts.tick();
         if let Some(Err(_)) = frame {
             self.counts.client_failed();
         }
         let length = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len) as u64;
-        if let Some(left) = &mut self.left {
+        if let Some(left) = &mut self.remaining {
             let Some(rest) = left.checked_sub(length) else {
-                let refusal = self.counts.reached(ExchangeLimit::RequestBytes(self.most.unwrap_or_default()));
+                let refusal = self.counts.reached(ExchangeLimit::RequestBytes(self.limit.unwrap_or_default()));
                 self.counts.stop(refusal, None);
                 return Poll::Ready(Some(Err(BodyError::Stopped)));
             };
@@ -388,15 +389,15 @@ impl Body for RequestBody {
         if this.counts.is_over() {
             return Poll::Ready(Some(Err(BodyError::Over)));
         }
-        let mut frame = ready!(this.poll_cleared(cx));
+        let mut frame = ready!(this.poll_outbound(cx));
         if let Some(Ok(passing)) = &mut frame {
             this.counts.sent(passing.data_ref().map_or(0, Bytes::len));
             if let Some(fields) = passing.trailers_mut() {
                 headers::remove_from_trailers(fields);
-                // Nor is a key one, whatever its field is called.
-                strip::remove_fields(fields, &this.places);
+                // Nor may a credential be sent as a trailer, whatever its field is called.
+                strip::remove_fields(fields, &this.placements);
                 if let Some(trailers) = &this.trailers {
-                    trailers.put(fields);
+                    trailers.set(fields);
                     frame = None;
                 }
             }
@@ -408,25 +409,25 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        if let Some(looked) = &self.looked_through {
-            return looked.ended && looked.trailers.is_none() && looked.leaving.held() == 0;
+        if let Some(scan) = &self.scan {
+            return scan.ended && scan.trailers.is_none() && scan.outbound.held() == 0;
         }
         match &self.source {
             Source::Client(inner) => inner.is_end_stream(),
-            Source::Here { data, trailers } => data.is_none() && trailers.is_none(),
+            Source::Buffered { data, trailers } => data.is_none() && trailers.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        let held = self.looked_through.as_ref().map_or(0, |looked| looked.leaving.held() as u64);
+        let held = self.scan.as_ref().map_or(0, |scan| scan.outbound.held() as u64);
         match &self.source {
-            Source::Client(inner) => with_held(inner.size_hint(), held),
-            Source::Here { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
+            Source::Client(inner) => add_held(inner.size_hint(), held),
+            Source::Buffered { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
         }
     }
 }
 
-/// Bytes that are given back to the budget when they are dropped.
+/// Bytes that return their charge to the budget on drop.
 struct Charged {
     data: Bytes,
     _reservation: Reservation,
@@ -443,30 +444,30 @@ fn no_room(full: Full, record: &mut Record) -> Refusal {
     Fail::Overloaded.into()
 }
 
-/// Why there is no next frame.
-enum Ended {
-    Early(BodyError),
+/// The reason why there is no next frame.
+enum FrameError {
+    Body(BodyError),
     Stopped(OutboundError),
 }
 
-impl From<OutboundError> for Ended {
-    fn from(stop: OutboundError) -> Self {
-        Self::Stopped(stop)
+impl From<OutboundError> for FrameError {
+    fn from(error: OutboundError) -> Self {
+        Self::Stopped(error)
     }
 }
 
-impl Pauses {
-    /// Something came.
-    fn moved(&mut self) {
-        if let Self::Known { last, oldest, .. } = self {
+impl PauseTimer {
+    /// Records that data arrived.
+    fn data_arrived(&mut self) {
+        if let Self::Enabled { last, oldest, .. } = self {
             *last = Instant::now();
             oldest.get_or_insert(*last);
         }
     }
 
-    /// Ready once what is held has to go.
+    /// Returns ready once the held data must be released.
     fn poll(&mut self, held: usize, cx: &mut Context<'_>) -> Poll<()> {
-        let Self::Known { last, oldest, timer } = self else { return Poll::Pending };
+        let Self::Enabled { last, oldest, timer } = self else { return Poll::Pending };
         let Some(since) = *oldest else { return Poll::Pending };
         if held == 0 {
             *oldest = None;
@@ -480,8 +481,8 @@ impl Pauses {
     }
 }
 
-/// As much more as is held.
-pub(crate) fn with_held(inner: SizeHint, held: u64) -> SizeHint {
+/// Adds the held bytes to a size hint.
+pub(crate) fn add_held(inner: SizeHint, held: u64) -> SizeHint {
     let mut hint = SizeHint::new();
     hint.set_lower(inner.lower().saturating_add(held));
     if let Some(upper) = inner.upper() {

@@ -1,4 +1,5 @@
-//! WebSocket over HTTP/1.1 (RFC 6455): the handshake, and scanning and redaction of messages. Not a stage.
+//! WebSocket over HTTP/1.1 (RFC 6455): the handshake, checked on both sides, and the scanning of frames. `inject` and
+//! `forward` use the handshake; a relay runs the frames of client and origin through [`Upward`] and [`Downward`].
 
 use std::sync::Arc;
 
@@ -21,48 +22,49 @@ use crate::model::refusal::{Deny, Verdict};
 use crate::model::tool::EXEAT_TOOL;
 use crate::stages::body_budget::Reservation;
 
-/// The suffix that every server appends to the key (RFC 6455 §1.3).
+/// The string that every server appends to the key (RFC 6455 §1.3).
 const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
-/// Longest message that is held whole, in bytes.
+/// The longest message that is held as a whole, in bytes.
 const MAX_MESSAGE: u64 = 1024 * 1024;
 
-/// Status codes of a close frame (RFC 6455 §7.4.1).
+/// Close code: the endpoint is going away (RFC 6455 §7.4.1).
 pub const GOING_AWAY: u16 = 1001;
-/// A frame that breaks the protocol.
+/// Close code: a frame violates the protocol.
 pub const PROTOCOL_ERROR: u16 = 1002;
-/// Text that is not UTF-8.
+/// Close code: a text message is not UTF-8.
 pub const INVALID_PAYLOAD: u16 = 1007;
-/// A message that the policy does not let through.
+/// Close code: a message violates the policy.
 pub const POLICY_VIOLATION: u16 = 1008;
-/// Fragments without end that say nothing.
+/// Close code: too many fragments without payload.
 pub const TOO_BIG: u16 = 1009;
-/// The origin broke the protocol. There is 1014 for it, but it is younger than RFC 6455, and some libraries take it for
-/// an error of their peer.
+/// Close code: the origin violated the protocol. Code 1014 would be exact, but it is younger than RFC 6455, and some
+/// libraries treat it as an error of their peer.
 pub const INTERNAL_ERROR: u16 = 1011;
-/// There is no room for it now (registered with IANA).
+/// Close code: no capacity at the moment (registered with IANA).
 pub const TRY_AGAIN_LATER: u16 = 1013;
 
-/// A handshake on its way: what the answer to it has to say.
+/// A WebSocket handshake in progress, with the values expected in its response.
 #[derive(Clone)]
 pub(crate) struct UpgradeRequest {
     accept: HeaderValue,
     protocols: Vec<String>,
 }
 
-/// True if a client asks for a WebSocket and nothing else.
-fn is_asked_for(parts: &Parts) -> bool {
+/// Returns true if the client requests an upgrade to WebSocket and to nothing else.
+fn is_upgrade_request(parts: &Parts) -> bool {
     parts.version == Version::HTTP_11
         && !parts.headers.contains_key(EXEAT_TOOL)
         && tokens(&parts.headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
-        && tokens(&parts.headers, &UPGRADE).eq_by_case("websocket")
+        && tokens(&parts.headers, &UPGRADE).equals_only("websocket")
 }
 
-/// Reads the handshake of a client; none if it asks for no WebSocket, and its `Upgrade` goes no further.
+/// Parses a client's handshake. Returns `None` for a request that is not a WebSocket upgrade; its `Upgrade` is not
+/// forwarded.
 ///
 /// # Errors
-/// [`Deny::RequestMalformed`] if it asks in a way that no server may accept (RFC 6455 §4.2.1).
-pub(crate) fn wanted(parts: &Parts) -> Verdict<Option<UpgradeRequest>> {
-    if !is_asked_for(parts) {
+/// [`Deny::RequestMalformed`] if the handshake is one that no server may accept (RFC 6455 §4.2.1).
+pub(crate) fn parse_upgrade(parts: &Parts) -> Verdict<Option<UpgradeRequest>> {
+    if !is_upgrade_request(parts) {
         return Ok(None);
     }
     let only = |name: &HeaderName| {
@@ -72,24 +74,24 @@ pub(crate) fn wanted(parts: &Parts) -> Verdict<Option<UpgradeRequest>> {
     let key = only(&SEC_WEBSOCKET_KEY).filter(|key| STANDARD.decode(key).is_ok_and(|key| key.len() == 16));
     let bodiless = parts.headers.get(CONTENT_LENGTH).is_none_or(|length| length == "0")
         && !parts.headers.contains_key(TRANSFER_ENCODING);
-    let sound = parts.method == Method::GET && bodiless && only(&SEC_WEBSOCKET_VERSION) == Some(b"13");
-    let (Some(key), true) = (key, sound) else { return Err(Deny::RequestMalformed.into()) };
+    let is_valid = parts.method == Method::GET && bodiless && only(&SEC_WEBSOCKET_VERSION) == Some(b"13");
+    let (Some(key), true) = (key, is_valid) else { return Err(Deny::RequestMalformed.into()) };
     let digest = Sha1::new().chain_update(key).chain_update(GUID).finalize();
     let accept = HeaderValue::from_str(&STANDARD.encode(digest)).map_err(|_| Deny::RequestMalformed)?;
     let protocols = tokens(&parts.headers, &SEC_WEBSOCKET_PROTOCOL).map(str::to_owned).collect();
     Ok(Some(UpgradeRequest { accept, protocols }))
 }
 
-/// Puts the handshake into the fields that leave. No extension is asked for: what is compressed could not
-/// be looked through.
-pub(crate) fn ask(headers: &mut HeaderMap) {
+/// Writes the handshake into the upstream request's headers. Extensions are removed, because compressed payloads could
+/// not be scanned.
+pub(crate) fn write_handshake(headers: &mut HeaderMap) {
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     headers.remove(SEC_WEBSOCKET_EXTENSIONS);
 }
 
 impl UpgradeRequest {
-    /// True if this is the answer that was asked for (RFC 6455 §4.1).
-    pub(crate) fn is_met_by(&self, headers: &HeaderMap) -> bool {
+    /// Returns true if the response completes this handshake (RFC 6455 §4.1).
+    pub(crate) fn is_accepted_by(&self, headers: &HeaderMap) -> bool {
         let mut accepts = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
         let mut chosen = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter();
         let protocol = match (chosen.next(), chosen.next()) {
@@ -97,7 +99,7 @@ impl UpgradeRequest {
             (Some(one), None) => self.protocols.iter().any(|asked| asked.as_bytes() == one.as_bytes()),
             (Some(_), Some(_)) => false,
         };
-        tokens(headers, &UPGRADE).eq_by_case("websocket")
+        tokens(headers, &UPGRADE).equals_only("websocket")
             && tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
             && (accepts.next(), accepts.next()) == (Some(&self.accept), None)
             && !headers.contains_key(SEC_WEBSOCKET_EXTENSIONS)
@@ -105,12 +107,12 @@ impl UpgradeRequest {
     }
 }
 
-trait IsOnlyToken {
-    fn eq_by_case(self, only: &str) -> bool;
+trait OnlyToken {
+    fn equals_only(self, only: &str) -> bool;
 }
 
-impl<'t, I: Iterator<Item = &'t str>> IsOnlyToken for I {
-    fn eq_by_case(mut self, only: &str) -> bool {
+impl<'t, I: Iterator<Item = &'t str>> OnlyToken for I {
+    fn equals_only(mut self, only: &str) -> bool {
         self.next().is_some_and(|token| token.eq_ignore_ascii_case(only)) && self.next().is_none()
     }
 }
@@ -120,21 +122,21 @@ fn tokens<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item =
     values.flat_map(|value| value.split(',')).map(str::trim).filter(|token| !token.is_empty())
 }
 
-/// Why a relay has to end.
+/// The reason why a relay has to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RelayError {
-    /// Frames that break the protocol.
+    /// A frame violates the protocol.
     Broken(Broken),
-    /// A value stands in a message.
+    /// A message contains a protected value.
     Leak(Finding),
-    /// More is held than can come of what is said.
+    /// Too many frame heads are held for the payload they carry: fragments without payload.
     TooBig,
-    /// A close frame in answer to one that the proxy has sent. It is not passed on.
+    /// The peer answered the proxy's close frame with its own, which is not forwarded.
     Closed,
 }
 
 impl Broken {
-    /// The status code for the peer that sent it.
+    /// Returns the close code for the peer that sent the frame.
     #[must_use]
     pub fn code(self) -> u16 {
         match self {
@@ -144,126 +146,128 @@ impl Broken {
     }
 }
 
-/// Frames of one direction, and how much of them has been given out.
+/// The frames of one direction, and the state of the output.
 struct Direction {
     frames: FrameReader,
-    /// The output so far ends within a frame.
-    within: bool,
-    /// A close frame has been given out.
+    /// The output ends within a frame.
+    mid_frame: bool,
+    /// A close frame has been written to the output.
     closed: bool,
-    /// The next close frame answers one of the proxy.
-    farewell: bool,
+    /// The next close frame is the answer to one sent by the proxy.
+    awaiting_close: bool,
 }
 
 impl Direction {
     fn of(frames: FrameReader) -> Self {
-        Self { frames, within: false, closed: false, farewell: false }
+        Self { frames, mid_frame: false, closed: false, awaiting_close: false }
     }
 
-    /// Takes bytes. `take` gives out what may go on of a piece, and says whether what was given out ends with a frame.
+    /// Parses bytes. `forward` appends to `out` the part of a piece that may be forwarded, and returns whether the output
+    /// ends on a frame boundary.
     ///
-    /// Behind an error nothing more may be taken. `out` is then cut to the frames that are whole; a find and a message
-    /// that is too long leave nothing in it.
+    /// After an error, no more bytes may be passed in. `out` is then cut to the last complete frame. A find or an
+    /// oversized message leaves nothing in `out`.
     fn pass(
         &mut self,
         mut rest: &[u8],
         out: &mut Vec<u8>,
-        mut take: impl FnMut(Piece<'_>, &mut Vec<u8>) -> Result<bool, RelayError>,
+        mut forward: impl FnMut(Piece<'_>, &mut Vec<u8>) -> Result<bool, RelayError>,
     ) -> Result<(), RelayError> {
         let start = out.len();
-        let mut whole = (!self.within).then_some(start);
-        let mut ends = !self.within;
-        let stop = loop {
+        let mut frame_end = (!self.mid_frame).then_some(start);
+        let mut ends = !self.mid_frame;
+        let error = loop {
             let piece = match self.frames.next(&mut rest) {
                 Ok(Some(piece)) => piece,
                 Ok(None) => {
-                    self.within = !ends;
+                    self.mid_frame = !ends;
                     return Ok(());
                 }
                 Err(broken) => break RelayError::Broken(broken),
             };
             let closes = matches!(&piece, Piece::Control { head, .. } if head.is_close());
-            if closes && self.farewell {
+            if closes && self.awaiting_close {
                 break RelayError::Closed;
             }
-            match take(piece, out) {
+            match forward(piece, out) {
                 Ok(at_end) => ends = at_end,
-                Err(stop) => {
+                Err(error) => {
                     out.truncate(start);
-                    return Err(stop);
+                    return Err(error);
                 }
             }
             if ends {
-                whole = Some(out.len());
+                frame_end = Some(out.len());
             }
             self.closed |= closes;
         };
-        out.truncate(whole.unwrap_or(start));
-        self.within = whole.is_none();
-        Err(stop)
+        out.truncate(frame_end.unwrap_or(start));
+        self.mid_frame = frame_end.is_none();
+        Err(error)
     }
 }
 
-/// The direction from the client. If there are values to find, a message is held until all of it has been scanned; a
-/// very long one passes with a lag.
+/// The frames sent by a client. If there are values to scan for, each message is held until all of it has been scanned.
+/// A very long message is forwarded with a lag instead.
 pub struct Upward {
     direction: Direction,
-    held: Option<Held>,
+    scan: Option<MessageScan>,
 }
 
-/// The state of scanning messages before they are sent.
-struct Held {
+/// Holds frames until they have been scanned.
+struct MessageScan {
     messages: Holdback,
-    /// For what is held of a message.
+    /// Charges the held bytes to the memory budget.
     reservation: Option<Reservation>,
-    /// Bytes of the message under way.
+    /// Bytes of the current message.
     size: u64,
-    /// It goes behind a lag.
-    flows: bool,
-    /// The payloads of all control frames, in sequence: a value may span several.
+    /// The current message is forwarded with a lag.
+    lagging: bool,
+    /// Scans the payloads of control frames as one stream, because a value may span several frames.
     controls: Holdback,
 }
 
 impl Upward {
-    /// For messages in which none of these values may stand.
+    /// Scans messages for these values.
     #[must_use]
     pub fn new(values: Arc<Matcher>) -> Self {
-        let held = (!values.is_empty()).then(|| Held::new(values));
-        Self { direction: Direction::of(FrameReader::of_client()), held }
+        let held = (!values.is_empty()).then(|| MessageScan::new(values));
+        Self { direction: Direction::of(FrameReader::of_client()), scan: held }
     }
 
-    /// Charges what is held of a message; without room for all of it, a message goes behind a lag.
+    /// Charges held bytes to a reservation. A message that does not fit is forwarded with a lag.
     pub(crate) fn charged_to(mut self, reservation: Reservation) -> Self {
-        if let Some(held) = &mut self.held {
+        if let Some(held) = &mut self.scan {
             held.reservation = Some(reservation);
         }
         self
     }
 
-    /// True if what was given out ends with a frame.
+    /// Returns true if the output ends on a frame boundary.
     #[must_use]
     pub fn is_between_frames(&self) -> bool {
-        !self.direction.within
+        !self.direction.mid_frame
     }
 
-    /// True once a close frame of the client has been given out.
+    /// Returns true once a close frame of the client has been written to the output.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.direction.closed
     }
 
-    /// The proxy has closed this connection itself: a close frame is an answer to that, and ends it.
+    /// Declares that the proxy has sent a close frame: the next close frame is the answer and ends the connection.
     pub fn await_close(&mut self) {
-        self.direction.farewell = true;
+        self.direction.awaiting_close = true;
     }
 
-    /// Takes bytes and gives out what may go on.
+    /// Parses bytes and appends to `out` those that may be forwarded.
     ///
     /// # Errors
-    /// [`RelayError`]; nothing more may pass then. Behind [`RelayError::Broken`] and [`RelayError::Closed`], the whole frames before may
-    /// still go, which have been looked through.
+    /// [`RelayError`]; no more bytes may be passed in after it. After [`RelayError::Broken`] and
+    /// [`RelayError::Closed`], `out` holds the complete frames before the error, which have been scanned and may be
+    /// forwarded.
     pub fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
-        let held = &mut self.held;
+        let held = &mut self.scan;
         self.direction.pass(bytes, out, |piece, out| match held {
             Some(held) => held.take(&piece, out),
             None => Ok(piece.pass(out)),
@@ -271,23 +275,23 @@ impl Upward {
     }
 }
 
-impl Held {
+impl MessageScan {
     fn new(values: Arc<Matcher>) -> Self {
         let (messages, controls) = (Holdback::coded(values.clone()), Holdback::coded(values));
-        Self { messages, reservation: None, size: 0, flows: false, controls }
+        Self { messages, reservation: None, size: 0, lagging: false, controls }
     }
 
     fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) -> Result<bool, RelayError> {
         match piece {
             Piece::Head(head) => {
                 self.messages.send(Bytes::copy_from_slice(head.bytes()))?;
-                // Heads of empty fragments count too, or they would be kept without end.
+                // Heads count too, or empty fragments would be held without limit.
                 self.size = self.size.saturating_add(head.bytes().len() as u64);
             }
             Piece::Control { head, bytes } => {
                 let frame = [head.bytes(), bytes].concat();
                 self.control(frame, &head.unmasked(bytes, 0), out)?;
-                if head.is_close() && self.flows {
+                if head.is_close() && self.lagging {
                     // Nothing follows that could end the message.
                     self.messages.settle(self.messages.sent());
                     self.end(out)?;
@@ -297,19 +301,19 @@ impl Held {
                 self.data(bytes, &head.unmasked(bytes, *at), *last && head.is_final(), out)?;
             }
         }
-        // A frame that goes behind a lag may have gone in part.
-        Ok(!self.flows)
+        // The output of a message with a lag may end within a frame.
+        Ok(!self.lagging)
     }
 
-    /// A control frame goes as a whole.
+    /// A control frame is forwarded as a whole.
     fn control(&mut self, frame: Vec<u8>, payload: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
         self.controls.send(frame.into())?;
         self.controls.read(payload)?;
         self.controls.settle(self.controls.sent());
         self.controls.end_message()?;
         while let Some(piece) = self.controls.take() {
-            if self.flows {
-                // A frame before it may have gone in part.
+            if self.lagging {
+                // The frame before it may have been forwarded only in part.
                 self.messages.send(piece)?;
             } else {
                 out.extend_from_slice(&piece);
@@ -318,7 +322,7 @@ impl Held {
         Ok(())
     }
 
-    /// Part of a message, and what it says.
+    /// Scans a part of a message. `text` is its unmasked payload.
     fn data(&mut self, bytes: &[u8], text: &[u8], ends: bool, out: &mut Vec<u8>) -> Result<(), RelayError> {
         let messages = &mut self.messages;
         messages.send(Bytes::copy_from_slice(bytes))?;
@@ -326,32 +330,32 @@ impl Held {
         self.size = self.size.saturating_add(bytes.len() as u64);
         let reservation = &mut self.reservation;
         let mut fits = |held: usize| reservation.as_mut().is_none_or(|it| it.hold(held as u64).is_ok());
-        self.flows |= self.size > MAX_MESSAGE || !fits(messages.held());
-        // Marked also while it is held whole: there may be no room for that later.
+        self.lagging |= self.size > MAX_MESSAGE || !fits(messages.held());
+        // Marked even while the message is held as a whole: the budget may run out before its end.
         messages.settle(messages.sent());
         if ends {
             return self.end(out);
         }
-        if self.flows {
+        if self.lagging {
             messages.flow()?;
         }
         while let Some(piece) = messages.take() {
             out.extend_from_slice(&piece);
         }
-        // Where there is no room even for the lag, that is bounded by itself.
+        // Without room even for the lag, the lag is bounded by its own length.
         fits(messages.held());
         if messages.held() as u64 > MAX_MESSAGE.saturating_mul(2) { Err(RelayError::TooBig) } else { Ok(()) }
     }
 
-    /// A message has ended: all of it goes.
+    /// Ends a message: all of it is forwarded.
     fn end(&mut self, out: &mut Vec<u8>) -> Result<(), RelayError> {
         self.messages.end_message()?;
-        (self.size, self.flows) = (0, false);
+        (self.size, self.lagging) = (0, false);
         while let Some(piece) = self.messages.take() {
             out.extend_from_slice(&piece);
         }
         if let Some(reservation) = &mut self.reservation {
-            // Less is always given back.
+            // Reducing a reservation cannot fail.
             let _ = reservation.hold(self.messages.held() as u64);
         }
         Ok(())
@@ -364,33 +368,33 @@ impl From<Finding> for RelayError {
     }
 }
 
-/// The direction from the origin, with values overwritten in place.
+/// The frames sent by an origin, with protected values overwritten in place.
 pub struct Downward {
     direction: Direction,
-    redacted: Option<Redacted>,
+    redactor: Option<FrameRedactor>,
 }
 
-struct Redacted {
+struct FrameRedactor {
     messages: Redactor,
-    /// For what control frames say, one after the other.
+    /// Redacts the payloads of control frames as one stream.
     controls: Redactor,
 }
 
 impl Downward {
-    /// Overwritten by what has looked at the head of the answer.
+    /// Redacts with the redactor that processed the response head.
     #[must_use]
     pub fn new(redactor: Option<Redactor>) -> Self {
-        let redacted = redactor.map(|messages| Redacted { controls: messages.beside(), messages });
-        Self { direction: Direction::of(FrameReader::of_origin()), redacted }
+        let redacted = redactor.map(|messages| FrameRedactor { controls: messages.beside(), messages });
+        Self { direction: Direction::of(FrameReader::of_origin()), redactor: redacted }
     }
 
-    /// Takes bytes and gives out what is certain by now.
+    /// Parses bytes and appends to `out` those that are fully redacted.
     ///
     /// # Errors
-    /// [`RelayError::Broken`] and [`RelayError::Closed`]; nothing more may pass then but the whole frames before, which are given
-    /// out.
+    /// [`RelayError::Broken`] and [`RelayError::Closed`]; no more bytes may be passed in after them. `out` holds the
+    /// complete frames before the error, which may be forwarded.
     pub fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
-        let redacted = &mut self.redacted;
+        let redacted = &mut self.redactor;
         self.direction.pass(bytes, out, |piece, out| {
             Ok(match redacted {
                 Some(redacted) => redacted.take(&piece, out),
@@ -399,43 +403,43 @@ impl Downward {
         })
     }
 
-    /// True once a close frame of the origin has been given out.
+    /// Returns true once a close frame of the origin has been written to the output.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.direction.closed
     }
 
-    /// The proxy has closed this connection itself: a close frame is an answer to that, and ends it.
+    /// Declares that the proxy has sent a close frame: the next close frame is the answer and ends the connection.
     pub fn await_close(&mut self) {
-        self.direction.farewell = true;
+        self.direction.awaiting_close = true;
     }
 
-    /// True if something could go out once nothing more comes.
+    /// Returns true if bytes are held that [`Self::pause`] would return.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.redacted.as_ref().is_some_and(|redacted| redacted.messages.held() > 0)
+        self.redactor.as_ref().is_some_and(|redacted| redacted.messages.held() > 0)
     }
 
-    /// Nothing is waiting: gives out what is held.
+    /// Returns the held bytes, for a pause in the stream.
     pub fn pause(&mut self) -> Vec<u8> {
-        let Some(Redacted { messages, .. }) = &mut self.redacted else { return Vec::new() };
+        let Some(FrameRedactor { messages, .. }) = &mut self.redactor else { return Vec::new() };
         messages.pause();
         std::iter::from_fn(|| messages.take()).flatten().collect()
     }
 
-    /// True if what was given out ends with a frame.
+    /// Returns true if the output ends on a frame boundary.
     #[must_use]
     pub fn is_between_frames(&self) -> bool {
-        !self.direction.within
+        !self.direction.mid_frame
     }
 
-    /// How many finds there were, or there are if nothing more comes.
+    /// Returns the number of finds. With `is_over`, includes those that count only if the stream ends here.
     #[must_use]
     pub fn finds(&self, is_over: bool) -> u64 {
         self.redactors().map(|redactor| redactor.finds(is_over)).sum()
     }
 
-    /// How many places were overwritten, and whose values they held; nothing if there were none.
+    /// Returns the number of redactions and the owners of the redacted values, or `None` without redactions.
     #[must_use]
     pub fn found(&self) -> Option<(u64, Vec<Vec<&ValueOwner>>)> {
         let count = self.redactors().map(Redactor::count).sum();
@@ -443,11 +447,11 @@ impl Downward {
     }
 
     fn redactors(&self) -> impl Iterator<Item = &Redactor> {
-        self.redacted.iter().flat_map(|redacted| [&redacted.messages, &redacted.controls])
+        self.redactor.iter().flat_map(|redacted| [&redacted.messages, &redacted.controls])
     }
 }
 
-impl Redacted {
+impl FrameRedactor {
     fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) -> bool {
         let (redactor, bytes, ends) = match piece {
             Piece::Head(head) => {
@@ -462,7 +466,7 @@ impl Redacted {
         };
         redactor.feed(Bytes::copy_from_slice(bytes));
         if ends {
-            // The next frame's head must not overtake it.
+            // Flush the payload, or the next frame's head would overtake it.
             redactor.end_message();
         }
         while let Some(piece) = redactor.take() {
@@ -473,7 +477,7 @@ impl Redacted {
 }
 
 impl Piece<'_> {
-    /// Gives it out as it came; true if it ends a frame.
+    /// Appends the piece unchanged. Returns true if it ends a frame.
     fn pass(self, out: &mut Vec<u8>) -> bool {
         match self {
             Self::Head(head) => {
@@ -493,8 +497,8 @@ impl Piece<'_> {
     }
 }
 
-/// A close frame as a server sends it, or as a client does: there it is masked, with zeros, which is as
-/// good as any mask where nobody could be misled (RFC 6455 §10.3).
+/// Returns a close frame as sent by a server, or with `as_client` as sent by a client. A client's is masked with zeros,
+/// which is sufficient because the payload is not attacker-controlled (RFC 6455 §10.3).
 #[must_use]
 pub fn close_frame(code: u16, as_client: bool) -> Vec<u8> {
     let [high, low] = code.to_be_bytes();
@@ -515,24 +519,24 @@ mod tests {
         upward.pass(bytes, &mut out).map(|()| out)
     }
 
-    /// A mask that makes the frame itself the value, for an origin that reads it so.
+    /// A mask can be chosen so that the raw frame contains a value, for an origin that ignores the mask.
     #[test]
-    fn no_frame_is_a_value_as_it_is_sent() {
+    fn finds_a_value_in_the_raw_bytes_of_a_frame() {
         let values = Arc::new(Matcher::new([(ValueOwner::Token, VALUE)].into_iter()));
         for first in [0x81, 0x82, 0x88, 0x89, 0x8a] {
             let frame = [&[first, 0x80 | (VALUE.len() - 4) as u8][..], VALUE].concat();
             let passed = pass(&mut Upward::new(values.clone()), &frame);
             assert!(matches!(passed, Err(RelayError::Leak(_))), "{first:x}: {passed:?}");
-            // Masked with zeros: text, and a code and a reason.
+            // Masked with zeros: a text, or a close code and reason.
             let harmless = [&[first, 0x84][..], &[0; 4], b"\x0b\xb8ok"].concat();
             let harmless = if first == 0x81 { [&harmless[..6], b"text"].concat() } else { harmless };
             assert_eq!(pass(&mut Upward::new(values.clone()), &harmless), Ok(harmless));
         }
     }
 
-    /// Without room for all of a message, it goes behind a lag.
+    /// A message that does not fit into the budget is forwarded with a lag.
     #[test]
-    fn without_room_a_message_is_not_held_whole() {
+    fn forwards_a_message_with_a_lag_when_the_budget_is_full() {
         let values = Arc::new(Matcher::new([(ValueOwner::Token, VALUE)].into_iter()));
         let frame = [&[0x82, 0xff, 0, 0, 0, 0, 0, 0x0f, 0, 0][..], &[0; 4], &[b'x'; 500_000]].concat();
         for (fits, least) in [(true, 0), (false, 400_000)] {
@@ -541,10 +545,10 @@ mod tests {
             let mut upward = Upward::new(values.clone()).charged_to(reserve());
             let out: usize = frame.chunks(10_000).map(|bytes| pass(&mut upward, bytes).unwrap().len()).sum();
             assert!(if fits { out == 0 } else { out > least }, "{out}");
-            assert!(reserve().hold(600_000).is_err(), "what is held is charged");
+            assert!(reserve().hold(600_000).is_err(), "held bytes are charged");
             assert!(matches!(pass(&mut upward, VALUE), Err(RelayError::Leak(_))));
             drop(upward);
-            assert_eq!(reserve().hold(600_000).is_ok(), fits, "and given back");
+            assert_eq!(reserve().hold(600_000).is_ok(), fits, "charged bytes are given back");
         }
     }
 }

@@ -1,40 +1,40 @@
-//! Parses the frames of a WebSocket connection (RFC 6455 §5.2) without storing payloads.
+//! Parses the frames of a WebSocket connection (RFC 6455 §5.2) without buffering message payloads.
 
 use zeroize::Zeroizing;
 
-/// Follows one direction of a connection on which no extension is in use.
+/// A frame parser for one direction of a connection without extensions.
 pub(crate) struct FrameReader {
-    /// Clients mask what they send, servers do not.
+    /// Frames must be masked (clients) or unmasked (servers).
     masked: bool,
-    /// A message has begun and not ended.
+    /// A fragmented message has started and not ended.
     fragmented: bool,
-    /// The message under way, if it is text, with the character at its end.
-    text: Option<Characters>,
-    /// Payload of the control frame under way, as it was sent.
+    /// Validates the UTF-8 of the current message if it is text.
+    text: Option<Utf8Validator>,
+    /// The payload of the current control frame, as sent.
     control: Zeroizing<Vec<u8>>,
     closed: bool,
-    at: At,
+    state: State,
 }
 
-enum At {
-    /// So many bytes of a head are here.
+enum State {
+    /// In a frame head, with this many bytes read.
     Head([u8; MAX_HEAD], usize),
     Payload {
         head: FrameHead,
         at: u64,
     },
-    /// An error was found behind the piece that was given out last.
+    /// After an error, which follows the last returned piece.
     Broken(Broken),
 }
 
 const MAX_HEAD: usize = 14;
-/// Longest payload of a control frame, in bytes.
+/// Maximum payload of a control frame, in bytes.
 const MAX_CONTROL: usize = 125;
 const CONTINUATION: u8 = 0;
 const TEXT: u8 = 1;
 const CLOSE: u8 = 8;
 
-/// A frame's head.
+/// The head of a frame, as sent.
 #[derive(Clone, Copy)]
 pub(crate) struct FrameHead {
     bytes: [u8; MAX_HEAD],
@@ -43,26 +43,26 @@ pub(crate) struct FrameHead {
     length: u64,
 }
 
-/// The kind of the next bytes.
+/// A parsed piece of the stream.
 pub(crate) enum Piece<'b> {
-    /// Of a frame that carries a part of a message.
+    /// The head of a data frame.
     Head(FrameHead),
-    /// Bytes of its payload, which stand `at` so many bytes within it.
+    /// Payload bytes of a data frame, at offset `at` of its payload.
     Payload { head: FrameHead, bytes: &'b [u8], at: u64, last: bool },
-    /// A control frame, whole.
+    /// A complete control frame.
     Control {
         head: FrameHead,
-        /// As it was sent.
+        /// The payload as sent.
         bytes: Zeroizing<Vec<u8>>,
     },
 }
 
-/// Why bytes are not frames as they should be.
+/// The reason why bytes are not valid frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// A frame that breaks the protocol.
+    /// A frame violates the protocol.
     Protocol,
-    /// Text that is not UTF-8 (RFC 6455 §8.1).
+    /// A text is not UTF-8 (RFC 6455 §8.1).
     Text,
 }
 
@@ -75,13 +75,13 @@ impl FrameHead {
         self.opcode() == CLOSE
     }
 
-    /// True for the last frame of a message.
+    /// Returns true for the last frame of a message.
     pub(crate) fn is_final(&self) -> bool {
         let [first, ..] = self.bytes;
         first & 0x80 != 0
     }
 
-    /// Appends payload bytes, which stand `at` so many bytes within it, as they are meant.
+    /// Appends payload bytes to `text` unmasked. `at` is their offset within the payload.
     pub(crate) fn unmask_onto(&self, text: &mut Vec<u8>, bytes: &[u8], at: u64) {
         let Some(mask) = self.mask else { return text.extend_from_slice(bytes) };
         let skip = usize::try_from(at % 4).unwrap_or_default();
@@ -112,7 +112,7 @@ impl FrameReader {
             text: None,
             control: Zeroizing::default(),
             closed: false,
-            at: At::Head([0; MAX_HEAD], 0),
+            state: State::Head([0; MAX_HEAD], 0),
         }
     }
 
@@ -120,25 +120,25 @@ impl FrameReader {
         Self { masked: false, ..Self::of_client() }
     }
 
-    /// Takes the next piece from the front of the bytes; none once they are used up. Bytes behind a close frame are
-    /// skipped: RFC 6455 §5.5.1 allows none, and no receiver reads them.
+    /// Parses the next piece from the front of `rest`, or returns `None` once `rest` is empty. Bytes after a close
+    /// frame are skipped: RFC 6455 §5.5.1 does not allow any, and no receiver reads them.
     pub(crate) fn next<'b>(&mut self, rest: &mut &'b [u8]) -> Result<Option<Piece<'b>>, Broken> {
         if self.closed {
             *rest = &[];
             return Ok(None);
         }
         loop {
-            match self.at {
-                At::Broken(broken) => return Err(broken),
-                At::Head(bytes, size) => {
+            match self.state {
+                State::Broken(broken) => return Err(broken),
+                State::Head(bytes, size) => {
                     let Some(head) = self.head(bytes, size, rest)? else { return Ok(None) };
                     if !head.is_control() {
                         return Ok(Some(Piece::Head(head)));
                     }
-                    // Its payload is little.
+                    // The payload of a control frame is short.
                     self.control = Zeroizing::new(Vec::with_capacity(MAX_CONTROL));
                 }
-                At::Payload { head, at } => return self.payload(head, at, rest),
+                State::Payload { head, at } => return self.payload(head, at, rest),
             }
         }
     }
@@ -155,16 +155,16 @@ impl FrameReader {
             }
             size = size.saturating_add(1);
             *rest = behind;
-            match self.read(bytes, size) {
+            match self.parse_head(bytes, size) {
                 Ok(None) => {}
                 Ok(Some(head)) => {
-                    self.at = At::Payload { head, at: 0 };
+                    self.state = State::Payload { head, at: 0 };
                     return Ok(Some(head));
                 }
-                Err(broken) => return Err(self.broken(broken)),
+                Err(broken) => return Err(self.fail(broken)),
             }
         }
-        self.at = At::Head(bytes, size);
+        self.state = State::Head(bytes, size);
         Ok(None)
     }
 
@@ -178,45 +178,45 @@ impl FrameReader {
         *rest = behind;
         let at = begin.saturating_add(n as u64);
         let last = at == head.length;
-        self.at = if last { At::Head([0; MAX_HEAD], 0) } else { At::Payload { head, at } };
+        self.state = if last { State::Head([0; MAX_HEAD], 0) } else { State::Payload { head, at } };
         if head.is_control() {
             self.control.extend_from_slice(bytes);
-            return if last { self.whole_control(head).map(Some) } else { Ok(None) };
+            return if last { self.finish_control(head).map(Some) } else { Ok(None) };
         }
         let Some(text) = &mut self.text else { return Ok(Some(Piece::Payload { head, bytes, at: begin, last })) };
-        let sound = text.take(&head.unmasked(bytes, begin));
-        let ended = !last || !head.is_final() || text.is_between();
-        let sound = bytes.get(..sound).unwrap_or_default();
-        if sound.len() == bytes.len() && ended {
+        let valid = text.validate(&head.unmasked(bytes, begin));
+        let ended = !last || !head.is_final() || text.is_complete();
+        let valid = bytes.get(..valid).unwrap_or_default();
+        if valid.len() == bytes.len() && ended {
             return Ok(Some(Piece::Payload { head, bytes, at: begin, last }));
         }
-        let broken = self.broken(Broken::Text);
-        // Bytes before the error are given out, so that they are looked through wherever the stream was cut.
-        if sound.is_empty() {
+        let broken = self.fail(Broken::Text);
+        // Return the bytes before the error, so that the scanned bytes do not depend on how the stream was cut.
+        if valid.is_empty() {
             return Err(broken);
         }
-        Ok(Some(Piece::Payload { head, bytes: sound, at: begin, last: false }))
+        Ok(Some(Piece::Payload { head, bytes: valid, at: begin, last: false }))
     }
 
-    fn whole_control<'b>(&mut self, head: FrameHead) -> Result<Piece<'b>, Broken> {
+    fn finish_control<'b>(&mut self, head: FrameHead) -> Result<Piece<'b>, Broken> {
         let payload = std::mem::take(&mut self.control);
         if head.is_close() {
             if let Err(broken) = check_close(&head.unmasked(&payload, 0)) {
-                return Err(self.broken(broken));
+                return Err(self.fail(broken));
             }
             self.closed = true;
         }
         Ok(Piece::Control { head, bytes: payload })
     }
 
-    /// Nothing more is read.
-    fn broken(&mut self, broken: Broken) -> Broken {
-        self.at = At::Broken(broken);
+    /// Enters the error state: nothing more is read.
+    fn fail(&mut self, broken: Broken) -> Broken {
+        self.state = State::Broken(broken);
         broken
     }
 
-    /// A head, once all of it is here.
-    fn read(&mut self, bytes: [u8; MAX_HEAD], size: usize) -> Result<Option<FrameHead>, Broken> {
+    /// Parses a frame head, or returns `None` if `bytes` does not contain all of it.
+    fn parse_head(&mut self, bytes: [u8; MAX_HEAD], size: usize) -> Result<Option<FrameHead>, Broken> {
         let [first, second, ..] = bytes;
         if size < 2 {
             return Ok(None);
@@ -229,7 +229,7 @@ impl FrameReader {
             _ => 0,
         };
         let mask_at = extended + 2_usize;
-        let whole = if masked { mask_at.saturating_add(4) } else { mask_at };
+        let size_of_head = if masked { mask_at.saturating_add(4) } else { mask_at };
         let control = opcode >= CLOSE;
         let known = matches!(opcode, 0..=2 | 8..=10);
         if first & 0x70 != 0
@@ -242,12 +242,12 @@ impl FrameReader {
         if !control && (opcode == CONTINUATION) != self.fragmented {
             return Err(Broken::Protocol);
         }
-        if size < whole {
+        if size < size_of_head {
             return Ok(None);
         }
         let number = bytes.get(2..mask_at).unwrap_or_default().iter().fold(0, |n, byte| (n << 8) | u64::from(*byte));
         let length = if extended == 0 { u64::from(short) } else { number };
-        // The shortest form only, and no sign bit.
+        // The length must be in its shortest form and without the sign bit.
         let too_short = match extended {
             2 => length < 126,
             8 => length <= 0xffff || length >> 63 != 0,
@@ -259,15 +259,15 @@ impl FrameReader {
         if !control {
             self.fragmented = !is_final;
             if opcode != CONTINUATION {
-                self.text = (opcode == TEXT).then(Characters::default);
+                self.text = (opcode == TEXT).then(Utf8Validator::default);
             }
         }
-        let mask = bytes.get(mask_at..whole).and_then(|mask| <[u8; 4]>::try_from(mask).ok());
-        Ok(Some(FrameHead { bytes, size: whole, mask, length }))
+        let mask = bytes.get(mask_at..size_of_head).and_then(|mask| <[u8; 4]>::try_from(mask).ok());
+        Ok(Some(FrameHead { bytes, size: size_of_head, mask, length }))
     }
 }
 
-/// Checks what a close frame says (RFC 6455 §5.5.1, §7.4).
+/// Validates the payload of a close frame (RFC 6455 §5.5.1, §7.4).
 fn check_close(payload: &[u8]) -> Result<(), Broken> {
     let (code, reason) = match payload {
         [] => return Ok(()),
@@ -277,31 +277,31 @@ fn check_close(payload: &[u8]) -> Result<(), Broken> {
     if std::str::from_utf8(reason).is_err() {
         return Err(Broken::Text);
     }
-    // 1012 to 1014 are registered with IANA; 1004, 1005, 1006 and 1015 are never sent.
+    // IANA has registered 1012 to 1014. 1004, 1005, 1006 and 1015 are never sent.
     if matches!(code, 1000..=1003 | 1007..=1014 | 3000..=4999) { Ok(()) } else { Err(Broken::Protocol) }
 }
 
-/// UTF-8 that comes in pieces.
+/// An incremental UTF-8 validator.
 #[derive(Default)]
-struct Characters {
-    /// The first bytes of a character that has not ended.
-    begun: [u8; 4],
+struct Utf8Validator {
+    /// The first bytes of an incomplete character.
+    partial: [u8; 4],
     length: usize,
 }
 
-impl Characters {
-    /// Takes more of a text, and says how many bytes of it stand before the first that makes it wrong.
-    fn take(&mut self, text: &[u8]) -> usize {
+impl Utf8Validator {
+    /// Validates more of a text. Returns the number of bytes before the first invalid one.
+    fn validate(&mut self, text: &[u8]) -> usize {
         let mut at = 0_usize;
         while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
             if self.length == 0 {
                 let Err(error) = std::str::from_utf8(rest) else { return text.len() };
                 at = at.saturating_add(error.valid_up_to());
             }
-            let (Some(byte), Some(place)) = (text.get(at), self.begun.get_mut(self.length)) else { return at };
+            let (Some(byte), Some(place)) = (text.get(at), self.partial.get_mut(self.length)) else { return at };
             *place = *byte;
             self.length = self.length.saturating_add(1);
-            match std::str::from_utf8(self.begun.get(..self.length).unwrap_or_default()) {
+            match std::str::from_utf8(self.partial.get(..self.length).unwrap_or_default()) {
                 Ok(_) => self.length = 0,
                 Err(error) if error.error_len().is_none() => {}
                 Err(_) => return at,
@@ -311,8 +311,8 @@ impl Characters {
         text.len()
     }
 
-    /// True if no character is under way.
-    fn is_between(&self) -> bool {
+    /// Returns true if the text does not end within a character.
+    fn is_complete(&self) -> bool {
         self.length == 0
     }
 }
@@ -322,7 +322,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Heads and payloads of a direction, however it is cut.
+    /// Returns the opcodes, final flags and payloads of frames that arrive in pieces.
     fn read<'b>(
         mut frames: FrameReader,
         cuts: impl IntoIterator<Item = &'b [u8]>,
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn frames_are_read_as_the_rfc_shows_them() {
-        // RFC 6455 §5.7.
+        // The examples of RFC 6455 §5.7, and errors.
         type Row<'a> = (&'a [u8], bool, Option<Vec<(u8, bool, &'a [u8])>>);
         let rows: [Row<'_>; 14] = [
             (b"\x81\x05Hello", false, Some(vec![(1, true, b"Hello")])),
@@ -357,7 +357,7 @@ mod tests {
                 false,
                 Some(vec![(1, false, b"Hel"), (9, true, b"hi"), (0, true, b"lo")]),
             ),
-            // Nothing is read behind a close frame.
+            // Bytes after a close frame are not read.
             (b"\x82\x00\x88\x00\x82\x00\xff", false, Some(vec![(2, true, b""), (8, true, b"")])),
             (b"\x81\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58", false, None),
             (b"\x81\x05Hello", true, None),
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(read(FrameReader::of_origin(), [&long[..]]).unwrap(), [(2, true, vec![7; 65536])]);
     }
 
-    /// Each error, and the byte that shows it.
+    /// Rows: a name, the bytes, the position of the first invalid byte, the error.
     #[test]
     fn errors_are_found_at_the_first_byte_that_shows_them() {
         use Broken::{Protocol, Text};

@@ -1,8 +1,8 @@
-//! DNS pinning: resolves a host once, checks every address, and returns the evidence.
+//! Resolves a host name once, checks every address, and returns the evidence.
 //!
-//! A name is asked for after policy has admitted it, never before. Each address of the answer is
-//! judged; one that is denied denies the host. What is dialled later is this list and nothing else, so
-//! an answer that changes a moment later changes nothing.
+//! A name is looked up only after the policy has admitted it. Every address of the answer is checked, and one denied
+//! address denies the host. Only the checked addresses are dialed later, so an answer that changes in between has no
+//! effect (DNS rebinding).
 
 mod name_quota;
 
@@ -36,28 +36,29 @@ use crate::policy::rule::{MatchedRules, Policy};
 use crate::policy::settings::{Dns, DnsServer};
 use crate::tls::upstream::UpstreamTls;
 
-/// Shortest and longest time that an answer is kept, and how long a failure is.
+/// The shortest and longest time that an answer is cached, and the time that a failure is.
 const MIN_TTL: Duration = Duration::from_secs(5);
 const MAX_TTL: Duration = Duration::from_secs(300);
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 const CACHED_NAMES: u64 = 8_192;
-/// Once one family has answered, the other has this long (RFC 8305 §3 waits less; we judge what comes).
-const SECOND_FAMILY: Duration = Duration::from_millis(500);
+/// Once one family has answered, the other one may take this long. RFC 8305 §3 waits less, but here every address has
+/// to be checked.
+const SECOND_FAMILY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Evidence that these addresses of a target were judged, and the only ones that may be dialled.
+/// Evidence that these addresses of a target were checked. Only they may be dialed.
 ///
 /// ```compile_fail
 /// use exeat::{model::target::Target, stages::pin::PinnedTarget};
 /// let target = Target::connect(&"example.com:443".parse().unwrap()).unwrap();
-/// // An address that nobody judged is no pin.
+/// // An unchecked address cannot be pinned.
 /// let pinned = PinnedTarget { target, addresses: vec!["10.0.0.1:443".parse().unwrap()], generation: 1 };
 /// ```
 /// ```compile_fail
-/// // Nor can a judged one be read out and dialled by other means.
+/// // Nor can a checked one be read and dialed by other means.
 /// fn addresses(pinned: &exeat::stages::pin::PinnedTarget) { pinned.addresses(); }
 /// ```
 /// ```compile_fail
-/// // The dialler is private to the stages.
+/// // The dialer is private to the stages.
 /// use exeat::stages::forward::dial::connect;
 /// ```
 /// ```
@@ -71,19 +72,19 @@ pub struct PinnedTarget {
 }
 
 impl PinnedTarget {
-    /// Where the addresses belong.
+    /// Returns the target that the addresses belong to.
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// Under which policy the addresses were judged.
+    /// Returns the generation of the policy under which the addresses were checked.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The addresses as text, for who asked for them to read.
+    /// Returns the addresses as text, for the probe's response.
     pub fn address_texts(&self) -> impl Iterator<Item = String> {
         self.addresses.iter().map(|address| address.ip().to_string())
     }
@@ -93,29 +94,29 @@ impl PinnedTarget {
     }
 }
 
-/// Addresses that are ours and never a target.
+/// The proxy's own addresses, which are never a valid target.
 #[derive(Clone, Debug, Default)]
 pub struct OwnEndpoints {
-    /// Proxy and admin listeners: a loop.
+    /// The proxy and admin listeners. A connection to them would be a loop.
     pub listeners: Vec<SocketAddr>,
 }
 
-/// Asks DNS, and judges.
+/// Resolves names and checks the addresses.
 pub struct Resolver {
     dns: TokioResolver,
     servers: Vec<SocketAddr>,
     timeout: Duration,
     own: OwnEndpoints,
-    /// Where the ledger's server was found.
+    /// The addresses of the ledger's server.
     ledger: RwLock<Vec<SocketAddr>>,
     answers: Cache<HostName, Arc<CacheEntry>>,
-    /// Look-ups at a time.
+    /// Limits concurrent lookups.
     lookups: Arc<SocketQuota>,
-    /// The names that executions have looked up.
+    /// Limits the new names per execution.
     names: NameQuota,
 }
 
-/// One name's answer, made once by whoever comes first.
+/// The answer for one name, filled by the first request for it.
 #[derive(Default)]
 struct CacheEntry(OnceCell<CachedAddresses>);
 
@@ -126,28 +127,28 @@ struct CachedAddresses {
 }
 
 impl Resolver {
-    /// Sets the resolver up. Nothing is asked yet.
+    /// Creates the resolver without sending any queries.
     ///
     /// # Errors
-    /// If the resolver cannot be built. A machine without `/etc/resolv.conf` resolves nothing.
+    /// Returns an error if the resolver cannot be built. A machine without `/etc/resolv.conf` resolves nothing.
     pub fn new(settings: &Dns, tls: &UpstreamTls, own: OwnEndpoints, descriptors: &Descriptors) -> io::Result<Self> {
         let mut name_servers = Vec::new();
         for server in &settings.servers {
             name_servers.extend(name_servers_of(server));
         }
         if name_servers.is_empty() {
-            tracing::warn!("no DNS server is known; only [dns].hosts and literal addresses can be reached");
+            tracing::warn!("no DNS server is configured; only [dns].hosts and IP literals can be reached");
         }
         let servers = endpoints(&name_servers);
         let config = ResolverConfig::from_name_servers(name_servers);
-        // The same roots vouch for DNS servers as for origins; each protocol brings its own ALPN.
+        // DNS servers are verified with the same roots as origins. Each protocol adds its own ALPN.
         let mut tls = tls.config().as_ref().clone();
         tls.alpn_protocols.clear();
         let mut builder = Hickory::builder_with_config(config, TokioRuntimeProvider::default()).with_tls_config(tls);
         let options = builder.options_mut();
         options.use_hosts_file = ResolveHosts::Never;
         options.ndots = 0;
-        // The answers that are kept are ours, with our bounds.
+        // Answers are cached here instead, with our own limits.
         options.cache_size = 0;
         options.num_concurrent_reqs = 1;
         options.timeout = settings.timeout / 2;
@@ -160,13 +161,13 @@ impl Resolver {
         Ok(Self { dns, servers, timeout: settings.timeout, own, ledger: RwLock::default(), answers, lookups, names })
     }
 
-    /// Resolves an admitted destination and judges every address. Literals come through here too.
+    /// Resolves an admitted destination and checks every address. IP literals are checked too.
     ///
     /// # Errors
-    /// [`Fail::AuditUnavailable`] if the log cannot be written: then nothing may leave; [`Deny::RateLimited`] if the
-    /// execution has asked for too many new names; [`Deny::AddressNotAllowed`], [`Deny::LoopDetected`],
-    /// [`Fail::ResolveFailed`]; [`Fail::Overloaded`] if too many look-ups of the execution, or of all, wait for their
-    /// answers.
+    /// [`Fail::AuditUnavailable`] if the audit log cannot be written, since then nothing may be sent;
+    /// [`Deny::RateLimited`] if the execution has looked up too many new names; [`Deny::AddressNotAllowed`],
+    /// [`Deny::LoopDetected`], [`Fail::ResolveFailed`]; [`Fail::Overloaded`] if too many lookups are pending, of the
+    /// execution or in total.
     pub async fn pin(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<PinnedTarget> {
         record.can_be_written().await?;
         self.check_name(policy, admitted, record)?;
@@ -177,11 +178,11 @@ impl Resolver {
         self.check_addresses(policy, admitted, addresses, record)
     }
 
-    /// Judges the addresses of a pin again, for a request that was granted by narrower rules or under
-    /// a newer policy. Nothing is asked.
+    /// Checks the addresses of a pin again, for a request granted by narrower rules or under a newer policy, without a
+    /// DNS query.
     ///
     /// # Errors
-    /// As [`Self::pin`], without [`Fail::ResolveFailed`] and [`Fail::Overloaded`].
+    /// The errors of [`Self::pin`], except [`Fail::ResolveFailed`] and [`Fail::Overloaded`].
     pub fn confirm(
         &self,
         policy: &Policy,
@@ -196,7 +197,7 @@ impl Resolver {
         self.check_addresses(policy, admitted, pinned.addresses.clone(), record)
     }
 
-    /// Looks where a registered webhook leads, before anybody calls it. Each call is judged anew.
+    /// Resolves and checks a webhook at registration. Each call is checked again.
     ///
     /// # Errors
     /// [`Fail::ResolveFailed`] or [`Deny::AddressNotAllowed`].
@@ -206,7 +207,8 @@ impl Resolver {
         judged.map_err(|_| Deny::AddressNotAllowed.into())
     }
 
-    /// Where the ledger's server is. From then on no sandbox gets there, whatever its rules open.
+    /// Resolves the ledger's server. From then on its addresses are denied to all sandboxes, whatever their rules
+    /// allow.
     ///
     /// # Errors
     /// [`Fail::ResolveFailed`].
@@ -218,14 +220,14 @@ impl Resolver {
         Ok(addresses)
     }
 
-    /// Whether the execution may ask for the name. One that it has not asked for before has its line in the log,
-    /// whatever becomes of the request.
+    /// Checks whether the execution may look up the name. A new name is always logged, whatever the outcome of the
+    /// request.
     fn check_name(&self, policy: &Policy, admitted: &Admitted, record: &mut Record) -> Verdict<()> {
         let Host::Name(name) = admitted.target().host() else { return Ok(()) };
         if policy.hosts_override(name).is_some() {
             return Ok(());
         }
-        match self.names.ask(admitted.caller().execution(), name, Instant::now()) {
+        match self.names.record(admitted.caller().execution(), name, Instant::now()) {
             Ok(Seen::Before) => Ok(()),
             Ok(Seen::Never) => {
                 record.keep_line();
@@ -305,7 +307,7 @@ impl Resolver {
     async fn resolve(&self, name: &HostName, execution: Option<&ExecutionId>) -> Verdict<Vec<IpAddr>> {
         for _ in 0..2 {
             let slot = self.answers.get_with(name.clone(), Arc::default);
-            let answer = self.answered(&slot, name, execution).await?;
+            let answer = self.fill_slot(&slot, name, execution).await?;
             if answer.until > Instant::now() {
                 return if answer.addresses.is_empty() {
                     Err(Fail::ResolveFailed.into())
@@ -313,48 +315,48 @@ impl Resolver {
                     Ok(answer.addresses.clone())
                 };
             }
-            // Stale: whoever finds it so first takes it out; another may already have put a new one in.
+            // The entry is stale. The first request to notice removes it, unless another one has already replaced it.
             self.answers.remove_if_same(name, &slot);
         }
-        let permit = self.lookups.take_within(execution, self.timeout).await;
+        let permit = self.lookups.acquire_within(execution, self.timeout).await;
         let _permit = permit.ok_or(Fail::Overloaded)?;
-        let answer = self.ask(name).await;
+        let answer = self.query(name).await;
         if answer.addresses.is_empty() { Err(Fail::ResolveFailed.into()) } else { Ok(answer.addresses) }
     }
 
-    /// The answer in a slot, asked for if it is empty. Whoever waits for a permit does not hold the slot meanwhile:
-    /// others that ask for the same name would wait with it.
-    async fn answered<'s>(
+    /// Returns the answer in a slot, and fills the slot if it is empty. The slot is not locked while waiting for a
+    /// permit, because other requests for the same name would have to wait too.
+    async fn fill_slot<'s>(
         &self,
         slot: &'s CacheEntry,
         name: &HostName,
         execution: Option<&ExecutionId>,
     ) -> Verdict<&'s CachedAddresses> {
         let asked = slot.0.get_or_try_init(|| async {
-            let _permit = self.lookups.take(execution).ok_or(())?;
-            Ok::<_, ()>(self.ask(name).await)
+            let _permit = self.lookups.try_acquire(execution).ok_or(())?;
+            Ok::<_, ()>(self.query(name).await)
         });
         if let Ok(answer) = asked.await {
             return Ok(answer);
         }
-        let permit = self.lookups.take_within(execution, self.timeout).await;
+        let permit = self.lookups.acquire_within(execution, self.timeout).await;
         let _permit = permit.ok_or(Fail::Overloaded)?;
-        Ok(slot.0.get_or_init(|| self.ask(name)).await)
+        Ok(slot.0.get_or_init(|| self.query(name)).await)
     }
 
-    /// A and AAAA apart. A family that fails is left out; none left is a failure.
-    async fn ask(&self, name: &HostName) -> CachedAddresses {
+    /// Queries A and AAAA separately. A failed family is left out; if both fail, so does the lookup.
+    async fn query(&self, name: &HostName) -> CachedAddresses {
         let failure = || CachedAddresses { addresses: Vec::new(), until: Instant::now() + FAILURE_TTL };
         let Ok(mut fqdn) = Name::from_ascii(name.as_str()) else { return failure() };
-        // Without this the resolver would try search domains first.
+        // Without this, the resolver would try search domains first.
         fqdn.set_fqdn(true);
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let v6 = timeout_at(deadline, self.ask_family(fqdn.clone(), RecordType::AAAA));
-        let v4 = timeout_at(deadline, self.ask_family(fqdn, RecordType::A));
+        let v6 = timeout_at(deadline, self.query_family(fqdn.clone(), RecordType::AAAA));
+        let v4 = timeout_at(deadline, self.query_family(fqdn, RecordType::A));
         tokio::pin!(v4, v6);
         let families = tokio::select! {
-            first = &mut v6 => both(first.ok().flatten(), v4).await,
-            first = &mut v4 => both(first.ok().flatten(), v6).await,
+            first = &mut v6 => join_families(first.ok().flatten(), v4).await,
+            first = &mut v4 => join_families(first.ok().flatten(), v6).await,
         };
         let mut addresses = Vec::new();
         let mut until = Instant::now() + MAX_TTL;
@@ -368,7 +370,7 @@ impl Resolver {
         CachedAddresses { addresses, until: until.max(Instant::now() + MIN_TTL) }
     }
 
-    async fn ask_family(&self, name: Name, family: RecordType) -> FamilyAnswer {
+    async fn query_family(&self, name: Name, family: RecordType) -> FamilyAnswer {
         let lookup = self.dns.lookup(name, family).await.ok()?;
         let address = |data: &RData| match data {
             RData::A(a) => Some(IpAddr::V4(a.0)),
@@ -382,11 +384,14 @@ impl Resolver {
 
 type FamilyAnswer = Option<(Vec<IpAddr>, Instant)>;
 
-/// The first family's answer and the second's. The second keeps a first one that has addresses waiting only
-/// for a moment; after a first one without, it has all the time there is.
-async fn both(first: FamilyAnswer, second: impl Future<Output = Result<FamilyAnswer, Elapsed>>) -> [FamilyAnswer; 2] {
+/// Returns both families' answers. If the first one has addresses, the second one is waited for only briefly; otherwise
+/// until its deadline.
+async fn join_families(
+    first: FamilyAnswer,
+    second: impl Future<Output = Result<FamilyAnswer, Elapsed>>,
+) -> [FamilyAnswer; 2] {
     let second = match &first {
-        Some(_) => timeout(SECOND_FAMILY, second).await.and_then(|found| found),
+        Some(_) => timeout(SECOND_FAMILY_TIMEOUT, second).await.and_then(|found| found),
         None => second.await,
     };
     [first, second.ok().flatten()]
@@ -416,19 +421,19 @@ impl OwnEndpoints {
     }
 }
 
-/// An address is this machine's if one can bind to it. Nothing is sent.
+/// Returns true if the address belongs to this machine, that is if a socket can be bound to it. Sends nothing.
 fn is_local(ip: IpAddr) -> bool {
     ip.is_loopback() || UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// The IPv4 address, however it is wrapped.
+/// Returns the IPv4 address if one is embedded, or the address itself.
 fn canonical(address: SocketAddr) -> SocketAddr {
     let ip = address.ip();
     let inner = embedded_v4(ip).first().copied();
     SocketAddr::new(inner.map_or(ip, IpAddr::from), address.port())
 }
 
-/// The `nameserver` lines of `/etc/resolv.conf`, and nothing else of it: no search domains, no options.
+/// Returns the `nameserver` lines of `/etc/resolv.conf`. Search domains and options are ignored.
 fn system_servers() -> Vec<NameServerConfig> {
     let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     nameserver_lines(&text).map(NameServerConfig::udp_and_tcp).collect()
@@ -466,7 +471,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_listeners_are_found_in_every_spelling() {
+    fn detects_own_listeners_in_all_address_forms() {
         let own = |listen: &str| OwnEndpoints { listeners: vec![listen.parse().unwrap()] };
         let rows = [
             ("127.0.0.1:3128", "127.0.0.1:3128", true),
@@ -493,19 +498,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_family_without_addresses_does_not_hurry_the_other() {
+    async fn a_family_without_addresses_does_not_limit_the_other() {
         let found = |ip: &str| Some((vec![ip.parse().unwrap()], Instant::now()));
         let after = |millis, answer: FamilyAnswer| async move {
             tokio::time::sleep(Duration::from_millis(millis)).await;
             Ok(answer)
         };
         let rows = [
-            (None, 900, 1, "the first has none"),
-            (found("192.0.2.1"), 400, 2, "both in time"),
-            (found("192.0.2.1"), 900, 1, "the second is late and left out"),
+            (None, 900, 1, "the first family has no addresses"),
+            (found("192.0.2.1"), 400, 2, "both families answer in time"),
+            (found("192.0.2.1"), 900, 1, "the second family is late and left out"),
         ];
         for (first, millis, count, what) in rows {
-            let families = both(first, after(millis, found("2001:db8::1"))).await;
+            let families = join_families(first, after(millis, found("2001:db8::1"))).await;
             assert_eq!(families.into_iter().flatten().count(), count, "{what}");
         }
     }

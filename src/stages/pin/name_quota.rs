@@ -1,8 +1,8 @@
-//! Limits the new names that an execution may look up. Not a stage.
+//! Limits how many new names an execution may look up in DNS. `pin` asks it before each lookup.
 //!
-//! A name that is looked up reaches whoever owns its zone, so it carries out what stands in it. What counts is whether
-//! this execution has asked before, never what the resolver still knows from others: that would tell one tenant what
-//! another has asked for.
+//! A DNS query reaches the owner of the name's zone, so the name itself can carry data out. A name is new if this
+//! execution has not looked it up before, whatever the resolver has cached for others: otherwise a tenant could observe
+//! the lookups of another one.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -13,18 +13,18 @@ use parking_lot::Mutex;
 use crate::model::host::HostName;
 use crate::model::name::ExecutionId;
 
-/// How long a window is. It begins with its first name; what is refused does not extend it.
+/// The length of a window. It starts with its first new name; refused names do not extend it.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Names of an execution that are remembered at least, and at most twice as many. Any other is new again.
-const REMEMBERED: usize = 256;
-/// How long an execution has to have asked for nothing until its names are forgotten. No shorter than a window.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
-/// How many maps there are, each behind its own lock.
+/// The minimum number of names remembered per execution; the maximum is twice as many. Other names count as new again.
+const MIN_REMEMBERED: usize = 256;
+/// The names of an execution are dropped after this long without lookups. Not shorter than a window.
+const EXECUTION_TTL: Duration = Duration::from_secs(600);
+/// The number of maps, each with its own lock.
 const SHARDS: usize = 16;
-/// A map with fewer executions is not tidied.
-const FEW: usize = 64;
+/// A map with fewer executions is not cleaned up.
+const MIN_CLEANUP: usize = 64;
 
-/// The names that executions have asked for.
+/// The names that executions have looked up.
 pub(crate) struct NameQuota {
     per_minute: u32,
     shards: Vec<Mutex<Shard>>,
@@ -33,22 +33,22 @@ pub(crate) struct NameQuota {
 
 #[derive(Default)]
 struct Shard {
-    asking: HashMap<ExecutionId, Asked>,
-    /// Executions that were left when it was tidied last.
-    kept: usize,
+    executions: HashMap<ExecutionId, KnownNames>,
+    /// The number of executions left after the last cleanup.
+    left_after_cleanup: usize,
 }
 
-/// The names that one execution has looked up. They are stored as keyed hashes, in two generations, of which the older
-/// is dropped.
-struct Asked {
+/// The names looked up by one execution, as keyed hashes. There are two generations, and the older one is dropped
+/// first.
+struct KnownNames {
     window: Instant,
     new: u32,
     recent: HashSet<u64>,
     older: HashSet<u64>,
-    last: Instant,
+    last_lookup: Instant,
 }
 
-/// Whether an execution has asked for a name before.
+/// Whether an execution has looked up a name before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
     Before,
@@ -60,60 +60,61 @@ impl NameQuota {
         Self { per_minute, shards: (0..SHARDS).map(|_| Mutex::default()).collect(), hasher: RandomState::new() }
     }
 
-    /// The limit.
+    /// Returns the limit.
     pub(crate) fn per_minute(&self) -> u32 {
         self.per_minute
     }
 
-    /// How long a window is.
+    /// Returns the length of a window.
     pub(crate) fn window() -> Duration {
         WINDOW
     }
 
-    /// Notes that an execution asks for a name, or says how long it has to wait.
-    pub(crate) fn ask(&self, execution: &ExecutionId, name: &HostName, now: Instant) -> Result<Seen, Duration> {
+    /// Records a lookup. Returns whether the name was known, or how long the execution has to wait if the limit is
+    /// reached.
+    pub(crate) fn record(&self, execution: &ExecutionId, name: &HostName, now: Instant) -> Result<Seen, Duration> {
         let at = usize::try_from(self.hasher.hash_one(execution) % SHARDS as u64).unwrap_or_default();
         let Some(shard) = self.shards.get(at) else { unreachable!("a place is below the number of shards") };
-        let mut shard = shard.lock();
-        shard.tidy(now);
-        let asked = shard.asking.entry(execution.clone()).or_insert_with(|| Asked::new(now));
-        asked.ask(self.hasher.hash_one(name), self.per_minute, now)
+        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        shard.clean_up(now);
+        let asked = shard.executions.entry(execution.clone()).or_insert_with(|| KnownNames::new(now));
+        asked.record(self.hasher.hash_one(name), self.per_minute, now)
     }
 }
 
 impl Shard {
-    fn tidy(&mut self, now: Instant) {
-        if self.asking.len() >= self.kept.saturating_mul(2).max(FEW) {
-            self.asking.retain(|_, asked| now.saturating_duration_since(asked.last) < FORGOTTEN_AFTER);
-            self.kept = self.asking.len();
+    fn clean_up(&mut self, now: Instant) {
+        if self.executions.len() >= self.left_after_cleanup.saturating_mul(2).max(MIN_CLEANUP) {
+            self.executions.retain(|_, asked| now.saturating_duration_since(asked.last_lookup) < EXECUTION_TTL);
+            self.left_after_cleanup = self.executions.len();
         }
     }
 }
 
-impl Asked {
+impl KnownNames {
     fn new(now: Instant) -> Self {
-        Self { window: now, new: 0, recent: HashSet::new(), older: HashSet::new(), last: now }
+        Self { window: now, new: 0, recent: HashSet::new(), older: HashSet::new(), last_lookup: now }
     }
 
-    fn ask(&mut self, name: u64, most: u32, now: Instant) -> Result<Seen, Duration> {
-        self.last = now;
+    fn record(&mut self, name: u64, max: u32, now: Instant) -> Result<Seen, Duration> {
+        self.last_lookup = now;
         if self.recent.contains(&name) {
             return Ok(Seen::Before);
         }
         let seen =
-            if self.older.contains(&name) { Seen::Before } else { self.count(most, now).map(|()| Seen::Never)? };
-        if self.recent.len() >= REMEMBERED {
+            if self.older.contains(&name) { Seen::Before } else { self.count(max, now).map(|()| Seen::Never)? };
+        if self.recent.len() >= MIN_REMEMBERED {
             self.older = std::mem::take(&mut self.recent);
         }
         self.recent.insert(name);
         Ok(seen)
     }
 
-    fn count(&mut self, most: u32, now: Instant) -> Result<(), Duration> {
+    fn count(&mut self, max: u32, now: Instant) -> Result<(), Duration> {
         let passed = now.saturating_duration_since(self.window);
         if passed >= WINDOW {
             (self.window, self.new) = (now, 0);
-        } else if self.new >= most {
+        } else if self.new >= max {
             return Err(WINDOW.saturating_sub(passed));
         }
         if self.new == 0 {
@@ -140,45 +141,45 @@ mod tests {
     }
 
     #[test]
-    fn so_many_new_names_pass_in_a_minute_and_known_ones_besides() {
+    fn limits_new_names_per_minute_but_not_known_ones() {
         let (names, one, two) = (NameQuota::new(3), execution("1"), execution("2"));
         let begin = Instant::now();
         let after = |seconds| begin + Duration::from_secs(seconds);
         for n in 0..3 {
-            assert_eq!(names.ask(&one, &name(n), after(10)), Ok(Seen::Never));
+            assert_eq!(names.record(&one, &name(n), after(10)), Ok(Seen::Never));
         }
-        assert_eq!(names.ask(&one, &name(3), after(30)), Err(Duration::from_secs(40)));
-        assert_eq!(names.ask(&one, &name(2), after(30)), Ok(Seen::Before));
-        assert_eq!(names.ask(&two, &name(2), after(30)), Ok(Seen::Never), "each has names of its own");
-        assert_eq!(names.ask(&one, &name(3), after(69)), Err(Duration::from_secs(1)), "refusals do not extend it");
-        assert_eq!(names.ask(&one, &name(3), after(70)), Ok(Seen::Never));
+        assert_eq!(names.record(&one, &name(3), after(30)), Err(Duration::from_secs(40)));
+        assert_eq!(names.record(&one, &name(2), after(30)), Ok(Seen::Before));
+        assert_eq!(names.record(&two, &name(2), after(30)), Ok(Seen::Never), "each execution has its own names");
+        assert_eq!(names.record(&one, &name(3), after(69)), Err(Duration::from_secs(1)), "refusals do not extend it");
+        assert_eq!(names.record(&one, &name(3), after(70)), Ok(Seen::Never));
     }
 
     #[test]
     fn memory_is_bounded_for_an_execution_and_for_all() {
         let (names, now) = (NameQuota::new(u32::MAX), Instant::now());
-        for n in 0..REMEMBERED * 5 {
-            assert_eq!(names.ask(&execution("1"), &name(n), now), Ok(Seen::Never));
+        for n in 0..MIN_REMEMBERED * 5 {
+            assert_eq!(names.record(&execution("1"), &name(n), now), Ok(Seen::Never));
             assert_eq!(
-                names.ask(&execution("1"), &name(n.saturating_sub(REMEMBERED / 2 - 1)), now),
+                names.record(&execution("1"), &name(n.saturating_sub(MIN_REMEMBERED / 2 - 1)), now),
                 Ok(Seen::Before),
                 "{n}"
             );
         }
-        let kept = |asked: &Asked| asked.recent.len() + asked.older.len();
-        let shards = names.shards.iter().map(|shard| shard.lock());
+        let kept = |asked: &KnownNames| asked.recent.len() + asked.older.len();
+        let shards = names.shards.iter().map(|shard| shard.lock().unwrap());
         assert!(
-            shards.flat_map(|shard| shard.asking.values().map(kept).collect::<Vec<_>>()).sum::<usize>()
-                <= 2 * REMEMBERED
+            shards.flat_map(|shard| shard.executions.values().map(kept).collect::<Vec<_>>()).sum::<usize>()
+                <= 2 * MIN_REMEMBERED
         );
-        // Executions that have gone leave nothing behind.
+        // Executions without recent lookups are removed.
         for round in 0..40 {
-            let now = now + FORGOTTEN_AFTER * round;
+            let now = now + EXECUTION_TTL * round;
             for n in 0..1_000 {
-                names.ask(&execution(&format!("{round}-{n}")), &name(0), now).unwrap();
+                names.record(&execution(&format!("{round}-{n}")), &name(0), now).unwrap();
             }
         }
-        let left: usize = names.shards.iter().map(|shard| shard.lock().asking.len()).sum();
+        let left: usize = names.shards.iter().map(|shard| shard.lock().unwrap().executions.len()).sum();
         assert!(left < 4_000, "{left}");
     }
 }

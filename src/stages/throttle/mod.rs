@@ -1,7 +1,7 @@
-//! Counts calls and enforces limits. [`Taken`] is evidence of a counted call.
+//! Limits calls, and returns the evidence that a call was counted and that its execution is active.
 //!
-//! Calls of an execution and of a minute are counted by the ledger, exactly and for all proxies that share it; how
-//! fast they come and how many are under way is this process's own affair.
+//! The ledger counts the calls per execution and per minute, exactly and across all proxies that share it. The request
+//! rate and the concurrency are limited per process.
 
 mod rate;
 
@@ -24,17 +24,18 @@ use crate::model::tool::Kind;
 use crate::policy::plan::{Calls, Limits, Rate};
 use crate::policy::rule::Policy;
 
-/// How fast questions to the proxy itself may come of one execution, whatever its plan says: in a second, and at once.
-const OWN_PER_SECOND: NonZeroU32 = NonZeroU32::new(20).unwrap();
-const OWN_BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
+/// The rate limit for requests of one execution to the proxy itself, independent of its plan: per second, and the
+/// burst.
+const SELF_REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(20).unwrap();
+const SELF_REQUEST_BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
-/// How long the window of `calls_per_minute` is.
+/// The window of `calls_per_minute`.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Evidence that a call was taken from the caller's allowance.
+/// Evidence that a call was counted against the caller's limits.
 ///
 /// ```compile_fail
-/// // A call that was not taken cannot be authorised.
+/// // A call that was not counted cannot be authorized.
 /// let taken = exeat::stages::throttle::Taken(());
 /// ```
 /// ```
@@ -43,45 +44,52 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Taken(());
 
-/// A call that a tunnel has been opened with. The first raw request in it is that call; a tunnel without one has cost
-/// it.
+/// The call that was counted for opening a tunnel. The first raw request in the tunnel redeems it; it stays counted for
+/// a tunnel without one.
 pub struct Prepaid {
     at: Instant,
 }
 
-/// Counts calls and limits their rate.
+/// Enforces the limits on calls.
 pub struct Throttle {
     ledger: Arc<Ledger>,
     finds: Arc<Finds>,
-    gates: RateLimiters,
-    /// Of questions to the proxy itself.
-    own: RateLimiters,
-    /// When static executions last began anew; at most one for each task.
-    begun: Mutex<HashMap<ExecutionId, Instant>>,
+    limiters: RateLimiters,
+    /// The limiters for requests to the proxy itself.
+    self_limiters: RateLimiters,
+    /// The time of each static execution's last restart; at most one entry per task.
+    restarts: Mutex<HashMap<ExecutionId, Instant>>,
 }
 
 impl Throttle {
-    /// Counts in a ledger.
+    /// Creates a throttle that counts calls in `ledger`.
     #[must_use]
     pub fn new(ledger: Arc<Ledger>, finds: Arc<Finds>) -> Self {
-        Self { ledger, finds, gates: RateLimiters::default(), own: RateLimiters::default(), begun: Mutex::default() }
+        Self {
+            ledger,
+            finds,
+            limiters: RateLimiters::default(),
+            self_limiters: RateLimiters::default(),
+            restarts: Mutex::default(),
+        }
     }
 
-    /// Takes one call. As long as it is under way, the record holds its place.
+    /// Counts one call. While it is in progress, the record holds its concurrency permit.
     ///
     /// # Errors
     /// [`Deny::ExecutionStopped`]; [`Deny::ExecutionLimit`], [`Deny::RateLimited`] or [`Deny::ConcurrencyLimited`];
-    /// [`Deny::CallerUnknown`] if there is no such execution any more; [`Fail::LedgerUnavailable`].
+    /// [`Deny::CallerUnknown`] if the execution no longer exists; [`Fail::LedgerUnavailable`].
     pub async fn take(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
         let limits = limits(policy, caller, kind);
         self.enter(policy, caller, (kind, &limits), record)?;
         self.count(policy, caller, kind, record).await
     }
 
-    /// Takes a CONNECT. It is a raw call before anything leaves for it, or names could be carried out for nothing.
+    /// Counts a CONNECT as a raw call before anything is sent for it. Otherwise DNS queries could carry out data in
+    /// host names without being counted.
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// The errors of [`Self::take`].
     pub async fn take_connect(
         &self,
         policy: &Policy,
@@ -92,13 +100,13 @@ impl Throttle {
         Ok((taken, Prepaid { at: Instant::now() }))
     }
 
-    /// Takes the first raw request in a tunnel, which is counted by now. A tunnel's call serves for the minute that
-    /// follows, so that calls of many minutes cannot be saved up, and for the execution that it was counted in: a
-    /// request after that is a call of its own.
+    /// Redeems the call counted for a tunnel for its first raw request. The call is valid for one minute, so that calls
+    /// of several minutes cannot be saved up, and only for the execution that it was counted for. A later request
+    /// counts as a call of its own.
     ///
     /// # Errors
-    /// As [`Self::check_unmetered`] or [`Self::take`]. Then a call that still serves is still there, as it is if nobody waits for
-    /// the result.
+    /// The errors of [`Self::check_unmetered`] or [`Self::take`]. After an error, and if the future is dropped, a call
+    /// that is still valid can be redeemed again.
     pub async fn redeem(
         &self,
         policy: &Policy,
@@ -116,42 +124,43 @@ impl Throttle {
         Ok(Taken(()))
     }
 
-    /// Takes back the call of a tunnel whose request was counted as another. A ledger that cannot be asked keeps it.
+    /// Returns the call of a tunnel whose request was counted as another one. If the ledger is unavailable, the call
+    /// stays counted.
     pub async fn give_back(&self, caller: &Caller, prepaid: Prepaid) {
         if !self.is_counted(caller, &prepaid) {
             return;
         }
         let taken = prepaid.at.elapsed();
         if let Err(error) = self.ledger.give_back(caller.facts(), Kind::Raw, taken, Millis::now()).await {
-            tracing::warn!(%error, "the call of a tunnel stays counted");
+            tracing::warn!(%error, "failed to return the call of a tunnel; it stays counted");
         }
     }
 
-    /// Notes that a static execution has begun anew: calls counted before are not among its own.
+    /// Records that a static execution has restarted: calls counted earlier are not part of the new run.
     pub fn begun(&self, execution: &ExecutionId) {
-        let mut begun = self.begun.lock();
-        begun.insert(execution.clone(), Instant::now());
+        let mut restarts = self.restarts.lock().unwrap_or_else(PoisonError::into_inner);
+        restarts.insert(execution.clone(), Instant::now());
     }
 
-    /// Whether the call of a tunnel is among those that its execution has counted since it began.
+    /// Returns true if a tunnel's call was counted since the last restart of its execution.
     fn is_counted(&self, caller: &Caller, prepaid: &Prepaid) -> bool {
-        let begun = self.begun.lock();
-        begun.get(caller.execution()).is_none_or(|begun| *begun < prepaid.at)
+        let restarts = self.restarts.lock().unwrap_or_else(PoisonError::into_inner);
+        restarts.get(caller.execution()).is_none_or(|restarts| *restarts < prepaid.at)
     }
 
-    /// Takes a question to the proxy itself, before what its kind of question takes besides.
+    /// Limits a request to the proxy itself, in addition to the limits of its kind.
     ///
     /// # Errors
     /// [`Deny::RateLimited`].
     pub fn take_self_request(&self, caller: &Caller, record: &mut Record) -> Verdict<()> {
-        let rate = Some(Rate { per_second: OWN_PER_SECOND, burst: OWN_BURST });
-        let asked = self.own.enter(caller.execution(), Kind::Raw, &Limits { rate, ..Limits::default() });
+        let rate = Some(Rate { per_second: SELF_REQUESTS_PER_SECOND, burst: SELF_REQUEST_BURST });
+        let asked = self.self_limiters.enter(caller.execution(), Kind::Raw, &Limits { rate, ..Limits::default() });
         let named = |limited| ReachedLimit { name: "self_requests_per_second", ..limited };
         asked.map(drop).map_err(|limited| record.limited(Deny::RateLimited, named(limited)))
     }
 
-    /// Takes what is no call, or has been counted: it has to come no faster than calls of its kind may, and from an
-    /// execution that goes on.
+    /// Checks a request that is not a call, or has already been counted: its rate must be within the limits of its
+    /// kind, and its execution must be active.
     ///
     /// # Errors
     /// [`Deny::ExecutionStopped`]; [`Deny::RateLimited`] or [`Deny::ConcurrencyLimited`]; [`Deny::CallerUnknown`];
@@ -166,13 +175,13 @@ impl Throttle {
         let limits = limits(policy, caller, kind);
         self.enter(policy, caller, (kind, &limits), record)?;
         let asked = self.ledger.peek(caller.facts(), kind, Caps::default(), Millis::now()).await;
-        counted(asked, record).map(drop)
+        check_result(asked, record).map(drop)
     }
 
     async fn count(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
         let limits = limits(policy, caller, kind);
         let taken = self.ledger.take(caller.facts(), kind, caps(&limits.calls), Millis::now()).await;
-        counted(taken, record)
+        check_result(taken, record)
     }
 
     /// Checks the limits that do not need the ledger.
@@ -184,19 +193,19 @@ impl Throttle {
         record: &mut Record,
     ) -> Verdict<()> {
         self.finds.check(caller.execution(), policy.leak().max_finds())?;
-        let place = self.gates.enter(caller.execution(), kind, limits).map_err(|limited| {
+        let permit = self.limiters.enter(caller.execution(), kind, limits).map_err(|limited| {
             let deny =
                 if limited.scope == LimitScope::Concurrent { Deny::ConcurrencyLimited } else { Deny::RateLimited };
             record.limited(deny, limited)
         })?;
-        if let Some(place) = place {
-            record.hold(place);
+        if let Some(permit) = permit {
+            record.hold(permit);
         }
         Ok(())
     }
 }
 
-/// Returns the limits of the caller's plan for a kind of call.
+/// Returns the plan's limits for calls of a kind.
 fn limits(policy: &Policy, caller: &Caller, kind: Kind) -> Limits {
     policy.task(caller.task()).map_or_else(Limits::default, |task| task.limits(kind))
 }
@@ -205,7 +214,7 @@ fn caps(calls: &Calls) -> Caps {
     Caps { per_execution: calls.per_execution, per_minute: calls.per_minute }
 }
 
-fn counted(taken: Result<TakeResult, LedgerError>, record: &mut Record) -> Verdict<Taken> {
+fn check_result(taken: Result<TakeResult, LedgerError>, record: &mut Record) -> Verdict<Taken> {
     let limited = |name, limit, within, retry_after| ReachedLimit { name, limit, scope: within, retry_after };
     match taken {
         Ok(TakeResult::Counted { .. }) => Ok(Taken(())),

@@ -1,4 +1,4 @@
-//! Limits the rate and concurrency of calls, per execution and kind. Not a stage.
+//! Limits the rate and the concurrency of calls per execution and kind, for `throttle`.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -16,12 +16,13 @@ use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
 use crate::policy::plan::{Limits, Rate};
 
-/// How many maps there are, each behind its own lock.
+/// The number of maps, each with its own lock.
 const SHARDS: usize = 64;
-/// A map with fewer gates is not tidied.
-const FEW: usize = 64;
+/// A map with fewer limiters is not cleaned up.
+const MIN_CLEANUP: usize = 64;
 
-/// The gates of all executions whose plans have such limits. Each is dropped once a new one would do the same.
+/// The limiters of all executions whose plans limit the rate or the concurrency. A limiter is dropped once it is
+/// equivalent to a new one.
 pub(crate) struct RateLimiters {
     shards: Vec<Mutex<Shard>>,
     hasher: RandomState,
@@ -29,22 +30,22 @@ pub(crate) struct RateLimiters {
 
 #[derive(Default)]
 struct Shard {
-    gates: HashMap<Key, ExecutionLimiter>,
-    /// Gates that were left when it was tidied last.
-    kept: usize,
+    limiters: HashMap<Key, ExecutionLimiter>,
+    /// The number of limiters left after the last cleanup.
+    left_after_cleanup: usize,
 }
 
-/// An execution, and whether it is about tool calls.
+/// An execution, and whether the calls are tool calls.
 type Key = (ExecutionId, bool);
 
 struct ExecutionLimiter {
-    /// The rate that it was made for.
+    /// The limiter and the rate that it was created for.
     rate: Option<(Rate, DefaultDirectRateLimiter)>,
-    under_way: Arc<AtomicU32>,
-    used: Instant,
+    in_progress: Arc<AtomicU32>,
+    last_used: Instant,
 }
 
-/// A place among the requests that are under way. It is given back when it is dropped.
+/// A concurrency permit, returned on drop.
 pub(crate) struct ConcurrencyPermit(Arc<AtomicU32>);
 
 impl Drop for ConcurrencyPermit {
@@ -60,7 +61,7 @@ impl Default for RateLimiters {
 }
 
 impl RateLimiters {
-    /// Lets a call through, or says which limit it has reached. A place is only given where they are limited.
+    /// Admits a call, or returns the limit that it has reached. Returns a permit only if the concurrency is limited.
     pub(crate) fn enter(
         &self,
         caller: &ExecutionId,
@@ -73,45 +74,45 @@ impl RateLimiters {
         let key = (caller.clone(), kind != Kind::Raw);
         let at = usize::try_from(self.hasher.hash_one(&key) % SHARDS as u64).unwrap_or_default();
         let Some(shard) = self.shards.get(at) else { unreachable!("a place is below the number of shards") };
-        // Gates are whole at every point where a panic could come.
-        let mut shard = shard.lock();
-        shard.tidy();
-        shard.gates.entry(key).or_insert_with(ExecutionLimiter::new).enter(limits)
+        // A panic cannot leave a limiter in an invalid state.
+        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        shard.clean_up();
+        shard.limiters.entry(key).or_insert_with(ExecutionLimiter::new).enter(limits)
     }
 }
 
 impl Shard {
-    fn tidy(&mut self) {
-        if self.gates.len() >= self.kept.saturating_mul(2).max(FEW) {
-            self.gates.retain(|_, gate| gate.is_needed());
-            self.kept = self.gates.len();
+    fn clean_up(&mut self) {
+        if self.limiters.len() >= self.left_after_cleanup.saturating_mul(2).max(MIN_CLEANUP) {
+            self.limiters.retain(|_, gate| gate.is_needed());
+            self.left_after_cleanup = self.limiters.len();
         }
     }
 }
 
 impl ExecutionLimiter {
     fn new() -> Self {
-        Self { rate: None, under_way: Arc::default(), used: Instant::now() }
+        Self { rate: None, in_progress: Arc::default(), last_used: Instant::now() }
     }
 
     fn enter(&mut self, limits: &Limits) -> Result<Option<ConcurrencyPermit>, ReachedLimit> {
-        self.used = Instant::now();
-        // Only ever raised under the lock.
-        let under_way = self.under_way.load(Ordering::Relaxed);
-        if let Some(most) = limits.concurrent.filter(|most| under_way >= *most) {
-            let limit = most.into();
+        self.last_used = Instant::now();
+        // Only increased under the lock.
+        let under_way = self.in_progress.load(Ordering::Relaxed);
+        if let Some(max) = limits.concurrent.filter(|max| under_way >= *max) {
+            let limit = max.into();
             return Err(ReachedLimit { name: "concurrent", limit, scope: LimitScope::Concurrent, retry_after: None });
         }
         if let Some(rate) = limits.rate {
-            self.pass(rate)?;
+            self.check_rate(rate)?;
         }
         Ok(limits.concurrent.map(|_| {
-            self.under_way.fetch_add(1, Ordering::Relaxed);
-            ConcurrencyPermit(self.under_way.clone())
+            self.in_progress.fetch_add(1, Ordering::Relaxed);
+            ConcurrencyPermit(self.in_progress.clone())
         }))
     }
 
-    fn pass(&mut self, rate: Rate) -> Result<(), ReachedLimit> {
+    fn check_rate(&mut self, rate: Rate) -> Result<(), ReachedLimit> {
         if self.rate.as_ref().is_none_or(|(known, _)| *known != rate) {
             let quota = Quota::per_second(rate.per_second).allow_burst(rate.burst);
             self.rate = Some((rate, RateLimiter::direct(quota)));
@@ -125,11 +126,12 @@ impl ExecutionLimiter {
         })
     }
 
-    /// False if a new one would do the same: nothing is under way, and the burst is there again.
+    /// Returns false if the limiter is equivalent to a new one: no calls are in progress, and the burst has been
+    /// replenished.
     fn is_needed(&self) -> bool {
         let full = self.rate.as_ref().map_or(0, |(rate, _)| rate.burst.get().div_ceil(rate.per_second.get()));
-        self.under_way.load(Ordering::Relaxed) > 0
-            || self.used.elapsed() <= Duration::from_secs(u64::from(full).saturating_add(1))
+        self.in_progress.load(Ordering::Relaxed) > 0
+            || self.last_used.elapsed() <= Duration::from_secs(u64::from(full).saturating_add(1))
     }
 }
 
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_are_under_way_of_each_kind_and_execution() {
+    fn limits_concurrency_per_kind_and_execution() {
         let (gates, limits) = (RateLimiters::default(), limits(Some(2), None));
         let enter = |name: &str, kind| gates.enter(&caller(name), kind, &limits);
         let first = enter("a", Kind::Raw).unwrap();
@@ -159,12 +161,12 @@ mod tests {
         assert_eq!((limited.name, limited.limit, limited.scope), ("concurrent", 2, LimitScope::Concurrent));
         assert!(enter("b", Kind::Raw).is_ok() && enter("a", Kind::Tool(Tool::HttpGet)).is_ok());
         drop(first);
-        assert!(enter("a", Kind::Raw).is_ok(), "a place was given back");
+        assert!(enter("a", Kind::Raw).is_ok(), "a permit was returned");
     }
 
     #[test]
-    fn a_burst_passes_and_then_so_many_a_second() {
-        // So slowly that no test machine sees the second one.
+    fn limits_the_rate_after_a_burst() {
+        // So slow that a test machine does not see the second permit.
         let (gates, limits) = (RateLimiters::default(), limits(None, Some((1, 3))));
         let passed = (0..100).filter(|_| gates.enter(&caller("a"), Kind::Raw, &limits).is_ok()).count();
         assert!((3..=13).contains(&passed), "{passed}");
@@ -175,24 +177,24 @@ mod tests {
     }
 
     #[test]
-    fn gates_that_say_nothing_are_dropped_and_others_kept() {
+    fn drops_limiters_that_equal_a_new_one() {
         let (gates, one) = (RateLimiters::default(), limits(Some(1), None));
         let held = gates.enter(&caller("held"), Kind::Raw, &one).unwrap();
         for shard in &gates.shards {
-            for gate in shard.lock().gates.values_mut() {
-                gate.used -= Duration::from_secs(3600);
+            for gate in shard.lock().unwrap().limiters.values_mut() {
+                gate.last_used -= Duration::from_secs(3600);
             }
         }
         for n in 0..20_000 {
             drop(gates.enter(&caller(&n.to_string()), Kind::Raw, &one).unwrap());
             for shard in gates.shards.iter().filter(|_| n % 1_000 == 0) {
-                for gate in shard.lock().gates.values_mut() {
-                    gate.used -= Duration::from_secs(3600);
+                for gate in shard.lock().unwrap().limiters.values_mut() {
+                    gate.last_used -= Duration::from_secs(3600);
                 }
             }
         }
-        let left: usize = gates.shards.iter().map(|shard| shard.lock().gates.len()).sum();
-        assert!(left <= 2 * SHARDS * FEW, "{left}");
+        let left: usize = gates.shards.iter().map(|shard| shard.lock().unwrap().limiters.len()).sum();
+        assert!(left <= 2 * SHARDS * MIN_CLEANUP, "{left}");
         assert!(gates.enter(&caller("held"), Kind::Raw, &one).is_err());
         drop(held);
         assert!(gates.enter(&caller("held"), Kind::Raw, &one).is_ok());
