@@ -226,7 +226,7 @@ impl Budget {
             }
         };
         for shard in &self.shards {
-            for (execution, account) in lock(shard).iter() {
+            for (execution, account) in shard.lock().iter() {
                 for (id, body) in account.bodies.iter().filter(|(id, body)| **id != asking && !body.complete) {
                     let quiet = now.saturating_duration_since(body.last_change);
                     let millis = u64::try_from(quiet.as_millis()).unwrap_or(u64::MAX);
@@ -341,11 +341,6 @@ impl Drop for Reservation {
             self.budget.shrink(self, self.held);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing can panic while the lock is held, and a lost body could only leave the counts too high.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

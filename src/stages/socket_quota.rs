@@ -80,7 +80,7 @@ impl SocketQuota {
 
     fn lock(&self) -> MutexGuard<'_, Usage> {
         // Only a failed allocation can panic while the lock is held.
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+        self.usage.lock()
     }
 }
 

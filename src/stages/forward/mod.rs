@@ -99,14 +99,6 @@ pub struct Received {
     pub(super) switched: Option<OnUpgrade>,
 }
 
-impl Received {
-    /// Returns true if the origin has accepted the WebSocket upgrade.
-    #[must_use]
-    pub fn is_switched(&self) -> bool {
-        self.switched.is_some()
-    }
-}
-
 /// A WebSocket accepted by the origin and not yet relayed.
 pub struct Switched {
     /// The response head.
@@ -134,11 +126,13 @@ pub struct Relay {
 }
 
 impl Received {
-    /// Converts a WebSocket response into a relay. Returns `None` for other responses.
-    #[must_use]
-    pub fn switch(self) -> Option<Switched> {
-        let Self { response, lease, limits, started, guard, values, reservation, withdrawn, switched, reader: _ } =
-            self;
+    /// Converts a WebSocket response into a relay.
+    ///
+    /// # Errors
+    /// The response, if it is another one.
+    pub fn switch(mut self) -> Result<Switched, Box<Self>> {
+        let Some(origin) = self.switched.take() else { return Err(Box::new(self)) };
+        let Self { response, lease, limits, started, guard, values, reservation, withdrawn, .. } = self;
         let timeouts = limits.timeouts;
         let (mut head, guarded) = redact::head(response, guard).into_parts();
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
@@ -302,7 +296,7 @@ impl Forwarder {
         let response = check_response(response)?;
         let decoder = guard.as_ref().map(|guard| guard.decoder(&response)).transpose().inspect_err(|_| {
             // A response that cannot be decoded cannot be redacted. Only decodable codings were requested.
-            record.rule("the answer has a coding that was not asked for");
+            record.rule("the answer has a content coding that was not requested");
         })?;
         let guard = guard.zip(decoder);
         Ok(Received { response, lease, limits, reader, started, guard, values, reservation, withdrawn, switched })

@@ -282,7 +282,7 @@ impl<T> Default for IdleConnections<T> {
 impl<T> IdleConnections<T> {
     /// Runs `act` on the entries of an execution and updates the count.
     fn with<R>(&self, execution: &ExecutionId, act: impl FnOnce(&mut Vec<T>) -> R) -> R {
-        let mut shard = lock(self.shard(execution));
+        let mut shard = self.shard(execution).lock();
         let entries = shard.entry(execution.clone()).or_default();
         let before = entries.len();
         let done = act(entries);
@@ -298,7 +298,7 @@ impl<T> IdleConnections<T> {
     /// Drops the entries for which `keep` returns false.
     fn retain(&self, keep: impl Fn(&T) -> bool) {
         for shard in &self.shards {
-            lock(shard).retain(|_, entries| {
+            shard.lock().retain(|_, entries| {
                 let before = entries.len();
                 entries.retain(&keep);
                 self.count.fetch_sub(before.saturating_sub(entries.len()), Ordering::Relaxed);
@@ -310,7 +310,7 @@ impl<T> IdleConnections<T> {
     /// Returns the execution with the most entries, and their number.
     fn largest(&self) -> Option<(ExecutionId, usize)> {
         let of_shard = |shard: &Mutex<HashMap<ExecutionId, Vec<T>>>| {
-            let shard = lock(shard);
+            let shard = shard.lock();
             let largest = shard.iter().max_by_key(|(_, entries)| entries.len());
             largest.map(|(execution, entries)| (execution.clone(), entries.len()))
         };
@@ -472,11 +472,6 @@ impl Drop for Lease {
     }
 }
 
-/// Locks a mutex. A panic while it was held cannot leave these maps in a harmful state.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -529,6 +524,6 @@ mod tests {
         assert_eq!(entries.count.load(Ordering::Relaxed), left);
         entries.retain(|_| false);
         assert_eq!(entries.count.load(Ordering::Relaxed), 0);
-        assert!(entries.shards.iter().all(|shard| lock(shard).is_empty()));
+        assert!(entries.shards.iter().all(|shard| shard.lock().is_empty()));
     }
 }

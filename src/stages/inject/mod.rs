@@ -75,7 +75,7 @@ impl Outbound {
     /// Returns a future that resolves once a later policy no longer allows the exchange or its execution has been
     /// stopped.
     #[must_use]
-    pub fn withdrawn(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Revoked {
+    pub fn revoked(&self, changes: watch::Receiver<Arc<Policy>>, finds: Arc<Finds>) -> Revoked {
         revocation::revoked(self.revocation_check.clone(), self.pinned.addresses().to_vec(), changes, finds)
     }
 

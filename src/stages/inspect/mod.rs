@@ -189,7 +189,7 @@ fn check_placeholders(grant: &Grant, body: &RequestBody, record: &mut Record) ->
     let Some((data, trailers)) = body.buffered() else { return Ok(()) };
     let fields = || trailers.into_iter().flatten();
     if grant.has_placeholder(data) || fields().any(|(_, value)| grant.has_placeholder(value.as_bytes())) {
-        record.rule("a placeholder stands where none is swapped");
+        record.rule("a placeholder is in a place where none is swapped");
         return Err(Deny::CredentialNotBound.into());
     }
     Ok(())

@@ -454,8 +454,3 @@ impl Drop for ResponseBody {
         }
     }
 }
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A panic while the lock is held leaves either a droppable exchange or none; both are valid states.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -13,6 +13,8 @@ use bytes::{Buf, BytesMut};
 use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::h2_frame_budget::{FrameBudget, INTERIM_HEAD};
+
 /// The name of the inserted field. A peer's own fields with this prefix are not forwarded in either direction.
 const MARK: &str = "exeat-trailers";
 /// The inserted field: never indexed, with a literal name of 14 bytes and an empty value (RFC 7541 §6.2.3).
@@ -246,7 +248,7 @@ impl Frames {
             bytes = rest;
             if let Some(frame) = Header::parse(&self.held) {
                 if self.held.len() == FRAME_HEADER {
-                    self.start_frame(&frame);
+                    self.start_frame(&frame)?;
                 }
                 self.process(&frame, out)?;
             }
@@ -254,7 +256,10 @@ impl Frames {
         Ok(())
     }
 
-    fn start_frame(&mut self, frame: &Header) {
+    fn start_frame(&mut self, frame: &Header) -> io::Result<()> {
+        if !self.budget.take(self.streams.cost(frame)) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "too many HTTP/2 frames without content"));
+        }
         if frame.kind != CONTINUATION {
             (self.block, self.within_size) = (self.streams.record(frame), false);
         }

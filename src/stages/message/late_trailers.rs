@@ -155,7 +155,7 @@ impl<T> LateTrailers<T> {
 
     /// Returns the number of bytes before the next insertion point, or `None` if these bytes contain none.
     fn insertion_point<'b>(&mut self, parts: impl Iterator<Item = &'b [u8]>) -> Option<usize> {
-        self.queue.append(&mut lock(&self.announced.0));
+        self.queue.append(&mut self.announced.0.lock());
         let (mut message, mut queue) = (self.message.clone(), self.queue.iter().cloned());
         let mut before = 0_usize;
         for part in parts {

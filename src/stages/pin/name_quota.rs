@@ -75,7 +75,7 @@ impl NameQuota {
     pub(crate) fn record(&self, execution: &ExecutionId, name: &HostName, now: Instant) -> Result<Seen, Duration> {
         let at = usize::try_from(self.hasher.hash_one(execution) % SHARDS as u64).unwrap_or_default();
         let Some(shard) = self.shards.get(at) else { unreachable!("a place is below the number of shards") };
-        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shard = shard.lock();
         shard.clean_up(now);
         let asked = shard.executions.entry(execution.clone()).or_insert_with(|| KnownNames::new(now));
         asked.record(self.hasher.hash_one(name), self.per_minute, now)
@@ -167,7 +167,7 @@ mod tests {
             );
         }
         let kept = |asked: &KnownNames| asked.recent.len() + asked.older.len();
-        let shards = names.shards.iter().map(|shard| shard.lock().unwrap());
+        let shards = names.shards.iter().map(|shard| shard.lock());
         assert!(
             shards.flat_map(|shard| shard.executions.values().map(kept).collect::<Vec<_>>()).sum::<usize>()
                 <= 2 * MIN_REMEMBERED
@@ -179,7 +179,7 @@ mod tests {
                 names.record(&execution(&format!("{round}-{n}")), &name(0), now).unwrap();
             }
         }
-        let left: usize = names.shards.iter().map(|shard| shard.lock().unwrap().executions.len()).sum();
+        let left: usize = names.shards.iter().map(|shard| shard.lock().executions.len()).sum();
         assert!(left < 4_000, "{left}");
     }
 }

@@ -138,13 +138,13 @@ impl Throttle {
 
     /// Records that a static execution has restarted: calls counted earlier are not part of the new run.
     pub fn begun(&self, execution: &ExecutionId) {
-        let mut restarts = self.restarts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut restarts = self.restarts.lock();
         restarts.insert(execution.clone(), Instant::now());
     }
 
     /// Returns true if a tunnel's call was counted since the last restart of its execution.
     fn is_counted(&self, caller: &Caller, prepaid: &Prepaid) -> bool {
-        let restarts = self.restarts.lock().unwrap_or_else(PoisonError::into_inner);
+        let restarts = self.restarts.lock();
         restarts.get(caller.execution()).is_none_or(|restarts| *restarts < prepaid.at)
     }
 

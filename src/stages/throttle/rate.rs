@@ -75,7 +75,7 @@ impl RateLimiters {
         let at = usize::try_from(self.hasher.hash_one(&key) % SHARDS as u64).unwrap_or_default();
         let Some(shard) = self.shards.get(at) else { unreachable!("a place is below the number of shards") };
         // A panic cannot leave a limiter in an invalid state.
-        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shard = shard.lock();
         shard.clean_up();
         shard.limiters.entry(key).or_insert_with(ExecutionLimiter::new).enter(limits)
     }
@@ -181,19 +181,19 @@ mod tests {
         let (gates, one) = (RateLimiters::default(), limits(Some(1), None));
         let held = gates.enter(&caller("held"), Kind::Raw, &one).unwrap();
         for shard in &gates.shards {
-            for gate in shard.lock().unwrap().limiters.values_mut() {
+            for gate in shard.lock().limiters.values_mut() {
                 gate.last_used -= Duration::from_secs(3600);
             }
         }
         for n in 0..20_000 {
             drop(gates.enter(&caller(&n.to_string()), Kind::Raw, &one).unwrap());
             for shard in gates.shards.iter().filter(|_| n % 1_000 == 0) {
-                for gate in shard.lock().unwrap().limiters.values_mut() {
+                for gate in shard.lock().limiters.values_mut() {
                     gate.last_used -= Duration::from_secs(3600);
                 }
             }
         }
-        let left: usize = gates.shards.iter().map(|shard| shard.lock().unwrap().limiters.len()).sum();
+        let left: usize = gates.shards.iter().map(|shard| shard.lock().limiters.len()).sum();
         assert!(left <= 2 * SHARDS * MIN_CLEANUP, "{left}");
         assert!(gates.enter(&caller("held"), Kind::Raw, &one).is_err());
         drop(held);
