@@ -115,8 +115,8 @@ impl RevocationCheck {
     /// it.
     ///
     /// # Errors
-    /// The errors of [`request`]; [`Deny::ApprovalPending`] if the exchange now needs an approval and has none; [`Fail::Draining`]
-    /// if other values must be scanned for from now on.
+    /// The errors of [`request`]; [`Deny::ApprovalPending`] if the exchange now needs an approval and has none;
+    /// [`Fail::Draining`] if other values must be scanned for from now on.
     pub(super) fn renewed(&self, policy: &Policy) -> Verdict<Option<MatchedRules>> {
         if self.admitted.generation == policy.generation() {
             return Ok(None);
@@ -380,7 +380,7 @@ pub fn plain_http_inside(policy: &Policy, admitted: &Admitted) -> Verdict<Admitt
 ///
 /// # Errors
 /// [`Deny::AuthorityMismatch`], [`Deny::MethodNotAllowed`], [`Deny::PathNotAllowed`],
-/// [`Deny::CredentialUnknown`], [`Deny::CredentialNotBound`], [`Deny::CredentialRequired`], or as
+/// [`Deny::CredentialUnknown`], [`Deny::CredentialNotBound`], [`Deny::CredentialRequired`], or the errors of
 /// [`destination`].
 pub fn request(
     policy: &Policy,

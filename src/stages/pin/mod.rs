@@ -35,7 +35,7 @@ use crate::policy::rule::{MatchedRules, Policy};
 use crate::policy::settings::{Dns, DnsServer};
 use crate::tls::upstream::UpstreamTls;
 
-/// The shortest and longest time that an answer is cached, and the time that a failure is.
+/// The shortest and longest time for which an answer is cached, and the time for which a failure is cached.
 const MIN_TTL: Duration = Duration::from_secs(5);
 const MAX_TTL: Duration = Duration::from_secs(300);
 const FAILURE_TTL: Duration = Duration::from_secs(1);
