@@ -189,8 +189,8 @@ impl Resolver {
         pinned: &PinnedTarget,
         record: &mut Record,
     ) -> Verdict<PinnedTarget> {
-        let (wanted, judged) = (admitted.target(), &pinned.target);
-        if wanted.host() != judged.host() || wanted.port() != judged.port() {
+        let (admitted_target, pinned_target) = (admitted.target(), &pinned.target);
+        if admitted_target.host() != pinned_target.host() || admitted_target.port() != pinned_target.port() {
             return Err(Deny::AuthorityMismatch.into());
         }
         self.check_addresses(policy, admitted, pinned.addresses.clone(), record)
@@ -202,8 +202,8 @@ impl Resolver {
     /// [`Fail::ResolveFailed`] or [`Deny::AddressNotAllowed`].
     pub async fn precheck(&self, policy: &Policy, webhook: &Target) -> Verdict<()> {
         let addresses = self.addresses(policy, webhook.host(), None).await?;
-        let judged = addresses.into_iter().try_for_each(|ip| policy.check_address(ip, &MatchedRules::as_webhook()));
-        judged.map_err(|_| Deny::AddressNotAllowed.into())
+        let checked = addresses.into_iter().try_for_each(|ip| policy.check_address(ip, &MatchedRules::as_webhook()));
+        checked.map_err(|_| Deny::AddressNotAllowed.into())
     }
 
     /// Resolves the ledger's server. From then on its addresses are denied to all sandboxes, whatever their rules
