@@ -72,8 +72,8 @@ pub struct Reservation {
     counts: Arc<TransferCounts>,
     id: u64,
     held: u64,
-    /// See [`Body::whole`].
-    whole: bool,
+    /// See [`Body::complete`].
+    complete: bool,
 }
 
 /// The reason why the budget has no room.
@@ -130,13 +130,13 @@ impl Budget {
     /// [`Fail::Overloaded`].
     pub(super) fn reserve(self: &Arc<Self>, execution: &ExecutionId, counts: Arc<TransferCounts>) -> Reservation {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        Reservation { budget: self.clone(), execution: execution.clone(), counts, id, held: 0, whole: false }
+        Reservation { budget: self.clone(), execution: execution.clone(), counts, id, held: 0, complete: false }
     }
 
     /// Reserves bytes for something that is never evicted, such as a connection's window. Returns `None` without room.
     pub fn reserve_for(self: &Arc<Self>, execution: &ExecutionId, bytes: u64) -> Option<Reservation> {
         let mut kept = self.reserve(execution, Arc::new(TransferCounts::new()));
-        kept.whole = true;
+        kept.complete = true;
         kept.hold(bytes).ok().map(|()| kept)
     }
 
@@ -273,7 +273,7 @@ impl Budget {
 
 impl Account {
     fn add(&mut self, body: &Reservation, more: u64, now: Instant) {
-        let new = || Body { held: 0, last_change: now, complete: body.whole, counts: body.counts.clone() };
+        let new = || Body { held: 0, last_change: now, complete: body.complete, counts: body.counts.clone() };
         let known = self.bodies.entry(body.id).or_insert_with(new);
         (known.held, known.last_change) = (known.held.saturating_add(more), now);
         self.held = self.held.saturating_add(more);
@@ -290,7 +290,7 @@ impl Account {
     }
 }
 
-/// Sorts the candidates and drops all but the first [`CANDIDATES`].
+/// Sorts the candidates and drops all but the first [`MAX_CANDIDATES`].
 fn truncate_candidates(found: &mut Vec<Candidate>) {
     found.sort_unstable_by_key(|(stalled, weight, ..)| std::cmp::Reverse((*stalled, *weight)));
     found.truncate(MAX_CANDIDATES);
@@ -326,8 +326,8 @@ impl Reservation {
 
     /// Marks the body as complete, so that it is not evicted any more.
     pub(super) fn complete(&mut self) {
-        self.whole = true;
-        let mut shard = self.budget.shard(&self.execution).lock();
+        self.complete = true;
+        let mut shard = lock(self.budget.shard(&self.execution));
         let account = shard.get_mut(&self.execution);
         if let Some(body) = account.and_then(|account| account.bodies.get_mut(&self.id)) {
             body.complete = true;

@@ -324,17 +324,17 @@ mod tests {
             assert_eq!(read(bytes, 0), *want, "{shown:?}");
             // The result must not depend on how the bytes arrive, except that errors may be found early.
             let mut searched = 0;
-            let mut came = None;
+            let mut result = None;
             for length in
                 (1..=bytes.len()).filter(|length| bytes.len() < 1000 || length % 997 == 0 || *length == bytes.len())
             {
-                came = read(&bytes[..length], searched);
-                if came.is_some() {
+                result = read(&bytes[..length], searched);
+                if result.is_some() {
                     break;
                 }
                 searched = length;
             }
-            assert_eq!(came, *want, "{shown:?} in pieces");
+            assert_eq!(result, *want, "{shown:?} in pieces");
         }
     }
 

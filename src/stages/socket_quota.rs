@@ -54,13 +54,13 @@ impl SocketQuota {
         Some(Permit { quota: self.clone(), execution: execution.cloned() })
     }
 
-    /// Like [`Self::take`], but waits up to `patience` for a permit.
+    /// Like [`Self::try_acquire`], but waits up to `limit` for a permit.
     pub(crate) async fn acquire_within(
         self: &Arc<Self>,
         execution: Option<&ExecutionId>,
-        patience: Duration,
+        limit: Duration,
     ) -> Option<Permit> {
-        let taking = async {
+        let acquiring = async {
             loop {
                 let mut freed = pin!(self.freed.notified());
                 freed.as_mut().enable();
@@ -70,7 +70,7 @@ impl SocketQuota {
                 freed.await;
             }
         };
-        timeout(patience, taking).await.ok()
+        timeout(limit, acquiring).await.ok()
     }
 
     /// Returns true if all permits are taken.

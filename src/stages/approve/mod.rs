@@ -26,7 +26,7 @@ use crate::model::refusal::{Deny, Fail, Verdict};
 /// ```compile_fail
 /// use exeat::stages::{approve::Approved, authorize::Grant, message::request_body::RequestBody};
 /// // A scanned request is not yet an approved one.
-/// fn skip(grant: Grant, request: http::Request<RequestBody>) -> Approved { Approved { grant, request, used: true } }
+/// fn skip(grant: Grant, request: http::Request<RequestBody>) -> Approved { Approved { grant, request, approval_used: true } }
 /// ```
 /// ```
 /// use exeat::stages::{approve::Approved, authorize::Grant};

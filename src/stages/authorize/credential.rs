@@ -42,8 +42,8 @@ impl SelectedCredential {
 
     /// Returns the placements of the credential. Content that the client sends there is removed.
     pub(crate) fn placements(&self) -> Vec<Placement> {
-        let whole = self.uses_auth_type().then(|| self.credential.auth().place());
-        self.swaps.iter().map(|swap| swap.place.clone()).chain(whole).collect()
+        let by_auth_type = self.uses_auth_type().then(|| self.credential.auth().place());
+        self.swaps.iter().map(|swap| swap.place.clone()).chain(by_auth_type).collect()
     }
 }
 

@@ -115,25 +115,25 @@ impl RevocationCheck {
     /// it.
     ///
     /// # Errors
-    /// The errors of [`request`]; [`Deny::ApprovalPending`] if the exchange now needs an approval and has none; [`Fail::Draining`]
-    /// if other values must be scanned for from now on.
+    /// The errors of [`request`]; [`Deny::ApprovalPending`] if the exchange now needs an approval and has none;
+    /// [`Fail::Draining`] if other values must be scanned for from now on.
     pub(super) fn renewed(&self, policy: &Policy) -> Verdict<Option<MatchedRules>> {
         if self.admitted.generation == policy.generation() {
             return Ok(None);
         }
         let current = destination_again(policy, &self.admitted)?;
         let task = task(policy, &current.caller)?;
-        let judged = task.request(&current.target, &current.allowed, &self.method, self.path.path())?;
-        if judged.allowed.required().any(|name| Some(name) != self.credential.as_ref()) {
+        let matched = task.request(&current.target, &current.allowed, &self.method, self.path.path())?;
+        if matched.allowed.required().any(|name| Some(name) != self.credential.as_ref()) {
             return Err(Deny::CredentialRequired.into());
         }
-        if !self.approved && judged.allowed.approval(&self.method, current.kind()).is_some() {
+        if !self.approved && matched.allowed.approval(&self.method, current.kind()).is_some() {
             return Err(Deny::ApprovalPending.into());
         }
         if let Some(name) = &self.credential {
             let known = task.credentials().iter().find(|credential| credential.name() == name);
             let known = known.filter(|credential| credential.value().is_some()).ok_or(Deny::CredentialUnknown)?;
-            if !known.is_bound_to(&current.target, &judged.allowed) {
+            if !known.is_bound_to(&current.target, &matched.allowed) {
                 return Err(Deny::CredentialNotBound.into());
             }
         }
@@ -141,7 +141,7 @@ impl RevocationCheck {
             // The client may retry. The new request is then scanned for the new values.
             return Err(Fail::Draining.into());
         }
-        Ok(Some(judged.allowed))
+        Ok(Some(matched.allowed))
     }
 }
 
@@ -380,7 +380,7 @@ pub fn plain_http_inside(policy: &Policy, admitted: &Admitted) -> Verdict<Admitt
 ///
 /// # Errors
 /// [`Deny::AuthorityMismatch`], [`Deny::MethodNotAllowed`], [`Deny::PathNotAllowed`],
-/// [`Deny::CredentialUnknown`], [`Deny::CredentialNotBound`], [`Deny::CredentialRequired`], or as
+/// [`Deny::CredentialUnknown`], [`Deny::CredentialNotBound`], [`Deny::CredentialRequired`], or the errors of
 /// [`destination`].
 pub fn request(
     policy: &Policy,
@@ -415,14 +415,14 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     if kind.tool().is_some_and(|tool| !tool.admits_method(&parts.method)) {
         return Err(Deny::MethodNotAllowed.into());
     }
-    let judged = task.request(&current.target, &current.allowed, &parts.method, given.path())?;
-    let path = match judged.path {
+    let matched = task.request(&current.target, &current.allowed, &parts.method, given.path())?;
+    let path = match matched.path {
         None => given,
         Some(canonical) => with_path(&canonical, given.query())?,
     };
     let by_tool = kind.tool().is_some_and(|tool| !tool.admits_any_method());
-    let restricted = judged.is_restricted || by_tool;
-    let admitted = Admitted { allowed: judged.allowed, ..current };
+    let restricted = matched.is_restricted || by_tool;
+    let admitted = Admitted { allowed: matched.allowed, ..current };
     record.rule(admitted.allowed.rule());
     let marks = credential::placeholder_syntax(&parts.headers)?;
     let to = (&admitted.target, &admitted.allowed);

@@ -51,14 +51,14 @@ pub(crate) fn revoked(
 /// Resolves once an execution that ends at `end` has expired.
 pub async fn expired(end: Option<Millis>) -> Refusal {
     match end {
-        // The timer's maximum is shorter than the longest expiry, but longer than any exchange.
+        // Capped, because timers cannot represent every expiry. No exchange lasts that long.
         Some(end) => tokio::time::sleep(end.since(Millis::now()).min(MAX_TIMER)).await,
         None => std::future::pending().await,
     }
     Deny::ExecutionStopped.into()
 }
 
-/// One year, within the timer's maximum.
+/// The longest sleep: one year.
 const MAX_TIMER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 fn still_allowed(policy: &Policy, check: &RevocationCheck, addresses: &[SocketAddr]) -> Verdict<()> {

@@ -117,8 +117,8 @@ impl<T: AsyncRead + Unpin> AsyncRead for WriteProgress<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.inner).poll_read(cx, buf);
-        let came = buf.filled().len().saturating_sub(before);
-        self.traffic.received.fetch_add(came as u64, Ordering::Relaxed);
+        let received = buf.filled().len().saturating_sub(before);
+        self.traffic.received.fetch_add(received as u64, Ordering::Relaxed);
         if let Poll::Ready(Err(error)) = &read
             && let Some(failure) = failure::alert_behind(error)
         {

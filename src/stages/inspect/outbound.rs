@@ -12,7 +12,7 @@ use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 
 /// The number of bytes scanned at a time.
 pub(crate) const PORTION: usize = 64 * 1024;
-/// The most encoded bytes held back while they produce no text, in bytes, beyond those of one read.
+/// The most encoded data held back while it produces no text, in bytes, beyond the data of one read.
 const MAX_WITHOUT_TEXT: usize = 1024 * 1024;
 /// The largest message held as a whole, in bytes.
 const MAX_HELD_MESSAGE: u64 = 1024 * 1024;

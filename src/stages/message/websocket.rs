@@ -162,8 +162,8 @@ impl Direction {
         Self { frames, mid_frame: false, closed: false, awaiting_close: false }
     }
 
-    /// Parses bytes. `forward` appends to `out` the part of a piece that may be forwarded, and returns whether the output
-    /// ends on a frame boundary.
+    /// Parses bytes. `forward` appends to `out` the part of a piece that may be forwarded, and returns whether the
+    /// output ends on a frame boundary.
     ///
     /// After an error, no more bytes may be passed in. `out` is then cut to the last complete frame. A find or an
     /// oversized message leaves nothing in `out`.

@@ -36,7 +36,7 @@ use crate::policy::rule::{MatchedRules, Policy};
 use crate::policy::settings::{Dns, DnsServer};
 use crate::tls::upstream::UpstreamTls;
 
-/// The shortest and longest time that an answer is cached, and the time that a failure is.
+/// The shortest and longest time for which an answer is cached, and the time for which a failure is cached.
 const MIN_TTL: Duration = Duration::from_secs(5);
 const MAX_TTL: Duration = Duration::from_secs(300);
 const FAILURE_TTL: Duration = Duration::from_secs(1);
@@ -190,8 +190,8 @@ impl Resolver {
         pinned: &PinnedTarget,
         record: &mut Record,
     ) -> Verdict<PinnedTarget> {
-        let (wanted, judged) = (admitted.target(), &pinned.target);
-        if wanted.host() != judged.host() || wanted.port() != judged.port() {
+        let (admitted_target, pinned_target) = (admitted.target(), &pinned.target);
+        if admitted_target.host() != pinned_target.host() || admitted_target.port() != pinned_target.port() {
             return Err(Deny::AuthorityMismatch.into());
         }
         self.check_addresses(policy, admitted, pinned.addresses.clone(), record)
@@ -203,8 +203,8 @@ impl Resolver {
     /// [`Fail::ResolveFailed`] or [`Deny::AddressNotAllowed`].
     pub async fn precheck(&self, policy: &Policy, webhook: &Target) -> Verdict<()> {
         let addresses = self.addresses(policy, webhook.host(), None).await?;
-        let judged = addresses.into_iter().try_for_each(|ip| policy.check_address(ip, &MatchedRules::as_webhook()));
-        judged.map_err(|_| Deny::AddressNotAllowed.into())
+        let checked = addresses.into_iter().try_for_each(|ip| policy.check_address(ip, &MatchedRules::as_webhook()));
+        checked.map_err(|_| Deny::AddressNotAllowed.into())
     }
 
     /// Resolves the ledger's server. From then on its addresses are denied to all sandboxes, whatever their rules

@@ -1,4 +1,4 @@
-//! Limits how many new names an execution may look up in DNS. `pin` asks it before each lookup.
+//! Limits how many new names an execution may look up in DNS. Used by `pin` before each lookup.
 //!
 //! A DNS query reaches the owner of the name's zone, so the name itself can carry data out. A name is new if this
 //! execution has not looked it up before, whatever the resolver has cached for others: otherwise a tenant could observe

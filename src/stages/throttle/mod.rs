@@ -101,8 +101,8 @@ impl Throttle {
     }
 
     /// Redeems the call counted for a tunnel for its first raw request. The call is valid for one minute, so that calls
-    /// of several minutes cannot be saved up, and only for the execution that it was counted for. A later request
-    /// counts as a call of its own.
+    /// of several minutes cannot be saved up, and only until its execution restarts. A later request counts as a call
+    /// of its own.
     ///
     /// # Errors
     /// The errors of [`Self::check_unmetered`] or [`Self::take`]. After an error, and if the future is dropped, a call
