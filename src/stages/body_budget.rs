@@ -327,7 +327,7 @@ impl Reservation {
     /// Marks the body as complete, so that it is not evicted any more.
     pub(super) fn complete(&mut self) {
         self.complete = true;
-        let mut shard = lock(self.budget.shard(&self.execution));
+        let mut shard = self.budget.shard(&self.execution).lock();
         let account = shard.get_mut(&self.execution);
         if let Some(body) = account.and_then(|account| account.bodies.get_mut(&self.id)) {
             body.complete = true;
