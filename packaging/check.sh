@@ -46,7 +46,7 @@ sed -i 's/0\.0\.0\.0:3128/127.0.0.1:0/; s/127\.0\.0\.1:3129/127.0.0.1:0/' "$work
 inside "$work/image" /exeat serve 2>"$work/said" & served=$!
 for _ in $(seq 200); do grep -q '^exeat: ' "$work/said" && break; sleep 0.1; done
 grep -q '^exeat: ready' "$work/said" || fail "it does not come up: $(cat "$work/said")"
-grep -q 'no DNS server is known' "$work/said" || fail "it says nothing about DNS: $(cat "$work/said")"
+grep -q 'no DNS server is configured' "$work/said" || fail "it says nothing about DNS: $(cat "$work/said")"
 kill "$served"
 wait "$served" || fail "it does not drain: $(cat "$work/said")"
 served=
