@@ -196,24 +196,24 @@ mod tests {
         verify(&dir.join("audit.jsonl"), &key, Some(&dir.join("audit.head"))).unwrap()
     }
 
-    /// Opens, retrying while the thread of the sink before still holds the lock.
+    /// Opens the log twice, retrying while the thread of the sink before still holds the lock.
     async fn reopen_and_write(dir: &Path, lines: std::ops::Range<usize>) {
-        for _ in 0..1000 {
-            if open(place(dir)).is_ok() {
-                break;
+        drop(reopen(dir));
+        let sink = reopen(dir);
+        for n in lines {
+            sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
+        }
+    }
+
+    fn reopen(dir: &Path) -> Sink {
+        let began = std::time::Instant::now();
+        loop {
+            match open(place(dir)) {
+                Ok(sink) => return sink,
+                Err(error) => assert!(began.elapsed().as_secs() < 20, "the log stays locked: {error}"),
             }
             std::thread::yield_now();
         }
-        for _ in 0..1000 {
-            if let Ok(sink) = open(place(dir)) {
-                for n in lines {
-                    sink.write_and_wait(&serde_json::json!({ "event": "test", "n": n })).await.unwrap();
-                }
-                return;
-            }
-            std::thread::yield_now();
-        }
-        panic!("the log stays locked");
     }
 
     fn key() -> ChainKey {
