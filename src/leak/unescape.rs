@@ -32,8 +32,8 @@ impl Families {
     /// Each by itself.
     pub(super) const EACH: [Self; 3] = [Self::PERCENT, Self::BACKSLASH, Self::REFERENCE];
 
-    /// The family of escapes that begin with this byte.
-    fn of(byte: u8) -> Self {
+    /// Returns the family of escapes that begin with this byte.
+    pub(super) fn of(byte: u8) -> Self {
         match byte {
             b'%' => Self::PERCENT,
             b'\\' => Self::BACKSLASH,
@@ -78,6 +78,39 @@ impl Families {
             }
             at = at.saturating_add(1);
         }
+    }
+}
+
+/// For each family, the place in the stream up to which its escapes have been undone.
+#[derive(Clone, Copy, Default)]
+pub(super) struct UndoneTo([u64; 3]);
+
+impl UndoneTo {
+    /// Notes an escape of these families that ends at a place.
+    pub(super) fn note(&mut self, families: Families, to: u64) {
+        for (family, place) in Families::EACH.into_iter().zip(&mut self.0) {
+            if families.meets(family) {
+                *place = to.max(*place);
+            }
+        }
+    }
+
+    /// Returns the last of the places for these families.
+    pub(super) fn last(&self, families: Families) -> u64 {
+        let places = Families::EACH.into_iter().zip(self.0);
+        places.filter(|(family, _)| families.meets(*family)).map(|(_, place)| place).max().unwrap_or_default()
+    }
+
+    /// Returns the families of which escapes have been undone.
+    pub(super) fn families(&self) -> Families {
+        let places = Families::EACH.into_iter().zip(self.0).filter(|(_, place)| *place > 0);
+        places.fold(Families::default(), |known, (family, _)| known.with(family))
+    }
+
+    /// Returns the later place of both for each family.
+    pub(super) fn max(mut self, other: Self) -> Self {
+        self.0.iter_mut().zip(other.0).for_each(|(place, other)| *place = other.max(*place));
+        self
     }
 }
 
@@ -131,9 +164,10 @@ impl Unescape {
         self.len == 0
     }
 
-    /// True if an escape of these families has begun.
-    pub(super) fn has_begun(&self, families: Families) -> bool {
-        self.held.get(..self.len).and_then(<[_]>::first).is_some_and(|first| families.begins(first.byte))
+    /// Returns the family of the escape that has begun.
+    pub(super) fn begun(&self) -> Families {
+        let first = self.held.get(..self.len).and_then(<[_]>::first);
+        first.map(|first| Families::of(first.byte)).unwrap_or_default()
     }
 
     /// Takes a byte and gives out what is certain by now.

@@ -2,7 +2,7 @@
 
 use super::automaton::Automaton;
 use super::unescape;
-use super::unescape::{Families, Front, LONGEST, Placed, Unescape};
+use super::unescape::{Families, Front, LONGEST, Placed, UndoneTo, Unescape};
 use super::view::{Buffer, Source, place};
 
 /// A reading with escapes of some families undone in another one.
@@ -11,24 +11,24 @@ pub(super) struct UnescapedView {
     pub(super) buffer: Buffer,
     families: Families,
     unescape: Unescape,
-    /// Where in the stream something was undone for the last time: what the other has found to begin before it, this
-    /// one has not.
-    undone_to: u64,
+    /// The escapes undone so far. What the other has found to begin before the end of one of its own families, this one
+    /// has not.
+    undone_to: UndoneTo,
     is_parted: bool,
 }
 
 impl UnescapedView {
     pub(super) fn of(families: Families) -> Self {
-        Self::behind(families, 0)
+        Self::behind(families, UndoneTo::default())
     }
 
-    /// As [`Self::of`], where escapes up to a place have been undone in other ways.
-    pub(super) fn behind(families: Families, undone_to: u64) -> Self {
+    /// As [`Self::of`], where these escapes have been undone in other ways.
+    pub(super) fn behind(families: Families, undone_to: UndoneTo) -> Self {
         Self { families, undone_to, unescape: Unescape::of(families), ..Self::default() }
     }
 
-    /// Where in the stream something was undone for the last time.
-    pub(super) fn undone_to(&self) -> u64 {
+    /// Returns the escapes undone so far.
+    pub(super) fn undone_to(&self) -> UndoneTo {
         self.undone_to
     }
 
@@ -67,7 +67,7 @@ impl UnescapedView {
             other.old()
         } else {
             self.is_parted = true;
-            self.buffer.follow(other, automaton, self.undone_to)
+            self.buffer.follow(other, automaton, self.undone_to.last(self.families))
         };
         self.undo(other.source(), start);
     }
@@ -76,7 +76,7 @@ impl UnescapedView {
     /// beginning of that escape.
     pub(super) fn begin(&mut self, other: &Buffer, automaton: &Automaton) {
         self.is_parted = true;
-        let start = self.buffer.follow(other, automaton, self.undone_to);
+        let start = self.buffer.follow(other, automaton, self.undone_to.last(self.families));
         let old = other.source().bytes.get(start..other.old()).unwrap_or_default();
         let carried = self.families.next(old, 0).unwrap_or(old.len());
         self.undo(other.source(), start);
@@ -85,7 +85,7 @@ impl UnescapedView {
 
     /// Forgets the beginning of an escape of these families: it has been undone elsewhere.
     pub(super) fn forget_begun(&mut self, families: Families) {
-        if self.unescape.has_begun(families) {
+        if self.unescape.begun().meets(families) {
             self.unescape = Unescape::of(self.families);
         }
     }
@@ -105,6 +105,7 @@ impl UnescapedView {
                     let Some(found) = unescape::find(rest, self.families) else { break };
                     at = at.saturating_add(found);
                 }
+                let family = bytes.get(at).map(|first| Families::of(*first)).unwrap_or_default();
                 match unescape::front(part(at, bytes.len().min(at.saturating_add(LONGEST)))) {
                     Front::Plain => {
                         at = at.saturating_add(1);
@@ -116,7 +117,7 @@ impl UnescapedView {
                         at = at.saturating_add(used);
                         let (_, to) = place(spans, at.saturating_sub(1), &mut ahead);
                         stands_for.as_bytes().iter().for_each(|byte| self.buffer.put(Placed { byte: *byte, from, to }));
-                        self.undone_to = to;
+                        self.undone_to.note(family, to);
                         kept = at;
                         continue;
                     }
@@ -126,9 +127,9 @@ impl UnescapedView {
             // Its end has not come yet: byte by byte.
             if let Some(byte) = bytes.get(at) {
                 let (from, to) = place(spans, at, &mut ahead);
-                let Self { unescape, buffer, .. } = self;
+                let Self { unescape, buffer, undone_to, .. } = self;
+                undone_to.note(unescape.begun().with(Families::of(*byte)), to);
                 unescape.push(Placed { byte: *byte, from, to }, &mut |placed| buffer.put(placed));
-                self.undone_to = to;
             }
             at = at.saturating_add(1);
             kept = at;
@@ -144,7 +145,7 @@ impl UnescapedView {
 
     /// Drops what has been searched. It ends to differ if the other would find the same from here on.
     pub(super) fn advance(&mut self, may_join: bool, automaton: &Automaton) {
-        let is_alike = self.unescape.is_idle() && self.buffer.is_behind(self.undone_to, automaton);
+        let is_alike = self.unescape.is_idle() && self.buffer.is_behind(self.undone_to.last(self.families), automaton);
         self.is_parted = !(may_join && is_alike);
         if self.is_parted { self.buffer.advance() } else { self.buffer.clear() }
     }

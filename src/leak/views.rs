@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::matcher::Index;
-use super::unescape::{Families, LONGEST};
+use super::unescape::{Families, LONGEST, UndoneTo};
 use super::unescaped_view::UnescapedView;
 use super::view::{Buffer, Source, Until};
 
@@ -150,8 +150,8 @@ struct Level {
     alone: Vec<Branch>,
     /// The families of all escapes so far.
     seen: Families,
-    /// Escapes up to this place have been undone elsewhere, so what they consist of begins nothing here.
-    floor: u64,
+    /// The escapes that have been undone elsewhere. Nothing begins within one of them here where its family is read.
+    floor: UndoneTo,
 }
 
 /// A way to undo escapes, and what shows then undone in turn.
@@ -266,8 +266,9 @@ impl Level {
 
 impl Branch {
     /// One that begins where escapes have been undone up to some place, at its own level and at the next.
-    fn behind(families: Families, floor: u64, next: u64) -> Self {
-        Self { undone: UnescapedView::behind(families, floor), next: Level { floor: next, ..Level::default() } }
+    fn behind(families: Families, floor: UndoneTo, next: UndoneTo) -> Self {
+        let next = Level { floor: next, seen: next.families(), ..Level::default() };
+        Self { undone: UnescapedView::behind(families, floor), next }
     }
 
     /// The same for one family alone, of a stream in which it was the only one so far.

@@ -284,7 +284,7 @@ refusals! {
         proxy_status: BAD,
         retry: Never,
         title: "The proxy cannot decode the body's content coding",
-        hint: "Send the body without Content-Encoding, or with gzip, deflate, br or zstd.",
+        hint: "Send the body without Content-Encoding, or with one of gzip, deflate, br and zstd.",
     }
 
     /// The execution has reached the limit of concurrent requests.

@@ -7,9 +7,7 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use http::header::{
-    ACCEPT_CHARSET, ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, IF_RANGE, RANGE, TE, VIA,
-};
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, RANGE, TE, UPGRADE, VIA};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Request};
@@ -17,6 +15,7 @@ use http_body::Body;
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
+use self::strip::UnsentFields;
 use super::approve::Approved;
 use super::authorize::credential::{SelectedCredential, Swap};
 use super::authorize::revocation;
@@ -110,20 +109,21 @@ fn build(
     via: bool,
 ) -> Verdict<Request<RequestBody>> {
     let (mut parts, mut body) = request.into_parts();
+    // The policy may have changed since the body was wrapped.
     body.forbid_trailers_in(grant.injected_placements());
     let upgrade = websocket::parse_upgrade(&parts)?;
     let wants_trailers = headers::accepts_trailers(&parts.headers) && upgrade.is_none();
-    headers::remove_hop_by_hop(&mut parts.headers);
-    if grant.is_restricted() {
-        headers::remove_overrides(&mut parts.headers);
+    let accepted = grant.redaction_plan().is_some().then(|| accepted_codings(&parts.headers, grant));
+    let unsent = UnsentFields::of(grant, &parts.headers);
+    headers::retain(&mut parts.headers, |name| !unsent.contains(name));
+    if let Some(accepted) = accepted {
+        parts.headers.insert(ACCEPT_ENCODING, accepted);
     }
-    parts.headers.remove(HOST);
-    parts.headers.remove(EXPECT);
     if wants_trailers {
         parts.headers.insert(TE, HeaderValue::from_static("trailers"));
     }
     if let Some(upgrade) = upgrade {
-        websocket::write_handshake(&mut parts.headers);
+        parts.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         parts.extensions.insert(upgrade);
     }
     if via {
@@ -133,12 +133,7 @@ fn build(
     let target = pinned.target();
     parts.method = grant.method().clone();
     let mut path = grant.path().clone();
-    if grant.redaction_plan().is_some() {
-        request_decodable(&mut parts.headers, grant.may_know_credential());
-    }
     if let Some(places) = grant.reserved_placements() {
-        // The sandbox could send keys of its own.
-        strip::remove_fields(&mut parts.headers, places);
         let query = strip::without_parameters(path.query().unwrap_or_default(), places);
         path = with_query(&path, &query)?;
     }
@@ -161,7 +156,6 @@ fn build(
 fn set_content_length(parts: &mut Parts, body: &RequestBody) {
     // The actual body determines the length, not the head received from the client (RFC 9112 §6.3). If the length is
     // unknown, the connection's protocol frames the body.
-    parts.headers.remove(CONTENT_LENGTH);
     let wants_body = parts.method == http::Method::POST || parts.method == http::Method::PUT;
     match body.size_hint().exact() {
         Some(0) if !wants_body => {}
@@ -173,22 +167,12 @@ fn set_content_length(parts: &mut Parts, body: &RequestBody) {
     }
 }
 
-/// Requests a response that can be redacted. If the destination may know a credential, range requests are removed,
-/// because a range could contain a part of an echoed credential.
-fn request_decodable(headers: &mut HeaderMap, may_know_credential: bool) {
-    if may_know_credential {
-        headers.remove(RANGE);
-        headers.remove(IF_RANGE);
-        headers.remove("x-ms-range");
-        // An echo in UTF-16 or EBCDIC would not be found either.
-        headers.remove(ACCEPT_CHARSET);
-    }
-    // A range of an encoded representation cannot be decoded.
-    let accepted = if headers.contains_key(RANGE) { None } else { decodable(headers) };
-    headers.insert(ACCEPT_ENCODING, accepted.unwrap_or(HeaderValue::from_static("identity")));
-    for name in ["grpc-accept-encoding", "connect-accept-encoding", "a-im"] {
-        headers.remove(name);
-    }
+/// Returns the codings to request for a response that must be decoded. A range of an encoded representation cannot be
+/// decoded.
+fn accepted_codings(headers: &HeaderMap, grant: &Grant) -> HeaderValue {
+    let is_range = headers.contains_key(RANGE) && !grant.may_know_credential();
+    let accepted = if is_range { None } else { decodable(headers) };
+    accepted.unwrap_or(HeaderValue::from_static("identity"))
 }
 
 /// Returns those of the client's accepted codings that can be decoded.

@@ -17,9 +17,10 @@ use tokio::time::timeout_at;
 use self::outbound::{OutboundBody, OutboundError, PORTION};
 use super::authorize::Grant;
 use super::body_budget::EVICTED;
+use super::inject::strip::UnsentFields;
 use super::message::request_body::{PORTIONS_PER_POLL, RequestBody};
 use crate::audit::record::Record;
-use crate::leak::{Finding, Matcher};
+use crate::leak::Finding;
 use crate::model::limited::ExchangeLimit;
 use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::policy::plan::Timeouts;
@@ -132,25 +133,29 @@ fn check_head(grant: &Grant, parts: &Parts, record: &mut Record) -> Verdict<()> 
             return Err(record.leak(&found, "the path or query"));
         }
     }
-    if let Some(found) = find_in_fields(values, &parts.headers) {
+    if let Some(found) = find_in_fields(grant, &parts.headers) {
         return Err(record.leak(&found, "a header field"));
     }
     Ok(())
 }
 
-/// Scans fields: names, values, and consecutive values, because a protected value may be split between them.
-fn find_in_fields(values: &Matcher, headers: &HeaderMap) -> Option<Finding> {
+/// Scans fields: names, values, and the values of fields that are sent one after the other, because a protected value
+/// may be split between them.
+fn find_in_fields(grant: &Grant, headers: &HeaderMap) -> Option<Finding> {
+    let values = grant.values();
     // The caller's token is read and removed from this field, where it belongs.
-    let scanned = || headers.iter().filter(|(name, _)| *name != PROXY_AUTHORIZATION);
+    let mut scanned = headers.iter().filter(|(name, _)| *name != PROXY_AUTHORIZATION);
     let one = |(name, value): (&HeaderName, &HeaderValue)| {
         values.find_in_name(name.as_str()).or_else(|| values.find(value.as_bytes()))
     };
-    let across = || values.find_across(scanned().map(|(_, value)| value.as_bytes()));
+    let unsent = UnsentFields::of(grant, headers);
+    let sent = || headers.iter().filter(|(name, _)| !unsent.contains(name)).map(|(_, value)| value.as_bytes());
+    let across = || values.find_across(sent());
     // Cookies are separate fields in all but syntax.
     let cookies = || headers.get_all(COOKIE).iter().flat_map(|field| field.as_bytes().split(|byte| *byte == b';'));
     let unnamed = |cookie: &'_ [u8]| cookie.iter().position(|byte| *byte == b'=').map_or(0, |at| at.saturating_add(1));
     let cookie_values = || cookies().map(|cookie| cookie.get(unnamed(cookie)..).unwrap_or_default());
-    scanned().find_map(one).or_else(across).or_else(|| values.find_across(cookie_values()))
+    scanned.find_map(one).or_else(across).or_else(|| values.find_across(cookie_values()))
 }
 
 /// Scans a buffered body.

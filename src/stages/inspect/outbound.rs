@@ -98,22 +98,24 @@ impl OutboundBody {
     /// Creates a scanner for the body of this request, which must not contain any of these values.
     ///
     /// # Errors
-    /// [`Deny::ContentCodingUnsupported`] for a coding that cannot be decoded; [`Deny::RequestMalformed`] for two media
-    /// types, because the origin may use either.
+    /// [`Deny::ContentCodingUnsupported`] for a coding that cannot be decoded, and for a coding within another or around
+    /// messages of gRPC and Connect, because only the outermost bytes and the innermost text are scanned;
+    /// [`Deny::RequestMalformed`] for two media types, because the origin may use either.
     pub(crate) fn of(parts: &Parts, values: &Arc<Matcher>, bounds: DecodeLimits) -> Verdict<Self> {
         check_media_type(&parts.headers)?;
         let codings = codings(&parts.headers, &CONTENT_ENCODING).ok_or(Deny::ContentCodingUnsupported)?;
-        let (hold, reader) = match message_coding(&parts.headers) {
-            _ if !codings.is_empty() => {
+        let (hold, reader) = match (codings.as_slice(), message_coding(&parts.headers)?) {
+            ([], None) => (Holdback::new(values.clone()), BodyReader::Plain),
+            ([], Some(coding)) => {
+                let messages = GrpcMessages { coding, bounds, head: Vec::new(), message: None, crowded: false };
+                (Holdback::coded(values.clone()), BodyReader::Messages(messages))
+            }
+            ([_], None) => {
                 let decoder = Decoder::new(&codings, bounds).ok_or(Deny::ContentCodingUnsupported)?;
                 let reader = BodyReader::Coded { decoder: Box::new(decoder), text: Vec::new(), more: false };
                 (Holdback::coded(values.clone()), reader)
             }
-            Some(coding) => {
-                let messages = GrpcMessages { coding, bounds, head: Vec::new(), message: None, crowded: false };
-                (Holdback::coded(values.clone()), BodyReader::Messages(messages))
-            }
-            None => (Holdback::new(values.clone()), BodyReader::Plain),
+            ([_, ..], Some(_)) | ([_, _, ..], None) => return Err(Deny::ContentCodingUnsupported.into()),
         };
         Ok(Self { hold, reader, lag: values.lag(), waiting: Bytes::new() })
     }
@@ -313,19 +315,24 @@ pub(crate) fn codings(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<Codi
 
 /// Returns the coding of compressed messages for a body of messages. The inner option is `None` if it cannot be
 /// decoded.
-fn message_coding(headers: &HeaderMap) -> Option<Option<Vec<Coding>>> {
+///
+/// # Errors
+/// [`Deny::ContentCodingUnsupported`] for compressed messages within base64.
+fn message_coding(headers: &HeaderMap) -> Verdict<Option<Option<Vec<Coding>>>> {
     let kind = media_type(headers);
     let is = |prefix: &[u8]| kind.starts_with(prefix);
-    let name = if is(b"application/grpc-web-text") {
-        return None;
-    } else if is(b"application/grpc") {
-        "grpc-encoding"
+    let coding = |name: &'static str| codings(headers, &HeaderName::from_static(name));
+    if is(b"application/grpc-web-text") {
+        let is_uncompressed = coding("grpc-encoding").is_some_and(|coding| coding.is_empty());
+        return if is_uncompressed { Ok(None) } else { Err(Deny::ContentCodingUnsupported.into()) };
+    }
+    Ok(if is(b"application/grpc") {
+        Some(coding("grpc-encoding"))
     } else if is(b"application/connect+") {
-        "connect-content-encoding"
+        Some(coding("connect-content-encoding"))
     } else {
-        return None;
-    };
-    Some(codings(headers, &HeaderName::from_static(name)))
+        None
+    })
 }
 
 /// Checks that there is at most one media type. The field is not a list (RFC 9110 §8.3), but a parameter may contain a

@@ -415,7 +415,7 @@ impl Exchange {
     fn with_report(&self, trailers: Option<HeaderMap>) -> Option<HeaderMap> {
         let mut trailers = trailers;
         if let Some(trailers) = &mut trailers {
-            headers::remove_from_trailers(trailers);
+            headers::remove_from_trailers(trailers, |_| false);
         }
         if self.bounds.has_report {
             let report_fields = BodyReport {

@@ -10,42 +10,62 @@ use http::header::{
 
 use crate::model::wire;
 
-/// Removes hop-by-hop fields: those nominated by `Connection`, those of RFC 9110 §7.6.1, and the proxy's own.
-///
-/// `Connection` cannot nominate fields that control routing, framing or credentials.
+/// Removes fields by name and keeps the others in their order. `HeaderMap::remove` would move the last field to the
+/// place of the removed one.
+pub(crate) fn retain(headers: &mut HeaderMap, is_kept: impl Fn(&HeaderName) -> bool) {
+    if headers.keys().all(&is_kept) {
+        return;
+    }
+    let mut kept = HeaderMap::try_with_capacity(headers.len()).unwrap_or_default();
+    let mut current = None;
+    for (name, value) in headers.drain() {
+        // A further value of the same field has no name.
+        if let Some(name) = name {
+            current = is_kept(&name).then_some(name);
+        }
+        if let Some(name) = &current {
+            kept.append(name, value);
+        }
+    }
+    *headers = kept;
+}
+
+/// The hop-by-hop fields of a message: those nominated by `Connection`, those of RFC 9110 §7.6.1, and the proxy's own.
+pub(crate) struct HopByHop {
+    nominated: Vec<HeaderName>,
+}
+
+impl HopByHop {
+    /// Reads `Connection`, which cannot nominate fields that control routing, framing or credentials.
+    pub(crate) fn of(headers: &HeaderMap) -> Self {
+        let nominated = headers
+            .get_all(CONNECTION)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .filter_map(|name| name.trim().parse().ok())
+            .filter(|name| !PROTECTED.contains(name))
+            .collect();
+        Self { nominated }
+    }
+
+    /// Returns true for a field that is not forwarded.
+    pub(crate) fn contains(&self, name: &HeaderName) -> bool {
+        HOP_BY_HOP.contains(name) || name.as_str().starts_with(wire::PREFIX) || self.nominated.contains(name)
+    }
+}
+
+/// Removes the hop-by-hop fields.
 pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    let nominated: Vec<HeaderName> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .filter(|name| !PROTECTED.contains(name))
-        .collect();
-    for name in nominated.iter().chain(&HOP_BY_HOP) {
-        headers.remove(name);
-    }
-    let ours: Vec<HeaderName> =
-        headers.keys().filter(|name| name.as_str().starts_with(wire::PREFIX)).cloned().collect();
-    for name in &ours {
-        headers.remove(name);
-    }
+    let hop_by_hop = HopByHop::of(headers);
+    retain(headers, |name| !hop_by_hop.contains(name));
 }
 
 /// Removes fields from a response that would impersonate the proxy or lead clients around it.
 pub(crate) fn remove_from_response(headers: &mut HeaderMap) {
-    remove_hop_by_hop(headers);
+    let hop_by_hop = HopByHop::of(headers);
     // A client that follows `Alt-Svc` would bypass the proxy (RFC 7838).
-    headers.remove(ALT_SVC);
-    headers.remove(PROXY_STATUS);
-}
-
-/// Removes the fields that make an origin use a different method or path than the request line's.
-pub(crate) fn remove_overrides(headers: &mut HeaderMap) {
-    let found: Vec<HeaderName> = headers.keys().filter(|name| is_override(name)).cloned().collect();
-    for name in found {
-        headers.remove(name);
-    }
+    retain(headers, |name| !(hop_by_hop.contains(name) || [ALT_SVC, PROXY_STATUS].contains(name)));
 }
 
 /// Returns true if any field may make an origin use a different method or path than the request line's.
@@ -53,22 +73,27 @@ pub(crate) fn has_override(headers: &HeaderMap) -> bool {
     headers.keys().any(is_override)
 }
 
+/// Returns true for a field that may make an origin use a different method or path than the request line's.
+///
 /// Servers that pass fields on as CGI-style variables (RFC 3875 §4.1.18) ignore case and treat `-` and `_` alike.
-fn is_override(name: &HeaderName) -> bool {
+pub(crate) fn is_override(name: &HeaderName) -> bool {
     let name = name.as_str().replace('_', "-");
     OVERRIDES.contains(&name.as_str())
 }
 
 /// Removes fields that are not allowed in trailers: framing, routing, control, credentials and content (RFC 9110
-/// §6.5.1).
+/// §6.5.1), and those for which `is_forbidden` returns true.
 ///
 /// An origin that merges trailers into the header section would otherwise interpret them there.
-pub(crate) fn remove_from_trailers(trailers: &mut HeaderMap) {
-    remove_from_response(trailers);
-    remove_overrides(trailers);
-    for name in &FORBIDDEN_IN_TRAILERS {
-        trailers.remove(name);
-    }
+pub(crate) fn remove_from_trailers(trailers: &mut HeaderMap, is_forbidden: impl Fn(&HeaderName) -> bool) {
+    let hop_by_hop = HopByHop::of(trailers);
+    retain(trailers, |name| {
+        !(hop_by_hop.contains(name)
+            || [ALT_SVC, PROXY_STATUS].contains(name)
+            || is_override(name)
+            || FORBIDDEN_IN_TRAILERS.contains(name)
+            || is_forbidden(name))
+    });
 }
 
 /// Returns the total size of names and values, in bytes.

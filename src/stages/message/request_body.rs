@@ -120,7 +120,7 @@ impl RequestBody {
             remaining: limits.request,
             counts,
             began: Instant::now(),
-            placements: Vec::new(),
+            placements: grant.injected_placements().collect(),
             trailers: None,
             scan: None,
             reservation,
@@ -372,11 +372,19 @@ impl RequestBody {
             };
             *left = rest;
         }
-        let unmarked = |mut frame: Frame<Bytes>| {
-            frame.trailers_mut().map(h2_trailers::unmark);
-            frame
-        };
-        Poll::Ready(frame.map(|frame| frame.map(unmarked).map_err(BodyError::Peer)))
+        let mut frame = frame.map(|frame| frame.map_err(BodyError::Peer));
+        if let Some(trailers) = frame.as_mut().and_then(|frame| frame.as_mut().ok()?.trailers_mut()) {
+            h2_trailers::unmark(trailers);
+            self.remove_from_trailers(trailers);
+        }
+        Poll::Ready(frame)
+    }
+
+    /// Removes the trailers that are not sent. They are removed before the scan, so that the trailers scanned as
+    /// neighbors are neighbors when they are sent.
+    fn remove_from_trailers(&self, trailers: &mut HeaderMap) {
+        // A credential must not be sent as a trailer either, whatever its field is called.
+        headers::remove_from_trailers(trailers, |name| strip::is_reserved(name, &self.placements));
     }
 }
 
@@ -393,9 +401,7 @@ impl Body for RequestBody {
         if let Some(Ok(passing)) = &mut frame {
             this.counts.sent(passing.data_ref().map_or(0, Bytes::len));
             if let Some(fields) = passing.trailers_mut() {
-                headers::remove_from_trailers(fields);
-                // Nor may a credential be sent as a trailer, whatever its field is called.
-                strip::remove_fields(fields, &this.placements);
+                this.remove_from_trailers(fields);
                 if let Some(trailers) = &this.trailers {
                     trailers.set(fields);
                     frame = None;

@@ -82,13 +82,6 @@ pub(crate) fn parse_upgrade(parts: &Parts) -> Verdict<Option<UpgradeRequest>> {
     Ok(Some(UpgradeRequest { accept, protocols }))
 }
 
-/// Writes the handshake into the upstream request's headers. Extensions are removed, because compressed payloads could
-/// not be scanned.
-pub(crate) fn write_handshake(headers: &mut HeaderMap) {
-    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    headers.remove(SEC_WEBSOCKET_EXTENSIONS);
-}
-
 impl UpgradeRequest {
     /// Returns true if the response completes this handshake (RFC 6455 §4.1).
     pub(crate) fn is_accepted_by(&self, headers: &HeaderMap) -> bool {

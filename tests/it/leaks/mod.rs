@@ -5,6 +5,7 @@ pub mod decoys;
 pub mod disguised_values;
 pub mod echoes;
 pub mod evasions;
+
 pub mod finds;
 pub mod forms;
 pub mod guessing_sandbox;
@@ -12,6 +13,7 @@ pub mod halves;
 pub mod inbound;
 pub mod many;
 pub mod masks;
+pub mod message_structure;
 pub mod origin;
 pub mod outbound;
 pub mod page;

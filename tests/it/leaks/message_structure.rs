@@ -1,0 +1,197 @@
+//! Values that are hidden in the structure of a message: in codings within codings, and in fields and trailers between
+//! which others are removed. A sandbox and an origin work together here.
+
+use super::Field;
+use super::forms::encode;
+use super::road::{Ask, Payload, Way, chunk, read_answer};
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+
+const VALUE: &str = "k7Qz2mXv9LpW4sVt6eRRu8Yb";
+const LONG: &str = "sk_live_k7Qz2mXv9LpW4sVt6eRRu8Yb5TgHc3Nd";
+
+fn field(name: &str, value: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    (name.into(), value.to_vec())
+}
+
+/// Asserts that a request is refused with this status and code, in the answer and in the log.
+async fn assert_refused(refusal: (u16, &str), values: &[(&str, &str)], way: Way, what: &str, ask: Ask) {
+    let proxy = Field::holding(values).await;
+    let answer = proxy.road(way).send("one", &ask).await;
+    let arrived = proxy.origin(way).arrived("one").unwrap_or_default();
+    assert_eq!(
+        (answer.status, answer.header("exeat-refusal")),
+        (refusal.0, Some(refusal.1)),
+        "{what}: the origin got head {:?}, body {:?}",
+        String::from_utf8_lossy(&arrived.head),
+        String::from_utf8_lossy(&arrived.body)
+    );
+    let line = proxy.lab.ended(0).await;
+    assert_eq!(line["code"].as_str(), Some(refusal.1), "{what}: {line}");
+}
+
+const LEAK: (u16, &str) = (403, "leak_detected");
+const UNSUPPORTED: (u16, &str) = (415, "content_coding_unsupported");
+
+/// A gzip member with a value as its file name.
+fn named_gzip(value: &str) -> Vec<u8> {
+    let plain = encode("gzip", b"nothing to see");
+    let mut out = plain[..10].to_vec();
+    out[3] |= 8;
+    out.extend(value.as_bytes());
+    out.push(0);
+    out.extend(&plain[10..]);
+    out
+}
+
+/// The outer coding hides the head of the inner one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_name_of_gzip_within_another_coding() {
+    for outer in ["br", "gzip", "zstd", "deflate"] {
+        let body = encode(outer, &named_gzip(LONG));
+        let ask = Ask {
+            fields: vec![field("Content-Encoding", format!("gzip, {outer}").as_bytes())],
+            payload: Payload::Known(body),
+            ..Ask::default()
+        };
+        assert_refused(UNSUPPORTED, &[("KEY", LONG)], Way::Http, outer, ask).await;
+    }
+}
+
+/// A frame of zstd that decoders skip.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_skipped_frame_of_zstd_within_another_coding() {
+    let mut inner = vec![0x50, 0x2a, 0x4d, 0x18];
+    inner.extend(u32::try_from(LONG.len()).unwrap().to_le_bytes());
+    inner.extend(LONG.as_bytes());
+    inner.extend(encode("zstd", b"nothing to see"));
+    let ask = Ask {
+        fields: vec![field("Content-Encoding", b"zstd, gzip")],
+        payload: Payload::Known(encode("gzip", &inner)),
+        ..Ask::default()
+    };
+    assert_refused(UNSUPPORTED, &[("KEY", LONG)], Way::Http, "zstd in gzip", ask).await;
+}
+
+/// Both heads name a coding: that of the body, and that of its messages.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_coded_message_of_grpc_in_a_coded_body() {
+    let message = encode("gzip", format!("the key is {LONG} and so on").as_bytes());
+    let mut body = vec![1];
+    body.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
+    body.extend(&message);
+    for (way, coding) in [(Way::Http, "gzip"), (Way::Http, "deflate"), (Way::TunnelH2, "gzip")] {
+        let ask = Ask {
+            fields: vec![
+                field(if way == Way::TunnelH2 { "content-type" } else { "Content-Type" }, b"application/grpc"),
+                field(if way == Way::TunnelH2 { "grpc-encoding" } else { "Grpc-Encoding" }, b"gzip"),
+                field(if way == Way::TunnelH2 { "content-encoding" } else { "Content-Encoding" }, coding.as_bytes()),
+            ],
+            payload: Payload::Known(encode(coding, &body)),
+            ..Ask::default()
+        };
+        assert_refused(UNSUPPORTED, &[("KEY", LONG)], way, coding, ask).await;
+    }
+}
+
+/// The field between the two parts of a value is removed, so the origin gets them side by side.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_fields_with_one_between_that_is_removed() {
+    let (a, b) = VALUE.split_at(11);
+    let rows: [&[(&str, &[u8])]; 6] = [
+        &[("Keep-Alive", b"timeout=5")],
+        &[("Proxy-Connection", b"keep-alive")],
+        &[("Connection", b"X-Junk"), ("X-Junk", b"junk")],
+        &[("TE", b"trailers")],
+        &[("Expect", b"100-continue")],
+        &[("Exeat-Anything", b"x")],
+    ];
+    for row in rows {
+        let mut fields = vec![field("X-A", a.as_bytes())];
+        fields.extend(row.iter().map(|(name, value)| field(name, value)));
+        fields.push(field("X-B", b.as_bytes()));
+        assert_refused(LEAK, &[("KEY", VALUE)], Way::Http, row[0].0, Ask { fields, ..Ask::default() }).await;
+    }
+}
+
+/// A removed field does not change the order of the others, so the parts of a value in the wrong order stay in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_keep_their_order_when_one_is_removed() {
+    let (a, b) = VALUE.split_at(11);
+    for way in [Way::Http, Way::TunnelH2] {
+        for removed in ["keep-alive", "proxy-connection", "exeat-anything"] {
+            if way == Way::TunnelH2 && removed != "exeat-anything" {
+                // HTTP/2 does not have these fields (RFC 9113 §8.2.2).
+                continue;
+            }
+            let fields =
+                vec![field(removed, b"x"), field("x-b", b.as_bytes()), field("x-a", a.as_bytes()), field("x-c", b"c")];
+            let proxy = Field::holding(&[("KEY", VALUE)]).await;
+            let answer = proxy.road(way).send("one", &Ask { fields, ..Ask::default() }).await;
+            assert_eq!(answer.status, 200, "{removed}");
+            let head = String::from_utf8_lossy(&proxy.origin(way).arrived("one").unwrap().head).to_ascii_lowercase();
+            let in_order = format!("x-b: {b}\nx-a: {a}\nx-c: c\n").to_ascii_lowercase();
+            assert!(head.contains(&in_order), "{removed}: {head}");
+        }
+    }
+}
+
+/// The trailer between the end of the body and the rest of a value is removed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_and_a_trailer_with_one_between_that_is_removed() {
+    let (a, b) = VALUE.split_at(11);
+    for removed in ["Content-Length", "Connection", "Keep-Alive", "Authorization", "Host", "Cookie"] {
+        let ask = Ask {
+            payload: Payload::Pieces(vec![a.as_bytes().to_vec()]),
+            trailers: vec![field(removed, b"5"), field("X-B", b.as_bytes())],
+            ..Ask::default()
+        };
+        let proxy = Field::holding(&[("KEY", VALUE)]).await;
+        let answer = proxy.road(Way::Http).send("one", &ask).await;
+        let arrived = proxy.origin(Way::Http).arrived("one").unwrap_or_default();
+        assert_ne!(answer.status, 200, "{removed}: {:?}", String::from_utf8_lossy(&arrived.body));
+        let line = proxy.lab.ended(0).await;
+        assert_eq!(line["code"].as_str(), Some("leak_detected"), "{removed}: {line}");
+    }
+}
+
+/// A message of a WebSocket that ends in a prefix which is no secret.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_ends_in_a_well_known_prefix_passes() {
+    let proxy = Field::holding(&[("KEY", "acme_live_k7Qz2mXv9L")]).await;
+    let ask = Ask { payload: Payload::Pieces(vec![b"keys of ours begin with acme_live_".to_vec()]), ..Ask::default() };
+    let answer = proxy.road(Way::Http).send("one", &ask).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+}
+
+/// One pause behind a decoy, and the value leaves in two layers of escapes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_behind_a_decoy() {
+    let proxy = Field::holding(&[("KEY", VALUE)]).await;
+    let text = "%e6b37517a326d5876394c7\\u005cu003057347356743665525275385962";
+    let mut stream = proxy.wire(Way::Http).await;
+    let mut head = proxy.head(Way::Http, "POST", "one", &Ask::default());
+    head.extend(b"Transfer-Encoding: chunked\r\n\r\n");
+    head.extend(chunk(&text.as_bytes()[..3]));
+    stream.write_all(&head).await.unwrap();
+    stream.flush().await.unwrap();
+    // The pause is the attack.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    stream.write_all(&chunk(&text.as_bytes()[3..])).await.unwrap();
+    stream.write_all(b"0\r\n\r\n").await.unwrap();
+    stream.flush().await.unwrap();
+    let answer = read_answer(&mut stream).await.unwrap();
+    let arrived = proxy.origin(Way::Http).arrived("one").unwrap_or_default().body;
+    assert_ne!(answer.status, 200, "{:?}", String::from_utf8_lossy(&arrived));
+}
+
+/// The same without a pause.
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_behind_a_decoy() {
+    let text = b"&#xazdRej%254atWHY5THBXNHN%2557dDZlU%6cJ1%254f%2546li";
+    let pieces = [0..9, 9..13, 13..28, 28..35, 35..53].map(|piece| text[piece].to_vec()).to_vec();
+    for way in [Way::Http, Way::TunnelH2] {
+        let ask = Ask { payload: Payload::Pieces(pieces.clone()), ..Ask::default() };
+        assert_refused(LEAK, &[("KEY", VALUE)], way, "chunks", ask).await;
+    }
+}
