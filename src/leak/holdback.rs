@@ -162,11 +162,12 @@ impl Holdback {
         self.release(self.text.position(), self.queue.end())
     }
 
-    /// Nothing more comes: lets go of everything.
+    /// Ends the stream and releases everything.
     ///
     /// # Errors
-    /// As [`Self::feed`].
+    /// As [`Self::pause`].
     pub fn end(&mut self) -> Result<(), Finding> {
+        self.pause()?;
         self.text.end(&self.matcher.index, &mut self.hits);
         if let Some(family) = self.lookout.as_mut().and_then(FamilyStream::end) {
             return Err(family.into());

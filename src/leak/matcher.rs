@@ -289,8 +289,10 @@ impl Matcher {
                 return Some(found);
             }
         }
+        // A part of a value at the end of a text is a find, as at the end of a body.
+        let part = scan.half(&self.index, u64::MAX);
         scan.end(&self.index, &mut hits);
-        self.found_among(&hits)
+        self.found_among(&hits).or_else(|| part.map(|(_, owner)| self.found(owner)))
     }
 
     /// The first value in a host's name, which has no case and cuts what is longer than a label by dots; or

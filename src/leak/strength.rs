@@ -82,17 +82,20 @@ impl Strength {
     }
 }
 
-/// Returns the length of the shortest beginning of a value that is strong and has at least half of its secret part.
+/// Returns the length of the shortest beginning of a value that has at least half of its secret part and is strong
+/// without the prefix that all keys of its kind have.
 ///
 /// A part that can be guessed must not count: the reaction to it would confirm the guess, and with it known the rest
 /// could be guessed too.
 fn strong_part(value: &[u8]) -> Option<usize> {
     let own = own(value);
     let offset = memchr::memmem::rfind(value, own).filter(|_| !own.is_empty())?;
-    let eighths = |n: usize| own.len().saturating_mul(n).div_ceil(8).max(MIN_VALUE);
-    let lengths = [4, 5, 6, 7].map(eighths).into_iter().filter(|length| *length < own.len());
-    let is_strong = |length: &usize| own.get(..*length).is_some_and(|part| weakness(part).is_none());
-    lengths.into_iter().find(is_strong).map(|length| offset.saturating_add(length))
+    let public = prefix(own);
+    let secret = own.get(public..).unwrap_or_default();
+    let eighths = |n: usize| secret.len().saturating_mul(n).div_ceil(8).max(MIN_VALUE);
+    let lengths = [4, 5, 6, 7].map(eighths).into_iter().filter(|length| *length < secret.len());
+    let is_strong = |length: &usize| secret.get(..*length).is_some_and(|part| weakness(part).is_none());
+    lengths.into_iter().find(is_strong).map(|length| offset.saturating_add(public).saturating_add(length))
 }
 
 /// Names of fields of connection strings that hold a secret, in lower case and without blanks.
@@ -136,17 +139,20 @@ pub(super) fn halves(value: &[u8]) -> (&[u8], &[u8]) {
     (first, value.get(value.len() / 2..).unwrap_or_default())
 }
 
-/// How many bytes at the beginning of a value look like the prefix of a kind of keys, such as `sk-ant-api03-`: words and
-/// numbers of up to eight bytes with a separator behind each.
+/// Returns the length of the prefix that a kind of keys has, such as `sk-ant-api03-`: words of up to eight letters and
+/// up to two digits behind them, each followed by a separator.
 fn prefix(value: &[u8]) -> usize {
     const MAX_WORD: usize = 8;
+    const MAX_DIGITS: usize = 2;
     let mut end = 0_usize;
     while let Some(rest) = value.get(end..) {
-        let word = rest.iter().take_while(|byte| byte.is_ascii_alphanumeric()).count();
+        let letters = rest.iter().take_while(|byte| byte.is_ascii_alphabetic()).count();
+        let digits = rest.iter().skip(letters).take_while(|byte| byte.is_ascii_digit()).count();
+        let word = letters.saturating_add(digits);
         let separator = rest.get(word).is_some_and(|byte| b"-_.:".contains(byte));
         let bytes = rest.get(..word).unwrap_or_default();
         let is_mixed = bytes.iter().any(u8::is_ascii_lowercase) && bytes.iter().any(u8::is_ascii_uppercase);
-        if !(1..=MAX_WORD).contains(&word) || !separator || is_mixed {
+        if letters == 0 || word > MAX_WORD || digits > MAX_DIGITS || !separator || is_mixed {
             break;
         }
         end = end.saturating_add(word).saturating_add(1);
@@ -241,11 +247,14 @@ mod tests {
     #[test]
     fn parts_that_can_be_guessed_or_are_public_do_not_count() {
         let rows = [
-            ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", Some(20)),
+            ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", Some(22)),
+            ("acme_live_k7Qz2mXv9LpW4sVt6eRRu8Yb", Some(10 + 15)),
+            ("acme_live_k7Qz2mXv9L", None),
+            ("550e8400-e29b-41d4-a716-446655440000", Some(18)),
             ("k7Qz2mXv9LpW4sVt6eRRu8Yb", Some(15)),
-            ("correct-horse-battery", Some(16)),
+            ("correct-horse-battery", None),
             ("0000000000000000000000000000k7Qz2mXv9L", None),
-            ("hunter2-k7Qz2mXv9LpW4sVt6", Some(19)),
+            ("hunter2-k7Qz2mXv9LpW4sVt6", Some(8 + 13)),
             ("https://hooks.slack.com/services/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", None),
             ("postgres://orders_readonly_service:k7Qz2mXv9LpW4sVt6eRRu8Yb@db/o", Some(35 + 15)),
             ("Server=tcp:prod-sql.database.windows.net,1433;Password=k7Qz2mXv9LpW4sVt6eRRu8Yb;", Some(55 + 15)),

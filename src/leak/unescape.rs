@@ -293,10 +293,8 @@ fn is_likely(bytes: &[u8]) -> bool {
         [b'%', next, ..] => next.is_ascii_hexdigit() || matches!(next, b'u' | b'U'),
         [b'\\', next, ..] => {
             next.is_ascii_digit()
-                || matches!(
-                    next,
-                    b'u' | b'U' | b'x' | b'/' | b'"' | b'\\' | b'\'' | b'`' | b'n' | b'r' | b't' | b'b' | b'f'
-                )
+                || next.is_ascii_punctuation()
+                || matches!(next, b'u' | b'U' | b'x' | b'n' | b'r' | b't' | b'b' | b'f')
                 || stands_for_itself(*next)
                 || is_break(*next)
         }
@@ -398,7 +396,8 @@ fn backslash(rest: &[u8], is_all: bool) -> Reading {
             Ok(byte) => Reading::Byte(u8::try_from(byte).unwrap_or_default(), 4),
             Err(other) => other,
         },
-        [byte @ (b'/' | b'"' | b'\\' | b'\'' | b'`'), ..] => Reading::Byte(*byte, 2),
+        // JSON, JavaScript and shells escape some punctuation, Markdown any (CommonMark 0.31 §2.4).
+        [byte, ..] if byte.is_ascii_punctuation() => Reading::Byte(*byte, 2),
         [b'n' | b'r', ..] => Reading::Byte(b'\n', 2),
         [b't', ..] => Reading::Byte(b'\t', 2),
         [b'b', ..] => Reading::Byte(8, 2),
@@ -477,9 +476,15 @@ fn named(rest: &[u8]) -> Reading {
         Some(end) if rest.get(end) == Some(&b';') => NAMED
             .iter()
             .find(|(known, _)| *known == name)
-            .map_or(Reading::Plain, |(_, char)| Reading::Char(*char, end.saturating_add(2))),
-        _ => Reading::Plain,
+            .map_or_else(|| legacy(rest), |(_, char)| Reading::Char(*char, end.saturating_add(2))),
+        _ => legacy(rest),
     }
+}
+
+/// Reads a reference that needs no semicolon (HTML §13.2.5.73, "Named character reference state").
+fn legacy(rest: &[u8]) -> Reading {
+    let known = LEGACY.iter().find(|(name, _)| rest.starts_with(name));
+    known.map_or(Reading::Plain, |(name, char)| Reading::Char(*char, name.len().saturating_add(1)))
 }
 
 /// True if a name begins like this.
@@ -490,6 +495,19 @@ fn might_be_named(begin: &[u8]) -> bool {
 fn char_of(code: u32) -> char {
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
+
+/// References of ASCII and of code points that are not displayed, which browsers read without a semicolon as well.
+const LEGACY: [(&[u8], char); 9] = [
+    (b"AMP", '&'),
+    (b"GT", '>'),
+    (b"LT", '<'),
+    (b"QUOT", '"'),
+    (b"amp", '&'),
+    (b"gt", '>'),
+    (b"lt", '<'),
+    (b"quot", '"'),
+    (b"shy", '\u{ad}'),
+];
 
 /// Those that stand for ASCII and, if they are short, for code points that nobody sees (HTML, "Named character
 /// references").

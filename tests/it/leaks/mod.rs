@@ -18,6 +18,7 @@ pub mod origin;
 pub mod outbound;
 pub mod page;
 pub mod parts;
+pub mod rare_forms;
 pub mod road;
 pub mod splits;
 pub mod undecodable;
