@@ -19,8 +19,8 @@ const SHARE: usize = 5;
 const MIN_PER_SOURCE: usize = 16;
 /// No unidentified connection is evicted within its first moments, in milliseconds: one for each connection that a
 /// source may have, within these bounds. A request that is sent at once identifies its connection meanwhile, so that a
-/// burst of well-meaning clients waits and does not evict itself; and at least so many connections are admitted in a flood
-/// that nobody waits for long.
+/// burst of well-meaning clients waits and does not evict itself; and at least so many connections are admitted in a
+/// flood that nobody waits for long.
 const GRACE: (usize, usize) = (10, 250);
 /// How long an unidentified connection may take beyond its time to receive the last answer.
 const FAREWELL: Duration = Duration::from_millis(500);

@@ -1,7 +1,7 @@
 //! The proxy's API for sandboxes (`/v1/self`), in origin-form on its own listener only.
 //!
-//! All of them have a rate of their own. Questions about the caller's own take from that of the plan besides. What asks about the world outside is a tool call, judged
-//! as a request to `https://host:port/` would be; none is ever sent.
+//! All of them have a rate of their own. Questions about the caller's own take from that of the plan besides. What asks
+//! about the world outside is a tool call, judged as a request to `https://host:port/` would be; none is ever sent.
 
 use std::time::{Duration, Instant};
 

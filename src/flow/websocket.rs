@@ -27,8 +27,8 @@ use crate::stages::message::websocket::{Downward, RelayError, Upward};
 
 /// How long the other side may take to end once one has.
 const FAREWELL: Duration = Duration::from_secs(10);
-/// How long a side that has been closed may still speak because the other broke the protocol. Answers to messages before
-/// the broken frame come within it.
+/// How long a side that has been closed may still speak because the other broke the protocol. Answers to messages
+/// before the broken frame come within it.
 const GRACE: Duration = Duration::from_secs(2);
 /// Bytes that are read and thrown away behind a close frame: unread, they would reset the connection, and the frame
 /// could be lost.
