@@ -81,9 +81,9 @@ pub(super) enum SelfReply {
     /// The interception CA.
     Authority(String),
     /// The path takes this method only.
-    AnotherMethod(&'static str),
+    MethodNotAllowed(&'static str),
     /// There is no such thing.
-    Unknown(&'static str),
+    NotFound(&'static str),
 }
 
 /// A caller's request to the proxy itself, with the policy it is judged by.
@@ -173,17 +173,17 @@ impl SelfRequest<'_> {
     /// Answers a request that costs no call.
     async fn question(&self, page: Page, method: &Method, record: &mut Record) -> Verdict<SelfReply> {
         let said = match page {
-            Page::Report => SelfReply::AnotherMethod("POST"),
-            Page::Reach(_) => SelfReply::AnotherMethod("GET"),
-            _ if method != Method::GET => SelfReply::AnotherMethod("GET"),
+            Page::Report => SelfReply::MethodNotAllowed("POST"),
+            Page::Reach(_) => SelfReply::MethodNotAllowed("GET"),
+            _ if method != Method::GET => SelfReply::MethodNotAllowed("GET"),
             Page::About => self.about().await?,
             Page::Authority => SelfReply::Authority(self.services.authority.ca_pem().to_owned()),
             Page::Approvals => self.approvals().await?,
             Page::Approval(id) => self.approval(&id).await?,
         };
         match &said {
-            SelfReply::AnotherMethod(_) => record.rule("another method"),
-            SelfReply::Unknown(what) => record.rule(*what),
+            SelfReply::MethodNotAllowed(_) => record.rule("another method"),
+            SelfReply::NotFound(what) => record.rule(*what),
             SelfReply::Authority(_) | SelfReply::Document(_) => {}
         }
         Ok(said)
@@ -255,7 +255,7 @@ impl SelfRequest<'_> {
         // That others have one of that id is none of the caller's business, and does not make it wait longer.
         let execution = self.caller.execution();
         let own = self.services.ledger.approval_of(execution, id, Millis::now()).await.map_err(unavailable)?;
-        Ok(own.map_or(SelfReply::Unknown("The approval does not exist"), |approval| {
+        Ok(own.map_or(SelfReply::NotFound("The approval does not exist"), |approval| {
             SelfReply::Document(documents::approval(&approval, Millis::now()))
         }))
     }

@@ -1,4 +1,4 @@
-//! CONNECT tunnels. Opaque tunnels are checked and spliced; inspected ones are terminated, and their requests served.
+//! CONNECT tunnels: opaque ones are checked and spliced, inspected ones are terminated and their requests served.
 
 use std::convert::Infallible;
 use std::error::Error as _;
@@ -332,7 +332,7 @@ impl InnerServer {
         let service = service_fn(|request| {
             served.fetch_add(1, Ordering::Relaxed);
             let (inner, open) = (inner.clone(), open.clone());
-            async move { Ok::<_, Infallible>(inner.answer(request, None).await.map(|answer| answer.holding(open))) }
+            async move { Ok::<_, Infallible>(inner.answer(request, None).await.map(|answer| answer.with_guard(open))) }
         });
         // The reservation is held until the connection ends.
         let window = inner.reserve_window();
