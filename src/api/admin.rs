@@ -45,7 +45,7 @@ impl Admin {
         let admin = Arc::new(self);
         let lifetime = admin.services.settings.proxy.header_timeout;
         let connections = Arc::new(Admission::new(MAX_CONNECTIONS, lifetime));
-        let lobby = AcceptQueue::new(connections).waiting_for(MOST_TIME);
+        let lobby = AcceptQueue::new(connections).with_timeout(MOST_TIME);
         loop {
             let accepted = tokio::select! {
                 biased;
