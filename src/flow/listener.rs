@@ -23,8 +23,8 @@ use crate::policy::settings::{ListenAt, Proxy, ProxyTls};
 use crate::tls::listener;
 use crate::tls::listener::ListenerTlsError;
 
-/// Connections that the kernel keeps until they are accepted, if `net.core.somaxconn` lets it. One that comes when
-/// there are so many is dropped, and its client tries again after a second: a burst from elsewhere must not cost that.
+/// Length of the kernel's queue of connections to accept, which `net.core.somaxconn` may lower. The kernel drops
+/// connections beyond it, and their clients retry after a second, so a burst of one client must not fill it.
 const BACKLOG: u32 = 4096;
 
 /// A socket that connections are accepted from.
