@@ -196,7 +196,9 @@ impl Tunnel {
             tokio::select! {
                 ended = &mut spliced => {
                     match ended {
-                        Err(error) if error.kind() == io::ErrorKind::TimedOut => record.failed(Fail::RequestTimedOut.into()),
+                        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                            record.failed(Fail::RequestTimedOut.into());
+                        }
                         Err(_) => record.abandoned(),
                         Ok(()) => record.completed(),
                     }

@@ -173,7 +173,7 @@ impl WriteState {
         }
     }
 
-    /// Ends a direction. After a protocol error the close frame `words` is appended to `out`, if it can be sent.
+    /// Ends a direction. After a protocol error `close_frame` is appended to `out`, if it can be sent.
     ///
     /// # Errors
     /// If `out` must not be written either.
