@@ -1,4 +1,4 @@
-//! Builds responses. No other module renders errors.
+//! Builds responses, including all error responses.
 
 use std::convert::Infallible;
 use std::pin::Pin;

@@ -415,7 +415,7 @@ fn target(query: &str) -> Option<Target> {
 /// Returns the limits of a plan and the calls left.
 fn remaining(limits: &Limits, counter: &Counter) -> Value {
     let in_window = counter.window_at(Millis::now()).map_or(0, |window| window.calls);
-    let left = |most: Option<u64>, used: u64| most.map(|most| most.saturating_sub(used));
+    let left = |limit: Option<u64>, used: u64| limit.map(|limit| limit.saturating_sub(used));
     let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
     json!({
         "calls_per_execution": limits.calls.per_execution,

@@ -1,4 +1,4 @@
-//! Stream adapters, which put bytes back, limit the time of writes or linger, and a bidirectional splice.
+//! Stream adapters that put bytes back, limit write times or linger, and a bidirectional splice.
 
 use std::borrow::Cow;
 use std::io;
