@@ -1,4 +1,4 @@
-//! The admin listener: health, tasks, executions, approvals, secrets and reload, with a token of its own.
+//! The admin listener: health, tasks, executions, approvals, secrets and reload, protected by the admin token.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -25,75 +25,76 @@ use crate::flow::listener::{Accepted, Listener};
 use crate::model::host::Host;
 use crate::model::secret::TokenHash;
 
-/// For one request and its answer.
-const MOST_TIME: Duration = Duration::from_secs(30);
-/// Largest head of a request that is read in several steps, in bytes; hyper may read as much again in the last one.
+/// Maximum time for one request and its response, and for the wait for a slot.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum size of a request head that arrives in several reads, in bytes. hyper may read as much again in the last one.
 const MAX_HEAD: usize = 32_768;
-/// Connections at a time.
+/// Maximum concurrent connections.
 const MAX_CONNECTIONS: usize = 64;
 
-/// The listener and what it may do.
+/// The admin API and its state.
 pub(crate) struct Admin {
     pub(crate) services: Arc<Services>,
     pub(crate) token: TokenHash,
+    /// The configuration file, which a reload reads again.
     pub(crate) file: Option<ConfigFile>,
 }
 
 impl Admin {
-    /// Accepts until the daemon drains.
+    /// Accepts connections until the daemon drains.
     pub(crate) async fn run(self, listener: Listener) {
         let admin = Arc::new(self);
         let lifetime = admin.services.settings.proxy.header_timeout;
         let connections = Arc::new(Admission::new(MAX_CONNECTIONS, lifetime));
-        let lobby = AcceptQueue::new(connections).waiting_for(MOST_TIME);
+        let queue = AcceptQueue::new(connections).with_timeout(REQUEST_TIMEOUT);
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = admin.services.drain.cancelled() => return,
-                step = lobby.next() => {
+                step = queue.next() => {
                     if let QueueStep::Serve(accepted, slot) = step {
-                        tokio::spawn(admin.clone().take(accepted, slot));
+                        tokio::spawn(admin.clone().serve_accepted(accepted, slot));
                     }
                     continue;
                 }
                 accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok(accepted) => lobby.enqueue(accepted.source(), accepted),
+                Ok(accepted) => queue.enqueue(accepted.source(), accepted),
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
     }
 
-    async fn take(self: Arc<Self>, accepted: Accepted, slot: Slot) {
+    async fn serve_accepted(self: Arc<Self>, accepted: Accepted, slot: Slot) {
         match accepted {
             Accepted::Tcp(stream, _) => self.serve(stream, false, slot).await,
-            Accepted::Unix(stream, uid) => self.serve(stream, self.knows(uid), slot).await,
+            Accepted::Unix(stream, uid) => self.serve(stream, self.is_trusted(uid), slot).await,
         }
     }
 
-    /// On a Unix socket the kernel says who asks.
-    fn knows(&self, uid: u32) -> bool {
+    /// Returns true if a user needs no token. The kernel reports the user id of the peer of a Unix socket.
+    fn is_trusted(&self, uid: u32) -> bool {
         uid == rustix::process::geteuid().as_raw() || self.services.settings.admin.uids.contains(&uid)
     }
 
-    async fn serve(self: &Arc<Self>, stream: impl AsyncRead + AsyncWrite + Unpin, known: bool, slot: Slot) {
-        if known && !slot.identify() {
+    async fn serve(self: &Arc<Self>, stream: impl AsyncRead + AsyncWrite + Unpin, trusted: bool, slot: Slot) {
+        if trusted && !slot.identify() {
             return;
         }
         let service = service_fn(|request| {
             let (admin, slot) = (self.clone(), &slot);
-            async move { Ok::<_, Infallible>(admin.answer(request, known, slot).await) }
+            async move { Ok::<_, Infallible>(admin.answer(request, trusted, slot).await) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(Duration::from_secs(10))
-            // One request each, so that nobody can hold a place by asking on and on without reading.
+            // One request per connection, so that a client cannot hold a slot by pipelining requests without reading.
             .keep_alive(false)
             .max_buf_size(MAX_HEAD)
             .serve_connection(TokioIo::new(stream), service);
         tokio::select! {
-            ended = tokio::time::timeout(MOST_TIME, connection) => {
+            ended = tokio::time::timeout(REQUEST_TIMEOUT, connection) => {
                 if let Ok(Err(error)) = ended {
                     tracing::debug!(%error, "an admin connection broke");
                 }
@@ -104,26 +105,26 @@ impl Admin {
         }
     }
 
-    async fn answer(&self, mut request: Request<Incoming>, known: bool, slot: &Slot) -> Response<Full<Bytes>> {
-        if !is_for_us(request.headers()) {
-            return words(StatusCode::FORBIDDEN, "the Host or Origin field names another site\n");
+    async fn answer(&self, mut request: Request<Incoming>, trusted: bool, slot: &Slot) -> Response<Full<Bytes>> {
+        if !is_same_site(request.headers()) {
+            return text(StatusCode::FORBIDDEN, "the Host or Origin field names another site\n");
         }
         let allowed = methods(request.uri().path());
         let is_allowed = allowed.is_some_and(|allowed| allowed.split(", ").any(|it| it == request.method().as_str()));
         if *request.method() == Method::HEAD && is_allowed {
-            // The HTTP server leaves the body out.
+            // hyper omits the body of a response to HEAD.
             *request.method_mut() = Method::GET;
         }
         let path = request.uri().path();
         match (request.method(), path) {
-            (&Method::GET, "/healthz") => return words(StatusCode::OK, "ok\n"),
+            (&Method::GET, "/healthz") => return text(StatusCode::OK, "ok\n"),
             (&Method::GET, "/readyz") => return self.ready().await,
-            _ if !known && !self.is_authorized(request.headers()) => return unauthorized(),
-            _ if !slot.identify() => return words(StatusCode::SERVICE_UNAVAILABLE, "too many connections\n"),
+            _ if !trusted && !self.is_authorized(request.headers()) => return unauthorized(),
+            _ if !slot.identify() => return text(StatusCode::SERVICE_UNAVAILABLE, "too many connections\n"),
             _ => {}
         }
         if let Some(allowed) = allowed.filter(|_| !is_allowed) {
-            return another_method(allowed);
+            return method_not_allowed(allowed);
         }
         if secrets::owns(path) {
             let (status, value) = secrets::answer(&self.services, self.file.as_ref(), request).await;
@@ -140,21 +141,21 @@ impl Admin {
         match (request.method(), path) {
             (&Method::GET, "/v1/tasks") => self.tasks(),
             (&Method::POST, "/v1/reload") => self.reload().await,
-            _ => words(StatusCode::NOT_FOUND, "no such page\n"),
+            _ => text(StatusCode::NOT_FOUND, "no such page\n"),
         }
     }
 
     async fn ready(&self) -> Response<Full<Bytes>> {
         if self.services.drain.is_cancelled() {
-            return words(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
+            return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
         }
         if !self.services.audit.is_healthy() {
-            return words(StatusCode::SERVICE_UNAVAILABLE, "the audit log cannot be written\n");
+            return text(StatusCode::SERVICE_UNAVAILABLE, "the audit log cannot be written\n");
         }
         if self.services.ledger.check().await.is_err() {
-            return words(StatusCode::SERVICE_UNAVAILABLE, "the ledger cannot be used\n");
+            return text(StatusCode::SERVICE_UNAVAILABLE, "the ledger cannot be used\n");
         }
-        words(StatusCode::OK, "ready\n")
+        text(StatusCode::OK, "ready\n")
     }
 
     fn tasks(&self) -> Response<Full<Bytes>> {
@@ -198,25 +199,25 @@ impl Admin {
     }
 }
 
-/// Pages of other sites must not reach this listener through a browser: neither by a name that was
-/// rebound to our address, nor by a request across origins.
-fn is_for_us(headers: &HeaderMap) -> bool {
+/// Returns true unless a browser may have sent the request for another site's page, either through DNS rebinding or as
+/// a cross-origin request.
+fn is_same_site(headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
     let authority = host.to_str().unwrap_or_default();
     let name =
         authority.rsplit_once(':').map_or(authority, |(name, port)| if port.ends_with(']') { authority } else { name });
-    let named_by_address = match Host::parse(name) {
+    let is_local_name = match Host::parse(name) {
         Ok(Host::Ip(_)) => true,
         Ok(Host::Name(name)) => name.as_str() == "localhost",
         Err(_) => false,
     };
-    let origin_is_ours =
+    let is_same_origin =
         headers.get(ORIGIN).is_none_or(|origin| origin.as_bytes() == format!("http://{authority}").as_bytes());
-    named_by_address && origin_is_ours
+    is_local_name && is_same_origin
 }
 
-/// The methods that a path takes; none if there is no such path.
+/// Returns the methods that a path supports, or `None` for an unknown path.
 fn methods(path: &str) -> Option<&'static str> {
     let segments: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
     match segments.as_slice() {
@@ -233,15 +234,16 @@ fn methods(path: &str) -> Option<&'static str> {
     }
 }
 
-/// The path is there, and takes these methods (RFC 9110 §15.5.6).
-fn another_method(allowed: &'static str) -> Response<Full<Bytes>> {
-    let mut response = document(StatusCode::METHOD_NOT_ALLOWED, &json!({ "error": "another method" }));
+/// Returns a 405 with the methods that the path supports (RFC 9110 §15.5.6).
+fn method_not_allowed(allowed: &'static str) -> Response<Full<Bytes>> {
+    let mut response =
+        document(StatusCode::METHOD_NOT_ALLOWED, &json!({ "error": "the path does not support the method" }));
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     response
 }
 
-fn words(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
-    reply(status, "text/plain; charset=utf-8", Bytes::from_static(text.as_bytes()))
+fn text(status: StatusCode, body: &'static str) -> Response<Full<Bytes>> {
+    reply(status, "text/plain; charset=utf-8", Bytes::from_static(body.as_bytes()))
 }
 
 fn document(status: StatusCode, value: &serde_json::Value) -> Response<Full<Bytes>> {
@@ -249,7 +251,7 @@ fn document(status: StatusCode, value: &serde_json::Value) -> Response<Full<Byte
 }
 
 fn unauthorized() -> Response<Full<Bytes>> {
-    let mut response = words(StatusCode::UNAUTHORIZED, "the admin token is missing or wrong\n");
+    let mut response = text(StatusCode::UNAUTHORIZED, "the admin token is missing or wrong\n");
     response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     response
 }
@@ -284,7 +286,7 @@ mod tests {
             let mut headers = HeaderMap::new();
             host.map(|h| headers.insert(HOST, h.parse().unwrap()));
             origin.map(|o| headers.insert(ORIGIN, o.parse().unwrap()));
-            assert_eq!(is_for_us(&headers), want, "{host:?} {origin:?}");
+            assert_eq!(is_same_site(&headers), want, "{host:?} {origin:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Approvals in the admin API: listed and decided. A sandbox cannot reach the admin listener, not even through the
+//! Approvals in the admin API: listed and decided. Sandboxes cannot reach the admin listener, not even through the
 //! proxy.
 
 use http::{Method, Request, StatusCode};
@@ -25,37 +25,37 @@ enum RequestedDecision {
     Deny,
 }
 
-/// True for paths that are answered here.
+/// Returns true for paths of this module.
 pub(crate) fn owns(path: &str) -> bool {
     path == "/v1/approvals" || path.starts_with("/v1/approvals/")
 }
 
-/// Answers a request of the operator, who has shown the token.
+/// Answers an authorized request.
 pub(crate) async fn answer(services: &Services, request: Request<Incoming>) -> Reply {
     let path = request.uri().path().to_owned();
-    let named: Vec<&str> = path.strip_prefix("/v1/approvals").unwrap_or_default().split('/').skip(1).collect();
-    let done = match (request.method(), named.as_slice()) {
+    let segments: Vec<&str> = path.strip_prefix("/v1/approvals").unwrap_or_default().split('/').skip(1).collect();
+    let result = match (request.method(), segments.as_slice()) {
         (&Method::GET, []) => list(services, request.uri().query()).await,
         (&Method::GET, [id]) => show(services, id).await,
         (&Method::POST, [id]) => decide(services, id, request).await,
         _ => Err(error(StatusCode::NOT_FOUND, "no such page")),
     };
-    done.unwrap_or_else(|why| why)
+    result.unwrap_or_else(|reply| reply)
 }
 
-/// All of them, oldest first, or those of one state.
+/// Returns all approvals, or those in one state, oldest first.
 async fn list(services: &Services, query: Option<&str>) -> Result<Reply, Reply> {
     let state = query.map(state).transpose()?;
     let now = Millis::now();
     let known = services.ledger.approvals(now).await.map_err(ledger_error)?;
-    let meant = known.iter().filter(|known| state.is_none_or(|state| known.state_at(now) == state));
-    Ok((StatusCode::OK, meant.map(|known| documents::approval(known, now)).collect()))
+    let selected = known.iter().filter(|known| state.is_none_or(|state| known.state_at(now) == state));
+    Ok((StatusCode::OK, selected.map(|known| documents::approval(known, now)).collect()))
 }
 
 fn state(query: &str) -> Result<ApprovalState, Reply> {
     let state = query.strip_prefix("state=").and_then(|name| serde_json::from_value(name.into()).ok());
-    let known = "state= and one of pending, approved, denied, used, expired";
-    state.ok_or_else(|| error(StatusCode::UNPROCESSABLE_ENTITY, known))
+    let expected = "the query must be state= and one of pending, approved, denied, used, expired";
+    state.ok_or_else(|| error(StatusCode::UNPROCESSABLE_ENTITY, expected))
 }
 
 async fn show(services: &Services, id: &str) -> Result<Reply, Reply> {
@@ -72,17 +72,17 @@ async fn decide(services: &Services, id: &str, request: Request<Incoming>) -> Re
     };
     match services.ledger.decide(id, decision, Millis::now()).await.map_err(ledger_error)? {
         DecisionResult::Done => {
-            note(services, id, decision).await?;
+            record_decision(services, id, decision).await?;
             show(services, id).await
         }
-        DecisionResult::AlreadyDecided(state) => Err(too_late("it has been decided", state)),
-        DecisionResult::Expired => Err(too_late("it has expired", ApprovalState::Expired)),
+        DecisionResult::AlreadyDecided(state) => Err(conflict("it has been decided", state)),
+        DecisionResult::Expired => Err(conflict("it has expired", ApprovalState::Expired)),
         DecisionResult::Unknown => Err(unknown()),
     }
 }
 
-/// The reader of the log must see why a request was allowed.
-async fn note(services: &Services, id: &str, decision: Decision) -> Result<(), Reply> {
+/// Writes a decision to the audit log, which shows why a request was allowed.
+async fn record_decision(services: &Services, id: &str, decision: Decision) -> Result<(), Reply> {
     let known = services.ledger.approval(id, Millis::now()).await.map_err(ledger_error)?.ok_or_else(unknown)?;
     let decision = match decision {
         Decision::Approve => "approve",
@@ -91,12 +91,12 @@ async fn note(services: &Services, id: &str, decision: Decision) -> Result<(), R
     let (execution, task) = (known.execution.as_str(), known.task.as_str());
     let (method, url, tool) = (&*known.method, &*known.url, known.tool.as_deref());
     let line = record::Decision { approval: &known.id, decision, execution, task, tool, method, url };
-    line.write(&services.audit)
-        .await
-        .map_err(|_| error(StatusCode::SERVICE_UNAVAILABLE, "it has been decided, and the audit log cannot be written"))
+    line.write(&services.audit).await.map_err(|_| {
+        error(StatusCode::SERVICE_UNAVAILABLE, "the decision is stored, but the audit log cannot be written")
+    })
 }
 
-fn too_late(why: &str, state: ApprovalState) -> Reply {
+fn conflict(why: &str, state: ApprovalState) -> Reply {
     (StatusCode::CONFLICT, json!({ "error": why, "state": state }))
 }
 

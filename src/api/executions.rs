@@ -21,9 +21,9 @@ use crate::model::secret::TokenHash;
 use crate::model::token;
 use crate::policy::settings::ListenAt;
 
-/// How long an execution lasts whose beginning does not say.
+/// Default lifetime of an execution, in seconds.
 const DAY: u64 = 24 * 3600;
-/// The longest that one may last.
+/// Maximum lifetime of an execution, in seconds.
 const YEAR: u64 = 365 * DAY;
 
 /// The body of a POST.
@@ -31,23 +31,23 @@ const YEAR: u64 = 365 * DAY;
 #[serde(deny_unknown_fields)]
 struct StartRequest {
     task: String,
-    /// In seconds.
+    /// The lifetime in seconds.
     expires_in_s: Option<u64>,
     peers: Option<String>,
     #[serde(default)]
     r#static: bool,
 }
 
-/// True for paths that are answered here.
+/// Returns true for paths of this module.
 pub(crate) fn owns(path: &str) -> bool {
     path == "/v1/executions" || path.starts_with("/v1/executions/")
 }
 
-/// Answers a request of the operator, who has shown the token.
+/// Answers an authorized request.
 pub(crate) async fn answer(services: &Arc<Services>, request: Request<Incoming>) -> Reply {
     let path = request.uri().path().to_owned();
-    let named: Vec<&str> = path.strip_prefix("/v1/executions").unwrap_or_default().split('/').skip(1).collect();
-    let done = match (request.method(), named.as_slice()) {
+    let segments: Vec<&str> = path.strip_prefix("/v1/executions").unwrap_or_default().split('/').skip(1).collect();
+    let result = match (request.method(), segments.as_slice()) {
         (&Method::GET, []) => list(services, request.uri().query()).await,
         (&Method::POST, []) => start(services, request).await,
         (&Method::GET, [id]) => show(services, &ExecutionId::new(id)).await,
@@ -55,10 +55,10 @@ pub(crate) async fn answer(services: &Arc<Services>, request: Request<Incoming>)
         (&Method::GET, [id, "tool_calls"]) => tool_calls(services, &ExecutionId::new(id)).await,
         _ => Err(error(StatusCode::NOT_FOUND, "no such page")),
     };
-    done.unwrap_or_else(|why| why)
+    result.unwrap_or_else(|reply| reply)
 }
 
-/// Begins an execution and tells its token, once.
+/// Starts an execution and returns its token, which is never returned again.
 async fn start(services: &Arc<Services>, request: Request<Incoming>) -> Result<Reply, Reply> {
     let authority = authority(services, request.headers());
     let wanted: StartRequest = read_json(request).await?;
@@ -67,16 +67,16 @@ async fn start(services: &Arc<Services>, request: Request<Incoming>) -> Result<R
         return Err(error(StatusCode::UNPROCESSABLE_ENTITY, "the task does not exist"));
     }
     if wanted.r#static {
-        return begin_anew(services, &wanted, &name).await;
+        return restart_static(services, &wanted, &name).await;
     }
     let seconds = wanted.expires_in_s.unwrap_or(DAY);
     if !(1..=YEAR).contains(&seconds) {
-        return Err(error(StatusCode::UNPROCESSABLE_ENTITY, "expires_in_s: 1 to 31536000"));
+        return Err(error(StatusCode::UNPROCESSABLE_ENTITY, "expires_in_s must be between 1 and 31536000"));
     }
     let network = |text: &String| IpNet::from_str(text).map(|network| network.trunc());
     let peers = wanted.peers.as_ref().map(network).transpose();
     let peers =
-        peers.map_err(|_| error(StatusCode::UNPROCESSABLE_ENTITY, "peers: a network such as \"10.0.0.0/8\""))?;
+        peers.map_err(|_| error(StatusCode::UNPROCESSABLE_ENTITY, "peers must be a network such as \"10.0.0.0/8\""))?;
     let now = Millis::now();
     let id = ExecutionId::new(&Uuid::now_v7().simple().to_string());
     let random = files::random::<{ token::RANDOM }>();
@@ -105,10 +105,10 @@ async fn start(services: &Arc<Services>, request: Request<Incoming>) -> Result<R
     Ok((StatusCode::CREATED, document))
 }
 
-/// The execution of a task's static token: nothing counted, and not stopped.
-async fn begin_anew(services: &Services, wanted: &StartRequest, name: &TaskName) -> Result<Reply, Reply> {
+/// Restarts the execution of a task's static token, which clears its counts and starts it again if it was stopped.
+async fn restart_static(services: &Services, wanted: &StartRequest, name: &TaskName) -> Result<Reply, Reply> {
     if wanted.expires_in_s.is_some() || wanted.peers.is_some() {
-        return Err(error(StatusCode::UNPROCESSABLE_ENTITY, "a static execution has no expires_in_s and no peers"));
+        return Err(error(StatusCode::UNPROCESSABLE_ENTITY, "a static execution takes neither expires_in_s nor peers"));
     }
     let execution = Execution::of_static(name, Millis::now());
     let id = execution.id.clone();
@@ -118,8 +118,8 @@ async fn begin_anew(services: &Services, wanted: &StartRequest, name: &TaskName)
     show(services, &id).await.map(|(_, document)| (StatusCode::CREATED, document))
 }
 
-/// Where sandboxes reach the proxy, as far as can be told: a listener on all addresses is where the operator has
-/// reached us.
+/// Returns the proxy's host and port for sandboxes. For a listener on all addresses, the host is taken from the Host
+/// field of the operator's request. Returns `None` if there is no TCP listener, or no such host.
 fn authority(services: &Services, headers: &HeaderMap) -> Option<String> {
     let address = services.listeners.iter().find_map(ListenAt::tcp)?;
     if !address.ip().is_unspecified() {
@@ -132,14 +132,14 @@ fn authority(services: &Services, headers: &HeaderMap) -> Option<String> {
 async fn list(services: &Services, query: Option<&str>) -> Result<Reply, Reply> {
     let task = query.and_then(|query| query.strip_prefix("task="));
     let mut known = services.ledger.list().await.map_err(ledger_error)?;
-    known.retain(|standing| task.is_none_or(|task| standing.execution.task.as_str() == task));
+    known.retain(|state| task.is_none_or(|task| state.execution.task.as_str() == task));
     known.sort_by(|a, b| (a.execution.created_at, &a.execution.id).cmp(&(b.execution.created_at, &b.execution.id)));
-    Ok((StatusCode::OK, known.iter().map(|standing| documents::execution(services, standing)).collect()))
+    Ok((StatusCode::OK, known.iter().map(|state| documents::execution(services, state)).collect()))
 }
 
 async fn show(services: &Services, id: &ExecutionId) -> Result<Reply, Reply> {
-    let standing = services.ledger.state(id).await.map_err(ledger_error)?.ok_or_else(unknown)?;
-    Ok((StatusCode::OK, documents::execution(services, &standing)))
+    let state = services.ledger.state(id).await.map_err(ledger_error)?.ok_or_else(unknown)?;
+    Ok((StatusCode::OK, documents::execution(services, &state)))
 }
 
 async fn stop(services: &Services, id: &ExecutionId) -> Result<Reply, Reply> {

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use crate::ledger::LedgerError;
 
-/// How long a request body may take to arrive.
+/// Maximum time for a request body to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest request body, in bytes.
+/// Maximum size of a request body, in bytes.
 pub(super) const MAX_BODY: usize = 64 * 1024;
 
 /// A status and a JSON document.
@@ -34,15 +34,21 @@ pub(super) fn ledger_error(why: LedgerError) -> Reply {
 }
 
 /// Reads a request body of at most [`MAX_BODY`] bytes.
+///
+/// # Errors
+/// The reply if the body is too large, incomplete or late.
 pub(super) async fn read_body(body: Incoming) -> Result<Bytes, Reply> {
     match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(_)) => Err(error(StatusCode::PAYLOAD_TOO_LARGE, "the body must be complete, and 64 KiB at most")),
+        Ok(Err(_)) => Err(error(StatusCode::PAYLOAD_TOO_LARGE, "the body must be complete and at most 64 KiB")),
         Err(_) => Err(error(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
     }
 }
 
 /// Reads a request body as a JSON document.
+///
+/// # Errors
+/// The reply if the body cannot be read or parsed.
 pub(super) async fn read_json<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Reply> {
     let body = read_body(request.into_body()).await?;
     serde_json::from_slice(&body).map_err(|why| error(StatusCode::BAD_REQUEST, &why.to_string()))

@@ -17,33 +17,33 @@ use crate::model::secret::Secret;
 use crate::policy::compile::usable;
 use crate::vault::{Entry, VaultError};
 
-/// True for paths that are answered here.
+/// Returns true for paths of this module.
 pub(crate) fn owns(path: &str) -> bool {
     path == "/v1/secrets" || path.starts_with("/v1/secrets/")
 }
 
-/// Answers a request of the operator, who has shown the token.
+/// Answers an authorized request.
 pub(crate) async fn answer(services: &Arc<Services>, file: Option<&ConfigFile>, request: Request<Incoming>) -> Reply {
     let path = request.uri().path().to_owned();
-    let named: Vec<&str> = path.strip_prefix("/v1/secrets").unwrap_or_default().split('/').skip(1).collect();
-    match (request.method(), named.as_slice()) {
+    let segments: Vec<&str> = path.strip_prefix("/v1/secrets").unwrap_or_default().split('/').skip(1).collect();
+    match (request.method(), segments.as_slice()) {
         (&Method::GET, []) => list(services, None).await,
         (&Method::GET, [workspace]) => list(services, Some(workspace)).await,
         (_, [workspace, name]) if !is_plain(workspace) || !is_plain(name) => {
-            error(StatusCode::BAD_REQUEST, "letters, digits, - and _, 64 at most")
+            error(StatusCode::BAD_REQUEST, "a workspace or secret name has at most 64 letters, digits, - and _")
         }
         (&Method::GET, [workspace, name]) => show(services, workspace, name).await,
         (&Method::DELETE, [workspace, name]) => {
             let (workspace, name) = ((*workspace).to_owned(), (*name).to_owned());
-            changed(services, file, move |vault| vault.delete(&workspace, &name)).await
+            change_vault(services, file, move |vault| vault.delete(&workspace, &name)).await
         }
         (&Method::PUT, [workspace, name]) => {
             let (workspace, name) = ((*workspace).to_owned(), (*name).to_owned());
             match value(request).await {
                 Ok(value) => {
-                    changed(services, file, move |vault| vault.set(&workspace, &name, value).map(|_| true)).await
+                    change_vault(services, file, move |vault| vault.set(&workspace, &name, value).map(|_| true)).await
                 }
-                Err(why) => why,
+                Err(reply) => reply,
             }
         }
         _ => error(StatusCode::NOT_FOUND, "no such page"),
@@ -51,17 +51,18 @@ pub(crate) async fn answer(services: &Arc<Services>, file: Option<&ConfigFile>, 
 }
 
 async fn list(services: &Arc<Services>, workspace: Option<&str>) -> Reply {
-    let entries = in_vault(services, |vault| vault.list()).await;
-    let of = |entry: &&Entry| {
+    let entries = with_vault(services, |vault| vault.list()).await;
+    let is_listed = |entry: &&Entry| {
         vault::is_of_operators(&entry.workspace) && workspace.is_none_or(|wanted| entry.workspace == wanted)
     };
-    entries.map_or_else(|why| why, |all| (StatusCode::OK, all.iter().filter(of).map(vault::metadata).collect()))
+    entries
+        .map_or_else(|reply| reply, |all| (StatusCode::OK, all.iter().filter(is_listed).map(vault::metadata).collect()))
 }
 
 async fn show(services: &Arc<Services>, workspace: &str, name: &str) -> Reply {
-    let entries = match in_vault(services, |vault| vault.list()).await {
+    let entries = match with_vault(services, |vault| vault.list()).await {
         Ok(entries) => entries,
-        Err(why) => return why,
+        Err(reply) => return reply,
     };
     let found = entries.iter().find(|entry| entry.workspace == workspace && entry.name == name);
     found.map_or_else(
@@ -70,7 +71,7 @@ async fn show(services: &Arc<Services>, workspace: &str, name: &str) -> Reply {
     )
 }
 
-/// The body as it is: no newline is cut here.
+/// Reads a value from a request body. A trailing newline is part of the value.
 async fn value(request: Request<Incoming>) -> Result<Secret, Reply> {
     let body = Zeroizing::new(read_body(request.into_body()).await?.to_vec());
     if body.is_empty() {
@@ -79,8 +80,8 @@ async fn value(request: Request<Incoming>) -> Result<Secret, Reply> {
     usable(Secret::new(body.to_vec())).map_err(|why| error(StatusCode::UNPROCESSABLE_ENTITY, &why.to_string()))
 }
 
-/// Off the threads that serve: the disk may be slow, and a passphrase is stretched.
-async fn in_vault<T: Send + 'static>(
+/// Runs a vault operation on a blocking thread, because disk access and passphrase derivation may be slow.
+async fn with_vault<T: Send + 'static>(
     services: &Arc<Services>,
     act: impl FnOnce(&crate::vault::Vault) -> Result<T, VaultError> + Send + 'static,
 ) -> Result<T, Reply> {
@@ -90,32 +91,32 @@ async fn in_vault<T: Send + 'static>(
     done.map_err(|error| broken(error.to_string()))?.map_err(|error| broken(error.to_string()))
 }
 
-/// Changes the vault and takes the change up. Both are done also if the client has gone meanwhile: a key
-/// that was revoked must not stay in force.
-async fn changed(
+/// Changes the vault and applies the change. Both are completed even if the client disconnects, because a revoked key
+/// must not stay in use.
+async fn change_vault(
     services: &Arc<Services>,
     file: Option<&ConfigFile>,
     change: impl FnOnce(&crate::vault::Vault) -> Result<bool, VaultError> + Send + 'static,
 ) -> Reply {
     let (services, file) = (services.clone(), file.cloned());
-    let both = tokio::spawn(async move {
-        match in_vault(&services, change).await {
+    let task = tokio::spawn(async move {
+        match with_vault(&services, change).await {
             Ok(false) => error(StatusCode::NOT_FOUND, "the secret does not exist"),
-            Ok(true) => taken_up(services, file).await,
-            Err(why) => why,
+            Ok(true) => apply(services, file).await,
+            Err(reply) => reply,
         }
     });
-    both.await.unwrap_or_else(|_| error(StatusCode::INTERNAL_SERVER_ERROR, "the change broke off"))
+    task.await.unwrap_or_else(|_| error(StatusCode::INTERNAL_SERVER_ERROR, "the change was interrupted"))
 }
 
 /// Applies the change at once, if the configuration is valid.
-async fn taken_up(services: Arc<Services>, file: Option<ConfigFile>) -> Reply {
+async fn apply(services: Arc<Services>, file: Option<ConfigFile>) -> Reply {
     let Some(file) = file else { return (StatusCode::OK, json!({ "reloaded": false })) };
     match reload::once(services, file).await {
         Reloaded::New(generation, warnings) => {
             (StatusCode::OK, json!({ "reloaded": true, "generation": generation, "warnings": warnings }))
         }
-        // The vault has changed, and what is in force has not.
+        // The vault has changed, but the policy in force has not.
         Reloaded::Kept(problems) => (StatusCode::CONFLICT, json!({ "reloaded": false, "problems": problems })),
     }
 }

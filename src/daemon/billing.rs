@@ -1,5 +1,6 @@
-//! Billing and the record of tool calls: both are sums over the audit log, so that they agree with it after a crash.
-//! The ledger stores the position up to which the log has been summed; the rest is read at start.
+//! Billing and the record of tool calls, both derived from the audit log, so that they agree with it after a crash.
+//!
+//! The ledger stores the position up to which the log has been processed. The rest of the log is processed at start.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,14 +20,14 @@ use crate::ledger::{Cursor, LedgerError, Millis, ToolCall};
 use crate::model::name::ExecutionId;
 use crate::model::refusal::Refusal;
 
-/// Groups of lines that may wait.
-pub(crate) const MOST_WAITING: usize = 16_384;
-/// How long a ledger that takes nothing is left alone.
-const PAUSE: Duration = Duration::from_millis(250);
-/// Lines that are summed up at a time when the log is read again.
+/// Maximum number of groups of lines that wait to be processed.
+pub(crate) const MAX_WAITING: usize = 16_384;
+/// Time between retries while the ledger is unavailable.
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
+/// Lines per batch when the log is replayed.
 const BATCH: usize = 4096;
 
-/// A line that ended an exchange, as far as it matters here.
+/// The fields of an audit line that billing needs.
 #[derive(Deserialize)]
 struct Line {
     #[serde(default)]
@@ -49,8 +50,8 @@ struct Line {
     credits: Option<f64>,
 }
 
-/// Sums up what the log said when it was opened, and the ledger has not been told. `last` is the mac of its last line
-/// then. False if the ledger cannot be asked.
+/// Processes the lines between the ledger's position and `last`, the MAC of the last line when the log was opened.
+/// Returns false if the ledger is unavailable.
 ///
 /// # Errors
 /// If the log cannot be read.
@@ -58,7 +59,7 @@ pub(crate) async fn catch_up(services: &Services, last: &str) -> io::Result<bool
     let Ok(known) = services.ledger.cursor().await else { return Ok(false) };
     let Some(path) = services.settings.audit.path.clone() else { return Ok(true) };
     let Some(known) = known.filter(|known| known.as_str() != last) else {
-        begin(services, last).await;
+        skip_to_end(services, last).await;
         return Ok(true);
     };
     let to = last.to_owned();
@@ -70,7 +71,7 @@ pub(crate) async fn catch_up(services: &Services, last: &str) -> io::Result<bool
             mac.clone_into(&mut batch.mac);
             if batch.lines.len() >= BATCH {
                 let full = std::mem::replace(&mut batch, Written { lines: Vec::new(), mac: String::new() });
-                // Nobody reads any more if the daemon is told to stop.
+                // The receiver is dropped when the daemon stops.
                 let _ = batches.blocking_send(full);
             }
         });
@@ -80,55 +81,55 @@ pub(crate) async fn catch_up(services: &Services, last: &str) -> io::Result<bool
         found
     });
     while let Some(written) = read.recv().await {
-        sum_up(services, &written, Told::Again).await;
+        process(services, &written, LineSource::Replay).await;
     }
     if !reading.await.map_err(io::Error::other)?? {
-        tracing::warn!(
-            "the audit log does not continue at the ledger's position; the exchanges between are not billed"
-        );
-        begin(services, last).await;
+        tracing::warn!("the audit log does not contain the ledger's position; the exchanges after it are not billed");
+        skip_to_end(services, last).await;
     }
     Ok(true)
 }
 
-/// From the end of the log on.
-async fn begin(services: &Services, last: &str) {
-    sum_up(services, &Written { lines: Vec::new(), mac: last.to_owned() }, Told::Again).await;
+/// Sets the ledger's position to the end of the log.
+async fn skip_to_end(services: &Services, last: &str) {
+    process(services, &Written { lines: Vec::new(), mac: last.to_owned() }, LineSource::Replay).await;
 }
 
-/// Sums up what is written, until all exchanges have ended; first, if it is given the mac of the last line, what was
-/// written before.
-pub(crate) async fn run(services: Arc<Services>, mut told: mpsc::Receiver<Written>, last: Option<String>) {
+/// Processes lines as they are written, until all exchanges have ended. With `last`, first catches up on the lines
+/// before it.
+pub(crate) async fn run(services: Arc<Services>, mut written: mpsc::Receiver<Written>, last: Option<String>) {
     if let Some(last) = last {
-        // Until the ledger can be asked. Nothing passes before, so nothing that costs waits here.
+        // Retries until the ledger is available. Requests are refused until then, so no billable lines accumulate.
         while matches!(catch_up(&services, &last).await, Ok(false)) {
-            if services.abort.run_until_cancelled(sleep(PAUSE)).await.is_none() {
+            if services.abort.run_until_cancelled(sleep(RETRY_INTERVAL)).await.is_none() {
                 return;
             }
         }
     }
     loop {
-        let written = tokio::select! {
-            // Lines written before the end are summed first.
+        let group = tokio::select! {
+            // Lines written before the abort are processed first.
             biased;
-            written = told.recv() => written,
+            group = written.recv() => group,
             () = services.abort.cancelled() => return,
         };
-        match written {
-            Some(written) => sum_up(&services, &written, Told::First).await,
+        match group {
+            Some(group) => process(&services, &group, LineSource::Live).await,
             None => return,
         }
     }
 }
 
-/// Whether lines may have been summed up in part before the process that did so died.
+/// The source of lines to process.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Told {
-    Again,
-    First,
+enum LineSource {
+    /// Lines read from the log again. A part of them may have been processed before a crash.
+    Replay,
+    /// Lines of this process, which have not been processed before.
+    Live,
 }
 
-async fn sum_up(services: &Services, written: &Written, told: Told) {
+async fn process(services: &Services, written: &Written, source: LineSource) {
     let lines: Vec<Line> = written.lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let mut bills: HashMap<ExecutionId, u32> = HashMap::new();
     for line in &lines {
@@ -139,15 +140,15 @@ async fn sum_up(services: &Services, written: &Written, told: Told) {
     }
     let calls = lines.iter().filter_map(|line| Some((ExecutionId::new(line.execution.as_ref()?), line.call()?)));
     for (execution, call) in calls {
-        if told == Told::Again && is_recorded(services, &execution, &call).await {
+        if source == LineSource::Replay && is_recorded(services, &execution, &call).await {
             continue;
         }
-        until_taken(services, || services.ledger.record(&execution, call.clone())).await;
+        retry(services, || services.ledger.record(&execution, call.clone())).await;
     }
-    // Last: with it, all of this has been done.
+    // Billed last, because this also stores the position, which marks all the lines as processed.
     if let Some(cursor) = Cursor::new(&written.mac) {
         let bills: Vec<_> = bills.into_iter().collect();
-        until_taken(services, || services.ledger.bill(&bills, cursor.clone())).await;
+        retry(services, || services.ledger.bill(&bills, cursor.clone())).await;
     }
 }
 
@@ -156,15 +157,15 @@ async fn is_recorded(services: &Services, execution: &ExecutionId, call: &ToolCa
     known.iter().any(|known| known.id == call.id)
 }
 
-/// Tries again until the ledger takes it. Meanwhile nothing passes that would have to wait here.
-async fn until_taken<F: Future<Output = Result<(), LedgerError>>>(services: &Services, act: impl Fn() -> F) {
-    while let Err(error) = act().await {
+/// Retries a write until the ledger is available. Requests are refused meanwhile, so no billable lines accumulate.
+async fn retry<F: Future<Output = Result<(), LedgerError>>>(services: &Services, write: impl Fn() -> F) {
+    while let Err(error) = write().await {
         if error != LedgerError::Unavailable {
-            // Of an execution that is no longer known, nobody will ask.
+            // The execution no longer exists, so its costs and calls are not needed.
             return;
         }
-        tracing::error!(%error, "the cost of calls cannot be written; trying again");
-        if services.abort.run_until_cancelled(sleep(PAUSE)).await.is_none() {
+        tracing::error!(%error, "the cost of calls cannot be written to the ledger; retrying");
+        if services.abort.run_until_cancelled(sleep(RETRY_INTERVAL)).await.is_none() {
             return;
         }
     }
@@ -173,13 +174,13 @@ async fn until_taken<F: Future<Output = Result<(), LedgerError>>>(services: &Ser
 impl Line {
     /// Returns the cost of the exchange.
     fn half_credits(&self) -> Option<u32> {
-        // Written by us: a small multiple of a half.
+        // The proxy writes small multiples of a half.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
         let half_credits = (self.credits? * 2.0).round().clamp(0.0, 1_000.0) as u32;
         (half_credits > 0).then_some(half_credits)
     }
 
-    /// The tool call that it ended.
+    /// Returns the tool call that the line ends, or `None` if it ends none.
     fn call(&self) -> Option<ToolCall> {
         if !matches!(&*self.event, "closed" | "refused") {
             return None;
@@ -203,18 +204,18 @@ impl Line {
         })
     }
 
-    /// Without the query, which the log does not have.
+    /// Returns the URL without the query, which the log does not contain.
     fn url(&self) -> String {
         let Self { scheme: Some(scheme), host: Some(host), port, .. } = self else { return String::new() };
         let usual = if scheme == "https" { 443 } else { 80 };
         let port = port.filter(|port| *port != usual).map(|port| format!(":{port}")).unwrap_or_default();
         let path = self.path.as_deref().unwrap_or_default();
-        // Of a webhook it is a hash.
+        // The path of a webhook is a hash without a leading slash.
         let slash = if path.is_empty() || path.starts_with('/') { "" } else { "/" };
         format!("{scheme}://{host}{port}{slash}{path}")
     }
 
-    /// The line is written at the end.
+    /// Returns the start of the call: the time of the line, which is written at the end, minus the latency.
     fn called_at(&self, latency_ms: f64) -> Millis {
         let ended = OffsetDateTime::parse(&self.ts, &Rfc3339).unwrap_or(OffsetDateTime::UNIX_EPOCH);
         let took = Duration::try_from_secs_f64(latency_ms / 1000.0).unwrap_or_default();

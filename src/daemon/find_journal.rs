@@ -1,4 +1,4 @@
-//! The journal of finds, which must survive the process, in the order of their arrival.
+//! Writes finds to the ledger in the order of their arrival, so that they survive a restart.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,77 +11,78 @@ use crate::flow::Services;
 use crate::ledger::Millis;
 use crate::model::name::ExecutionId;
 
-/// How long a ledger that takes nothing is left alone.
-const PAUSE: Duration = Duration::from_millis(250);
-/// How often it is looked whether another proxy has stopped an execution that is connected here.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often executions are looked for that the ledger has forgotten.
-const TIDY_EVERY: Duration = Duration::from_secs(60);
+/// Time between retries while the ledger is unavailable.
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
+/// Interval at which the ledger is checked for executions that another proxy has stopped or restarted.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval at which executions that the ledger no longer has are forgotten.
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Takes up what the ledger knows from before. Where it cannot be asked, nothing passes anyway.
-pub(crate) async fn recall(services: &Services) {
+/// Restores the finds that the ledger has from earlier runs. While it is unavailable, requests are refused anyway.
+pub(crate) async fn restore(services: &Services) {
     match services.ledger.list().await {
         Ok(known) => {
-            for standing in known.into_iter().filter(|standing| standing.finds > 0) {
-                services.finds.restore(&standing.execution.id, standing.finds);
+            for state in known.into_iter().filter(|state| state.finds > 0) {
+                services.finds.restore(&state.execution.id, state.finds);
             }
         }
         Err(error) => tracing::error!(%error, "requests are refused until the ledger answers"),
     }
 }
 
-/// Writes finds into the ledger as they come, until all exchanges have ended.
-pub(crate) async fn run(services: Arc<Services>, mut notes: mpsc::Receiver<FindEvent>) {
-    let mut tidy = interval(TIDY_EVERY);
-    tidy.set_missed_tick_behavior(MissedTickBehavior::Delay);
+/// Writes finds to the ledger as they arrive, until all exchanges have ended.
+pub(crate) async fn run(services: Arc<Services>, mut events: mpsc::Receiver<FindEvent>) {
+    let mut cleanup = interval(CLEANUP_INTERVAL);
+    cleanup.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let note = tokio::select! {
-            // Those that came before the end are written down first.
+        let event = tokio::select! {
+            // Finds that arrived before the abort are written first.
             biased;
-            note = notes.recv() => note,
+            event = events.recv() => event,
             () = services.abort.cancelled() => return,
-            _ = tidy.tick() => {
-                forget(&services).await;
+            _ = cleanup.tick() => {
+                forget_removed(&services).await;
                 continue;
             }
         };
-        match note {
-            Some(FindEvent::Find(execution)) => find(&services, &execution).await,
-            // The caller may have been dropped.
-            Some(FindEvent::Settled(asked)) => drop(asked.send(())),
+        match event {
+            Some(FindEvent::Find(execution)) => write_find(&services, &execution).await,
+            // The receiver may have been dropped.
+            Some(FindEvent::Settled(sender)) => drop(sender.send(())),
             None => return,
         }
     }
 }
 
-/// Takes up what other proxies have done: what is under way of executions that they have stopped ends, though a call of
-/// theirs is refused at once; and one that they have begun anew is no longer stopped here.
+/// Applies changes of other proxies that share the ledger. Exchanges in progress of an execution that was stopped there
+/// end (new calls of it are refused by the ledger at once), and an execution that was restarted there is no longer
+/// stopped here.
 pub(crate) async fn watch(services: Arc<Services>) {
-    while services.abort.run_until_cancelled(sleep(LOOK_EVERY)).await.is_some() {
+    while services.abort.run_until_cancelled(sleep(POLL_INTERVAL)).await.is_some() {
         for execution in services.caller_connections.callers() {
-            let standing = services.ledger.state(&execution).await;
-            if standing.is_ok_and(|standing| standing.is_some_and(|standing| standing.stopped.is_some())) {
+            let state = services.ledger.state(&execution).await;
+            if state.is_ok_and(|state| state.is_some_and(|state| state.stopped.is_some())) {
                 services.finds.stop(&execution);
             }
         }
         for execution in services.finds.stopped() {
-            let standing = services.ledger.state(&execution).await;
-            if standing.is_ok_and(|standing| standing.is_some_and(|standing| standing.stopped.is_none())) {
+            let state = services.ledger.state(&execution).await;
+            if state.is_ok_and(|state| state.is_some_and(|state| state.stopped.is_none())) {
                 services.finds.forget(&execution);
             }
         }
     }
 }
 
-async fn find(services: &Services, execution: &ExecutionId) {
+async fn write_find(services: &Services, execution: &ExecutionId) {
     loop {
-        let most = services.policies.snapshot().leak().max_finds();
-        match services.ledger.find_noted(execution, most, Millis::now()).await {
+        let max_finds = services.policies.snapshot().leak().max_finds();
+        match services.ledger.find_noted(execution, max_finds, Millis::now()).await {
             Ok(true) => return services.finds.stop(execution),
             Ok(false) => return,
             Err(error) => {
-                tracing::error!(%error, %execution, "a find cannot be written down; it is tried again");
-                if services.abort.run_until_cancelled(sleep(PAUSE)).await.is_none() {
+                tracing::error!(%error, %execution, "a find cannot be written to the ledger; retrying");
+                if services.abort.run_until_cancelled(sleep(RETRY_INTERVAL)).await.is_none() {
                     return;
                 }
             }
@@ -89,7 +90,7 @@ async fn find(services: &Services, execution: &ExecutionId) {
     }
 }
 
-async fn forget(services: &Services) {
+async fn forget_removed(services: &Services) {
     for execution in services.finds.known() {
         if matches!(services.ledger.find(&execution).await, Ok(None)) {
             services.finds.forget(&execution);

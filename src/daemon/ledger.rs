@@ -1,4 +1,4 @@
-//! Opens the configured ledger. The address of a server comes from the proxy's own resolver.
+//! Opens the configured ledger. The address of a ledger server comes from the proxy's own resolver.
 
 use std::io;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::stages::pin::Resolver;
 use crate::tls::upstream::{self, UpstreamTls};
 use crate::vault::VaultError;
 
-/// Opens the ledger. A server need not be there yet: until it is, everything is refused.
+/// Opens the ledger. A server need not be reachable yet. Requests are refused until it is.
 ///
 /// # Errors
-/// If a file cannot be opened, or the server's name or password cannot be read.
+/// If a file cannot be opened, or the server's URL, password or key is invalid.
 pub(crate) fn open(
     settings: &Settings,
     policies: &Arc<PolicyStore>,
@@ -38,26 +38,27 @@ pub(crate) fn open(
         LedgerAt::Shared { url, user, password, key } => (url, user, password, key),
     };
     let env = |name: &str| std::env::var(name).ok();
-    let read = |source| compile::read_source(source, &env).map_err(|why| io::Error::other(format!("password: {why}")));
-    let password = password.as_ref().map(read).transpose()?;
+    let read_password =
+        |source| compile::read_source(source, &env).map_err(|why| io::Error::other(format!("password: {why}")));
+    let password = password.as_ref().map(read_password).transpose()?;
     let server = Server::parse(url).map_err(io::Error::other)?.with_password(user.clone(), password);
     let connect = connect(settings, &server, policies, resolver, tls);
     let unusable = |error| match error {
-        VaultError::Key(why) => io::Error::other(format!("its key: {why}")),
-        other => io::Error::other(format!("its key, of the vault: {other}")),
+        VaultError::Key(why) => io::Error::other(format!("signing key: {why}")),
+        other => io::Error::other(format!("signing key from the vault: {other}")),
     };
     let key = vault::ledger_key(settings, key.as_ref()).map_err(unusable)?;
     Ok(Ledger::shared(server, Seal::new(key, alarm(audit.clone())), &name(settings)?, connect))
 }
 
-/// A line in the audit log for what does not verify.
+/// Returns a callback that writes an audit line for each ledger entry that does not verify.
 fn alarm(audit: Arc<Sink>) -> Alarm {
     Arc::new(move |altered| {
         record::Alarm { kind: altered.kind, key: &altered.key, more: altered.more }.write(&audit);
     })
 }
 
-/// Returns the name of this proxy among those that share the server. It is made at the first start.
+/// Returns the name of this proxy among those that share the ledger. It is created at the first start.
 fn name(settings: &Settings) -> io::Result<String> {
     let make = || Ok(Zeroizing::new(Uuid::now_v7().to_string().into_bytes()));
     let name = files::read_or_create(&settings.state_dir.join("proxy.id"), make)?;
@@ -84,12 +85,16 @@ fn connect(
             let addresses = resolver.ledger(&policies.snapshot(), &host, port).await;
             let addresses = addresses.map_err(|refusal| io::Error::other(refusal.code()))?;
             let stream = connect_own_server(&addresses, within).await?;
-            over(stream, &host, tls).await
+            wrap_tls(stream, &host, tls).await
         }) as Connecting
     })
 }
 
-async fn over(stream: tokio::net::TcpStream, host: &Host, tls: Option<TlsConnector>) -> io::Result<Box<dyn Stream>> {
+async fn wrap_tls(
+    stream: tokio::net::TcpStream,
+    host: &Host,
+    tls: Option<TlsConnector>,
+) -> io::Result<Box<dyn Stream>> {
     let Some(tls) = tls else { return Ok(Box::new(stream)) };
     let name = upstream::server_name(host).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(Box::new(tls.connect(name, stream).await?))

@@ -1,4 +1,4 @@
-//! Starts the daemon's parts, and stops them without losing a request in flight.
+//! Starts the parts of the daemon, and stops them without losing requests in flight.
 
 mod billing;
 mod find_journal;
@@ -47,11 +47,11 @@ pub struct Daemon {
     file: Option<ConfigFile>,
 }
 
-/// Why a daemon did not start.
+/// The reason why the daemon did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The admin token cannot be read or made.
-    #[error("the admin token: {0}")]
+    /// The admin token cannot be read or created.
+    #[error("the admin token cannot be used: {0}")]
     AdminToken(String),
     /// The audit log cannot be opened.
     #[error("the audit log cannot be opened: {0}")]
@@ -62,12 +62,12 @@ pub enum StartError {
     /// The ledger cannot be opened.
     #[error("the ledger cannot be opened: {0}")]
     Ledger(#[source] io::Error),
-    /// An address is taken or not ours.
+    /// An address is in use, or cannot be bound.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// Which one.
+        /// The address.
         address: ListenAt,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// TLS of the proxy's own listeners cannot be set up.
@@ -79,21 +79,21 @@ pub enum StartError {
     /// The resolver cannot be set up.
     #[error("the resolver cannot be set up: {0}")]
     Resolver(#[source] io::Error),
-    /// No root certificates.
+    /// The root certificates cannot be loaded.
     #[error(transparent)]
     Roots(#[from] crate::tls::upstream::RootsError),
 }
 
 impl Daemon {
-    /// Binds, loads and starts. With a file, the policy follows its changes.
+    /// Binds the listeners and starts serving. With a file, the policy is reloaded when the file changes.
     ///
     /// # Errors
-    /// [`StartError`]: then nothing listens.
+    /// [`StartError`]. No listener stays open then.
     pub async fn start(settings: Settings, policy: Policy, file: Option<ConfigFile>) -> Result<Self, StartError> {
         Self::start_on(Inherited::default(), settings, policy, file).await
     }
 
-    /// As [`Self::start`], with sockets that the service manager opened.
+    /// Like [`Self::start`], with sockets passed by the service manager.
     ///
     /// # Errors
     /// [`StartError`].
@@ -121,13 +121,13 @@ impl Daemon {
             Some(_) => Some(admin_token(&settings)?),
             None => None,
         };
-        let (written, told) = mpsc::channel(billing::MOST_WAITING);
+        let (written, written_lines) = mpsc::channel(billing::MAX_WAITING);
         let descriptors = descriptors(&settings);
         let (services, last) = services((settings, descriptors), policy, proxy.clone(), own, written)?;
         let services = Arc::new(services);
-        let is_up = billing::catch_up(&services, &last).await.map_err(StartError::Audit)?;
-        tokio::spawn(billing::run(services.clone(), told, (!is_up).then_some(last)));
-        find_journal::recall(&services).await;
+        let caught_up = billing::catch_up(&services, &last).await.map_err(StartError::Audit)?;
+        tokio::spawn(billing::run(services.clone(), written_lines, (!caught_up).then_some(last)));
+        find_journal::restore(&services).await;
         if let Some(notes) = services.finds.notes() {
             tokio::spawn(find_journal::run(services.clone(), notes));
         }
@@ -136,9 +136,9 @@ impl Daemon {
         }
         let lifetime = services.settings.proxy.header_timeout;
         let connections = Arc::new(Admission::new(descriptors.connections, lifetime));
-        let lobby = Arc::new(AcceptQueue::new(connections));
+        let queue = Arc::new(AcceptQueue::new(connections));
         for listener in listeners {
-            tokio::spawn(accept::run(listener, services.clone(), lobby.clone()));
+            tokio::spawn(accept::run(listener, services.clone(), queue.clone()));
         }
         if let (Some(listener), Some(token)) = (admin_listener, admin_token) {
             let admin = Admin { services: services.clone(), token, file: file.clone() };
@@ -151,48 +151,48 @@ impl Daemon {
         Ok(Self { services, proxy, admin, file })
     }
 
-    /// Where it listens for sandboxes.
+    /// Returns the addresses of the listeners for sandboxes.
     #[must_use]
     pub fn proxy(&self) -> &[ListenAt] {
         &self.proxy
     }
 
-    /// Where it listens for sandboxes over TCP.
+    /// Returns the addresses of the TCP listeners for sandboxes.
     #[must_use]
     pub fn proxy_addresses(&self) -> Vec<SocketAddr> {
         self.proxy.iter().filter_map(ListenAt::tcp).collect()
     }
 
-    /// Where it listens for the operator.
+    /// Returns the address of the admin listener.
     #[must_use]
     pub fn admin(&self) -> Option<&ListenAt> {
         self.admin.as_ref()
     }
 
-    /// Where it listens for the operator, over TCP.
+    /// Returns the address of the admin listener, if it is a TCP address.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin.as_ref().and_then(ListenAt::tcp)
     }
 
-    /// The interception CA's certificate.
+    /// Returns the interception CA's certificate in PEM.
     #[must_use]
     pub fn ca_pem(&self) -> &str {
         self.services.authority.ca_pem()
     }
 
-    /// Returns once every audit line handed over so far has been written; false if that failed.
+    /// Returns after all audit lines so far have been written. False if a write failed.
     pub async fn flush_audit(&self) -> bool {
         self.services.audit.flush().await.is_ok()
     }
 
-    /// Puts another policy in force and returns its generation.
+    /// Puts a new policy in force and returns its generation.
     #[must_use]
     pub fn replace_policy(&self, policy: Policy) -> u64 {
         self.services.policies.replace(policy)
     }
 
-    /// Reads the configuration file again; nothing happens without one.
+    /// Reloads the configuration file. Returns `None` if the daemon runs without one.
     pub async fn reload(&self) -> Option<Reloaded> {
         match &self.file {
             Some(file) => Some(reload::once(self.services.clone(), file.clone()).await),
@@ -200,41 +200,41 @@ impl Daemon {
         }
     }
 
-    /// Stops accepting, lets requests in flight finish within `drain_timeout`, breaks the others off, and
-    /// writes the log out. True if nothing had to be broken off.
+    /// Stops accepting, lets requests in flight finish within `drain_timeout`, aborts the others, and flushes the audit
+    /// log. Returns true if nothing was aborted and the log was flushed.
     pub async fn shutdown(self) -> bool {
         self.services.drain.cancel();
         self.services.tracker.close();
-        let patience = self.services.settings.proxy.drain_timeout;
-        let waiting = tokio::time::timeout(patience, self.services.tracker.wait());
+        let drain_timeout = self.services.settings.proxy.drain_timeout;
+        let waiting = tokio::time::timeout(drain_timeout, self.services.tracker.wait());
         let waited = self.services.abort.run_until_cancelled(waiting).await;
-        // The breaker ended the tasks that were being waited for.
+        // If the abort token was cancelled, tasks were aborted while this waited for them.
         let drained = matches!(waited, Some(Ok(()))) && !self.services.abort.is_cancelled();
         self.services.abort.cancel();
-        let farewell = tokio::time::timeout(FAREWELL, async {
+        let closing = tokio::time::timeout(ABORT_TIMEOUT, async {
             self.services.tracker.wait().await;
-            // Tasks of single h2 streams end a moment after their connection.
+            // Tasks of h2 streams may end shortly after their connection.
             while self.services.audit.open_exchanges() > 0 {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         });
-        let closed = farewell.await.is_ok();
+        let closed = closing.await.is_ok();
         let flushed = self.services.audit.flush().await.is_ok();
         drained && closed && flushed
     }
 
-    /// Makes a [`Self::shutdown`] under way break off what is still in flight.
+    /// Returns a token that makes [`Self::shutdown`] abort the requests in flight when it is cancelled.
     #[must_use]
     pub fn breaker(&self) -> CancellationToken {
         self.services.abort.clone()
     }
 }
 
-/// How long broken-off exchanges may take to write their last line.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Maximum time for aborted exchanges to write their audit lines.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Others than the daemon's own user may connect only where some are listed; then the kernel says who it is,
-/// and whoever is not listed needs the token.
+/// Returns the mode of the admin socket. Other users than the daemon's own can connect only if `admin.uids` is set. The
+/// kernel reports the user id of a client, and users that are not listed need the token.
 fn admin_mode(settings: &Settings) -> u32 {
     if settings.admin.uids.is_empty() { 0o600 } else { 0o666 }
 }
@@ -243,7 +243,7 @@ async fn bind(at: &ListenAt, mode: u32) -> Result<Listener, StartError> {
     Listener::bind(at, mode).await.map_err(|source| StartError::Listen { address: at.clone(), source })
 }
 
-/// Divides the descriptors that the process may open, and says so if there are too few for what is configured.
+/// Divides the file descriptors that the process may open. Logs a warning if `proxy.max_connections` exceeds the limit.
 fn descriptors(settings: &Settings) -> Descriptors {
     let (limit, wanted) = (getrlimit(Resource::Nofile).current, settings.proxy.max_connections);
     let divided = Descriptors::divided(limit, wanted);
@@ -259,29 +259,31 @@ fn services(
     policy: Policy,
     listeners: Vec<ListenAt>,
     own: OwnEndpoints,
-    told: mpsc::Sender<Written>,
+    written: mpsc::Sender<Written>,
 ) -> Result<(Services, String), StartError> {
     let authority = Authority::of(&settings.interception.ca_cert, settings.interception.ca_key.as_deref())?;
     let system = settings.upstream.roots == Roots::System;
     let tls = UpstreamTls::new(system, &settings.upstream.extra_roots, &settings.upstream.crls)?;
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);
-    let (audit_key, begun) = vault::audit_key(&settings).map_err(unusable)?;
-    let (audit, last) = Sink::open(audit_place(&settings), audit_key, !begun, told).map_err(StartError::Audit)?;
+    let (audit_key, has_chain) = vault::audit_key(&settings).map_err(unusable)?;
+    let (audit, last) =
+        Sink::open(audit_place(&settings), audit_key, !has_chain, written).map_err(StartError::Audit)?;
     let audit = Arc::new(audit);
-    if !begun {
+    if !has_chain {
         vault::note_chain(&settings).map_err(unusable)?;
     }
     let resolver = Arc::new(Resolver::new(&settings.dns, &tls, own, &descriptors).map_err(StartError::Resolver)?);
     let policies = Arc::new(PolicyStore::new(policy));
     let ledger = Arc::new(ledger::open(&settings, &policies, &resolver, &tls, &audit).map_err(StartError::Ledger)?);
     let finds = Arc::new(Finds::default());
-    let door = ConnectionSetup::new(&settings.proxy)?;
-    let seats = Arc::new(CallerConnections::new(settings.proxy.max_connections_per_caller, descriptors.connections));
+    let connection_setup = ConnectionSetup::new(&settings.proxy)?;
+    let caller_connections =
+        Arc::new(CallerConnections::new(settings.proxy.max_connections_per_caller, descriptors.connections));
     let services = Services {
         listeners,
-        connection_setup: door,
+        connection_setup,
         webhook_prechecks: webhooks::WebhookPrechecks::default(),
-        caller_connections: seats,
+        caller_connections,
         resolver,
         forwarder: Forwarder::new(
             tls,
@@ -305,7 +307,7 @@ fn services(
     Ok((services, last))
 }
 
-/// Where these settings keep the audit log.
+/// Returns the location of the audit log.
 #[must_use]
 pub fn audit_place(settings: &Settings) -> LogLocation {
     LogLocation {
@@ -317,8 +319,8 @@ pub fn audit_place(settings: &Settings) -> LogLocation {
     }
 }
 
-/// The configured token, else `EXEAT_ADMIN_TOKEN`, else the one in the state directory, which is made
-/// at the first start.
+/// Returns the hash of the configured token, else of `EXEAT_ADMIN_TOKEN`, else of the token in the state directory,
+/// which is created at the first start.
 fn admin_token(settings: &Settings) -> Result<TokenHash, StartError> {
     let env = |name: &str| std::env::var(name).ok();
     let token = match &settings.admin.token {

@@ -12,31 +12,32 @@ use crate::flow::Services;
 use crate::policy::compile::{self, CompileContext, Config, Problem};
 use crate::tls::crl;
 
-/// A file is taken once it has not changed for this long: editors and mounts write in steps.
+/// A changed file is loaded after it has not changed for this long, because editors and mounts write in several steps.
 const SETTLED: Duration = Duration::from_secs(1);
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Interval at which the file is checked for changes.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Where a configuration comes from, to read it again.
+/// The configuration file, which can be read again.
 #[derive(Clone)]
 pub struct ConfigFile {
     path: PathBuf,
     state_dir: PathBuf,
     /// The file as last read, valid or not, to detect a change.
     read: Arc<Mutex<Option<Vec<u8>>>>,
-    /// Held from reading to swapping: of two reloads at once, the later reader wins.
+    /// Held from reading the file to replacing the policy, so that of two concurrent reloads the later read wins.
     swap: Arc<Mutex<()>>,
 }
 
-/// How a reload went.
+/// The result of a reload.
 pub enum Reloaded {
-    /// In force, with its generation, and what may not be meant.
+    /// The new policy is in force, with this generation and these warnings.
     New(u64, Vec<Problem>),
-    /// Not in force: these problems.
+    /// The old policy stays in force because of these problems.
     Kept(Vec<Problem>),
 }
 
 impl ConfigFile {
-    /// A file, and where state lives if it does not say so.
+    /// Creates a configuration file at `path`. `state_dir` is the state directory if the file does not set one.
     #[must_use]
     pub fn new(path: &Path, state_dir: &Path) -> Self {
         Self { path: path.to_owned(), state_dir: state_dir.to_owned(), read: Arc::default(), swap: Arc::default() }
@@ -45,7 +46,7 @@ impl ConfigFile {
     /// Reads and compiles the file.
     ///
     /// # Errors
-    /// Every problem found, at least one.
+    /// All problems, at least one.
     pub fn load(&self) -> Result<Config, Vec<Problem>> {
         self.load_with(&vault::Reader::default())
     }
@@ -75,18 +76,18 @@ impl ConfigFile {
     }
 }
 
-/// Reloads once, off the threads that serve: files may be slow, and a passphrase is stretched. It goes on if
-/// nobody waits any more.
+/// Reloads once on a blocking thread, because file access and passphrase derivation may be slow. The reload is
+/// completed even if the future is dropped.
 pub async fn once(services: Arc<Services>, file: ConfigFile) -> Reloaded {
-    let done = tokio::task::spawn_blocking(move || now(&services, &file)).await;
-    done.unwrap_or_else(|error| {
-        let problem = format!("the reload broke off: {error}");
+    let result = tokio::task::spawn_blocking(move || reload(&services, &file)).await;
+    result.unwrap_or_else(|error| {
+        let problem = format!("the reload was interrupted: {error}");
         Reloaded::Kept(vec![Problem { path: String::new(), problem, suggestion: String::new() }])
     })
 }
 
-fn now(services: &Services, file: &ConfigFile) -> Reloaded {
-    // Also where the policy is not: a certificate that was revoked must not wait for that.
+fn reload(services: &Services, file: &ConfigFile) -> Reloaded {
+    // Done even if the policy is invalid, because a revocation must take effect at once.
     if let Err(error) = services.connection_setup.renew() {
         tracing::error!(%error, "the listener's old certificates stay in use");
     }
@@ -94,14 +95,14 @@ fn now(services: &Services, file: &ConfigFile) -> Reloaded {
         tracing::error!(%error, "the old lists of revoked certificates stay in use");
     }
     let _swap = file.swap.lock();
-    // The vault is a setting: secrets are set in the one that the daemon was started with.
+    // The vault is a setting, and settings do not change at a reload: secrets are read from the vault in use.
     match file.load_with(&vault::Reader::of(&services.settings.vault)) {
         Ok(config) => {
             for warning in &config.warnings {
                 tracing::warn!("{warning}");
             }
             if config.settings != services.settings {
-                tracing::warn!("settings outside of the policy have changed; they take effect at the next start");
+                tracing::warn!("settings outside the policy have changed; they take effect at the next start");
             }
             let generation = services.policies.replace(config.policy);
             let running = tokio::runtime::Handle::try_current().map_or(0, |it| it.metrics().num_alive_tasks());
@@ -117,31 +118,34 @@ fn now(services: &Services, file: &ConfigFile) -> Reloaded {
     }
 }
 
-/// Reads the lists of revoked certificates, and warns of those that are out of date: what their issuers have signed is
-/// refused until there are newer ones.
+/// Reads the certificate revocation lists, and warns about expired ones. Certificates of their issuers are refused
+/// until there are newer lists.
+///
+/// # Errors
+/// A problem for each list that cannot be read.
 fn crls(files: &[PathBuf]) -> Result<Vec<Problem>, Vec<Problem>> {
     let (mut problems, mut warnings) = (Vec::new(), Vec::new());
     for (i, file) in files.iter().enumerate() {
         let suggestion = "a current CRL, in PEM or DER".to_owned();
-        let of = |problem| Problem { path: format!("upstream.crls[{i}]"), problem, suggestion };
+        let problem_at = |problem| Problem { path: format!("upstream.crls[{i}]"), problem, suggestion };
         match crl::read(file).map(|lists| lists.expired) {
             Ok(None) => {}
             Ok(Some(end)) => {
                 let file = file.display();
-                warnings.push(of(format!("{file} is out of date since {end}: its issuer's certificates are refused")));
+                warnings.push(problem_at(format!("{file} expired at {end}: its issuer's certificates are refused")));
             }
-            Err(error) => problems.push(of(error.to_string())),
+            Err(error) => problems.push(problem_at(error.to_string())),
         }
     }
     if problems.is_empty() { Ok(warnings) } else { Err(problems) }
 }
 
-/// Looks at the file until the daemon drains, and reloads once a change has settled.
+/// Checks the file for changes until the daemon drains, and reloads it after each change.
 pub(crate) async fn watch(services: Arc<Services>, file: ConfigFile) {
     let mut seen = file.last_read();
     let mut since = Instant::now();
     while !services.drain.is_cancelled() {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let content = file.content();
         if content != seen {
             seen = content;

@@ -13,19 +13,19 @@ use crate::policy::compile::{SecretSource, SourceError, read_source, usable};
 use crate::policy::settings::{self, Settings, Source};
 use crate::vault::{Entry, MasterKey, Opened, Vault, VaultError};
 
-/// The workspace of the daemon's own secrets. No operator can name it: it is no plain name.
+/// The workspace of the daemon's own secrets. Operators cannot access it, because it is not a valid workspace name.
 const OWN: &str = ".exeat";
 const AUDIT_KEY: &str = "audit.key";
 /// The label for deriving the ledger's key.
 const LEDGER_KEY: &str = "exeat ledger 1";
 
-/// The vault that the settings name.
+/// Returns the configured vault, with the key from this process's environment if the settings say so.
 #[must_use]
 pub fn vault(place: &settings::Vault) -> Vault {
     vault_with(place, &|name| std::env::var(name).ok())
 }
 
-/// As [`vault`], with other variables than those of this process.
+/// Like [`vault`], with environment variables from `env`.
 #[must_use]
 pub fn vault_with(place: &settings::Vault, env: &dyn Fn(&str) -> Option<String>) -> Vault {
     Vault::new(place.path.clone(), master_key(&place.key, env))
@@ -41,23 +41,23 @@ fn master_key(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> MasterKe
     }
 }
 
-/// Reads secrets out of a vault while a configuration is compiled. The file is opened once, and only if a
-/// credential wants something of it.
+/// Reads secrets from a vault while a configuration is compiled. The vault is opened once, and only if a credential
+/// refers to it.
 #[derive(Default)]
 pub struct Reader {
     opened: OnceCell<Result<Option<Opened>, String>>,
-    /// In place of the one that the configuration names.
+    /// Used instead of the vault that the configuration names.
     vault: Option<Vault>,
 }
 
 impl Reader {
-    /// Reads this vault, whatever the configuration names.
+    /// Creates a reader of the vault at `place`, which takes precedence over the configuration.
     #[must_use]
     pub fn of(place: &settings::Vault) -> Self {
         Self::of_vault(vault(place))
     }
 
-    /// Reads this vault.
+    /// Creates a reader of `vault`, which takes precedence over the configuration.
     #[must_use]
     pub fn of_vault(vault: Vault) -> Self {
         Self { opened: OnceCell::new(), vault: Some(vault) }
@@ -77,40 +77,40 @@ impl SecretSource for Reader {
     }
 }
 
-/// The key of the audit chain, and whether a chain has been begun with it in this state directory. A key that
-/// lies in a file of its own, as earlier versions kept it, is taken into the vault.
+/// Returns the key of the audit chain, and whether this state directory has a chain. A key file of an earlier version
+/// is moved into the vault.
 ///
 /// # Errors
-/// The vault's errors; also if there are two keys that differ.
+/// The vault's errors. Also if the key file and the vault hold different keys.
 pub(crate) fn audit_key(settings: &Settings) -> Result<(ChainKey, bool), VaultError> {
     let vault = vault(&settings.vault);
     let file = settings.state_dir.join(AUDIT_KEY);
-    let old = match files::read_private(&file) {
-        Ok(old) => Some(old),
+    let old_key = match files::read_private(&file) {
+        Ok(key) => Some(key),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error.into()),
     };
-    let key = vault.get_or_create(OWN, AUDIT_KEY, || match &old {
-        Some(old) => Ok(Secret::new(old.to_vec())),
+    let key = vault.get_or_create(OWN, AUDIT_KEY, || match &old_key {
+        Some(old_key) => Ok(Secret::new(old_key.to_vec())),
         None => Ok(Secret::new(files::hex(files::random::<32>()?.as_slice()).into_bytes())),
     })?;
-    let begun = old.is_some() || vault.get(OWN, &chain(settings))?.is_some();
-    if let Some(old) = old {
-        if old.as_slice() != key.expose() {
-            let why = format!("{} is not the key that the vault holds; put one of them away", file.display());
+    let has_chain = old_key.is_some() || vault.get(OWN, &chain_note(settings))?.is_some();
+    if let Some(old_key) = old_key {
+        if old_key.as_slice() != key.expose() {
+            let why = format!("{} differs from the key in the vault; remove one of them", file.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why).into());
         }
-        // Else the next start would take the chain for one that was never begun.
+        // Without this, the next start would assume that there is no chain yet.
         note_chain(settings)?;
         fs::remove_file(&file)?;
     }
-    Ok((ChainKey::new(key), begun))
+    Ok((ChainKey::new(key), has_chain))
 }
 
-/// The key that proxies with a common ledger sign with: the one that the settings name, else one of the vault's.
+/// Returns the key that proxies with a shared ledger sign with, derived from the configured key, else from the vault's.
 ///
 /// # Errors
-/// The vault's errors, or that there is no such key.
+/// The vault's errors. Also if the configured key does not exist.
 pub(crate) fn ledger_key(settings: &Settings, named: Option<&Source>) -> Result<Secret, VaultError> {
     match named {
         Some(source) => master_key(source, &|name| std::env::var(name).ok()).subkey(LEDGER_KEY),
@@ -118,31 +118,32 @@ pub(crate) fn ledger_key(settings: &Settings, named: Option<&Source>) -> Result<
     }
 }
 
-/// Notes that this state directory has a chain from now on: if it has none later, it was taken away.
+/// Notes in the vault that this state directory has a chain, so that a later start detects its removal.
 ///
 /// # Errors
 /// The vault's errors.
 pub(crate) fn note_chain(settings: &Settings) -> Result<(), VaultError> {
-    vault(&settings.vault).set(OWN, &chain(settings), Secret::new(b"begun".to_vec())).map(drop)
+    vault(&settings.vault).set(OWN, &chain_note(settings), Secret::new(b"begun".to_vec())).map(drop)
 }
 
-/// One vault may serve several daemons, each with a chain of its own.
-fn chain(settings: &Settings) -> String {
+/// Returns the name of the note about this state directory's chain. Several daemons, each with its own chain, may share
+/// a vault.
+fn chain_note(settings: &Settings) -> String {
     let dir = settings.state_dir.canonicalize().unwrap_or_else(|_| settings.state_dir.clone());
     let hash = Sha256::digest(dir.as_os_str().as_encoded_bytes());
     format!("chain.{}", files::hex(hash.get(..16).unwrap_or_default()))
 }
 
-/// The key of a chain that exists, for reading it back. Nothing is made or moved.
+/// Returns the key of an existing chain, to verify it. Does not create or move a key.
 ///
 /// # Errors
-/// The vault's errors; also if there is no key.
+/// The vault's errors. Also if there is no key.
 pub fn known_audit_key(settings: &Settings) -> Result<ChainKey, VaultError> {
     if let Some(key) = vault(&settings.vault).get(OWN, AUDIT_KEY)? {
         return Ok(ChainKey::new(key));
     }
     match files::read_private(&settings.state_dir.join(AUDIT_KEY)) {
-        Ok(old) => Ok(ChainKey::new(Secret::new(old.to_vec()))),
+        Ok(key) => Ok(ChainKey::new(Secret::new(key.to_vec()))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let why = "no daemon has run with this state directory, so there is no log and no key";
             Err(io::Error::new(io::ErrorKind::NotFound, why).into())
@@ -159,7 +160,7 @@ pub fn metadata(entry: &Entry) -> serde_json::Value {
     })
 }
 
-/// True for what an operator may see and set.
+/// Returns true if operators may list and set the secrets of a workspace.
 #[must_use]
 pub fn is_of_operators(workspace: &str) -> bool {
     workspace != OWN

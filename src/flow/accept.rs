@@ -1,4 +1,4 @@
-//! Accepts connections up to the limit, and serves each on a task of its own.
+//! Accepts connections up to the limit, and serves each on its own task.
 
 use std::future::poll_fn;
 use std::io;
@@ -23,28 +23,28 @@ use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Fail};
 use crate::policy::plan::Timeouts;
 
-/// Connections over the limit that are told so at a time; the others are just closed.
-const TOLD_AT_ONCE: usize = 64;
-/// After an error such as EMFILE, which passes only when others close something.
+/// Maximum number of concurrent overload responses. Further connections over the limit are closed without one.
+const MAX_OVERLOAD_RESPONSES: usize = 64;
+/// Pause after an error such as EMFILE, which ends only when other connections close.
 const BACK_OFF: Duration = Duration::from_millis(50);
 
-/// Accepts until the daemon drains. It waits for no single connection.
-pub(crate) async fn run(listener: Listener, services: Arc<Services>, lobby: Arc<AcceptQueue<Accepted>>) {
-    let telling = Arc::new(Semaphore::new(TOLD_AT_ONCE));
+/// Accepts connections until the daemon drains. No single connection can block it.
+pub(crate) async fn run(listener: Listener, services: Arc<Services>, queue: Arc<AcceptQueue<Accepted>>) {
+    let response_permits = Arc::new(Semaphore::new(MAX_OVERLOAD_RESPONSES));
     loop {
         let accepted = tokio::select! {
             biased;
             () = services.drain.cancelled() => return,
-            step = lobby.next() => {
-                take(&services, step, &telling);
+            step = queue.next() => {
+                handle_step(&services, step, &response_permits);
                 continue;
             }
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok(accepted) => lobby.enqueue(accepted.source(), accepted),
+            Ok(accepted) => queue.enqueue(accepted.source(), accepted),
             Err(error) => {
-                if is_about_the_listener(&error) {
+                if is_listener_error(&error) {
                     tracing::warn!(%error, "cannot accept connections for now");
                     tokio::time::sleep(BACK_OFF).await;
                 }
@@ -53,17 +53,17 @@ pub(crate) async fn run(listener: Listener, services: Arc<Services>, lobby: Arc<
     }
 }
 
-fn take(services: &Arc<Services>, step: QueueStep<Accepted>, telling: &Arc<Semaphore>) {
+fn handle_step(services: &Arc<Services>, step: QueueStep<Accepted>, response_permits: &Arc<Semaphore>) {
     match step {
         QueueStep::Serve(accepted, slot) => {
             services.tracker.spawn(serve(services.clone(), accepted, slot.into()));
         }
-        QueueStep::Close(accepted) => closed_for_another(services, &services.connection_setup.peer(&accepted)),
+        QueueStep::Close(accepted) => record_eviction(services, &services.connection_setup.peer(&accepted)),
         QueueStep::Refuse(accepted) => {
-            if let Ok(permit) = telling.clone().try_acquire_owned() {
+            if let Ok(permit) = response_permits.clone().try_acquire_owned() {
                 let services = services.clone();
                 tokio::spawn(async move {
-                    overloaded(&services, accepted).await;
+                    refuse_overloaded(&services, accepted).await;
                     drop(permit);
                 });
             }
@@ -71,28 +71,28 @@ fn take(services: &Arc<Services>, step: QueueStep<Accepted>, telling: &Arc<Semap
     }
 }
 
-fn closed_for_another(services: &Services, peer: &Peer) {
+fn record_eviction(services: &Services, peer: &Peer) {
     let mut record = services.record(peer);
     record.rule("connection: unidentified, closed for a newer one");
     record.failed(Fail::Overloaded.into());
 }
 
-/// Serves a connection for as long as it may have its slot.
+/// Serves a connection until it ends, loses its slot, or the daemon aborts.
 async fn serve(services: Arc<Services>, accepted: Accepted, slot: Arc<Slot>) {
     let peer = services.connection_setup.peer(&accepted);
     tokio::select! {
         () = services.abort.cancelled() => {}
-        () = slot.evicted() => closed_for_another(&services, &peer),
+        () = slot.evicted() => record_eviction(&services, &peer),
         () = slot.overdue() => {}
-        () = served(&services, accepted, &slot) => {}
+        () = serve_connection(&services, accepted, &slot) => {}
     }
 }
 
-async fn served(services: &Arc<Services>, accepted: Accepted, slot: &Arc<Slot>) {
+async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &Arc<Slot>) {
     let peer = services.connection_setup.peer(&accepted);
-    let handshake = Instant::now() + services.settings.proxy.handshake_timeout;
-    let handshake = slot.deadline().map_or(handshake, |deadline| deadline.min(handshake));
-    let Opened { stream, peer, watch } = match timeout_at(handshake, services.connection_setup.open(accepted)).await {
+    let deadline = Instant::now() + services.settings.proxy.handshake_timeout;
+    let deadline = slot.deadline().map_or(deadline, |slot_deadline| slot_deadline.min(deadline));
+    let Opened { stream, peer, watch } = match timeout_at(deadline, services.connection_setup.open(accepted)).await {
         Ok(Ok(opened)) => opened,
         Ok(Err(error)) => {
             let mut record = services.record(&peer);
@@ -113,26 +113,26 @@ async fn served(services: &Arc<Services>, accepted: Accepted, slot: &Arc<Slot>) 
     connection::serve(Arc::new(client), stream).await;
 }
 
-/// Says why in HTTP, if it can be said without a handshake.
-async fn overloaded(services: &Services, accepted: Accepted) {
-    let words = respond::raw(Fail::Overloaded.into(), services.record(&services.connection_setup.peer(&accepted)));
+/// Refuses a connection with an HTTP response, if the listener does not use TLS.
+async fn refuse_overloaded(services: &Services, accepted: Accepted) {
+    let response = respond::raw(Fail::Overloaded.into(), services.record(&services.connection_setup.peer(&accepted)));
     let _ = match accepted {
         Accepted::Tcp(_, _) if services.connection_setup.has_tls() => return,
-        Accepted::Tcp(stream, _) => timeout(Duration::from_secs(1), tell(stream, &words)).await,
-        Accepted::Unix(stream, _) => timeout(Duration::from_secs(1), tell(stream, &words)).await,
+        Accepted::Tcp(stream, _) => timeout(Duration::from_secs(1), write_and_linger(stream, &response)).await,
+        Accepted::Unix(stream, _) => timeout(Duration::from_secs(1), write_and_linger(stream, &response)).await,
     };
 }
 
-async fn tell(mut stream: impl AsyncRead + AsyncWrite + Unpin, words: &[u8]) -> io::Result<()> {
-    stream.write_all(words).await?;
+async fn write_and_linger(mut stream: impl AsyncRead + AsyncWrite + Unpin, response: &[u8]) -> io::Result<()> {
+    stream.write_all(response).await?;
     stream.shutdown().await?;
     let mut linger = Linger::new();
     poll_fn(|cx| linger.poll(cx, |cx, out| Pin::new(&mut stream).poll_read(cx, out))).await;
     Ok(())
 }
 
-/// Errors of the connection that was to be accepted are no concern of the next one.
-fn is_about_the_listener(error: &io::Error) -> bool {
+/// Returns true if an error of `accept` concerns the listener, not only the connection to be accepted.
+fn is_listener_error(error: &io::Error) -> bool {
     !matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused

@@ -1,5 +1,7 @@
-//! Connection slots. A connection that has not proven its caller is cheap to open for anybody, so such connections
-//! share a part of the slots, live for a limited time, and make room for newer ones.
+//! Connection slots, with limits on connections whose caller is not identified yet.
+//!
+//! Any peer can open unidentified connections cheaply. They therefore share a fifth of the slots, have a limited
+//! lifetime, and are evicted for newer ones.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -13,35 +15,36 @@ use tokio::sync::futures::Notified;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// Unidentified connections have one slot in so many.
-const SHARE: usize = 5;
-/// One peer address may have half of the unidentified slots, and as many as this if there are so few.
+/// Unidentified connections may hold the total number of slots divided by this.
+const UNIDENTIFIED_DIVISOR: usize = 5;
+/// One source may hold half of the unidentified slots, or this many if half of them are fewer.
 const MIN_PER_SOURCE: usize = 16;
-/// No unidentified connection is evicted within its first moments, in milliseconds: one for each connection that a
-/// source may have, within these bounds. A request that is sent at once identifies its connection meanwhile, so that a
-/// burst of well-meaning clients waits and does not evict itself; and at least so many connections are admitted in a flood
-/// that nobody waits for long.
-const GRACE: (usize, usize) = (10, 250);
-/// How long an unidentified connection may take beyond its time to receive the last answer.
-const FAREWELL: Duration = Duration::from_millis(500);
+/// Bounds of the grace period, in milliseconds, in which a new unidentified connection is not evicted. The period is
+/// one millisecond for each connection that a source may have. It is long enough for a request that is sent at once to
+/// identify its connection, so a burst of legitimate clients waits instead of evicting itself. It is short enough that
+/// a flood does not make other connections wait for long.
+const GRACE_MS: (usize, usize) = (10, 250);
+/// Time after the deadline in which an unidentified connection may still receive the last response.
+const LAST_RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The slots of all listeners of one kind.
 pub(crate) struct Admission {
     total: usize,
-    /// Most unidentified connections at a time, and most of one source.
-    share: usize,
-    per_source: usize,
+    /// Maximum number of unidentified connections.
+    max_unidentified: usize,
+    /// Maximum number of unidentified connections of one source.
+    max_per_source: usize,
     /// How long a connection may stay unidentified.
     lifetime: Duration,
-    /// How long it is not evicted.
+    /// How long a new connection is not evicted.
     grace: Duration,
     state: Mutex<State>,
     /// A connection was identified or has ended.
     changed: Notify,
 }
 
-/// The peer address as the cap counts it: an IPv4 address, an IPv6 /64, or the user at a Unix socket. Whoever has one
-/// address of an IPv6 /64 has them all.
+/// The unit of the per-source limit: an IPv4 address, an IPv6 /64, or the user at a Unix socket. A host usually
+/// controls a whole IPv6 /64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     V4([u8; 4]),
@@ -51,11 +54,12 @@ pub(crate) enum Source {
 
 #[derive(Default)]
 struct State {
-    /// Slots that are held, those of evicted connections that have not ended yet included.
+    /// Slots in use, including those of evicted connections that have not ended yet.
     held: usize,
+    /// Evicted connections that have not ended yet.
     evicted: usize,
     next: u64,
-    /// By age: the first is the oldest.
+    /// In the order of admission.
     unidentified: BTreeMap<u64, Unidentified>,
     by_source: HashMap<Source, BTreeSet<u64>>,
 }
@@ -66,24 +70,24 @@ struct Unidentified {
     evict: CancellationToken,
 }
 
-/// Why there is no slot now.
+/// The reason why no slot is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// All connections are identified ones.
-    Taken,
-    /// An evicted connection is about to end.
-    Ending,
-    /// The source has its part. Its oldest unidentified connection may be evicted from then on.
-    Source(Instant),
-    /// The oldest unidentified connection of all may be evicted from then on.
-    All(Instant),
+    /// Identified connections hold all slots.
+    Identified,
+    /// All slots are in use, and an evicted connection has not ended yet.
+    Evicting,
+    /// The source is at its limit. Its oldest unidentified connection may be evicted from this time on.
+    AtSourceLimit(Instant),
+    /// The unidentified connections are at their limit. The oldest one may be evicted from this time on.
+    AtTotalLimit(Instant),
 }
 
-/// A slot, held for as long as the connection or a tunnel on it lives.
+/// A slot, held until the connection and every tunnel on it have ended.
 pub(crate) struct Slot {
     admission: Arc<Admission>,
     id: u64,
-    /// When the connection has to be identified.
+    /// The time by which the connection must be identified.
     deadline: Instant,
     evicted: CancellationToken,
     identified: AtomicBool,
@@ -102,47 +106,59 @@ impl From<IpAddr> for Source {
 }
 
 impl Admission {
-    /// So many slots. An unidentified connection is closed after `lifetime`.
+    /// Creates `total` slots. An unidentified connection is closed after `lifetime`.
     pub(crate) fn new(total: usize, lifetime: Duration) -> Self {
-        let share = total.div_ceil(SHARE).max(1);
-        let per_source = share.div_ceil(2).max(MIN_PER_SOURCE.min(share));
-        let grace = Duration::from_millis(per_source.clamp(GRACE.0, GRACE.1) as u64);
-        Self { total, share, per_source, lifetime, grace, state: Mutex::default(), changed: Notify::new() }
+        let max_unidentified = total.div_ceil(UNIDENTIFIED_DIVISOR).max(1);
+        let max_per_source = max_unidentified.div_ceil(2).max(MIN_PER_SOURCE.min(max_unidentified));
+        let grace = Duration::from_millis(max_per_source.clamp(GRACE_MS.0, GRACE_MS.1) as u64);
+        Self {
+            total,
+            max_unidentified,
+            max_per_source,
+            lifetime,
+            grace,
+            state: Mutex::default(),
+            changed: Notify::new(),
+        }
     }
 
-    /// Slots that are free.
+    /// Returns the number of free slots.
     pub(crate) fn free(&self) -> usize {
         self.total.saturating_sub(self.lock().held)
     }
 
-    /// Returns once a connection was identified or has ended. It is armed when it is first polled or enabled.
+    /// Returns a future that completes when a connection is identified or ends. It is armed when it is first polled or
+    /// enabled.
     pub(crate) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
     }
 
-    /// A slot for a connection that was accepted. The oldest unidentified connection is closed if there would be none
-    /// otherwise, that of the same source if the source has its part.
+    /// Returns a slot for an accepted connection. If there is none, evicts the oldest unidentified connection, of the
+    /// same source if the source is at its limit.
+    ///
+    /// # Errors
+    /// [`Full`] if no connection can be evicted yet, or the evicted one has not ended.
     pub(crate) fn admit(self: &Arc<Self>, source: Source) -> Result<Slot, Full> {
         let now = Instant::now();
         let mut state = self.lock();
-        let own = state.by_source.get(&source).filter(|ids| ids.len() >= self.per_source);
+        let own = state.by_source.get(&source).filter(|ids| ids.len() >= self.max_per_source);
         let (own, of_source) = (own.and_then(BTreeSet::first).copied(), own.is_some());
         let is_full = state.held >= self.total;
         if is_full && state.evicted > 0 {
-            return Err(Full::Ending);
+            return Err(Full::Evicting);
         }
         let oldest = match own {
             Some(id) => Some(id),
-            None if is_full || state.unidentified.len() >= self.share => {
-                Some(*state.unidentified.keys().next().ok_or(Full::Taken)?)
+            None if is_full || state.unidentified.len() >= self.max_unidentified => {
+                Some(*state.unidentified.keys().next().ok_or(Full::Identified)?)
             }
             None => None,
         };
         if let Some(id) = oldest {
-            let waits = |until| if of_source { Full::Source(until) } else { Full::All(until) };
+            let waits = |until| if of_source { Full::AtSourceLimit(until) } else { Full::AtTotalLimit(until) };
             state.evict(id, now, self.grace).map_err(waits)?;
             if is_full {
-                return Err(Full::Ending);
+                return Err(Full::Evicting);
             }
         }
         let (id, evicted) = state.add(source, now);
@@ -152,7 +168,7 @@ impl Admission {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing within can panic but for want of memory.
+        // Code under this lock panics only when memory is exhausted.
         self.state.lock()
     }
 }
@@ -167,7 +183,7 @@ impl State {
         (id, evict)
     }
 
-    /// Takes a connection out of the unidentified ones, if it is one.
+    /// Removes a connection from the unidentified ones. Returns `None` if it is not one of them.
     fn remove(&mut self, id: u64) -> Option<Unidentified> {
         let found = self.unidentified.remove(&id)?;
         if let Some(ids) = self.by_source.get_mut(&found.source) {
@@ -179,7 +195,10 @@ impl State {
         Some(found)
     }
 
-    /// Closes a connection, or says from when on it may be closed.
+    /// Evicts a connection.
+    ///
+    /// # Errors
+    /// The end of its grace period, if it is within it.
     fn evict(&mut self, id: u64, now: Instant, grace: Duration) -> Result<(), Instant> {
         let from = self.unidentified.get(&id).map_or(now, |found| found.since + grace);
         if now < from {
@@ -194,7 +213,7 @@ impl State {
 }
 
 impl Slot {
-    /// Notes that the connection has proven its caller. False if it has lost its slot in the meantime.
+    /// Marks the connection as identified. Returns false if it has been evicted in the meantime.
     pub(crate) fn identify(&self) -> bool {
         if self.is_identified() {
             return true;
@@ -204,23 +223,23 @@ impl Slot {
             self.identified.store(true, Ordering::Release);
             self.admission.changed.notify_waiters();
         }
-        // Two requests of one connection may come here at once.
+        // Two requests on one connection may call this concurrently.
         was_unidentified || !self.evicted.is_cancelled()
     }
 
-    /// When the connection is closed unless it is identified before; none once it is.
+    /// Returns the time at which the connection is closed unless it is identified, or `None` if it is.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         (!self.is_identified()).then_some(self.deadline)
     }
 
-    /// Returns if the connection has to end for another one.
+    /// Returns when the connection is evicted.
     pub(crate) async fn evicted(&self) {
         self.evicted.cancelled().await;
     }
 
-    /// Returns if the connection has not been identified in time, nor ended by itself.
+    /// Returns when the deadline and the time for the last response have passed, if the connection is not identified.
     pub(crate) async fn overdue(&self) {
-        sleep_until(self.deadline + FAREWELL).await;
+        sleep_until(self.deadline + LAST_RESPONSE_TIMEOUT).await;
         if self.is_identified() {
             std::future::pending().await
         }
@@ -271,17 +290,17 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_few_and_many_slots() {
+    fn limits_of_few_and_many_slots() {
         for (total, share, per_source) in
             [(1, 1, 1), (2, 1, 1), (48, 10, 10), (64, 13, 13), (100, 20, 16), (200, 40, 20), (10_000, 2_000, 1_000)]
         {
             let admission = admission(total);
-            assert_eq!((admission.share, admission.per_source), (share, per_source), "{total}");
+            assert_eq!((admission.max_unidentified, admission.max_per_source), (share, per_source), "{total}");
         }
     }
 
     #[test]
-    fn addresses_that_one_peer_has_count_as_one() {
+    fn addresses_of_one_host_count_as_one_source() {
         let of = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());
         assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
         assert_eq!(of("2001:db8:0:1::1"), of("2001:db8:0:1:ffff::9"));
@@ -296,15 +315,15 @@ mod tests {
         slots.append(&mut admitted(&admission, 2, 10));
         assert!(slots[1].identify());
         advance(admission.grace).await;
-        // One has been identified, so that one more fits.
+        // One connection is identified, so one more fits.
         let more = admitted(&admission, 3, 3);
         assert_eq!(evicted(&slots), (0..20).map(|n| n == 0 || n == 2).collect::<Vec<_>>());
         assert_eq!(evicted(&more), [false; 3]);
-        assert!(!slots[0].identify(), "it has lost its slot");
+        assert!(!slots[0].identify(), "it was evicted");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_source_makes_room_for_itself_at_its_cap() {
+    async fn a_source_at_its_limit_evicts_its_own_oldest() {
         let admission = admission(100);
         let other = admitted(&admission, 2, 1);
         let slots = admitted(&admission, 1, 16);
@@ -325,25 +344,25 @@ mod tests {
             assert!(slot.identify());
             slots.push(slot);
         }
-        assert_eq!((admission.admit(source(1)).err(), admission.free()), (Some(Full::Taken), 0));
+        assert_eq!((admission.admit(source(1)).err(), admission.free()), (Some(Full::Identified), 0));
         slots.pop();
         let last = admission.admit(source(1)).unwrap();
         assert!(slots.iter().all(|slot| !slot.evicted.is_cancelled()));
-        // The unidentified one among them goes, and its slot is given away once it has ended.
+        // The only unidentified connection is evicted. Its slot is reused after it has ended.
         advance(admission.grace).await;
-        assert_eq!(admission.admit(source(2)).err(), Some(Full::Ending));
+        assert_eq!(admission.admit(source(2)).err(), Some(Full::Evicting));
         last.evicted().await;
-        assert_eq!(admission.admit(source(2)).err(), Some(Full::Ending));
+        assert_eq!(admission.admit(source(2)).err(), Some(Full::Evicting));
         drop(last);
         assert!(admission.admit(source(2)).is_ok());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_burst_waits_until_the_first_are_identified_or_had_their_moment() {
+    async fn a_burst_waits_until_the_first_are_identified_or_past_their_grace() {
         let admission = admission(20);
         let (own, other) = (admitted(&admission, 1, 2), admitted(&admission, 2, 2));
         let start = Instant::now();
-        assert_eq!(admission.admit(source(3)).err(), Some(Full::All(start + admission.grace)));
+        assert_eq!(admission.admit(source(3)).err(), Some(Full::AtTotalLimit(start + admission.grace)));
         assert!(own[1].identify());
         let third = admission.admit(source(3)).unwrap();
         advance(admission.grace).await;
@@ -352,7 +371,7 @@ mod tests {
         assert!(!third.evicted.is_cancelled());
         let admission = super::tests::admission(100);
         let _own = admitted(&admission, 1, 16);
-        let wait = Full::Source(Instant::now() + admission.grace);
+        let wait = Full::AtSourceLimit(Instant::now() + admission.grace);
         assert_eq!(admission.admit(source(1)).err(), Some(wait));
         assert!(admission.admit(source(2)).is_ok());
     }
@@ -372,7 +391,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_left_of_connections_that_have_ended() {
+    async fn ended_connections_leave_no_state() {
         let admission = admission(10);
         for n in 0..50 {
             let slots = admitted(&admission, n, 2);

@@ -8,12 +8,12 @@ use parking_lot::Mutex;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Fail, Verdict};
 
-/// All seats that are taken. It is asked when a connection learns who its caller is, not at each request.
+/// The connection counts of all callers. A connection is counted when its caller is identified, not at each request.
 pub(crate) struct CallerConnections {
-    most: usize,
-    /// Connections that there can be at a time.
-    places: usize,
-    taken: Mutex<HashMap<ExecutionId, usize>>,
+    max_per_caller: usize,
+    /// Maximum connections of all callers.
+    max_total: usize,
+    counts: Mutex<HashMap<ExecutionId, usize>>,
 }
 
 /// The connection slots held by one client connection, one per caller it has authenticated as. Only clients that share
@@ -22,56 +22,59 @@ pub(crate) struct CallerConnections {
 pub(crate) struct ConnectionSlots(Mutex<Vec<ConnectionSlot>>);
 
 struct ConnectionSlot {
-    seats: Arc<CallerConnections>,
+    limiter: Arc<CallerConnections>,
     caller: ExecutionId,
 }
 
 impl CallerConnections {
-    /// So many for each caller, of so many connections in all.
-    pub(crate) fn new(most: usize, places: usize) -> Self {
-        Self { most, places, taken: Mutex::default() }
+    /// Allows `max_per_caller` connections to each caller, of `max_total` in all.
+    pub(crate) fn new(max_per_caller: usize, max_total: usize) -> Self {
+        Self { max_per_caller, max_total, counts: Mutex::default() }
     }
 
-    /// True if a caller that holds so many may have one more. Beyond a quarter of all connections it may as long as
-    /// another quarter is free: the last places are for others.
-    fn admits(&self, count: usize, taken: usize) -> bool {
-        let quarter = self.places / 4;
-        count < self.most && (count < quarter || taken < self.places.saturating_sub(quarter))
+    /// Returns true if a caller with `count` connections may have one more, of `total` in use. A caller with a quarter
+    /// of all connections gets more only while another quarter is free, which is kept for other callers.
+    fn admits(&self, count: usize, total: usize) -> bool {
+        let quarter = self.max_total / 4;
+        count < self.max_per_caller && (count < quarter || total < self.max_total.saturating_sub(quarter))
     }
 
-    /// Callers that hold one.
+    /// Returns the callers that have connections.
     pub(crate) fn callers(&self) -> Vec<ExecutionId> {
-        self.taken.lock().keys().cloned().collect()
+        self.counts.lock().keys().cloned().collect()
     }
 }
 
 impl ConnectionSlots {
-    /// Takes a seat for a caller, unless the connection has one.
-    pub(crate) fn acquire(&self, seats: &Arc<CallerConnections>, caller: &ExecutionId) -> Verdict<()> {
+    /// Takes a slot for a caller, unless the connection has one for it.
+    ///
+    /// # Errors
+    /// [`Fail::Overloaded`] if the caller is at its limit.
+    pub(crate) fn acquire(&self, limiter: &Arc<CallerConnections>, caller: &ExecutionId) -> Verdict<()> {
         let mut held = self.0.lock();
-        if held.iter().any(|seat| seat.caller == *caller) {
+        if held.iter().any(|slot| slot.caller == *caller) {
             return Ok(());
         }
-        let mut taken = seats.taken.lock();
-        let all = taken.values().fold(0, |sum: usize, count| sum.saturating_add(*count));
-        if !seats.admits(taken.get(caller).copied().unwrap_or_default(), all) {
+        let mut counts = limiter.counts.lock();
+        let total = counts.values().fold(0, |sum: usize, count| sum.saturating_add(*count));
+        if !limiter.admits(counts.get(caller).copied().unwrap_or_default(), total) {
             return Err(Fail::Overloaded.into());
         }
-        let count = taken.entry(caller.clone()).or_default();
+        let count = counts.entry(caller.clone()).or_default();
         *count = count.saturating_add(1);
-        drop(taken);
-        held.push(ConnectionSlot { seats: seats.clone(), caller: caller.clone() });
+        drop(counts);
+        held.push(ConnectionSlot { limiter: limiter.clone(), caller: caller.clone() });
         Ok(())
     }
 }
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut taken = self.seats.taken.lock();
-        if let Some(count) = taken.get_mut(&self.caller) {
+        let mut counts = self.limiter.counts.lock();
+        if let Some(count) = counts.get_mut(&self.caller) {
             *count = count.saturating_sub(1);
             if *count == 0 {
-                taken.remove(&self.caller);
+                counts.remove(&self.caller);
             }
         }
     }
@@ -83,28 +86,31 @@ mod tests {
     use crate::model::name::TaskName;
 
     #[test]
-    fn a_caller_has_so_many_seats_and_gets_them_back() {
-        let seats = Arc::new(CallerConnections::new(2, 100));
+    fn a_caller_is_limited_and_dropped_slots_are_free_again() {
+        let limiter = Arc::new(CallerConnections::new(2, 100));
         let caller = |name: &str| ExecutionId::of_static(&TaskName::new(name));
         let connections: Vec<ConnectionSlots> = (0..3).map(|_| ConnectionSlots::default()).collect();
-        let sit = |at: usize, name: &str| connections[at].acquire(&seats, &caller(name)).is_ok();
-        assert!(sit(0, "a") && sit(0, "a") && sit(1, "a"), "again on the same connection costs nothing");
-        assert!(!sit(2, "a"));
-        assert!(sit(2, "b") && sit(0, "b") && !sit(1, "b"));
+        let acquire = |at: usize, name: &str| connections[at].acquire(&limiter, &caller(name)).is_ok();
+        assert!(
+            acquire(0, "a") && acquire(0, "a") && acquire(1, "a"),
+            "a second request on the same connection takes no slot"
+        );
+        assert!(!acquire(2, "a"));
+        assert!(acquire(2, "b") && acquire(0, "b") && !acquire(1, "b"));
         drop(connections);
-        assert!(seats.taken.lock().is_empty());
+        assert!(limiter.counts.lock().is_empty());
     }
 
     #[test]
-    fn the_last_quarter_is_for_others() {
-        let seats = Arc::new(CallerConnections::new(1000, 40));
+    fn the_last_quarter_is_kept_for_other_callers() {
+        let limiter = Arc::new(CallerConnections::new(1000, 40));
         let caller = |name: &str| ExecutionId::of_static(&TaskName::new(name));
         let connections: Vec<ConnectionSlots> = (0..60).map(|_| ConnectionSlots::default()).collect();
         let taken = |from: usize, name: &str| {
-            connections[from..].iter().take_while(|held| held.acquire(&seats, &caller(name)).is_ok()).count()
+            connections[from..].iter().take_while(|held| held.acquire(&limiter, &caller(name)).is_ok()).count()
         };
         assert_eq!(taken(0, "a"), 30);
         assert_eq!(taken(30, "b"), 10);
-        assert_eq!(taken(40, "c"), 10, "the places themselves are counted elsewhere");
+        assert_eq!(taken(40, "c"), 10, "the total is enforced elsewhere");
     }
 }

@@ -1,4 +1,4 @@
-//! Serves one client connection: HTTP/1.1 to the proxy, and the stages that run once per destination.
+//! Serves HTTP/1.1 on one client connection, and runs the stages that apply once per destination.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -31,26 +31,26 @@ use crate::model::tool::Kind;
 use crate::policy::plan::Timeouts;
 use crate::stages::{authorize, identify, parse};
 
-/// A client connection and what its tunnels inherit.
+/// A client connection. Its tunnels share it.
 pub(super) struct Client {
     pub(super) services: Arc<Services>,
     pub(super) peer: Peer,
-    /// Its callers' seats.
+    /// The connection slots of the callers that it has authenticated as.
     pub(super) held: ConnectionSlots,
-    /// Held as long as the connection or a tunnel on it lives.
+    /// Held until the connection and every tunnel on it have ended.
     pub(super) slot: Arc<Slot>,
     pub(super) watch: DisconnectWatch,
-    /// Requests in a row whose caller is unknown.
+    /// Consecutive requests without a known caller.
     pub(super) unidentified: AtomicU32,
 }
 
-/// Requests in a row whose caller may be unknown before the connection is closed. Clients repeat a request with
-/// credentials after one 407; a pipelined flood must not take the processor from others.
+/// Maximum consecutive requests without a known caller before the connection is closed. Clients repeat a request with
+/// credentials after one 407. A pipelined flood of such requests must not starve other connections of CPU time.
 const MAX_UNIDENTIFIED: u32 = 32;
 
 impl Client {
-    /// Counts a request by whether its caller is known. Returns true if the connection has had too many in a row
-    /// whose caller was not.
+    /// Counts a request, and returns true if the connection has reached the limit of consecutive requests without a
+    /// known caller.
     fn has_too_many_unidentified(&self, is_known: bool) -> bool {
         if is_known {
             self.unidentified.store(0, Ordering::Relaxed);
@@ -59,51 +59,52 @@ impl Client {
         self.unidentified.fetch_add(1, Ordering::Relaxed) >= MAX_UNIDENTIFIED - 1
     }
 
-    /// Returns once the client has gone. What is done for it ends then: nobody reads the answer.
+    /// Returns once the client has disconnected. Work for the client ends then, because no response can reach it.
     pub(super) async fn gone(&self) {
         self.watch.gone(self.services.settings.proxy.header_timeout).await;
     }
 }
 
 /// The result of a request to the proxy.
-#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
+#[expect(clippy::large_enum_variant, reason = "the value is destructured right after it is returned")]
 enum Handled {
     Answered(exchange::Answer),
     Own(self_api::SelfReply),
     Tunnelled(tunnel::Tunnel),
 }
 
-/// A client's end of a connection.
+/// The socket of a client connection, with a write timeout.
 pub(super) type ClientStream = WriteTimeout<Stream>;
 
-/// Serves a connection until it ends, breaks, or the daemon drains.
+/// Serves a connection until it ends or fails, or the daemon drains.
 pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
     let stream = gated(&client, stream, Timeouts::default().idle, |_| {});
-    let passage = stream.passage();
+    let gate = stream.passage();
     let service = service_fn(|request| {
-        let (client, passage) = (client.clone(), passage.clone());
+        let (client, gate) = (client.clone(), gate.clone());
         async move {
-            let _unanswered = passage.awaits(&request);
-            Ok::<_, Infallible>(answer(&client, &passage, request).await)
+            let _unanswered = gate.awaits(&request);
+            Ok::<_, Infallible>(answer(&client, &gate, request).await)
         }
     });
     let connection = h1().serve_connection(TokioIo::new(stream), service).with_upgrades();
     let served = async {
-        let ended = until_drained(connection, |it| it.graceful_shutdown(), &passage, &client.services).await;
-        passage.closed_by_client().await;
+        let ended = until_drained(connection, |it| it.graceful_shutdown(), &gate, &client.services).await;
+        gate.closed_by_client().await;
         if let Err(error) = ended {
             note_broken(&client, &error);
         }
     };
     tokio::select! {
-        // It may ask for a probe, which is sent behind it.
+        // Polled first, because it may request a probe, which the connection task then sends.
         biased;
         () = client.gone() => {}
         () = served => {}
     }
 }
 
-/// Logs an error of hyper on a request that passed the gate. hyper answers it itself; the audit log still gets a line.
+/// Logs an error that hyper reports on a request that passed the gate. hyper answers the request itself, so the refusal
+/// is written to the audit log here.
 pub(super) fn note_broken(client: &Client, error: &hyper::Error) {
     tracing::debug!(%error, peer = %client.peer, "a client connection broke");
     if error.is_parse() || error.is_parse_too_large() {
@@ -111,7 +112,8 @@ pub(super) fn note_broken(client: &Client, error: &hyper::Error) {
     }
 }
 
-/// Puts the gate before a stream: the HTTP server behind it sees sound heads only. `introduce` says whose others are.
+/// Wraps a stream in the gate, so that the HTTP server reads only valid heads. `introduce` adds the caller and the
+/// destination to the record of a rejected head, as far as they are known.
 pub(super) fn gated<T: AsyncRead + AsyncWrite + Unpin>(
     client: &Arc<Client>,
     stream: T,
@@ -129,18 +131,18 @@ pub(super) fn gated<T: AsyncRead + AsyncWrite + Unpin>(
     Http1Gate::new(stream, limits, refuse).until(move || slot.deadline()).probed_for(watch)
 }
 
-/// Runs a connection to its end; when the daemon drains, to the end of the requests in flight.
+/// Runs a connection until it ends. When the daemon drains, requests in flight are finished first.
 pub(super) async fn until_drained<C: Future>(
     connection: C,
     finish: impl FnOnce(Pin<&mut C>),
-    passage: &GateHandle,
+    gate: &GateHandle,
     services: &Services,
 ) -> C::Output {
     tokio::pin!(connection);
     let drained = async {
         services.drain.cancelled().await;
-        // A head that has begun to come is answered, and be it that we are leaving.
-        while passage.is_reading() {
+        // Finish a request head that has started arriving, even while draining.
+        while gate.is_reading() {
             tokio::time::sleep(LOOK_EVERY).await;
         }
     };
@@ -153,43 +155,44 @@ pub(super) async fn until_drained<C: Future>(
     }
 }
 
-/// How often a half-read head is looked after while the daemon drains.
+/// Interval at which the gate is checked for a partly read head while the daemon drains.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// The server for HTTP/1.1, also inside tunnels. How long a head may be and take is the gate's.
+/// Returns the HTTP/1.1 server, which is also used inside tunnels. The gate enforces the size and the time limit of a
+/// head, so hyper's header timeout is off.
 pub(super) fn h1() -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder.header_read_timeout(None).max_buf_size(MAX_BUFFER).preserve_header_case(true).half_close(true);
     builder
 }
 
-/// The size of hyper's read buffer, in bytes; the largest head that can be configured fits.
+/// Size of hyper's read buffer, in bytes. It holds the largest head that can be configured.
 const MAX_BUFFER: usize = 1_100_000;
 
-async fn answer(client: &Arc<Client>, passage: &GateHandle, mut request: Request<Incoming>) -> Response<AnswerBody> {
+async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<Incoming>) -> Response<AnswerBody> {
     let services = &client.services;
     let mut record = services.record(&client.peer);
     let page = self_api::page(&mut request);
     let is_own = page.is_some();
     record.request(&request);
     let connect = request.method() == Method::CONNECT;
-    let doorway = PendingUpgrade::of(&mut request, passage);
-    let judged = handle(client, page, request, &mut record).await;
-    services.settle(judged.as_ref().err().copied(), &mut record).await;
-    let is_known = !matches!(&judged, Err(refusal) if *refusal == Deny::CallerUnknown.into());
+    let upgrade = PendingUpgrade::of(&mut request, gate);
+    let result = handle(client, page, request, &mut record).await;
+    services.settle(result.as_ref().err().copied(), &mut record).await;
+    let is_known = !matches!(&result, Err(refusal) if *refusal == Deny::CallerUnknown.into());
     let is_last = client.has_too_many_unidentified(is_known);
     if is_last {
-        passage.ends();
+        gate.ends();
     }
-    match judged {
-        Ok(Handled::Answered(answer)) => websocket::respond(client, doorway, answer, record),
-        Ok(Handled::Own(said)) if connect => {
-            passage.ends();
-            respond::closing(respond::self_reply(said, &record))
+    match result {
+        Ok(Handled::Answered(answer)) => websocket::respond(client, upgrade, answer, record),
+        Ok(Handled::Own(reply)) if connect => {
+            gate.ends();
+            respond::closing(respond::self_reply(reply, &record))
         }
-        Ok(Handled::Own(said)) => respond::self_reply(said, &record),
+        Ok(Handled::Own(reply)) => respond::self_reply(reply, &record),
         Ok(Handled::Tunnelled(tunnel)) => {
-            passage.switches();
+            gate.switches();
             record.keep_line();
             let established = respond::established(&record);
             let client = client.clone();
@@ -199,7 +202,7 @@ async fn answer(client: &Arc<Client>, passage: &GateHandle, mut request: Request
         Err(refusal) if is_last => respond::last(respond::refusal(services, refusal, record)),
         Err(refusal) if connect => {
             if is_known {
-                passage.ends();
+                gate.ends();
             }
             respond::closing(respond::refusal(services, refusal, record))
         }
@@ -208,7 +211,8 @@ async fn answer(client: &Arc<Client>, passage: &GateHandle, mut request: Request
     }
 }
 
-/// Identifies the caller, counts the call, and authorizes the destination, once per destination.
+/// Identifies the caller, counts the call, and authorizes the destination. A CONNECT opens a tunnel. Any other request
+/// is answered or forwarded.
 async fn handle(
     client: &Arc<Client>,
     page: Option<self_api::Page>,

@@ -1,7 +1,7 @@
 //! Detects that a client has disconnected while the HTTP server reads and writes its socket.
 //!
-//! hyper does not read while an answer is pending, so it does not notice that a client has gone. The watch asks the
-//! kernel for the state of the connection and consumes no data, so unread bytes do not hide the end.
+//! hyper does not read while a response is pending, so it does not notice that the client has disconnected. The watch
+//! queries the state of the connection from the kernel and consumes no data, so unread bytes do not hide the end.
 
 use std::io;
 use std::pin::Pin;
@@ -17,34 +17,35 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// Most bytes that one read takes, so that the buffer which has to be zeroed before it stays small.
+/// Maximum bytes per read. It limits the part of the buffer that has to be zeroed before each read.
 const MAX_READ: usize = 64 * 1024;
-/// How often a socket with unread data is checked for a FIN behind that data.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long after a FIN the client is probed, and how long after that again: a relay in between may take the first
-/// probe for it.
+/// Interval at which a socket with unread data is checked for a FIN after that data.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Time from a FIN to the first probe, and from that to the second. A relay in between may accept the first probe in
+/// place of the client.
 const PROBE_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
 
-/// How long the last probe has at least before the client is given up.
-const PROBE_ROOM: Duration = Duration::from_millis(250);
+/// Minimum time after the last probe before the client counts as disconnected.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// A client's socket, TCP or Unix.
 pub(crate) struct ClientSocket(Arc<Shared>);
 
-/// Notices when the client at the other end of a [`ClientSocket`] has gone. It does not keep the socket open.
+/// Detects that the client of a [`ClientSocket`] has disconnected. It does not keep the socket open.
 #[derive(Clone)]
 pub(crate) struct DisconnectWatch(Weak<Shared>);
 
 struct Shared {
     io: Io,
     opened: Instant,
-    /// Milliseconds from `opened` to the last bytes that the kernel took for the client.
+    /// Milliseconds from `opened` to the last write that the kernel accepted.
     written: AtomicU64,
-    /// The client should be sent something, to see whether it is still there; and how often it has been.
-    probe: AtomicBool,
-    probed: AtomicUsize,
-    /// A probe is on its way.
-    sent: Notify,
+    /// True if the client should be sent a probe.
+    probe_wanted: AtomicBool,
+    /// Number of probes started.
+    probes: AtomicUsize,
+    /// Notified when a probe starts.
+    probe_started: Notify,
 }
 
 enum Io {
@@ -52,7 +53,7 @@ enum Io {
     Unix(UnixStream),
 }
 
-macro_rules! each {
+macro_rules! with_inner {
     ($io:expr, $inner:ident => $call:expr) => {
         match $io {
             Io::Tcp($inner) => $call,
@@ -79,13 +80,13 @@ impl ClientSocket {
             io,
             opened: Instant::now(),
             written: AtomicU64::new(0),
-            probe: AtomicBool::new(false),
-            probed: AtomicUsize::new(0),
-            sent: Notify::new(),
+            probe_wanted: AtomicBool::new(false),
+            probes: AtomicUsize::new(0),
+            probe_started: Notify::new(),
         }))
     }
 
-    /// A watch on this socket.
+    /// Returns a watch on this socket.
     pub(crate) fn watch(&self) -> DisconnectWatch {
         DisconnectWatch(Arc::downgrade(&self.0))
     }
@@ -96,7 +97,7 @@ impl ClientSocket {
         mut write: impl FnMut(&Io) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
         loop {
-            ready!(each!(&self.0.io, inner => inner.poll_write_ready(cx)))?;
+            ready!(with_inner!(&self.0.io, inner => inner.poll_write_ready(cx)))?;
             match write(&self.0.io) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(n) => {
@@ -110,30 +111,30 @@ impl ClientSocket {
 }
 
 impl DisconnectWatch {
-    /// Returns once the client has gone: at once after a reset; after a FIN once `grace` has passed in which nothing
-    /// could be written to the client. A FIN alone may be a half-close (RFC 9112 §9.6), whose sender waits for its
-    /// answer. A client that has closed answers a probe with a reset; one that does not is still there, and there is
-    /// no grace that ends. Never returns if the socket has been closed here.
+    /// Returns once the client has disconnected: at once after a reset, and after a FIN when nothing could be written
+    /// for `grace`. A FIN alone may be a half-close (RFC 9112 §9.6), and its sender still waits for the response. A
+    /// client that has closed replies to a probe with a reset. If all probes were sent without a reset, the client is
+    /// still connected, and this never returns. It never returns either if this side has closed the socket.
     pub(crate) async fn gone(&self, grace: Duration) {
         let Some(shared) = self.0.upgrade() else { return std::future::pending().await };
         tokio::select! {
-            () = shared.failed() => {}
+            () = shared.reset() => {}
             () = shared.finished(grace) => {}
         }
     }
 }
 
 impl DisconnectWatch {
-    /// True if the client should be sent a probe now; the next call says so for the next probe.
+    /// Returns true if the client should be sent a probe now. Each wanted probe is reported once.
     pub(crate) fn wants_probe(&self) -> bool {
-        self.0.upgrade().is_some_and(|shared| shared.probe.swap(false, Ordering::AcqRel))
+        self.0.upgrade().is_some_and(|shared| shared.probe_wanted.swap(false, Ordering::AcqRel))
     }
 
-    /// Notes that a probe is on its way.
+    /// Notes that a probe has been started.
     pub(crate) fn probed(&self) {
         if let Some(shared) = self.0.upgrade() {
-            shared.probed.fetch_add(1, Ordering::AcqRel);
-            shared.sent.notify_one();
+            shared.probes.fetch_add(1, Ordering::AcqRel);
+            shared.probe_started.notify_one();
         }
     }
 }
@@ -145,52 +146,53 @@ impl Shared {
     }
 
     async fn ready(&self, interest: Interest) -> Ready {
-        // An error of the driver means that the runtime shuts down.
-        each!(&self.io, inner => inner.ready(interest).await).unwrap_or(Ready::ALL)
+        // An error of the I/O driver means that the runtime is shutting down.
+        with_inner!(&self.io, inner => inner.ready(interest).await).unwrap_or(Ready::ALL)
     }
 
-    /// Returns once the connection is broken: a reset, or a peer that no longer acknowledges.
-    async fn failed(&self) {
+    /// Returns once the connection has failed by a reset or a timeout of the peer's acknowledgements.
+    async fn reset(&self) {
         self.ready(Interest::ERROR).await;
     }
 
+    /// Returns once the client has sent a FIN and counts as disconnected.
     async fn finished(&self, grace: Duration) {
-        // A client is not given up before it has been probed.
-        let grace = grace.max(PROBE_AFTER.iter().sum::<Duration>().saturating_add(PROBE_ROOM));
+        // The grace period leaves time for all probes.
+        let grace = grace.max(PROBE_AFTER.iter().sum::<Duration>().saturating_add(PROBE_TIMEOUT));
         while !self.ready(Interest::READABLE).await.is_read_closed() {
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
-        // Unix sockets tell a closed peer from one that only ended its sending side.
+        // On a Unix socket a closed peer is distinguishable from a half-closed one.
         let is_unix = matches!(self.io, Io::Unix(_));
         if is_unix && self.ready(Interest::READABLE | Interest::WRITABLE).await.is_write_closed() {
             return;
         }
         let finished = Instant::now();
         tokio::select! {
-            () = self.ask_for_probes() => {}
-            () = self.quiet_since(finished, grace) => return,
+            () = self.request_probes() => {}
+            () = self.no_write_since(finished, grace) => return,
         }
-        self.quiet_since(finished, grace).await;
-        if self.probed.load(Ordering::Acquire) >= PROBE_AFTER.len() {
+        self.no_write_since(finished, grace).await;
+        if self.probes.load(Ordering::Acquire) >= PROBE_AFTER.len() {
             std::future::pending().await
         }
     }
 
-    /// Asks for each probe in its time. The time of the second one begins when the first has been sent, which may be
-    /// long after it was due: no probe is sent within an answer.
-    async fn ask_for_probes(&self) {
+    /// Requests each probe when it is due. The pause before the second starts when the first has been sent. That may be
+    /// long after it was due, because no probe is sent within a response.
+    async fn request_probes(&self) {
         for (n, pause) in PROBE_AFTER.into_iter().enumerate() {
             sleep(pause).await;
             // The task that serves the connection is polled after this watch.
-            self.probe.store(true, Ordering::Release);
-            while self.probed.load(Ordering::Acquire) <= n {
-                self.sent.notified().await;
+            self.probe_wanted.store(true, Ordering::Release);
+            while self.probes.load(Ordering::Acquire) <= n {
+                self.probe_started.notified().await;
             }
         }
     }
 
     /// Returns once nothing could be written for `grace`.
-    async fn quiet_since(&self, finished: Instant, grace: Duration) {
+    async fn no_write_since(&self, finished: Instant, grace: Duration) {
         loop {
             let written = self.opened + Duration::from_millis(self.written.load(Ordering::Relaxed));
             let until = finished.max(written) + grace;
@@ -205,10 +207,10 @@ impl Shared {
 impl AsyncRead for ClientSocket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
-            ready!(each!(&self.0.io, inner => inner.poll_read_ready(cx)))?;
-            let most = buf.remaining().min(MAX_READ);
-            let room = buf.initialize_unfilled_to(most);
-            match each!(&self.0.io, inner => inner.try_read(room)) {
+            ready!(with_inner!(&self.0.io, inner => inner.poll_read_ready(cx)))?;
+            let limit = buf.remaining().min(MAX_READ);
+            let room = buf.initialize_unfilled_to(limit);
+            match with_inner!(&self.0.io, inner => inner.try_read(room)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(n) => {
                     buf.advance(n);
@@ -222,7 +224,7 @@ impl AsyncRead for ClientSocket {
 
 impl AsyncWrite for ClientSocket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_written(cx, |io| each!(io, inner => inner.try_write(buf)))
+        self.poll_written(cx, |io| with_inner!(io, inner => inner.try_write(buf)))
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -230,8 +232,8 @@ impl AsyncWrite for ClientSocket {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match each!(&self.0.io, inner => rustix::net::shutdown(inner, Shutdown::Write)) {
-            // A peer that reset the connection has ended it already.
+        match with_inner!(&self.0.io, inner => rustix::net::shutdown(inner, Shutdown::Write)) {
+            // The peer has already reset the connection.
             Ok(()) | Err(Errno::NOTCONN) => Poll::Ready(Ok(())),
             Err(error) => Poll::Ready(Err(error.into())),
         }
@@ -242,7 +244,7 @@ impl AsyncWrite for ClientSocket {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_written(cx, |io| each!(io, inner => inner.try_write_vectored(bufs)))
+        self.poll_written(cx, |io| with_inner!(io, inner => inner.try_write_vectored(bufs)))
     }
 
     fn is_write_vectored(&self) -> bool {

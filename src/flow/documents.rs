@@ -12,8 +12,8 @@ use crate::model::tool::{Kind, Tool};
 use crate::policy::plan::Calls;
 
 /// Returns the document of an execution, for its operator and for the caller itself.
-pub(crate) fn execution(services: &Services, standing: &ExecutionState) -> Value {
-    let ExecutionState { execution, stopped, tool, raw, finds, half_credits } = standing;
+pub(crate) fn execution(services: &Services, state: &ExecutionState) -> Value {
+    let ExecutionState { execution, stopped, tool, raw, finds, half_credits } = state;
     let now = Millis::now();
     let policy = services.policies.snapshot();
     let task = policy.task(&execution.task);
@@ -23,26 +23,26 @@ pub(crate) fn execution(services: &Services, standing: &ExecutionState) -> Value
         let Calls { per_execution, per_minute } = calls;
         json!({ "calls_per_execution": per_execution, "calls_per_minute": per_minute })
     };
-    let mut document = counted(tool, now);
-    let mut put = |key: &str, value: Value| drop(document.insert(key.to_owned(), value));
-    put("id", execution.id.as_str().into());
-    put("task", execution.task.as_str().into());
-    put("created_at", timestamp(execution.created_at).into());
-    put("expires_at", execution.expires_at.map(timestamp).into());
-    put("peers", execution.peers.map(|peers| peers.to_string()).into());
-    put("stopped", stop_reason(*stopped, execution, now).into());
-    put("stopped_at", standing.ended_at(now).map(timestamp).into());
-    put("finds", (*finds).into());
-    put("credits", credits(*half_credits));
-    put("limits", limits(Kind::Tool(Tool::HttpRequest)));
-    let mut raw = counted(raw, now);
+    let mut document = call_counts(tool, now);
+    let mut insert = |key: &str, value: Value| drop(document.insert(key.to_owned(), value));
+    insert("id", execution.id.as_str().into());
+    insert("task", execution.task.as_str().into());
+    insert("created_at", timestamp(execution.created_at).into());
+    insert("expires_at", execution.expires_at.map(timestamp).into());
+    insert("peers", execution.peers.map(|peers| peers.to_string()).into());
+    insert("stopped", stop_reason(*stopped, execution, now).into());
+    insert("stopped_at", state.ended_at(now).map(timestamp).into());
+    insert("finds", (*finds).into());
+    insert("credits", credits(*half_credits));
+    insert("limits", limits(Kind::Tool(Tool::HttpRequest)));
+    let mut raw = call_counts(raw, now);
     raw.insert("limits".to_owned(), limits(Kind::Raw));
-    put("raw", raw.into());
+    insert("raw", raw.into());
     document.into()
 }
 
-/// Calls of one kind.
-fn counted(counter: &Counter, now: Millis) -> serde_json::Map<String, Value> {
+/// Returns the call counts of one kind of call.
+fn call_counts(counter: &Counter, now: Millis) -> serde_json::Map<String, Value> {
     let window = counter.window_at(now);
     let values = [
         ("calls", json!(counter.calls)),
@@ -61,8 +61,8 @@ fn stop_reason(stopped: Option<Stopped>, execution: &Execution, now: Millis) -> 
     }
 }
 
-/// Halves are exact in binary.
-#[expect(clippy::cast_precision_loss, reason = "below 2^53 nothing is lost, and nobody makes so many calls")]
+/// Converts half credits to credits, which is exact in binary floating point.
+#[expect(clippy::cast_precision_loss, reason = "below 2^53 nothing is lost, and no execution makes that many calls")]
 fn credits(half_credits: u64) -> Value {
     json!(half_credits as f64 / 2.0)
 }

@@ -1,4 +1,4 @@
-//! One request, from its head to the head of its answer, in the order of the stages.
+//! Runs one request through the stages, from its head to the head of its response.
 
 use http::Request;
 use hyper::body::Incoming;
@@ -14,21 +14,25 @@ use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::Taken;
 use crate::stages::{approve, inject, inspect};
 
-/// The destination of the requests on a connection. A tunnel is pinned once, absolute-form for each request.
+/// The destination of a request. A tunnel is pinned once for all its requests, an absolute-form request each time.
 pub(super) struct Destination {
     pub(super) admitted: Admitted,
+    /// The pinned addresses of a tunnel. `None` for an absolute-form request, whose host is resolved in [`run`].
     pub(super) pin: Option<PinnedTarget>,
 }
 
 /// The answer to a request.
-#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
+#[expect(clippy::large_enum_variant, reason = "the value is destructured right after it is returned")]
 pub(super) enum Answer {
     Response(CheckedResponse),
-    /// A WebSocket that the origin has agreed to.
+    /// A WebSocket upgrade that the origin accepted.
     Upgrade(Switched),
 }
 
-/// Forwards one request to its origin.
+/// Authorizes, inspects and approves a request, and forwards it to its origin.
+///
+/// # Errors
+/// The refusal of the first stage that rejects the request.
 pub(super) async fn run(
     services: &Services,
     to: &Destination,
@@ -41,7 +45,7 @@ pub(super) async fn run(
     let grant = authorize::request(&policy, &to.admitted, taken, &head, record)?;
     let body = RequestBody::new(body, &grant, &services.bodies, record.counts());
     let body = inspect::gather(&grant, &head, body, record).await?;
-    // Receiving the body may have taken long, so the policy is read again. From here on nothing waits for the client.
+    // Receiving the body may have taken long, so the policy is read again. No later step waits for the client.
     let policy = services.policies.snapshot();
     let grant = authorize::renewed(&policy, grant, &head, record)?;
     let cleared = inspect::request(grant, head, body, record).await?;

@@ -1,8 +1,9 @@
 //! The HTTP/1.1 request gate: passes heads to hyper one at a time, and rejects ambiguous ones.
 //!
-//! hyper takes much that a proxy must refuse, hides it (a length beside a transfer coding, bare line
-//! feeds), and answers what it cannot read in bare words. Here each head is looked at as it was sent;
-//! what is refused gets our answer, after those to the requests before it (RFC 9112 §9.3.2).
+//! hyper accepts and hides messages that a proxy must reject, such as a Content-Length together with a
+//! Transfer-Encoding, or bare line feeds. It answers an unparsable head with a bare status line. The gate checks each
+//! head as it was sent, and answers a rejected one with a refusal, after the responses to earlier requests
+//! (RFC 9112 §9.3.2).
 
 use std::io;
 use std::pin::Pin;
@@ -26,55 +27,56 @@ use crate::model::refusal::{Deny, Refusal};
 use crate::stages::message::chunked::ChunkedReader;
 use crate::stages::parse::{self, Framing, Head};
 
-/// The bytes read from a client at once while its head is incomplete.
+/// Bytes reserved for one read while a head is incomplete.
 const STEP: usize = 4096;
 
-/// How much and how long.
+/// Size and time limits of request heads.
 #[derive(Clone, Copy)]
 pub(super) struct HeadLimits {
-    /// Bytes of a head.
+    /// Maximum size of a head, in bytes.
     pub(super) head: usize,
-    /// From its first byte to its last; and for the first byte of the first one.
+    /// Maximum time from the first to the last byte of a head, and until the first byte of the first head.
     pub(super) header_timeout: Duration,
-    /// For the first byte of a further one.
+    /// Maximum time until the first byte of a later head.
     pub(super) idle: Duration,
 }
 
-/// A stream on which an HTTP server finds nothing but sound heads and the bodies that belong to them.
+/// A stream that yields only valid request heads and their bodies to the HTTP server.
 pub(super) struct Http1Gate<T> {
     inner: T,
     /// Bytes read and not yet returned.
     buffer: BytesMut,
     state: State,
     limits: HeadLimits,
-    /// True until the first head is through.
+    /// True until the first head has been accepted.
     first: bool,
-    /// A byte of the next head has come, or an empty line before it.
+    /// True if a byte of the next head has arrived, or the empty line before it.
     begun: bool,
+    /// True if an empty line was skipped before the next head.
     blank: bool,
-    /// When the wait for the next bytes of a head began, and its end.
+    /// The start of the wait for the next bytes of a head, and the timer of its end.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
-    /// When all waits end.
+    /// Returns the deadline of all waits for heads, or `None`.
     deadline: Box<dyn Fn() -> Option<Instant> + Send>,
-    /// Knows when the client should be probed.
+    /// Requests probes of the client.
     watch: Option<DisconnectWatch>,
-    /// The rest of a probe that is still to be written.
+    /// The part of a probe that has not been written yet.
     probe: &'static [u8],
     passage: GateHandle,
     refuse: Box<dyn FnMut(Refusal) -> Vec<u8> + Send>,
-    /// Our answer to what was refused, as far as it is not out.
+    /// The unwritten part of the response to a rejected head.
     farewell: Option<Bytes>,
     linger: Option<Linger>,
 }
 
 enum State {
-    /// The next head is awaited; so many bytes of it have been searched for its end.
+    /// Reading the next head. This many bytes of it have been searched for its end.
     Head(usize),
-    /// So many bytes of the buffer are through, and then comes a body.
+    /// Returning an accepted head: this many bytes of the buffer remain. The body follows.
     Through(usize, Framing),
     Length(u64),
     Chunked(ChunkedReader),
-    /// Nothing comes any more.
+    /// No more bytes are returned.
     Over,
 }
 
@@ -87,20 +89,20 @@ struct Shared {
     open: AtomicBool,
     reading: AtomicBool,
     ended: AtomicBool,
-    /// A request waits for its answer, of which no byte has been written, and its client understands 1xx.
+    /// True while a request waits for the first byte of its response, and its client understands 1xx.
     unanswered: AtomicBool,
-    /// hyper's handle for an upgrade that did not take place.
+    /// hyper's handle of a requested upgrade that has not taken place.
     pending: Mutex<Option<OnUpgrade>>,
 }
 
 impl GateHandle {
-    /// Opens the gate for good: what comes now is no HTTP.
+    /// Opens the gate permanently. Later bytes are not HTTP and pass unchecked.
     pub(super) fn open(&self) {
         self.0.open.store(true, Ordering::Release);
     }
 
-    /// Notes that a request asks to switch. Whether or not it may, hyper hands the connection over in the end
-    /// instead of closing it.
+    /// Registers a request for an upgrade, and returns its handle. hyper hands the connection over at its end instead
+    /// of closing it, even if the upgrade is refused.
     pub(super) fn asks<B>(&self, request: &mut Request<B>) -> Option<OnUpgrade> {
         let asks = *request.method() == Method::CONNECT || request.headers().contains_key(UPGRADE);
         asks.then(|| {
@@ -111,27 +113,27 @@ impl GateHandle {
         })
     }
 
-    /// It may not, and what the client sends behind it is no HTTP.
+    /// Notes that the connection ends with the current request. Later bytes from the client may not be HTTP.
     pub(super) fn ends(&self) {
         self.0.ended.store(true, Ordering::Release);
     }
 
-    /// Notes a request, until the guard is dropped, before its answer is handed over.
+    /// Marks a request as unanswered until the guard is dropped, which happens before its response is handed over.
     pub(super) fn awaits<B>(&self, request: &Request<B>) -> Unanswered {
         let has_interim = request.version() == Version::HTTP_11 && *request.method() != Method::CONNECT;
         self.0.unanswered.store(has_interim, Ordering::Release);
         Unanswered(self.clone())
     }
 
-    /// It may, and somebody else takes the connection.
+    /// Notes that the upgrade is accepted, so another task takes the connection over.
     pub(super) fn switches(&self) {
         self.pending().take();
     }
 
-    /// Says what is left to say on a connection that nobody has taken.
+    /// Shuts down a connection whose upgrade was refused, which writes the pending response.
     pub(super) async fn closed_by_client(&self) {
         let Some(upgrade) = self.pending().take() else { return };
-        // There are no last words if the connection broke; those that there are have their own deadline.
+        // A broken connection needs no shutdown. The shutdown of any other is limited by `Linger`.
         if let Ok(connection) = upgrade.await {
             let _ = TokioIo::new(connection).shutdown().await;
         }
@@ -145,7 +147,7 @@ impl GateHandle {
         self.0.open.load(Ordering::Acquire)
     }
 
-    /// True while a part of a head is here: the HTTP server does not know of it yet.
+    /// True while part of a head has been read and not yet passed to the HTTP server.
     pub(super) fn is_reading(&self) -> bool {
         self.0.reading.load(Ordering::Acquire)
     }
@@ -155,7 +157,7 @@ impl GateHandle {
     }
 }
 
-/// A request that waits for its answer.
+/// Guard of a request that waits for its response.
 pub(super) struct Unanswered(GateHandle);
 
 impl Drop for Unanswered {
@@ -164,12 +166,12 @@ impl Drop for Unanswered {
     }
 }
 
-/// The interim answer that every client of HTTP/1.1 skips (RFC 9110 §15.2). A client that has closed its connection
-/// answers it with a reset.
+/// An interim response, which every HTTP/1.1 client skips (RFC 9110 §15.2). The kernel of a client that has closed its
+/// connection answers it with a reset.
 const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 impl<T> Http1Gate<T> {
-    /// `refuse` writes a refusal down and gives our answer.
+    /// Creates a gate. `refuse` records a refusal and returns the response to send.
     pub(super) fn new(inner: T, limits: HeadLimits, refuse: impl FnMut(Refusal) -> Vec<u8> + Send + 'static) -> Self {
         Self {
             inner,
@@ -190,22 +192,22 @@ impl<T> Http1Gate<T> {
         }
     }
 
-    /// Waits for no head beyond this deadline, which is asked for at each wait.
+    /// Sets the deadline of all waits for heads. It is evaluated at each wait.
     pub(super) fn until(self, deadline: impl Fn() -> Option<Instant> + Send + 'static) -> Self {
         Self { deadline: Box::new(deadline), ..self }
     }
 
-    /// Probes the client when this watch asks for it.
+    /// Sets the watch that requests probes of the client.
     pub(super) fn probed_for(self, watch: DisconnectWatch) -> Self {
         Self { watch: Some(watch), ..self }
     }
 
-    /// The key to it.
+    /// Returns a handle to the gate.
     pub(super) fn passage(&self) -> GateHandle {
         self.passage.clone()
     }
 
-    /// Returns the bytes that were read and not returned, and the stream.
+    /// Returns the bytes that were read from the stream and not returned, and the stream.
     pub(super) fn into_parts(self) -> (Bytes, T) {
         (self.buffer.freeze(), self.inner)
     }
@@ -216,21 +218,22 @@ impl<T> Http1Gate<T> {
         self.farewell = Some((self.refuse)(refusal.into()).into());
     }
 
-    /// Writes `*` over a target that means the server as a whole, and returns by how many bytes the head is shorter.
+    /// Replaces a target that means the server as a whole with `*`. Returns the number of bytes by which the head got
+    /// shorter.
     fn write_asterisk(&mut self) -> usize {
         let Some(target) = parse::server_wide(&self.buffer) else { return 0 };
-        let Some(shorter) = target.len().checked_sub(1) else { return 0 };
-        self.buffer.copy_within(..target.start, shorter);
-        self.buffer.advance(shorter);
+        let Some(removed) = target.len().checked_sub(1) else { return 0 };
+        self.buffer.copy_within(..target.start, removed);
+        self.buffer.advance(removed);
         if let Some(byte) = self.buffer.get_mut(target.start) {
             *byte = b'*';
         }
-        shorter
+        removed
     }
 
-    /// Looks at what is here of a head.
+    /// Parses the part of a head that has been read. `searched` bytes of it contain no end.
     fn look(&mut self, searched: usize) {
-        // One empty line before a request is let pass (RFC 9112 §2.2).
+        // One empty line before a request is ignored (RFC 9112 §2.2).
         if self.buffer.starts_with(b"\r\n") {
             self.buffer.advance(2);
             self.passage.reading(!self.buffer.is_empty());
@@ -256,7 +259,7 @@ impl<T> Http1Gate<T> {
 }
 
 impl<T: AsyncRead + Unpin> Http1Gate<T> {
-    /// Reads more of a head, as long as its sender has time.
+    /// Reads more of a head until its time limit. Returns 0 at the end of the stream or of the time.
     fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         self.buffer.reserve(STEP);
         let read = tokio_util::io::poll_read_buf(Pin::new(&mut self.inner), cx, &mut self.buffer);
@@ -267,15 +270,15 @@ impl<T: AsyncRead + Unpin> Http1Gate<T> {
             self.passage.reading(!self.buffer.is_empty());
             return Poll::Ready(read);
         }
-        let most = if self.begun || self.first { self.limits.header_timeout } else { self.limits.idle };
-        let (since, waiting) = self.waiting.get_or_insert_with(|| (Instant::now(), Box::pin(sleep(most))));
-        let until = (self.deadline)().map_or(*since + most, |deadline| deadline.min(*since + most));
+        let limit = if self.begun || self.first { self.limits.header_timeout } else { self.limits.idle };
+        let (since, waiting) = self.waiting.get_or_insert_with(|| (Instant::now(), Box::pin(sleep(limit))));
+        let until = (self.deadline)().map_or(*since + limit, |deadline| deadline.min(*since + limit));
         if waiting.deadline() != until {
             waiting.as_mut().reset(until);
         }
         ready!(waiting.as_mut().poll(cx));
         if self.buffer.is_empty() {
-            // Nobody waits for an answer. That it was the first is worth a line.
+            // No response is due without a request. Only a connection without any request is recorded.
             if self.first {
                 let _ = (self.refuse)(Deny::HeaderTimeout.into());
             }
@@ -286,8 +289,8 @@ impl<T: AsyncRead + Unpin> Http1Gate<T> {
         Poll::Ready(Ok(0))
     }
 
-    /// Gives bytes of a body out, from the buffer or right from the stream. `belongs` says how many of them
-    /// are the body's; the rest is kept.
+    /// Returns bytes of a body, from the buffer or directly from the stream. `belongs` returns how many of them belong
+    /// to the body; the rest is kept in the buffer.
     fn poll_body(
         &mut self,
         cx: &mut Context<'_>,
@@ -301,9 +304,9 @@ impl<T: AsyncRead + Unpin> Http1Gate<T> {
         }
         let before = out.filled().len();
         ready!(Pin::new(&mut self.inner).poll_read(cx, out))?;
-        let fresh = out.filled().get(before..).unwrap_or_default();
-        let n = belongs(fresh);
-        if let Some(rest) = fresh.get(n..).filter(|rest| !rest.is_empty()) {
+        let read = out.filled().get(before..).unwrap_or_default();
+        let n = belongs(read);
+        if let Some(rest) = read.get(n..).filter(|rest| !rest.is_empty()) {
             self.buffer.extend_from_slice(rest);
             out.set_filled(before.saturating_add(n));
         }
@@ -312,7 +315,7 @@ impl<T: AsyncRead + Unpin> Http1Gate<T> {
 }
 
 impl<T> Http1Gate<T> {
-    /// True if there is more to come of a body.
+    /// True if the current body is incomplete.
     fn is_within_body(&self) -> bool {
         match &self.state {
             State::Through(..) => true,
@@ -322,7 +325,7 @@ impl<T> Http1Gate<T> {
         }
     }
 
-    /// True if there is no telling where what comes now ends.
+    /// True if the end of the incoming data cannot be determined.
     fn is_lost(&self) -> bool {
         let is_broken = matches!(&self.state, State::Chunked(chunks) if chunks.is_broken());
         is_broken || self.farewell.is_some() || self.passage.0.ended.load(Ordering::Acquire)
@@ -330,8 +333,8 @@ impl<T> Http1Gate<T> {
 }
 
 impl<T: AsyncRead + Unpin> Http1Gate<T> {
-    /// Reads what nobody wants any more: the rest of a body, and behind it what is here already. Where a request
-    /// ends that is not known, until the client ends.
+    /// Reads data to be discarded: the rest of a body, and any bytes after it that have already arrived. If the end of
+    /// the request is unknown, reads until the client closes.
     fn poll_rest(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.is_within_body() {
             ready!(Pin::new(&mut *self).poll_read(cx, out))?;
@@ -385,10 +388,10 @@ impl<T: AsyncRead + Unpin> AsyncRead for Http1Gate<T> {
                 State::Length(0) => this.state = State::Head(0),
                 State::Length(left) => {
                     this.state = State::Length(left);
-                    let most = usize::try_from(left).unwrap_or(usize::MAX);
+                    let limit = usize::try_from(left).unwrap_or(usize::MAX);
                     let mut passed = 0;
                     ready!(this.poll_body(cx, out, |bytes| {
-                        passed = bytes.len().min(most);
+                        passed = bytes.len().min(limit);
                         passed
                     }))?;
                     this.state = State::Length(left.saturating_sub(passed as u64));
@@ -396,7 +399,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Http1Gate<T> {
                 }
                 State::Chunked(chunks) if chunks.is_over() => this.state = State::Head(0),
                 State::Chunked(chunks) if chunks.is_broken() => {
-                    // The server finds its body cut short, which it is.
+                    // The end of the stream here makes the server treat the body as truncated.
                     this.state = State::Chunked(chunks);
                     return Poll::Ready(Ok(()));
                 }
@@ -411,8 +414,8 @@ impl<T: AsyncRead + Unpin> AsyncRead for Http1Gate<T> {
 }
 
 impl<T: AsyncWrite + Unpin> Http1Gate<T> {
-    /// Begins a probe if one is wanted. hyper flushes once it has written all that it has, so that a probe stands
-    /// between answers and never within one.
+    /// Starts a probe if one is wanted. hyper flushes after it has written its whole buffer, so a probe is sent between
+    /// responses and never within one.
     fn begin_probe(&mut self) {
         if !self.passage.0.unanswered.load(Ordering::Acquire) || !self.probe.is_empty() {
             return;
@@ -451,19 +454,19 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Http1Gate<T> {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if let Some(words) = &mut this.farewell {
-            while !words.is_empty() {
-                let n = ready!(Pin::new(&mut this.inner).poll_write(cx, words))?;
+        if let Some(response) = &mut this.farewell {
+            while !response.is_empty() {
+                let n = ready!(Pin::new(&mut this.inner).poll_write(cx, response))?;
                 if n == 0 {
                     return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
                 }
-                words.advance(n.min(words.len()));
+                response.advance(n.min(response.len()));
             }
         }
         if this.linger.is_none() {
             ready!(Pin::new(&mut this.inner).poll_shutdown(cx))?;
         }
-        // Behind a switch the other direction is not ours to end.
+        // After an upgrade, the code that took the connection over ends the read direction.
         if this.passage.is_open() {
             return Poll::Ready(Ok(()));
         }
@@ -495,7 +498,7 @@ mod tests {
     use std::collections::VecDeque;
     use tokio::io::{AsyncReadExt, duplex};
 
-    /// A client that sends its bytes in these pieces and is then through.
+    /// A client that sends its bytes in these pieces and then closes.
     struct Pieces(VecDeque<Vec<u8>>);
 
     impl AsyncRead for Pieces {
@@ -511,8 +514,8 @@ mod tests {
         }
     }
 
-    /// Returns the bytes that the HTTP server reads in steps of `step` bytes, and the refusal.
-    async fn through(pieces: VecDeque<Vec<u8>>, step: usize) -> (Vec<u8>, Vec<Refusal>) {
+    /// Returns the bytes that the HTTP server reads in steps of `step` bytes, and the refusals.
+    async fn pass_through(pieces: VecDeque<Vec<u8>>, step: usize) -> (Vec<u8>, Vec<Refusal>) {
         let limits = HeadLimits { head: 1000, header_timeout: Duration::from_secs(1), idle: Duration::from_secs(9) };
         let refused = Arc::<Mutex<Vec<Refusal>>>::default();
         let noted = refused.clone();
@@ -531,9 +534,9 @@ mod tests {
         (found, refused)
     }
 
-    /// How long it takes to shut down behind this of a request, in seconds, while the client goes on sending such
-    /// pieces, one each half second, and does not end.
-    async fn shut_down_behind(sent: &str, pieces: &[&'static str]) -> f64 {
+    /// Returns the time in seconds that a shutdown takes after the request `sent`, while the client sends one of
+    /// `pieces` every half second and does not close.
+    async fn shutdown_time(sent: &str, pieces: &[&'static str]) -> f64 {
         let (mut client, near) = duplex(64);
         let limits = HeadLimits { head: 1000, header_timeout: Duration::from_secs(1), idle: Duration::from_secs(9) };
         let mut heads = Http1Gate::new(near, limits, |_| b"no".to_vec());
@@ -543,7 +546,7 @@ mod tests {
         let more = async {
             for piece in pieces {
                 sleep(Duration::from_millis(500)).await;
-                // It may be cut off.
+                // The gate may have stopped reading.
                 let _ = client.write_all(piece.as_bytes()).await;
             }
             std::future::pending().await
@@ -556,7 +559,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_nobody_wants_is_heard_to_its_end_or_for_two_seconds() {
+    async fn an_unwanted_body_is_read_to_its_end_or_for_two_seconds() {
         let rows = [
             ("GET / HTTP/1.1\r\n\r\n", &[][..], 0.0),
             ("PUT / HTTP/1.1\r\nContent-Length: 4\r\n\r\n", &["ab", "cd"], 1.0),
@@ -567,7 +570,7 @@ mod tests {
             ("GET / HTTP/1.1\n\n", &["x"], 2.0),
         ];
         for (sent, pieces, want) in rows {
-            let took = shut_down_behind(sent, pieces).await;
+            let took = shutdown_time(sent, pieces).await;
             assert!((took - want).abs() < 0.01, "{sent:?} {pieces:?}: {took} s");
         }
     }
@@ -587,16 +590,16 @@ mod tests {
         "\x16\x03\x01\r\n\r\n",
     ];
 
-    /// However it comes, the target is rewritten and what follows keeps its place.
+    /// The target is rewritten and the bytes after it stay unchanged, however the head is split.
     #[test]
-    fn options_of_the_whole_server_become_an_asterisk_wherever_they_are_cut() {
+    fn server_wide_options_become_an_asterisk_however_they_are_split() {
         let (one, two) = ("OPTIONS http://a.example", " HTTP/1.1\r\nHost: a.example\r\nContent-Length: 2\r\n\r\nab");
         let behind = "GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n";
         let text = format!("{one}{two}{behind}");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         for size in [1, 2, 7, 30, 60, text.len()] {
             let pieces = text.as_bytes().chunks(size).map(<[u8]>::to_vec).collect();
-            let (found, refused) = runtime.block_on(through(pieces, 3));
+            let (found, refused) = runtime.block_on(pass_through(pieces, 3));
             assert_eq!(String::from_utf8(found).unwrap(), format!("OPTIONS *{two}{behind}"), "in pieces of {size}");
             assert!(refused.is_empty(), "{refused:?}");
         }
@@ -604,7 +607,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sound_messages_pass_as_they_are_wherever_they_are_cut(
+        fn valid_messages_pass_unchanged_however_they_are_split(
             which in proptest::collection::vec(0..MESSAGES.len(), 0..5),
             bad in proptest::option::of(0..BAD.len()),
             cuts in proptest::collection::vec(1_usize..40, 1..20),
@@ -617,13 +620,13 @@ mod tests {
                 if rest.is_empty() {
                     break;
                 }
-                let (piece, behind) = rest.split_at(rest.len().min(*cut));
+                let (piece, tail) = rest.split_at(rest.len().min(*cut));
                 pieces.push_back(piece.to_vec());
-                rest = behind;
+                rest = tail;
             }
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-            let (found, refused) = runtime.block_on(through(pieces, step));
-            // An empty line before a request goes no further.
+            let (found, refused) = runtime.block_on(pass_through(pieces, step));
+            // The gate drops an empty line before a request.
             let mut want = String::new();
             for at in &which {
                 want.push_str(MESSAGES[*at].trim_start_matches("\r\n"));

@@ -23,15 +23,15 @@ use crate::policy::settings::{ListenAt, Proxy, ProxyTls};
 use crate::tls::listener;
 use crate::tls::listener::ListenerTlsError;
 
-/// Connections that the kernel keeps until they are accepted, if `net.core.somaxconn` lets it. One that comes when there
-/// are so many is dropped, and its client tries again after a second: a burst from elsewhere must not cost that.
+/// Length of the kernel's queue of connections to accept, which `net.core.somaxconn` may lower. The kernel drops
+/// connections beyond it, and their clients retry after a second, so a burst of one client must not fill it.
 const BACKLOG: u32 = 4096;
 
 /// A socket that connections are accepted from.
 pub struct Listener {
     socket: Socket,
     at: ListenAt,
-    /// Removed with the listener: a socket file that we made.
+    /// The socket file that this process created. It is removed on drop.
     _file: Option<SocketFile>,
 }
 
@@ -40,23 +40,23 @@ enum Socket {
     Unix(UnixListener),
 }
 
-/// Sockets that the service manager opened for us.
+/// Sockets passed by the service manager.
 #[derive(Default)]
 pub struct Inherited {
-    /// In place of `proxy.listen`, unless there are none.
+    /// Listeners for sandboxes. They replace `proxy.listen`, unless there are none.
     pub proxy: Vec<Listener>,
-    /// In place of `admin.listen`.
+    /// The admin listener. It replaces `admin.listen`.
     pub admin: Option<Listener>,
 }
 
-/// A connection that was accepted, before any handshake.
+/// An accepted connection, before any handshake.
 pub(crate) enum Accepted {
     Tcp(TcpStream, std::net::SocketAddr),
-    /// With the user id at the other end.
+    /// With the user id of the peer.
     Unix(UnixStream, u32),
 }
 
-/// A client's end of a connection, once it is ready for HTTP.
+/// The client's side of a connection, ready for HTTP.
 pub(crate) enum Stream {
     Plain(ClientSocket),
     Tls(Box<TlsStream<ClientSocket>>),
@@ -70,7 +70,7 @@ pub(crate) struct Opened {
 }
 
 impl Accepted {
-    /// The peer address as the cap on unidentified connections counts it.
+    /// Returns the source that the limits on unidentified connections apply to.
     pub(crate) fn source(&self) -> Source {
         match self {
             Self::Tcp(_, address) => address.ip().into(),
@@ -79,15 +79,16 @@ impl Accepted {
     }
 }
 
+/// A Unix socket file, removed on drop if it is still the same file.
 struct SocketFile {
     path: PathBuf,
-    /// Device and inode: whoever has taken the place meanwhile keeps it.
-    is: (u64, u64),
+    /// Device and inode. A file that has replaced this one is not removed.
+    identity: (u64, u64),
 }
 
 impl SocketFile {
     fn of(path: &Path) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), is: identity(path)? })
+        Ok(Self { path: path.to_owned(), identity: identity(path)? })
     }
 }
 
@@ -97,28 +98,29 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|is| is == self.is) {
+        if identity(&self.path).is_ok_and(|found| found == self.identity) {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
 impl Listener {
-    /// Listens there. A Unix socket that a dead process left is replaced, a live one is not.
+    /// Listens on an address. The file of a Unix socket is replaced only if no process listens on it. A new file gets
+    /// the permissions `mode`.
     ///
     /// # Errors
-    /// The address is taken, or not ours.
+    /// If the address is in use, or cannot be bound.
     pub async fn bind(at: &ListenAt, mode: u32) -> io::Result<Self> {
         match at {
             ListenAt::Tcp(address) => {
                 let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-                // A restart does not wait for connections of the last run to be forgotten.
+                // A restart does not wait for the end of TIME_WAIT of old connections.
                 socket.set_reuseaddr(true)?;
                 socket.bind(*address)?;
                 Self::tcp(socket.listen(BACKLOG)?)
             }
             ListenAt::Unix(path) => {
-                remove_dead(path)?;
+                remove_unused(path)?;
                 let socket = UnixListener::bind(path)?;
                 let file = SocketFile::of(path)?;
                 fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
@@ -127,35 +129,36 @@ impl Listener {
         }
     }
 
-    /// A TCP socket that listens already.
+    /// Wraps a TCP socket that is already listening.
     ///
     /// # Errors
-    /// It is none.
+    /// If its local address cannot be read.
     pub fn tcp(socket: TcpListener) -> io::Result<Self> {
         let at = ListenAt::Tcp(socket.local_addr()?);
         Ok(Self { socket: Socket::Tcp(socket), at, _file: None })
     }
 
-    /// A Unix socket that listens already. Its file is somebody else's.
+    /// Wraps a Unix socket that is already listening. Its file is not removed.
     ///
     /// # Errors
-    /// It is none.
+    /// If its local address cannot be read.
     pub fn unix(socket: UnixListener) -> io::Result<Self> {
         let path = socket.local_addr()?.as_pathname().map(Path::to_owned).unwrap_or_default();
         Ok(Self { socket: Socket::Unix(socket), at: ListenAt::Unix(path), _file: None })
     }
 
-    /// Where it is, with the port that it got.
+    /// Returns the address, with the port that was assigned to it.
     #[must_use]
     pub fn at(&self) -> &ListenAt {
         &self.at
     }
 
+    /// Accepts a connection.
     pub(crate) async fn accept(&self) -> io::Result<Accepted> {
         match &self.socket {
             Socket::Tcp(socket) => {
                 let (stream, address) = socket.accept().await?;
-                // Latency matters more than packets; a stream that cannot take the option still works.
+                // Latency matters more than the number of packets. Without the option the stream still works.
                 let _ = stream.set_nodelay(true);
                 Ok(Accepted::Tcp(stream, address))
             }
@@ -168,22 +171,25 @@ impl Listener {
     }
 }
 
-/// Removes a socket file that nobody listens on.
-fn remove_dead(path: &Path) -> io::Result<()> {
+/// Removes a socket file that no process listens on.
+///
+/// # Errors
+/// If a process listens on it, the file is not a socket, or it cannot be removed.
+fn remove_unused(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => match std::os::unix::net::UnixStream::connect(path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
             Ok(_) | Err(_) => Err(io::ErrorKind::AddrInUse.into()),
         },
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "something else than a socket is there")),
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is not a socket exists at this path")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Sets up an accepted connection for HTTP: PROXY, TLS and peer identity.
+/// Sets up an accepted connection for HTTP: TLS handshake and peer identity.
 pub(crate) struct ConnectionSetup {
-    /// The files are read again at a reload.
+    /// The TLS files and the configuration from them, which is replaced at a reload.
     tls: Option<(ProxyTls, RwLock<Arc<ServerConfig>>)>,
     unix_tasks: std::collections::BTreeMap<u32, TaskName>,
 }
@@ -192,21 +198,21 @@ impl ConnectionSetup {
     pub(crate) fn new(settings: &Proxy) -> Result<Self, ListenerTlsError> {
         let tls = match &settings.tls {
             None => None,
-            Some(files) => Some((files.clone(), RwLock::new(read(files)?))),
+            Some(files) => Some((files.clone(), RwLock::new(server_config(files)?))),
         };
         Ok(Self { tls, unix_tasks: settings.unix_tasks.clone() })
     }
 
-    /// Reads certificate, key and list of revoked certificates again. On an error the old ones stay.
+    /// Reads the certificate, the key and the revocation list again. After an error the old ones stay in use.
     pub(crate) fn renew(&self) -> Result<(), ListenerTlsError> {
         if let Some((files, config)) = &self.tls {
-            let renewed = read(files)?;
+            let renewed = server_config(files)?;
             *config.write() = renewed;
         }
         Ok(())
     }
 
-    /// Returns the facts known of the peer before a handshake.
+    /// Returns the peer's identity as known before a handshake.
     pub(crate) fn peer(&self, accepted: &Accepted) -> Peer {
         match accepted {
             Accepted::Tcp(_, address) => Peer::tcp(*address),
@@ -214,7 +220,7 @@ impl ConnectionSetup {
         }
     }
 
-    /// Does the handshake, if there is one. The caller bounds its time.
+    /// Runs the TLS handshake, if the listener uses TLS. The caller limits its time.
     pub(crate) async fn open(&self, accepted: Accepted) -> io::Result<Opened> {
         let peer = self.peer(&accepted);
         let (socket, address) = match accepted {
@@ -241,7 +247,7 @@ impl ConnectionSetup {
     }
 }
 
-fn read(files: &ProxyTls) -> Result<Arc<ServerConfig>, ListenerTlsError> {
+fn server_config(files: &ProxyTls) -> Result<Arc<ServerConfig>, ListenerTlsError> {
     listener::server_config(&listener::PemFiles {
         cert: &files.cert,
         key: &files.key,
@@ -250,7 +256,7 @@ fn read(files: &ProxyTls) -> Result<Arc<ServerConfig>, ListenerTlsError> {
     })
 }
 
-macro_rules! each {
+macro_rules! with_inner {
     ($stream:expr, $inner:ident => $call:expr) => {
         match $stream.get_mut() {
             Stream::Plain($inner) => $call,
@@ -261,21 +267,21 @@ macro_rules! each {
 
 impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        each!(self, inner => Pin::new(inner).poll_read(cx, buf))
+        with_inner!(self, inner => Pin::new(inner).poll_read(cx, buf))
     }
 }
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        each!(self, inner => Pin::new(inner).poll_write(cx, buf))
+        with_inner!(self, inner => Pin::new(inner).poll_write(cx, buf))
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        each!(self, inner => Pin::new(inner).poll_flush(cx))
+        with_inner!(self, inner => Pin::new(inner).poll_flush(cx))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        each!(self, inner => Pin::new(inner).poll_shutdown(cx))
+        with_inner!(self, inner => Pin::new(inner).poll_shutdown(cx))
     }
 
     fn poll_write_vectored(
@@ -283,7 +289,7 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        each!(self, inner => Pin::new(inner).poll_write_vectored(cx, bufs))
+        with_inner!(self, inner => Pin::new(inner).poll_write_vectored(cx, bufs))
     }
 
     fn is_write_vectored(&self) -> bool {

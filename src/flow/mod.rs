@@ -43,47 +43,48 @@ pub struct Services {
     pub settings: Settings,
     /// The policy in force.
     pub policies: Arc<PolicyStore>,
-    /// The one that resolves and judges.
+    /// Resolves names and checks the addresses.
     pub resolver: Arc<Resolver>,
-    /// The one that dials.
+    /// Connects to origins and exchanges messages with them.
     pub forwarder: Forwarder,
     /// The interception CA.
     pub authority: Authority,
     /// The audit log.
     pub audit: Arc<Sink>,
-    /// How often credentials were found in requests, and who was stopped.
+    /// The number of finds of each execution, and the stopped executions.
     pub finds: Arc<Finds>,
-    /// Executions and what they have used up.
+    /// Executions and their usage.
     pub ledger: Arc<Ledger>,
     /// Counts and limits calls.
     pub throttle: Throttle,
-    /// The memory for request bodies that are held.
+    /// The memory budget for buffered request bodies.
     pub bodies: Arc<Budget>,
-    /// The memory for what clients may send in tunnels before it is read.
+    /// The memory budget for the flow-control windows of h2 tunnels.
     pub windows: Arc<Budget>,
-    /// Where it listens for sandboxes.
+    /// The addresses of the listeners for sandboxes.
     pub(crate) listeners: Vec<ListenAt>,
     /// Sets up accepted connections for HTTP.
     pub(crate) connection_setup: listener::ConnectionSetup,
-    /// Where registered webhooks lead.
+    /// The results of the checks on registered webhooks.
     pub(crate) webhook_prechecks: webhooks::WebhookPrechecks,
-    /// Connections of each caller.
+    /// The connection counts of the callers.
     pub(crate) caller_connections: Arc<caller_connections::CallerConnections>,
-    /// Cancelled when the daemon is told to stop.
+    /// Cancelled when the daemon starts to stop. No new requests are served.
     pub drain: CancellationToken,
-    /// Cancelled when draining has taken long enough.
+    /// Cancelled when the drain timeout has passed. Open exchanges are aborted.
     pub abort: CancellationToken,
-    /// Connections and tunnels that are open.
+    /// The tasks of open connections and tunnels.
     pub tracker: TaskTracker,
 }
 
 impl Services {
-    /// Begins the record of a request, under the policy in force.
+    /// Starts the record of a request, under the policy in force.
     fn record(&self, peer: &Peer) -> Record {
         Record::begin(&self.audit, &self.finds, self.policies.snapshot().values(), peer)
     }
 
-    /// Waits, on a find, until it has been written down: who sent it must not get away with it by a restart.
+    /// Adds finds in a refused request to its record. If there are any, waits until they have been persisted, so that a
+    /// restart does not erase them.
     async fn settle(&self, refused: Option<Refusal>, record: &mut Record) {
         let Some(refusal) = refused else { return };
         if refusal == Deny::LeakDetected.into() {
@@ -96,8 +97,8 @@ impl Services {
         }
     }
 
-    /// A call that is refused before it is looked through is shown to its client without the client's own values.
-    /// A redacted value confirms the caller's guess, so it counts as a find.
+    /// Counts the finds in a call that was refused before the scan. The response and the log show such a call with the
+    /// caller's own values redacted. A redacted value confirms the caller's guess, so it counts as a find.
     fn find_in_refused(&self, record: &mut Record) {
         let policy = self.policies.snapshot();
         let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));

@@ -1,4 +1,4 @@
-//! Builds responses; the only place that renders errors.
+//! Builds responses, including all error responses.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -30,38 +30,38 @@ use crate::stages::limit::{self, CheckedResponse, ResponseBody};
 use crate::stages::message::request_body::BodyError;
 
 const PROBLEM: &str = "application/problem+json";
-/// The content codings of requests that can be read (RFC 9110 §12.5.3).
+/// The content codings that can be decoded in requests (RFC 9110 §12.5.3).
 const CODINGS: &str = "br, deflate, gzip, zstd";
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// The body of an answer.
+/// The body of a response.
 pub struct AnswerBody {
-    words: BodySource,
-    /// Held as long as the answer is on its way.
-    _open: Option<Arc<()>>,
+    source: BodySource,
+    /// Held until the response has been sent or dropped.
+    _guard: Option<Arc<()>>,
 }
 
 enum BodySource {
-    /// An origin's.
+    /// The body of an origin's response.
     Origin(Box<ResponseBody>),
-    /// Ours.
-    Ours(Full<Bytes>),
+    /// A body that the proxy generated.
+    Local(Full<Bytes>),
 }
 
 impl AnswerBody {
-    fn ours(text: impl Into<Bytes>) -> Self {
-        Self { words: BodySource::Ours(Full::new(text.into())), _open: None }
+    fn local(text: impl Into<Bytes>) -> Self {
+        Self { source: BodySource::Local(Full::new(text.into())), _guard: None }
     }
 
-    /// Holds on to something until the answer has been sent or dropped.
-    pub(super) fn holding(self, open: Arc<()>) -> Self {
-        Self { _open: Some(open), ..self }
+    /// Attaches a handle that is dropped once the response has been sent or dropped.
+    pub(super) fn with_guard(self, guard: Arc<()>) -> Self {
+        Self { _guard: Some(guard), ..self }
     }
 }
 
-/// RFC 9457, with members of our own.
+/// A problem document (RFC 9457) with extension members.
 #[derive(Serialize)]
 struct Problem<'a> {
     r#type: String,
@@ -73,7 +73,7 @@ struct Problem<'a> {
     stage: &'static str,
     retry: &'static str,
     hint: &'static str,
-    /// Of a tool call, where it went.
+    /// The URL of a tool call.
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,7 +87,7 @@ struct Problem<'a> {
     /// The approval that is pending or was decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     approval: Option<&'a str>,
-    /// Which limit has been reached, and what it allows.
+    /// The limit that has been reached.
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<Limit>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,28 +97,28 @@ struct Problem<'a> {
 #[derive(Serialize)]
 struct Limit {
     name: &'static str,
-    /// Bytes, seconds, or how many.
+    /// The limit's value: bytes, seconds, or a count.
     allowed: Number,
 }
 
 impl From<&ReachedLimit> for Limit {
-    fn from(limited: &ReachedLimit) -> Self {
-        Self { name: limited.name, allowed: limited.limit.into() }
+    fn from(reached: &ReachedLimit) -> Self {
+        Self { name: reached.name, allowed: reached.limit.into() }
     }
 }
 
 impl From<ExchangeLimit> for Limit {
-    fn from(bound: ExchangeLimit) -> Self {
-        let allowed = match bound.value() {
-            LimitValue::Bytes(most) => most.into(),
-            LimitValue::Time(most) if most.subsec_nanos() == 0 => most.as_secs().into(),
-            LimitValue::Time(most) => Number::from_f64(most.as_secs_f64()).unwrap_or(most.as_secs().into()),
+    fn from(exchange_limit: ExchangeLimit) -> Self {
+        let allowed = match exchange_limit.value() {
+            LimitValue::Bytes(limit) => limit.into(),
+            LimitValue::Time(limit) if limit.subsec_nanos() == 0 => limit.as_secs().into(),
+            LimitValue::Time(limit) => Number::from_f64(limit.as_secs_f64()).unwrap_or(limit.as_secs().into()),
         };
-        Self { name: bound.name(), allowed }
+        Self { name: exchange_limit.name(), allowed }
     }
 }
 
-/// The details of a refusal that its caller may know.
+/// The details of a refusal that the caller may see.
 #[derive(Default)]
 struct RefusalDetails<'a> {
     url: Option<String>,
@@ -127,21 +127,21 @@ struct RefusalDetails<'a> {
     approved: Option<Vec<String>>,
     credential: Option<&'a str>,
     approval: Option<&'a str>,
-    limited: Option<&'a ReachedLimit>,
-    bound: Option<ExchangeLimit>,
+    reached: Option<&'a ReachedLimit>,
+    exchange_limit: Option<ExchangeLimit>,
     tls: Option<TlsFailure>,
 }
 
-/// Passes an origin's answer on. The record goes with its body.
+/// Returns an origin's response. Its body holds the record.
 pub(super) fn origin(services: &Services, checked: CheckedResponse, record: Record) -> Response<AnswerBody> {
-    let labels = OwnFields::of(services, &record);
+    let fields = OwnFields::of(services, &record);
     let mut response = limit::response(checked, record)
-        .map(|body| AnswerBody { words: BodySource::Origin(Box::new(body)), _open: None });
-    labels.put(response.headers_mut());
+        .map(|body| AnswerBody { source: BodySource::Origin(Box::new(body)), _guard: None });
+    fields.insert_into(response.headers_mut());
     response
 }
 
-/// The proxy's own fields in the head of an origin's answer.
+/// The header fields that the proxy adds to an origin's response.
 struct OwnFields {
     id: Option<HeaderValue>,
     used: Option<HeaderValue>,
@@ -154,7 +154,7 @@ impl OwnFields {
         Self { id: HeaderValue::from_str(record.id()).ok(), used, via: services.settings.proxy.via }
     }
 
-    fn put(self, headers: &mut HeaderMap) {
+    fn insert_into(self, headers: &mut HeaderMap) {
         let named = [(EXEAT_REQUEST_ID, self.id), (EXEAT_CREDENTIAL_USED, self.used)];
         for (name, value) in named.into_iter().filter_map(|(name, value)| Some((name, value?))) {
             headers.insert(name, value);
@@ -165,34 +165,34 @@ impl OwnFields {
     }
 }
 
-/// The answer to a WebSocket handshake that the origin agreed to.
+/// Returns the response to a WebSocket handshake that the origin accepted.
 pub(super) fn switched(services: &Services, head: Response<()>, record: &Record) -> Response<AnswerBody> {
-    let mut response = head.map(|()| AnswerBody::ours(Bytes::new()));
-    OwnFields::of(services, record).put(response.headers_mut());
+    let mut response = head.map(|()| AnswerBody::local(Bytes::new()));
+    OwnFields::of(services, record).insert_into(response.headers_mut());
     response
 }
 
-/// The answer to a CONNECT that was let through.
+/// Returns the response to an accepted CONNECT.
 pub(super) fn established(record: &Record) -> Response<AnswerBody> {
-    let mut response = Response::new(AnswerBody::ours(Bytes::new()));
+    let mut response = Response::new(AnswerBody::local(Bytes::new()));
     if let Ok(id) = HeaderValue::from_str(record.id()) {
         response.headers_mut().insert(EXEAT_REQUEST_ID, id);
     }
     response
 }
 
-/// The answer of one of the proxy's own paths.
-pub(super) fn self_reply(said: SelfReply, record: &Record) -> Response<AnswerBody> {
-    let (status, kind, body, allow) = match said {
+/// Returns the response of one of the proxy's own paths.
+pub(super) fn self_reply(reply: SelfReply, record: &Record) -> Response<AnswerBody> {
+    let (status, kind, body, allow) = match reply {
         SelfReply::Document(value) => (StatusCode::OK, "application/json", format!("{value:#}\n"), None),
         SelfReply::Authority(pem) => (StatusCode::OK, "application/x-pem-file", pem, None),
-        SelfReply::AnotherMethod(allow) => {
+        SelfReply::MethodNotAllowed(allow) => {
             let status = StatusCode::METHOD_NOT_ALLOWED;
             (status, PROBLEM, plain(status, "The path exists, but does not support the method", record), Some(allow))
         }
-        SelfReply::Unknown(what) => (StatusCode::NOT_FOUND, PROBLEM, plain(StatusCode::NOT_FOUND, what, record), None),
+        SelfReply::NotFound(what) => (StatusCode::NOT_FOUND, PROBLEM, plain(StatusCode::NOT_FOUND, what, record), None),
     };
-    let mut response = Response::new(AnswerBody::ours(body));
+    let mut response = Response::new(AnswerBody::local(body));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -205,7 +205,7 @@ pub(super) fn self_reply(said: SelfReply, record: &Record) -> Response<AnswerBod
     response
 }
 
-/// A problem that is no refusal: its status says it all (RFC 9457 §4.2.1).
+/// Returns a problem document for an error that is not a refusal. Its type is `about:blank` (RFC 9457 §4.2.1).
 fn plain(status: StatusCode, detail: &str, record: &Record) -> String {
     let problem = json!({
         "type": "about:blank",
@@ -217,61 +217,61 @@ fn plain(status: StatusCode, detail: &str, record: &Record) -> String {
     format!("{problem:#}\n")
 }
 
-/// Answers a refusal, and leaves it in the record.
+/// Returns the response to a refused request, and adds the refusal to the record.
 pub(super) fn refusal(services: &Services, refusal: Refusal, mut record: Record) -> Response<AnswerBody> {
     record.failed(refusal);
-    // The rest of the client's body is dropped, even if the origin has already answered.
+    // The rest of the client's body is discarded, even if the origin has already responded.
     record.counts().end();
     let policy = services.policies.snapshot();
     let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));
     let is_leak = refusal == Deny::LeakDetected.into();
     let approved = task.filter(|_| refusal == Deny::HostNotAllowed.into()).map(|task| task.approved());
-    // Where the value stands, a text of the client's is not repeated.
+    // A URL that may contain the leaked value is not repeated.
     let url = task.filter(|_| !is_leak).and_then(|task| record.url_without(task.own()));
-    let clear_of = task.map(|task| if is_leak { task.values() } else { task.own() });
-    let method = clear_of.and_then(|values| record.method_without(values));
+    let hidden = task.map(|task| if is_leak { task.values() } else { task.own() });
+    let method = hidden.and_then(|values| record.method_without(values));
     let host = task.and_then(|task| record.host_without(task.own()));
     let credential = record.about().map(CredentialName::as_str);
     let is_of_approval = matches!(refusal, Refusal::Deny(Deny::ApprovalPending | Deny::ApprovalDenied));
     let approval = record.approval_id().filter(|_| is_of_approval);
-    let (limited, bound) = (record.limit(), record.counts().limit_of(refusal));
+    let (reached, exchange_limit) = (record.limit(), record.counts().limit_of(refusal));
     let tls = record.tls_failure().filter(|_| refusal == Fail::TlsFailed.into());
     render(
         refusal,
         record.id(),
-        RefusalDetails { url, method, host, approved, credential, approval, limited, bound, tls },
+        RefusalDetails { url, method, host, approved, credential, approval, reached, exchange_limit, tls },
     )
 }
 
 fn render(refusal: Refusal, id: &str, about: RefusalDetails<'_>) -> Response<AnswerBody> {
-    let RefusalDetails { url, method, host, approved, credential, approval, limited, bound, tls } = about;
+    let RefusalDetails { url, method, host, approved, credential, approval, reached, exchange_limit, tls } = about;
     let notice = refusal.notice();
-    let words = tls.map(|failure| failure.kind.text());
+    let texts = tls.map(|failure| failure.kind.text());
     let error = tls.map_or_else(|| notice.proxy_status.to_owned(), TlsFailure::proxy_status);
     let problem = Problem {
         r#type: format!("urn:exeat:{}", notice.code),
         title: notice.title,
         status: notice.status.as_u16(),
-        detail: words.map_or(notice.title, |words| words.detail),
+        detail: texts.map_or(notice.title, |texts| texts.detail),
         instance: id,
         code: notice.code,
         stage: notice.stage.as_str(),
         retry: notice.retry.as_str(),
-        hint: words.map_or(notice.hint, |words| words.hint),
+        hint: texts.map_or(notice.hint, |texts| texts.hint),
         url,
         method,
         host,
         approved,
         credential,
         approval,
-        limit: limited.map(Limit::from).or(bound.map(Limit::from)),
-        retry_after_s: limited.and_then(ReachedLimit::retry_after_s),
+        limit: reached.map(Limit::from).or(exchange_limit.map(Limit::from)),
+        retry_after_s: reached.and_then(ReachedLimit::retry_after_s),
     };
     let body = serde_json::to_vec_pretty(&problem).map(|mut text| {
         text.push(b'\n');
         text
     });
-    let mut response = Response::new(AnswerBody::ours(body.unwrap_or_default()));
+    let mut response = Response::new(AnswerBody::local(body.unwrap_or_default()));
     *response.status_mut() = notice.status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM));
@@ -283,12 +283,12 @@ fn render(refusal: Refusal, id: &str, about: RefusalDetails<'_>) -> Response<Ans
     if let Ok(id) = HeaderValue::from_str(id) {
         headers.insert(EXEAT_REQUEST_ID, id);
     }
-    if let Some(limited) = limited {
-        let retry_after = limited.retry_after_s().map(|seconds| seconds.to_string());
+    if let Some(reached) = reached {
+        let retry_after = reached.retry_after_s().map(|seconds| seconds.to_string());
         let fields = [
             (RETRY_AFTER, retry_after),
-            (RATE_LIMIT, Some(limited.field())),
-            (RATE_LIMIT_POLICY, Some(limited.policy_field())),
+            (RATE_LIMIT, Some(reached.field())),
+            (RATE_LIMIT_POLICY, Some(reached.policy_field())),
         ];
         for (name, value) in fields {
             if let Some(Ok(value)) = value.map(HeaderValue::try_from) {
@@ -308,7 +308,8 @@ fn render(refusal: Refusal, id: &str, about: RefusalDetails<'_>) -> Response<Ans
     response
 }
 
-/// After these the next bytes on the connection could be read in two ways, or nobody should go on.
+/// Returns true if the connection must close after a refusal, because the next bytes on it are ambiguous or because the
+/// proxy cannot serve another request.
 fn closes(refusal: Refusal) -> bool {
     matches!(
         refusal,
@@ -317,8 +318,8 @@ fn closes(refusal: Refusal) -> bool {
     )
 }
 
-/// Makes a refused CONNECT end its connection: what the client sent along with it is no HTTP
-/// (RFC 9112 §11.2). After a 407 it may try again.
+/// Makes the response to a refused CONNECT the last on its connection, because the bytes after the request may not be
+/// HTTP (RFC 9112 §11.2). After a 407 the connection stays open, so that the client can retry.
 pub(super) fn closing(response: Response<AnswerBody>) -> Response<AnswerBody> {
     if response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED { response } else { last(response) }
 }
@@ -329,7 +330,7 @@ pub(super) fn last(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
     response
 }
 
-/// Corrects the refusal of a coding where none is read: on the proxy's own paths.
+/// Sets `Accept-Encoding: identity` in the refusal of a content coding. The proxy's own paths decode none.
 pub(super) fn uncoded(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
     if let Some(codings) = response.headers_mut().get_mut(ACCEPT_ENCODING) {
         *codings = HeaderValue::from_static("identity");
@@ -337,23 +338,24 @@ pub(super) fn uncoded(mut response: Response<AnswerBody>) -> Response<AnswerBody
     response
 }
 
-/// The `Date` of the current second (RFC 9110 §6.6.1), which is formatted once. The HTTP servers keep one of their own.
+/// Returns the `Date` of the current second (RFC 9110 §6.6.1), formatted once per second. Responses of the HTTP servers
+/// use hyper's own cache.
 fn date() -> Option<HeaderValue> {
     static LAST: Mutex<Option<(u64, HeaderValue)>> = Mutex::new(None);
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    // The format ends with the year 9999.
+    // The last second of the year 9999, the end of the format's range.
     let second = since_epoch.as_secs().min(253_402_300_799);
     let mut last = LAST.lock();
     if let Some((_, date)) = last.as_ref().filter(|(at, _)| *at == second) {
         return Some(date.clone());
     }
-    let written = httpdate::fmt_http_date(SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(second))?);
-    let date = HeaderValue::try_from(written).ok()?;
+    let formatted = httpdate::fmt_http_date(SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(second))?);
+    let date = HeaderValue::try_from(formatted).ok()?;
     *last = Some((second, date.clone()));
     Some(date)
 }
 
-/// A whole answer as bytes, for a connection that gets no HTTP server.
+/// Returns a complete response to a refusal as bytes, for a connection without an HTTP server.
 pub(super) fn raw(refusal: Refusal, mut record: Record) -> Vec<u8> {
     record.failed(refusal);
     let (mut head, body) = closing(render(refusal, record.id(), RefusalDetails::default())).into_parts();
@@ -367,9 +369,9 @@ pub(super) fn raw(refusal: Refusal, mut record: Record) -> Vec<u8> {
     }
     let length = body.size_hint().exact().unwrap_or_default();
     bytes.extend_from_slice(format!("content-length: {length}\r\n\r\n").as_bytes());
-    if let BodySource::Ours(mut words) = body.words
+    if let BodySource::Local(mut local) = body.source
         && let Poll::Ready(Some(Ok(frame))) =
-            Pin::new(&mut words).poll_frame(&mut Context::from_waker(std::task::Waker::noop()))
+            Pin::new(&mut local).poll_frame(&mut Context::from_waker(std::task::Waker::noop()))
         && let Ok(data) = frame.into_data()
     {
         bytes.extend_from_slice(&data);
@@ -377,7 +379,7 @@ pub(super) fn raw(refusal: Refusal, mut record: Record) -> Vec<u8> {
     bytes
 }
 
-/// A fatal TLS alert in the clear, as before any handshake: level 2, `unrecognized_name` (RFC 6066 §3).
+/// An unencrypted TLS record with the fatal alert `unrecognized_name` (RFC 6066 §3).
 pub(super) const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
 
 impl Body for AnswerBody {
@@ -385,23 +387,23 @@ impl Body for AnswerBody {
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match &mut self.get_mut().words {
+        match &mut self.get_mut().source {
             BodySource::Origin(body) => Pin::new(body.as_mut()).poll_frame(cx),
-            BodySource::Ours(words) => Pin::new(words).poll_frame(cx).map_err(|never: Infallible| match never {}),
+            BodySource::Local(local) => Pin::new(local).poll_frame(cx).map_err(|never: Infallible| match never {}),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.words {
+        match &self.source {
             BodySource::Origin(body) => body.is_end_stream(),
-            BodySource::Ours(words) => words.is_end_stream(),
+            BodySource::Local(local) => local.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.words {
+        match &self.source {
             BodySource::Origin(body) => body.size_hint(),
-            BodySource::Ours(words) => words.size_hint(),
+            BodySource::Local(local) => local.size_hint(),
         }
     }
 }

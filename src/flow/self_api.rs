@@ -1,7 +1,8 @@
 //! The proxy's API for sandboxes (`/v1/self`), in origin-form on its own listener only.
 //!
-//! All of them have a rate of their own. Questions about the caller's own take from that of the plan besides. What asks about the world outside is a tool call, judged
-//! as a request to `https://host:port/` would be; none is ever sent.
+//! All requests share a separate rate limit. Requests about the caller itself also count against the rate limit of the
+//! plan, but are not calls. A query about a destination is a tool call, authorized like a request to
+//! `https://host:port/`, but no HTTP request is sent.
 
 use std::time::{Duration, Instant};
 
@@ -37,18 +38,18 @@ use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::Taken;
 use crate::tls::probe::Certificate;
 
-/// As what they are counted.
+/// The kind of call as which requests are counted.
 const KIND: Kind = Kind::Tool(Tool::HttpRequest);
-/// Bytes of a reported call.
+/// Maximum size of a reported call, in bytes.
 const MAX_BODY: usize = 64 * 1024;
-/// Longest URL that is kept, in bytes.
+/// Maximum length of a stored URL, in bytes.
 const MAX_URL: usize = 2048;
-/// Longest of any other text, in bytes.
+/// Maximum length of any other stored text, in bytes.
 const MAX_TEXT: usize = 256;
-/// The longest time that a reported call is believed to have taken, in milliseconds.
+/// Maximum latency of a reported call, in milliseconds.
 const DAY: f64 = 24.0 * 3_600_000.0;
 
-/// A page of the proxy itself.
+/// A resource of the API.
 pub(super) enum Page {
     /// `GET /v1/self`
     About,
@@ -61,32 +62,32 @@ pub(super) enum Page {
     /// `POST /v1/self/tool_calls`
     Report,
     /// `GET /v1/self/{verb}?host=…&port=…`
-    Reach(Verb),
+    Destination(DestinationQuery),
 }
 
-/// A question about a destination.
+/// A query about a destination.
 #[derive(Clone, Copy)]
-pub(super) enum Verb {
+pub(super) enum DestinationQuery {
     /// Its addresses.
     Resolve,
     /// The certificate shown in a TLS handshake.
     Certificate,
-    /// Whether it can be connected to.
+    /// Whether it accepts a connection.
     Probe,
 }
 
-/// An answer of our own.
+/// A response of the API.
 pub(super) enum SelfReply {
     Document(Value),
     /// The interception CA.
     Authority(String),
-    /// The path takes this method only.
-    AnotherMethod(&'static str),
-    /// There is no such thing.
-    Unknown(&'static str),
+    /// The path supports only this method.
+    MethodNotAllowed(&'static str),
+    /// The resource does not exist. Holds the error detail.
+    NotFound(&'static str),
 }
 
-/// A caller's request to the proxy itself, with the policy it is judged by.
+/// The context of an API request: its caller and the policy that applies to it.
 struct SelfRequest<'a> {
     services: &'a Services,
     policy: &'a Policy,
@@ -94,7 +95,8 @@ struct SelfRequest<'a> {
     task: &'a Task,
 }
 
-/// The page that a request to the proxy asks for, if it is one of ours. It is no call of the tool that it may name.
+/// Returns the resource that a request names, if it is one of the API. Removes the tool field, because the request is
+/// not a call of that tool.
 pub(super) fn page(request: &mut Request<Incoming>) -> Option<Page> {
     let uri = request.uri();
     if uri.scheme().is_some() || uri.authority().is_some() {
@@ -105,9 +107,9 @@ pub(super) fn page(request: &mut Request<Incoming>) -> Option<Page> {
         "/v1/self/ca.pem" => Page::Authority,
         "/v1/self/approvals" => Page::Approvals,
         "/v1/self/tool_calls" => Page::Report,
-        "/v1/self/resolve" => Page::Reach(Verb::Resolve),
-        "/v1/self/certificate" => Page::Reach(Verb::Certificate),
-        "/v1/self/probe" => Page::Reach(Verb::Probe),
+        "/v1/self/resolve" => Page::Destination(DestinationQuery::Resolve),
+        "/v1/self/certificate" => Page::Destination(DestinationQuery::Certificate),
+        "/v1/self/probe" => Page::Destination(DestinationQuery::Probe),
         path => {
             let id = path.strip_prefix("/v1/self/approvals/");
             Page::Approval(id.filter(|id| !id.is_empty() && !id.contains('/'))?.to_owned())
@@ -117,7 +119,10 @@ pub(super) fn page(request: &mut Request<Incoming>) -> Option<Page> {
     Some(page)
 }
 
-/// Answers who is known.
+/// Answers a request of an identified caller.
+///
+/// # Errors
+/// If a rate limit or a call limit is reached, the request is malformed, or the query is refused.
 pub(super) async fn answer(
     services: &Services,
     policy: &Policy,
@@ -127,71 +132,71 @@ pub(super) async fn answer(
 ) -> Verdict<SelfReply> {
     let (mut head, body) = request.into_parts();
     let task = policy.task(caller.task()).ok_or(Deny::CallerUnknown)?;
-    let asking = SelfRequest { services, policy, caller, task };
+    let api = SelfRequest { services, policy, caller, task };
     services.throttle.take_self_request(caller, record)?;
-    let said = match page {
-        Page::Reach(verb) if head.method == Method::GET => {
-            record.asks(verb.as_str());
-            let taken = asking.take(&mut head, record).await?;
+    let reply = match page {
+        Page::Destination(query) if head.method == Method::GET => {
+            record.asks(query.as_str());
+            let taken = api.take_call(&mut head, record).await?;
             let counts = record.counts();
-            return asking.in_time(&counts, asking.reach(verb, &taken, &head, record)).await;
+            return api.with_timeout(&counts, api.query_destination(query, &taken, &head, record)).await;
         }
         Page::Report if head.method == Method::POST => {
-            asking.take(&mut head, record).await?;
+            api.take_call(&mut head, record).await?;
             let counts = record.counts();
-            asking.in_time(&counts, asking.report(&head, body, record)).await?
+            api.with_timeout(&counts, api.report(&head, body, record)).await?
         }
         page => {
             services.throttle.check_unmetered(policy, caller, KIND, record).await?;
             parse::head(&mut head)?;
-            asking.question(page, &head.method, record).await?
+            api.answer_uncounted(page, &head.method, record).await?
         }
     };
     record.answered();
-    Ok(said)
+    Ok(reply)
 }
 
 impl SelfRequest<'_> {
-    async fn take(&self, head: &mut Parts, record: &mut Record) -> Verdict<Taken> {
+    async fn take_call(&self, head: &mut Parts, record: &mut Record) -> Verdict<Taken> {
         let taken = self.services.throttle.take(self.policy, self.caller, KIND, record).await?;
         parse::head(head)?;
         Ok(taken)
     }
 
-    /// No longer than a tool call may take.
-    async fn in_time(
+    /// Limits the time of a response to the request timeout of tool calls.
+    async fn with_timeout(
         &self,
         counts: &TransferCounts,
-        said: impl Future<Output = Verdict<SelfReply>>,
+        reply: impl Future<Output = Verdict<SelfReply>>,
     ) -> Verdict<SelfReply> {
         match self.task.limits(KIND).timeouts.request {
-            Some(within) => timeout(within, said).await.map_err(|_| counts.reached(ExchangeLimit::Request(within)))?,
-            None => said.await,
+            Some(within) => timeout(within, reply).await.map_err(|_| counts.reached(ExchangeLimit::Request(within)))?,
+            None => reply.await,
         }
     }
 
-    /// Answers a request that costs no call.
-    async fn question(&self, page: Page, method: &Method, record: &mut Record) -> Verdict<SelfReply> {
-        let said = match page {
-            Page::Report => SelfReply::AnotherMethod("POST"),
-            Page::Reach(_) => SelfReply::AnotherMethod("GET"),
-            _ if method != Method::GET => SelfReply::AnotherMethod("GET"),
+    /// Answers a request that is not counted as a call.
+    async fn answer_uncounted(&self, page: Page, method: &Method, record: &mut Record) -> Verdict<SelfReply> {
+        let reply = match page {
+            Page::Report => SelfReply::MethodNotAllowed("POST"),
+            Page::Destination(_) => SelfReply::MethodNotAllowed("GET"),
+            _ if method != Method::GET => SelfReply::MethodNotAllowed("GET"),
             Page::About => self.about().await?,
             Page::Authority => SelfReply::Authority(self.services.authority.ca_pem().to_owned()),
             Page::Approvals => self.approvals().await?,
             Page::Approval(id) => self.approval(&id).await?,
         };
-        match &said {
-            SelfReply::AnotherMethod(_) => record.rule("another method"),
-            SelfReply::Unknown(what) => record.rule(*what),
+        match &reply {
+            SelfReply::MethodNotAllowed(_) => record.rule("another method"),
+            SelfReply::NotFound(what) => record.rule(*what),
             SelfReply::Authority(_) | SelfReply::Document(_) => {}
         }
-        Ok(said)
+        Ok(reply)
     }
 }
 
-impl Verb {
-    /// As it stands in the place of a tool.
+impl DestinationQuery {
+    /// Returns the name that the audit log shows in place of a tool.
     fn as_str(self) -> &'static str {
         match self {
             Self::Resolve => "self.resolve",
@@ -201,12 +206,12 @@ impl Verb {
     }
 }
 
-/// About the caller's own.
+/// Requests about the caller itself.
 impl SelfRequest<'_> {
     async fn about(&self) -> Verdict<SelfReply> {
         let known = self.services.ledger.state(self.caller.execution()).await.map_err(unavailable)?;
-        // A static one comes into being with its first call.
-        let standing = known.unwrap_or_else(|| ExecutionState {
+        // A static execution is created with its first call.
+        let state = known.unwrap_or_else(|| ExecutionState {
             execution: self.caller.facts().clone(),
             stopped: None,
             tool: Counter::default(),
@@ -221,30 +226,30 @@ impl SelfRequest<'_> {
             })
             .collect();
         let limits = self.task.limits(KIND);
-        let mut tools = left(&limits, &standing.tool);
+        let mut tools = remaining(&limits, &state.tool);
         if let Value::Object(tools) = &mut tools {
             tools.insert("max_timeout_s".to_owned(), limits.timeouts.most_asked.as_secs_f64().into());
         }
         Ok(SelfReply::Document(json!({
             "task": self.task.name().as_str(),
-            "execution": documents::execution(self.services, &standing),
+            "execution": documents::execution(self.services, &state),
             "tools": self.task.tools().iter().map(|tool| tool.as_str()).collect::<Vec<_>>(),
             "raw": self.task.takes_raw(),
             "approved": self.task.approved(),
             "webhooks": self.task.takes_webhooks(),
             "limits": {
                 "tools": tools,
-                "raw": left(&self.task.limits(Kind::Raw), &standing.raw),
+                "raw": remaining(&self.task.limits(Kind::Raw), &state.raw),
             },
             "credentials": credentials,
         })))
     }
 
-    /// Those that wait for a decision.
+    /// Returns the caller's pending approvals.
     async fn approvals(&self) -> Verdict<SelfReply> {
         let now = Millis::now();
         let known = self.services.ledger.approvals_of(self.caller.execution(), now).await.map_err(unavailable)?;
-        // They come in the state that they have at the ledger's time.
+        // The ledger returns each approval in its current state.
         let waiting = known.iter().filter(|known| known.state == ApprovalState::Pending);
         Ok(SelfReply::Document(
             json!({ "approvals": waiting.map(|known| documents::approval(known, now)).collect::<Value>() }),
@@ -252,50 +257,56 @@ impl SelfRequest<'_> {
     }
 
     async fn approval(&self, id: &str) -> Verdict<SelfReply> {
-        // That others have one of that id is none of the caller's business, and does not make it wait longer.
+        // Only the caller's own approvals are looked up, so neither the response nor its time reveals those of others.
         let execution = self.caller.execution();
         let own = self.services.ledger.approval_of(execution, id, Millis::now()).await.map_err(unavailable)?;
-        Ok(own.map_or(SelfReply::Unknown("The approval does not exist"), |approval| {
+        Ok(own.map_or(SelfReply::NotFound("The approval does not exist"), |approval| {
             SelfReply::Document(documents::approval(&approval, Millis::now()))
         }))
     }
 
-    /// A call that the client refused by itself: written down as what the client says.
+    /// Stores a call that the client refused itself, as reported by the client.
     async fn report(&self, head: &Parts, body: Incoming, record: &mut Record) -> Verdict<SelfReply> {
         if head.headers.contains_key(CONTENT_ENCODING) {
             return Err(Deny::ContentCodingUnsupported.into());
         }
-        let body = whole(body, self.task.limits(KIND).timeouts.idle, &record.counts()).await?;
-        self.looked_through(&body, record)?;
-        let reported: Reported = serde_json::from_slice(&body).map_err(|_| Deny::RequestMalformed)?;
-        for text in reported.texts() {
-            self.looked_through(text.as_bytes(), record)?;
+        let body = read_body(body, self.task.limits(KIND).timeouts.idle, &record.counts()).await?;
+        self.scan(&body, record)?;
+        let report: ToolCallReport = serde_json::from_slice(&body).map_err(|_| Deny::RequestMalformed)?;
+        for text in report.texts() {
+            self.scan(text.as_bytes(), record)?;
         }
-        let told = reported.into_call(record.id()).ok_or(Deny::RequestMalformed)?;
-        // The caller reads what it has said: a gap in it would tell that it holds a value of somebody else's.
-        let said = SelfReply::Document(json!(cut(told.clone())));
+        let call = report.into_call(record.id()).ok_or(Deny::RequestMalformed)?;
+        // The response repeats the report unredacted. A redaction would reveal that it contains another task's value.
+        let reply = SelfReply::Document(json!(truncated(call.clone())));
         let clean = |text: &str| record.clean(text).into_owned();
-        let kept = cut(ToolCall {
-            tool: clean(&told.tool),
-            url: clean(&told.url),
-            method: clean(&told.method),
-            block_reason: told.block_reason.as_deref().map(clean),
-            credential_used: told.credential_used.as_deref().map(clean),
-            ..told
+        let stored = truncated(ToolCall {
+            tool: clean(&call.tool),
+            url: clean(&call.url),
+            method: clean(&call.method),
+            block_reason: call.block_reason.as_deref().map(clean),
+            credential_used: call.credential_used.as_deref().map(clean),
+            ..call
         });
-        self.services.ledger.record(self.caller.execution(), kept).await.map_err(unavailable)?;
-        Ok(said)
+        self.services.ledger.record(self.caller.execution(), stored).await.map_err(unavailable)?;
+        Ok(reply)
     }
 
-    fn looked_through(&self, text: &[u8], record: &mut Record) -> Verdict<()> {
+    fn scan(&self, text: &[u8], record: &mut Record) -> Verdict<()> {
         self.task.values().find(text).map_or(Ok(()), |found| Err(record.leak(&found, "the body")))
     }
 }
 
-/// About the world outside.
+/// Queries about destinations.
 impl SelfRequest<'_> {
-    /// The order of these lines is that of a request.
-    async fn reach(&self, verb: Verb, taken: &Taken, head: &Parts, record: &mut Record) -> Verdict<SelfReply> {
+    /// Answers a query about a destination. The checks have the same order as those of a request.
+    async fn query_destination(
+        &self,
+        query: DestinationQuery,
+        taken: &Taken,
+        head: &Parts,
+        record: &mut Record,
+    ) -> Verdict<SelfReply> {
         let services = self.services;
         let target = target(head.uri.query().unwrap_or_default()).ok_or(Deny::TargetMalformed)?;
         record.target(&target);
@@ -303,27 +314,28 @@ impl SelfRequest<'_> {
         record.rule(admitted.allowed().rule());
         let pinned = services.resolver.pin(self.policy, &admitted, record).await?;
         record.decided().await?;
-        // DNS and the log may have taken their time.
+        // DNS and the audit log may have taken long, so the policy is read again.
         let policy = services.policies.snapshot();
         let admitted = authorize::destination_again(&policy, &admitted)?;
         let pinned = services.resolver.confirm(&policy, &admitted, &pinned, record)?;
         services.finds.check(self.caller.execution(), policy.leak().max_finds())?;
-        let said = match verb {
-            Verb::Resolve => json!({ "addresses": pinned.address_texts().collect::<Vec<_>>() }),
-            Verb::Certificate => self.certificate(&pinned, record).await?,
-            Verb::Probe => self.probe(&admitted, &pinned, record).await?,
+        let reply = match query {
+            DestinationQuery::Resolve => json!({ "addresses": pinned.address_texts().collect::<Vec<_>>() }),
+            DestinationQuery::Certificate => self.certificate(&pinned, record).await?,
+            DestinationQuery::Probe => self.probe(&admitted, &pinned, record).await?,
         };
         record.completed();
-        Ok(SelfReply::Document(at(pinned.target(), said)))
+        Ok(SelfReply::Document(with_destination(pinned.target(), reply)))
     }
 
     async fn certificate(&self, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Value> {
-        let shown = self.services.forwarder.probe_certificate(pinned, self.caller.execution(), record).await?;
-        // An execution that was stopped meanwhile gets no answer.
+        let probed = self.services.forwarder.probe_certificate(pinned, self.caller.execution(), record).await?;
+        // An execution that was stopped in the meantime gets no response.
         let policy = self.services.policies.snapshot();
         self.services.finds.check(self.caller.execution(), policy.leak().max_finds())?;
-        // Its texts are the origin's, who may have been sent a value. Only what is the caller's own is overwritten:
-        // a gap elsewhere would tell whose it is. What is overwritten confirms a guess, as in any other answer.
+        // The texts come from the origin, which may have received a value. Only the caller's own values are redacted,
+        // as another redaction would reveal that a value exists. A redacted value confirms a guess, so it counts as a
+        // find.
         let mut texts = Texts::without(self.task.own().clone());
         let mut clean = |text: String| {
             let mut text = texts.clean(text);
@@ -336,16 +348,16 @@ impl SelfRequest<'_> {
             sans: one.sans.into_iter().map(&mut clean).collect(),
             ..one
         };
-        let chain: Vec<_> = shown.chain.into_iter().map(&mut cleaned).collect();
-        let told = json!({
-            "protocol": shown.protocol,
-            "alpn": shown.alpn.map(&mut clean),
-            "valid": shown.doubt.is_none(),
-            "reason": shown.doubt.map(&mut clean),
+        let chain: Vec<_> = probed.chain.into_iter().map(&mut cleaned).collect();
+        let document = json!({
+            "protocol": probed.protocol,
+            "alpn": probed.alpn.map(&mut clean),
+            "valid": probed.doubt.is_none(),
+            "reason": probed.doubt.map(&mut clean),
             "chain": chain,
         });
         texts.note(record);
-        Ok(told)
+        Ok(document)
     }
 
     async fn probe(&self, admitted: &Admitted, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Value> {
@@ -365,16 +377,17 @@ impl SelfRequest<'_> {
     }
 }
 
-/// With the destination before what is known of it.
-fn at(target: &Target, known: Value) -> Value {
-    let mut said = json!({ "host": target.host().to_string(), "port": target.port() });
-    if let (Value::Object(said), Value::Object(known)) = (&mut said, known) {
-        said.extend(known);
+/// Returns a document with the destination, followed by the members of `known`.
+fn with_destination(target: &Target, known: Value) -> Value {
+    let mut reply = json!({ "host": target.host().to_string(), "port": target.port() });
+    if let (Value::Object(reply), Value::Object(known)) = (&mut reply, known) {
+        reply.extend(known);
     }
-    said
+    reply
 }
 
-/// The destination that `host` and `port` name, each at most once; without a port it is that of https.
+/// Parses the destination from a query with `host` and optionally `port`, each at most once. The default port is 443.
+/// Returns `None` if the query is malformed.
 fn target(query: &str) -> Option<Target> {
     let (mut host, mut port) = (None, None);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -392,7 +405,7 @@ fn target(query: &str) -> Option<Target> {
     let (host, port) = (host?, port.unwrap_or("443".into()));
     let is_v6 = host.parse::<std::net::Ipv6Addr>().is_ok();
     let host = if is_v6 { format!("[{host}]").into() } else { host };
-    // A second colon is no part of a host, and no port.
+    // A host must not contain a colon, unless it is an IPv6 address.
     if !is_v6 && !host.starts_with('[') && host.contains(':') {
         return None;
     }
@@ -400,9 +413,9 @@ fn target(query: &str) -> Option<Target> {
 }
 
 /// Returns the limits of a plan and the calls left.
-fn left(limits: &Limits, counter: &Counter) -> Value {
+fn remaining(limits: &Limits, counter: &Counter) -> Value {
     let in_window = counter.window_at(Millis::now()).map_or(0, |window| window.calls);
-    let left = |most: Option<u64>, used: u64| most.map(|most| most.saturating_sub(used));
+    let left = |limit: Option<u64>, used: u64| limit.map(|limit| limit.saturating_sub(used));
     let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
     json!({
         "calls_per_execution": limits.calls.per_execution,
@@ -424,8 +437,8 @@ fn left(limits: &Limits, counter: &Counter) -> Value {
     })
 }
 
-/// A body, if all of it comes in the time for which nothing else may move.
-async fn whole(body: Incoming, idle: Duration, counts: &TransferCounts) -> Verdict<Bytes> {
+/// Reads a complete body of at most [`MAX_BODY`] bytes within the idle timeout.
+async fn read_body(body: Incoming, idle: Duration, counts: &TransferCounts) -> Verdict<Bytes> {
     let too_large = || Err(counts.reached(ExchangeLimit::RequestBytes(MAX_BODY as u64)));
     if body.size_hint().lower() > MAX_BODY as u64 {
         return too_large();
@@ -438,10 +451,9 @@ async fn whole(body: Incoming, idle: Duration, counts: &TransferCounts) -> Verdi
     }
 }
 
-/// A client's report of a call that it refused itself. Nothing was sent, so there is no answer; fields about one are
-/// ignored.
+/// A client's report of a call that it refused itself. Nothing was sent, so fields about a response are ignored.
 #[derive(Deserialize)]
-struct Reported {
+struct ToolCallReport {
     tool: String,
     url: Option<String>,
     method: Option<String>,
@@ -451,24 +463,24 @@ struct Reported {
     blocked: Option<bool>,
 }
 
-impl Reported {
+impl ToolCallReport {
     fn texts(&self) -> impl Iterator<Item = &String> {
         let others = [&self.url, &self.method, &self.credential_used].into_iter().flatten();
         [&self.tool, &self.block_reason].into_iter().chain(others)
     }
 
-    /// None for a tool that nobody could have given that name.
+    /// Returns the call to store, or `None` if the tool's name is invalid.
     fn into_call(self, id: &str) -> Option<ToolCall> {
         if !is_plain(&self.tool) {
             return None;
         }
-        let url = self.url.map(|url| writable(&printable(&url), &self.tool));
+        let url = self.url.map(|url| storable_url(&without_control(&url), &self.tool));
         Some(ToolCall {
             id: id.to_owned(),
             url: url.unwrap_or_default(),
-            method: self.method.as_deref().map(printable).unwrap_or_default(),
-            credential_used: self.credential_used.as_deref().map(printable),
-            block_reason: Some(printable(&self.block_reason)),
+            method: self.method.as_deref().map(without_control).unwrap_or_default(),
+            credential_used: self.credential_used.as_deref().map(without_control),
+            block_reason: Some(without_control(&self.block_reason)),
             blocked: self.blocked.unwrap_or(true),
             latency_ms: self.latency_ms.unwrap_or_default().clamp(0.0, DAY),
             called_at: Millis::now(),
@@ -479,26 +491,27 @@ impl Reported {
     }
 }
 
-/// As much of a URL as may be written down: no userinfo, no query, and of a webhook no path.
-fn writable(url: &str, tool: &str) -> String {
+/// Returns the part of a URL that may be stored: without userinfo and query. The path of a webhook is replaced by its
+/// hash.
+fn storable_url(url: &str, tool: &str) -> String {
     let url = url.split(['?', '#']).next().unwrap_or_default();
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     let scheme = if scheme.is_empty() { String::new() } else { format!("{scheme}://") };
-    // Also of what is no tool: it may have been meant as one.
+    // An unknown tool is treated like a webhook, because its name may be a misspelling.
     if !url.is_empty() && Tool::named(tool).is_none_or(|tool| tool == Tool::Webhook) {
         return format!("{scheme}{host}/sha256:{}", files::hex(&Sha256::digest(path)));
     }
     format!("{scheme}{host}{path}")
 }
 
-fn printable(text: &str) -> String {
+fn without_control(text: &str) -> String {
     text.chars().filter(|character| !character.is_control()).collect()
 }
 
-/// With texts of a length that is kept.
-fn cut(mut call: ToolCall) -> ToolCall {
+/// Truncates the texts of a call to the stored lengths.
+fn truncated(mut call: ToolCall) -> ToolCall {
     call.url.truncate(call.url.floor_char_boundary(MAX_URL));
     for text in [&mut call.method].into_iter().chain(&mut call.credential_used).chain(&mut call.block_reason) {
         text.truncate(text.floor_char_boundary(MAX_TEXT));
@@ -518,7 +531,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_destination_is_named_once_and_in_one_way() {
+    fn a_destination_query_is_unambiguous() {
         let rows = [
             ("host=api.test", Some("api.test:443")),
             ("host=API.test.&port=8443", Some("api.test:8443")),
@@ -552,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_url_only_what_is_no_secret_is_written_down() {
+    fn secret_parts_of_a_url_are_not_stored() {
         let rows = [
             ("https://api.test/a/b?key=1#x", "http_get", "https://api.test/a/b"),
             ("https://user:password@api.test/a@b", "http_get", "https://api.test/a@b"),
@@ -562,10 +575,10 @@ mod tests {
             ("", "nothing", ""),
         ];
         for (url, tool, want) in rows {
-            assert_eq!(writable(url, tool), want, "{url}");
+            assert_eq!(storable_url(url, tool), want, "{url}");
         }
         for tool in ["webhook", "webhok"] {
-            let hook = writable("https://hooks.test/services/secret", tool);
+            let hook = storable_url("https://hooks.test/services/secret", tool);
             assert!(hook.starts_with("https://hooks.test/sha256:") && !hook.contains("secret"), "{hook}");
         }
     }

@@ -1,4 +1,4 @@
-//! CONNECT: opaque tunnels are checked and spliced, inspected ones are terminated here.
+//! CONNECT tunnels: opaque ones are checked and spliced, inspected ones are terminated and their requests served.
 
 use std::convert::Infallible;
 use std::error::Error as _;
@@ -44,27 +44,31 @@ use crate::stages::throttle::{Prepaid, Taken};
 use crate::stages::{parse, sni};
 use crate::tls::hello::{self, Hello, MAX_HELLO, Progress};
 
-/// A tunnel that may be opened: admitted, pinned, and dialled if it is opaque.
+/// An admitted and pinned tunnel. An opaque one is connected to its origin.
 pub(super) struct Tunnel {
     upgrade: OnUpgrade,
     admitted: Admitted,
     pinned: PinnedTarget,
-    /// The call that it was opened with.
+    /// The call that was counted for the CONNECT.
     prepaid: Prepaid,
-    /// The origin's end of an opaque tunnel.
+    /// The connection to the origin of an opaque tunnel.
     origin: Option<OriginStream>,
 }
 
-/// The client's end, with what was read of it put back.
+/// The client's side of a tunnel, with bytes that were read ahead put back.
 type ClientStream = Rewind<connection::ClientStream>;
 
 /// The protocol that the first bytes in a tunnel belong to.
-enum First {
+enum FirstProtocol {
     Http,
     Tls(Hello),
 }
 
-/// How often, where to, may they. A tunnel is one call, which is that of the first request in it.
+/// Opens the tunnel that a CONNECT requests. A tunnel costs one call, which also covers the first request in it.
+///
+/// # Errors
+/// If the rate limit is reached, the destination is not allowed or cannot be resolved, or the origin of an opaque
+/// tunnel cannot be connected to.
 pub(super) async fn open_requested(
     services: &Services,
     policy: &Policy,
@@ -73,11 +77,11 @@ pub(super) async fn open_requested(
     record: &mut Record,
 ) -> Verdict<Tunnel> {
     let (taken, prepaid) = services.throttle.take_connect(policy, caller, record).await?;
-    let (admitted, request) = destination(policy, (caller, taken), request, record)?;
-    open(services, policy, (admitted, prepaid), request, record).await
+    let (admitted, request) = authorize_target(policy, (caller, taken), request, record)?;
+    pin_and_connect(services, policy, (admitted, prepaid), request, record).await
 }
 
-fn destination(
+fn authorize_target(
     policy: &Policy,
     (caller, taken): (&Caller, Taken),
     request: Request<Incoming>,
@@ -90,8 +94,9 @@ fn destination(
     Ok((admitted, Request::from_parts(head, body)))
 }
 
-/// Resolves and judges; dials if the tunnel is opaque, so that a dead origin is an HTTP answer.
-async fn open(
+/// Resolves and pins the destination. Connects to the origin of an opaque tunnel before the response to the CONNECT, so
+/// that a failure is reported in HTTP.
+async fn pin_and_connect(
     services: &Services,
     policy: &Policy,
     (admitted, prepaid): (Admitted, Prepaid),
@@ -112,11 +117,11 @@ async fn open(
 }
 
 impl Tunnel {
-    /// Runs the tunnel until it ends, its client has gone, or the daemon breaks off.
+    /// Runs the tunnel until it ends, its client disconnects, or the daemon aborts.
     pub(super) async fn run_while_wanted(self, client: Arc<Client>, record: Record) {
         let abort = client.services.abort.clone();
         tokio::select! {
-            // It may ask for a probe, which is sent behind it.
+            // Polled first, because it may request a probe, which the connection task then sends.
             biased;
             () = client.gone() => {}
             () = abort.cancelled() => {}
@@ -124,45 +129,45 @@ impl Tunnel {
         }
     }
 
-    /// Runs the tunnel once the 200 has been sent.
+    /// Runs the tunnel after the 200 has been sent.
     async fn run(mut self, client: Arc<Client>, mut record: Record) {
-        let patience = client.services.settings.proxy.handshake_timeout;
+        let handshake_timeout = client.services.settings.proxy.handshake_timeout;
         let first = async {
-            match upgraded(&mut self.upgrade).await {
-                Ok(stream) => first_bytes(stream).await,
+            match client_stream(&mut self.upgrade).await {
+                Ok(stream) => detect_protocol(stream).await,
                 Err(_) => Ok(None),
             }
         };
-        let (mut stream, first) = match timeout(patience, first).await {
+        let (mut stream, first) = match timeout(handshake_timeout, first).await {
             Ok(Ok(Some(found))) => found,
-            // The client went away without a word.
+            // The client closed without sending anything.
             Ok(Ok(None)) => return record.abandoned(),
             Ok(Err(refusal)) => return record.failed(refusal),
             Err(_) => return record.failed(Deny::HeaderTimeout.into()),
         };
         let checked = match &first {
-            First::Tls(hello) => sni::check(&self.admitted, hello),
-            First::Http if self.admitted.mode() == Mode::Opaque => Err(Deny::NotTls.into()),
-            First::Http => Ok(()),
+            FirstProtocol::Tls(hello) => sni::check(&self.admitted, hello),
+            FirstProtocol::Http if self.admitted.mode() == Mode::Opaque => Err(Deny::NotTls.into()),
+            FirstProtocol::Http => Ok(()),
         };
         if let Err(refusal) = checked {
             record.failed(refusal);
-            if matches!(first, First::Tls(_)) {
-                // The client may be gone; the refusal is in the record.
-                let _ = timeout(patience, stream.write_all(&respond::UNRECOGNIZED_NAME)).await;
-                let _ = timeout(patience, stream.shutdown()).await;
+            if matches!(first, FirstProtocol::Tls(_)) {
+                // The alert is best effort: the client may have disconnected. The refusal is in the record.
+                let _ = timeout(handshake_timeout, stream.write_all(&respond::UNRECOGNIZED_NAME)).await;
+                let _ = timeout(handshake_timeout, stream.shutdown()).await;
             }
             return;
         }
         match (self.origin.take(), first) {
-            (Some(origin), _) => self.opaque(&client, stream, origin, record).await,
-            (None, First::Tls(_)) => self.inspected(client, stream, record).await,
-            (None, First::Http) => self.plain_http(client, stream, record).await,
+            (Some(origin), _) => self.run_opaque(&client, stream, origin, record).await,
+            (None, FirstProtocol::Tls(_)) => self.run_inspected(client, stream, record).await,
+            (None, FirstProtocol::Http) => self.run_plain_http(client, stream, record).await,
         }
     }
 
-    /// Bytes pass unseen, for as long as the policy lets them.
-    async fn opaque(self, client: &Client, stream: ClientStream, origin: OriginStream, mut record: Record) {
+    /// Splices the tunnel without reading its bytes, for as long as the policy allows it.
+    async fn run_opaque(self, client: &Client, stream: ClientStream, origin: OriginStream, mut record: Record) {
         if let Err(refusal) = record.decided().await {
             return record.failed(refusal);
         }
@@ -170,37 +175,39 @@ impl Tunnel {
         let counts = record.counts();
         let idle =
             services.policies.snapshot().task(self.admitted.caller().task()).map_or(Duration::ZERO, |task| task.idle());
-        // Subscribed before the generation is looked at, so that no change falls in between.
-        let (mut changes, mut found) = (services.policies.changes(), services.finds.changes());
+        // Subscribed before the generation is read, so that no change is missed.
+        let (mut policy_changes, mut find_changes) = (services.policies.changes(), services.finds.changes());
         let expired = revocation::expired(self.admitted.caller().facts().expires_at);
         tokio::pin!(expired);
-        let carried = splice(stream, origin, idle, |n| counts.sent(n), |n| counts.received(n));
-        tokio::pin!(carried);
-        let mut judged_under = self.admitted.generation();
+        let spliced = splice(stream, origin, idle, |n| counts.sent(n), |n| counts.received(n));
+        tokio::pin!(spliced);
+        let mut checked_generation = self.admitted.generation();
         loop {
             let policy = services.policies.snapshot();
-            if policy.generation() != judged_under
+            if policy.generation() != checked_generation
                 && let Err(refusal) = self.still_allowed(services, &policy, &mut record)
             {
                 return record.failed(refusal);
             }
-            judged_under = policy.generation();
+            checked_generation = policy.generation();
             if let Err(refusal) = services.finds.check(self.admitted.caller().execution(), policy.leak().max_finds()) {
                 return record.failed(refusal);
             }
             tokio::select! {
-                ended = &mut carried => {
+                ended = &mut spliced => {
                     match ended {
-                        Err(error) if error.kind() == io::ErrorKind::TimedOut => record.failed(Fail::RequestTimedOut.into()),
+                        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                            record.failed(Fail::RequestTimedOut.into());
+                        }
                         Err(_) => record.abandoned(),
                         Ok(()) => record.completed(),
                     }
                     return;
                 }
-                changed = changes.changed() => if changed.is_err() {
+                changed = policy_changes.changed() => if changed.is_err() {
                     return;
                 },
-                changed = found.changed() => if changed.is_err() {
+                changed = find_changes.changed() => if changed.is_err() {
                     return;
                 },
                 refusal = &mut expired => return record.failed(refusal),
@@ -216,13 +223,13 @@ impl Tunnel {
         services.resolver.confirm(policy, &admitted, &self.pinned, record).map(|_| ())
     }
 
-    /// TLS ends here; every request inside is judged by itself.
-    async fn inspected(self, client: Arc<Client>, stream: ClientStream, mut record: Record) {
+    /// Terminates TLS and serves the requests inside, each of which is authorized separately.
+    async fn run_inspected(self, client: Arc<Client>, stream: ClientStream, mut record: Record) {
         let services = &client.services;
         let config = match services.authority.server_config(self.admitted.target().host()) {
             Ok(config) => config,
             Err(error) => {
-                tracing::error!(%error, "no certificate could be made");
+                tracing::error!(%error, "the certificate cannot be issued");
                 return record.failed(Fail::TlsFailed.into());
             }
         };
@@ -230,7 +237,7 @@ impl Tunnel {
         let tls = match timeout(services.settings.proxy.handshake_timeout, handshake).await {
             Ok(Ok(tls)) => tls,
             Ok(Err(error)) => {
-                // Most often a client that does not trust our CA: it hangs up with an alert.
+                // Usually the client does not trust the interception CA and closes with an alert.
                 record.rule(format!("client handshake: {error}"));
                 return record.abandoned();
             }
@@ -238,44 +245,46 @@ impl Tunnel {
         };
         let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
         let to = Ok(self.admitted.clone());
-        let inner = Inner::new(client, self, to, record);
+        let inner = InnerServer::new(client, self, to, record);
         if h2 { inner.serve_h2(tls).await } else { inner.serve_h1(tls).await }
     }
 
-    /// Some clients send plain HTTP through CONNECT. It is judged as what it is.
-    async fn plain_http(self, client: Arc<Client>, stream: ClientStream, record: Record) {
+    /// Serves plain HTTP, which some clients send through CONNECT. It is authorized as `http`.
+    async fn run_plain_http(self, client: Arc<Client>, stream: ClientStream, record: Record) {
         let policy = client.services.policies.snapshot();
         let to = authorize::plain_http_inside(&policy, &self.admitted);
-        Inner::new(client, self, to, record).serve_h1(stream).await;
+        InnerServer::new(client, self, to, record).serve_h1(stream).await;
     }
 }
 
-/// The flow-control window of an h2 connection of a client, in bytes.
-const WINDOW: u32 = 1024 * 1024;
-/// Of a stream and of a connection where an execution has many: as in RFC 9113 §6.9.2. What is kept of an answer that
-/// the client does not read.
+/// Flow-control window of a client's h2 connection, in bytes.
+const CONNECTION_WINDOW: u32 = 1024 * 1024;
+/// Flow-control windows of a stream and of a connection, and the send buffer of a stream, in bytes, for an execution
+/// with many tunnels. The windows are the defaults of RFC 9113 §6.9.2. The send buffer holds data that the client does
+/// not read.
 const SMALL_WINDOWS: (u32, u32, usize) = (65_535, 65_535, 32 * 1024);
-/// Handles of `open` while no request is: the connection's own.
+/// References to `open` while no request is open: the connection's own.
 const IDLE_HANDLES: usize = 1;
-/// How often an h2 connection is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long a client may take to close after GOAWAY.
-const FAREWELL: Duration = Duration::from_millis(500);
+/// Interval at which an h2 connection is checked for open requests.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval at which a connection is checked for open requests after GOAWAY.
+const GOAWAY_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The requests inside a tunnel. If their destination was refused, so is each of them.
-struct Inner {
+/// Serves the requests inside a tunnel. If the destination was refused, each of them is refused.
+struct InnerServer {
     client: Arc<Client>,
     caller: Caller,
     target: Target,
     to: Verdict<Destination>,
-    /// The tunnel's own record, until a request comes: then they have theirs.
-    unused: Mutex<Option<Record>>,
-    /// The call that the tunnel was opened with, until it is used.
+    /// The record of the tunnel itself, until a request arrives. Each request has its own record.
+    tunnel_record: Mutex<Option<Record>>,
+    /// The call that was counted for the CONNECT, until a request uses it.
     prepaid: Mutex<Option<Prepaid>>,
 }
 
-impl Drop for Inner {
-    /// Some clients learn within TLS that they do not trust our CA, and only close.
+impl Drop for InnerServer {
+    /// Records a tunnel without requests. Some clients reject the interception CA only after the handshake, and close
+    /// without an alert.
     fn drop(&mut self) {
         if let Some(mut record) = self.take_record() {
             if self.target.scheme() == Scheme::Https {
@@ -286,33 +295,33 @@ impl Drop for Inner {
     }
 }
 
-impl Inner {
+impl InnerServer {
     fn new(client: Arc<Client>, tunnel: Tunnel, to: Verdict<Admitted>, record: Record) -> Self {
         let Tunnel { admitted, pinned, prepaid, .. } = tunnel;
-        // Only plain HTTP can have been refused by now.
+        // Only the destination of plain HTTP can have been refused here.
         let target = to.as_ref().map_or_else(|_| admitted.target().in_the_clear(), |to| to.target().clone());
         let to = to.map(|admitted| Destination { admitted, pin: Some(pinned) });
-        let (unused, prepaid) = (Mutex::new(Some(record)), Mutex::new(Some(prepaid)));
-        Self { client, caller: admitted.caller().clone(), target, to, unused, prepaid }
+        let (tunnel_record, prepaid) = (Mutex::new(Some(record)), Mutex::new(Some(prepaid)));
+        Self { client, caller: admitted.caller().clone(), target, to, tunnel_record, prepaid }
     }
 
     async fn serve_h1(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let inner = &Arc::new(self);
         let tunnel = inner.clone();
-        let io = connection::gated(&inner.client, io, inner.idle(), move |record| tunnel.introduce(record));
-        let passage = io.passage();
+        let io = connection::gated(&inner.client, io, inner.idle(), move |record| tunnel.describe_unparsed(record));
+        let gate = io.passage();
         let service = service_fn(|mut request| {
-            let (inner, unanswered) = (inner.clone(), passage.awaits(&request));
-            let doorway = PendingUpgrade::of(&mut request, &passage);
+            let (inner, unanswered) = (inner.clone(), gate.awaits(&request));
+            let upgrade = PendingUpgrade::of(&mut request, &gate);
             async move {
                 let _unanswered = unanswered;
-                Ok::<_, Infallible>(inner.answer(request, doorway).await)
+                Ok::<_, Infallible>(inner.answer(request, upgrade).await)
             }
         });
         let connection = connection::h1().serve_connection(TokioIo::new(io), service).with_upgrades();
         let ended =
-            connection::until_drained(connection, |it| it.graceful_shutdown(), &passage, &inner.client.services).await;
-        passage.closed_by_client().await;
+            connection::until_drained(connection, |it| it.graceful_shutdown(), &gate, &inner.client.services).await;
+        gate.closed_by_client().await;
         if let Err(error) = ended {
             connection::note_broken(&inner.client, &error);
         }
@@ -325,25 +334,25 @@ impl Inner {
         let service = service_fn(|request| {
             served.fetch_add(1, Ordering::Relaxed);
             let (inner, open) = (inner.clone(), open.clone());
-            async move { Ok::<_, Infallible>(inner.answer(request, None).await.map(|answer| answer.holding(open))) }
+            async move { Ok::<_, Infallible>(inner.answer(request, None).await.map(|answer| answer.with_guard(open))) }
         });
-        // Held as long as the connection lives.
-        let window = inner.window();
+        // The reservation is held until the connection ends.
+        let window = inner.reserve_window();
         let io = TokioIo::new(MarkTrailers::requests(io));
         let connection = h2(&inner.client.services, window.is_some()).serve_connection(io, service);
         tokio::pin!(connection);
         let ended = tokio::select! {
             ended = &mut connection => ended,
-            () = inner.until_quiet(&open, &served) => {
+            () = inner.wait_until_idle(&open, &served) => {
                 connection.as_mut().graceful_shutdown();
-                // Requests in flight may finish; a silent client does not keep its slot.
+                // Requests in flight may finish. A client that does not close must not keep its slot.
                 tokio::select! {
                     ended = &mut connection => ended,
-                    () = inner.until_silent(&open) => Ok(()),
+                    () = inner.wait_until_drained(&open) => Ok(()),
                 }
             }
         };
-        // One that just went away has broken nothing.
+        // A client that disconnected has not violated the protocol.
         let broke = |error: &hyper::Error| !error.source().is_some_and(<dyn std::error::Error>::is::<io::Error>);
         if let Err(error) = ended
             && broke(&error)
@@ -353,49 +362,51 @@ impl Inner {
         }
     }
 
-    /// Returns when the daemon drains, when the first request does not come within `header_timeout`, or
-    /// when none has been open for the idle time. hyper's pings keep a connection that nobody uses.
-    async fn until_quiet(&self, open: &Arc<()>, served: &AtomicU64) {
+    /// Returns when the daemon drains, when the first request does not arrive within `header_timeout`, or when no
+    /// request has been open for the idle timeout. hyper has no idle timeout: its pings keep an unused connection open.
+    async fn wait_until_idle(&self, open: &Arc<()>, served: &AtomicU64) {
         let services = &self.client.services;
         let header = services.settings.proxy.header_timeout;
-        let mut quiet_since = Instant::now();
+        let mut idle_since = Instant::now();
         loop {
             tokio::select! {
                 () = services.drain.cancelled() => return,
-                () = tokio::time::sleep(header.min(LOOK_EVERY)) => {}
+                () = tokio::time::sleep(header.min(POLL_INTERVAL)) => {}
             }
             if Arc::strong_count(open) > IDLE_HANDLES {
-                quiet_since = Instant::now();
+                idle_since = Instant::now();
             }
-            let most = if served.load(Ordering::Relaxed) == 0 { header } else { self.idle() };
-            if quiet_since.elapsed() >= most {
+            let limit = if served.load(Ordering::Relaxed) == 0 { header } else { self.idle() };
+            if idle_since.elapsed() >= limit {
                 return;
             }
         }
     }
 
-    async fn until_silent(&self, open: &Arc<()>) {
+    /// Returns once no request is open.
+    async fn wait_until_drained(&self, open: &Arc<()>) {
         loop {
-            tokio::time::sleep(FAREWELL).await;
+            tokio::time::sleep(GOAWAY_POLL_INTERVAL).await;
             if Arc::strong_count(open) <= IDLE_HANDLES {
                 return;
             }
         }
     }
 
-    /// Records the caller and the destination of a request that could not be parsed.
-    fn introduce(&self, record: &mut Record) {
-        self.used(record);
-        self.name(record);
+    /// Adds the caller and the destination to the record of a request that could not be parsed.
+    fn describe_unparsed(&self, record: &mut Record) {
+        self.mark_used(record);
+        self.record_identity(record);
     }
 
-    fn name(&self, record: &mut Record) {
+    fn record_identity(&self, record: &mut Record) {
         record.caller(self.caller.task(), self.caller.execution());
         record.target(&self.target);
     }
 
-    /// Something came; from now on each request has its own line. That of the first stands for the tunnel's, too.
-    fn used(&self, first: &mut Record) {
+    /// Drops the tunnel's own record when the first request arrives. That request's audit line is always kept, because
+    /// it also stands for the tunnel.
+    fn mark_used(&self, first: &mut Record) {
         if let Some(record) = self.take_record() {
             record.forget();
             first.keep_line();
@@ -403,16 +414,16 @@ impl Inner {
     }
 
     fn take_record(&self) -> Option<Record> {
-        self.unused.lock().take()
+        self.tunnel_record.lock().take()
     }
 
     fn prepaid(&self) -> MutexGuard<'_, Option<Prepaid>> {
         self.prepaid.lock()
     }
 
-    /// Takes a request; the first raw one is what the tunnel was opened with. One that is refused or aborted before it
-    /// was taken leaves that call to the next.
-    async fn take(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
+    /// Counts a request as a call. The first raw request uses the call of the CONNECT. If it is refused or aborted
+    /// before it is counted, that call is left for the next request.
+    async fn take_call(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
         let throttle = &self.client.services.throttle;
         let prepaid = if kind == Kind::Raw { self.prepaid().take() } else { None };
         let Some(prepaid) = prepaid else { return throttle.take(policy, caller, kind, record).await };
@@ -420,14 +431,15 @@ impl Inner {
         throttle.redeem(policy, caller, &mut unused.prepaid, record).await
     }
 
-    /// Gives the tunnel's call back, if it has not been used. It goes on if nobody waits for it: its caller may reset.
+    /// Gives the call of the CONNECT back, if it has not been used. The task runs to its end even if the handle is
+    /// dropped, because the client may reset the stream.
     fn give_back(&self) -> Option<JoinHandle<()>> {
-        // Without a runtime the process is about to end, and the ledger keeps the call.
+        // Without a runtime the process is shutting down, and the ledger keeps the call.
         let runtime = Handle::try_current().ok()?;
         let prepaid = self.prepaid().take()?;
         let (services, caller) = (self.client.services.clone(), self.caller.clone());
-        let giving = async move { services.throttle.give_back(&caller, prepaid).await };
-        Some(self.client.services.tracker.spawn_on(giving, &runtime))
+        let give_back = async move { services.throttle.give_back(&caller, prepaid).await };
+        Some(self.client.services.tracker.spawn_on(give_back, &runtime))
     }
 
     fn idle(&self) -> Duration {
@@ -435,45 +447,45 @@ impl Inner {
         policy.task(self.caller.task()).map_or(Duration::ZERO, |task| task.idle())
     }
 
-    /// Room for the connection's window; none once the execution has many tunnels.
-    fn window(&self) -> Option<Reservation> {
+    /// Reserves memory for the connection's window. Returns `None` if the execution has too many tunnels.
+    fn reserve_window(&self) -> Option<Reservation> {
         let to = self.to.as_ref().ok()?;
-        self.client.services.windows.reserve_for(to.admitted.caller().execution(), u64::from(WINDOW))
+        self.client.services.windows.reserve_for(to.admitted.caller().execution(), u64::from(CONNECTION_WINDOW))
     }
 
-    async fn answer(&self, request: Request<Incoming>, doorway: Option<PendingUpgrade>) -> Response<AnswerBody> {
+    async fn answer(&self, request: Request<Incoming>, upgrade: Option<PendingUpgrade>) -> Response<AnswerBody> {
         let services = &self.client.services;
         let mut record = services.record(&self.client.peer);
-        self.used(&mut record);
+        self.mark_used(&mut record);
         record.request(&request);
-        let judged = self.exchange(request, &mut record).await;
-        services.settle(judged.as_ref().err().copied(), &mut record).await;
-        match judged {
-            Ok(answer) => websocket::respond(&self.client, doorway, answer, record),
+        let result = self.exchange(request, &mut record).await;
+        services.settle(result.as_ref().err().copied(), &mut record).await;
+        match result {
+            Ok(answer) => websocket::respond(&self.client, upgrade, answer, record),
             Err(refusal) => respond::refusal(services, refusal, record),
         }
     }
 
     async fn exchange(&self, request: Request<Incoming>, record: &mut Record) -> Verdict<exchange::Answer> {
-        self.name(record);
+        self.record_identity(record);
         let to = self.to.as_ref().map_err(|refusal| *refusal)?;
         let caller = &self.caller;
         parse::count_fields(request.headers())?;
         let services = &self.client.services;
         let (policy, kind) = (services.policies.snapshot(), Kind::from_headers_or_raw(request.headers()));
-        let taken = self.take(&policy, caller, kind, record).await?;
+        let taken = self.take_call(&policy, caller, kind, record).await?;
         let (mut head, body) = request.into_parts();
         parse::inner(&mut head)?;
-        let settling = CallSettlement { inner: self, kind, record };
-        let received = exchange::run(services, to, taken, Request::from_parts(head, body), settling.record).await;
-        settling.settle().await;
+        let settlement = CallSettlement { inner: self, kind, record };
+        let received = exchange::run(services, to, taken, Request::from_parts(head, body), settlement.record).await;
+        settlement.settle().await;
         received
     }
 }
 
-/// The call of a tunnel while a raw request asks to be it.
+/// The call of the CONNECT while a raw request is trying to use it. It is put back on drop if it was not used.
 struct UnusedCall<'a> {
-    inner: &'a Inner,
+    inner: &'a InnerServer,
     prepaid: Option<Prepaid>,
 }
 
@@ -485,20 +497,21 @@ impl Drop for UnusedCall<'_> {
     }
 }
 
-/// An exchange in a tunnel. A tool call that was let through is counted as one, and the tunnel that it came in costs
-/// nothing besides, also if its client resets before the exchange is over.
+/// Settles the cost of an exchange in a tunnel. An allowed tool call is counted itself, so the call of the CONNECT is
+/// given back, even if the client resets the stream before the exchange ends.
 struct CallSettlement<'a> {
-    inner: &'a Inner,
+    inner: &'a InnerServer,
     kind: Kind,
     record: &'a mut Record,
 }
 
 impl CallSettlement<'_> {
-    /// Returns once the ledger has the tunnel's call back, if it gets it: the next request may count on it.
+    /// Returns after the ledger has the call of the CONNECT back, if it is given back, so that the next request can use
+    /// it.
     async fn settle(self) {
-        if let Some(giving) = self.give_back() {
-            // One that panicked has given nothing back, and the ledger keeps the call.
-            let _ = giving.await;
+        if let Some(task) = self.give_back() {
+            // If the task panicked, the ledger keeps the call.
+            let _ = task.await;
         }
     }
 
@@ -513,10 +526,10 @@ impl Drop for CallSettlement<'_> {
     }
 }
 
-/// The server for HTTP/2, with small windows and buffers if there is no room for others. Limits against rapid reset and
-/// its relatives are hyper's and h2's.
+/// Returns the HTTP/2 server, with small windows and buffers unless memory for large ones is reserved. hyper and h2
+/// enforce the limits against rapid reset and similar attacks.
 fn h2(services: &Services, has_room: bool) -> http2::Builder<TokioExecutor> {
-    let (stream, connection, send) = if has_room { (256 * 1024, WINDOW, 256 * 1024) } else { SMALL_WINDOWS };
+    let (stream, connection, send) = if has_room { (256 * 1024, CONNECTION_WINDOW, 256 * 1024) } else { SMALL_WINDOWS };
     let mut builder = http2::Builder::new(TokioExecutor::new());
     let head = u32::try_from(services.settings.proxy.max_head_bytes).unwrap_or(64_000);
     builder
@@ -533,19 +546,26 @@ fn h2(services: &Services, has_room: bool) -> http2::Builder<TokioExecutor> {
     builder
 }
 
-/// The raw connection under an upgrade, with what hyper had already read of it.
-async fn upgraded(upgrade: &mut OnUpgrade) -> io::Result<ClientStream> {
+/// Returns the raw connection of an upgrade, with the bytes that hyper had read ahead put back.
+///
+/// # Errors
+/// If the connection failed before the upgrade.
+async fn client_stream(upgrade: &mut OnUpgrade) -> io::Result<ClientStream> {
     let upgraded = upgrade.await.map_err(io::Error::other)?;
     let Parts { io, read_buf, .. } = upgraded
         .downcast::<TokioIo<Http1Gate<connection::ClientStream>>>()
         .map_err(|_| io::Error::other("not a connection of this listener"))?;
-    let (kept, stream) = io.into_inner().into_parts();
-    let read = if read_buf.is_empty() { kept } else { [read_buf, kept].concat().into() };
+    let (buffered, stream) = io.into_inner().into_parts();
+    let read = if read_buf.is_empty() { buffered } else { [read_buf, buffered].concat().into() };
     Ok(Rewind::new(read, stream))
 }
 
-/// Reads until it is clear what the client speaks. Nothing is lost: what was read is put back.
-async fn first_bytes(mut stream: ClientStream) -> Verdict<Option<(ClientStream, First)>> {
+/// Reads until the client's protocol is known, and puts the bytes back. Returns `None` if the client closes without
+/// sending anything.
+///
+/// # Errors
+/// [`Deny::NotTls`] if the bytes are neither HTTP nor a TLS ClientHello.
+async fn detect_protocol(mut stream: ClientStream) -> Verdict<Option<(ClientStream, FirstProtocol)>> {
     let mut seen = BytesMut::with_capacity(2048);
     let first = loop {
         let read = stream.read_buf(&mut seen).await.unwrap_or_default();
@@ -556,10 +576,10 @@ async fn first_bytes(mut stream: ClientStream) -> Verdict<Option<(ClientStream, 
             return Err(Deny::NotTls.into());
         }
         if seen.first().is_some_and(u8::is_ascii_uppercase) {
-            break First::Http;
+            break FirstProtocol::Http;
         }
         match hello::read(&seen) {
-            Ok(Progress::Hello(hello)) => break First::Tls(hello),
+            Ok(Progress::Hello(hello)) => break FirstProtocol::Tls(hello),
             Ok(Progress::Partial) => {}
             Err(hello::NotTls) => return Err(Deny::NotTls.into()),
         }

@@ -25,100 +25,100 @@ use crate::stages::forward::{Relay, Switched};
 use crate::stages::message::websocket;
 use crate::stages::message::websocket::{Downward, RelayError, Upward};
 
-/// How long the other side may take to end once one has.
-const FAREWELL: Duration = Duration::from_secs(10);
-/// How long a side that has been closed may still speak because the other broke the protocol. Answers to messages before
-/// the broken frame come within it.
-const GRACE: Duration = Duration::from_secs(2);
-/// Bytes that are read and thrown away behind a close frame: unread, they would reset the connection, and the frame
-/// could be lost.
+/// Maximum time for the second direction to end after the first, and for the closing writes.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time for reading on from a side after a protocol error of the other side. It lets replies to messages before
+/// the invalid frame through, and limits the read after a close frame.
+const PROTOCOL_ERROR_GRACE: Duration = Duration::from_secs(2);
+/// Maximum number of bytes that are read and discarded after a close frame. Closing with unread bytes would reset the
+/// connection, and the frame could be lost.
 const LINGER_BYTES: u64 = 64 * 1024 * 1024;
 
-/// The client's end of what may become a WebSocket.
+/// The client's side of a requested upgrade, before the origin has responded.
 pub(super) struct PendingUpgrade {
     upgrade: OnUpgrade,
-    passage: GateHandle,
+    gate: GateHandle,
 }
 
 impl PendingUpgrade {
-    /// For a request that asks to switch.
-    pub(super) fn of<B>(request: &mut Request<B>, passage: &GateHandle) -> Option<Self> {
-        passage.asks(request).map(|upgrade| Self { upgrade, passage: passage.clone() })
+    /// Registers the upgrade that a request asks for. Returns `None` if it asks for none.
+    pub(super) fn of<B>(request: &mut Request<B>, gate: &GateHandle) -> Option<Self> {
+        gate.asks(request).map(|upgrade| Self { upgrade, gate: gate.clone() })
     }
 }
 
-/// Passes an origin's answer on. If it agreed to a WebSocket, the relay runs behind the answer.
+/// Returns the response for the client. If the origin accepted a WebSocket, a task relays it after the response.
 pub(super) fn respond(
     client: &Arc<Client>,
-    doorway: Option<PendingUpgrade>,
+    pending: Option<PendingUpgrade>,
     answer: Answer,
     mut record: Record,
 ) -> Response<AnswerBody> {
     let services = &client.services;
-    let Switched { response, relay: agreed } = match answer {
+    let Switched { response, relay: accepted } = match answer {
         Answer::Response(checked) => return respond::origin(services, checked, record),
         Answer::Upgrade(switched) => switched,
     };
-    let Some(doorway) = doorway else {
+    let Some(pending) = pending else {
         return respond::refusal(services, Fail::UpstreamProtocol.into(), record);
     };
-    doorway.passage.switches();
+    pending.gate.switches();
     record.status(response.status());
     let answer = respond::switched(services, response, &record);
     let client = client.clone();
     services.tracker.spawn(async move {
         let abort = client.services.abort.clone();
-        abort.run_until_cancelled(relay(client, doorway, agreed, record)).await;
+        abort.run_until_cancelled(relay(client, pending, accepted, record)).await;
     });
     answer
 }
 
-async fn relay(client: Arc<Client>, doorway: PendingUpgrade, agreed: Relay, mut record: Record) {
-    let Relay { origin, up, down, idle, until, withdrawn, lease } = agreed;
-    // Behind its answer the client speaks frames.
-    doorway.passage.open();
-    let patience = client.services.settings.proxy.handshake_timeout;
-    let both = timeout(patience, async { tokio::try_join!(doorway.upgrade, origin) }).await;
-    let Ok(Ok((ours, theirs))) = both else { return record.abandoned() };
+async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mut record: Record) {
+    let Relay { origin, up, down, idle, until, withdrawn, lease } = accepted;
+    // After the response the client sends WebSocket frames instead of HTTP.
+    pending.gate.open();
+    let handshake_timeout = client.services.settings.proxy.handshake_timeout;
+    let both = timeout(handshake_timeout, async { tokio::try_join!(pending.upgrade, origin) }).await;
+    let Ok(Ok((client_io, origin_io))) = both else { return record.abandoned() };
     drop(lease);
-    let broken = Arc::<AtomicBool>::default();
-    let mut ends = Ends {
-        up: Up { inner: up, state: State::new(&broken) },
-        down: Down { inner: down, finder: record.find_reporter(), state: State::new(&broken) },
+    let protocol_error = Arc::<AtomicBool>::default();
+    let mut directions = RelayDirections {
+        up: UpFilter { inner: up, state: WriteState::new(&protocol_error) },
+        down: DownFilter { inner: down, finder: record.find_reporter(), state: WriteState::new(&protocol_error) },
     };
-    let unread = ends.carry(&client, (ours, theirs), (idle, until), withdrawn, &mut record).await;
-    ends.down.finder.reached(ends.down.inner.finds(true));
-    if let Some((count, whose)) = ends.down.inner.found() {
-        record.redacted(count, &whose);
+    let unread = directions.relay(&client, (client_io, origin_io), (idle, until), withdrawn, &mut record).await;
+    directions.down.finder.reached(directions.down.inner.finds(true));
+    if let Some((count, names)) = directions.down.inner.found() {
+        record.redacted(count, &names);
     }
-    // Its line in the log does not wait for this.
+    // The audit line is written before the connections linger.
     drop(record);
-    if let Some((ours, theirs)) = unread {
-        tokio::join!(linger(ours), linger(theirs));
+    if let Some((client_io, origin_io)) = unread {
+        tokio::join!(linger(client_io), linger(origin_io));
     }
 }
 
-/// Reads what still comes behind a close frame and throws it away.
+/// Reads and discards bytes that arrive after a close frame.
 async fn linger(from: impl AsyncRead + Unpin) {
     let mut rest = from.take(LINGER_BYTES);
-    let _ = timeout(GRACE, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
+    let _ = timeout(PROTOCOL_ERROR_GRACE, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
 }
 
-/// How a relay ended.
-enum Ended {
-    /// As both sides wanted, or because we leave.
-    Whole,
-    /// A side went away.
-    Broken,
+/// The reason for the end of a relay.
+enum RelayEnd {
+    /// Both sides have closed, or the daemon drains.
+    Completed,
+    /// A side has disconnected.
+    Aborted,
     Refused(Refusal),
     Leak(websocket::Finding),
 }
 
-impl Ended {
+impl RelayEnd {
     fn note(self, record: &mut Record) {
         match self {
-            Self::Whole => record.completed(),
-            Self::Broken => record.abandoned(),
+            Self::Completed => record.completed(),
+            Self::Aborted => record.abandoned(),
             Self::Refused(refusal) => record.failed(refusal),
             Self::Leak(found) => {
                 let refusal = record.leak(&found, "a message");
@@ -128,104 +128,128 @@ impl Ended {
     }
 }
 
-/// An end of which nothing more is passed on.
-type Reading = ReadHalf<TokioIo<Upgraded>>;
+/// The read half of a side whose bytes are no longer relayed.
+type ReadEnd = ReadHalf<TokioIo<Upgraded>>;
 
-struct Ends {
-    up: Up,
-    down: Down,
+/// The two directions of a relay.
+struct RelayDirections {
+    up: UpFilter,
+    down: DownFilter,
 }
 
-struct Up {
+struct UpFilter {
     inner: Upward,
-    /// Of the origin's side.
-    state: State,
+    /// State of the origin's side.
+    state: WriteState,
 }
 
-struct Down {
+struct DownFilter {
     inner: Downward,
     finder: FindReporter,
-    /// Of the client's side.
-    state: State,
+    /// State of the client's side.
+    state: WriteState,
 }
 
-/// State of the side that a direction writes to.
-struct State {
-    stop: Option<RelayError>,
-    /// No frame is under way on it.
-    clean: Cell<bool>,
-    /// The proxy has sent it a close frame.
-    closed: bool,
-    /// One side has broken the protocol, and the other has been closed for it.
-    broken: Arc<AtomicBool>,
+/// The write state of the side that a direction writes to.
+struct WriteState {
+    /// The error that ended the direction.
+    error: Option<RelayError>,
+    /// True if no frame has been written in part.
+    at_frame_boundary: Cell<bool>,
+    /// True if the proxy has sent a close frame of its own.
+    close_sent: bool,
+    /// True if one side has violated the protocol and the other has been sent a close frame for it. Both directions
+    /// share it.
+    protocol_error: Arc<AtomicBool>,
 }
 
-impl State {
-    fn new(broken: &Arc<AtomicBool>) -> Self {
-        Self { stop: None, clean: Cell::new(true), closed: false, broken: broken.clone() }
+impl WriteState {
+    fn new(protocol_error: &Arc<AtomicBool>) -> Self {
+        Self {
+            error: None,
+            at_frame_boundary: Cell::new(true),
+            close_sent: false,
+            protocol_error: protocol_error.clone(),
+        }
     }
 
-    /// Takes note of the end of a direction. What is left to write may go if there is no error.
-    fn stops(&mut self, stop: RelayError, is_between_frames: bool, words: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
-        let may_go = matches!(stop, RelayError::Broken(_) | RelayError::Closed);
-        if matches!(stop, RelayError::Broken(_)) && is_between_frames && !self.broken.swap(true, Ordering::Relaxed) {
-            out.extend_from_slice(words);
-            self.closed = true;
+    /// Ends a direction. After a protocol error `close_frame` is appended to `out`, if it can be sent.
+    ///
+    /// # Errors
+    /// If `out` must not be written either.
+    fn end_direction(
+        &mut self,
+        error: RelayError,
+        is_between_frames: bool,
+        close_frame: &[u8],
+        out: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        let may_write = matches!(error, RelayError::Broken(_) | RelayError::Closed);
+        if matches!(error, RelayError::Broken(_))
+            && is_between_frames
+            && !self.protocol_error.swap(true, Ordering::Relaxed)
+        {
+            out.extend_from_slice(close_frame);
+            self.close_sent = true;
         }
-        self.stop = Some(stop);
-        if may_go {
+        self.error = Some(error);
+        if may_write {
             return Ok(());
         }
-        // Nothing is written behind what was before.
-        self.clean.set(is_between_frames);
+        // Nothing is written after the bytes that preceded the error.
+        self.at_frame_boundary.set(is_between_frames);
         Err(io::ErrorKind::PermissionDenied.into())
     }
 
+    /// Notes that output has been written, and ends the direction if it has been stopped.
     fn written(&self, is_between_frames: bool) -> io::Result<()> {
-        self.clean.set(is_between_frames);
-        match (&self.stop, self.closed) {
+        self.at_frame_boundary.set(is_between_frames);
+        match (&self.error, self.close_sent) {
             (None, _) => Ok(()),
-            (Some(_), true) => Err(CLOSED.into()),
+            (Some(_), true) => Err(CLOSE_SENT.into()),
             (Some(_), false) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     }
 
-    /// The close frame for it, if it can be sent one: not within a frame, and not behind another.
-    fn words(&self, has_passed_one: bool, frame: Vec<u8>) -> Vec<u8> {
-        if self.clean.get() && !self.closed && !has_passed_one { frame } else { Vec::new() }
+    /// Returns the close frame if it can be sent, else nothing. It cannot be sent within a frame or after another close
+    /// frame.
+    fn allowed_close(&self, has_passed_close: bool, frame: Vec<u8>) -> Vec<u8> {
+        if self.at_frame_boundary.get() && !self.close_sent && !has_passed_close { frame } else { Vec::new() }
     }
 }
 
-/// The error of a direction that has ended with a close frame of the proxy, to which there will be an answer. TLS that
-/// cannot be read is the same kind of error, and then there is no harm in waiting for that.
-const CLOSED: io::ErrorKind = io::ErrorKind::InvalidData;
+/// The error of a direction that ended with a close frame of the proxy, to which a reply is expected. Invalid TLS
+/// records cause the same kind of error. The wait for a reply is harmless then.
+const CLOSE_SENT: io::ErrorKind = io::ErrorKind::InvalidData;
 
-/// Waits for a direction once the other has ended so.
-async fn behind(first: io::Result<()>, other: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+/// Waits for the second direction after the first has ended with the result `first`.
+async fn wait_for_second(first: io::Result<()>, other: impl Future<Output = io::Result<()>>) -> io::Result<()> {
     match first {
-        // The remaining data of one side after the other has ended is small.
-        Ok(()) => timeout(FAREWELL, other).await.unwrap_or(Ok(())),
+        // Little data remains in one direction after the other has ended cleanly.
+        Ok(()) => timeout(CLOSE_TIMEOUT, other).await.unwrap_or(Ok(())),
         Err(error) => {
-            if error.kind() == CLOSED {
-                let _ = timeout(GRACE, other).await;
+            if error.kind() == CLOSE_SENT {
+                let _ = timeout(PROTOCOL_ERROR_GRACE, other).await;
             }
             Err(error)
         }
     }
 }
 
-impl Ends {
-    async fn carry(
+impl RelayDirections {
+    /// Relays both directions until they end, records the end, and sends the close frames. Returns the read halves if
+    /// they have to linger.
+    async fn relay(
         &mut self,
         client: &Client,
-        (ours, theirs): (Upgraded, Upgraded),
+        (client_io, origin_io): (Upgraded, Upgraded),
         (idle, until): (Duration, Option<Instant>),
         withdrawn: impl Future<Output = Refusal>,
         record: &mut Record,
-    ) -> Option<(Reading, Reading)> {
+    ) -> Option<(ReadEnd, ReadEnd)> {
         let counts = record.counts();
-        let (mut client_read, mut client_write) = split(TokioIo::new(ours));
-        let (mut origin_read, mut origin_write) = split(TokioIo::new(theirs));
+        let (mut client_read, mut client_write) = split(TokioIo::new(client_io));
+        let (mut origin_read, mut origin_write) = split(TokioIo::new(origin_io));
         let clock = Clock::new(idle);
         let overdue = async {
             match until {
@@ -239,67 +263,72 @@ impl Ends {
             let both = async {
                 tokio::pin!(up, down);
                 tokio::select! {
-                    first = &mut up => behind(first, down).await,
-                    first = &mut down => behind(first, up).await,
+                    first = &mut up => wait_for_second(first, down).await,
+                    first = &mut down => wait_for_second(first, up).await,
                 }
             };
             tokio::select! {
-                carried = both => (None, match carried {
-                    Ok(()) => Ended::Whole,
-                    Err(error) if error.kind() == io::ErrorKind::TimedOut => Ended::Refused(Fail::RequestTimedOut.into()),
-                    Err(_) => Ended::Broken,
+                relayed = both => (None, match relayed {
+                    Ok(()) => RelayEnd::Completed,
+                    Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                        RelayEnd::Refused(Fail::RequestTimedOut.into())
+                    }
+                    Err(_) => RelayEnd::Aborted,
                 }),
-                refusal = withdrawn => (Some(code_of(refusal)), Ended::Refused(refusal)),
-                refusal = counts.wait_until_stopped() => (Some(websocket::TRY_AGAIN_LATER), Ended::Refused(refusal)),
-                () = overdue => (Some(websocket::POLICY_VIOLATION), Ended::Refused(Fail::RequestTimedOut.into())),
-                () = client.gone() => (None, Ended::Broken),
-                () = client.services.drain.cancelled() => (Some(websocket::GOING_AWAY), Ended::Whole),
+                refusal = withdrawn => (Some(close_code(refusal)), RelayEnd::Refused(refusal)),
+                refusal = counts.wait_until_stopped() => (Some(websocket::TRY_AGAIN_LATER), RelayEnd::Refused(refusal)),
+                () = overdue => (Some(websocket::POLICY_VIOLATION), RelayEnd::Refused(Fail::RequestTimedOut.into())),
+                () = client.gone() => (None, RelayEnd::Aborted),
+                () = client.services.drain.cancelled() => (Some(websocket::GOING_AWAY), RelayEnd::Completed),
             }
         };
-        let (up, down) = (self.up.state.stop.take(), self.down.state.stop.take());
+        let (up, down) = (self.up.state.error.take(), self.down.state.error.take());
         let to_origin = if let Some(RelayError::Broken(broken)) = down { broken.code() } else { websocket::GOING_AWAY };
         let (code, ended) = match (up, down) {
-            (Some(RelayError::Leak(found)), _) => (Some(websocket::POLICY_VIOLATION), Ended::Leak(found)),
-            (Some(RelayError::TooBig), _) => (Some(websocket::TOO_BIG), Ended::Refused(Deny::RequestTooLarge.into())),
-            (Some(RelayError::Broken(broken)), _) => {
-                (Some(broken.code()), Ended::Refused(Deny::RequestMalformed.into()))
+            (Some(RelayError::Leak(found)), _) => (Some(websocket::POLICY_VIOLATION), RelayEnd::Leak(found)),
+            (Some(RelayError::TooBig), _) => {
+                (Some(websocket::TOO_BIG), RelayEnd::Refused(Deny::RequestTooLarge.into()))
             }
-            (_, Some(_)) => (Some(websocket::INTERNAL_ERROR), Ended::Refused(Fail::UpstreamProtocol.into())),
-            // Behind two close frames it does not matter how the connections end.
-            _ if self.up.inner.is_closed() && self.down.inner.is_closed() => (None, Ended::Whole),
+            (Some(RelayError::Broken(broken)), _) => {
+                (Some(broken.code()), RelayEnd::Refused(Deny::RequestMalformed.into()))
+            }
+            (_, Some(_)) => (Some(websocket::INTERNAL_ERROR), RelayEnd::Refused(Fail::UpstreamProtocol.into())),
+            // After a close frame from each side, the way the connections end does not matter.
+            _ if self.up.inner.is_closed() && self.down.inner.is_closed() => (None, RelayEnd::Completed),
             _ => (code, ended),
         };
-        // Before a client that reads nothing can make us wait: a find counts at once.
+        // Recorded before the close frames are sent, so that a client that does not read cannot delay the count of a
+        // find.
         ended.note(record);
-        let client = self.down.state.words(self.down.inner.is_closed(), websocket::close_frame(code?, false));
-        let origin = self.up.state.words(self.up.inner.is_closed(), websocket::close_frame(to_origin, true));
+        let client = self.down.state.allowed_close(self.down.inner.is_closed(), websocket::close_frame(code?, false));
+        let origin = self.up.state.allowed_close(self.up.inner.is_closed(), websocket::close_frame(to_origin, true));
         let closed = async { tokio::join!(close(client_write, client), close(origin_write, origin)) };
-        let _ = timeout(FAREWELL, closed).await;
+        let _ = timeout(CLOSE_TIMEOUT, closed).await;
         Some((client_read, origin_read))
     }
 }
 
-/// Returns the close code for a relay that must end.
-fn code_of(refusal: Refusal) -> u16 {
+/// Returns the close code for a refusal that ends a relay.
+fn close_code(refusal: Refusal) -> u16 {
     if refusal == Fail::Draining.into() { websocket::GOING_AWAY } else { websocket::POLICY_VIOLATION }
 }
 
-async fn close(mut to: impl AsyncWrite + Unpin, words: Vec<u8>) -> io::Result<()> {
-    to.write_all(&words).await?;
+async fn close(mut to: impl AsyncWrite + Unpin, close_frame: Vec<u8>) -> io::Result<()> {
+    to.write_all(&close_frame).await?;
     to.flush().await?;
     to.shutdown().await
 }
 
-impl Filter for Up {
+impl Filter for UpFilter {
     fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
-        self.state.clean.set(false);
-        if self.state.broken.load(Ordering::Relaxed) {
+        self.state.at_frame_boundary.set(false);
+        if self.state.protocol_error.load(Ordering::Relaxed) {
             self.inner.await_close();
         }
         let mut out = Vec::new();
-        if let Err(stop) = self.inner.pass(bytes, &mut out) {
-            let words = websocket::close_frame(websocket::GOING_AWAY, true);
-            self.state.stops(stop, self.inner.is_between_frames(), &words, &mut out)?;
+        if let Err(error) = self.inner.pass(bytes, &mut out) {
+            let close_frame = websocket::close_frame(websocket::GOING_AWAY, true);
+            self.state.end_direction(error, self.inner.is_between_frames(), &close_frame, &mut out)?;
         }
         Ok(Cow::Owned(out))
     }
@@ -309,18 +338,18 @@ impl Filter for Up {
     }
 }
 
-impl Filter for Down {
+impl Filter for DownFilter {
     fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
-        self.state.clean.set(false);
-        if self.state.broken.load(Ordering::Relaxed) {
+        self.state.at_frame_boundary.set(false);
+        if self.state.protocol_error.load(Ordering::Relaxed) {
             self.inner.await_close();
         }
         let mut out = Vec::new();
         let passed = self.inner.pass(bytes, &mut out);
         self.finder.reached(self.inner.finds(false));
-        if let Err(stop) = passed {
-            let words = websocket::close_frame(websocket::INTERNAL_ERROR, false);
-            self.state.stops(stop, self.inner.is_between_frames(), &words, &mut out)?;
+        if let Err(error) = passed {
+            let close_frame = websocket::close_frame(websocket::INTERNAL_ERROR, false);
+            self.state.end_direction(error, self.inner.is_between_frames(), &close_frame, &mut out)?;
         }
         Ok(Cow::Owned(out))
     }

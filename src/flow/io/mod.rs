@@ -1,4 +1,4 @@
-//! Stream adapters: put bytes back, limit write time, linger; and a bidirectional splice.
+//! Stream adapters that put bytes back, limit write times or linger, and a bidirectional splice.
 
 use std::borrow::Cow;
 use std::io;
@@ -11,7 +11,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-/// A stream whose first bytes have been read and are given out again.
+/// A stream with bytes that were read ahead put back before it.
 pub(super) struct Rewind<T> {
     prefix: Bytes,
     inner: T,
@@ -67,27 +67,27 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Rewind<T> {
     }
 }
 
-/// A stream whose writes do not wait for ever. A client that asks for much and reads nothing would
-/// otherwise hold its origin's connection as long as it likes.
+/// A stream with a time limit on each write. Without it, a client that does not read its response could hold its
+/// origin's connection forever.
 pub(super) struct WriteTimeout<T> {
     inner: T,
-    most: Duration,
+    limit: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
 impl<T> WriteTimeout<T> {
-    pub(super) fn new(inner: T, most: Duration) -> Self {
-        Self { inner, most, waiting: None }
+    pub(super) fn new(inner: T, limit: Duration) -> Self {
+        Self { inner, limit, waiting: None }
     }
 
-    /// Ends the wait if there was one, or lets it go on for as long as it may.
-    fn bounded<R>(&mut self, cx: &mut Context<'_>, step: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
+    /// Passes a ready result on. A pending one becomes an error after the time limit.
+    fn limit_time<R>(&mut self, cx: &mut Context<'_>, step: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
         if step.is_ready() {
             self.waiting = None;
             return step;
         }
-        let most = self.most;
-        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(most)));
+        let limit = self.limit;
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(limit)));
         waiting.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
@@ -101,17 +101,17 @@ impl<T: AsyncRead + Unpin> AsyncRead for WriteTimeout<T> {
 impl<T: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let step = Pin::new(&mut self.inner).poll_write(cx, buf);
-        self.bounded(cx, step)
+        self.limit_time(cx, step)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let step = Pin::new(&mut self.inner).poll_flush(cx);
-        self.bounded(cx, step)
+        self.limit_time(cx, step)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let step = Pin::new(&mut self.inner).poll_shutdown(cx);
-        self.bounded(cx, step)
+        self.limit_time(cx, step)
     }
 
     fn poll_write_vectored(
@@ -120,7 +120,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<T> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let step = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
-        self.bounded(cx, step)
+        self.limit_time(cx, step)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -128,9 +128,11 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<T> {
     }
 }
 
-/// How long a client is listened to after our last words. Who waits for room in a buffer gets it at once.
+/// Maximum time to read from a client after the last response. Reading starts at once, so a client that is blocked on a
+/// full buffer can continue.
 const LINGER: Duration = Duration::from_secs(2);
-/// And for how many bytes: a body that anybody sends in earnest, and soon read if it is sent for its own sake.
+/// Maximum number of bytes to read after the last response. It exceeds legitimate bodies, and is read quickly if a
+/// client sends data only to keep the connection open.
 const LINGER_BYTES: usize = 64 * 1024 * 1024;
 
 /// Reads and discards bytes that arrive after the last answer. Closing with unread bytes would reset the connection and
@@ -141,12 +143,12 @@ pub(super) struct Linger {
 }
 
 impl Linger {
-    /// Begins once the words are out and no more will follow.
+    /// Starts the time limit. Called after the last response has been written.
     pub(super) fn new() -> Self {
         Self { until: Box::pin(sleep(LINGER)), left: LINGER_BYTES }
     }
 
-    /// Reads until the other side has ended or been heard for long enough.
+    /// Reads until the other side closes or a limit is reached.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -154,10 +156,10 @@ impl Linger {
     ) -> Poll<()> {
         let mut scratch = [0; 8192];
         while self.left > 0 && self.until.as_mut().poll(cx).is_pending() {
-            let mut heard = ReadBuf::new(&mut scratch);
-            match read(cx, &mut heard) {
-                Poll::Ready(Ok(())) if !heard.filled().is_empty() => {
-                    self.left = self.left.saturating_sub(heard.filled().len());
+            let mut received = ReadBuf::new(&mut scratch);
+            match read(cx, &mut received) {
+                Poll::Ready(Ok(())) if !received.filled().is_empty() => {
+                    self.left = self.left.saturating_sub(received.filled().len());
                 }
                 Poll::Ready(_) => break,
                 Poll::Pending => return Poll::Pending,
@@ -167,11 +169,14 @@ impl Linger {
     }
 }
 
-/// Bytes that are read before they are written on.
+/// Size of the copy buffer, in bytes.
 const BUFFER: usize = 32 * 1024;
 
-/// Carries bytes both ways until both sides have ended, or neither has moved for `idle`. Tokio's own
-/// copy waits for ever after a half-close.
+/// Copies bytes in both directions until both sides have closed, or neither has made progress for `idle`. Tokio's
+/// `copy_bidirectional` has no idle timeout and waits forever after a half-close.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`] after the idle timeout, and the errors of both streams.
 pub(super) async fn splice<A, B>(
     client: A,
     origin: B,
@@ -186,27 +191,33 @@ where
     let (client_read, client_write) = tokio::io::split(client);
     let (origin_read, origin_write) = tokio::io::split(origin);
     let clock = Clock::new(idle);
-    let up = pump(client_read, origin_write, &clock, Unseen, sent);
-    let down = pump(origin_read, client_write, &clock, Unseen, received);
+    let up = pump(client_read, origin_write, &clock, Passthrough, sent);
+    let down = pump(origin_read, client_write, &clock, Passthrough, received);
     tokio::try_join!(up, down).map(|_| ())
 }
 
 /// A filter that inspects, holds or changes the bytes of one direction.
 pub(super) trait Filter {
-    /// Takes bytes and gives out what may go on.
+    /// Processes input and returns the output for it.
+    ///
+    /// # Errors
+    /// Ends the direction without writing the output.
     fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>>;
 
-    /// True if something could go out once nothing more comes.
+    /// Returns true if held bytes may be written while no input is available.
     fn holds(&self) -> bool {
         false
     }
 
-    /// Nothing is waiting: gives out what is held.
+    /// Returns held bytes when no input is available.
     fn pause(&mut self) -> Vec<u8> {
         Vec::new()
     }
 
-    /// Called after output has been written. An error ends the direction.
+    /// Called after output has been written.
+    ///
+    /// # Errors
+    /// Ends the direction.
     fn written(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -230,16 +241,16 @@ impl<F: Filter> Filter for &mut F {
     }
 }
 
-/// Everything passes.
-struct Unseen;
+/// A filter that passes all bytes unchanged.
+struct Passthrough;
 
-impl Filter for Unseen {
+impl Filter for Passthrough {
     fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
         Ok(Cow::Borrowed(bytes))
     }
 }
 
-/// When a byte last moved in either direction.
+/// The time of the last progress in either direction, shared by both.
 pub(super) struct Clock {
     start: Instant,
     last: AtomicU64,
@@ -256,13 +267,13 @@ impl Clock {
         self.last.store(millis, Ordering::Relaxed);
     }
 
-    /// Waits for a step of one direction for as long as either direction moves.
-    async fn patient<T>(&self, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    /// Waits for a step of one direction. Times out after neither direction has made progress for the idle timeout.
+    async fn wait<T>(&self, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
         tokio::pin!(step);
         loop {
             let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
-            let quiet = self.start.elapsed().saturating_sub(last);
-            let Some(left) = self.idle.checked_sub(quiet).filter(|left| !left.is_zero()) else {
+            let idle_for = self.start.elapsed().saturating_sub(last);
+            let Some(left) = self.idle.checked_sub(idle_for).filter(|left| !left.is_zero()) else {
                 return Err(io::ErrorKind::TimedOut.into());
             };
             if let Ok(done) = timeout(left, &mut step).await {
@@ -273,7 +284,11 @@ impl Clock {
     }
 }
 
-/// Carries one direction to its end.
+/// Copies one direction through a filter until its end, and then shuts the writer down. `count` gets the number of
+/// bytes of each read.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`] after the idle timeout, and the errors of the streams and the filter.
 pub(super) async fn pump<R, W>(
     mut from: R,
     mut to: W,
@@ -289,25 +304,25 @@ where
     loop {
         let read = tokio::select! {
             biased;
-            read = clock.patient(from.read(&mut buffer)) => Some(read?),
+            read = clock.wait(from.read(&mut buffer)) => Some(read?),
             () = std::future::ready(()), if filter.holds() => None,
         };
         match read {
             None => {
                 let held = filter.pause();
-                clock.patient(to.write_all(&held)).await?;
+                clock.wait(to.write_all(&held)).await?;
             }
             Some(n) => {
                 let Some(bytes) = buffer.get(..n).filter(|bytes| !bytes.is_empty()) else { break };
                 let out = filter.pass(bytes)?;
-                clock.patient(to.write_all(&out)).await?;
+                clock.wait(to.write_all(&out)).await?;
                 count(n);
             }
         }
-        clock.patient(to.flush()).await?;
+        clock.wait(to.flush()).await?;
         filter.written()?;
     }
-    clock.patient(to.shutdown()).await
+    clock.wait(to.shutdown()).await
 }
 
 #[cfg(test)]

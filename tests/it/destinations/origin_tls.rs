@@ -374,7 +374,7 @@ async fn check_judges_the_lists() {
     let rows = [
         ("good.crl", true, "fine"),
         ("good.der", true, "fine"),
-        ("old.crl", true, "out of date"),
+        ("old.crl", true, "expired at"),
         ("missing.crl", false, "cannot be read"),
         (".", false, "cannot be read"),
         ("empty.crl", false, "list of revoked certificates"),
