@@ -29,6 +29,7 @@ use crate::model::peer::Peer;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::tool::Kind;
 use crate::policy::plan::Timeouts;
+use crate::policy::settings;
 use crate::stages::{authorize, identify, parse};
 
 /// A client connection. Its tunnels share it.
@@ -87,7 +88,8 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
             Ok::<_, Infallible>(answer(&client, &gate, request).await)
         }
     });
-    let connection = h1().serve_connection(TokioIo::new(stream), service).with_upgrades();
+    let connection =
+        h1(&client.services.settings.proxy).serve_connection(TokioIo::new(stream), service).with_upgrades();
     let served = async {
         let ended = until_drained(connection, |it| it.graceful_shutdown(), &gate, &client.services).await;
         gate.closed_by_client().await;
@@ -160,14 +162,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Returns the HTTP/1.1 server, which is also used inside tunnels. The gate enforces the size and the time limit of a
 /// head, so hyper's header timeout is off.
-pub(super) fn h1() -> http1::Builder {
+///
+/// hyper has one limit for the bytes that it reads ahead and for those that it holds for a slow client. It must hold a
+/// whole head, and every stalled connection may fill it twice.
+pub(super) fn h1(settings: &settings::Proxy) -> http1::Builder {
     let mut builder = http1::Builder::new();
-    builder.header_read_timeout(None).max_buf_size(MAX_BUFFER).preserve_header_case(true).half_close(true);
+    let max_buffer = settings.max_head_bytes.saturating_add(MIN_BUFFER);
+    builder.header_read_timeout(None).max_buf_size(max_buffer).preserve_header_case(true).half_close(true);
     builder
 }
 
-/// Size of hyper's read buffer, in bytes. It holds the largest head that can be configured.
-const MAX_BUFFER: usize = 1_100_000;
+/// The least that hyper allows as the limit of its buffers, in bytes.
+const MIN_BUFFER: usize = 8 * 1024;
 
 async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<Incoming>) -> Response<AnswerBody> {
     let services = &client.services;

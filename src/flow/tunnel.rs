@@ -318,7 +318,9 @@ impl InnerServer {
                 Ok::<_, Infallible>(inner.answer(request, upgrade).await)
             }
         });
-        let connection = connection::h1().serve_connection(TokioIo::new(io), service).with_upgrades();
+        let connection = connection::h1(&inner.client.services.settings.proxy)
+            .serve_connection(TokioIo::new(io), service)
+            .with_upgrades();
         let ended =
             connection::until_drained(connection, |it| it.graceful_shutdown(), &gate, &inner.client.services).await;
         gate.closed_by_client().await;

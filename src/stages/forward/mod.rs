@@ -60,7 +60,10 @@ use crate::tls::probe::CertificateReport;
 use crate::tls::upstream::{self, RootsError, UpstreamTls};
 
 /// Maximum response head, in bytes. Origins are not trusted either.
-const MAX_RESPONSE_HEAD: usize = 256 * 1024;
+const MAX_RESPONSE_HEAD: usize = 64 * 1024;
+/// The most that hyper reads ahead from an origin over HTTP/1.1, and that it holds for one that does not read, in bytes.
+/// Every stalled exchange may hold both.
+const MAX_BUFFER: usize = MAX_RESPONSE_HEAD + 8 * 1024;
 /// Flow-control window of an h2 stream, in bytes: what an origin may send before the client reads.
 const STREAM_WINDOW: u32 = 512 * 1024;
 /// The same for connections of an execution that has many.
@@ -402,6 +405,7 @@ async fn h1(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Verdict
     let (sender, connection) = http1::Builder::new()
         .preserve_header_case(true)
         .max_header_size(MAX_RESPONSE_HEAD)
+        .max_buf_size(MAX_BUFFER)
         .handshake(TokioIo::new(io))
         .await
         .map_err(|_| Fail::UpstreamProtocol)?;

@@ -290,6 +290,12 @@ struct Answered {
 
 const WHOLE: &[&str] = &["HTTP/1.1 200 ", "hello"];
 
+/// An answer with one field of so many bytes.
+fn answer_with_field(length: usize) -> &'static [u8] {
+    let field = "x".repeat(length);
+    format!("HTTP/1.1 200 OK\r\nX: {field}\r\nContent-Length: 5\r\n\r\nhello").leak().as_bytes()
+}
+
 fn answers() -> Vec<Answered> {
     let row = |what, words, gets, has, lacks| Answered { what, method: "GET", words, gets, has, lacks };
     const REFUSED: &str = "502 `upstream_protocol`";
@@ -308,6 +314,8 @@ fn answers() -> Vec<Answered> {
         row("no HTTP at all, HTTP/0.9", b"hello\r\n\r\n", REFUSED, BAD, &["\r\n\r\nhello"]),
         row("HTTP/2 where HTTP/1.1 was agreed", b"HTTP/2.0 200 OK\r\nContent-Length: 5\r\n\r\nhello", REFUSED, BAD, &[]),
         row("a folded line, a space before a colon", b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\nContent-Length: 5\r\n\r\nhello", REFUSED, BAD, &[]),
+        row("a head of more than 64 KiB", answer_with_field(65 * 1024), REFUSED, BAD, &[]),
+        row("a head of 60 KiB", answer_with_field(60 * 1024), "passes", WHOLE, &[]),
         row("NUL in a value", b"HTTP/1.1 200 OK\r\nX: a\0b\r\nContent-Length: 5\r\n\r\nhello", REFUSED, BAD, &[]),
         row("100, 102 or 103 before the answer", b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "passes without them", WHOLE, &["103", "100 Continue", "link"]),
         row("101 that nobody asked for", b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n", REFUSED, BAD, &[]),

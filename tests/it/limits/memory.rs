@@ -163,6 +163,59 @@ async fn unread_downloads_are_not_kept_for_their_readers() {
     }
 }
 
+/// Downloads that nobody reads, and uploads that an origin does not read, over HTTP/1.1 on both sides.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "holds many connections"]
+async fn stalled_exchanges_over_http_1_hold_little_memory() {
+    const EXCHANGES: usize = 300;
+    const UPLOAD: usize = 16 << 20;
+    for is_upload in [false, true] {
+        let ground = Ground::new().await;
+        let origin = ground.origin_h1("api.test").await;
+        let dir = ground.dir.path();
+        let config = ground.config(&format!("[admin]\nlisten = \"127.0.0.1:0\"\n{}", lab::allow_api(origin.port())));
+        fs::write(dir.join("e.toml"), config).unwrap();
+        let served = Served::start(exeat(dir, &["serve", "-c", "e.toml"]));
+        let to = format!("api.test:{}", origin.port());
+        let ca = fs::read(dir.join("state/exeat/ca.pem")).unwrap();
+        let idle = peak_kb(&served, "VmRSS");
+        let mut held = Vec::new();
+        for _ in 0..EXCHANGES {
+            let mut stream = tls(&served, &to, &ca, "http/1.1").await;
+            let head = if is_upload {
+                format!("POST /stall HTTP/1.1\r\nHost: {to}\r\nContent-Length: {UPLOAD}\r\n\r\n")
+            } else {
+                format!("GET /big?{UPLOAD} HTTP/1.1\r\nHost: {to}\r\n\r\n")
+            };
+            stream.write_all(head.as_bytes()).await.unwrap();
+            held.push(tokio::spawn(async move {
+                if is_upload {
+                    let _ = stream.write_all(&vec![b'x'; UPLOAD - 1]).await;
+                }
+                std::future::pending::<()>().await;
+                drop(stream);
+            }));
+        }
+        // What is taken without being read has been taken once nothing more is.
+        let mut before = 0;
+        loop {
+            tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+            let now = peak_kb(&served, "VmRSS");
+            if now <= before + 1024 {
+                break;
+            }
+            before = now;
+        }
+        let peak = peak_kb(&served, "VmHWM");
+        let each = peak.saturating_sub(idle) / EXCHANGES as u64;
+        println!(
+            "{EXCHANGES} stalled exchanges, upload: {is_upload}: {idle} kB idle, {peak} kB at most, {each} kB each"
+        );
+        assert!(each < 640, "{each} kB for each exchange");
+        held.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+}
+
 /// Bodies that are one byte short, on ten tunnels: such as a person has to approve, and such as the origin does not read.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "sends a thousand bodies"]
