@@ -56,11 +56,14 @@ fn redacted(pieces: &[&[u8]], pausing: bool) -> (Vec<u8>, bool) {
     (out, redactor.count() > 0)
 }
 
-fn sent(pieces: &[&[u8]]) -> Option<Vec<u8>> {
+fn sent(pieces: &[&[u8]], pausing: bool) -> Option<Vec<u8>> {
     let mut hold = Holdback::new(MATCHER.clone());
     let mut out = Vec::new();
     for piece in pieces {
         hold.feed(Bytes::copy_from_slice(piece)).ok()?;
+        if pausing {
+            hold.pause().ok()?;
+        }
         hold.flow().ok()?;
         out.extend(std::iter::from_fn(|| hold.take()).flatten());
     }
@@ -98,9 +101,11 @@ pub fn scan(data: &[u8]) {
     assert!(!holds_a_value(&whole) && !holds_a_value(&paused));
     let has = MATCHER.find(text).is_some();
     assert!(has || !holds_a_value(text));
-    for sent in [sent(&[text]), sent(&pieces)] {
+    for sent in [sent(&[text], false), sent(&pieces, false)] {
         assert_eq!(sent.as_deref(), (!has).then_some(text));
     }
+    // A pause within a value is a find as well.
+    assert!(!has || sent(&pieces, true).is_none());
 }
 
 /// Decoders keep to their bounds, and give out the same wherever what is coded is cut.
@@ -203,6 +208,22 @@ fn texts() -> Vec<Vec<u8>> {
             value.chunks(5).collect::<Vec<_>>().join(&b"\r\n"[..]),
         ];
         all.extend(forms.into_iter().map(|form| [b"\x07\x03\xff\x10before ", &form[..], b" after"].concat()));
+        // An escape within an escape, behind what looks like an escape of another family.
+        let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+        let (before, rest) = hex.split_at(hex.len() / 2);
+        let (one, behind) = rest.split_at(1);
+        let one = one.as_bytes()[0];
+        let nested = [
+            format!("\\u005cu{one:04x}"),
+            format!("%25{one:02x}"),
+            format!("&amp;#{one};"),
+            format!("%5cu{one:04x}"),
+            format!("&#37;{one:02x}"),
+        ];
+        let decoys = ["%e", "%u", "&#x", "&#", "\\x", "\\", "%25e"];
+        for (decoy, nested) in decoys.iter().flat_map(|decoy| nested.iter().map(move |nested| (decoy, nested))) {
+            all.push(format!("\x03\x05\x01\x02{decoy}{before}{nested}{behind}").into_bytes());
+        }
     }
     all
 }

@@ -120,6 +120,8 @@ pub(super) struct Index {
     longest: usize,
     /// Bytes of the shortest form of a value.
     pub(super) shortest: usize,
+    /// The length of the shortest part that counts at the end of a text, in bytes.
+    shortest_part: usize,
 }
 
 /// A value, and all that it is.
@@ -226,8 +228,16 @@ impl Matcher {
             }
         }
         let shortest = all.iter().map(|(form, _): &(Form, u32)| form.bytes.len()).min().unwrap_or(MIN_VALUE);
+        let shortest_part = all.iter().map(|(form, _)| form.half).min().unwrap_or(MIN_VALUE).min(shortest);
         let longest = distinct.iter().map(|(searched, _)| searched.value.len()).max().unwrap_or_default();
-        let index = Index { patterns: Patterns::new(all), names: Patterns::new(names), owners, longest, shortest };
+        let index = Index {
+            patterns: Patterns::new(all),
+            names: Patterns::new(names),
+            owners,
+            longest,
+            shortest,
+            shortest_part,
+        };
         Self { index: Arc::new(index), families: Arc::default() }
     }
 
@@ -267,7 +277,7 @@ impl Matcher {
     /// The first value in a whole text, in whatever form. Texts are bounded by whoever asks.
     #[must_use]
     pub fn find(&self, text: &[u8]) -> Option<Finding> {
-        if text.len() < self.index.shortest && self.families.is_empty() {
+        if text.len() < self.index.shortest_part && self.families.is_empty() {
             return None;
         }
         self.find_across(std::iter::once(text))
