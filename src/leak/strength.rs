@@ -94,8 +94,39 @@ fn strong_part(value: &[u8]) -> Option<usize> {
     let secret = own.get(public..).unwrap_or_default();
     let eighths = |n: usize| secret.len().saturating_mul(n).div_ceil(8).max(MIN_VALUE);
     let lengths = [4, 5, 6, 7].map(eighths).into_iter().filter(|length| *length < secret.len());
-    let is_strong = |length: &usize| secret.get(..*length).is_some_and(|part| weakness(part).is_none());
+    let is_strong = |length: &usize| {
+        let part = secret.get(..*length).unwrap_or_default();
+        weakness(part).is_none() || is_random(part)
+    };
     lengths.into_iter().find(is_strong).map(|length| offset.saturating_add(public).saturating_add(length))
+}
+
+/// Returns true for a part of a strong value that looks random and has so many characters that it takes [`STRONG`]
+/// guesses.
+///
+/// The estimator assumes ten possibilities for each character that it cannot explain. A key has more, and with the
+/// estimator's figure nearly all of a short key could pass before a part of it counts.
+fn is_random(part: &[u8]) -> bool {
+    /// Allows for keys that are less random than they look.
+    const MARGIN: f64 = 0.85;
+    let class = |byte: &u8| match byte {
+        b'a'..=b'z' => 0,
+        b'A'..=b'Z' => 1,
+        b'0'..=b'9' => 2,
+        _ => 3,
+    };
+    let is_hex = part.iter().all(u8::is_ascii_hexdigit);
+    let sizes = if is_hex { [6.0, 6.0, 10.0, 0.0] } else { [26.0, 26.0, 10.0, 16.0] };
+    let used = |wanted: usize| part.iter().any(|byte| class(byte) == wanted);
+    let alphabet: f64 = (0..).zip(sizes).filter(|(wanted, _)| used(*wanted)).map(|(_, size)| size).sum();
+    // Words and dates change between kinds of characters rarely.
+    let changes = part.windows(2).filter(|pair| pair.first().map(class) != pair.last().map(class)).count();
+    let is_mixed = changes.saturating_mul(5) >= part.len().saturating_sub(1).saturating_mul(2);
+    let unexplained = 10_u64.saturating_pow(u32::try_from(part.len().saturating_sub(1)).unwrap_or(u32::MAX));
+    part.len() >= MIN_VALUE
+        && is_mixed
+        && part.len() as f64 * alphabet.log2() * MARGIN >= STRONG.ilog2().into()
+        && guesses(part) >= unexplained
 }
 
 /// Names of fields of connection strings that hold a secret, in lower case and without blanks.
@@ -248,16 +279,18 @@ mod tests {
     fn parts_that_can_be_guessed_or_are_public_do_not_count() {
         let rows = [
             ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", Some(22)),
-            ("acme_live_k7Qz2mXv9LpW4sVt6eRRu8Yb", Some(10 + 15)),
-            ("acme_live_k7Qz2mXv9L", None),
+            ("acme_live_k7Qz2mXv9LpW4sVt6eRRu8Yb", Some(10 + 12)),
+            ("acme_live_k7Qz2mXv9L", Some(10 + 8)),
             ("550e8400-e29b-41d4-a716-446655440000", Some(18)),
-            ("k7Qz2mXv9LpW4sVt6eRRu8Yb", Some(15)),
+            ("k7Qz2mXv9LpW4sVt6eRRu8Yb", Some(12)),
+            ("sk-live-51H/8xPq+Zz~0=%w&R", Some(8 + 9)),
+            ("Sommer2024!Winter2025", Some(19)),
             ("correct-horse-battery", None),
             ("0000000000000000000000000000k7Qz2mXv9L", None),
-            ("hunter2-k7Qz2mXv9LpW4sVt6", Some(8 + 13)),
+            ("hunter2-k7Qz2mXv9LpW4sVt6", Some(8 + 9)),
             ("https://hooks.slack.com/services/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", None),
-            ("postgres://orders_readonly_service:k7Qz2mXv9LpW4sVt6eRRu8Yb@db/o", Some(35 + 15)),
-            ("Server=tcp:prod-sql.database.windows.net,1433;Password=k7Qz2mXv9LpW4sVt6eRRu8Yb;", Some(55 + 15)),
+            ("postgres://orders_readonly_service:k7Qz2mXv9LpW4sVt6eRRu8Yb@db/o", Some(35 + 12)),
+            ("Server=tcp:prod-sql.database.windows.net,1433;Password=k7Qz2mXv9LpW4sVt6eRRu8Yb;", Some(55 + 12)),
             ("{\"type\":\"service_account\",\"key\":\"k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf\"}", None),
         ];
         for (value, part) in rows {
