@@ -14,8 +14,6 @@ use std::time::Duration;
 
 use self::credential::SelectedCredential;
 use super::identify::{Caller, Proof};
-use super::limit::redact::RedactionPlan;
-use super::limit::report::ReportTarget;
 use super::throttle::Taken;
 use crate::audit::record::Record;
 use crate::coding::{DecodeLimits, Direction};
@@ -65,16 +63,31 @@ pub struct Grant {
     method: Method,
     path: PathAndQuery,
     limits: Limits,
-    reader: ReportTarget,
-    values: Arc<Matcher>,
+    values: ProtectedValues,
+    credentials: CredentialRules,
+    is_restricted: bool,
+}
+
+/// The values that the messages of one exchange are scanned for.
+struct ProtectedValues {
+    /// The values that must not be sent.
+    in_request: Arc<Matcher>,
+    /// The values of the task's own credentials.
     own: Arc<Matcher>,
-    masked: Arc<Matcher>,
-    bounds: DecodeLimits,
-    marks: PlaceholderSyntax,
+    /// The values that are redacted in the response.
+    in_response: Arc<Matcher>,
+    /// The limits for decoding a request body.
+    decoding: DecodeLimits,
+}
+
+/// The credential of one request, and the places that are kept free for it.
+struct CredentialRules {
     selected: Option<SelectedCredential>,
-    exclusive: Option<Vec<Placement>>,
-    may_know_credential: bool,
-    restricted: bool,
+    placeholders: PlaceholderSyntax,
+    /// The placements of all the task's credentials, if only an injected one may be sent.
+    reserved: Option<Vec<Placement>>,
+    /// The destination may know a credential of the task.
+    may_be_known: bool,
 }
 
 /// The parts of a granted exchange that later policies are checked against.
@@ -232,18 +245,13 @@ impl Grant {
         self.admitted.allowed.approval(&self.method, self.kind())
     }
 
-    /// Returns the framing and reporting properties of the client.
-    pub(super) fn reader(&self) -> ReportTarget {
-        self.reader
-    }
-
     /// Returns the check for later policies.
     pub(super) fn revocation_check(&self) -> RevocationCheck {
         RevocationCheck {
             admitted: self.admitted.clone(),
             method: self.method.clone(),
             path: self.path.clone(),
-            credential: self.selected.as_ref().map(|chosen| chosen.credential.name().clone()),
+            credential: self.selected_credential().map(|chosen| chosen.credential.name().clone()),
             approved: false,
             values: None,
         }
@@ -251,64 +259,62 @@ impl Grant {
 
     /// Returns the values that must not be sent in the request.
     pub(super) fn values(&self) -> &Arc<Matcher> {
-        &self.values
+        &self.values.in_request
     }
 
     /// Returns the values of the task's own credentials.
     pub(super) fn own_values(&self) -> &Arc<Matcher> {
-        &self.own
+        &self.values.own
     }
 
     /// Returns true if the body has to be scanned before it is sent.
     pub(super) fn needs_body_scan(&self) -> bool {
-        !self.values.is_empty() || self.marks != PlaceholderSyntax::Usual
+        !self.values.in_request.is_empty() || self.credentials.placeholders != PlaceholderSyntax::Usual
     }
 
     /// Returns true if a text contains a placeholder that would not be replaced, and the client has asked for all of
     /// them to be replaced.
     pub(super) fn has_placeholder(&self, text: &[u8]) -> bool {
-        self.marks != PlaceholderSyntax::Usual && self.marks.first(&[], text).is_some()
+        let placeholders = &self.credentials.placeholders;
+        *placeholders != PlaceholderSyntax::Usual && placeholders.first(&[], text).is_some()
     }
 
     /// Returns the selected credential.
     pub(super) fn selected_credential(&self) -> Option<&SelectedCredential> {
-        self.selected.as_ref()
+        self.credentials.selected.as_ref()
     }
 
     /// Returns the placements reserved for an injected credential: those of all the task's credentials, where the
     /// sandbox could otherwise send keys of its own.
     pub(super) fn reserved_placements(&self) -> Option<&[Placement]> {
-        self.exclusive.as_deref()
+        self.credentials.reserved.as_deref()
     }
 
     /// Returns all placements of injected credentials.
     pub(super) fn injected_placements(&self) -> impl Iterator<Item = Placement> {
-        let of_chosen = self.selected.iter().flat_map(|chosen| chosen.credential.places());
-        of_chosen.chain(self.exclusive.iter().flatten().cloned())
+        let CredentialRules { selected, reserved, .. } = &self.credentials;
+        let of_selected = selected.iter().flat_map(|selected| selected.credential.places());
+        of_selected.chain(reserved.iter().flatten().cloned())
     }
 
     /// Returns true if another method or path might have been refused, or might have needed an approval.
     pub(super) fn is_restricted(&self) -> bool {
-        self.restricted
+        self.is_restricted
     }
 
     /// Returns true if the destination may know a credential of the task.
     pub(super) fn may_know_credential(&self) -> bool {
-        self.may_know_credential
+        self.credentials.may_be_known
     }
 
     /// Returns the limits for decoding bodies.
     pub(super) fn decode_limits(&self) -> DecodeLimits {
-        self.bounds
+        self.values.decoding
     }
 
-    /// Returns the redaction plan for the response, or `None` if there are no values to redact.
-    pub(super) fn redaction_plan(&self) -> Option<RedactionPlan> {
-        (!self.masked.is_empty()).then(|| RedactionPlan {
-            values: self.masked.clone(),
-            sent: self.selected.as_ref().map(|chosen| chosen.credential.name().clone()),
-            bounds: DecodeLimits { direction: Direction::Received, ..self.bounds },
-        })
+    /// Returns the values to redact in the response.
+    pub(super) fn values_in_response(&self) -> &Arc<Matcher> {
+        &self.values.in_response
     }
 }
 
@@ -421,7 +427,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
         Some(canonical) => with_path(&canonical, given.query())?,
     };
     let by_tool = kind.tool().is_some_and(|tool| !tool.admits_any_method());
-    let restricted = matched.is_restricted || by_tool;
+    let is_restricted = matched.is_restricted || by_tool;
     let admitted = Admitted { allowed: matched.allowed, ..current };
     record.rule(admitted.allowed.rule());
     let marks = credential::placeholder_syntax(&parts.headers)?;
@@ -429,25 +435,25 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
     let chosen = credential::select(task, to, (kind, &marks), parts, record)?;
     record.credential(chosen.as_ref().map(|chosen| chosen.credential.name()));
     let places = || task.credentials().iter().flat_map(|credential| credential.places()).collect();
-    let exclusive = admitted.allowed.required().next().is_some().then(places);
-    Ok(Grant {
-        method: parts.method.clone(),
-        path,
-        limits: limits(task, kind, parts)?,
-        reader: ReportTarget::of(parts, kind),
-        values: task.values().clone(),
+    let reserved = admitted.allowed.required().next().is_some().then(places);
+    let values = ProtectedValues {
+        in_request: task.values().clone(),
         own: task.own().clone(),
-        masked: task.masked_after(chosen.as_ref().map(|chosen| &*chosen.credential)),
-        bounds: DecodeLimits {
+        in_response: task.masked_after(chosen.as_ref().map(|chosen| &*chosen.credential)),
+        decoding: DecodeLimits {
             total: policy.leak().max_decoded(),
             ratio: policy.leak().max_ratio(),
             direction: Direction::Sent,
         },
-        marks,
-        selected: chosen,
-        may_know_credential: task.credentials().iter().any(|credential| credential.could_come_from(to.0.host())),
-        exclusive,
-        restricted,
+    };
+    let may_be_known = task.credentials().iter().any(|credential| credential.could_come_from(to.0.host()));
+    Ok(Grant {
+        method: parts.method.clone(),
+        path,
+        limits: limits(task, kind, parts)?,
+        values,
+        credentials: CredentialRules { selected: chosen, placeholders: marks, reserved, may_be_known },
+        is_restricted,
         admitted,
     })
 }

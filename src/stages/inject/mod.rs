@@ -94,7 +94,7 @@ pub fn credential(approved: Approved, pinned: PinnedTarget, via: bool) -> Verdic
     if grant.admitted().target() != pinned.target() {
         return Err(Deny::AuthorityMismatch.into());
     }
-    let (limits, reader, guard) = (grant.limits(), grant.reader(), grant.redaction_plan());
+    let (limits, reader, guard) = (grant.limits(), ReportTarget::of(&request, grant.kind()), RedactionPlan::of(&grant));
     let values = grant.values().clone();
     let request = build(&grant, request, &pinned, via)?;
     let is_websocket = request.extensions().get::<websocket::UpgradeRequest>().is_some();
@@ -113,7 +113,7 @@ fn build(
     body.forbid_trailers_in(grant.injected_placements());
     let upgrade = websocket::parse_upgrade(&parts)?;
     let wants_trailers = headers::accepts_trailers(&parts.headers) && upgrade.is_none();
-    let accepted = grant.redaction_plan().is_some().then(|| accepted_codings(&parts.headers, grant));
+    let accepted = (!grant.values_in_response().is_empty()).then(|| accepted_codings(&parts.headers, grant));
     let unsent = UnsentFields::of(grant, &parts.headers);
     headers::retain(&mut parts.headers, |name| !unsent.contains(name));
     if let Some(accepted) = accepted {

@@ -92,7 +92,7 @@ impl<'g> UnsentFields<'g> {
             hop_by_hop: HopByHop::of(headers),
             removes_overrides: grant.is_restricted(),
             reserved: grant.reserved_placements(),
-            redaction: grant.redaction_plan().is_some().then(|| grant.may_know_credential()),
+            redaction: (!grant.values_in_response().is_empty()).then(|| grant.may_know_credential()),
         }
     }
 

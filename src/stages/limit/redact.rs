@@ -14,10 +14,11 @@ use hyper::body::Incoming;
 use tokio::time::timeout;
 
 use crate::audit::record::{Record, TransferCounts};
-use crate::coding::{DecodeLimits, Decoder};
+use crate::coding::{DecodeLimits, Decoder, Direction};
 use crate::leak::{Matcher, Redactor, ValueOwner};
 use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Verdict};
+use crate::stages::authorize::Grant;
 use crate::stages::inspect::outbound::codings;
 use crate::stages::message::request_body::{BodyError, add_held};
 
@@ -49,6 +50,16 @@ pub(crate) enum ContentDecoder {
 }
 
 impl RedactionPlan {
+    /// Returns the plan for the response to a granted request, or `None` if there are no values to redact.
+    pub(crate) fn of(grant: &Grant) -> Option<Self> {
+        let values = grant.values_in_response();
+        (!values.is_empty()).then(|| Self {
+            values: values.clone(),
+            sent: grant.selected_credential().map(|selected| selected.credential.name().clone()),
+            bounds: DecodeLimits { direction: Direction::Received, ..grant.decode_limits() },
+        })
+    }
+
     /// Returns the decoder for a response.
     ///
     /// # Errors

@@ -1,8 +1,7 @@
 //! The report that the proxy appends to a response body: its size, and whether it was redacted or truncated.
 
 use http::header::{CONTENT_LENGTH, HeaderValue, TRAILER};
-use http::request::Parts;
-use http::{HeaderMap, Method, Version};
+use http::{HeaderMap, Method, Request, Version};
 
 use crate::model::tool::Kind;
 use crate::model::wire::{EXEAT_REDACTED, EXEAT_RESPONSE_SIZE, EXEAT_TRUNCATED};
@@ -41,13 +40,13 @@ pub(crate) struct BodyReport {
 
 impl ReportTarget {
     /// Returns the target for the sender of this request.
-    pub(crate) fn of(parts: &Parts, kind: Kind) -> Self {
-        let framing = match parts.version {
+    pub(crate) fn of<B>(request: &Request<B>, kind: Kind) -> Self {
+        let framing = match request.version() {
             Version::HTTP_2 => Framing::H2,
-            Version::HTTP_11 if headers::accepts_trailers(&parts.headers) => Framing::Chunked,
+            Version::HTTP_11 if headers::accepts_trailers(request.headers()) => Framing::Chunked,
             _ => Framing::Plain,
         };
-        Self { is_head_request: parts.method == Method::HEAD, framing, is_tool: kind.tool().is_some() }
+        Self { is_head_request: *request.method() == Method::HEAD, framing, is_tool: kind.tool().is_some() }
     }
 
     /// Prepares the head for trailers and returns whether the framing allows them. A tool call over HTTP/1.1 gives up
