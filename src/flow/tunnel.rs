@@ -22,9 +22,10 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use super::Services;
-use super::connection::{self, Client};
+use super::client::{self, Client};
 use super::exchange::{self, Destination};
 use super::http1_gate::Http1Gate;
+use super::http1_server;
 use super::io::{Rewind, splice};
 use super::respond::{self, AnswerBody};
 use super::websocket::{self, PendingUpgrade};
@@ -56,7 +57,7 @@ pub(super) struct Tunnel {
 }
 
 /// The client's side of a tunnel, with bytes that were read ahead put back.
-type ClientStream = Rewind<connection::ClientStream>;
+type ClientStream = Rewind<client::ClientStream>;
 
 /// The protocol that the first bytes in a tunnel belong to.
 enum FirstProtocol {
@@ -308,7 +309,7 @@ impl InnerServer {
     async fn serve_h1(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let inner = &Arc::new(self);
         let tunnel = inner.clone();
-        let io = connection::gated(&inner.client, io, inner.idle(), move |record| tunnel.describe_unparsed(record));
+        let io = http1_server::gated(&inner.client, io, inner.idle(), move |record| tunnel.describe_unparsed(record));
         let gate = io.passage();
         let service = service_fn(|mut request| {
             let (inner, unanswered) = (inner.clone(), gate.awaits(&request));
@@ -318,14 +319,14 @@ impl InnerServer {
                 Ok::<_, Infallible>(inner.answer(request, upgrade).await)
             }
         });
-        let connection = connection::h1(&inner.client.services.settings.proxy)
+        let connection = http1_server::h1(&inner.client.services.settings.proxy)
             .serve_connection(TokioIo::new(io), service)
             .with_upgrades();
         let ended =
-            connection::until_drained(connection, |it| it.graceful_shutdown(), &gate, &inner.client.services).await;
+            http1_server::until_drained(connection, |it| it.graceful_shutdown(), &gate, &inner.client.services).await;
         gate.closed_by_client().await;
         if let Err(error) = ended {
-            connection::note_broken(&inner.client, &error);
+            http1_server::note_broken(&inner.client, &error);
         }
     }
 
@@ -555,7 +556,7 @@ fn h2(services: &Services, has_room: bool) -> http2::Builder<TokioExecutor> {
 async fn client_stream(upgrade: &mut OnUpgrade) -> io::Result<ClientStream> {
     let upgraded = upgrade.await.map_err(io::Error::other)?;
     let Parts { io, read_buf, .. } = upgraded
-        .downcast::<TokioIo<Http1Gate<connection::ClientStream>>>()
+        .downcast::<TokioIo<Http1Gate<client::ClientStream>>>()
         .map_err(|_| io::Error::other("not a connection of this listener"))?;
     let (buffered, stream) = io.into_inner().into_parts();
     let read = if read_buf.is_empty() { buffered } else { [read_buf, buffered].concat().into() };

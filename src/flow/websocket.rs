@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, split};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::connection::Client;
+use super::client::Client;
 use super::exchange::Answer;
 use super::http1_gate::GateHandle;
 use super::io::{Clock, Filter, pump};

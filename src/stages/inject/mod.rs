@@ -2,6 +2,7 @@
 //! the credential last, after all scans for credentials.
 
 pub(super) mod strip;
+pub(super) mod unsent_fields;
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use http_body::Body;
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
-use self::strip::UnsentFields;
+use self::unsent_fields::UnsentFields;
 use super::approve::Approved;
 use super::authorize::credential::{SelectedCredential, Swap};
 use super::authorize::revocation;

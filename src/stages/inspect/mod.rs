@@ -17,7 +17,7 @@ use tokio::time::timeout_at;
 use self::outbound::{OutboundBody, OutboundError, PORTION};
 use super::authorize::Grant;
 use super::body_budget::EVICTED;
-use super::inject::strip::UnsentFields;
+use super::inject::unsent_fields::UnsentFields;
 use super::message::request_body::{PORTIONS_PER_POLL, RequestBody};
 use crate::audit::record::Record;
 use crate::leak::Finding;

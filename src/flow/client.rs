@@ -1,0 +1,49 @@
+//! A client connection, as its requests and tunnels share it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::Services;
+use super::admission::Slot;
+use super::caller_connections::ConnectionSlots;
+use super::disconnect::DisconnectWatch;
+use super::io::WriteTimeout;
+use super::listener::Stream;
+use crate::model::peer::Peer;
+
+/// The socket of a client connection, with a write timeout.
+pub(super) type ClientStream = WriteTimeout<Stream>;
+
+/// A client connection. Its tunnels share it.
+pub(super) struct Client {
+    pub(super) services: Arc<Services>,
+    pub(super) peer: Peer,
+    /// The connection slots of the callers that it has authenticated as.
+    pub(super) held: ConnectionSlots,
+    /// Held until the connection and every tunnel on it have ended.
+    pub(super) slot: Arc<Slot>,
+    pub(super) watch: DisconnectWatch,
+    /// Consecutive requests without a known caller.
+    pub(super) unidentified: AtomicU32,
+}
+
+/// Maximum consecutive requests without a known caller before the connection is closed. Clients repeat a request with
+/// credentials after one 407. A pipelined flood of such requests must not starve other connections of CPU time.
+const MAX_UNIDENTIFIED: u32 = 32;
+
+impl Client {
+    /// Counts a request, and returns true if the connection has reached the limit of consecutive requests without a
+    /// known caller.
+    pub(super) fn has_too_many_unidentified(&self, is_known: bool) -> bool {
+        if is_known {
+            self.unidentified.store(0, Ordering::Relaxed);
+            return false;
+        }
+        self.unidentified.fetch_add(1, Ordering::Relaxed) >= MAX_UNIDENTIFIED - 1
+    }
+
+    /// Returns once the client has disconnected. Work for the client ends then, because no response can reach it.
+    pub(super) async fn gone(&self) {
+        self.watch.gone(self.services.settings.proxy.header_timeout).await;
+    }
+}
