@@ -114,7 +114,7 @@ async fn restart_static(services: &Services, wanted: &StartRequest, name: &TaskN
     let id = execution.id.clone();
     services.ledger.restart(execution).await.map_err(ledger_error)?;
     services.finds.forget(&id);
-    services.throttle.begun(&id);
+    services.throttle.restarted(&id);
     show(services, &id).await.map(|(_, document)| (StatusCode::CREATED, document))
 }
 

@@ -79,7 +79,7 @@ fn resolved(settings: &Settings, policy: &Policy) -> Result<Vec<WebhookProblem>,
         let descriptors = Descriptors::divided(getrlimit(Resource::Nofile).current, settings.proxy.max_connections);
         let resolver = Resolver::new(&settings.dns, &tls, OwnEndpoints::default(), &descriptors);
         let resolver = resolver.map_err(|why| format!("the resolver cannot be set up: {why}"))?;
-        Ok(webhooks::unfit(&resolver, policy).await)
+        Ok(webhooks::find_problems(&resolver, policy).await)
     })
 }
 

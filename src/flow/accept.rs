@@ -106,7 +106,7 @@ async fn serve_connection(services: &Arc<Services>, accepted: Accepted, slot: &A
     let client = Client {
         services: services.clone(),
         peer,
-        held: ConnectionSlots::default(),
+        connection_slots: ConnectionSlots::default(),
         slot: slot.clone(),
         watch,
         unidentified: AtomicU32::new(0),

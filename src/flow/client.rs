@@ -19,7 +19,7 @@ pub(super) struct Client {
     pub(super) services: Arc<Services>,
     pub(super) peer: Peer,
     /// The connection slots of the callers that it has authenticated as.
-    pub(super) held: ConnectionSlots,
+    pub(super) connection_slots: ConnectionSlots,
     /// Held until the connection and every tunnel on it have ended.
     pub(super) slot: Arc<Slot>,
     pub(super) watch: DisconnectWatch,

@@ -33,11 +33,11 @@ enum Handled {
 /// Serves a connection until it ends or fails, or the daemon drains.
 pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
     let stream = gated(&client, stream, Timeouts::default().idle, |_| {});
-    let gate = stream.passage();
+    let gate = stream.handle();
     let service = service_fn(|request| {
         let (client, gate) = (client.clone(), gate.clone());
         async move {
-            let _unanswered = gate.awaits(&request);
+            let _unanswered = gate.mark_unanswered(&request);
             Ok::<_, Infallible>(answer(&client, &gate, request).await)
         }
     });
@@ -45,7 +45,7 @@ pub(super) async fn serve(client: Arc<Client>, stream: ClientStream) {
         h1(&client.services.settings.proxy).serve_connection(TokioIo::new(stream), service).with_upgrades();
     let served = async {
         let ended = until_drained(connection, |it| it.graceful_shutdown(), &gate, &client.services).await;
-        gate.closed_by_client().await;
+        gate.finish_refused_upgrade().await;
         if let Err(error) = ended {
             note_broken(&client, &error);
         }
@@ -71,31 +71,31 @@ async fn answer(client: &Arc<Client>, gate: &GateHandle, mut request: Request<In
     let is_known = !matches!(&result, Err(refusal) if *refusal == Deny::CallerUnknown.into());
     let is_last = client.has_too_many_unidentified(is_known);
     if is_last {
-        gate.ends();
+        gate.end_after_request();
     }
     match result {
         Ok(Handled::Answered(answer)) => websocket::respond(client, upgrade, answer, record),
         Ok(Handled::Own(reply)) if connect => {
-            gate.ends();
+            gate.end_after_request();
             respond::closing(respond::self_reply(reply, &record))
         }
         Ok(Handled::Own(reply)) => respond::self_reply(reply, &record),
         Ok(Handled::Tunnelled(tunnel)) => {
-            gate.switches();
+            gate.accept_upgrade();
             record.keep_line();
             let established = respond::established(&record);
             let client = client.clone();
-            services.tracker.spawn(tunnel.run_while_wanted(client, record));
+            services.tracker.spawn(tunnel.run_until_cancelled(client, record));
             established
         }
         Err(refusal) if is_last => respond::last(respond::refusal(services, refusal, record)),
         Err(refusal) if connect => {
             if is_known {
-                gate.ends();
+                gate.end_after_request();
             }
             respond::closing(respond::refusal(services, refusal, record))
         }
-        Err(refusal) if is_own => respond::uncoded(respond::refusal(services, refusal, record)),
+        Err(refusal) if is_own => respond::accept_identity_only(respond::refusal(services, refusal, record)),
         Err(refusal) => respond::refusal(services, refusal, record),
     }
 }
@@ -115,7 +115,7 @@ async fn handle(
     let policy = services.policies.snapshot();
     let caller = identify::caller(&policy, &services.ledger, request.headers(), &client.peer).await?;
     record.caller(caller.task(), caller.execution());
-    client.held.acquire(&services.caller_connections, caller.execution())?;
+    client.connection_slots.acquire(&services.caller_connections, caller.execution())?;
     if !client.slot.identify() {
         return Err(Fail::Overloaded.into());
     }

@@ -51,7 +51,7 @@ pub(super) struct Http1Gate<T> {
     /// True until the first head has been accepted.
     first: bool,
     /// True if a byte of the next head has arrived, or the empty line before it.
-    begun: bool,
+    head_started: bool,
     /// True if an empty line was skipped before the next head.
     blank: bool,
     /// The start of the wait for the next bytes of a head, and the timer of its end.
@@ -62,10 +62,10 @@ pub(super) struct Http1Gate<T> {
     watch: Option<DisconnectWatch>,
     /// The part of a probe that has not been written yet.
     probe: &'static [u8],
-    passage: GateHandle,
+    handle: GateHandle,
     refuse: Box<dyn FnMut(Refusal) -> Vec<u8> + Send>,
     /// The unwritten part of the response to a rejected head.
-    farewell: Option<Bytes>,
+    refusal_response: Option<Bytes>,
     linger: Option<Linger>,
 }
 
@@ -73,11 +73,11 @@ enum State {
     /// Reading the next head. This many bytes of it have been searched for its end.
     Head(usize),
     /// Returning an accepted head: this many bytes of the buffer remain. The body follows.
-    Through(usize, Framing),
+    ReturnHead(usize, Framing),
     Length(u64),
     Chunked(ChunkedReader),
     /// No more bytes are returned.
-    Over,
+    Closed,
 }
 
 /// A handle to a gate, shared with the code that serves the connection.
@@ -97,13 +97,13 @@ struct Shared {
 
 impl GateHandle {
     /// Opens the gate permanently. Later bytes are not HTTP and pass unchecked.
-    pub(super) fn open(&self) {
+    pub(super) fn pass_all(&self) {
         self.0.open.store(true, Ordering::Release);
     }
 
     /// Registers a request for an upgrade, and returns its handle. hyper hands the connection over at its end instead
     /// of closing it, even if the upgrade is refused.
-    pub(super) fn asks<B>(&self, request: &mut Request<B>) -> Option<OnUpgrade> {
+    pub(super) fn register_upgrade<B>(&self, request: &mut Request<B>) -> Option<OnUpgrade> {
         let asks = *request.method() == Method::CONNECT || request.headers().contains_key(UPGRADE);
         asks.then(|| {
             let upgrade = hyper::upgrade::on(&mut *request);
@@ -114,24 +114,24 @@ impl GateHandle {
     }
 
     /// Notes that the connection ends with the current request. Later bytes from the client may not be HTTP.
-    pub(super) fn ends(&self) {
+    pub(super) fn end_after_request(&self) {
         self.0.ended.store(true, Ordering::Release);
     }
 
     /// Marks a request as unanswered until the guard is dropped, which happens before its response is handed over.
-    pub(super) fn awaits<B>(&self, request: &Request<B>) -> Unanswered {
+    pub(super) fn mark_unanswered<B>(&self, request: &Request<B>) -> Unanswered {
         let has_interim = request.version() == Version::HTTP_11 && *request.method() != Method::CONNECT;
         self.0.unanswered.store(has_interim, Ordering::Release);
         Unanswered(self.clone())
     }
 
     /// Notes that the upgrade is accepted, so another task takes the connection over.
-    pub(super) fn switches(&self) {
+    pub(super) fn accept_upgrade(&self) {
         self.pending().take();
     }
 
     /// Shuts down a connection whose upgrade was refused, which writes the pending response.
-    pub(super) async fn closed_by_client(&self) {
+    pub(super) async fn finish_refused_upgrade(&self) {
         let Some(upgrade) = self.pending().take() else { return };
         // A broken connection needs no shutdown. The shutdown of any other is limited by `Linger`.
         if let Ok(connection) = upgrade.await {
@@ -179,15 +179,15 @@ impl<T> Http1Gate<T> {
             state: State::Head(0),
             limits,
             first: true,
-            begun: false,
+            head_started: false,
             blank: false,
             waiting: None,
             deadline: Box::new(|| None),
             watch: None,
             probe: &[],
-            passage: GateHandle::default(),
+            handle: GateHandle::default(),
             refuse: Box::new(refuse),
-            farewell: None,
+            refusal_response: None,
             linger: None,
         }
     }
@@ -203,8 +203,8 @@ impl<T> Http1Gate<T> {
     }
 
     /// Returns a handle to the gate.
-    pub(super) fn passage(&self) -> GateHandle {
-        self.passage.clone()
+    pub(super) fn handle(&self) -> GateHandle {
+        self.handle.clone()
     }
 
     /// Returns the bytes that were read from the stream and not returned, and the stream.
@@ -213,9 +213,9 @@ impl<T> Http1Gate<T> {
     }
 
     fn refuse(&mut self, refusal: impl Into<Refusal>) {
-        self.state = State::Over;
-        self.passage.reading(false);
-        self.farewell = Some((self.refuse)(refusal.into()).into());
+        self.state = State::Closed;
+        self.handle.reading(false);
+        self.refusal_response = Some((self.refuse)(refusal.into()).into());
     }
 
     /// Replaces a target that means the server as a whole with `*`. Returns the number of bytes by which the head got
@@ -232,11 +232,11 @@ impl<T> Http1Gate<T> {
     }
 
     /// Parses the part of a head that has been read. `searched` bytes of it contain no end.
-    fn look(&mut self, searched: usize) {
+    fn parse_head(&mut self, searched: usize) {
         // One empty line before a request is ignored (RFC 9112 §2.2).
         if self.buffer.starts_with(b"\r\n") {
             self.buffer.advance(2);
-            self.passage.reading(!self.buffer.is_empty());
+            self.handle.reading(!self.buffer.is_empty());
             self.state = State::Head(0);
             if std::mem::replace(&mut self.blank, true) {
                 self.refuse(Deny::RequestMalformed);
@@ -250,7 +250,7 @@ impl<T> Http1Gate<T> {
         match parse::raw_head(&self.buffer, searched, self.limits.head) {
             Ok(Head::Whole(length, framing)) => {
                 self.first = false;
-                self.state = State::Through(length.saturating_sub(self.write_asterisk()), framing);
+                self.state = State::ReturnHead(length.saturating_sub(self.write_asterisk()), framing);
             }
             Ok(Head::Partial) => self.state = State::Head(self.buffer.len()),
             Err(deny) => self.refuse(deny),
@@ -264,13 +264,13 @@ impl<T: AsyncRead + Unpin> Http1Gate<T> {
         self.buffer.reserve(STEP);
         let read = tokio_util::io::poll_read_buf(Pin::new(&mut self.inner), cx, &mut self.buffer);
         if let Poll::Ready(read) = read {
-            if !std::mem::replace(&mut self.begun, true) {
+            if !std::mem::replace(&mut self.head_started, true) {
                 self.waiting = None;
             }
-            self.passage.reading(!self.buffer.is_empty());
+            self.handle.reading(!self.buffer.is_empty());
             return Poll::Ready(read);
         }
-        let limit = if self.begun || self.first { self.limits.header_timeout } else { self.limits.idle };
+        let limit = if self.head_started || self.first { self.limits.header_timeout } else { self.limits.idle };
         let (since, waiting) = self.waiting.get_or_insert_with(|| (Instant::now(), Box::pin(sleep(limit))));
         let until = (self.deadline)().map_or(*since + limit, |deadline| deadline.min(*since + limit));
         if waiting.deadline() != until {
@@ -282,7 +282,7 @@ impl<T: AsyncRead + Unpin> Http1Gate<T> {
             if self.first {
                 let _ = (self.refuse)(Deny::HeaderTimeout.into());
             }
-            self.state = State::Over;
+            self.state = State::Closed;
         } else {
             self.refuse(Deny::HeaderTimeout);
         }
@@ -318,17 +318,17 @@ impl<T> Http1Gate<T> {
     /// True if the current body is incomplete.
     fn is_within_body(&self) -> bool {
         match &self.state {
-            State::Through(..) => true,
+            State::ReturnHead(..) => true,
             State::Length(left) => *left > 0,
             State::Chunked(chunks) => !chunks.is_over() && !chunks.is_broken(),
-            State::Head(_) | State::Over => false,
+            State::Head(_) | State::Closed => false,
         }
     }
 
     /// True if the end of the incoming data cannot be determined.
     fn is_lost(&self) -> bool {
         let is_broken = matches!(&self.state, State::Chunked(chunks) if chunks.is_broken());
-        is_broken || self.farewell.is_some() || self.passage.0.ended.load(Ordering::Acquire)
+        is_broken || self.refusal_response.is_some() || self.handle.0.ended.load(Ordering::Acquire)
     }
 }
 
@@ -355,33 +355,33 @@ impl<T: AsyncRead + Unpin> AsyncRead for Http1Gate<T> {
         if out.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
-        if this.passage.is_open() {
+        if this.handle.is_open() {
             return this.poll_body(cx, out, <[u8]>::len);
         }
         loop {
-            match std::mem::replace(&mut this.state, State::Over) {
-                State::Over => return Poll::Ready(Ok(())),
-                State::Head(searched) if searched < this.buffer.len() => this.look(searched),
+            match std::mem::replace(&mut this.state, State::Closed) {
+                State::Closed => return Poll::Ready(Ok(())),
+                State::Head(searched) if searched < this.buffer.len() => this.parse_head(searched),
                 State::Head(searched) => {
                     this.state = State::Head(searched);
                     let read = ready!(this.poll_more(cx))?;
                     if read == 0 {
-                        if !this.buffer.is_empty() && this.farewell.is_none() {
+                        if !this.buffer.is_empty() && this.refusal_response.is_none() {
                             this.refuse(Deny::RequestMalformed);
                         }
-                        this.state = State::Over;
+                        this.state = State::Closed;
                     }
                 }
-                State::Through(left, framing) => {
-                    (this.waiting, this.begun, this.blank) = (None, false, false);
-                    this.passage.reading(false);
+                State::ReturnHead(left, framing) => {
+                    (this.waiting, this.head_started, this.blank) = (None, false, false);
+                    this.handle.reading(false);
                     let n = left.min(out.remaining()).min(this.buffer.len());
                     out.put_slice(&this.buffer.split_to(n));
                     this.state = match (left.saturating_sub(n), framing) {
                         (0, Framing::None) => State::Head(0),
                         (0, Framing::Length(length)) => State::Length(length),
                         (0, Framing::Chunked) => State::Chunked(ChunkedReader::new(this.limits.head)),
-                        (left, framing) => State::Through(left, framing),
+                        (left, framing) => State::ReturnHead(left, framing),
                     };
                     return Poll::Ready(Ok(()));
                 }
@@ -417,7 +417,7 @@ impl<T: AsyncWrite + Unpin> Http1Gate<T> {
     /// Starts a probe if one is wanted. hyper flushes after it has written its whole buffer, so a probe is sent between
     /// responses and never within one.
     fn begin_probe(&mut self) {
-        if !self.passage.0.unanswered.load(Ordering::Acquire) || !self.probe.is_empty() {
+        if !self.handle.0.unanswered.load(Ordering::Acquire) || !self.probe.is_empty() {
             return;
         }
         if let Some(watch) = self.watch.as_ref().filter(|watch| watch.wants_probe()) {
@@ -454,7 +454,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Http1Gate<T> {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if let Some(response) = &mut this.farewell {
+        if let Some(response) = &mut this.refusal_response {
             while !response.is_empty() {
                 let n = ready!(Pin::new(&mut this.inner).poll_write(cx, response))?;
                 if n == 0 {
@@ -467,7 +467,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Http1Gate<T> {
             ready!(Pin::new(&mut this.inner).poll_shutdown(cx))?;
         }
         // After an upgrade, the code that took the connection over ends the read direction.
-        if this.passage.is_open() {
+        if this.handle.is_open() {
             return Poll::Ready(Ok(()));
         }
         let mut linger = this.linger.take().unwrap_or_else(Linger::new);

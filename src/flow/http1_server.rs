@@ -54,7 +54,7 @@ pub(super) async fn until_drained<C: Future>(
         services.drain.cancelled().await;
         // Finish a request head that has started arriving, even while draining.
         while gate.is_reading() {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
     tokio::select! {
@@ -67,7 +67,7 @@ pub(super) async fn until_drained<C: Future>(
 }
 
 /// Interval at which the gate is checked for a partly read head while the daemon drains.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Returns the HTTP/1.1 server, which is also used inside tunnels. The gate enforces the size and the time limit of a
 /// head, so hyper's header timeout is off.

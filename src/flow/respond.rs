@@ -331,7 +331,7 @@ pub(super) fn last(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
 }
 
 /// Sets `Accept-Encoding: identity` in the refusal of a content coding. The proxy's own paths decode none.
-pub(super) fn uncoded(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
+pub(super) fn accept_identity_only(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
     if let Some(codings) = response.headers_mut().get_mut(ACCEPT_ENCODING) {
         *codings = HeaderValue::from_static("identity");
     }

@@ -119,7 +119,7 @@ async fn pin_and_connect(
 
 impl Tunnel {
     /// Runs the tunnel until it ends, its client disconnects, or the daemon aborts.
-    pub(super) async fn run_while_wanted(self, client: Arc<Client>, record: Record) {
+    pub(super) async fn run_until_cancelled(self, client: Arc<Client>, record: Record) {
         let abort = client.services.abort.clone();
         tokio::select! {
             // Polled first, because it may request a probe, which the connection task then sends.
@@ -310,9 +310,9 @@ impl InnerServer {
         let inner = &Arc::new(self);
         let tunnel = inner.clone();
         let io = http1_server::gated(&inner.client, io, inner.idle(), move |record| tunnel.describe_unparsed(record));
-        let gate = io.passage();
+        let gate = io.handle();
         let service = service_fn(|mut request| {
-            let (inner, unanswered) = (inner.clone(), gate.awaits(&request));
+            let (inner, unanswered) = (inner.clone(), gate.mark_unanswered(&request));
             let upgrade = PendingUpgrade::of(&mut request, &gate);
             async move {
                 let _unanswered = unanswered;
@@ -324,7 +324,7 @@ impl InnerServer {
             .with_upgrades();
         let ended =
             http1_server::until_drained(connection, |it| it.graceful_shutdown(), &gate, &inner.client.services).await;
-        gate.closed_by_client().await;
+        gate.finish_refused_upgrade().await;
         if let Err(error) = ended {
             http1_server::note_broken(&inner.client, &error);
         }

@@ -39,17 +39,17 @@ impl WebhookProblem {
 }
 
 /// Returns the webhooks of all tasks whose calls would be refused, sorted by task and index.
-pub async fn unfit(resolver: &Resolver, policy: &Policy) -> Vec<WebhookProblem> {
+pub async fn find_problems(resolver: &Resolver, policy: &Policy) -> Vec<WebhookProblem> {
     let mut all = Vec::new();
     for task in policy.tasks() {
         all.extend(task.webhooks().enumerate().map(|(index, target)| (task.name().clone(), index, target.clone())));
     }
     let check_one = |(task, index, target)| check(resolver, policy, task, index, target);
     let checks = stream::iter(all).map(check_one);
-    let mut unfit: Vec<WebhookProblem> =
+    let mut problems: Vec<WebhookProblem> =
         checks.buffer_unordered(MAX_CONCURRENT).filter_map(std::future::ready).collect().await;
-    unfit.sort_by(|a, b| (a.task.as_str(), a.index).cmp(&(b.task.as_str(), b.index)));
-    unfit
+    problems.sort_by(|a, b| (a.task.as_str(), a.index).cmp(&(b.task.as_str(), b.index)));
+    problems
 }
 
 async fn check(
@@ -70,13 +70,13 @@ pub(crate) struct WebhookPrechecks(Mutex<Option<CheckResults>>);
 struct CheckResults {
     generation: u64,
     /// Keyed by the task's name and the index in its `webhook_urls`.
-    unfit: BTreeMap<(String, usize), Refusal>,
+    problems: BTreeMap<(String, usize), Refusal>,
 }
 
 impl WebhookPrechecks {
-    fn store(&self, generation: u64, unfit: &[WebhookProblem]) {
-        let entry = |unfit: &WebhookProblem| ((unfit.task.as_str().to_owned(), unfit.index), unfit.refusal);
-        let results = CheckResults { generation, unfit: unfit.iter().map(entry).collect() };
+    fn store(&self, generation: u64, problems: &[WebhookProblem]) {
+        let entry = |problem: &WebhookProblem| ((problem.task.as_str().to_owned(), problem.index), problem.refusal);
+        let results = CheckResults { generation, problems: problems.iter().map(entry).collect() };
         *self.0.lock() = Some(results);
     }
 
@@ -86,7 +86,7 @@ impl WebhookPrechecks {
         let Some(results) = results.as_ref().filter(|results| results.generation == generation) else {
             return "unknown";
         };
-        match results.unfit.get(&(task.as_str().to_owned(), index)) {
+        match results.problems.get(&(task.as_str().to_owned(), index)) {
             None => "enabled",
             Some(refusal) if *refusal == Deny::AddressNotAllowed.into() => "disabled",
             Some(_) => "unresolved",
@@ -99,10 +99,10 @@ pub(crate) async fn watch(services: Arc<Services>) {
     let mut changes = services.policies.changes();
     loop {
         let policy = changes.borrow_and_update().clone();
-        let checks = services.drain.run_until_cancelled(unfit(&services.resolver, &policy)).await;
-        let Some(unfit) = checks else { return };
-        services.webhook_prechecks.store(policy.generation(), &unfit);
-        for webhook in &unfit {
+        let checks = services.drain.run_until_cancelled(find_problems(&services.resolver, &policy)).await;
+        let Some(problems) = checks else { return };
+        services.webhook_prechecks.store(policy.generation(), &problems);
+        for webhook in &problems {
             let (task, host, code) = (&webhook.task, &webhook.host, webhook.refusal.code());
             if webhook.is_private() {
                 tracing::error!(%task, %host, code, "the webhook is disabled: its host has a non-public address");

@@ -43,7 +43,7 @@ pub(super) struct PendingUpgrade {
 impl PendingUpgrade {
     /// Registers the upgrade that a request asks for. Returns `None` if it asks for none.
     pub(super) fn of<B>(request: &mut Request<B>, gate: &GateHandle) -> Option<Self> {
-        gate.asks(request).map(|upgrade| Self { upgrade, gate: gate.clone() })
+        gate.register_upgrade(request).map(|upgrade| Self { upgrade, gate: gate.clone() })
     }
 }
 
@@ -62,7 +62,7 @@ pub(super) fn respond(
     let Some(pending) = pending else {
         return respond::refusal(services, Fail::UpstreamProtocol.into(), record);
     };
-    pending.gate.switches();
+    pending.gate.accept_upgrade();
     record.status(response.status());
     let answer = respond::switched(services, response, &record);
     let client = client.clone();
@@ -76,7 +76,7 @@ pub(super) fn respond(
 async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mut record: Record) {
     let Relay { origin, up, down, idle, until, withdrawn, lease } = accepted;
     // After the response the client sends WebSocket frames instead of HTTP.
-    pending.gate.open();
+    pending.gate.pass_all();
     let handshake_timeout = client.services.settings.proxy.handshake_timeout;
     let both = timeout(handshake_timeout, async { tokio::try_join!(pending.upgrade, origin) }).await;
     let Ok(Ok((client_io, origin_io))) = both else { return record.abandoned() };

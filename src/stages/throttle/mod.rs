@@ -137,7 +137,7 @@ impl Throttle {
     }
 
     /// Records that a static execution has restarted: calls counted earlier are not part of the new run.
-    pub fn begun(&self, execution: &ExecutionId) {
+    pub fn restarted(&self, execution: &ExecutionId) {
         let mut restarts = self.restarts.lock();
         restarts.insert(execution.clone(), Instant::now());
     }
