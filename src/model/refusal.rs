@@ -1,43 +1,43 @@
-//! Every way to say no, in one closed enum, each with its one row of words.
+//! The refusals of the proxy: one closed enum, with one [`Notice`] for each variant.
 //!
-//! Status line, header, problem body, audit line, log and exit code all derive from
-//! [`Refusal::notice`]. A refusal carries no text from outside: a hostile origin or a malicious page
-//! cannot write into an error that an agent will read.
+//! The status line, header, problem body, audit line, log and exit code all derive from
+//! [`Refusal::notice`]. A refusal carries no text from outside, so a hostile origin or a malicious page
+//! cannot write into an error that an agent reads.
 
 use http::StatusCode;
 
-/// What a stage returns: the next evidence, or a refusal.
+/// The result of a stage: the next evidence, or a refusal.
 pub type Verdict<T> = Result<T, Refusal>;
 
-/// A request that will not get its answer from an origin.
+/// The reason why a request gets no response from an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// We will not: policy or the request itself forbids it.
+    /// The policy or the request itself forbids it.
     Deny(Deny),
-    /// We could not: something that was allowed did not work.
+    /// The request was allowed but failed.
     Fail(Fail),
 }
 
-/// Reasons why we will not.
+/// The reasons to deny a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Deny {
-    /// An address of the host is special, private, ours, or denied.
+    /// An address of the host is special-purpose, private, the proxy's own, or denied.
     AddressNotAllowed,
-    /// The operator has said no to this request.
+    /// The operator denied this request.
     ApprovalDenied,
-    /// The operator has to allow this request first.
+    /// The request needs the operator's approval first.
     ApprovalPending,
     /// `Host` or `:authority` differs from the tunnel's target.
     AuthorityMismatch,
-    /// No or wrong token.
+    /// The token is missing or wrong.
     CallerUnknown,
-    /// A body that has to be looked through is behind a coding that the proxy does not read.
+    /// A body that has to be scanned has a content coding that the proxy does not decode.
     ContentCodingUnsupported,
-    /// The execution has as many requests under way as the plan allows.
+    /// The execution has as many requests in progress as the plan allows.
     ConcurrencyLimited,
     /// The credential is bound to other destinations, or may not be used this way.
     CredentialNotBound,
-    /// The destination wants a credential that the request does not choose.
+    /// The destination requires a credential, and the request selects none.
     CredentialRequired,
     /// The task has no such credential, or it has no value.
     CredentialUnknown,
@@ -51,39 +51,39 @@ pub enum Deny {
     HeaderTimeout,
     /// No integration of the task names the host.
     HostNotAllowed,
-    /// A credential's value stands in the request.
+    /// The request contains a credential's value.
     LeakDetected,
-    /// The target is one of our own listeners.
+    /// The target is one of the proxy's own listeners.
     LoopDetected,
     /// The integrations that allow the host do not allow the method.
     MethodNotAllowed,
-    /// A transfer coding or method that we do not speak.
+    /// The proxy does not implement the transfer coding or the method.
     NotImplemented,
-    /// Something else than TLS inside a tunnel.
+    /// The tunnel carries something other than TLS.
     NotTls,
-    /// The integrations that allow the host do not allow the path, or it has two readings.
+    /// The integrations that allow the host do not allow the path, or the path is ambiguous.
     PathNotAllowed,
     /// The integrations that allow the host do not allow the port.
     PortNotAllowed,
-    /// The calls follow one another faster than the plan allows.
+    /// The execution makes calls faster than the plan allows.
     RateLimited,
-    /// The task may make tool calls only.
+    /// The task may only make tool calls.
     RawNotAllowed,
-    /// Framing or head that two parsers could read in two ways.
+    /// The framing or the head is malformed or ambiguous: two parsers could read it in different ways.
     RequestMalformed,
-    /// The body is larger than the plan allows, or a message too long to be looked through.
+    /// The body is larger than the plan allows, or a message is too long to be scanned.
     RequestTooLarge,
-    /// To look a body through would take too much.
+    /// Scanning the body would exceed the limits on memory or work.
     ScanLimit,
-    /// Plain HTTP without `plain_http`.
+    /// The request uses plain HTTP, and `plain_http` is not set.
     SchemeNotAllowed,
     /// SNI names another host than CONNECT, or is hidden by ECH.
     SniMismatch,
-    /// No SNI in the `ClientHello`.
+    /// The `ClientHello` has no SNI.
     SniMissing,
-    /// Not a host and port in normal form.
+    /// The target is not a host and port in normal form.
     TargetMalformed,
-    /// The task does not have the tool, or there is none of that name.
+    /// The tool is not enabled for the task, or does not exist.
     ToolNotEnabled,
     /// The request target is too long.
     UriTooLong,
@@ -93,7 +93,7 @@ pub enum Deny {
     WebhookNotRegistered,
 }
 
-/// Reasons why we could not.
+/// The reasons why an allowed request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fail {
     /// The audit log cannot be written.
@@ -106,28 +106,28 @@ pub enum Fail {
     Draining,
     /// The ledger cannot be asked or written.
     LedgerUnavailable,
-    /// Too many connections.
+    /// There are too many connections, or too many buffered bodies.
     Overloaded,
     /// The origin or the client took too long.
     RequestTimedOut,
-    /// DNS gave no address.
+    /// DNS returned no address.
     ResolveFailed,
-    /// The answer is larger than the plan allows.
+    /// The response is larger than the plan allows.
     ResponseTooLarge,
     /// The origin's certificate or handshake was not acceptable.
     TlsFailed,
-    /// The origin broke HTTP.
+    /// The origin violated HTTP.
     UpstreamProtocol,
 }
 
-/// Whether the same request makes sense again.
+/// Tells a client whether to send the same request again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// The answer will be the same until the request or the policy changes.
+    /// The result stays the same until the request or the policy changes.
     Never,
     /// The cause may pass.
     Later,
-    /// The cause will pass, in a time that is told.
+    /// The cause passes after a time that the response states.
     After,
 }
 
@@ -150,20 +150,20 @@ pub enum Stage {
     Throttle,
 }
 
-/// All words and numbers of one refusal.
+/// The texts and numbers of one refusal.
 #[derive(Clone, Copy, Debug)]
 pub struct Notice {
-    /// The stable code: header `Exeat-Refusal`, audit `code`, the last part of the problem's `type`.
+    /// The stable code: the header `Exeat-Refusal`, the audit `code` and the last part of the problem's `type`.
     pub code: &'static str,
-    /// The status of the answer, where one can still be given.
+    /// The response status, where a response can still be sent.
     pub status: StatusCode,
-    /// Who refused.
+    /// The stage that refused.
     pub stage: Stage,
-    /// One line for people.
+    /// The summary for people, in one line.
     pub title: &'static str,
-    /// What an agent should do about it.
+    /// The advice for an agent.
     pub hint: &'static str,
-    /// Whether to try again.
+    /// Whether to retry.
     pub retry: Retry,
     /// The error type of `Proxy-Status` (RFC 9209 §2.3).
     pub proxy_status: &'static str,
@@ -182,7 +182,7 @@ impl From<Fail> for Refusal {
 }
 
 impl Retry {
-    /// As written in the problem body.
+    /// Returns the text in the problem body.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -194,7 +194,7 @@ impl Retry {
 }
 
 impl Stage {
-    /// As written in the problem body and the audit line.
+    /// Returns the text in the problem body and the audit line.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -216,7 +216,7 @@ impl Stage {
 }
 
 impl Refusal {
-    /// Every refusal there is, for tables and tests.
+    /// All refusals, for tables and tests.
     pub const ALL: [Self; 46] = [
         Self::Deny(Deny::AddressNotAllowed),
         Self::Deny(Deny::ApprovalDenied),
@@ -266,7 +266,7 @@ impl Refusal {
         Self::Fail(Fail::UpstreamProtocol),
     ];
 
-    /// The one row of words for this refusal.
+    /// Returns the texts and numbers of this refusal.
     #[must_use]
     pub const fn notice(self) -> Notice {
         match self {
@@ -275,25 +275,25 @@ impl Refusal {
         }
     }
 
-    /// The stable code.
+    /// Returns the stable code.
     #[must_use]
     pub const fn code(self) -> &'static str {
         self.notice().code
     }
 
-    /// The refusal with this code.
+    /// Returns the refusal with this code.
     #[must_use]
     pub fn with_code(code: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|refusal| refusal.code() == code)
     }
 
-    /// Whether a tool call counts as blocked: a security layer said no, or could not make sure.
+    /// Whether a tool call counts as blocked: a security layer denied it, or could not validate it.
     #[must_use]
     pub const fn is_blocked(self) -> bool {
         matches!(self, Self::Deny(_) | Self::Fail(Fail::ResolveFailed))
     }
 
-    /// What a tool call's result says the reason is; where it has no word of its own, the code.
+    /// Returns the reason in a tool call's result. Where no special reason is defined, this is the code.
     #[must_use]
     pub const fn block_reason(self) -> &'static str {
         match self {
@@ -354,16 +354,16 @@ impl Deny {
                 StatusCode::FORBIDDEN,
                 Pin,
                 "destination_ip_prohibited",
-                "The host's address is not a public one, or is denied",
-                "Do not retry. The host leads into a private or special network; only the operator can open that, with allow_cidrs.",
+                "The host's address is not public, or is denied",
+                "Do not retry. The host's address is in a private or special-purpose network; only the operator can allow it, with allow_cidrs.",
             ),
             Self::ApprovalDenied => never(
                 "approval_denied",
                 StatusCode::FORBIDDEN,
                 Approve,
                 DENIED,
-                "The operator has denied this request",
-                "Do not retry. Tell the user that the operator said no, or do without.",
+                "The operator denied this request",
+                "Do not retry. Tell the user that the operator denied the request, or continue without it.",
             ),
             Self::ApprovalPending => later(
                 "approval_pending",
@@ -371,7 +371,7 @@ impl Deny {
                 Approve,
                 DENIED,
                 "The operator has to approve this request first",
-                "Wait for the operator's decision, then send exactly the same request again. GET /v1/self/approvals/ID tells how it stands.",
+                "Wait for the operator's decision, then send exactly the same request again. GET /v1/self/approvals/ID returns the state of the approval.",
             ),
             Self::AuthorityMismatch => never(
                 "authority_mismatch",
@@ -379,14 +379,14 @@ impl Deny {
                 Authorize,
                 DENIED,
                 "Host or :authority differs from the tunnel's target",
-                "Open a tunnel of its own for each host; a request may only name the host that CONNECT named.",
+                "Open a separate tunnel for each host; a request inside a tunnel may only name the host in CONNECT.",
             ),
             Self::CallerUnknown => never(
                 "caller_unknown",
                 StatusCode::PROXY_AUTHENTICATION_REQUIRED,
                 Identify,
                 DENIED,
-                "The proxy does not know who is asking",
+                "The proxy could not authenticate the caller",
                 "Send Proxy-Authorization with the task's name and token, as in HTTPS_PROXY=http://TASK:TOKEN@HOST:PORT.",
             ),
             Self::ContentCodingUnsupported => never(
@@ -394,39 +394,39 @@ impl Deny {
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 Inspect,
                 BAD,
-                "The body's content coding is one that the proxy cannot look through",
-                "Send the body as it is, without Content-Encoding, or with gzip, deflate, br or zstd.",
+                "The proxy cannot scan a body with this content coding",
+                "Send the body without Content-Encoding, or encode it with gzip, deflate, br or zstd.",
             ),
             Self::ConcurrencyLimited => later(
                 "concurrency_limited",
                 StatusCode::TOO_MANY_REQUESTS,
                 Throttle,
                 DENIED,
-                "This execution has as many requests under way as its plan allows",
-                "Wait until an earlier request has ended, then retry.",
+                "This execution has as many requests in progress as its plan allows",
+                "Wait until an earlier request has finished, then retry.",
             ),
             Self::CredentialNotBound => never(
                 "credential_not_bound",
                 StatusCode::FORBIDDEN,
                 Authorize,
                 DENIED,
-                "The credential may not be sent there, or not in this way",
-                "Do not retry. A credential goes only over https, only to the hosts that it is bound to, only in its own field, one a request, and not with http_get, http_post or webhook.",
+                "The credential may not be sent to this destination, or not in this way",
+                "Do not retry. A credential is sent only over https, only to the hosts that it is bound to, only in its own field, one per request, and never with http_get, http_post or webhook.",
             ),
             Self::CredentialRequired => never(
                 "credential_required",
                 StatusCode::FORBIDDEN,
                 Authorize,
                 DENIED,
-                "The request needs a credential and chooses none",
-                "Name the credential in Exeat-Credential, or send its placeholder in the field that it belongs in.",
+                "The request needs a credential but does not select one",
+                "Name the credential in Exeat-Credential, or send its placeholder in the field where the credential belongs.",
             ),
             Self::CredentialUnknown => never(
                 "credential_unknown",
                 StatusCode::FORBIDDEN,
                 Authorize,
                 DENIED,
-                "This task has no such credential, or it has no value",
+                "This task has no such credential, or the credential has no value",
                 "Do not retry. Check the name in the task's credential configuration; the operator may have to set the value.",
             ),
             Self::ExecutionLimit => never(
@@ -435,7 +435,7 @@ impl Deny {
                 Throttle,
                 DENIED,
                 "This execution has made as many calls as its plan allows",
-                "Do not retry. No further call of this kind is possible in this execution; finish with what there is.",
+                "Do not retry. No further call of this kind is possible in this execution; finish with the results that you have.",
             ),
             Self::ExecutionStopped => never(
                 "execution_stopped",
@@ -443,14 +443,14 @@ impl Deny {
                 Throttle,
                 DENIED,
                 "This execution has ended or was stopped",
-                "Do not retry, nothing will pass any more. If nobody stopped it, credentials in outgoing requests are the usual cause; tell the operator.",
+                "Do not retry; all further requests of this execution are refused. If nobody stopped it, the usual cause is a credential in outgoing requests; tell the operator.",
             ),
             Self::HeadTooLarge => never(
                 "head_too_large",
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 Accept,
                 BAD,
-                "The request's head is too large",
+                "The request head is too large",
                 "Send fewer or smaller header fields.",
             ),
             Self::HeaderTimeout => later(
@@ -458,8 +458,8 @@ impl Deny {
                 StatusCode::REQUEST_TIMEOUT,
                 Accept,
                 BAD,
-                "The request's head did not arrive in time",
-                "Send the whole head at once.",
+                "The request head did not arrive in time",
+                "Send the whole request head at once.",
             ),
             Self::HostNotAllowed => never(
                 "host_not_allowed",
@@ -474,8 +474,8 @@ impl Deny {
                 StatusCode::FORBIDDEN,
                 Inspect,
                 DENIED,
-                "A credential stands in the outgoing request",
-                "Do not retry. Never put a credential's value into a URL, a header or a body; name the credential and the proxy injects it.",
+                "The outgoing request contains a credential",
+                "Do not retry. Never put a credential's value into a URL, a header or a body; name the credential, and the proxy injects its value.",
             ),
             Self::LoopDetected => never(
                 "loop_detected",
@@ -498,7 +498,7 @@ impl Deny {
                 StatusCode::NOT_IMPLEMENTED,
                 Parse,
                 BAD,
-                "A transfer coding or a method that the proxy does not implement",
+                "The proxy does not implement the transfer coding or the method",
                 "Use a method of at most 32 bytes, and send the body with Content-Length, or with chunked as the only transfer coding.",
             ),
             Self::NotTls => never(
@@ -506,16 +506,16 @@ impl Deny {
                 StatusCode::FORBIDDEN,
                 Sni,
                 DENIED,
-                "The tunnel carries something else than TLS",
-                "Do not retry. Only TLS may pass through CONNECT to this host.",
+                "The tunnel carries something other than TLS",
+                "Do not retry. Only TLS is allowed in a tunnel to this host.",
             ),
             Self::PathNotAllowed => never(
                 "path_not_allowed",
                 StatusCode::FORBIDDEN,
                 Authorize,
                 DENIED,
-                "The path is not approved for this host, or can be read in two ways",
-                "Do not retry with this path. Write it plainly, without dot segments or encoded slashes, or ask the operator to allow it.",
+                "The path is not approved for this host, or is ambiguous",
+                "Do not retry with this path. Write it without dot segments and encoded slashes, or ask the operator to allow it.",
             ),
             Self::PortNotAllowed => never(
                 "port_not_allowed",
@@ -530,15 +530,15 @@ impl Deny {
                 StatusCode::TOO_MANY_REQUESTS,
                 Throttle,
                 DENIED,
-                "This execution calls faster than it may",
-                "Wait as long as Retry-After says, then retry.",
+                "This execution makes calls faster than its plan allows",
+                "Wait for the time in Retry-After, then retry.",
             ),
             Self::RawNotAllowed => never(
                 "raw_not_allowed",
                 StatusCode::FORBIDDEN,
                 Authorize,
                 DENIED,
-                "This task may make tool calls only",
+                "This task may only make tool calls",
                 "Do not retry. Use one of the task's tools; the operator can allow other requests with raw = true.",
             ),
             Self::RequestMalformed => never(
@@ -547,22 +547,22 @@ impl Deny {
                 Parse,
                 BAD,
                 "The request is not well-formed HTTP",
-                "Send exactly one Host field, one way of framing, and a request line that fits the method.",
+                "Send exactly one Host field, only one kind of body framing, and a request target in the form that the method requires.",
             ),
             Self::RequestTooLarge => never(
                 "request_too_large",
                 StatusCode::PAYLOAD_TOO_LARGE,
                 Inspect,
                 BAD,
-                "The request's body or message is larger than may be sent",
-                "Do not retry it as it is. Send less, or in smaller messages.",
+                "The request body or message is larger than allowed",
+                "Do not retry the request unchanged. Send less data, or split it into smaller messages.",
             ),
             Self::ScanLimit => never(
                 "scan_limit",
                 StatusCode::PAYLOAD_TOO_LARGE,
                 Inspect,
                 BAD,
-                "To look the body through would take too much",
+                "Scanning the body would exceed the proxy's limits",
                 "Do not retry with this body. Send it uncompressed, or in smaller parts.",
             ),
             Self::SchemeNotAllowed => never(
@@ -571,31 +571,31 @@ impl Deny {
                 Authorize,
                 DENIED,
                 "Plain HTTP is not approved for this host",
-                "Use https; plain HTTP is not approved for this host.",
+                "Use an https URL, or ask the operator to allow plain HTTP for this host.",
             ),
             Self::SniMismatch => never(
                 "sni_mismatch",
                 StatusCode::FORBIDDEN,
                 Sni,
                 DENIED,
-                "The TLS server name is not the host that CONNECT named",
-                "Do not retry. Connect to the host that the request is meant for, without encrypted ClientHello.",
+                "The TLS server name differs from the host in CONNECT, or is encrypted",
+                "Do not retry. Open the tunnel to the host that the request is meant for, and disable Encrypted ClientHello in the client.",
             ),
             Self::SniMissing => never(
                 "sni_missing",
                 StatusCode::FORBIDDEN,
                 Sni,
                 DENIED,
-                "The TLS handshake names no server",
-                "Turn SNI on in the client; the server name must equal the host of CONNECT.",
+                "The TLS ClientHello has no server name",
+                "Enable SNI in the client; the server name must equal the host in CONNECT.",
             ),
             Self::TargetMalformed => never(
                 "target_malformed",
                 StatusCode::BAD_REQUEST,
                 Parse,
                 BAD,
-                "The target is not a host and port in plain form",
-                "Write the host as a name, as dotted decimal, or as [IPv6], without user information.",
+                "The target is not a valid host and port",
+                "Write the host as a DNS name, a dotted-decimal IPv4 address or an [IPv6] address, without user information.",
             ),
             Self::ToolNotEnabled => never(
                 "tool_not_enabled",
@@ -603,7 +603,7 @@ impl Deny {
                 Authorize,
                 DENIED,
                 "The tool is not enabled for this task",
-                "Do not retry. Use one of the task's tools.",
+                "Do not retry. Use one of the tools that are enabled for this task.",
             ),
             Self::UriTooLong => never(
                 "uri_too_long",
@@ -611,7 +611,7 @@ impl Deny {
                 Parse,
                 BAD,
                 "The request target is too long",
-                "Send long data in the body.",
+                "Move long data from the URL to the request body.",
             ),
             Self::WebhookNotEnabled => never(
                 "webhook_not_enabled",
@@ -619,7 +619,7 @@ impl Deny {
                 Authorize,
                 DENIED,
                 "The webhook integration is not enabled for this task",
-                "Do not retry. The operator can add webhook to the integrations of the task.",
+                "Do not retry. The operator can add webhook to the task's integrations.",
             ),
             Self::WebhookNotRegistered => never(
                 "webhook_not_registered",
@@ -642,8 +642,8 @@ impl Fail {
                 StatusCode::SERVICE_UNAVAILABLE,
                 Audit,
                 "proxy_internal_error",
-                "The proxy cannot write its record, so it forwards nothing",
-                "Retry later; tell the operator that the audit log cannot be written.",
+                "The proxy cannot write its audit log, so it forwards nothing",
+                "Retry later, and tell the operator that the audit log cannot be written.",
             ),
             Self::ConnectFailed => later(
                 "connect_failed",
@@ -659,7 +659,7 @@ impl Fail {
                 Dial,
                 "connection_timeout",
                 "The origin did not accept the connection in time",
-                "The host is allowed but does not answer. Retry later, a few times at most.",
+                "The host is allowed but does not respond. Retry later, a few times at most.",
             ),
             Self::Draining => later(
                 "draining",
@@ -667,7 +667,7 @@ impl Fail {
                 Accept,
                 "proxy_internal_error",
                 "The proxy is shutting down",
-                "Open a new connection in a few seconds.",
+                "Retry on a new connection in a few seconds.",
             ),
             Self::LedgerUnavailable => later(
                 "ledger_unavailable",
@@ -675,15 +675,15 @@ impl Fail {
                 Stage::Throttle,
                 "proxy_internal_error",
                 "The proxy cannot count calls, so it forwards nothing",
-                "Retry later; tell the operator that the ledger is unavailable.",
+                "Retry later, and tell the operator that the ledger is unavailable.",
             ),
             Self::Overloaded => later(
                 "overloaded",
                 StatusCode::SERVICE_UNAVAILABLE,
                 Accept,
                 "connection_limit_reached",
-                "The proxy has no room for another connection or body",
-                "Retry in a few seconds, with fewer connections and bodies at once.",
+                "The proxy has no capacity for another connection or body",
+                "Retry in a few seconds, with fewer concurrent connections and bodies.",
             ),
             Self::RequestTimedOut => later(
                 "request_timed_out",
@@ -691,23 +691,23 @@ impl Fail {
                 Forward,
                 "http_response_timeout",
                 "The exchange took too long",
-                "If the origin was reached, the request may have had an effect there. Retry only what changes nothing.",
+                "If the request reached the origin, it may have had an effect there. Retry it only if it changes nothing.",
             ),
             Self::ResolveFailed => later(
                 "resolve_failed",
                 StatusCode::BAD_GATEWAY,
                 Pin,
                 "dns_error",
-                "The host's name has no address",
-                "Check the spelling of the host. If it is right, retry later.",
+                "DNS returned no address for the host",
+                "Check the spelling of the host name. If it is correct, retry later.",
             ),
             Self::ResponseTooLarge => never(
                 "response_too_large",
                 StatusCode::BAD_GATEWAY,
                 Limit,
                 "http_response_body_size",
-                "The answer is larger than the plan allows",
-                "The request may have had an effect at the origin. Do not retry it as it is; ask for less, with a filter or by pages.",
+                "The response is larger than the plan allows",
+                "The request may have had an effect at the origin. Do not retry it unchanged; request less data, with a filter or page by page.",
             ),
             Self::TlsFailed => never(
                 "tls_failed",
@@ -715,15 +715,15 @@ impl Fail {
                 Forward,
                 "tls_protocol_error",
                 "The origin's TLS certificate or handshake is not acceptable",
-                "Do not retry. The origin could not prove that it is the host; the audit log has more.",
+                "Do not retry. The origin could not prove its identity; the audit log has the details.",
             ),
             Self::UpstreamProtocol => later(
                 "upstream_protocol",
                 StatusCode::BAD_GATEWAY,
                 Forward,
                 "http_protocol_error",
-                "The origin broke off or did not speak HTTP",
-                "Retry once if the request changes nothing at the origin; it may have had an effect there.",
+                "The origin closed the connection early or did not speak valid HTTP",
+                "Retry once if the request changes nothing at the origin; it may already have had an effect there.",
             ),
         }
     }
@@ -752,7 +752,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_stands_in_the_documentation() {
+    fn every_code_is_documented() {
         let docs = include_str!("../../docs/refusals.md");
         for refusal in Refusal::ALL {
             let row = format!("| `{}` | {} |", refusal.code(), refusal.notice().status.as_u16());

@@ -244,7 +244,7 @@ async fn a_refused_head_leaves_no_gap_in_its_text() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_origin_that_breaks_off_or_says_odd_things_is_an_error_of_its_own() {
-    let broke = "Error: The origin broke off or did not speak HTTP (upstream_protocol)";
+    let broke = "Error: The origin closed the connection early or did not speak valid HTTP (upstream_protocol)";
     for words in [
         &b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"[..],
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
@@ -635,7 +635,7 @@ async fn a_wrong_token_is_told_and_not_shown() {
     let (lab, ..) = usual().await;
     let output = against(&format!("http://t:{TOKEN}x@{}", lab.proxy), &[]);
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(content(&result), "Error: The proxy does not know who is asking (caller_unknown)");
+    assert_eq!(content(&result), "Error: The proxy could not authenticate the caller (caller_unknown)");
     silent(&output);
 }
 
