@@ -9,7 +9,7 @@ const RESERVE: usize = 128;
 /// and a connection.
 pub const PER_LOOKUP: usize = 8;
 /// Most look-ups at a time.
-const MOST_LOOKUPS: usize = 256;
+const MAX_LOOKUPS: usize = 256;
 /// Look-ups take one descriptor in so many.
 const LOOKUP_SHARE: usize = 8;
 
@@ -36,9 +36,9 @@ impl Descriptors {
     /// wanted, or fewer if each of them would not have a socket to its origin.
     #[must_use]
     pub fn divided(limit: Option<u64>, wanted: usize) -> Self {
-        let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX).min(MOST);
+        let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX).min(MAX_DESCRIPTORS);
         let usable = limit.saturating_sub(RESERVE.min(limit / 2));
-        let lookups = (usable / LOOKUP_SHARE / PER_LOOKUP).clamp(1, MOST_LOOKUPS);
+        let lookups = (usable / LOOKUP_SHARE / PER_LOOKUP).clamp(1, MAX_LOOKUPS);
         let sockets = usable.saturating_sub(lookups.saturating_mul(PER_LOOKUP));
         let connections = wanted.min(sockets / 2).max(1);
         let origins = sockets.saturating_sub(connections).max(1);
@@ -48,7 +48,7 @@ impl Descriptors {
 }
 
 /// No process has more descriptors than this; it keeps sums from overflowing where there is no limit.
-const MOST: usize = 1 << 30;
+const MAX_DESCRIPTORS: usize = 1 << 30;
 
 #[cfg(test)]
 mod tests {

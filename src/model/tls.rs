@@ -64,7 +64,7 @@ impl TlsFailure {
                 let message = alert(id).map(|name| format!("; alert-message=\"{name}\"")).unwrap_or_default();
                 format!("tls_alert_received; alert-id={id}{message}")
             }
-            None if self.kind.is_of_certificate() => "tls_certificate_error".to_owned(),
+            None if self.kind.is_certificate_error() => "tls_certificate_error".to_owned(),
             None => "tls_protocol_error".to_owned(),
         }
     }
@@ -90,7 +90,7 @@ impl TlsError {
         Self::Protocol,
     ];
 
-    const fn is_of_certificate(self) -> bool {
+    const fn is_certificate_error(self) -> bool {
         matches!(
             self,
             Self::CertificateExpired
@@ -239,7 +239,7 @@ mod tests {
         let docs = include_str!("../../docs/refusals.md");
         for kind in TlsError::ALL {
             let text = kind.text();
-            let error = if kind.is_of_certificate() { "`tls_certificate_error` |" } else { "" };
+            let error = if kind.is_certificate_error() { "`tls_certificate_error` |" } else { "" };
             let row = format!("| `{}` | {} | {error}", text.name, text.detail);
             assert!(docs.contains(row.trim_end()), "docs/refusals.md lacks {row}");
         }

@@ -47,8 +47,8 @@ impl Denied {
 /// # Errors
 /// [`Denied`] with the name of the block that the address is in.
 pub fn check(ip: IpAddr, cidrs: Cidrs<'_>) -> Result<(), Denied> {
-    judge_one(ip, cidrs)?;
-    embedded_v4(ip).into_iter().try_for_each(|inner| judge_one(inner.into(), cidrs))
+    check_one(ip, cidrs)?;
+    embedded_v4(ip).into_iter().try_for_each(|inner| check_one(inner.into(), cidrs))
 }
 
 /// Classifies one address by itself, without looking into it.
@@ -98,7 +98,7 @@ pub fn embedded_v4(ip: IpAddr) -> Vec<Ipv4Addr> {
     found
 }
 
-fn judge_one(ip: IpAddr, cidrs: Cidrs<'_>) -> Result<(), Denied> {
+fn check_one(ip: IpAddr, cidrs: Cidrs<'_>) -> Result<(), Denied> {
     let within = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&ip));
     let named = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&ip) && net.prefix_len() == net.max_prefix_len());
     let allowed = |by: &dyn Fn(&[IpNet]) -> bool| by(cidrs.network) || cidrs.integrations.iter().any(|nets| by(nets));

@@ -65,7 +65,7 @@ pub(super) struct Binding {
 
 impl Binding {
     /// True if both can mean one destination.
-    pub(super) fn meets(&self, other: &Self) -> bool {
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
         let ports = self.port.zip(other.port).is_none_or(|(a, b)| a == b);
         self.host == other.host && ports
     }
@@ -132,7 +132,7 @@ impl Credential {
     }
 
     /// The value as something to look for; of `user:password` both all of it and the password alone.
-    pub(super) fn searched(&self) -> impl Iterator<Item = Value<'_>> {
+    pub(super) fn search_values(&self) -> impl Iterator<Item = Value<'_>> {
         let whose = || ValueOwner::Credential(self.name.clone());
         let value = self.value().map(Secret::expose);
         let password = value.filter(|_| self.auth == Auth::Basic).map(leak::password);
@@ -184,7 +184,7 @@ impl Credential {
 pub(super) fn strong_values<'c>(
     credentials: impl Iterator<Item = &'c Arc<Credential>>,
 ) -> impl Iterator<Item = Value<'c>> {
-    credentials.filter(|credential| credential.strength.is_strong()).flat_map(|credential| credential.searched())
+    credentials.filter(|credential| credential.strength.is_strong()).flat_map(|credential| credential.search_values())
 }
 
 /// Longest name, in bytes.

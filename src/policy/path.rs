@@ -66,7 +66,7 @@ fn decode(path: &str) -> Result<Cow<'_, str>, AmbiguousPath> {
 }
 
 fn push_escape(out: &mut String, value: u8) -> Result<(), AmbiguousPath> {
-    if tricky(value) {
+    if is_structural(value) {
         return Err(AmbiguousPath);
     }
     if value.is_ascii_alphanumeric() || matches!(value, b'-' | b'.' | b'_' | b'~') {
@@ -81,12 +81,12 @@ fn push_escape(out: &mut String, value: u8) -> Result<(), AmbiguousPath> {
 }
 
 /// What changes a path's structure once it is decoded.
-fn tricky(value: u8) -> bool {
+fn is_structural(value: u8) -> bool {
     matches!(value, b'/' | b'\\' | b';' | 0)
 }
 
 fn twice_encoded(rest: &std::str::Bytes<'_>) -> bool {
-    escape(&mut rest.clone()).is_ok_and(|value| tricky(value) || matches!(value, b'.' | b'%'))
+    escape(&mut rest.clone()).is_ok_and(|value| is_structural(value) || matches!(value, b'.' | b'%'))
 }
 
 fn escape(bytes: &mut std::str::Bytes<'_>) -> Result<u8, AmbiguousPath> {

@@ -127,7 +127,7 @@ pub struct MatchedRules {
     /// A registered webhook URL; then `rules` is empty.
     webhook: bool,
     /// Integrations that mean a webhook's host: they let nothing through, but may want it to be approved.
-    asking: Vec<Arc<Integration>>,
+    approval_rules: Vec<Arc<Integration>>,
 }
 
 /// What of a request was allowed, and the path to forward in place of the sent one.
@@ -277,8 +277,9 @@ impl Task {
         let Some((weak, known)) = weak.and_then(|weak| Some((weak, self.masked.get(weak.name())?))) else {
             return self.own.clone();
         };
-        let matcher =
-            || Arc::new(Matcher::new(strong_values(self.credentials.iter()).chain(weak.searched().map(Value::whole))));
+        let matcher = || {
+            Arc::new(Matcher::new(strong_values(self.credentials.iter()).chain(weak.search_values().map(Value::whole))))
+        };
         known.get_or_init(matcher).clone()
     }
 
@@ -330,10 +331,10 @@ impl Task {
         if !registered.contains(target) {
             return Err(Deny::WebhookNotRegistered);
         }
-        if self.requires_at(target.host()) {
+        if self.requires_credential_at(target.host()) {
             return Err(Deny::CredentialRequired);
         }
-        Ok(MatchedRules { asking: self.for_host(target.host()), ..MatchedRules::as_webhook() })
+        Ok(MatchedRules { approval_rules: self.for_host(target.host()), ..MatchedRules::as_webhook() })
     }
 
     fn by_integration(&self, target: &Target) -> Result<MatchedRules, Deny> {
@@ -366,7 +367,7 @@ impl Task {
             return Ok(MatchedRequest { allowed: to.clone(), path: None, is_restricted: false });
         }
         let canonical = path::canonical(path).ok();
-        let requires = |rule: &Arc<Integration>| rule.paths.is_some() && rule.wants_more();
+        let requires = |rule: &Arc<Integration>| rule.paths.is_some() && rule.has_conditions();
         if canonical.is_none() && to.rules.iter().any(requires) {
             // It could be one of the paths where only a certain credential may pass, or what was approved.
             return Err(Deny::PathNotAllowed);
@@ -377,7 +378,7 @@ impl Task {
             Ok(rules) => {
                 let judged = rules.iter().all(|rule| rule.paths.is_some());
                 let path = canonical.filter(|_| judged).filter(|c| *c != path).map(Cow::into_owned);
-                let stricter = |rule: &Arc<Integration>| rule.wants_more() && rule.restricts();
+                let stricter = |rule: &Arc<Integration>| rule.has_conditions() && rule.restricts();
                 let is_restricted = rules.iter().all(|rule| rule.restricts()) || to.rules.iter().any(stricter);
                 Ok(MatchedRequest { allowed: MatchedRules::by(rules), path, is_restricted })
             }
@@ -397,7 +398,7 @@ impl Task {
         if named.is_empty() { by(Integration::admits_as_public) } else { named }
     }
 
-    fn requires_at(&self, host: &Host) -> bool {
+    fn requires_credential_at(&self, host: &Host) -> bool {
         self.integrations.iter().any(|rule| rule.require_credential.is_some() && rule.names(host))
     }
 
@@ -407,14 +408,14 @@ impl Task {
         let denied = |rule: &Arc<Integration>| rule.denied.iter().any(|pattern| pattern.matches(target.host()));
         let public = target.scheme() == Scheme::Https && is_public_name(target.host());
         // Where a certain credential or an approval is required, nothing passes without it.
-        let required = self.for_host(target.host()).iter().any(|rule| rule.wants_more());
+        let required = self.for_host(target.host()).iter().any(|rule| rule.has_conditions());
         self.observe && about && public && !required && !self.integrations.iter().any(denied)
     }
 }
 
 impl Integration {
     /// True if being allowed is not enough.
-    fn wants_more(&self) -> bool {
+    fn has_conditions(&self) -> bool {
         self.require_credential.is_some() || self.approval.is_some()
     }
 
@@ -486,7 +487,7 @@ impl MatchedRules {
     }
 
     fn by(rules: Vec<Arc<Integration>>) -> Self {
-        Self { rules, observed: None, webhook: false, asking: Vec::new() }
+        Self { rules, observed: None, webhook: false, approval_rules: Vec::new() }
     }
 
     fn as_observed(deny: Deny) -> Self {
@@ -496,8 +497,8 @@ impl MatchedRules {
     /// How long an approval of such a request is good for, if any of the integrations wants one.
     #[must_use]
     pub fn approval(&self, method: &Method, kind: Kind) -> Option<Duration> {
-        let asked = self.rules.iter().chain(&self.asking).filter_map(|rule| rule.approval.as_ref());
-        asked.filter_map(|approval| approval.asks(method, kind)).min()
+        let asked = self.rules.iter().chain(&self.approval_rules).filter_map(|rule| rule.approval.as_ref());
+        asked.filter_map(|approval| approval.expiry_for(method, kind)).min()
     }
 
     /// Credentials that any of the integrations requires.

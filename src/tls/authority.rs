@@ -49,7 +49,7 @@ pub struct Authority {
 pub enum AuthorityError {
     /// One of the two files is there and the other is not.
     #[error("{0} is missing, but its counterpart is there; restore it or remove both")]
-    Half(String),
+    Incomplete(String),
     /// A file cannot be read or written.
     #[error("{path}: {source}")]
     Io {
@@ -64,7 +64,7 @@ pub enum AuthorityError {
 }
 
 /// An I/O error with the file that it is about.
-fn at(path: &Path) -> impl FnOnce(io::Error) -> AuthorityError {
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> AuthorityError {
     let path = path.display().to_string();
     move |source| AuthorityError::Io { path, source }
 }
@@ -84,7 +84,7 @@ impl Authority {
 
     fn ephemeral(cert: &Path) -> Result<Self, AuthorityError> {
         let (cert_pem, key_pem) = make_ca().map_err(|error| AuthorityError::Unusable(error.to_string()))?;
-        files::write_new(cert, cert_pem.as_bytes(), 0o644).map_err(at(cert))?;
+        files::write_new(cert, cert_pem.as_bytes(), 0o644).map_err(io_error(cert))?;
         Self::from_pem(cert_pem, &key_pem).map_err(AuthorityError::Unusable)
     }
 
@@ -95,8 +95,9 @@ impl Authority {
     pub fn load_or_create(cert: &Path, key: &Path) -> Result<Self, AuthorityError> {
         // Two first starts at once must not end up with the key of one and the certificate of the other.
         let folder = key.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        files::private_dir(folder).map_err(at(folder))?;
-        let lock = fs::File::open(folder).and_then(|folder| folder.lock().map(|()| folder)).map_err(at(folder))?;
+        files::private_dir(folder).map_err(io_error(folder))?;
+        let lock =
+            fs::File::open(folder).and_then(|folder| folder.lock().map(|()| folder)).map_err(io_error(folder))?;
         let made = Self::load_locked(cert, key);
         drop(lock);
         made
@@ -104,20 +105,21 @@ impl Authority {
 
     fn load_locked(cert: &Path, key: &Path) -> Result<Self, AuthorityError> {
         match (cert.exists(), key.exists()) {
-            (true, false) => return Err(AuthorityError::Half(key.display().to_string())),
-            (false, true) => return Err(AuthorityError::Half(cert.display().to_string())),
+            (true, false) => return Err(AuthorityError::Incomplete(key.display().to_string())),
+            (false, true) => return Err(AuthorityError::Incomplete(cert.display().to_string())),
             (true, true) => {}
             (false, false) => {
                 let (cert_pem, key_pem) = make_ca().map_err(|error| AuthorityError::Unusable(error.to_string()))?;
-                files::read_or_create(key, || Ok(Zeroizing::new(key_pem.as_bytes().to_vec()))).map_err(at(key))?;
+                files::read_or_create(key, || Ok(Zeroizing::new(key_pem.as_bytes().to_vec())))
+                    .map_err(io_error(key))?;
                 match files::write_new(cert, cert_pem.as_bytes(), 0o644) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(at(cert)(error)),
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(io_error(cert)(error)),
                     _ => {}
                 }
             }
         }
-        let key_pem = files::read_private(key).map_err(at(key))?;
-        let cert_pem = fs::read_to_string(cert).map_err(at(cert))?;
+        let key_pem = files::read_private(key).map_err(io_error(key))?;
+        let cert_pem = fs::read_to_string(cert).map_err(io_error(cert))?;
         let key_pem = std::str::from_utf8(&key_pem).map_err(|error| AuthorityError::Unusable(error.to_string()))?;
         Self::from_pem(cert_pem, key_pem).map_err(AuthorityError::Unusable)
     }

@@ -34,7 +34,7 @@ pub enum ListenerTlsError {
     File(PathBuf, String),
     /// The files do not belong together.
     #[error("{0}: {1}")]
-    Unfit(PathBuf, String),
+    Mismatch(PathBuf, String),
 }
 
 /// Reads the files. With a CA for clients, one that shows no certificate of it gets no connection; with a
@@ -48,7 +48,7 @@ pub fn server_config(files: &PemFiles<'_>) -> Result<Arc<ServerConfig>, Listener
     let key = PrivateKeyDer::from_pem_file(files.key).map_err(no_key)?;
     let unfit = |path: &Path| {
         let path = path.to_owned();
-        move |why: &dyn std::fmt::Display| ListenerTlsError::Unfit(path, why.to_string())
+        move |why: &dyn std::fmt::Display| ListenerTlsError::Mismatch(path, why.to_string())
     };
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()

@@ -22,9 +22,9 @@ use crate::files;
 use crate::model::host::Host;
 
 /// Certificates of a chain that are shown.
-const MOST_CERTIFICATES: usize = 10;
+const MAX_CERTIFICATES: usize = 10;
 /// Names of a certificate that are shown.
-const MOST_NAMES: usize = 100;
+const MAX_NAMES: usize = 100;
 
 /// What came of a handshake. Its texts are the origin's.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl UpstreamTls {
     /// If the other side speaks no TLS, or does not hold the key of its certificate.
     pub async fn probe(&self, host: &Host, io: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<CertificateReport> {
         let name = server_name(host).ok_or(io::ErrorKind::InvalidInput)?;
-        let config = curious(&self.verifier).map_err(io::Error::other)?;
+        let config = probe_config(&self.verifier).map_err(io::Error::other)?;
         let tls = TlsConnector::from(Arc::new(config)).connect(name.clone(), io).await?;
         let connection = tls.get_ref().1;
         let sent = connection.peer_certificates().unwrap_or_default();
@@ -78,14 +78,14 @@ impl UpstreamTls {
                 _ => "TLSv1.3",
             },
             alpn: connection.alpn_protocol().map(|alpn| String::from_utf8_lossy(alpn).into_owned()),
-            chain: sent.iter().take(MOST_CERTIFICATES).map(Certificate::read).collect(),
+            chain: sent.iter().take(MAX_CERTIFICATES).map(Certificate::read).collect(),
             doubt,
         })
     }
 }
 
 /// A client that asks for the certificate every time, and takes any.
-fn curious(verifier: &Arc<Verifier>) -> Result<ClientConfig, rustls::Error> {
+fn probe_config(verifier: &Arc<Verifier>) -> Result<ClientConfig, rustls::Error> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()?
         .dangerous()
@@ -146,8 +146,8 @@ impl Certificate {
             subject: Some(parsed.subject().to_string()),
             issuer: Some(parsed.issuer().to_string()),
             sans: names(&parsed),
-            not_before: written(validity.not_before.to_datetime()),
-            not_after: written(validity.not_after.to_datetime()),
+            not_before: rfc3339(validity.not_before.to_datetime()),
+            not_after: rfc3339(validity.not_after.to_datetime()),
             serial: Some(files::hex(parsed.raw_serial())),
             sha256,
         }
@@ -161,7 +161,7 @@ fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
         GeneralName::IPAddress(bytes) => address(bytes),
         _ => None,
     });
-    shown.take(MOST_NAMES).collect()
+    shown.take(MAX_NAMES).collect()
 }
 
 fn address(bytes: &[u8]) -> Option<String> {
@@ -170,6 +170,6 @@ fn address(bytes: &[u8]) -> Option<String> {
     v4().or_else(v6)
 }
 
-fn written(at: OffsetDateTime) -> Option<String> {
+fn rfc3339(at: OffsetDateTime) -> Option<String> {
     at.format(&Rfc3339).ok()
 }
