@@ -1,4 +1,5 @@
-//! Pure rules: what the operator wrote, compiled once into what is asked on every request.
+//! The policy: the operator's configuration, compiled once into the rules that are applied to every request. No I/O on
+//! the request path.
 
 pub mod address;
 mod approval;
