@@ -493,7 +493,7 @@ fn as_value(token: Option<&TaskToken>) -> Option<Value<'_>> {
     Some(Value::new(ValueOwner::Token, value.expose()).with_halves(*strength))
 }
 
-/// Matchers by the credentials whose values they contain, so that tasks with the same credentials share one.
+/// Matchers by their set of credentials. Tasks with the same credentials share a matcher.
 type MatcherCache = HashMap<Vec<*const Credential>, Arc<Matcher>>;
 
 /// Adds the matchers for outgoing and returned values to a task. They contain only the task's own values.

@@ -23,7 +23,7 @@ pub struct Problem {
     pub path: String,
     /// The problem.
     pub problem: String,
-    /// The expected value. Empty if there is none to suggest.
+    /// The expected value. Empty without a suggestion.
     pub suggestion: String,
 }
 

@@ -112,7 +112,7 @@ pub struct Admin {
     pub token: Option<Source>,
 }
 
-/// `[interception]`: the CA whose certificates clients inside the sandbox trust.
+/// `[interception]`: the CA that clients inside the sandbox trust.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interception {
     /// The certificate file in PEM, generated at the first start.

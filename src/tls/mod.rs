@@ -1,5 +1,5 @@
-//! TLS on both sides: certificates for clients, the proxy's own listener, the first bytes of a tunnel, trust in origins,
-//! lists of revoked certificates, the kinds of failures, and what origins show of themselves.
+//! TLS on both sides: the interception CA, the proxy's own listener, `ClientHello` parsing, trust in origins,
+//! revocation lists, failure kinds, and certificate probes.
 
 pub mod authority;
 pub mod crl;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
-/// The one crypto provider of this program.
+/// Returns the crypto provider of this program.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())

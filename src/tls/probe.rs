@@ -1,4 +1,5 @@
-//! What an origin shows of itself in a TLS handshake, believed or not. Nothing is ever sent to one that is not.
+//! Probes an origin's certificate with a TLS handshake, whether or not the certificate is trusted. A probe sends no
+//! application data.
 
 use std::io;
 use std::sync::Arc;
@@ -21,48 +22,48 @@ use super::upstream::{UpstreamTls, Verifier, server_name};
 use crate::files;
 use crate::model::host::Host;
 
-/// Certificates of a chain that are shown.
+/// The maximum number of reported certificates of a chain.
 const MAX_CERTIFICATES: usize = 10;
-/// Names of a certificate that are shown.
+/// The maximum number of reported names of a certificate.
 const MAX_NAMES: usize = 100;
 
-/// What came of a handshake. Its texts are the origin's.
+/// The result of a handshake. Its texts come from the origin and are untrusted.
 #[derive(Debug)]
 pub struct CertificateReport {
     /// `TLSv1.3` or `TLSv1.2`.
     pub protocol: &'static str,
-    /// What would be spoken: `h2` or `http/1.1`.
+    /// The negotiated protocol: `h2` or `http/1.1`.
     pub alpn: Option<String>,
-    /// The origin's own certificate, then what it sent along.
+    /// The origin's own certificate, then the others that it sent.
     pub chain: Vec<Certificate>,
-    /// Why a request would not be sent there.
+    /// The verification error because of which no request would be sent there.
     pub doubt: Option<String>,
 }
 
-/// One certificate. What cannot be read of it is left out.
+/// A certificate. Fields that cannot be parsed are omitted.
 #[derive(Debug, Default, Serialize)]
 pub struct Certificate {
-    /// Whose it is.
+    /// The subject.
     pub subject: Option<String>,
-    /// Who signed it.
+    /// The issuer.
     pub issuer: Option<String>,
-    /// The names and addresses that it is good for.
+    /// The subject alternative names: DNS names, addresses, URIs and e-mail addresses.
     pub sans: Vec<String>,
-    /// From when on, RFC 3339.
+    /// The start of its validity, in RFC 3339 format.
     pub not_before: Option<String>,
-    /// Until when, RFC 3339.
+    /// The end of its validity, in RFC 3339 format.
     pub not_after: Option<String>,
-    /// Its number, in hex.
+    /// The serial number, in hex.
     pub serial: Option<String>,
-    /// The hash of all of it, in hex.
+    /// The SHA-256 of the DER encoding, in hex.
     pub sha256: String,
 }
 
 impl UpstreamTls {
-    /// Shakes hands over a connection, looks, and hangs up.
+    /// Performs a TLS handshake on a connection, reports the certificates and closes the connection.
     ///
     /// # Errors
-    /// If the other side speaks no TLS, or does not hold the key of its certificate.
+    /// If the handshake fails: the peer does not use TLS, or does not have the key of its certificate.
     pub async fn probe(&self, host: &Host, io: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<CertificateReport> {
         let name = server_name(host).ok_or(io::ErrorKind::InvalidInput)?;
         let config = probe_config(&self.verifier).map_err(io::Error::other)?;
@@ -84,7 +85,7 @@ impl UpstreamTls {
     }
 }
 
-/// A client that asks for the certificate every time, and takes any.
+/// Builds a client configuration without session resumption that accepts any certificate.
 fn probe_config(verifier: &Arc<Verifier>) -> Result<ClientConfig, rustls::Error> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()?
@@ -96,7 +97,7 @@ fn probe_config(verifier: &Arc<Verifier>) -> Result<ClientConfig, rustls::Error>
     Ok(config)
 }
 
-/// Takes any certificate whose key signs the handshake. What it is worth is asked afterwards.
+/// Accepts any certificate whose key signs the handshake. The certificate is verified afterwards.
 #[derive(Debug)]
 struct AcceptAny(Arc<Verifier>);
 
