@@ -29,22 +29,22 @@ pub struct HostName(Arc<str>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
     /// A byte outside `[A-Za-z0-9._-]`, or brackets without a valid IPv6 address in them.
-    #[error("invalid character")]
+    #[error("an invalid character")]
     BadByte,
     /// `xn--` labels that do not survive a round trip through IDNA (UTS #46).
-    #[error("invalid internationalized name")]
+    #[error("an invalid internationalized name")]
     BadIdna,
     /// An empty name or label.
-    #[error("empty name or label")]
+    #[error("an empty name or label")]
     Empty,
     /// A numeric last label in a text that is not a strict dotted quad.
-    #[error("IPv4 address that is not in dotted decimal")]
+    #[error("an IPv4 address that is not in dotted decimal")]
     OddIpv4,
     /// A name of more than 253 bytes, or a label of more than 63.
-    #[error("name or label too long")]
+    #[error("a name or label that is too long")]
     TooLong,
     /// An IPv6 zone (`fe80::1%eth0`), which names an interface of this machine.
-    #[error("IPv6 zone identifiers are not allowed")]
+    #[error("an IPv6 zone identifier")]
     Zone,
 }
 
