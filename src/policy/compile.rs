@@ -639,7 +639,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn each_problem_names_its_key_and_what_to_write() {
+    fn each_problem_has_its_key_and_a_suggestion() {
         let rows = [
             ("lisen = 1", "lisen", ""),
             ("[proxy]\nlisten = [\"127.0.0.1:99999\"]", "proxy.listen[0]", "127.0.0.1:3128"),
@@ -1058,7 +1058,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_approval_of_what_cannot_pass_is_a_warning() {
+    fn an_approval_for_denied_methods_is_a_warning() {
         let integration = "[integrations.a]\nallowed_domains = [\"a.example\"]\n";
         for (keys, want) in [
             (
@@ -1074,7 +1074,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_name_that_leads_inside_is_a_warning() {
+    fn allow_cidrs_with_any_public_host_is_a_warning() {
         let rows = [
             ("any_public_host = true\nallow_cidrs = [\"10.1.0.0/16\"]", Some("integrations.a.allow_cidrs")),
             ("allowed_domains = [\"a.example\"]\nallow_cidrs = [\"10.1.0.0/16\"]", None),
