@@ -1,44 +1,44 @@
-//! Divides the process's file descriptors among the parts of the daemon.
+//! The budget of file descriptors for each part of the daemon. The sum stays below the limit of the process.
 
 use std::time::Duration;
 
-/// Descriptors that are kept for the admin listener's connections and for the daemon itself: listeners, the audit log,
+/// Descriptors reserved for the admin listener's connections and for the daemon itself: listeners, the audit log,
 /// ledger and vault, the connection to a shared ledger, and the runtime.
 const RESERVE: usize = 128;
-/// Descriptors of one look-up: A and AAAA at the same time, each with three datagram sockets (it is sent again twice)
-/// and a connection.
+/// Descriptors of one look-up: A and AAAA at the same time, each with three UDP sockets (a query is retransmitted
+/// twice) and one TCP connection.
 pub const PER_LOOKUP: usize = 8;
-/// Most look-ups at a time.
-const MOST_LOOKUPS: usize = 256;
-/// Look-ups take one descriptor in so many.
+/// The maximum number of concurrent look-ups.
+const MAX_LOOKUPS: usize = 256;
+/// Look-ups get one descriptor in every `LOOKUP_SHARE`.
 const LOOKUP_SHARE: usize = 8;
 
-/// The parts of a budget of file descriptors. No execution gets all of a part that executions share.
+/// The parts of a budget of file descriptors. No execution can use up a part that executions share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors {
-    /// Client connections at a time, one descriptor each.
+    /// Concurrent client connections, one descriptor each.
     pub connections: usize,
-    /// Sockets to origins, those that are being dialled included.
+    /// Sockets to origins, including those being dialled.
     pub origins: usize,
-    /// Sockets to origins of one execution.
+    /// Sockets to origins per execution.
     pub origins_each: usize,
-    /// DNS look-ups at a time, [`PER_LOOKUP`] descriptors each.
+    /// Concurrent DNS look-ups, [`PER_LOOKUP`] descriptors each.
     pub lookups: usize,
-    /// DNS look-ups of one execution.
+    /// Concurrent DNS look-ups per execution.
     pub lookups_each: usize,
 }
 
-/// How long a request waits for a descriptor before it is refused as `overloaded`.
+/// The time that a request waits for a descriptor before it is refused as `overloaded`.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Descriptors {
-    /// Divides `limit`, which is `RLIMIT_NOFILE` or none if there is no limit. There are as many client connections as
-    /// wanted, or fewer if each of them would not have a socket to its origin.
+    /// Divides `limit`, which is `RLIMIT_NOFILE`, or `None` if there is no limit. The result has `wanted` client
+    /// connections, or fewer if there would not be a socket to an origin for each of them.
     #[must_use]
     pub fn divided(limit: Option<u64>, wanted: usize) -> Self {
-        let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX).min(MOST);
+        let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX).min(MAX_DESCRIPTORS);
         let usable = limit.saturating_sub(RESERVE.min(limit / 2));
-        let lookups = (usable / LOOKUP_SHARE / PER_LOOKUP).clamp(1, MOST_LOOKUPS);
+        let lookups = (usable / LOOKUP_SHARE / PER_LOOKUP).clamp(1, MAX_LOOKUPS);
         let sockets = usable.saturating_sub(lookups.saturating_mul(PER_LOOKUP));
         let connections = wanted.min(sockets / 2).max(1);
         let origins = sockets.saturating_sub(connections).max(1);
@@ -47,8 +47,8 @@ impl Descriptors {
     }
 }
 
-/// No process has more descriptors than this; it keeps sums from overflowing where there is no limit.
-const MOST: usize = 1 << 30;
+/// More descriptors than any process has. Keeps sums from overflowing if there is no limit.
+const MAX_DESCRIPTORS: usize = 1 << 30;
 
 #[cfg(test)]
 mod tests {

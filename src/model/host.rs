@@ -1,21 +1,21 @@
-//! Parses hosts into one normal form.
+//! One parser and one normal form for all hosts.
 //!
-//! `url`, `http::Uri` and `getaddrinfo` each read hosts in their own way (`0x7f.1`, `127.1`,
-//! full-width digits …). What this file accepts has exactly one reading; the rest is refused.
+//! `url`, `http::Uri` and `getaddrinfo` parse hosts differently (`0x7f.1`, `127.1`, full-width digits …).
+//! This parser accepts only hosts that all of them read in the same way.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-/// Longest host name in presentation form without the final dot (RFC 1035 §2.3.4).
+/// The maximum length of a host name in presentation form without the final dot (RFC 1035 §2.3.4).
 const MAX_NAME: usize = 253;
-/// Longest label (RFC 1035 §2.3.4).
+/// The maximum length of a label (RFC 1035 §2.3.4).
 const MAX_LABEL: usize = 63;
 
 /// A host in normal form: a lower-case name without final dot, or an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Host {
-    /// A literal address. IPv6 is written in brackets where a port can follow.
+    /// A literal address. IPv6 addresses are displayed in brackets.
     Ip(IpAddr),
     /// A DNS name: lower-case A-labels of `[a-z0-9_-]`, no empty label, at most 253 bytes.
     Name(HostName),
@@ -25,34 +25,34 @@ pub enum Host {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostName(Arc<str>);
 
-/// Why a text is not a host.
+/// The error of a text that is not a valid host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
-    /// A byte outside `[A-Za-z0-9._-]`, or brackets around what is no IPv6 address.
-    #[error("a byte that no host name has")]
+    /// A byte outside `[A-Za-z0-9._-]`, or brackets without a valid IPv6 address in them.
+    #[error("an invalid character")]
     BadByte,
     /// `xn--` labels that do not survive a round trip through IDNA (UTS #46).
-    #[error("not a valid internationalised name")]
+    #[error("an invalid internationalized name")]
     BadIdna,
-    /// No text, or a label without text.
+    /// An empty name or label.
     #[error("an empty name or label")]
     Empty,
-    /// The last label is numeric, and the whole is not a strict dotted quad.
-    #[error("IPv4 in another form than dotted decimal")]
+    /// A numeric last label in a text that is not a strict dotted quad.
+    #[error("an IPv4 address that is not in dotted decimal")]
     OddIpv4,
-    /// More than 253 bytes, or a label of more than 63.
-    #[error("too long")]
+    /// A name of more than 253 bytes, or a label of more than 63.
+    #[error("a name or label that is too long")]
     TooLong,
     /// An IPv6 zone (`fe80::1%eth0`), which names an interface of this machine.
-    #[error("an IPv6 zone")]
+    #[error("an IPv6 zone identifier")]
     Zone,
 }
 
 impl Host {
-    /// Reads the host part of an authority: `API.Example.com.` becomes `api.example.com`.
+    /// Parses the host part of an authority: `API.Example.com.` becomes `api.example.com`.
     ///
     /// # Errors
-    /// [`HostError`] for everything with more than one reading.
+    /// [`HostError`] for an invalid or ambiguous host.
     pub fn parse(text: &str) -> Result<Self, HostError> {
         if let Some(inner) = text.strip_prefix('[') {
             let inner = inner.strip_suffix(']').ok_or(HostError::BadByte)?;
@@ -64,7 +64,7 @@ impl Host {
         HostName::parse_or_v4(text)
     }
 
-    /// The name, unless this is an address.
+    /// Returns the name, or `None` for an address.
     #[must_use]
     pub fn name(&self) -> Option<&HostName> {
         match self {
@@ -73,7 +73,7 @@ impl Host {
         }
     }
 
-    /// The address, unless this is a name.
+    /// Returns the address, or `None` for a name.
     #[must_use]
     pub fn ip(&self) -> Option<IpAddr> {
         match self {
@@ -122,13 +122,13 @@ impl HostName {
         Ok(Host::Name(Self(name.into())))
     }
 
-    /// The name as text, without a final dot.
+    /// Returns the name as text, without a final dot.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// True if this is `base` or lies below it.
+    /// Returns true if this is `base` or a subdomain of it.
     #[must_use]
     pub fn is_at_or_below(&self, base: &str) -> bool {
         self.0.strip_suffix(base).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
@@ -141,7 +141,7 @@ impl fmt::Display for HostName {
     }
 }
 
-/// A last label of digits, or of `0x…`, is what `inet_aton` would read as an address
+/// Returns true for a last label of digits, or of `0x…`: `inet_aton` would read the text as an address
 /// (WHATWG URL, "ends in a number").
 fn numeric(label: &str) -> bool {
     let hex = label.strip_prefix("0x");
@@ -149,8 +149,8 @@ fn numeric(label: &str) -> bool {
 }
 
 fn round_trips(label: &str) -> bool {
-    let (unicode, fine) = idna::domain_to_unicode(label);
-    fine.is_ok() && idna::domain_to_ascii(&unicode).is_ok_and(|ascii| ascii == label)
+    let (unicode, result) = idna::domain_to_unicode(label);
+    result.is_ok() && idna::domain_to_ascii(&unicode).is_ok_and(|ascii| ascii == label)
 }
 
 #[cfg(test)]
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_each_host_in_one_way_or_not_at_all() {
+    fn accepts_only_unambiguous_hosts() {
         let name = |s: &str| Ok(s.to_owned());
         let long_label = "a".repeat(64);
         let long_name = format!("{}.com", "a.".repeat(126));

@@ -1,10 +1,10 @@
-//! Limits, as reported to the caller that reached one.
+//! The limit that a call has reached, as reported to its caller.
 
 use std::time::Duration;
 
 use super::refusal::{Deny, Fail, Refusal};
 
-/// A limit of one exchange, by its configuration key.
+/// A limit on one exchange, by its configuration key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExchangeLimit {
     /// `[upstream].connect_timeout`.
@@ -13,9 +13,9 @@ pub enum ExchangeLimit {
     Handshake(Duration),
     /// `idle_timeout`.
     Idle(Duration),
-    /// `request_timeout`, or as long as the call itself asks for.
+    /// `request_timeout`, or the timeout that the call itself asks for.
     Request(Duration),
-    /// `max_request_bytes`, or what a question may have.
+    /// `max_request_bytes`, or the maximum body size of a request to the self API.
     RequestBytes(u64),
     /// `max_response_bytes`.
     ResponseBytes(u64),
@@ -23,17 +23,17 @@ pub enum ExchangeLimit {
     ResponseHeader(Duration),
 }
 
-/// As much as a bound allows.
+/// The value of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitValue {
-    /// So much data.
+    /// A size in bytes.
     Bytes(u64),
-    /// So long.
+    /// A duration.
     Time(Duration),
 }
 
 impl ExchangeLimit {
-    /// Its key.
+    /// Returns the configuration key.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -60,7 +60,7 @@ impl ExchangeLimit {
         }
     }
 
-    /// Returns the refusal of an exchange that exceeds the limit.
+    /// Returns the refusal for an exchange that exceeds the limit.
     #[must_use]
     pub const fn refusal(self) -> Refusal {
         match self {
@@ -72,16 +72,16 @@ impl ExchangeLimit {
     }
 }
 
-/// A limit that has been reached.
+/// A limit on calls that has been reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReachedLimit {
     /// The plan's key.
     pub name: &'static str,
-    /// The value of the limit.
+    /// The number of calls that the limit allows.
     pub limit: u64,
-    /// For how long.
+    /// The scope in which calls are counted.
     pub scope: LimitScope,
-    /// When there will be room again, as far as that is known.
+    /// The time until another call is allowed, if known.
     pub retry_after: Option<Duration>,
 }
 
@@ -90,32 +90,32 @@ pub struct ReachedLimit {
 pub enum LimitScope {
     /// All calls of an execution.
     Execution,
-    /// Calls in a time.
+    /// The calls in a period.
     Time(Duration),
-    /// Requests under way.
+    /// The requests in progress.
     Concurrent,
 }
 
 impl ReachedLimit {
-    /// Whole seconds until there will be room: rounded up, or the first try would come too early.
+    /// Returns the whole seconds until another call is allowed, rounded up so that the first retry is not too early.
     #[must_use]
     pub fn retry_after_s(&self) -> Option<u64> {
         let wait = self.retry_after?;
         Some(wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1))
     }
 
-    /// The value of `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers-10 §3).
+    /// Returns the value of `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers-10 §3).
     #[must_use]
     pub fn policy_field(&self) -> String {
-        let Self { name, limit, scope: within, .. } = self;
-        match within {
+        let Self { name, limit, scope, .. } = self;
+        match scope {
             LimitScope::Execution => format!("\"{name}\";q={limit}"),
             LimitScope::Time(time) => format!("\"{name}\";q={limit};w={}", time.as_secs()),
             LimitScope::Concurrent => format!("\"{name}\";q={limit};qu=\"concurrent-requests\""),
         }
     }
 
-    /// The value of `RateLimit` (the same draft, §4): nothing is left.
+    /// Returns the value of `RateLimit` (the same draft, §4), with nothing remaining.
     #[must_use]
     pub fn field(&self) -> String {
         let until = self.retry_after_s().map(|seconds| format!(";t={seconds}")).unwrap_or_default();
@@ -128,11 +128,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_say_what_the_limit_is_and_when_it_ends() {
-        let limited = |within, millis: Option<u64>| ReachedLimit {
+    fn fields_contain_the_limit_and_the_time_to_wait() {
+        let limited = |scope, millis: Option<u64>| ReachedLimit {
             name: "key",
             limit: 10,
-            scope: within,
+            scope,
             retry_after: millis.map(Duration::from_millis),
         };
         let minute = LimitScope::Time(Duration::from_secs(60));

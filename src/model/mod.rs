@@ -1,4 +1,4 @@
-//! The basic types: hosts, targets, names, peers, tools, secrets, refusals, fields. No I/O and no policy.
+//! The domain types: hosts, targets, names, peers, tools, secrets, refusals, header fields. No I/O and no policy.
 
 pub mod descriptors;
 pub mod host;

@@ -1,4 +1,4 @@
-//! Names given by the operator: tasks, credentials, executions.
+//! Names of tasks, credentials and executions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ macro_rules! names {
             pub struct $kind(Arc<str>);
 
             impl $kind {
-                /// The name as text.
+                /// Returns the name as text.
                 #[must_use]
                 pub fn as_str(&self) -> &str {
                     &self.0
@@ -28,16 +28,16 @@ macro_rules! names {
 }
 
 names! {
-    /// A task's name, as the configuration writes it.
+    /// A task's name in the configuration.
     TaskName,
-    /// A credential's name, as the configuration writes it.
+    /// A credential's name in the configuration.
     CredentialName,
-    /// One counted run of a task. With a static token it bears the task's name.
+    /// The id of one counted run of a task. With a static token, it is the task's name.
     ExecutionId
 }
 
 impl TaskName {
-    /// Wraps a name that the configuration gave.
+    /// Wraps a name from the configuration.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self(name.into())
@@ -45,7 +45,7 @@ impl TaskName {
 }
 
 impl CredentialName {
-    /// Wraps a name that the configuration gave.
+    /// Wraps a name from the configuration.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self(name.into())
@@ -53,20 +53,20 @@ impl CredentialName {
 }
 
 impl ExecutionId {
-    /// Wraps an id that the ledger gave, or that somebody claims to have.
+    /// Wraps an id from the ledger, or an unverified one from a client.
     #[must_use]
     pub fn new(id: &str) -> Self {
         Self(id.into())
     }
 
-    /// The one execution that a task's static token stands for.
+    /// Returns the id of the single execution of a task's static token.
     #[must_use]
     pub fn of_static(task: &TaskName) -> Self {
         Self(task.0.clone())
     }
 }
 
-/// True for what the operator may call things: letters, digits, `-` and `_`, 64 at most.
+/// Returns true for a valid name: 1 to 64 letters, digits, `-` and `_`.
 #[must_use]
 pub fn is_plain(name: &str) -> bool {
     (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))

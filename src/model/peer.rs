@@ -1,4 +1,4 @@
-//! The peer of a connection, and its identity as known from the listener.
+//! The peer of a client connection, as identified by its listener before the first byte of HTTP.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::name::TaskName;
 
-/// A client's end of a connection.
+/// The client's end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     from: From,
-    /// The tasks that it may be, where the listener vouches for it.
+    /// The tasks that the peer may act as, if the listener has authenticated it.
     tasks: Option<Arc<[TaskName]>>,
 }
 
@@ -20,21 +20,21 @@ enum From {
     Unix(u32),
 }
 
-/// Where a peer is, as far as its address tells.
+/// The network that a peer is in, judging by its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PeerNetwork {
     /// This machine, over TCP.
     Loopback,
-    /// The same network, or one that is nobody's in particular.
+    /// A private or link-local network.
     Private,
-    /// Anywhere.
+    /// A public address.
     Public,
     /// This machine, over a Unix socket.
     Unix,
 }
 
 impl PeerNetwork {
-    /// As the audit log has it.
+    /// Returns the text in the audit log.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -47,25 +47,25 @@ impl PeerNetwork {
 }
 
 impl Peer {
-    /// A peer of whom nothing but the address is known.
+    /// Creates a peer with an address and no authentication.
     #[must_use]
     pub fn tcp(address: SocketAddr) -> Self {
         Self { from: From::Tcp(address), tasks: None }
     }
 
-    /// A peer whose certificate bears the names of tasks. It is none but one of these.
+    /// Creates a peer with a client certificate for these tasks. It may act only as one of them.
     #[must_use]
     pub fn certified(address: SocketAddr, tasks: Vec<TaskName>) -> Self {
         Self { from: From::Tcp(address), tasks: Some(tasks.into()) }
     }
 
-    /// A process on this machine, of this user. With a task, it is none but this one.
+    /// Creates a peer for a process of this user on this machine. With a task, it may act only as that task.
     #[must_use]
     pub fn unix(uid: u32, task: Option<TaskName>) -> Self {
         Self { from: From::Unix(uid), tasks: task.map(|task| [task].into()) }
     }
 
-    /// Its address; none of a process on this machine that comes over a Unix socket.
+    /// Returns the peer's address, or `None` on a Unix socket.
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         match &self.from {
@@ -74,7 +74,7 @@ impl Peer {
         }
     }
 
-    /// Where it is.
+    /// Returns the network that the peer is in.
     #[must_use]
     pub fn network(&self) -> PeerNetwork {
         let From::Tcp(address) = &self.from else { return PeerNetwork::Unix };
@@ -86,7 +86,7 @@ impl Peer {
         if is_near { PeerNetwork::Private } else { PeerNetwork::Public }
     }
 
-    /// The tasks that it may be; none if the listener does not vouch for it, and a token has to.
+    /// Returns the tasks that the peer may act as, or `None` if the listener has not authenticated it and a token must.
     #[must_use]
     pub fn tasks(&self) -> Option<&[TaskName]> {
         self.tasks.as_deref()
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_tells_where_a_peer_is() {
+    fn the_address_determines_the_network() {
         let rows = [
             ("127.0.0.1:1", PeerNetwork::Loopback),
             ("[::1]:1", PeerNetwork::Loopback),

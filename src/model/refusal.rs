@@ -1,30 +1,31 @@
-//! The refusals: a closed set, generated from one table of codes, statuses and texts.
+//! The refusals of the proxy: one closed enum, with one [`Notice`] for each variant.
 //!
-//! Status line, header, problem body, audit line, log and exit code all derive from [`Refusal::notice`]. A refusal
-//! carries no text from outside, so a hostile origin or page cannot write into an error that an agent reads.
+//! The status line, header, problem body, audit line, log and exit code all derive from
+//! [`Refusal::notice`]. A refusal carries no text from outside, so a hostile origin or a malicious page
+//! cannot write into an error that an agent reads.
 
 use http::StatusCode;
 
 /// The result of a stage: the next evidence, or a refusal.
 pub type Verdict<T> = Result<T, Refusal>;
 
-/// The reason why a request gets no answer from an origin.
+/// The reason why a request gets no response from an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// Policy or the request itself forbids it.
+    /// The policy or the request itself forbids it.
     Deny(Deny),
-    /// The request was allowed, and something failed.
+    /// The request was allowed but failed.
     Fail(Fail),
 }
 
 /// Whether the same request may succeed later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// The answer will be the same until the request or the policy changes.
+    /// The result stays the same until the request or the policy changes.
     Never,
     /// The cause may pass.
     Later,
-    /// The cause will pass, after the time given in the answer.
+    /// The cause passes after a time that the response states.
     After,
 }
 
@@ -50,15 +51,15 @@ pub enum Stage {
 /// The texts and numbers of one refusal.
 #[derive(Clone, Copy, Debug)]
 pub struct Notice {
-    /// The stable code: header `Exeat-Refusal`, audit `code`, the last part of the problem's `type`.
+    /// The stable code: the header `Exeat-Refusal`, the audit `code` and the last part of the problem's `type`.
     pub code: &'static str,
-    /// The status of the answer, if one can still be sent.
+    /// The response status, where a response can still be sent.
     pub status: StatusCode,
     /// The stage that refused.
     pub stage: Stage,
-    /// One line for humans.
+    /// The summary for people, in one line.
     pub title: &'static str,
-    /// Advice for an agent.
+    /// The advice for an agent.
     pub hint: &'static str,
     /// Whether to retry.
     pub retry: Retry,
@@ -79,7 +80,7 @@ impl From<Fail> for Refusal {
 }
 
 impl Retry {
-    /// Returns the name used in the problem body.
+    /// Returns the text in the problem body.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -91,7 +92,7 @@ impl Retry {
 }
 
 impl Stage {
-    /// Returns the name used in the problem body and the audit line.
+    /// Returns the text in the problem body and the audit line.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -148,13 +149,13 @@ impl Refusal {
         Self::ALL.into_iter().find(|refusal| refusal.code() == code)
     }
 
-    /// Returns true if a tool call counts as blocked: a check refused it, or could not be completed.
+    /// Whether a tool call counts as blocked: a security layer denied it, or could not validate it.
     #[must_use]
     pub const fn is_blocked(self) -> bool {
         matches!(self, Self::Deny(_) | Self::Fail(Fail::ResolveFailed))
     }
 
-    /// Returns the reason in a tool call's result; the code where there is no reason of its own.
+    /// Returns the reason in a tool call's result. Where no special reason is defined, this is the code.
     #[must_use]
     pub const fn block_reason(self) -> &'static str {
         match self {
@@ -756,7 +757,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_stands_in_the_documentation() {
+    fn every_code_is_documented() {
         let docs = include_str!("../../docs/refusals.md");
         for refusal in Refusal::ALL {
             let row = format!("| `{}` | {} |", refusal.code(), refusal.notice().status.as_u16());

@@ -1,13 +1,13 @@
-//! Secret values: no `Debug`, no `Clone`, wiped when dropped.
+//! Secret values: no `Debug`, no `Clone`, wiped on drop.
 
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// A secret's bytes. It can be moved and looked at in one greppable way, [`Secret::expose`].
+/// The bytes of a secret. Its only accessor is [`Secret::expose`], which is easy to search for.
 ///
-/// A value that leaves through `expose` (a header that is sent, a hash) is not wiped: hyper's buffers are ordinary
-/// memory. The type only prevents accidental copies.
+/// Copies made through `expose` (a header that is sent, a hash) are not wiped: hyper's buffers are
+/// ordinary memory. The type only guarantees that no copy is made by accident.
 ///
 /// ```compile_fail
 /// let secret = exeat::model::secret::Secret::new(b"k".to_vec());
@@ -25,25 +25,26 @@ use zeroize::Zeroizing;
 pub struct Secret(Zeroizing<Vec<u8>>);
 
 impl Secret {
-    /// Takes the bytes over.
+    /// Creates a secret that owns the bytes.
     #[must_use]
     pub fn new(bytes: Vec<u8>) -> Self {
         Self(Zeroizing::new(bytes))
     }
 
-    /// The bytes, for one expression.
+    /// Returns the bytes. Do not keep the reference longer than necessary.
     #[must_use]
     pub fn expose(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// The SHA-256 of a token. Tokens are random and long, so they need no salt or stretching.
+/// The SHA-256 of a token, which is stored instead of it. Tokens are random and long, so the hash needs no salt and no
+/// stretching.
 #[derive(Clone, Copy, Eq)]
 pub struct TokenHash([u8; 32]);
 
 impl TokenHash {
-    /// Shortest token that is accepted, in bytes.
+    /// The minimum length of a token, in bytes.
     pub const MIN_TOKEN: usize = 24;
 
     /// Hashes a token.
@@ -52,13 +53,13 @@ impl TokenHash {
         Self(Sha256::digest(token).into())
     }
 
-    /// A hash that was kept.
+    /// Creates a hash from its stored bytes.
     #[must_use]
     pub const fn from_bytes(hash: [u8; 32]) -> Self {
         Self(hash)
     }
 
-    /// The hash, to be kept.
+    /// Returns the hash's bytes, for storage.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -71,7 +72,7 @@ impl std::hash::Hash for TokenHash {
     }
 }
 
-/// In constant time.
+/// Compares in constant time.
 impl PartialEq for TokenHash {
     fn eq(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()

@@ -1,7 +1,7 @@
-//! Parses request targets into one normal form.
+//! The destination of a request, in one normal form.
 //!
-//! A [`Target`] is made only here, from what the client wrote; policy, DNS, the dialled address, SNI
-//! and `Host` all derive from it, so they cannot mean different things.
+//! A [`Target`] is created only here, from the client's text. Policy, DNS, the dialled address, SNI
+//! and `Host` all derive from it, so they always refer to the same destination.
 
 use std::fmt;
 
@@ -10,12 +10,12 @@ use http::uri::Authority;
 
 use super::host::Host;
 
-/// The two schemes there are.
+/// The scheme of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// In the clear, only where an integration says `plain_http`.
+    /// Plain HTTP. Allowed only by integrations with `plain_http`.
     Http,
-    /// Over TLS.
+    /// HTTP over TLS.
     Https,
 }
 
@@ -23,7 +23,7 @@ pub enum Scheme {
 ///
 /// ```compile_fail
 /// use exeat::model::{host::Host, target::{Scheme, Target}};
-/// // A target cannot be put together from parts that nobody parsed.
+/// // A target cannot be created from unparsed parts.
 /// let host = Host::parse("example.com").unwrap();
 /// let target = Target { scheme: Scheme::Https, host, port: 443 };
 /// ```
@@ -39,13 +39,13 @@ pub struct Target {
     port: u16,
 }
 
-/// A text was no target. Which byte was at fault is of no use to a client that meant well.
+/// The error of a text that is not a valid target. It has no details, because they would not help a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a target")]
+#[error("invalid target")]
 pub struct TargetError;
 
 impl Scheme {
-    /// The port that goes without saying.
+    /// Returns the default port.
     #[must_use]
     pub const fn default_port(self) -> u16 {
         match self {
@@ -54,7 +54,7 @@ impl Scheme {
         }
     }
 
-    /// As written in a URL.
+    /// Returns the scheme's name in a URL.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -65,11 +65,11 @@ impl Scheme {
 }
 
 impl Target {
-    /// The target of a CONNECT: authority-form, the port is required (RFC 9110 §9.3.6).
-    /// The scheme is taken to be https until the first bytes in the tunnel say otherwise.
+    /// Parses the target of a CONNECT: authority-form with a required port (RFC 9110 §9.3.6).
+    /// The scheme is https until the first bytes in the tunnel prove otherwise.
     ///
     /// # Errors
-    /// [`TargetError`] if there is a scheme or a path, no port, userinfo, or a host with two readings.
+    /// [`TargetError`] if there is a scheme or a path, no port, userinfo, or an ambiguous host.
     pub fn connect(uri: &Uri) -> Result<Self, TargetError> {
         let authority = uri.authority().ok_or(TargetError)?;
         if uri.scheme().is_some() || uri.path_and_query().is_some() {
@@ -78,10 +78,10 @@ impl Target {
         Self::new(Scheme::Https, authority, true)
     }
 
-    /// The target of an absolute-form request, `https://host[:port]/…`.
+    /// Parses the target of an absolute-form request, `https://host[:port]/…`.
     ///
     /// # Errors
-    /// [`TargetError`] for another scheme, a missing authority, userinfo, or a host with two readings.
+    /// [`TargetError`] for another scheme, a missing authority, userinfo, or an ambiguous host.
     pub fn absolute(uri: &Uri) -> Result<Self, TargetError> {
         let scheme = match uri.scheme_str() {
             Some("https") => Scheme::Https,
@@ -91,12 +91,12 @@ impl Target {
         Self::new(scheme, uri.authority().ok_or(TargetError)?, false)
     }
 
-    /// Parses the value of a `Host` or `:authority` field, under the scheme of its connection.
+    /// Parses the value of a `Host` or `:authority` field, with the scheme of its connection.
     ///
     /// # Errors
-    /// [`TargetError`] for userinfo, a bad port, or a host with two readings.
+    /// [`TargetError`] for userinfo, an invalid port, or an ambiguous host.
     pub fn named(scheme: Scheme, authority: &str) -> Result<Self, TargetError> {
-        // `http::Authority` keeps userinfo and odd ports as text; `new` is what refuses them.
+        // `http::Authority` accepts userinfo and invalid ports; `new` rejects them.
         let authority: Authority = authority.parse().map_err(|_| TargetError)?;
         Self::new(scheme, &authority, false)
     }
@@ -109,7 +109,7 @@ impl Target {
         let (host, port) = split_port(text)?;
         let port = match port {
             Some("") | None if port_required => return Err(TargetError),
-            // An empty port is the default one, too (RFC 9110 §4.2).
+            // An empty port also means the default port (RFC 9110 §4.2).
             Some("") | None => scheme.default_port(),
             Some(digits) => parse_port(digits)?,
         };
@@ -117,37 +117,37 @@ impl Target {
         Ok(Self { scheme, host, port })
     }
 
-    /// The same destination in the clear: plain HTTP was found inside a tunnel.
+    /// Returns the same destination with the scheme http, for plain HTTP inside a tunnel.
     #[must_use]
     pub fn in_the_clear(&self) -> Self {
         Self { scheme: Scheme::Http, ..self.clone() }
     }
 
-    /// The scheme.
+    /// Returns the scheme.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         self.scheme
     }
 
-    /// The host.
+    /// Returns the host.
     #[must_use]
     pub fn host(&self) -> &Host {
         &self.host
     }
 
-    /// The port, 1 to 65535.
+    /// Returns the port, 1 to 65535.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// `host:port`, always with the port.
+    /// Returns `host:port`, always with the port.
     #[must_use]
     pub fn authority(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// Returns the value of the `Host` field: without the scheme's default port (RFC 9110 §7.2).
+    /// Returns the value of the `Host` field, without the scheme's default port (RFC 9110 §7.2).
     #[must_use]
     pub fn host_field(&self) -> String {
         if self.port == self.scheme.default_port() { self.host.to_string() } else { self.authority() }
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connect_wants_host_and_port_and_nothing_else() {
+    fn connect_requires_exactly_host_and_port() {
         let rows = [
             ("example.com:443", Some("example.com:443")),
             ("EXAMPLE.com.:8443", Some("example.com:8443")),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn absolute_form_knows_two_schemes() {
+    fn absolute_form_accepts_http_and_https() {
         let rows = [
             ("https://example.com/x", Some("https://example.com")),
             ("http://example.com:80/x", Some("http://example.com")),
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn host_field_leaves_out_only_the_schemes_own_port() {
+    fn host_field_omits_only_the_default_port() {
         let of = |s: &str| Target::absolute(&s.parse().unwrap()).unwrap().host_field();
         assert_eq!(of("https://a.example/"), "a.example");
         assert_eq!(of("https://a.example:80/"), "a.example:80");

@@ -1,62 +1,62 @@
-//! The kinds of TLS failures with an origin, with fixed texts: nothing sent by an origin is repeated.
+//! The TLS failures of connections to origins. All texts are fixed: nothing that an origin sends is repeated.
 
-/// A failure of TLS with an origin.
+/// A TLS failure of a connection to an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsFailure {
     /// The kind of failure.
     pub kind: TlsError,
-    /// The alert that the origin sent, if it sent one: its number in IANA's registry of TLS alerts.
+    /// The alert that the origin sent, if any: its number in IANA's registry of TLS alerts.
     pub alert: Option<u8>,
 }
 
-/// The kinds of failures.
+/// The kinds of TLS failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsError {
-    /// An alert that has no kind of its own.
+    /// The origin sent an alert that no other variant covers.
     Alert,
-    /// The certificate's time is over.
+    /// The certificate has expired.
     CertificateExpired,
-    /// The certificate, or one between it and the root, breaks the rules in another way.
+    /// The certificate, or one between it and the root, is invalid in another way.
     CertificateInvalid,
-    /// No root vouches for the certificate.
+    /// The certificate does not chain to a trusted root.
     CertificateIssuerUnknown,
     /// The certificate is for another host.
     CertificateNameMismatch,
-    /// The certificate's time has not begun.
+    /// The certificate's validity period has not begun.
     CertificateNotYetValid,
-    /// The certificate is on a list of revoked ones.
+    /// The certificate is on a revocation list (CRL).
     CertificateRevoked,
-    /// The origin wants a certificate of its client.
+    /// The origin requires a client certificate.
     ClientCertificateRequired,
-    /// The connection ended within the handshake.
+    /// The origin closed the connection during the handshake.
     Closed,
-    /// The list of revoked certificates that speaks of it is out of date.
+    /// The revocation list (CRL) that covers the certificate is out of date.
     CrlExpired,
-    /// The list of revoked certificates that speaks of it was not signed by the issuer, or cannot be judged.
+    /// The revocation list (CRL) that covers the certificate is not signed by the issuer, or cannot be verified.
     CrlUnusable,
     /// The origin does not serve the name.
     NameUnknown,
-    /// No version or algorithm that both sides have.
+    /// The two sides have no TLS version or algorithm in common.
     NoCommonVersion,
-    /// The answer was not TLS.
+    /// The origin's response was not TLS.
     NotTls,
-    /// Another breach of the protocol.
+    /// The origin violated the protocol in another way.
     Protocol,
 }
 
-/// All words of one kind.
+/// The texts of one kind of failure.
 #[derive(Clone, Copy, Debug)]
 pub struct FailureText {
     /// The stable name, as in the audit log.
     pub name: &'static str,
-    /// One line for people.
+    /// The summary for people, in one line.
     pub detail: &'static str,
-    /// Advice for an agent.
+    /// The advice for an agent.
     pub hint: &'static str,
 }
 
 impl TlsFailure {
-    /// The error type of `Proxy-Status` with its parameters (RFC 9209 §2.3.13 to §2.3.15).
+    /// Returns the error type of `Proxy-Status` with its parameters (RFC 9209 §2.3.13 to §2.3.15).
     #[must_use]
     pub fn proxy_status(self) -> String {
         match self.alert {
@@ -64,14 +64,14 @@ impl TlsFailure {
                 let message = alert(id).map(|name| format!("; alert-message=\"{name}\"")).unwrap_or_default();
                 format!("tls_alert_received; alert-id={id}{message}")
             }
-            None if self.kind.is_of_certificate() => "tls_certificate_error".to_owned(),
+            None if self.kind.is_certificate_error() => "tls_certificate_error".to_owned(),
             None => "tls_protocol_error".to_owned(),
         }
     }
 }
 
 impl TlsError {
-    /// Every kind there is, for tables and tests.
+    /// All kinds, for tables and tests.
     pub const ALL: [Self; 15] = [
         Self::Alert,
         Self::CertificateExpired,
@@ -90,7 +90,7 @@ impl TlsError {
         Self::Protocol,
     ];
 
-    const fn is_of_certificate(self) -> bool {
+    const fn is_certificate_error(self) -> bool {
         matches!(
             self,
             Self::CertificateExpired
@@ -104,14 +104,14 @@ impl TlsError {
         )
     }
 
-    /// The one row of words for this kind.
+    /// Returns the texts of this kind.
     #[must_use]
     pub const fn text(self) -> FailureText {
         let (name, detail, hint) = match self {
             Self::Alert => (
                 "alert",
-                "The origin ended the TLS handshake with an alert",
-                "Do not retry. Tell the operator; Proxy-Status has the alert's number.",
+                "The origin aborted the TLS handshake with an alert",
+                "Do not retry. Tell the operator; Proxy-Status contains the alert number.",
             ),
             Self::CertificateExpired => (
                 "certificate_expired",
@@ -120,75 +120,75 @@ impl TlsError {
             ),
             Self::CertificateInvalid => (
                 "certificate_invalid",
-                "The origin's certificate is malformed, or not one for a server",
+                "The origin's certificate is malformed, or is not a server certificate",
                 "Do not retry. The origin's owner has to replace the certificate.",
             ),
             Self::CertificateIssuerUnknown => (
                 "certificate_issuer_unknown",
-                "The issuer of the origin's certificate is not known to the proxy",
-                "Do not retry. The connection may be intercepted, the host may use a private CA, or it does not send its intermediate certificates. Only the operator can add a root, with extra_roots.",
+                "The proxy does not trust the issuer of the origin's certificate",
+                "Do not retry. The origin may be an impostor, may use a private CA, or may not send its intermediate certificates; only the operator can add a root, with extra_roots.",
             ),
             Self::CertificateNameMismatch => (
                 "certificate_name_mismatch",
-                "The origin's certificate is for another name than the requested host",
-                "Check the host name in the URL: it is sent in SNI, and the certificate must contain it. An address needs a certificate for the address.",
+                "The origin's certificate is not valid for the requested host",
+                "Check the host name in the URL: it is sent as SNI, and the certificate must contain it. For an IP address, the certificate must contain that address.",
             ),
             Self::CertificateNotYetValid => (
                 "certificate_not_yet_valid",
                 "The origin's certificate is not yet valid",
-                "Do not retry before the certificate becomes valid. If that was long ago, the proxy's clock is slow: tell the operator.",
+                "Do not retry before the certificate's validity period begins. If it began long ago, the proxy's clock is slow: tell the operator.",
             ),
             Self::CertificateRevoked => (
                 "certificate_revoked",
-                "The origin's certificate has been revoked by its issuer",
-                "Do not retry, and do not trust the host: its key may be in other hands. The origin's owner has to replace the certificate.",
+                "The issuer has revoked the origin's certificate",
+                "Do not retry, and do not trust the host: its key may be compromised. The origin's owner has to replace the certificate.",
             ),
             Self::ClientCertificateRequired => (
                 "client_certificate_required",
                 "The origin requires a client certificate",
-                "Do not retry. The proxy shows origins no certificate: it has none for this host.",
+                "Do not retry. The proxy has no client certificate for this host.",
             ),
             Self::Closed => (
                 "closed",
-                "The origin closed the connection within the TLS handshake",
-                "Check the port: it may not be one for TLS. If it is, the origin or a network between refuses this name or client.",
+                "The origin closed the connection during the TLS handshake",
+                "Check the port: it may not be a TLS port. If it is, the origin or a network in between rejects this name or client.",
             ),
             Self::CrlExpired => (
                 "crl_expired",
-                "The proxy's list of revoked certificates for the origin's issuer is out of date",
-                "Do not retry. Only the operator can put a current list in place, named by upstream.crls.",
+                "The proxy's revocation list (CRL) for the origin's issuer is out of date",
+                "Do not retry. Only the operator can install a current list, with upstream.crls.",
             ),
             Self::CrlUnusable => (
                 "crl_unusable",
-                "The proxy's revocation list for the origin's issuer has an invalid signature",
-                "Do not retry. Only the operator can put a correct list in place, named by upstream.crls.",
+                "The proxy could not verify its revocation list (CRL) for the origin's issuer",
+                "Do not retry. Only the operator can install a correct list, with upstream.crls.",
             ),
             Self::NameUnknown => (
                 "name_unknown",
                 "The origin does not serve TLS for the requested name",
-                "Check the host name in the URL: it is sent in SNI.",
+                "Check the host name in the URL: it is sent as SNI.",
             ),
             Self::NoCommonVersion => (
                 "no_common_version",
                 "The origin and the proxy have no TLS version or algorithm in common",
-                "Do not retry. The origin has to speak TLS 1.2 or 1.3.",
+                "Do not retry. The origin must support TLS 1.2 or 1.3.",
             ),
             Self::NotTls => (
                 "not_tls",
-                "The origin's answer was not TLS",
-                "The port speaks plain text. If it is HTTP and the policy allows plain_http there, use http://; else use the port for TLS.",
+                "The origin's response was not TLS",
+                "The port does not use TLS. If it serves plain HTTP and the policy allows plain_http for the host, use an http:// URL; otherwise use the TLS port.",
             ),
             Self::Protocol => (
                 "protocol_error",
-                "The origin broke TLS within the handshake",
-                "Do not retry. Tell the operator; the audit log has more.",
+                "The origin violated the TLS protocol during the handshake",
+                "Do not retry. Tell the operator; the audit log has the details.",
             ),
         };
         FailureText { name, detail, hint }
     }
 }
 
-/// The name of an alert (RFC 8446 §6, and IANA's registry).
+/// Returns the name of an alert (RFC 8446 §6, and IANA's registry).
 const fn alert(id: u8) -> Option<&'static str> {
     Some(match id {
         0 => "close_notify",
@@ -235,12 +235,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_stands_in_the_documentation() {
+    fn every_kind_is_documented() {
         let docs = include_str!("../../docs/refusals.md");
         for kind in TlsError::ALL {
-            let words = kind.text();
-            let error = if kind.is_of_certificate() { "`tls_certificate_error` |" } else { "" };
-            let row = format!("| `{}` | {} | {error}", words.name, words.detail);
+            let text = kind.text();
+            let error = if kind.is_certificate_error() { "`tls_certificate_error` |" } else { "" };
+            let row = format!("| `{}` | {} | {error}", text.name, text.detail);
             assert!(docs.contains(row.trim_end()), "docs/refusals.md lacks {row}");
         }
     }
@@ -250,7 +250,7 @@ mod tests {
         let status = |alert| TlsFailure { kind: TlsError::Alert, alert: Some(alert) }.proxy_status();
         assert_eq!(status(40), "tls_alert_received; alert-id=40; alert-message=\"handshake_failure\"");
         for id in 0..=255 {
-            // RFC 9651 §3.3.3: no quote or backslash stands in one of our strings.
+            // RFC 9651 §3.3.3: the strings contain no quote and no backslash.
             let text = status(id);
             assert!(text.bytes().all(|byte| (0x20..0x7f).contains(&byte) && byte != b'\\'), "{text}");
             assert!(matches!(text.matches('"').count(), 0 | 2), "{text}");

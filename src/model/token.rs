@@ -1,4 +1,4 @@
-//! Tokens of executions: they contain the execution's id, so a `Bearer` token needs no search.
+//! Tokens of executions. A token contains the execution id, so that a `Bearer` field can be resolved without a search.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -6,12 +6,12 @@ use zeroize::Zeroizing;
 
 use super::name::ExecutionId;
 
-/// The prefix of every token, by which people and secret scanners recognise it.
+/// The prefix of every token, by which people and secret scanners recognize it.
 pub const PREFIX: &str = "exeat_";
-/// Random bytes of a token.
+/// The number of random bytes in a token.
 pub const RANDOM: usize = 32;
 
-/// Writes the token of an execution.
+/// Builds the token of an execution.
 #[must_use]
 pub fn write(id: &ExecutionId, random: &[u8; RANDOM]) -> Zeroizing<String> {
     let mut token =
@@ -23,14 +23,14 @@ pub fn write(id: &ExecutionId, random: &[u8; RANDOM]) -> Zeroizing<String> {
     token
 }
 
-/// Returns the execution that a token claims to belong to.
+/// Returns the execution id in a token, unverified.
 #[must_use]
 pub fn id_of(token: &str) -> Option<ExecutionId> {
     let (id, _) = token.strip_prefix(PREFIX)?.split_once('_')?;
     is_id(id).then(|| ExecutionId::new(id))
 }
 
-/// True for what may be the id of an execution that was started: a UUID in its 32 digits.
+/// Returns true for a well-formed id of a started execution: a UUID of 32 hexadecimal digits.
 #[must_use]
 pub fn is_id(id: &str) -> bool {
     id.len() == 32 && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_says_whose_it_is() {
+    fn a_token_contains_its_execution_id() {
         let id = ExecutionId::new("019f00c4e9a37d00a1b2c3d4e5f60718");
         let token = write(&id, &[0xfb; RANDOM]);
         assert_eq!(*token, format!("exeat_{id}_{}", "-_v7".repeat(10) + "-_s"));

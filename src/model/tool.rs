@@ -1,4 +1,4 @@
-//! The kind of a request: a tool call, which says so in a field, or a raw request.
+//! The kinds of requests: tool calls, which name their tool, and raw requests.
 
 use std::time::Duration;
 
@@ -6,18 +6,18 @@ use http::{HeaderMap, HeaderName, Method};
 
 use super::refusal::{Deny, Verdict};
 
-/// Names the tool that a request is a call of. Read and removed.
+/// Names the tool that a request calls. Removed before forwarding.
 pub const EXEAT_TOOL: HeaderName = HeaderName::from_static("exeat-tool");
 
-/// How long a call of `http_request` may take, in whole seconds. Read and removed.
+/// The timeout of a call of `http_request`, in whole seconds. Removed before forwarding.
 pub const EXEAT_TIMEOUT: HeaderName = HeaderName::from_static("exeat-timeout");
-/// The longest that it may ask for.
+/// The longest timeout that a call may ask for.
 pub const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The tools that requests can be calls of. Composed tools are calls of `http_request`.
+/// The tools that requests can call. Composed tools are calls of `http_request`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tool {
-    /// An https request with a credential, which it names.
+    /// An https request with a credential that it names.
     ApiCall,
     /// An https GET without a credential.
     HttpGet,
@@ -29,20 +29,20 @@ pub enum Tool {
     Webhook,
 }
 
-/// A tool call, or not.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Any other request.
+    /// A request without `Exeat-Tool`.
     Raw,
     /// A request with `Exeat-Tool`.
     Tool(Tool),
 }
 
 impl Tool {
-    /// Every tool.
+    /// All tools.
     pub const ALL: [Self; 5] = [Self::ApiCall, Self::HttpGet, Self::HttpPost, Self::HttpRequest, Self::Webhook];
 
-    /// As written in `Exeat-Tool` and in the configuration.
+    /// Returns the name in `Exeat-Tool` and in the configuration.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -54,7 +54,7 @@ impl Tool {
         }
     }
 
-    /// The tool of that name.
+    /// Returns the tool of that name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|tool| tool.as_str() == name)
@@ -71,7 +71,7 @@ impl Tool {
         }
     }
 
-    /// True if [`Self::admits_method`] admits all.
+    /// Whether calls of the tool may have any method.
     #[must_use]
     pub fn admits_any_method(self) -> bool {
         self == Self::HttpRequest
@@ -79,10 +79,10 @@ impl Tool {
 }
 
 impl Kind {
-    /// Returns the kind of a request, from its fields.
+    /// Returns the kind that a request declares.
     ///
     /// # Errors
-    /// [`Deny::ToolNotEnabled`] for a name that is no tool's, [`Deny::RequestMalformed`] for two names.
+    /// [`Deny::ToolNotEnabled`] for an unknown tool, [`Deny::RequestMalformed`] for two names.
     pub fn of(headers: &HeaderMap) -> Verdict<Self> {
         let mut fields = headers.get_all(EXEAT_TOOL).iter();
         match (fields.next(), fields.next()) {
@@ -94,13 +94,13 @@ impl Kind {
         }
     }
 
-    /// As what a request is counted: what is no sound call of a tool is counted as one.
+    /// Returns the kind as which a request is counted. An invalid tool call counts as a call of `http_request`.
     #[must_use]
     pub fn from_headers_or_raw(headers: &HeaderMap) -> Self {
         Self::of(headers).unwrap_or(Self::Tool(Tool::HttpRequest))
     }
 
-    /// The tool, if it is a call of one.
+    /// Returns the tool, or `None` for a raw request.
     #[must_use]
     pub fn tool(self) -> Option<Tool> {
         match self {
@@ -109,32 +109,32 @@ impl Kind {
         }
     }
 
-    /// How long a call of `http_request` asks to take.
+    /// Returns the timeout that a call of `http_request` asks for.
     ///
     /// # Errors
-    /// [`Deny::RequestMalformed`] for what is not one number from 1 to 60.
+    /// [`Deny::RequestMalformed`] unless the value is a single whole number from 1 to 60.
     pub fn timeout(self, headers: &HeaderMap) -> Verdict<Option<Duration>> {
         let mut fields = headers.get_all(EXEAT_TIMEOUT).iter();
         let Some(field) = fields.next().filter(|_| self == Self::Tool(Tool::HttpRequest)) else { return Ok(None) };
         let seconds = field.to_str().ok().filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
         let timeout = seconds.and_then(|text| text.parse().ok()).map(Duration::from_secs);
-        let sound = timeout.filter(|timeout| !timeout.is_zero() && *timeout <= MAX_TIMEOUT && fields.next().is_none());
-        sound.map(Some).ok_or(Deny::RequestMalformed.into())
+        let valid = timeout.filter(|timeout| !timeout.is_zero() && *timeout <= MAX_TIMEOUT && fields.next().is_none());
+        valid.map(Some).ok_or(Deny::RequestMalformed.into())
     }
 
-    /// Whether plain HTTP can be meant. The four tools are https only.
+    /// Whether the request may use plain HTTP. The other four tools are https only.
     #[must_use]
     pub fn admits_plain_http(self) -> bool {
         matches!(self, Self::Raw | Self::Tool(Tool::HttpRequest))
     }
 
-    /// Whether a credential may be chosen by its name.
+    /// Whether the request may select a credential by name.
     #[must_use]
     pub fn takes_names(self) -> bool {
         matches!(self, Self::Raw | Self::Tool(Tool::ApiCall | Tool::HttpRequest))
     }
 
-    /// Whether placeholders are swapped, and what is injected always is.
+    /// Whether placeholders are replaced and credentials with `inject = "always"` are injected.
     #[must_use]
     pub fn takes_placeholders(self) -> bool {
         matches!(self, Self::Raw | Self::Tool(Tool::HttpRequest))
@@ -147,7 +147,7 @@ mod tests {
     use crate::model::refusal::Refusal;
 
     #[test]
-    fn only_http_request_says_how_long_it_may_take() {
+    fn only_http_request_accepts_a_timeout() {
         let malformed = || Err(Deny::RequestMalformed.into());
         type Row = (Kind, &'static [&'static str], Verdict<Option<u64>>);
         let rows: [Row; 9] = [

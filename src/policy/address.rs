@@ -1,8 +1,8 @@
-//! Classifies addresses: one table, for literals and DNS answers alike.
+//! Classifies addresses as public or special-purpose, for literal addresses and DNS answers alike.
 //!
-//! Sources: the IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890 and what came after),
+//! Sources: the IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890 and its updates),
 //! RFC 5771 and RFC 4291 for multicast, and cloud providers' metadata services. Every block of the
-//! registries is denied, also those marked globally reachable: nothing there is an ordinary origin.
+//! registries is denied, including those marked globally reachable: no ordinary origin is in them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,47 +11,47 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 /// The class of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// A cloud metadata service. Opens only by naming the very address.
+    /// A cloud metadata service. Only an entry for exactly this address allows it.
     Metadata,
     /// Ordinary global unicast.
     Public,
-    /// In a special-purpose block, with the block's name.
+    /// An address in a special-purpose block, with the block's name.
     Special(&'static str),
 }
 
-/// The networks that open and close addresses for one destination.
+/// The blocks that are allowed or denied for one destination.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cidrs<'a> {
-    /// Re-opened blocks: `[network].allow_cidrs`, where they apply.
+    /// Special-purpose blocks that `[network].allow_cidrs` allows, where it applies.
     pub network: &'a [IpNet],
-    /// Re-opened blocks of the integrations that let the request through.
+    /// Special-purpose blocks that the matching integrations allow.
     pub integrations: &'a [&'a [IpNet]],
-    /// Closed blocks; these win.
+    /// Denied blocks. They take precedence.
     pub deny: &'a [IpNet],
 }
 
-/// Why an address may not be dialled.
+/// The reason why an address may not be dialled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied(&'static str);
 
 impl Denied {
-    /// The block's name, for the audit record.
+    /// Returns the block's name, for the audit record.
     #[must_use]
     pub fn block(self) -> &'static str {
         self.0
     }
 }
 
-/// Judges an address, and the IPv4 addresses that it may carry; all must pass.
+/// Checks an address and the IPv4 addresses embedded in it. All of them must be allowed.
 ///
 /// # Errors
-/// [`Denied`] with the name of the block that the address is in.
+/// [`Denied`] with the name of the block that contains the address.
 pub fn check(ip: IpAddr, cidrs: Cidrs<'_>) -> Result<(), Denied> {
-    judge_one(ip, cidrs)?;
-    embedded_v4(ip).into_iter().try_for_each(|inner| judge_one(inner.into(), cidrs))
+    check_one(ip, cidrs)?;
+    embedded_v4(ip).into_iter().try_for_each(|inner| check_one(inner.into(), cidrs))
 }
 
-/// Classifies one address by itself, without looking into it.
+/// Classifies one address, without the addresses embedded in it.
 #[must_use]
 pub fn classify(ip: IpAddr) -> Class {
     match ip {
@@ -60,7 +60,7 @@ pub fn classify(ip: IpAddr) -> Class {
     }
 }
 
-/// Finds a special-purpose block of more than one address that lies whole within a network, with its name.
+/// Returns a special-purpose block of more than one address that a network contains completely, with its name.
 #[must_use]
 pub fn covered_block(net: &IpNet) -> Option<(IpNet, &'static str)> {
     let of_v4 = SPECIAL_V4.iter().map(|(block, name)| (IpNet::from(*block), *name));
@@ -68,14 +68,14 @@ pub fn covered_block(net: &IpNet) -> Option<(IpNet, &'static str)> {
     of_v4.chain(of_v6).find(|(block, _)| block.prefix_len() < block.max_prefix_len() && net.contains(block))
 }
 
-/// The IPv4 addresses that an IPv6 address stands for or leads to: mapped, compatible, translated
-/// (RFC 2765), NAT64 (RFC 6052, also at the places of its local prefix), ISATAP (RFC 5214), 6to4
-/// (RFC 3056), and the client of Teredo (RFC 4380 §4, whose bits are inverted).
+/// Returns the IPv4 addresses embedded in an IPv6 address: mapped, compatible, translated (RFC 2765),
+/// NAT64 (RFC 6052, also at the positions of its local prefix), ISATAP (RFC 5214), 6to4 (RFC 3056),
+/// and the Teredo client (RFC 4380 §4, with inverted bits).
 #[must_use]
 pub fn embedded_v4(ip: IpAddr) -> Vec<Ipv4Addr> {
     let IpAddr::V6(ip) = ip else { return Vec::new() };
     if ip.is_unspecified() || ip.is_loopback() {
-        // They lie in the compatible block and stand for no IPv4 address (RFC 4291 §2.5.5.1).
+        // They are in the compatible block but embed no IPv4 address (RFC 4291 §2.5.5.1).
         return Vec::new();
     }
     let bits = ip.to_bits();
@@ -85,7 +85,7 @@ pub fn embedded_v4(ip: IpAddr) -> Vec<Ipv4Addr> {
         found.push(at(0));
     }
     if LOCAL_NAT64.contains(&ip) {
-        // Behind 48 bits the address goes around byte 8 (RFC 6052 §2.2).
+        // With a 48-bit prefix, the address is split around byte 8 (RFC 6052 §2.2).
         let (high, low) = ((bits >> 64) as u32 & 0xffff, (bits >> 40) as u32 & 0xffff);
         found.extend([at(0), Ipv4Addr::from_bits(high << 16 | low)]);
     }
@@ -98,7 +98,7 @@ pub fn embedded_v4(ip: IpAddr) -> Vec<Ipv4Addr> {
     found
 }
 
-fn judge_one(ip: IpAddr, cidrs: Cidrs<'_>) -> Result<(), Denied> {
+fn check_one(ip: IpAddr, cidrs: Cidrs<'_>) -> Result<(), Denied> {
     let within = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&ip));
     let named = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&ip) && net.prefix_len() == net.max_prefix_len());
     let allowed = |by: &dyn Fn(&[IpNet]) -> bool| by(cidrs.network) || cidrs.integrations.iter().any(|nets| by(nets));
@@ -130,15 +130,15 @@ fn classify_v6(ip: Ipv6Addr) -> Class {
     }
     match SPECIAL_V6.iter().find(|(net, _)| net.contains(&ip)) {
         Some((_, block)) => Class::Special(block),
-        // NAT64's well-known prefix is judged by what is inside it (RFC 6052 §3.1).
+        // For NAT64's well-known prefix, only the embedded address counts (RFC 6052 §3.1).
         None if NAT64.contains(&ip) => Class::Public,
-        // Only 2000::/3 has been given out (IANA IPv6 Address Space); the rest is no one's.
+        // Only 2000::/3 has been allocated (IANA IPv6 Address Space).
         None if GLOBAL_UNICAST.contains(&ip) => Class::Public,
         None => Class::Special("not global unicast"),
     }
 }
 
-/// Interface identifiers `[02]00:5efe:a.b.c.d` under any prefix (RFC 5214 §6.1).
+/// Returns true for interface identifiers `[02]00:5efe:a.b.c.d` under any prefix (RFC 5214 §6.1).
 fn is_isatap(ip: Ipv6Addr) -> bool {
     matches!((ip.to_bits() >> 32) as u32, 0x0000_5efe | 0x0200_5efe)
 }
@@ -151,7 +151,7 @@ const fn v6(bits: u128, len: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::from_bits(bits), len)
 }
 
-/// GCP and most others; AWS's for tasks and pods; Azure (a public address); Alibaba; Oracle.
+/// AWS for tasks and pods; GCP and most others; Azure (a public address); Alibaba; Oracle.
 const METADATA_V4: [Ipv4Addr; 6] = [
     Ipv4Addr::new(169, 254, 170, 2),
     Ipv4Addr::new(169, 254, 170, 23),
@@ -177,7 +177,7 @@ const SIX_TO_FOUR: Ipv6Net = v6(0x2002 << 112, 16);
 const TEREDO: Ipv6Net = v6(0x2001_0000 << 96, 32);
 const EMBEDDING: [Ipv6Net; 4] = [NAT64, MAPPED, TRANSLATED, COMPATIBLE];
 
-/// The first block that fits gives the name, so narrower ones stand before wider ones.
+/// The first matching block determines the name, so narrower blocks come before wider ones.
 const SPECIAL_V4: [(Ipv4Net, &str); 20] = [
     (v4(255, 255, 255, 255, 32), "limited broadcast"),
     (v4(0, 0, 0, 0, 8), "this network"),
@@ -201,7 +201,7 @@ const SPECIAL_V4: [(Ipv4Net, &str); 20] = [
     (v4(240, 0, 0, 0, 4), "reserved"),
 ];
 
-/// As above. `64:ff9b::/96` is not here on purpose.
+/// Like [`SPECIAL_V4`]. `64:ff9b::/96` is omitted on purpose: see [`classify_v6`].
 const SPECIAL_V6: [(Ipv6Net, &str); 24] = [
     (v6(0, 128), "unspecified"),
     (v6(1, 128), "loopback"),
@@ -229,7 +229,7 @@ const SPECIAL_V6: [(Ipv6Net, &str); 24] = [
     (v6(0xff00 << 112, 8), "multicast"),
 ];
 
-/// The parts of wider blocks that are in use: locally assigned addresses (RFC 4193 §3.1) and link-local ones.
+/// The parts of wider blocks that are in use: locally assigned (RFC 4193 §3.1) and link-local addresses.
 const PARTS_V6: [(Ipv6Net, &str); 2] = [(v6(0xfd00 << 112, 8), "unique local"), (v6(0xfe80 << 112, 10), "link-local")];
 
 #[cfg(test)]
@@ -244,7 +244,7 @@ mod tests {
         list.iter().map(|n| n.parse().unwrap()).collect()
     }
 
-    /// `(first, last, neighbour below, neighbour above)`; a neighbour marked `!` is in another block.
+    /// `(first, last, neighbour below, neighbour above)`. A neighbour marked `!` is in another special block.
     const BLOCKS: &[(&str, &str, &str, &str)] = &[
         ("0.0.0.0", "0.255.255.255", "", "1.0.0.0"),
         ("10.0.0.0", "10.255.255.255", "9.255.255.255", "11.0.0.0"),
@@ -320,12 +320,12 @@ mod tests {
                     Some(address) => (address, true),
                     None => (*neighbour, false),
                 };
-                assert_eq!(check(ip(address), Cidrs::default()).is_err(), denied, "{address} beside {first}");
+                assert_eq!(check(ip(address), Cidrs::default()).is_err(), denied, "{address} next to {first}");
             }
         }
     }
 
-    /// A row of `SPECIAL_*` without a test row would be found here.
+    /// Fails for a row of `SPECIAL_*` without a test row.
     #[test]
     fn every_row_of_the_table_has_a_row_in_the_test() {
         let firsts: Vec<IpAddr> = BLOCKS.iter().map(|row| ip(row.0)).collect();
@@ -349,8 +349,8 @@ mod tests {
     }
 
     #[test]
-    fn looks_inside_every_embedding_form() {
-        // (address, denied by default, denied if the outer form itself is re-opened)
+    fn checks_every_embedding_form() {
+        // (address, denied by default, denied if the outer form itself is allowed)
         let rows = [
             ("::ffff:10.0.0.1", true, true),
             ("::ffff:8.8.8.8", true, false),
@@ -386,12 +386,12 @@ mod tests {
         for (address, denied, denied_inside) in rows {
             assert_eq!(check(ip(address), Cidrs::default()).is_err(), denied, "{address}");
             let opened = Cidrs { network: &outer, ..Cidrs::default() };
-            assert_eq!(check(ip(address), opened).is_err(), denied_inside, "{address} with the outer form open");
+            assert_eq!(check(ip(address), opened).is_err(), denied_inside, "{address} with the outer form allowed");
         }
     }
 
     #[test]
-    fn metadata_opens_only_by_its_own_address() {
+    fn metadata_is_allowed_only_by_its_own_address() {
         for address in [
             "169.254.169.254",
             "169.254.170.2",
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn allow_reopens_what_it_lists_and_deny_wins() {
+    fn allow_permits_its_blocks_and_deny_wins() {
         let (ten, two, all) = (nets(&["10.0.0.0/8"]), nets(&["10.2.0.0/16"]), nets(&["8.8.8.0/24"]));
         let integrations: &[&[IpNet]] = &[&ten];
         let by_integration = Cidrs { integrations, ..Cidrs::default() };

@@ -1,4 +1,5 @@
-//! Compiles a configuration into settings and policy, and reports every problem at once. Defaults allow nothing.
+//! Compiles the parsed configuration file into settings and a policy, and reports all problems at once.
+//! No default allows anything.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -26,44 +27,44 @@ use crate::model::name::{CredentialName, TaskName, is_plain};
 use crate::model::secret::{Secret, TokenHash};
 use crate::model::tool::Tool;
 
-/// A configuration that can be used.
+/// A valid configuration.
 pub struct Config {
-    /// Read once at start.
+    /// The settings, read once at start.
     pub settings: Settings,
-    /// In force until the next reload.
+    /// The policy, in force until the next reload.
     pub policy: Policy,
-    /// Legal, but perhaps not meant.
+    /// Warnings about keys that are valid but possibly unintended.
     pub warnings: Vec<Problem>,
 }
 
-/// The environment of a configuration: the sources that it refers to.
+/// The surroundings that a configuration refers to.
 pub struct CompileContext<'a> {
-    /// The folder that relative paths start from.
+    /// The directory that relative paths start from.
     pub base: &'a Path,
-    /// Where state lives if the file does not say so.
+    /// The default state directory, for files without `state_dir`.
     pub state_dir: &'a Path,
-    /// The environment.
+    /// Looks up an environment variable.
     pub env: &'a dyn Fn(&str) -> Option<String>,
     /// The vault.
     pub secrets: &'a dyn SecretSource,
 }
 
-/// Where `secret:NAME` is looked up.
+/// A store in which `secret:NAME` is looked up.
 pub trait SecretSource {
-    /// A secret of the vault at this place, by its workspace and name.
+    /// Returns the secret with this workspace and name from the vault at `place`.
     ///
     /// # Errors
-    /// [`SourceError::Missing`] if there is none, [`SourceError::Unusable`] if the vault cannot be read.
+    /// [`SourceError::Missing`] if there is no such secret, [`SourceError::Unusable`] if the vault cannot be read.
     fn secret(&self, place: &Vault, workspace: &str, name: &str) -> Result<Secret, SourceError>;
 }
 
-/// Why a source gives no secret.
+/// The error of a source that yields no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// It is not there.
+    /// The secret does not exist.
     #[error("{0}")]
     Missing(String),
-    /// It is there and cannot be used.
+    /// The secret exists but cannot be used.
     #[error("{0}")]
     Unusable(String),
 }
@@ -71,11 +72,11 @@ pub enum SourceError {
 /// Compiles a configuration file's text.
 ///
 /// # Errors
-/// Every problem found, at least one.
-pub fn compile(text: &str, around: &CompileContext<'_>) -> Result<Config, Vec<Problem>> {
+/// All problems found, at least one.
+pub fn compile(text: &str, context: &CompileContext<'_>) -> Result<Config, Vec<Problem>> {
     let findings = Findings::default();
     let compiled =
-        file::read(text, around.base, around.state_dir, &findings).map(|file| assemble(file, around, &findings));
+        file::read(text, context.base, context.state_dir, &findings).map(|file| assemble(file, context, &findings));
     let problems = findings.problems.into_inner();
     match compiled {
         Some((settings, policy)) if problems.is_empty() => {
@@ -85,34 +86,34 @@ pub fn compile(text: &str, around: &CompileContext<'_>) -> Result<Config, Vec<Pr
     }
 }
 
-/// Where the vault of a configuration is, whatever else is wrong with it.
+/// Returns the vault settings of a configuration, ignoring problems in other sections.
 ///
 /// # Errors
-/// Problems with `state_dir` or `[vault]`, or a text that is not TOML.
+/// The problems of `state_dir` and `[vault]`, or the position of a TOML syntax error.
 pub fn vault_place(text: &str, base: &Path, state_dir: &Path) -> Result<Vault, Vec<Problem>> {
     settings_of("vault", text, base, state_dir).map(|settings| settings.vault)
 }
 
-/// Where operators find a daemon, and the token that it knows them by.
+/// The address of a daemon's admin listener and the source of its token.
 pub struct AdminAddress {
-    /// None: there is no admin listener.
+    /// The listen address. `None` if there is no admin listener.
     pub listen: Option<ListenAt>,
-    /// None: it is in the state directory.
+    /// The token's source. `None` if the token is in the state directory.
     pub token: Option<Source>,
-    /// Where the token is that the daemon has made.
+    /// The directory of the token that the daemon generated.
     pub state_dir: PathBuf,
 }
 
-/// Where the admin listener of a configuration is, whatever else is wrong with it.
+/// Returns the admin listener's address of a configuration, ignoring problems in other sections.
 ///
 /// # Errors
-/// Problems with `state_dir` or `[admin]`, or a text that is not TOML.
+/// The problems of `state_dir` and `[admin]`, or the position of a TOML syntax error.
 pub fn admin_place(text: &str, base: &Path, state_dir: &Path) -> Result<AdminAddress, Vec<Problem>> {
     let Settings { state_dir, admin, .. } = settings_of("admin", text, base, state_dir)?;
     Ok(AdminAddress { listen: admin.listen, token: admin.token, state_dir })
 }
 
-/// Settings of which one section, and where the state is, can be relied on.
+/// Returns settings of which only one section and `state_dir` are valid.
 fn settings_of(section: &str, text: &str, base: &Path, state_dir: &Path) -> Result<Settings, Vec<Problem>> {
     let findings = Findings::default();
     let file = file::read(text, base, state_dir, &findings);
@@ -120,7 +121,7 @@ fn settings_of(section: &str, text: &str, base: &Path, state_dir: &Path) -> Resu
     match file {
         None => Err(problems),
         Some(file) => {
-            // A key that nobody knows may be one of these, misspelt.
+            // An unknown top-level key may be one of these, misspelt.
             let misspelt = |problem: &Problem| !problem.path.contains('.') && problem.problem == UNKNOWN_KEY;
             let ours = |problem: &Problem| problem.path == "state_dir" || problem.path.starts_with(section);
             problems.retain(|problem| ours(problem) || misspelt(problem));
@@ -129,10 +130,10 @@ fn settings_of(section: &str, text: &str, base: &Path, state_dir: &Path) -> Resu
     }
 }
 
-/// Reads a secret from where the configuration says it is.
+/// Reads a secret from an environment variable or a file.
 ///
 /// # Errors
-/// Why there is none: unset, unreadable, blank, or with control bytes.
+/// [`SourceError`] if the secret is unset, unreadable or blank, or contains control characters.
 pub fn read_source(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, SourceError> {
     let missing = |why: String| SourceError::Missing(why);
     let mut bytes = match source {
@@ -140,7 +141,7 @@ pub fn read_source(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Res
         Source::File(path) => {
             std::fs::read(path).map_err(|error| missing(format!("{} cannot be read: {error}", path.display())))?
         }
-        Source::Secret(name) => return Err(missing(format!("the vault is not read for {name} here"))),
+        Source::Secret(name) => return Err(missing(format!("the vault secret {name} cannot be used here"))),
     };
     if matches!(source, Source::File(_)) && bytes.last() == Some(&b'\n') {
         bytes.pop();
@@ -148,21 +149,21 @@ pub fn read_source(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Res
     usable(Secret::new(bytes))
 }
 
-/// A secret that can stand in a header field.
+/// Returns the secret if it is valid in a header field.
 ///
 /// # Errors
-/// [`SourceError::Unusable`] for one that is blank or holds control bytes.
+/// [`SourceError::Unusable`] for a secret that is blank or contains control characters.
 pub fn usable(secret: Secret) -> Result<Secret, SourceError> {
     if secret.expose().iter().any(u8::is_ascii_control) {
-        return Err(SourceError::Unusable("it holds control bytes".to_owned()));
+        return Err(SourceError::Unusable("the value contains control characters".to_owned()));
     }
     if secret.expose().trim_ascii().is_empty() {
-        return Err(SourceError::Unusable("it is empty".to_owned()));
+        return Err(SourceError::Unusable("the value is empty".to_owned()));
     }
     Ok(secret)
 }
 
-fn assemble(file: File, around: &CompileContext<'_>, findings: &Findings) -> (Settings, Policy) {
+fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (Settings, Policy) {
     let integrations: HashMap<String, Arc<Integration>> = file
         .integrations
         .into_iter()
@@ -173,7 +174,7 @@ fn assemble(file: File, around: &CompileContext<'_>, findings: &Findings) -> (Se
         let required = integration.require_credential.as_ref();
         if let Some(required) = required.filter(|required| !file.credentials.contains_key(required.as_str())) {
             let path = format!("integrations.{name}.require_credential");
-            let known = one_of(file.credentials.keys(), "credentials", required.as_str());
+            let known = known_names(file.credentials.keys(), "credentials", required.as_str());
             findings.problem(path, format!("no credential named {:?}", required.as_str()), known);
         }
     }
@@ -185,13 +186,14 @@ fn assemble(file: File, around: &CompileContext<'_>, findings: &Findings) -> (Se
         compiled: HashMap::new(),
     };
     let tasks: Vec<(Task, Option<TaskToken>)> =
-        file.tasks.into_iter().map(|(name, raw)| task(&name, raw, &mut known, around, findings)).collect();
+        file.tasks.into_iter().map(|(name, raw)| task(&name, raw, &mut known, context, findings)).collect();
     let all = strong_values(known.compiled.values().flatten());
     let everything = Matcher::new(all.chain(tasks.iter().filter_map(|(_, token)| as_value(token.as_ref()))));
     let families = Arc::new(Families::of(file.leak.families().iter().copied()));
     let mut sets = HashMap::new();
-    let watchful = |(task, token): (Task, Option<TaskToken>)| with_matchers(task, token.as_ref(), &mut sets, &families);
-    let tasks: Vec<Arc<Task>> = tasks.into_iter().map(watchful).map(Arc::new).collect();
+    let with_own_matchers =
+        |(task, token): (Task, Option<TaskToken>)| with_matchers(task, token.as_ref(), &mut sets, &families);
+    let tasks: Vec<Arc<Task>> = tasks.into_iter().map(with_own_matchers).map(Arc::new).collect();
     let mut tokens = HashMap::new();
     for task in &tasks {
         if let Some(token) = task.token
@@ -199,8 +201,8 @@ fn assemble(file: File, around: &CompileContext<'_>, findings: &Findings) -> (Se
         {
             findings.problem(
                 format!("tasks.{}.token", task.name),
-                format!("the same token as of tasks.{other}"),
-                "a separate token",
+                format!("the token is the same as that of tasks.{other}"),
+                "a different token",
             );
         }
     }
@@ -214,14 +216,14 @@ fn assemble(file: File, around: &CompileContext<'_>, findings: &Findings) -> (Se
         tasks: tasks.into_iter().map(|task| (task.name.clone(), task)).collect(),
         tokens,
     };
-    check_references(&file.settings, &policy, around, findings);
+    check_references(&file.settings, &policy, context, findings);
     if file.settings.proxy.listen.is_empty() {
-        findings.problem("proxy.listen", "nothing to listen on", "[\"127.0.0.1:3128\"]");
+        findings.problem("proxy.listen", "no address to listen on", "[\"127.0.0.1:3128\"]");
     }
     (file.settings, policy)
 }
 
-/// `[dns].hosts`, by names in normal form.
+/// Indexes `[dns].hosts` by name in normal form.
 fn hosts(raw: Vec<(String, Vec<IpAddr>)>, findings: &Findings) -> HashMap<HostName, Vec<IpAddr>> {
     let read = |(name, addresses): (String, Vec<IpAddr>)| {
         let path = format!("dns.hosts.{name:?}");
@@ -237,8 +239,8 @@ fn hosts(raw: Vec<(String, Vec<IpAddr>)>, findings: &Findings) -> HashMap<HostNa
     raw.into_iter().filter_map(read).collect()
 }
 
-/// Checks the files and secrets that the settings refer to, which would otherwise fail at start.
-fn check_references(settings: &Settings, policy: &Policy, around: &CompileContext<'_>, findings: &Findings) {
+/// Checks that everything the settings refer to exists. Otherwise the daemon would only fail at its start.
+fn check_references(settings: &Settings, policy: &Policy, context: &CompileContext<'_>, findings: &Findings) {
     let named =
         [("extra_roots", &settings.upstream.extra_roots, "a PEM file"), ("crls", &settings.upstream.crls, "a CRL")];
     for (key, files, wanted) in named {
@@ -250,15 +252,15 @@ fn check_references(settings: &Settings, policy: &Policy, around: &CompileContex
         }
     }
     if settings.vault.path.is_dir() {
-        findings.problem("vault.path", "it is a directory", "a file, such as \"vault.exeat\"");
+        findings.problem("vault.path", "the path is a directory", "a file, such as \"vault.exeat\"");
     }
     if let Source::Env(_) = &settings.vault.key
-        && let Err(why) = read_source(&settings.vault.key, around.env)
+        && let Err(why) = read_source(&settings.vault.key, context.env)
     {
         findings.problem("vault.key", why.to_string(), "a source that holds the master key");
     }
     if let LedgerAt::Shared { key: Some(key), .. } = &settings.ledger
-        && let Err(why) = read_source(key, around.env)
+        && let Err(why) = read_source(key, context.env)
     {
         findings.problem("ledger.key", why.to_string(), "a source that holds 32 bytes in hex or base64");
     }
@@ -268,14 +270,14 @@ fn check_references(settings: &Settings, policy: &Policy, around: &CompileContex
         if !takes_any_port && others.into_iter().any(|other| other == address) {
             findings.problem(
                 format!("proxy.listen[{i}]"),
-                format!("{address} is listened on twice"),
-                "each address once",
+                format!("{address} is used by another listener"),
+                "each address at most once",
             );
         }
     }
     for (uid, name) in &settings.proxy.unix_tasks {
         if policy.task(name).is_none() {
-            let known = one_of(policy.tasks().map(|task| task.name().as_str()), "tasks", name.as_str());
+            let known = known_names(policy.tasks().map(|task| task.name().as_str()), "tasks", name.as_str());
             let path = format!("proxy.unix_tasks.{uid}");
             findings.problem(path, format!("no task named {:?}", name.as_str()), known);
         }
@@ -295,7 +297,7 @@ fn check_references(settings: &Settings, policy: &Policy, around: &CompileContex
         }
     }
     if let Some(source) = &settings.admin.token {
-        match read_source(source, around.env).map(|token| (token.expose().len(), TokenHash::of(token.expose()))) {
+        match read_source(source, context.env).map(|token| (token.expose().len(), TokenHash::of(token.expose()))) {
             Err(why) => findings.problem("admin.token", why.to_string(), "a source that holds the token"),
             Ok((length, _)) if length < TokenHash::MIN_TOKEN => {
                 findings.problem(
@@ -305,7 +307,7 @@ fn check_references(settings: &Settings, policy: &Policy, around: &CompileContex
                 );
             }
             Ok((_, hash)) if policy.tokens.contains_key(&hash) => {
-                findings.problem("admin.token", "the token of a task", "a separate token");
+                findings.problem("admin.token", "the token is also the token of a task", "a different token");
             }
             Ok(_) => {}
         }
@@ -332,40 +334,43 @@ fn integration(name: String, raw: RawIntegration, findings: &Findings) -> Integr
     }
 }
 
-/// Warns of networks that open a special-purpose block as a whole.
+/// Warns of networks that allow all of a special-purpose block.
 fn warn_of_wide_networks(path: &str, networks: &[IpNet], findings: &Findings) {
     for (n, network) in networks.iter().enumerate() {
         let Some((block, name)) = address::covered_block(network) else { continue };
         let what = if network.prefix_len() == 0 {
-            "opens every special address but those of cloud metadata".to_owned()
+            "opens every special-purpose address except cloud metadata".to_owned()
         } else {
-            format!("opens the whole of {block} ({name})")
+            format!("opens all of {block} ({name})")
         };
-        findings.warning(format!("{path}[{n}]"), format!("{what}; list the addresses of the intended hosts"));
+        findings.warning(format!("{path}[{n}]"), format!("{what}; list only the addresses that are needed"));
     }
 }
 
-/// Checks the keys of one integration against each other.
+/// Reports keys of one integration that conflict with each other.
 fn check_integration(name: &str, raw: &RawIntegration, findings: &Findings) {
     let at = |key: &str| format!("integrations.{name}.{key}");
     if raw.allowed_domains.is_empty() && !raw.any_public_host {
-        findings.warning(at("allowed_domains"), "no domain: this integration allows nothing");
+        findings.warning(at("allowed_domains"), "the list is empty, so this integration allows nothing");
     }
     if raw.any_public_host && !raw.allowed_domains.is_empty() {
         findings.problem(
             at("allowed_domains"),
-            "with any_public_host",
-            "an integration of their own for these domains",
+            "cannot be combined with any_public_host",
+            "a separate integration for these domains",
         );
     }
     warn_of_wide_networks(&at("allow_cidrs"), &raw.allow_cidrs, findings);
     if raw.any_public_host && !raw.allow_cidrs.is_empty() {
-        findings.warning(at("allow_cidrs"), "with any_public_host: the owner of any name can point it there");
+        findings.warning(
+            at("allow_cidrs"),
+            "with any_public_host, the owner of any domain can point it to these addresses",
+        );
     }
     if !raw.any_public_host && !raw.denied_domains.is_empty() {
         findings.problem(
             at("denied_domains"),
-            "without any_public_host",
+            "requires any_public_host",
             "any_public_host = true, or no denied_domains",
         );
     }
@@ -375,7 +380,7 @@ fn check_integration(name: &str, raw: &RawIntegration, findings: &Findings) {
         ("paths", raw.paths.as_ref().is_some_and(Vec::is_empty)),
     ] {
         if list_is_empty {
-            findings.problem(at(key), "an empty list allows nothing", "list the intended values, or omit the key");
+            findings.problem(at(key), "an empty list allows nothing", "at least one entry, or leave the key out");
         }
     }
     if raw.mode == Mode::Opaque {
@@ -390,7 +395,7 @@ fn check_integration(name: &str, raw: &RawIntegration, findings: &Findings) {
         for (key, _) in unseen.into_iter().filter(|(_, used)| *used) {
             findings.problem(
                 at(key),
-                "cannot hold where mode is \"opaque\", because nothing inside is seen",
+                "cannot be enforced with mode = \"opaque\", which does not inspect tunnels",
                 "mode = \"inspect\"",
             );
         }
@@ -398,32 +403,32 @@ fn check_integration(name: &str, raw: &RawIntegration, findings: &Findings) {
     if raw.require_credential.is_some() && (raw.any_public_host || raw.plain_http) {
         findings.problem(
             at("require_credential"),
-            "credentials go only to hosts that are named, and only over https",
+            "credentials are sent only to hosts in allowed_domains, and only over https",
             "an integration without any_public_host and plain_http",
         );
     }
     if let (Some(methods), Some(approval)) = (&raw.methods, &raw.approval) {
-        for unseen in approval.methods().iter().filter(|method| !methods.contains(method)) {
-            let why = format!("{unseen} is not a method of this integration, so no approval is ever required");
+        for method in approval.methods().iter().filter(|method| !methods.contains(method)) {
+            let why = format!("{method} is not in this integration's methods, so this entry has no effect");
             findings.warning(at("approval.methods"), why);
         }
     }
     if name == webhook::NAME {
         findings.problem(
             at("allowed_domains"),
-            "webhook is built in",
-            "another name; URLs are registered in webhook_urls",
+            "\"webhook\" is a built-in integration",
+            "another name for this integration, and webhook URLs in webhook_urls",
         );
     }
 }
 
-/// The definitions that a task can refer to.
+/// The named items that a task can refer to.
 struct References<'a> {
     integrations: &'a HashMap<String, Arc<Integration>>,
     plans: &'a BTreeMap<String, Plan>,
     raw: &'a BTreeMap<String, RawCredential>,
     settings: &'a Settings,
-    /// Credentials by name and workspace; none where something was wrong.
+    /// Compiled credentials by name and workspace. `None` if the credential is invalid.
     compiled: HashMap<(String, String), Option<Arc<Credential>>>,
 }
 
@@ -433,8 +438,8 @@ impl References<'_> {
         let find = |(i, wanted): (usize, &String)| {
             let found = self.integrations.get(wanted).cloned();
             if found.is_none() {
-                let write = one_of(self.integrations.keys(), "integrations", wanted);
-                findings.problem(format!("{at}[{i}]"), format!("no integration named {wanted:?}"), write);
+                let expected = known_names(self.integrations.keys(), "integrations", wanted);
+                findings.problem(format!("{at}[{i}]"), format!("no integration named {wanted:?}"), expected);
             }
             found
         };
@@ -445,19 +450,19 @@ impl References<'_> {
         &mut self,
         task: &RawTask,
         at: &str,
-        around: &CompileContext<'_>,
+        context: &CompileContext<'_>,
         findings: &Findings,
     ) -> Vec<Arc<Credential>> {
         let mut found: Vec<Arc<Credential>> = Vec::new();
         for (i, wanted) in task.credentials.iter().enumerate() {
             let path = format!("{at}[{i}]");
             if !self.raw.contains_key(wanted) {
-                let write = one_of(self.raw.keys(), "credentials", wanted);
-                findings.problem(path, format!("no credential named {wanted:?}"), write);
+                let expected = known_names(self.raw.keys(), "credentials", wanted);
+                findings.problem(path, format!("no credential named {wanted:?}"), expected);
             } else if found.iter().any(|other| other.name.as_str() == wanted) {
                 findings.problem(path, format!("{wanted:?} is listed twice"), "each credential once");
             } else {
-                found.extend(self.credential(wanted, &task.workspace, around, findings));
+                found.extend(self.credential(wanted, &task.workspace, context, findings));
             }
         }
         found
@@ -467,31 +472,31 @@ impl References<'_> {
         &mut self,
         name: &str,
         workspace: &str,
-        around: &CompileContext<'_>,
+        context: &CompileContext<'_>,
         findings: &Findings,
     ) -> Option<Arc<Credential>> {
         let raw = self.raw.get(name)?;
-        let compile = || raw.compile(name, workspace, self.settings, around, findings).map(Arc::new);
+        let compile = || raw.compile(name, workspace, self.settings, context, findings).map(Arc::new);
         self.compiled.entry((name.to_owned(), workspace.to_owned())).or_insert_with(compile).clone()
     }
 }
 
-/// The token of a task. The strength is estimated once, because that takes time.
+/// The token of a task. Its strength is estimated once, because the estimate is slow.
 struct TaskToken {
     value: Secret,
     strength: Strength,
 }
 
-/// A token as a value that must not leave, if it is strong.
+/// Returns a strong token as a value that must not leave.
 fn as_value(token: Option<&TaskToken>) -> Option<Value<'_>> {
     let TaskToken { value, strength } = token.filter(|token| token.strength.is_strong())?;
     Some(Value::new(ValueOwner::Token, value.expose()).with_halves(*strength))
 }
 
-/// Indexes by the credentials whose values they hold, for the tasks that share them.
+/// Matchers by their set of credentials. Tasks with the same credentials share a matcher.
 type MatcherCache = HashMap<Vec<*const Credential>, Arc<Matcher>>;
 
-/// A task with indexes of what must not leave and what must not come back: its own values and no others.
+/// Adds the matchers for outgoing and returned values to a task. They contain only the task's own values.
 fn with_matchers(task: Task, token: Option<&TaskToken>, sets: &mut MatcherCache, families: &Arc<Families>) -> Task {
     let mut key: Vec<_> = task.credentials.iter().map(Arc::as_ptr).collect();
     key.sort_unstable();
@@ -510,7 +515,7 @@ fn task(
     name: &str,
     raw: RawTask,
     known: &mut References<'_>,
-    around: &CompileContext<'_>,
+    context: &CompileContext<'_>,
     findings: &Findings,
 ) -> (Task, Option<TaskToken>) {
     let at = |key: &str| format!("tasks.{name}.{key}");
@@ -518,11 +523,15 @@ fn task(
     let plan = match &raw.plan {
         None => Plan::default(),
         Some(plan) => known.plans.get(plan).copied().unwrap_or_else(|| {
-            findings.problem(at("plan"), format!("no plan named {plan:?}"), one_of(known.plans.keys(), "plans", plan));
+            findings.problem(
+                at("plan"),
+                format!("no plan named {plan:?}"),
+                known_names(known.plans.keys(), "plans", plan),
+            );
             Plan::default()
         }),
     };
-    let token = raw.token.as_ref().and_then(|source| token(source, &at("token"), around, findings));
+    let token = raw.token.as_ref().and_then(|source| token(source, &at("token"), context, findings));
     let token = token.map(|value| TaskToken { strength: Strength::of(value.expose()), value });
     if let Some(Strength::Weak(why)) = token.as_ref().map(|token| token.strength) {
         findings.warning(at("token"), format!("the token is weak: {why}; requests are not scanned for it"));
@@ -530,18 +539,17 @@ fn task(
     let proxy = &known.settings.proxy;
     let certified = proxy.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
     if token.is_none() && !certified && !proxy.unix_tasks.values().any(|task| task.as_str() == name) {
-        findings
-            .warning(at("token"), "no token: only executions that `exeat execution start` begins can use this task");
+        findings.warning(at("token"), "no token: only executions started by `exeat execution start` can use this task");
     }
     if !is_plain(&raw.workspace) {
-        findings.problem(at("workspace"), "not a name", "letters, digits, - and _, 64 at most");
+        findings.problem(at("workspace"), "not a valid name", "at most 64 letters, digits, - and _");
     }
-    let credentials = known.credentials(&raw, &at("credentials"), around, findings);
-    credential_file::together(name, &credentials, &found, findings);
+    let credentials = known.credentials(&raw, &at("credentials"), context, findings);
+    credential_file::check_task(name, &credentials, &found, findings);
     let webhooks = raw.integrations.iter().any(|name| name == webhook::NAME);
     let registered = webhook::registered(&raw.webhook_urls, &at("webhook_urls"), findings);
     if webhooks == registered.is_empty() || webhooks != raw.tools.contains(&Tool::Webhook) {
-        let why = "webhooks need all three: the integration \"webhook\", the tool \"webhook\" and webhook_urls";
+        let why = "webhooks need all of these: the integration \"webhook\", the tool \"webhook\" and webhook_urls";
         findings.warning(at("webhook_urls"), why);
     }
     let task = Task {
@@ -561,11 +569,11 @@ fn task(
     (task, token)
 }
 
-fn token(source: &Source, at: &str, around: &CompileContext<'_>, findings: &Findings) -> Option<Secret> {
-    match read_source(source, around.env) {
+fn token(source: &Source, at: &str, context: &CompileContext<'_>, findings: &Findings) -> Option<Secret> {
+    match read_source(source, context.env) {
         Ok(token) if token.expose().len() < TokenHash::MIN_TOKEN => {
-            let write = format!("{} random bytes or more", TokenHash::MIN_TOKEN);
-            findings.problem(at, "the token is too short", write);
+            let expected = format!("{} random bytes or more", TokenHash::MIN_TOKEN);
+            findings.problem(at, "the token is too short", expected);
             None
         }
         Ok(token) => Some(token),
@@ -576,7 +584,11 @@ fn token(source: &Source, at: &str, around: &CompileContext<'_>, findings: &Find
     }
 }
 
-fn one_of<'a>(known: impl Iterator<Item = &'a (impl AsRef<str> + ?Sized + 'a)>, table: &str, wanted: &str) -> String {
+fn known_names<'a>(
+    known: impl Iterator<Item = &'a (impl AsRef<str> + ?Sized + 'a)>,
+    table: &str,
+    wanted: &str,
+) -> String {
     let mut known: Vec<_> = known.map(AsRef::as_ref).collect();
     known.sort_unstable();
     if known.is_empty() { format!("[{table}.{wanted}]") } else { format!("one of {}", known.join(", ")) }
@@ -591,7 +603,7 @@ pub(super) mod tests {
     use super::*;
     use crate::model::tool::Kind;
 
-    /// A vault that has every secret but one.
+    /// A vault that contains every secret except `NONE`.
     struct Everything;
 
     impl SecretSource for Everything {
@@ -627,7 +639,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn each_problem_names_its_key_and_what_to_write() {
+    fn each_problem_has_its_key_and_a_suggestion() {
         let rows = [
             ("lisen = 1", "lisen", ""),
             ("[proxy]\nlisten = [\"127.0.0.1:99999\"]", "proxy.listen[0]", "127.0.0.1:3128"),
@@ -659,7 +671,7 @@ pub(super) mod tests {
             ("[proxy]\nlisten = [\"127.0.0.1:3129\"]", "proxy.listen[0]", "once"),
             ("[admin]\ntoken = \"env:UNSET\"", "admin.token", "source"),
             ("[admin]\ntoken = \"env:SHORT\"", "admin.token", "24"),
-            ("[admin]\ntoken = \"env:X\"\n[tasks.a]\ntoken = \"env:X\"", "admin.token", "separate token"),
+            ("[admin]\ntoken = \"env:X\"\n[tasks.a]\ntoken = \"env:X\"", "admin.token", "different token"),
             ("[upstream]\nextra_roots = [\"missing.pem\"]", "upstream.extra_roots[0]", "PEM"),
             ("[upstream]\ncrls = [\"missing.crl\"]", "upstream.crls[0]", "CRL"),
             ("[upstream]\ncrls = \"revoked.crl\"", "upstream.crls", "["),
@@ -674,7 +686,7 @@ pub(super) mod tests {
             ("[dns]\nnew_names_per_minute = 0", "dns.new_names_per_minute", "1 to 1000000"),
             ("[dns]\nhosts = { \"API.test\" = [\"127.0.0.1\"] }", "dns.hosts.\"API.test\"", "api.test"),
             ("[dns]\nhosts = { \"api.test\" = [\"localhost\"] }", "dns.hosts.\"api.test\"[0]", "192.0.2.1"),
-            ("[network]\nallow_cidrs = [\"10.0.0.1/8\"]", "network.allow_cidrs[0]", "bits behind"),
+            ("[network]\nallow_cidrs = [\"10.0.0.1/8\"]", "network.allow_cidrs[0]", "bits set"),
             ("[upstream]\nroots = \"mozilla\"", "upstream.roots", "\"webpki\" or \"system\""),
             ("[audit]\ndurability = \"none\"", "audit.durability", "written"),
             ("[audit]\nrefusals_per_second = 1000001", "audit.refusals_per_second", "1 to 1000000"),
@@ -684,7 +696,7 @@ pub(super) mod tests {
             (
                 "[integrations.a]\nany_public_host = true\nallowed_domains = [\"a.example\"]",
                 "integrations.a.allowed_domains",
-                "of their own",
+                "separate integration",
             ),
             (
                 "[integrations.a]\nallowed_domains = [\"a.example\"]\ndenied_domains = [\"b.example\"]",
@@ -699,7 +711,7 @@ pub(super) mod tests {
             (
                 "[integrations.a]\nallowed_domains = [\"a.example\"]\nmethods = []",
                 "integrations.a.methods",
-                "omit the key",
+                "leave the key out",
             ),
             (
                 "[integrations.a]\nallowed_domains = [\"a.example\"]\nports = [0]",
@@ -738,7 +750,7 @@ pub(super) mod tests {
             ("[tasks.t]\ntoken = \"env:BLANK\"", "tasks.t.token", "source"),
             ("[tasks.t]\ntoken = \"env:UNSET\"", "tasks.t.token", "source"),
             ("[tasks.t]\ntoken = \"file:/nonexistent/token\"", "tasks.t.token", "source"),
-            ("[tasks.a]\ntoken = \"env:X\"\n[tasks.b]\ntoken = \"env:X\"", "tasks.b.token", "separate token"),
+            ("[tasks.a]\ntoken = \"env:X\"\n[tasks.b]\ntoken = \"env:X\"", "tasks.b.token", "different token"),
             ("[tasks.t]\nplan = \"guru\"", "tasks.t.plan", "[plans.guru]"),
             ("[plans.p]\ncalls_per_execution = 0", "plans.p.calls_per_execution", "1 to"),
             ("[plans.p.raw]\ncalls_per_minute = 0", "plans.p.raw.calls_per_minute", "1 to"),
@@ -782,12 +794,12 @@ pub(super) mod tests {
             (
                 "[credentials.A]\nauth_type = \"header\"\nauth_header_name = \"Proxy-Authorization\"",
                 "credentials.A.auth_header_name",
-                "of the request's own",
+                "X-Api-Key",
             ),
             (
                 "[credentials.A]\nauth_type = \"header\"\nauth_header_name = \"Content-Length\"",
                 "credentials.A.auth_header_name",
-                "of the request's own",
+                "X-Api-Key",
             ),
             (
                 "[credentials.A]\nauth_type = \"bearer\"\nauth_header_name = \"X\"",
@@ -804,7 +816,7 @@ pub(super) mod tests {
                 "credentials.A.auth_query_name",
                 "letters",
             ),
-            ("[credentials.A]\ndomains = [\"*.example.com\"]", "credentials.A.domains[0]", "each host separately"),
+            ("[credentials.A]\ndomains = [\"*.example.com\"]", "credentials.A.domains[0]", "without wildcards"),
             ("[credentials.A]\ndomains = [\"A.example\"]", "credentials.A.domains[0]", "lower case"),
             ("[credentials.A]\ndomains = [\"a.example:0\"]", "credentials.A.domains[0]", "a"),
             ("[credentials.A]\nvalue = \"secret:a b\"", "credentials.A.value", "secret:NAME"),
@@ -826,7 +838,7 @@ pub(super) mod tests {
             (
                 "[tasks.t]\nwebhook_urls = [\"https://a.example/1\", \"https://a.example/2\", \"https://a.example/3\", \"https://a.example/4\"]",
                 "tasks.t.webhook_urls",
-                "3 at most",
+                "at most 3",
             ),
             (
                 "[integrations.webhook]\nallowed_domains = [\"a.example\"]",
@@ -866,17 +878,17 @@ pub(super) mod tests {
             (
                 "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { methods = [] }",
                 "integrations.a.approval.methods",
-                "list the intended values",
+                "at least one entry",
             ),
             (
                 "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { methods = [\"post\"] }",
                 "integrations.a.approval.methods[0]",
-                "in capitals",
+                "upper-case",
             ),
             (
                 "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { tools = [] }",
                 "integrations.a.approval.tools",
-                "list the intended values",
+                "at least one entry",
             ),
             (
                 "[integrations.a]\nallowed_domains = [\"a.example\"]\napproval = { tools = [\"shell\"] }",
@@ -912,7 +924,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A credential that is right, and tasks and integrations around it.
+    /// A valid credential with tasks and integrations that use it.
     fn with_credential(keys: &str, rest: &str) -> String {
         format!(
             "[integrations.a]\nallowed_domains = [\"a.example\"]\n[credentials.A]\nauth_type = \"bearer\"\n\
@@ -926,7 +938,7 @@ pub(super) mod tests {
                       domains = [\"a.example\"]\n";
         let task = "[tasks.t]\ntoken = \"env:T\"\nintegrations = [\"a\"]\ncredentials = [\"A\", \"B\"]\n";
         let rows = [
-            ("inject = \"always\"", "inject = \"always\"", Some("both always go")),
+            ("inject = \"always\"", "inject = \"always\"", Some("both always injected")),
             ("inject = \"always\"", "", None),
             ("placeholder = \"ghp_0000000000\"", "placeholder = \"ghp_00000000001\"", Some("overlapping placeholders")),
             ("placeholder = \"ghp_0000000000\"", "placeholder = \"ghp_1111111111\"", None),
@@ -934,9 +946,9 @@ pub(super) mod tests {
         for (a, b, want) in rows {
             let text = with_credential(a, &format!("{second}{b}\n{task}"));
             let problems = try_compile(&text).err().unwrap_or_default();
-            let told = problems.iter().find(|p| p.path == "tasks.t.credentials[1]").map(|p| p.problem.as_str());
-            assert_eq!(told.is_some(), want.is_some(), "{a} {b}: {problems:?}");
-            assert!(told.unwrap_or_default().contains(want.unwrap_or_default()), "{told:?}");
+            let found = problems.iter().find(|p| p.path == "tasks.t.credentials[1]").map(|p| p.problem.as_str());
+            assert_eq!(found.is_some(), want.is_some(), "{a} {b}: {problems:?}");
+            assert!(found.unwrap_or_default().contains(want.unwrap_or_default()), "{found:?}");
         }
         let opaque = with_credential("", "[tasks.t]\nintegrations = [\"a\"]\ncredentials = [\"A\"]\n")
             .replace("[\"a.example\"]\n[cred", "[\"a.example\"]\nmode = \"opaque\"\n[cred");
@@ -967,13 +979,13 @@ pub(super) mod tests {
         {
             for source in ["secret:K", "workspace-secret://K"] {
                 let problems = try_compile(&place.replace("SOURCE", source)).err().unwrap_or_default();
-                let told = problems.iter().any(|problem| problem.problem == "not the source of a secret");
-                assert!(told, "{place}: {problems:?}");
+                let found = problems.iter().any(|problem| problem.problem == "not the source of a secret");
+                assert!(found, "{place}: {problems:?}");
             }
         }
     }
 
-    /// `secret:NAME` means the task's own workspace.
+    /// `secret:NAME` is looked up in the task's own workspace.
     #[test]
     fn each_task_gets_the_value_of_its_workspace() {
         let task = |name: &str, workspace: &str| {
@@ -993,7 +1005,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn all_problems_are_told_at_once_and_no_secret_among_them() {
+    fn all_problems_are_reported_at_once_without_secrets() {
         let text =
             "x = 1\n[proxy]\nvia = 3\n[tasks.t]\ntoken = \"hunter2-hunter2-hunter2\"\nintegrations = [\"a\", \"b\"]";
         let problems = try_compile(text).err().unwrap_or_default();
@@ -1046,7 +1058,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_approval_of_what_cannot_pass_is_a_warning() {
+    fn an_approval_for_denied_methods_is_a_warning() {
         let integration = "[integrations.a]\nallowed_domains = [\"a.example\"]\n";
         for (keys, want) in [
             (
@@ -1062,7 +1074,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_name_that_leads_inside_is_a_warning() {
+    fn allow_cidrs_with_any_public_host_is_a_warning() {
         let rows = [
             ("any_public_host = true\nallow_cidrs = [\"10.1.0.0/16\"]", Some("integrations.a.allow_cidrs")),
             ("allowed_domains = [\"a.example\"]\nallow_cidrs = [\"10.1.0.0/16\"]", None),
@@ -1078,8 +1090,8 @@ pub(super) mod tests {
     #[test]
     fn networks_that_open_whole_special_ranges_are_warnings() {
         let rows = [
-            ("0.0.0.0/0", Some("every special address")),
-            ("::/0", Some("every special address")),
+            ("0.0.0.0/0", Some("every special-purpose address")),
+            ("::/0", Some("every special-purpose address")),
             ("0.0.0.0/1", Some("0.0.0.0/8 (this network)")),
             ("10.0.0.0/8", Some("10.0.0.0/8 (private use)")),
             ("172.0.0.0/8", Some("172.16.0.0/12 (private use)")),
@@ -1114,7 +1126,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_becomes_of_too_much_says_nothing_without_a_limit() {
+    fn on_oversize_without_a_limit_is_a_warning() {
         let rows = [
             ("[plans.p]\non_oversize = \"refuse\"", Some("plans.p.on_oversize")),
             ("[plans.p.raw]\non_oversize = \"truncate\"", Some("plans.p.raw.on_oversize")),

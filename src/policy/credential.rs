@@ -1,4 +1,4 @@
-//! Credentials: where their values are put, and how requests choose one.
+//! Credentials: their destinations, the form in which they are sent, and the placeholders that select them.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
 use crate::model::target::{Scheme, Target};
 
-/// A named secret, how it is sent, and where it may go.
+/// A named secret, with the form in which it is sent and the destinations that may receive it.
 ///
 /// ```compile_fail
 /// fn show(credential: &exeat::policy::credential::Credential) -> String { format!("{credential:?}") } // no Debug
@@ -28,25 +28,25 @@ pub struct Credential {
     pub(super) always: bool,
     pub(super) placeholder: Option<String>,
     pub(super) swap_in: Vec<HeaderName>,
-    /// Without one it is disabled; why has been said when it was read.
+    /// `None` if the credential is disabled. The reason was reported when the configuration was read.
     pub(super) value: Option<Secret>,
     pub(super) strength: Strength,
 }
 
-/// How a value is sent.
+/// The form in which a value is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Auth {
     /// `Authorization: Basic base64(value)`; the value is `user:password` (RFC 7617).
     Basic,
     /// `Authorization: Bearer value` (RFC 6750 §2.1).
     Bearer,
-    /// The value alone in a field of its own.
+    /// The bare value in a header field.
     Header(HeaderName),
     /// A query parameter.
     Query(String),
 }
 
-/// Where a value may be put.
+/// A place in a request for a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// A header field.
@@ -59,20 +59,20 @@ pub enum Placement {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Binding {
     pub(super) host: Host,
-    /// None: whatever port the task's integrations name for that host.
+    /// `None` allows every port that the task's integrations allow for that host.
     pub(super) port: Option<u16>,
 }
 
 impl Binding {
-    /// True if both can mean one destination.
-    pub(super) fn meets(&self, other: &Self) -> bool {
+    /// Returns true if both can match the same destination.
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
         let ports = self.port.zip(other.port).is_none_or(|(a, b)| a == b);
         self.host == other.host && ports
     }
 }
 
 impl Auth {
-    /// Where the value goes.
+    /// Returns the place of the value in a request.
     #[must_use]
     pub fn place(&self) -> Placement {
         match self {
@@ -95,44 +95,44 @@ impl std::fmt::Display for Auth {
 }
 
 impl Credential {
-    /// Its name.
+    /// Returns the credential's name.
     #[must_use]
     pub fn name(&self) -> &CredentialName {
         &self.name
     }
 
-    /// How it is sent.
+    /// Returns the form in which the value is sent.
     #[must_use]
     pub fn auth(&self) -> &Auth {
         &self.auth
     }
 
-    /// True if it goes with every request to where it is bound.
+    /// Whether the value is injected into every request to a host that the credential is bound to.
     #[must_use]
     pub fn is_always_injected(&self) -> bool {
         self.always
     }
 
-    /// Its own placeholder, for clients that check a key's shape.
+    /// Returns the credential's own placeholder, for clients that check a key's format.
     #[must_use]
     pub fn placeholder(&self) -> Option<&str> {
         self.placeholder.as_deref()
     }
 
-    /// The value; none if it is disabled.
+    /// Returns the value, or `None` if the credential is disabled.
     #[must_use]
     pub fn value(&self) -> Option<&Secret> {
         self.value.as_ref()
     }
 
-    /// How hard the value is to guess; of `user:password` the password.
+    /// Returns how hard the value is to guess. For `user:password` this is the strength of the password.
     #[must_use]
     pub fn strength(&self) -> Strength {
         self.strength
     }
 
-    /// The value as something to look for; of `user:password` both all of it and the password alone.
-    pub(super) fn searched(&self) -> impl Iterator<Item = Value<'_>> {
+    /// Returns the values to search for. For `user:password` these are the whole value and the password alone.
+    pub(super) fn search_values(&self) -> impl Iterator<Item = Value<'_>> {
         let whose = || ValueOwner::Credential(self.name.clone());
         let value = self.value().map(Secret::expose);
         let password = value.filter(|_| self.auth == Auth::Basic).map(leak::password);
@@ -144,7 +144,7 @@ impl Credential {
         whole.into_iter().chain(password)
     }
 
-    /// Where it may be put, as the configuration writes it: `host` or `host:port`.
+    /// Returns the destinations in the configuration's form: `host` or `host:port`.
     pub fn domains(&self) -> impl Iterator<Item = String> {
         self.bound.iter().map(|Binding { host, port }| match port {
             Some(port) => format!("{host}:{port}"),
@@ -152,8 +152,8 @@ impl Credential {
         })
     }
 
-    /// Whether it may be sent to a destination that `allowed` lets through: https, a host and port that it
-    /// is bound to, and not as part of the public internet.
+    /// Whether the credential may be sent to a destination that `allowed` permits. The scheme must be https, the
+    /// credential must be bound to the host and port, and an integration must name the host.
     #[must_use]
     pub fn is_bound_to(&self, target: &Target, allowed: &MatchedRules) -> bool {
         let fits =
@@ -161,47 +161,47 @@ impl Credential {
         target.scheme() == Scheme::Https && allowed.takes_credentials() && self.bound.iter().any(fits)
     }
 
-    /// Whether its value could come back from a host, by whatever way: one that it is sent to may keep it.
+    /// Whether a host could return the value. Every host that receives the value may store it.
     #[must_use]
     pub fn could_come_from(&self, host: &Host) -> bool {
         self.bound.iter().any(|bound| bound.host == *host)
     }
 
-    /// Whether its placeholder is swapped there.
+    /// Whether the credential's placeholder is replaced in this place.
     #[must_use]
     pub fn swaps_in(&self, place: &Placement) -> bool {
         let listed = |name: &HeaderName| *place == Placement::Field(name.clone());
         self.auth.place() == *place || self.swap_in.iter().any(listed)
     }
 
-    /// The places where its placeholder is swapped.
+    /// Returns the places in which the placeholder is replaced.
     pub fn places(&self) -> impl Iterator<Item = Placement> {
         [self.auth.place()].into_iter().chain(self.swap_in.iter().cloned().map(Placement::Field))
     }
 }
 
-/// The values of these credentials that are looked for.
+/// Returns the strong values of these credentials, for the leak scan.
 pub(super) fn strong_values<'c>(
     credentials: impl Iterator<Item = &'c Arc<Credential>>,
 ) -> impl Iterator<Item = Value<'c>> {
-    credentials.filter(|credential| credential.strength.is_strong()).flat_map(|credential| credential.searched())
+    credentials.filter(|credential| credential.strength.is_strong()).flat_map(|credential| credential.search_values())
 }
 
-/// Longest name, in bytes.
+/// The maximum length of a credential's name, in bytes.
 const MAX_NAME: usize = 64;
 
-/// The syntax of placeholders in a request.
+/// The syntax of placeholders for credentials in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlaceholderSyntax {
-    /// `${NONCE.NAME}` and nothing else: the sender's own texts cannot look like it.
+    /// Only `${NONCE.NAME}`, which the sender's own texts cannot contain by accident.
     Nonce(String),
-    /// `${secrets.NAME}`, and the placeholders that credentials have of their own.
+    /// `${secrets.NAME}`, and the credentials' own placeholders.
     Usual,
 }
 
-/// A mark in a text: what it stands for, and what stands around it.
+/// A placeholder in a text, with the text around it.
 pub struct Placeholder<'t> {
-    /// The credential, or the name of which the task has none.
+    /// The credential, or the name if the task has no credential of that name.
     pub credential: Result<Arc<Credential>, &'t str>,
     /// The text before the placeholder.
     pub before: &'t [u8],
@@ -217,7 +217,7 @@ impl PlaceholderSyntax {
         }
     }
 
-    /// The first mark in a text.
+    /// Returns the first placeholder in a text.
     pub fn first<'t>(&self, credentials: &[Arc<Credential>], text: &'t [u8]) -> Option<Placeholder<'t>> {
         self.named(credentials, text).or_else(|| match self {
             Self::Nonce(_) => None,
@@ -232,7 +232,7 @@ impl PlaceholderSyntax {
             let at = memchr::memmem::find(text.get(from..)?, opening.as_bytes())?.checked_add(from)?;
             let (before, rest) = text.split_at_checked(at)?;
             let inner = rest.get(opening.len()..)?;
-            // No further than a name can be long.
+            // Limit the search for `}` to the maximum length of a name.
             let near = inner.get(..MAX_NAME.saturating_add(1)).unwrap_or(inner);
             let name = memchr::memchr(b'}', near).and_then(|end| inner.split_at_checked(end));
             let plain = name.and_then(|(name, _)| std::str::from_utf8(name).ok()).filter(|name| is_plain(name));
@@ -249,7 +249,7 @@ impl PlaceholderSyntax {
     }
 }
 
-/// The first placeholder that a credential has of its own.
+/// Returns the first credential's own placeholder in a text.
 fn own_placeholder<'t>(credentials: &[Arc<Credential>], text: &'t [u8]) -> Option<Placeholder<'t>> {
     credentials.iter().find_map(|credential| {
         let placeholder = credential.placeholder.as_ref()?.as_bytes();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_found_as_whole_words_of_their_own_syntax() {
+    fn placeholders_are_found_only_in_their_own_syntax() {
         let credentials = [credential("KEY", Some("ghp_placeholder")), credential("OTHER", None)];
         let nonce = PlaceholderSyntax::Nonce("n0nce".to_owned());
         type Split<'t> = Option<(Option<&'t str>, &'t str, &'t str)>;
@@ -296,11 +296,11 @@ mod tests {
             (&nonce, "ghp_placeholder", None),
             (&nonce, "${n0nce.NOPE}", Some((None, "", ""))),
         ];
-        for (marks, text, want) in rows {
-            let mark = marks.first(&credentials, text.as_bytes());
-            let got = mark.as_ref().map(|mark| {
-                let name = mark.credential.as_ref().ok().map(|c| c.name.as_str());
-                (name, std::str::from_utf8(mark.before).unwrap(), std::str::from_utf8(mark.after).unwrap())
+        for (syntax, text, want) in rows {
+            let found = syntax.first(&credentials, text.as_bytes());
+            let got = found.as_ref().map(|found| {
+                let name = found.credential.as_ref().ok().map(|c| c.name.as_str());
+                (name, std::str::from_utf8(found.before).unwrap(), std::str::from_utf8(found.after).unwrap())
             });
             assert_eq!(got, want, "{text:?}");
         }

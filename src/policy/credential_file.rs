@@ -1,4 +1,4 @@
-//! `[credentials]`: the tables as written, checked and resolved for a task.
+//! `[credentials]`: reads the section and compiles it for a task.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use crate::model::name::{CredentialName, is_plain};
 use crate::model::secret::Secret;
 use crate::model::wire;
 
-/// Longest value that is injected, in bytes: origins take heads of 8 KiB at least.
+/// The longest value that is injected, in bytes. Origins accept request heads of at least 8 KiB.
 const MAX_VALUE: usize = 8 * 1024;
-/// Shortest placeholder, in bytes: shorter ones stand in texts by accident.
+/// The shortest placeholder, in bytes. Shorter ones occur in texts by accident.
 const MIN_PLACEHOLDER: usize = 8;
 
 /// `[credentials.NAME]`.
@@ -37,9 +37,9 @@ pub(super) struct RawCredential {
     inject: Inject,
     placeholder: Option<String>,
     swap_in: Vec<String>,
-    /// Where it stands.
+    /// The key path of the section.
     path: String,
-    /// Whether `auth_type` and `value` are not there; what is there and wrong has been said.
+    /// Whether `auth_type` and `value` are missing. Invalid values have already been reported.
     missing: [bool; 2],
 }
 
@@ -60,7 +60,7 @@ enum Inject {
 choice!(AuthType, "bearer" => AuthType::Bearer, "header" => AuthType::Header, "query_param" => AuthType::Query, "basic" => AuthType::Basic);
 choice!(Inject, "named" => Inject::Named, "always" => Inject::Always);
 
-/// A source that may also be the vault.
+/// A source that can also be the vault.
 struct CredentialSource(Source);
 
 impl Readable for CredentialSource {
@@ -74,8 +74,8 @@ impl Readable for CredentialSource {
             Some(_) => {
                 findings.problem(
                     path,
-                    "not the name of a secret",
-                    "\"secret:NAME\", with a name as `exeat secret list` shows it",
+                    "not a valid secret name",
+                    "\"secret:NAME\", with a NAME that `exeat secret list` shows",
                 );
                 None
             }
@@ -83,9 +83,9 @@ impl Readable for CredentialSource {
                 Source::read(value, path, findings).map(Self)
             }
             None => {
-                // Not repeated: somebody may have written the secret itself here.
-                let write = "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"; never the secret itself";
-                findings.problem(path, "not the source of a secret", write);
+                // The text does not repeat the value, because it may be the secret itself.
+                let expected = "\"secret:NAME\", \"env:NAME\" or \"file:PATH\", never the secret itself";
+                findings.problem(path, "not the source of a secret", expected);
                 None
             }
         }
@@ -104,16 +104,16 @@ impl Readable for Binding {
         match (parsed, port) {
             (Some(host), Some(port)) => Some(Self { host, port }),
             _ => {
-                let write =
-                    "each host separately, in lower case, such as \"api.example.com\" or \"api.example.com:8443\"";
-                findings.problem(path, format!("{text:?} is not one host"), write);
+                let expected =
+                    "a host in lower case, without wildcards, such as \"api.example.com\" or \"api.example.com:8443\"";
+                findings.problem(path, format!("{text:?} is not a single host"), expected);
                 None
             }
         }
     }
 }
 
-/// Reads one section.
+/// Reads one `[credentials.NAME]` section.
 pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
     let missing = ["auth_type", "value"].map(|key| !s.has(key));
     RawCredential {
@@ -131,7 +131,7 @@ pub(super) fn read(mut s: Section<'_>, base: &Path) -> RawCredential {
 }
 
 impl RawCredential {
-    /// Reports problems that do not depend on the credential's use.
+    /// Reports the problems that do not depend on the task.
     pub(super) fn check(&self, findings: &Findings) {
         let at = |key: &str| format!("{}.{key}", self.path);
         let [no_auth_type, no_value] = self.missing;
@@ -140,33 +140,33 @@ impl RawCredential {
             findings.problem(at("auth_type"), "missing", "\"bearer\", \"header\", \"query_param\" or \"basic\"");
         }
         if no_value {
-            findings.problem(at("value"), "no source", "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
+            findings.problem(at("value"), "missing", "\"secret:NAME\", \"env:NAME\" or \"file:PATH\"");
         }
         if no_domains {
-            findings.problem(at("domains"), "bound to no host", "[\"api.example.com\"]");
+            findings.problem(at("domains"), "not bound to any host", "[\"api.example.com\"]");
         }
         match (&self.auth_header_name, self.auth_type) {
             (None, Some(AuthType::Header)) => {
-                findings.problem(at("auth_header_name"), "missing", "the field's name, such as \"X-Api-Key\"")
+                findings.problem(at("auth_header_name"), "missing", "a header name, such as \"X-Api-Key\"")
             }
             (Some(_), Some(kind)) if kind != AuthType::Header => {
-                findings.problem(at("auth_header_name"), "without auth_type = \"header\"", "no auth_header_name")
+                findings.problem(at("auth_header_name"), "requires auth_type = \"header\"", "no auth_header_name")
             }
             (Some(name), _) if field(name).is_none() => findings.problem(
                 at("auth_header_name"),
                 format!("{name:?} cannot carry a credential"),
-                "a field of the request's own, such as \"X-Api-Key\"",
+                "another header name, such as \"X-Api-Key\"",
             ),
             _ => {}
         }
         match (&self.auth_query_name, self.auth_type) {
             (Some(_), Some(kind)) if kind != AuthType::Query => {
-                findings.problem(at("auth_query_name"), "without auth_type = \"query_param\"", "no auth_query_name")
+                findings.problem(at("auth_query_name"), "requires auth_type = \"query_param\"", "no auth_query_name")
             }
             (Some(name), _) if !is_parameter(name) => findings.problem(
                 at("auth_query_name"),
                 format!("{name:?} is not a valid parameter name"),
-                "letters, digits, and any of -_.[]",
+                "at most 64 letters, digits and any of -_.[]",
             ),
             _ => {}
         }
@@ -175,8 +175,8 @@ impl RawCredential {
             if placeholder.len() < MIN_PLACEHOLDER || !visible || placeholder.contains("${") {
                 findings.problem(
                     at("placeholder"),
-                    "not fit for a placeholder",
-                    "8 or more visible characters without quotes, commas or spaces, in the shape of a real key",
+                    "not a valid placeholder",
+                    "8 or more visible ASCII characters without quotes, commas, semicolons and backslashes, in the format of a real key",
                 );
             }
         }
@@ -184,20 +184,21 @@ impl RawCredential {
             if place.strip_prefix("header:").and_then(field).is_none() {
                 findings.problem(
                     format!("{}[{i}]", at("swap_in")),
-                    format!("{place:?} is not a place where placeholders are swapped"),
+                    format!("{place:?} is not a place for a placeholder"),
                     "\"header:NAME\"",
                 );
             }
         }
     }
 
-    /// The credential with the value that it has in a workspace. What is wrong has been reported.
+    /// Compiles the credential with its value in a workspace. Returns `None` if the section is invalid, after the
+    /// problems have been reported.
     pub(super) fn compile(
         &self,
         name: &str,
         workspace: &str,
         settings: &Settings,
-        around: &CompileContext<'_>,
+        context: &CompileContext<'_>,
         findings: &Findings,
     ) -> Option<Credential> {
         let auth = match self.auth_type? {
@@ -206,7 +207,7 @@ impl RawCredential {
             AuthType::Header => Auth::Header(field(self.auth_header_name.as_deref()?)?),
             AuthType::Query => Auth::Query(self.auth_query_name.clone().unwrap_or_else(|| "api_key".to_owned())),
         };
-        let value = self.value(workspace, settings, around, findings);
+        let value = self.value(workspace, settings, context, findings);
         let strength =
             value.as_ref().map_or(Strength::Strong(Halves::default()), |value| self.strength(value, findings));
         if let (Some(value), Some(placeholder)) = (&value, &self.placeholder)
@@ -214,8 +215,8 @@ impl RawCredential {
         {
             findings.problem(
                 format!("{}.placeholder", self.path),
-                "it is part of the value itself",
-                "another placeholder, in the shape of a real key",
+                "the value contains the placeholder",
+                "another placeholder, in the format of a real key",
             );
         }
         Some(Credential {
@@ -230,7 +231,7 @@ impl RawCredential {
         })
     }
 
-    /// How hard the value is to guess. One that can be guessed is named to the operator.
+    /// Estimates how hard the value is to guess, and warns the operator of a weak one.
     fn strength(&self, value: &Secret, findings: &Findings) -> Strength {
         let strength = match self.auth_type {
             Some(AuthType::Basic) => Strength::of(leak::password(value.expose())),
@@ -246,44 +247,49 @@ impl RawCredential {
         &self,
         workspace: &str,
         settings: &Settings,
-        around: &CompileContext<'_>,
+        context: &CompileContext<'_>,
         findings: &Findings,
     ) -> Option<Secret> {
         let at = format!("{}.value", self.path);
         let CredentialSource(source) = self.value.as_ref()?;
         let read = match source {
-            Source::Secret(name) => around.secrets.secret(&settings.vault, workspace, name),
-            other => read_source(other, around.env),
+            Source::Secret(name) => context.secrets.secret(&settings.vault, workspace, name),
+            other => read_source(other, context.env),
         };
         let value = match read {
             Ok(value) => value,
             Err(SourceError::Missing(why)) => {
-                findings.warning(at, format!("{why}; the credential is disabled and its use is refused"));
+                findings
+                    .warning(at, format!("{why}; the credential is disabled, and requests that use it are refused"));
                 return None;
             }
             Err(SourceError::Unusable(why)) => {
-                let write = match source {
-                    Source::Secret(_) => "the path and the key of the vault in [vault], or another value",
+                let expected = match source {
+                    Source::Secret(_) => "the path and key of the vault in [vault], or another source",
                     _ => "a source that holds the value",
                 };
-                findings.problem(at, why, write);
+                findings.problem(at, why, expected);
                 return None;
             }
         };
         if self.auth_type == Some(AuthType::Basic) && !value.expose().contains(&b':') {
-            findings.problem(&at, "it is not of the form user:password", "a value with a colon, or another auth_type");
+            findings.problem(
+                &at,
+                "the value is not of the form user:password",
+                "a value with a colon, or another auth_type",
+            );
             return None;
         }
         if value.expose().len() > MAX_VALUE {
-            findings.problem(&at, format!("it is longer than {MAX_VALUE} bytes"), "a shorter value");
+            findings.problem(&at, format!("the value is longer than {MAX_VALUE} bytes"), "a shorter value");
             return None;
         }
         Some(value)
     }
 }
 
-/// Checks the credentials of one task against each other, and against its integrations.
-pub(super) fn together(
+/// Reports credentials of one task that conflict with each other or with the task's integrations.
+pub(super) fn check_task(
     task: &str,
     credentials: &[Arc<Credential>],
     integrations: &[Arc<Integration>],
@@ -293,9 +299,9 @@ pub(super) fn together(
     for (i, credential) in credentials.iter().enumerate() {
         let name = &credential.name;
         for other in credentials.iter().take(i) {
-            let meets = credential.bound.iter().any(|a| other.bound.iter().any(|b| a.meets(b)));
+            let meets = credential.bound.iter().any(|a| other.bound.iter().any(|b| a.overlaps(b)));
             if credential.always && other.always && meets {
-                let problem = format!("{name} and {} both always go to the same host", other.name);
+                let problem = format!("{name} and {} are both always injected for the same host", other.name);
                 findings.problem(at(i), problem, "inject = \"named\" for one of them");
             }
             let alike = |a: &str, b: &str| a.contains(b) || b.contains(a);
@@ -319,21 +325,21 @@ pub(super) fn together(
         }
         if meant.is_empty() {
             findings
-                .warning(at(i), format!("{name} is bound to no host of this task's integrations: it is never sent"));
+                .warning(at(i), format!("{name} is bound to no host of this task's integrations, so it is never sent"));
         }
     }
     for rule in integrations {
         let required = rule.require_credential.as_ref();
         if let Some(name) = required.filter(|name| credentials.iter().all(|credential| credential.name != **name)) {
             let problem = format!("{} requires {name}, which the task does not have", rule.name);
-            findings.problem(format!("tasks.{task}.credentials"), problem, format!("{:?} among them", name.as_str()));
+            findings.problem(format!("tasks.{task}.credentials"), problem, format!("{:?} in this list", name.as_str()));
         }
     }
 }
 
-/// A field that a credential can be put in: no framing, no routing, none of the proxy's.
+/// Returns the header field if it can carry a credential. Fields for framing, routing and the proxy itself cannot.
 fn field(name: &str) -> Option<HeaderName> {
-    const TAKEN: [HeaderName; 12] = [
+    const RESERVED: [HeaderName; 12] = [
         ACCEPT_ENCODING,
         CONNECTION,
         CONTENT_ENCODING,
@@ -349,7 +355,7 @@ fn field(name: &str) -> Option<HeaderName> {
     ];
     let name: HeaderName = name.parse().ok()?;
     let ours = name.as_str().starts_with(wire::PREFIX) || name.as_str().starts_with("proxy-");
-    (!ours && !TAKEN.contains(&name) && name.as_str() != "keep-alive").then_some(name)
+    (!ours && !RESERVED.contains(&name) && name.as_str() != "keep-alive").then_some(name)
 }
 
 fn is_parameter(name: &str) -> bool {

@@ -1,4 +1,4 @@
-//! The configuration file as written: the TOML document before its meaning is checked.
+//! Parses the TOML file into raw sections, before names are resolved and the policy is compiled.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -68,7 +68,7 @@ pub(super) struct RawTask {
     pub(super) plan: Option<String>,
 }
 
-/// Reads the text; `base` is the folder that relative paths outside of the state directory start from.
+/// Parses the text. `base` is the directory that relative paths outside the state directory start from.
 pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: &Findings) -> Option<File> {
     let table = match text.parse::<Table>() {
         Ok(table) => table,
@@ -122,7 +122,7 @@ fn position(text: &str, span: Option<std::ops::Range<usize>>) -> String {
 fn proxy(mut s: Section<'_>, base: &Path, findings: &Findings) -> Proxy {
     let head = s.take::<Size>("max_head_bytes").map_or(64_000, |size| size.0);
     if !(8_192..=1_000_000).contains(&head) {
-        findings.problem(s.at("max_head_bytes"), format!("{head} bytes"), "8192 to \"1MB\"");
+        findings.problem(s.at("max_head_bytes"), format!("{head} bytes is out of range"), "8192 to \"1MB\"");
     }
     Proxy {
         listen: s
@@ -147,7 +147,7 @@ fn proxy(mut s: Section<'_>, base: &Path, findings: &Findings) -> Proxy {
 fn bounded(s: &mut Section<'_>, key: &'static str, default: usize, findings: &Findings) -> usize {
     let most = s.take(key).unwrap_or(default);
     if !(1..=1_000_000).contains(&most) {
-        findings.problem(s.at(key), format!("{most} connections"), "1 to 1000000");
+        findings.problem(s.at(key), format!("{most} is out of range"), "1 to 1000000");
     }
     most
 }
@@ -156,7 +156,7 @@ fn proxy_tls(mut s: Section<'_>, base: &Path, findings: &Findings) -> Option<Pro
     let mut file = |key| s.take::<PathBuf>(key).map(|file| base.join(file));
     let (cert, key, client_ca, crl) = (file("cert"), file("key"), file("client_ca"), file("crl"));
     if crl.is_some() && client_ca.is_none() {
-        findings.problem(s.at("crl"), "without client_ca", "client_ca = \"PATH\", or no crl");
+        findings.problem(s.at("crl"), "requires client_ca", "client_ca = \"PATH\", or no crl");
     }
     for (key, missing) in [("cert", cert.is_none()), ("key", key.is_none())] {
         if missing && !findings.has(&s.at(key)) {
@@ -201,7 +201,11 @@ fn dns(mut s: Section<'_>, findings: &Findings) -> (Dns, Vec<(String, Vec<IpAddr
     let hosts = s.take::<Hosts>("hosts").map_or_else(Vec::new, |hosts| hosts.0);
     let new_names_per_minute = s.take("new_names_per_minute").unwrap_or(300);
     if !(1..=1_000_000).contains(&new_names_per_minute) {
-        findings.problem(s.at("new_names_per_minute"), format!("{new_names_per_minute} names"), "1 to 1000000");
+        findings.problem(
+            s.at("new_names_per_minute"),
+            format!("{new_names_per_minute} is out of range"),
+            "1 to 1000000",
+        );
     }
     (Dns { servers, timeout, new_names_per_minute }, hosts)
 }
@@ -215,7 +219,7 @@ fn vault(mut s: Section<'_>, dir: &Path) -> Vault {
 fn audit(mut s: Section<'_>, dir: &Path, findings: &Findings) -> Audit {
     let refusals_per_second = s.take("refusals_per_second").unwrap_or(50);
     if !(1..=1_000_000).contains(&refusals_per_second) {
-        findings.problem(s.at("refusals_per_second"), format!("{refusals_per_second} lines"), "1 to 1000000");
+        findings.problem(s.at("refusals_per_second"), format!("{refusals_per_second} is out of range"), "1 to 1000000");
     }
     let path = s.take::<PathBuf>("path").unwrap_or_else(|| "audit.jsonl".into());
     Audit {
@@ -240,10 +244,10 @@ fn ledger(mut s: Section<'_>, dir: &Path, base: &Path, findings: &Findings) -> L
         ("key", key.is_some(), is_shared),
     ];
     for (key, _, _) in given.into_iter().filter(|(_, is_given, belongs)| *is_given && !belongs) {
-        findings.problem(s.at(key), format!("the store is {store:?}, which has none"), format!("no {key}"));
+        findings.problem(s.at(key), format!("not used with store = {store:?}"), format!("no {key}"));
     }
     if user.is_some() && password.is_none() {
-        findings.problem(s.at("user"), "without a password", "password = \"env:NAME\"");
+        findings.problem(s.at("user"), "requires a password", "password = \"env:NAME\"");
     }
     match store.as_str() {
         "embedded" => {}
@@ -251,14 +255,14 @@ fn ledger(mut s: Section<'_>, dir: &Path, base: &Path, findings: &Findings) -> L
         _ if is_shared && store.contains('@') => {
             findings.problem(
                 s.at("store"),
-                "it has a user or password in it",
+                "the URL contains a user or password",
                 "user = \"NAME\" and password = \"env:NAME\"",
             );
         }
         _ if is_shared => return LedgerAt::Shared { url: store, user, password, key },
         _ => findings.problem(
             s.at("store"),
-            format!("{store:?} is not a valid choice"),
+            format!("invalid value {store:?}"),
             "\"embedded\", \"memory\" or \"redis://HOST:PORT\"",
         ),
     }
@@ -269,10 +273,10 @@ fn integration(mut s: Section<'_>, findings: &Findings) -> RawIntegration {
     RawIntegration {
         allowed_domains: s.take("allowed_domains").unwrap_or_default(),
         denied_domains: s
-            .take::<Vec<Wide>>("denied_domains")
+            .take::<Vec<DenyPattern>>("denied_domains")
             .unwrap_or_default()
             .into_iter()
-            .map(|wide| wide.0)
+            .map(|pattern| pattern.0)
             .collect(),
         any_public_host: s.take("any_public_host").unwrap_or(false),
         ports: s.take("ports"),
@@ -321,24 +325,24 @@ fn limits(s: &mut Section<'_>, default: Limits, findings: &Findings) -> Limits {
     }
 }
 
-/// A number of calls: at least one.
+/// Reads a number of calls, at least one.
 fn count(s: &mut Section<'_>, key: &'static str, findings: &Findings) -> Option<u64> {
     let n = s.take::<u64>(key)?;
-    if !(1..=MOST_CALLS).contains(&n) {
-        findings.problem(s.at(key), format!("{n} calls"), format!("1 to {MOST_CALLS}"));
+    if !(1..=MAX_CALLS).contains(&n) {
+        findings.problem(s.at(key), format!("{n} is out of range"), format!("1 to {MAX_CALLS}"));
     }
     Some(n)
 }
 
-/// The most that may be said of how many calls.
-const MOST_CALLS: u64 = 1_000_000_000;
+/// The largest number of calls that a limit accepts.
+const MAX_CALLS: u64 = 1_000_000_000;
 
 fn rate(s: &mut Section<'_>, findings: &Findings) -> Option<Rate> {
-    let says_burst = s.has("burst");
+    let has_burst = s.has("burst");
     let per_second = count(s, "requests_per_second", findings);
     let burst = count(s, "burst", findings);
-    if says_burst && per_second.is_none() {
-        findings.problem(s.at("burst"), "no requests_per_second, of which it would be one", "requests_per_second = 50");
+    if has_burst && per_second.is_none() {
+        findings.problem(s.at("burst"), "requires requests_per_second", "requests_per_second = 50");
     }
     let number = |n: u64| NonZeroU32::new(u32::try_from(n).ok()?);
     let per_second = number(per_second?)?;
@@ -356,13 +360,13 @@ fn timeouts(s: &mut Section<'_>, default: Timeouts) -> Timeouts {
 }
 
 fn sizes(s: &mut Section<'_>, default: Sizes, findings: &Findings) -> Sizes {
-    let says = s.has("on_oversize");
+    let is_given = s.has("on_oversize");
     let sizes = Sizes {
         most: s.take::<Size>("max_response_bytes").map(|size| size.0),
         oversize: s.take("on_oversize").unwrap_or(default.oversize),
     };
-    if says && sizes.most.is_none() {
-        findings.warning(s.at("on_oversize"), "no max_response_bytes: no answer is too large");
+    if is_given && sizes.most.is_none() {
+        findings.warning(s.at("on_oversize"), "has no effect without max_response_bytes");
     }
     sizes
 }
@@ -372,15 +376,15 @@ fn leak(mut s: Section<'_>, findings: &Findings) -> Leak {
     let families = s.take::<Vec<Family>>("families").unwrap_or_default();
     let max_finds = s.take("max_finds").unwrap_or(default.max_finds);
     if !(1..=1_000_000).contains(&max_finds) {
-        findings.problem(s.at("max_finds"), format!("{max_finds} finds"), "1 to 1000000");
+        findings.problem(s.at("max_finds"), format!("{max_finds} is out of range"), "1 to 1000000");
     }
     let max_decoded = s.take::<Size>("max_decoded").map_or(default.max_decoded, |size| size.0);
     if !(64_000..=1_000_000_000).contains(&max_decoded) {
-        findings.problem(s.at("max_decoded"), format!("{max_decoded} bytes"), "\"64KB\" to \"1GB\"");
+        findings.problem(s.at("max_decoded"), format!("{max_decoded} bytes is out of range"), "\"64KB\" to \"1GB\"");
     }
     let max_ratio = s.take::<u32>("max_ratio").map_or(default.max_ratio, u64::from);
     if !(10..=10_000).contains(&max_ratio) {
-        findings.problem(s.at("max_ratio"), format!("{max_ratio} times"), "10 to 10000");
+        findings.problem(s.at("max_ratio"), format!("{max_ratio} is out of range"), "10 to 10000");
     }
     Leak { families, max_finds, max_decoded, max_ratio }
 }
@@ -412,13 +416,17 @@ impl Readable for ListenAt {
             None => text.parse().ok().map(Self::Tcp),
         };
         if at.is_none() {
-            findings.problem(path, format!("{text:?} is not a valid address"), "\"127.0.0.1:3128\" or \"unix:PATH\"");
+            findings.problem(
+                path,
+                format!("{text:?} is not a valid listen address"),
+                "\"127.0.0.1:3128\" or \"unix:PATH\"",
+            );
         }
         at
     }
 }
 
-/// The mode of a file, in octal digits.
+/// A file mode, in octal digits.
 struct FileMode(u32);
 
 impl Readable for FileMode {
@@ -426,13 +434,13 @@ impl Readable for FileMode {
         let text = value.as_str().unwrap_or_default();
         let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777 && !text.starts_with('+'));
         if mode.is_none() {
-            findings.problem(path, "not a file mode", "octal digits in quotes, such as \"0660\"");
+            findings.problem(path, "not a valid file mode", "octal digits in quotes, such as \"0660\"");
         }
         mode.map(Self)
     }
 }
 
-/// `[proxy].unix_tasks`: user ids and what task they are.
+/// `[proxy].unix_tasks`: the tasks of user ids.
 struct UnixTasks(BTreeMap<u32, TaskName>);
 
 impl Readable for UnixTasks {
@@ -445,7 +453,7 @@ impl Readable for UnixTasks {
             let at = format!("{path}.{uid}");
             let number = uid.parse().ok().filter(|number: &u32| number.to_string() == uid);
             if number.is_none() {
-                findings.problem(&at, format!("{uid:?} is not a valid user id"), "a number, such as 1001");
+                findings.problem(&at, format!("{uid:?} is not a user id"), "a number, such as 1001");
             }
             let task = String::read(task, &at, findings)?;
             Some((number?, TaskName::new(&task)))
@@ -454,10 +462,10 @@ impl Readable for UnixTasks {
     }
 }
 
-/// A pattern that closes: it may be as wide as it likes.
-struct Wide(HostPattern);
+/// A pattern that denies. Its width is not limited.
+struct DenyPattern(HostPattern);
 
-impl Readable for Wide {
+impl Readable for DenyPattern {
     fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
         let text = String::read(value, path, findings)?;
         let pattern = HostPattern::parse_wide(&text);
@@ -465,7 +473,7 @@ impl Readable for Wide {
     }
 }
 
-/// `[dns].hosts`: names and their addresses.
+/// `[dns].hosts`: host names with their addresses.
 struct Hosts(Vec<(String, Vec<IpAddr>)>);
 
 impl Readable for Hosts {
@@ -484,7 +492,7 @@ impl Readable for Hosts {
 
 impl Readable for Source {
     fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
-        // The value is not repeated: somebody may have written the secret itself here.
+        // The text does not repeat the value, because it may be the secret itself.
         let source = value.as_str().and_then(|text| {
             let named = |kind: &str| text.strip_prefix(kind).filter(|rest| !rest.is_empty());
             let env = named("env:").map(|name| Self::Env(name.to_owned()));
@@ -494,7 +502,7 @@ impl Readable for Source {
             findings.problem(
                 path,
                 "not the source of a secret",
-                "\"env:NAME\" or \"file:PATH\"; never the secret itself",
+                "\"env:NAME\" or \"file:PATH\", never the secret itself",
             );
         }
         source
@@ -519,7 +527,7 @@ impl Readable for Family {
         let family = Self::named(&text);
         if family.is_none() {
             let known = Self::ALL.map(Self::as_str).join(", ");
-            findings.problem(path, format!("{text:?} is not a family of keys"), format!("one of {known}"));
+            findings.problem(path, format!("{text:?} is not a key family"), format!("one of {known}"));
         }
         family
     }

@@ -1,8 +1,8 @@
-//! `[leak]`: settings of scanning, and the limit of finds.
+//! `[leak]`: the settings of the leak scan, and the number of finds that stops an execution.
 
 use crate::leak::families::Family;
 
-/// The `[leak]` section.
+/// The section `[leak]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leak {
     pub(super) families: Vec<Family>,
@@ -12,25 +12,25 @@ pub struct Leak {
 }
 
 impl Leak {
-    /// Families of keys that are looked for beside the values themselves.
+    /// Returns the key families to search for, in addition to the credentials' values.
     #[must_use]
     pub fn families(&self) -> &[Family] {
         &self.families
     }
 
-    /// After so many finds an execution is stopped.
+    /// Returns the number of finds after which an execution is stopped.
     #[must_use]
     pub fn max_finds(&self) -> u32 {
         self.max_finds
     }
 
-    /// Bytes that a compressed body may have once it is decoded.
+    /// Returns the maximum decoded size of a compressed body, in bytes.
     #[must_use]
     pub fn max_decoded(&self) -> u64 {
         self.max_decoded
     }
 
-    /// How many times larger than what came in it may be.
+    /// Returns the maximum ratio of a body's decoded size to its compressed size.
     #[must_use]
     pub fn max_ratio(&self) -> u64 {
         self.max_ratio

@@ -1,4 +1,5 @@
-//! The policy: rules compiled from the configuration. No I/O.
+//! The policy: the operator's configuration, compiled once into the rules that are applied to every request. No I/O on
+//! the request path.
 
 pub mod address;
 mod approval;

@@ -1,21 +1,22 @@
-//! Paths in canonical form: the judged path is the one that the origin reads.
+//! Brings paths into canonical form, so that the policy checks the same path that the origin reads.
 
 use std::borrow::Cow;
 
 use percent_encoding::percent_decode;
 
-/// A path that servers could read in two ways.
+/// The error of a path that servers could read in different ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a path with more than one reading")]
+#[error("ambiguous path")]
 pub struct AmbiguousPath;
 
-/// Brings a path into canonical form (RFC 3986 §6.2.2): unreserved characters decoded, other escapes
-/// in upper case.
+/// Brings a path into canonical form (RFC 3986 §6.2.2): unreserved characters are decoded, and other escapes
+/// are in upper case.
 ///
 /// # Errors
 /// [`AmbiguousPath`] for dot segments (also with `;` parameters), encoded or raw backslashes, encoded
-/// slashes, semicolons and NUL (also twice encoded), empty segments, broken escapes, bytes that
-/// no URI has, and escapes of what is no UTF-8 (also twice encoded): decoders differ in what they make of overlong forms.
+/// slashes, semicolons and NUL (also twice encoded), empty segments, invalid escapes, bytes that are
+/// invalid in a URI, and escapes of invalid UTF-8 (also twice encoded), because decoders differ in their
+/// handling of overlong forms.
 pub fn canonical(path: &str) -> Result<Cow<'_, str>, AmbiguousPath> {
     if !path.starts_with('/') {
         return Err(AmbiguousPath);
@@ -24,7 +25,7 @@ pub fn canonical(path: &str) -> Result<Cow<'_, str>, AmbiguousPath> {
         return Err(AmbiguousPath);
     }
     let decoded = decode(path)?;
-    // Decoding must have come to its end: escapes of escapes have two readings.
+    // A second decoding must change nothing, because servers differ in how often they decode.
     if decode(&decoded)? != decoded {
         return Err(AmbiguousPath);
     }
@@ -39,7 +40,7 @@ pub fn canonical(path: &str) -> Result<Cow<'_, str>, AmbiguousPath> {
     Ok(decoded)
 }
 
-/// True if escapes stand for UTF-8 (RFC 3629: neither overlong nor surrogates), decoded once and twice.
+/// Returns true if the path is valid UTF-8 (RFC 3629: no overlong forms, no surrogates) decoded once and twice.
 fn is_utf8(path: &str) -> bool {
     let once: Cow<'_, [u8]> = percent_decode(path.as_bytes()).into();
     let twice: Cow<'_, [u8]> = percent_decode(&once).into();
@@ -66,7 +67,7 @@ fn decode(path: &str) -> Result<Cow<'_, str>, AmbiguousPath> {
 }
 
 fn push_escape(out: &mut String, value: u8) -> Result<(), AmbiguousPath> {
-    if tricky(value) {
+    if is_structural(value) {
         return Err(AmbiguousPath);
     }
     if value.is_ascii_alphanumeric() || matches!(value, b'-' | b'.' | b'_' | b'~') {
@@ -80,13 +81,13 @@ fn push_escape(out: &mut String, value: u8) -> Result<(), AmbiguousPath> {
     Ok(())
 }
 
-/// Returns true for bytes that change a path's structure when decoded.
-fn tricky(value: u8) -> bool {
+/// Returns true for a byte that changes a path's structure when it is decoded.
+fn is_structural(value: u8) -> bool {
     matches!(value, b'/' | b'\\' | b';' | 0)
 }
 
 fn twice_encoded(rest: &std::str::Bytes<'_>) -> bool {
-    escape(&mut rest.clone()).is_ok_and(|value| tricky(value) || matches!(value, b'.' | b'%'))
+    escape(&mut rest.clone()).is_ok_and(|value| is_structural(value) || matches!(value, b'.' | b'%'))
 }
 
 fn escape(bytes: &mut std::str::Bytes<'_>) -> Result<u8, AmbiguousPath> {
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn canonical_form_or_refusal() {
+    fn returns_the_canonical_form_or_an_error() {
         let rows = [
             ("/", Ok("/")),
             ("/repos/a/b", Ok("/repos/a/b")),

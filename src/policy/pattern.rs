@@ -1,19 +1,19 @@
-//! Patterns for hosts and paths.
+//! Host and path patterns. There are few forms, each with one meaning.
 
 use crate::model::host::{Host, HostName};
 
-/// Which hosts an integration means.
+/// A pattern for the hosts of an integration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostPattern {
-    /// `*.example.com`: any depth below, not `example.com` itself.
+    /// `*.example.com`: all names below at any depth, but not `example.com` itself.
     Below(HostName),
     /// `api.example.com`, or an address.
     Exactly(Host),
 }
 
-/// Which paths an integration means, in canonical form and case-sensitive.
+/// A pattern for the paths of an integration, in canonical form and case-sensitive.
 ///
-/// `*` stands for exactly one segment; as the last segment it stands for everything below.
+/// `*` matches exactly one segment. As the last segment it matches everything below.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPattern {
     segments: Vec<Segment>,
@@ -26,21 +26,21 @@ enum Segment {
     Exactly(String),
 }
 
-/// A problem with a pattern, and a suggestion.
+/// The error of an invalid pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PatternError {
     /// The problem.
     pub problem: String,
-    /// The suggestion.
+    /// The expected pattern.
     pub suggestion: String,
 }
 
-/// A pattern that is legal but wider than it looks.
+/// A warning that a pattern is valid but wider than it looks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning(pub String);
 
 impl HostPattern {
-    /// Reads a pattern as the operator wrote it.
+    /// Parses a pattern from the configuration.
     ///
     /// # Errors
     /// [`PatternError`] for anything but a host in normal form or `*.` before one, and for a wildcard
@@ -48,13 +48,13 @@ impl HostPattern {
     pub fn parse(text: &str) -> Result<(Self, Option<Warning>), PatternError> {
         let pattern = Self::parse_wide(text)?;
         let warning = match &pattern {
-            Self::Below(base) => judge_width(text, base)?,
+            Self::Below(base) => check_width(text, base)?,
             Self::Exactly(_) => None,
         };
         Ok((pattern, warning))
     }
 
-    /// As [`Self::parse`], however wide; for patterns that close.
+    /// Parses a pattern like [`Self::parse`], but without a limit on its width. For patterns that deny.
     ///
     /// # Errors
     /// [`PatternError`] for anything but a host in normal form or `*.` before one.
@@ -62,8 +62,8 @@ impl HostPattern {
         let Some(base) = text.strip_prefix("*.") else {
             return if text.contains('*') {
                 Err(error(
-                    format!("{text:?} is not a valid pattern"),
-                    "a host, or *.example.com for all hosts below one; for the public internet, an integration with any_public_host = true",
+                    format!("{text:?} is not a valid host pattern"),
+                    "a host, or *.example.com for all its subdomains; for the public internet, any_public_host = true",
                 ))
             } else {
                 normal(text).map(Self::Exactly)
@@ -81,7 +81,7 @@ impl HostPattern {
         }
     }
 
-    /// True if the pattern means this host.
+    /// Returns true if the pattern matches this host.
     #[must_use]
     pub fn matches(&self, host: &Host) -> bool {
         match self {
@@ -91,23 +91,22 @@ impl HostPattern {
     }
 }
 
-/// A wildcard over a registry suffix covers names of strangers (Public Suffix List). Some suffixes are
-/// wildcards themselves: `*.ck`.
-fn judge_width(text: &str, base: &HostName) -> Result<Option<Warning>, PatternError> {
+/// Rejects a wildcard over a registry suffix, and warns of other public suffixes, because such a wildcard covers
+/// the domains of many owners (Public Suffix List). Some suffixes are wildcards themselves, such as `*.ck`.
+fn check_width(text: &str, base: &HostName) -> Result<Option<Warning>, PatternError> {
     let is_suffix = |name: &str| {
         psl::suffix(name.as_bytes()).filter(|suffix| suffix.as_bytes() == name.as_bytes()).map(|suffix| suffix.typ())
     };
     let own = is_suffix(base.as_str());
     let below = is_suffix(&format!("x.{base}"));
     match (own, below) {
-        (Some(Some(psl::Type::Icann)), _) | (_, Some(Some(psl::Type::Icann))) => Err(error(
-            format!("{text:?} covers a whole registry suffix"),
-            "list the intended names below it, such as *.example.com",
-        )),
-        (Some(Some(psl::Type::Private)), _) | (_, Some(Some(psl::Type::Private))) => {
-            Ok(Some(Warning(format!("{text:?} covers names of many owners"))))
+        (Some(Some(psl::Type::Icann)), _) | (_, Some(Some(psl::Type::Icann))) => {
+            Err(error(format!("{text:?} covers a whole registry suffix"), "a narrower pattern, such as *.example.com"))
         }
-        (Some(None), _) => Ok(Some(Warning(format!("{text:?} covers a whole top-level name")))),
+        (Some(Some(psl::Type::Private)), _) | (_, Some(Some(psl::Type::Private))) => {
+            Ok(Some(Warning(format!("{text:?} covers the domains of many owners"))))
+        }
+        (Some(None), _) => Ok(Some(Warning(format!("{text:?} covers a whole top-level domain")))),
         _ => Ok(None),
     }
 }
@@ -122,7 +121,7 @@ impl std::fmt::Display for HostPattern {
 }
 
 impl PathPattern {
-    /// Reads a pattern as the operator wrote it.
+    /// Parses a pattern from the configuration.
     ///
     /// # Errors
     /// [`PatternError`] if it is not in canonical form, or has a `*` that is not a whole segment.
@@ -159,7 +158,7 @@ impl PathPattern {
         Ok(Self { segments, open_end })
     }
 
-    /// True if the pattern means this path, which must be in canonical form.
+    /// Returns true if the pattern matches this path, which must be in canonical form.
     #[must_use]
     pub fn matches(&self, path: &str) -> bool {
         let mut given = path.split('/').skip(1);
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_patterns_that_are_too_wide_or_not_normal_and_says_what_to_write() {
+    fn rejects_patterns_that_are_too_wide_or_not_normal_with_a_suggestion() {
         let rows = [
             ("*", "any_public_host"),
             ("*.com", "*.example.com"),
@@ -282,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_path_patterns_that_do_not_mean_one_thing() {
+    fn rejects_ambiguous_path_patterns() {
         for pattern in ["repos", "/a/../b", "/a*", "/%61", "/a//b", ""] {
             assert!(PathPattern::parse(pattern).is_err(), "{pattern:?}");
         }

@@ -1,99 +1,99 @@
-//! `[plans]`: limits of a task's requests, separate for tool calls and raw requests.
+//! `[plans]`: the limits on a task's requests, separate for tool calls and raw requests.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::model::tool::{Kind, MAX_TIMEOUT, Tool};
 
-/// How long a tool call may take.
+/// The default timeout of a tool call.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of the body that a tool call may send.
+/// The default maximum size of a tool call's request body, in bytes.
 const TOOL_REQUEST: u64 = 1_000_000;
 
-/// The limits of one plan. A task without a plan has the default: unlimited calls, and for raw requests timeouts long
-/// enough for a day's work.
+/// The limits of one plan. A task without a plan has the default plan: an unlimited number of calls, and no timeout
+/// for a whole raw request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// `[plans.NAME]`: of tool calls.
+    /// `[plans.NAME]`: the limits of tool calls.
     pub(super) tools: Limits,
-    /// `[plans.NAME.raw]`: of raw requests.
+    /// `[plans.NAME.raw]`: the limits of raw requests.
     pub(super) raw: Limits,
 }
 
 /// The limits of one kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How many.
+    /// The number of calls.
     pub calls: Calls,
-    /// How fast.
+    /// The rate of calls.
     pub rate: Option<Rate>,
-    /// How many at a time.
+    /// The number of concurrent requests.
     pub concurrent: Option<u32>,
-    /// How long.
+    /// The timeouts.
     pub timeouts: Timeouts,
-    /// Bytes of the body that may be sent. None: as many as there are.
+    /// The maximum size of the request body, in bytes. `None` if it is unlimited.
     pub request: Option<u64>,
-    /// How much may come back.
+    /// The limit on the response body.
     pub response: Sizes,
 }
 
-/// How many calls an execution may make. None: as many as it likes.
+/// The numbers of calls that an execution may make. `None` is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
-    /// From its beginning to its end.
+    /// The number of calls in the whole execution.
     pub per_execution: Option<u64>,
-    /// In a minute that begins with its first call.
+    /// The number of calls in a minute that begins with its first call.
     pub per_minute: Option<u64>,
 }
 
-/// How fast calls may follow one another (the generic cell rate algorithm, ITU-T I.371).
+/// The rate of calls (generic cell rate algorithm, ITU-T I.371).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// In the long run, in a second.
+    /// The sustained number of calls per second.
     pub per_second: NonZeroU32,
-    /// At once, after a rest.
+    /// The number of calls allowed at once after an idle period.
     pub burst: NonZeroU32,
 }
 
-/// How long an exchange may take.
+/// The timeouts of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// From the last byte of the request to the head of the response.
+    /// The time from the last byte of the request to the head of the response.
     pub response_header: Duration,
-    /// Without a byte in either direction.
+    /// The time without a byte in either direction.
     pub idle: Duration,
-    /// The whole exchange. None: as long as bytes flow.
+    /// The time of the whole exchange. `None` if it is unlimited.
     pub request: Option<Duration>,
-    /// The longest that a call may ask for: what the plan says for the whole exchange, if it does.
+    /// The longest timeout that a call may ask for: the plan's own `request_timeout`, if it is set.
     pub most_asked: Duration,
 }
 
-/// How much of a body may come back.
+/// The limit on a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Bytes of the body as the client gets it. None: as many as there are.
+    /// The maximum size of the body as the client receives it, in bytes. `None` if it is unlimited.
     pub most: Option<u64>,
-    /// The treatment of a larger body.
+    /// The handling of a larger body.
     pub oversize: Oversize,
 }
 
-/// `on_oversize`: what becomes of a body that is too large.
+/// `on_oversize`: the handling of a response body that is too large.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Oversize {
-    /// It is refused, or broken off where that is found out too late.
+    /// The response is refused, or aborted if its head has already been sent.
     Refuse,
-    /// The client gets as much as it may have.
+    /// The body is truncated to the limit.
     Truncate,
 }
 
 impl Plan {
-    /// The limits of one kind of request.
+    /// Returns the limits of one kind of request.
     #[must_use]
     pub fn limits(&self, kind: Kind) -> Limits {
         match kind {
             Kind::Raw => self.raw,
             Kind::Tool(Tool::HttpRequest) => self.tools,
-            // The results of these four are read by a model, so a part of a body is better than none.
+            // A model reads the results of these four tools, and a truncated result is better than none.
             Kind::Tool(Tool::ApiCall | Tool::HttpGet | Tool::HttpPost | Tool::Webhook) => {
                 Limits { response: Sizes { oversize: Oversize::Truncate, ..self.tools.response }, ..self.tools }
             }
@@ -118,7 +118,7 @@ impl Default for Plan {
 }
 
 impl Default for Limits {
-    /// Those of raw requests without a plan.
+    /// Returns the limits of raw requests without a plan.
     fn default() -> Self {
         Plan::default().raw
     }
@@ -142,7 +142,7 @@ mod tests {
     use crate::model::name::TaskName;
 
     #[test]
-    fn each_kind_of_request_has_limits_of_its_own() {
+    fn each_kind_of_request_has_its_own_limits() {
         let policy = policy(
             r#"
             [plans.p]

@@ -1,4 +1,4 @@
-//! Reads TOML tables key by key, and collects every problem.
+//! Reads TOML tables key by key and collects all problems instead of stopping at the first.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -14,28 +14,28 @@ use toml::{Table, Value};
 use super::pattern::{HostPattern, PathPattern, PatternError};
 use crate::model::name::is_plain;
 
-/// The problem with a key that was not read.
+/// The problem text of an unknown key.
 pub(super) const UNKNOWN_KEY: &str = "unknown key";
 
-/// Something wrong in a configuration.
+/// A problem in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Problem {
-    /// Where, as a key path: `integrations.github.ports[0]`.
+    /// The key path, such as `integrations.github.ports[0]`.
     pub path: String,
     /// The problem.
     pub problem: String,
-    /// The suggestion; empty if there is none.
+    /// The expected value. Empty without a suggestion.
     pub suggestion: String,
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.path, self.problem)?;
-        if self.suggestion.is_empty() { Ok(()) } else { write!(f, "; write {}", self.suggestion) }
+        if self.suggestion.is_empty() { Ok(()) } else { write!(f, "; expected {}", self.suggestion) }
     }
 }
 
-/// All that was found so far.
+/// The problems and warnings found so far.
 #[derive(Default)]
 pub(super) struct Findings {
     pub(super) problems: RefCell<Vec<Problem>>,
@@ -48,7 +48,7 @@ impl Findings {
         self.problems.borrow_mut().push(Problem { path, problem, suggestion });
     }
 
-    /// True if something is known to be wrong there.
+    /// Returns true if a problem at this path or below it has been reported.
     pub(super) fn has(&self, path: &str) -> bool {
         self.problems.borrow().iter().any(|problem| problem.path.starts_with(path))
     }
@@ -59,7 +59,7 @@ impl Findings {
     }
 }
 
-/// One table. What nobody has taken from it when it goes is reported as unknown.
+/// A TOML table. On drop, each key that has not been taken is reported as unknown.
 pub(super) struct Section<'f> {
     path: String,
     table: Table,
@@ -72,7 +72,7 @@ impl<'f> Section<'f> {
         Self { path: String::new(), table, known: Vec::new(), findings }
     }
 
-    /// The key path of a key in this table.
+    /// Returns the key path of a key in this table.
     pub(super) fn at(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
@@ -85,7 +85,7 @@ impl<'f> Section<'f> {
         self.table.get(key).is_some_and(Value::is_table)
     }
 
-    /// A value of the wrong kind counts as absent, once it has been reported.
+    /// Removes a key and parses its value. An invalid value is reported and counts as absent.
     pub(super) fn take<T: Readable>(&mut self, key: &'static str) -> Option<T> {
         self.known.push(key);
         let value = self.table.remove(key)?;
@@ -98,7 +98,7 @@ impl<'f> Section<'f> {
         self.child(key, value)
     }
 
-    /// The tables in a table of names, such as `[tasks]`.
+    /// Returns the named tables in a table, such as `[tasks]`.
     pub(super) fn named(&mut self, key: &'static str) -> Vec<(String, Section<'f>)> {
         let mut section = self.section(key);
         let table = std::mem::take(&mut section.table);
@@ -107,7 +107,11 @@ impl<'f> Section<'f> {
             .map(|(name, value)| {
                 let child = section.child(&name, Some(value));
                 if !is_plain(&name) {
-                    self.findings.problem(child.path.clone(), "not a name", "letters, digits, - and _, 64 at most");
+                    self.findings.problem(
+                        child.path.clone(),
+                        "not a valid name",
+                        "at most 64 letters, digits, - and _",
+                    );
                 }
                 (name, child)
             })
@@ -190,7 +194,7 @@ macro_rules! readable {
                 let $value = &value;
                 let read: Option<Self> = $read;
                 if read.is_none() {
-                    findings.problem(path, format!("{} is not a valid value", value), $want);
+                    findings.problem(path, format!("invalid value {}", value), $want);
                 }
                 read
             }
@@ -198,23 +202,23 @@ macro_rules! readable {
     };
 }
 
-readable!(String, "a text in quotes", |v| v.as_str().map(str::to_owned));
+readable!(String, "a string", |v| v.as_str().map(str::to_owned));
 readable!(PathBuf, "a path in quotes", |v| v.as_str().filter(|s| !s.is_empty()).map(Into::into));
 readable!(bool, "true or false", |v| v.as_bool());
-readable!(usize, "a whole number from 1", |v| v.as_integer().and_then(|n| n.try_into().ok()).filter(|n| *n > 0));
+readable!(usize, "a whole number of at least 1", |v| v.as_integer().and_then(|n| n.try_into().ok()).filter(|n| *n > 0));
 readable!(u64, "a whole number", |v| v.as_integer().and_then(|n| n.try_into().ok()));
 readable!(u32, "a number", |v| v.as_integer().and_then(|n| n.try_into().ok()));
 readable!(u16, "a port from 1 to 65535", |v| v.as_integer().and_then(|n| n.try_into().ok()).filter(|n| *n > 0));
-readable!(Duration, "a time such as \"30s\", \"5m\" or \"250ms\"", |v| v.as_str().and_then(duration));
+readable!(Duration, "a duration such as \"30s\", \"5m\" or \"250ms\"", |v| v.as_str().and_then(duration));
 readable!(Size, "a size such as \"2MB\" or 2_000_000", |v| size(v));
 readable!(SocketAddr, "an address and port such as \"127.0.0.1:3128\"", |v| v.as_str().and_then(|s| s.parse().ok()));
 readable!(IpAddr, "an address such as \"192.0.2.1\"", |v| v.as_str().and_then(|s| s.parse().ok()));
-readable!(IpNet, "a network such as \"10.20.0.0/16\", with all bits behind the prefix zero", |v| v
+readable!(IpNet, "a network such as \"10.20.0.0/16\", with no bits set after the prefix", |v| v
     .as_str()
     .and_then(network));
-readable!(Method, "a method in capitals such as \"GET\"", |v| v.as_str().and_then(method));
+readable!(Method, "an upper-case method such as \"GET\"", |v| v.as_str().and_then(method));
 
-/// A text out of a few.
+/// Implements [`Readable`] for an enum with one string per variant.
 macro_rules! choice {
     ($kind:ty, $($text:literal => $value:expr),+) => {
         impl $crate::policy::reader::Readable for $kind {
@@ -222,7 +226,7 @@ macro_rules! choice {
                 match value.as_str() {
                     $(Some($text) => Some($value),)+
                     _ => {
-                        findings.problem(path, format!("{value} is not a valid choice"), [$(concat!('"', $text, '"')),+].join(" or "));
+                        findings.problem(path, format!("invalid value {value}"), [$(concat!('"', $text, '"')),+].join(" or "));
                         None
                     }
                 }
@@ -246,7 +250,7 @@ fn duration(text: &str) -> Option<Duration> {
         "h" => n.checked_mul(3_600_000)?,
         _ => return None,
     };
-    // A century is more than any timer takes, and less than what overflows one.
+    // The limit is a century: longer than any useful timeout, and too short to overflow a timer.
     (1..=3_153_600_000_000).contains(&millis).then(|| Duration::from_millis(millis))
 }
 
@@ -276,7 +280,7 @@ fn network(text: &str) -> Option<IpNet> {
 
 fn method(text: &str) -> Option<Method> {
     let upper = !text.is_empty() && text.bytes().all(|b| b.is_ascii_uppercase() || b == b'-');
-    // A CONNECT is judged as a destination, and TRACE is never forwarded.
+    // CONNECT is authorized by destination, and TRACE is never forwarded.
     let forwarded = upper && !matches!(text, "CONNECT" | "TRACE");
     forwarded.then(|| Method::from_bytes(text.as_bytes()).ok()).flatten()
 }
@@ -316,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_have_no_bits_behind_the_prefix() {
+    fn networks_have_no_bits_after_the_prefix() {
         let rows = [
             ("10.0.0.0/8", true),
             ("10.0.0.1/8", false),

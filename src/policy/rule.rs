@@ -1,4 +1,4 @@
-//! Tasks and integrations, and the decision that several integrations make together.
+//! Tasks and integrations, and the rules that combine several integrations into one decision.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -24,10 +24,10 @@ use crate::model::secret::TokenHash;
 use crate::model::target::{Scheme, Target};
 use crate::model::tool::{Kind, Tool};
 
-/// All that is asked on the way of a request. Immutable; a reload makes a new one.
+/// The rules that apply to requests. Immutable; a reload creates a new policy.
 #[derive(Default)]
 pub struct Policy {
-    /// Counts the policies of this process; evidence made under another one is judged again.
+    /// The number of this policy within the process. Evidence from another policy is checked again.
     pub(super) generation: u64,
     /// `[network]`.
     pub(super) network: Network,
@@ -39,18 +39,18 @@ pub struct Policy {
     pub(super) tasks: HashMap<TaskName, Arc<Task>>,
     /// Static tokens, hashed.
     pub(super) tokens: HashMap<TokenHash, TaskName>,
-    /// The values of all credentials, for what is written down.
+    /// Matches the values of all credentials, to redact logs and records.
     pub(super) values: Arc<Matcher>,
 }
 
-/// `[network]`: blocks that are re-opened or closed for everyone.
+/// `[network]`: blocks that are allowed or denied for all tasks.
 #[derive(Default)]
 pub(super) struct Network {
     pub(super) allow: Vec<IpNet>,
     pub(super) deny: Vec<IpNet>,
 }
 
-/// The policy of a sandbox.
+/// The permissions of a sandbox.
 pub struct Task {
     pub(super) name: TaskName,
     pub(super) token: Option<TokenHash>,
@@ -58,30 +58,31 @@ pub struct Task {
     pub(super) observe: bool,
     pub(super) plan: Plan,
     pub(super) credentials: Vec<Arc<Credential>>,
-    /// The values that must not leave.
+    /// Matches the values that must not leave in requests.
     pub(super) values: Arc<Matcher>,
-    /// The values that must not come back: those of its own credentials.
+    /// Matches the values that must not come back in responses: those of the task's own credentials.
     pub(super) own: Arc<Matcher>,
-    /// The values that must not come back where a weak credential was sent; built at its first use.
+    /// Matches the values that must not come back in an exchange that sent a weak credential, by its name. Built at the
+    /// first use.
     pub(super) masked: HashMap<CredentialName, OnceLock<Arc<Matcher>>>,
     pub(super) tools: Vec<Tool>,
     pub(super) raw: bool,
-    /// Registered webhook URLs; none without the integration `webhook`.
+    /// The registered webhook URLs. `None` without the integration `webhook`.
     pub(super) webhooks: Option<Vec<Target>>,
 }
 
-/// The access requested of a destination.
+/// The kind of access to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessKind {
-    /// A tunnel, whose requests are judged when they come.
+    /// A tunnel. Its requests are authorized when they arrive.
     Connect,
-    /// A question about it: its addresses, its certificate, whether it answers. No request is sent.
+    /// A probe of its addresses, certificate and reachability. It sends no request.
     Probe,
     /// One request.
     Request(Kind),
 }
 
-/// A named set of destinations.
+/// A named set of allowed destinations.
 pub struct Integration {
     pub(super) name: String,
     pub(super) allowed: Vec<HostPattern>,
@@ -98,91 +99,91 @@ pub struct Integration {
     pub(super) approval: Option<Approval>,
 }
 
-/// The handling of bytes inside a tunnel.
+/// The handling of a tunnel's content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// TLS is terminated and every request judged.
+    /// The proxy terminates TLS and authorizes every request.
     #[default]
     Inspect,
-    /// Bytes pass unseen once SNI has been checked.
+    /// The proxy checks the SNI and then forwards the bytes without inspecting them.
     Opaque,
 }
 
-/// The handling of an encrypted `ClientHello` extension in an opaque tunnel.
+/// The handling of the encrypted `ClientHello` extension in an opaque tunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ech {
-    /// It passes; the outer name is all that was checked.
+    /// It is allowed. Only the outer name has been checked then.
     Allow,
-    /// It is refused: the outer name proves nothing.
+    /// It is refused, because the outer name proves nothing.
     #[default]
     Deny,
 }
 
-/// The integrations that let a destination or request through, together.
+/// The integrations that together allow a destination or request.
 #[derive(Clone)]
 pub struct MatchedRules {
     rules: Vec<Arc<Integration>>,
-    /// The refusal that `observe` overrides; then `rules` is empty and the public rule applies.
+    /// The refusal that `observe` overrode. If set, `rules` is empty and the limits of the public rule apply.
     observed: Option<Deny>,
-    /// A registered webhook URL; then `rules` is empty.
+    /// Whether the destination is a registered webhook URL. If so, `rules` is empty.
     webhook: bool,
-    /// Integrations that mean a webhook's host: they let nothing through, but may want it to be approved.
-    asking: Vec<Arc<Integration>>,
+    /// The integrations that name a webhook's host. They allow nothing, but may require an approval.
+    approval_rules: Vec<Arc<Integration>>,
 }
 
-/// The rules that match a request, and the path to forward in place of the sent one.
+/// An allowed request, with the path to forward instead of the one sent.
 pub struct MatchedRequest {
-    /// The integrations that let it through.
+    /// The integrations that allow it.
     pub allowed: MatchedRules,
-    /// The canonical path, if one was judged and differs from what was sent.
+    /// The canonical path, if the path was checked and its canonical form differs from the one sent.
     pub path: Option<String>,
-    /// Another method or path might not have been allowed, or not without an approval or a certain credential.
+    /// Whether another method or path might be denied, or require an approval or a certain credential.
     pub is_restricted: bool,
 }
 
 impl Policy {
-    /// The number of this policy within the process.
+    /// Returns the number of this policy within the process.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// A task by its name.
+    /// Returns a task by its name.
     #[must_use]
     pub fn task(&self, name: &TaskName) -> Option<&Arc<Task>> {
         self.tasks.get(name)
     }
 
-    /// All tasks, in no order.
+    /// Returns all tasks, in no particular order.
     pub fn tasks(&self) -> impl Iterator<Item = &Arc<Task>> {
         self.tasks.values()
     }
 
-    /// The task that a static token stands for.
+    /// Returns the task of a static token.
     #[must_use]
     pub fn task_by_token(&self, token: TokenHash) -> Option<&Arc<Task>> {
         self.tokens.get(&token).and_then(|name| self.tasks.get(name))
     }
 
-    /// The operator's own answer for a host, judged like any other.
+    /// Returns the operator's addresses for a host. They are checked like any DNS answer.
     #[must_use]
     pub fn hosts_override(&self, name: &HostName) -> Option<&[IpAddr]> {
         self.hosts.get(name).map(Vec::as_slice)
     }
 
-    /// How credentials are looked for.
+    /// Returns the settings of the leak scan.
     #[must_use]
     pub fn leak(&self) -> &Leak {
         &self.leak
     }
 
-    /// The values of all credentials, which nothing that is written down may hold.
+    /// Returns the matcher for the values of all credentials. No log or record may contain them.
     #[must_use]
     pub fn values(&self) -> &Arc<Matcher> {
         &self.values
     }
 
-    /// Judges an address for a destination that `allowed` lets through.
+    /// Checks an address for a destination that `allowed` permits.
     ///
     /// # Errors
     /// [`super::address::Denied`] with the block's name.
@@ -194,43 +195,43 @@ impl Policy {
 }
 
 impl Task {
-    /// The task's name.
+    /// Returns the task's name.
     #[must_use]
     pub fn name(&self) -> &TaskName {
         &self.name
     }
 
-    /// True if this is the task's static token. In constant time; false if it has none.
+    /// Returns true if this is the task's static token, compared in constant time.
     #[must_use]
     pub fn has_token(&self, token: TokenHash) -> bool {
         self.token.is_some_and(|own| own == token)
     }
 
-    /// Returns the limits of its requests of one kind.
+    /// Returns the limits for requests of one kind.
     #[must_use]
     pub fn limits(&self, kind: Kind) -> Limits {
         self.plan.limits(kind)
     }
 
-    /// How long nothing may move on a connection of its own.
+    /// Returns the idle timeout of the task's client connections.
     #[must_use]
     pub fn idle(&self) -> Duration {
         self.plan.limits(Kind::Raw).timeouts.idle
     }
 
-    /// The tools that it may call.
+    /// Returns the tools that the task may call.
     #[must_use]
     pub fn tools(&self) -> &[Tool] {
         &self.tools
     }
 
-    /// Whether it may make raw requests.
+    /// Whether the task may make raw requests.
     #[must_use]
     pub fn takes_raw(&self) -> bool {
         self.raw
     }
 
-    /// Returns the hosts that the task may reach, for a refused client to read.
+    /// Returns the approved hosts, for the response to a refused client.
     #[must_use]
     pub fn approved(&self) -> Vec<String> {
         let mut hosts: Vec<String> = self
@@ -246,60 +247,62 @@ impl Task {
         hosts
     }
 
-    /// The credentials that it may use.
+    /// Returns the credentials that the task may use.
     #[must_use]
     pub fn credentials(&self) -> &[Arc<Credential>] {
         &self.credentials
     }
 
-    /// A credential by its name.
+    /// Returns a credential by its name.
     #[must_use]
     pub fn credential(&self, name: &str) -> Option<&Arc<Credential>> {
         self.credentials.iter().find(|credential| credential.name().as_str() == name)
     }
 
-    /// Returns the values that must not leave in a request: the strong values of its credentials, and its token.
+    /// Returns the matcher for the values that must not leave in a request: the strong values of the task's
+    /// credentials, and its token.
     #[must_use]
     pub fn values(&self) -> &Arc<Matcher> {
         &self.values
     }
 
-    /// The strong values of its own credentials, which must not come back.
+    /// Returns the matcher for the strong values of the task's own credentials, which must not come back.
     #[must_use]
     pub fn own(&self) -> &Arc<Matcher> {
         &self.own
     }
 
-    /// Returns the values that must not come back in an exchange in which this credential is sent. It includes a weak
-    /// value.
+    /// Returns the matcher for the values that must not come back in an exchange that sends this credential. It
+    /// includes the credential's value even if that is weak.
     #[must_use]
     pub fn masked_after(&self, sent: Option<&Credential>) -> Arc<Matcher> {
         let weak = sent.filter(|sent| !sent.strength().is_strong());
         let Some((weak, known)) = weak.and_then(|weak| Some((weak, self.masked.get(weak.name())?))) else {
             return self.own.clone();
         };
-        let matcher =
-            || Arc::new(Matcher::new(strong_values(self.credentials.iter()).chain(weak.searched().map(Value::whole))));
+        let matcher = || {
+            Arc::new(Matcher::new(strong_values(self.credentials.iter()).chain(weak.search_values().map(Value::whole))))
+        };
         known.get_or_init(matcher).clone()
     }
 
-    /// Whether the integration `webhook` is enabled, whatever is registered.
+    /// Whether the integration `webhook` is enabled, even if no URL is registered.
     #[must_use]
     pub fn takes_webhooks(&self) -> bool {
         self.webhooks.is_some()
     }
 
-    /// Registered webhook URLs, as destinations.
+    /// Returns the registered webhook URLs, as destinations.
     pub fn webhooks(&self) -> impl Iterator<Item = &Target> {
         self.webhooks.iter().flatten()
     }
 
-    /// Judges what is asked, then host, scheme and port, in this order.
+    /// Checks the kind of access, then host, scheme and port, in this order.
     ///
     /// # Errors
     /// [`Deny::RawNotAllowed`] or [`Deny::ToolNotEnabled`]; [`Deny::WebhookNotEnabled`] or
-    /// [`Deny::WebhookNotRegistered`]; else the first of host, scheme and port that no integration allows
-    /// together with those before it.
+    /// [`Deny::WebhookNotRegistered`]; otherwise the refusal for the first of host, scheme and port that no
+    /// integration allows together with those before it.
     pub fn destination(&self, target: &Target, asked: AccessKind) -> Result<MatchedRules, Deny> {
         let allowed = match asked {
             AccessKind::Connect | AccessKind::Probe => self.by_integration(target)?,
@@ -311,7 +314,7 @@ impl Task {
                 if kind == Kind::Tool(Tool::Webhook) { self.by_webhook(target)? } else { self.by_integration(target)? }
             }
         };
-        // A request that cannot be seen counts as a raw request.
+        // The content of an opaque tunnel cannot be distinguished from a raw request.
         if asked == AccessKind::Connect && allowed.mode() == Mode::Opaque {
             self.admits(Kind::Raw)?
         }
@@ -331,10 +334,10 @@ impl Task {
         if !registered.contains(target) {
             return Err(Deny::WebhookNotRegistered);
         }
-        if self.requires_at(target.host()) {
+        if self.requires_credential_at(target.host()) {
             return Err(Deny::CredentialRequired);
         }
-        Ok(MatchedRules { asking: self.for_host(target.host()), ..MatchedRules::as_webhook() })
+        Ok(MatchedRules { approval_rules: self.for_host(target.host()), ..MatchedRules::as_webhook() })
     }
 
     fn by_integration(&self, target: &Target) -> Result<MatchedRules, Deny> {
@@ -349,7 +352,7 @@ impl Task {
         }
     }
 
-    /// Judges method and path of a request to a destination that was allowed.
+    /// Checks the method and path of a request to an allowed destination.
     ///
     /// # Errors
     /// [`Deny::MethodNotAllowed`] or [`Deny::PathNotAllowed`].
@@ -367,9 +370,9 @@ impl Task {
             return Ok(MatchedRequest { allowed: to.clone(), path: None, is_restricted: false });
         }
         let canonical = path::canonical(path).ok();
-        let requires = |rule: &Arc<Integration>| rule.paths.is_some() && rule.wants_more();
+        let requires = |rule: &Arc<Integration>| rule.paths.is_some() && rule.has_conditions();
         if canonical.is_none() && to.rules.iter().any(requires) {
-            // It could be one of the paths where only a certain credential may pass, or what was approved.
+            // It could be a path that requires a certain credential or an approval.
             return Err(Deny::PathNotAllowed);
         }
         let found = narrow(to.rules.clone(), Deny::MethodNotAllowed, |rule| rule.admits_method(method))
@@ -378,7 +381,7 @@ impl Task {
             Ok(rules) => {
                 let judged = rules.iter().all(|rule| rule.paths.is_some());
                 let path = canonical.filter(|_| judged).filter(|c| *c != path).map(Cow::into_owned);
-                let stricter = |rule: &Arc<Integration>| rule.wants_more() && rule.restricts();
+                let stricter = |rule: &Arc<Integration>| rule.has_conditions() && rule.restricts();
                 let is_restricted = rules.iter().all(|rule| rule.restricts()) || to.rules.iter().any(stricter);
                 Ok(MatchedRequest { allowed: MatchedRules::by(rules), path, is_restricted })
             }
@@ -389,7 +392,7 @@ impl Task {
         }
     }
 
-    /// Integrations that mean the host. `any_public_host` stands back where another names it.
+    /// Returns the integrations that match the host. `any_public_host` only applies if no other integration names it.
     fn for_host(&self, host: &Host) -> Vec<Arc<Integration>> {
         let by = |wanted: fn(&Integration, &Host) -> bool| {
             self.integrations.iter().filter(|rule| wanted(rule, host)).cloned().collect::<Vec<_>>()
@@ -398,7 +401,7 @@ impl Task {
         if named.is_empty() { by(Integration::admits_as_public) } else { named }
     }
 
-    fn requires_at(&self, host: &Host) -> bool {
+    fn requires_credential_at(&self, host: &Host) -> bool {
         self.integrations.iter().any(|rule| rule.require_credential.is_some() && rule.names(host))
     }
 
@@ -407,19 +410,19 @@ impl Task {
             matches!(deny, Deny::HostNotAllowed | Deny::PortNotAllowed | Deny::MethodNotAllowed | Deny::PathNotAllowed);
         let denied = |rule: &Arc<Integration>| rule.denied.iter().any(|pattern| pattern.matches(target.host()));
         let public = target.scheme() == Scheme::Https && is_public_name(target.host());
-        // Where a certain credential or an approval is required, nothing passes without it.
-        let required = self.for_host(target.host()).iter().any(|rule| rule.wants_more());
+        // `observe` does not override a required credential or approval.
+        let required = self.for_host(target.host()).iter().any(|rule| rule.has_conditions());
         self.observe && about && public && !required && !self.integrations.iter().any(denied)
     }
 }
 
 impl Integration {
-    /// True if being allowed is not enough.
-    fn wants_more(&self) -> bool {
+    /// Whether an allowed request also needs a certain credential or an approval.
+    fn has_conditions(&self) -> bool {
         self.require_credential.is_some() || self.approval.is_some()
     }
 
-    /// True if methods or paths make a difference.
+    /// Whether the decision depends on the method or path.
     fn restricts(&self) -> bool {
         let asks_by_method = self.approval.as_ref().is_some_and(|approval| !approval.methods().is_empty());
         self.methods.is_some() || self.paths.is_some() || asks_by_method
@@ -451,26 +454,26 @@ impl Integration {
 }
 
 impl MatchedRules {
-    /// Inspect wins over opaque.
+    /// Returns the mode. It is opaque only if all integrations are opaque.
     #[must_use]
     pub fn mode(&self) -> Mode {
         let opaque = !self.rules.is_empty() && self.rules.iter().all(|rule| rule.mode == Mode::Opaque);
         if opaque { Mode::Opaque } else { Mode::Inspect }
     }
 
-    /// All must allow it.
+    /// Returns the handling of ECH. It is allowed only if all integrations allow it.
     #[must_use]
     pub fn ech(&self) -> Ech {
         if self.rules.iter().all(|rule| rule.ech == Ech::Allow) { Ech::Allow } else { Ech::Deny }
     }
 
-    /// Returns the refusal that `observe` overrides.
+    /// Returns the refusal that `observe` overrode.
     #[must_use]
     pub fn observed(&self) -> Option<Deny> {
         self.observed
     }
 
-    /// The rule's name for the audit record: the integrations, or what was observed.
+    /// Returns the rule's name for the audit record: the integrations, or the refusal that `observe` overrode.
     #[must_use]
     pub fn rule(&self) -> String {
         match self.observed {
@@ -480,38 +483,39 @@ impl MatchedRules {
         }
     }
 
-    /// Returns the rules of a registered webhook URL.
+    /// Creates the rules that allow a registered webhook URL.
     #[must_use]
     pub fn as_webhook() -> Self {
         Self { webhook: true, ..Self::by(Vec::new()) }
     }
 
     fn by(rules: Vec<Arc<Integration>>) -> Self {
-        Self { rules, observed: None, webhook: false, asking: Vec::new() }
+        Self { rules, observed: None, webhook: false, approval_rules: Vec::new() }
     }
 
     fn as_observed(deny: Deny) -> Self {
         Self { observed: Some(deny), ..Self::by(Vec::new()) }
     }
 
-    /// How long an approval of such a request is good for, if any of the integrations wants one.
+    /// Returns how long an approval of such a request is valid, if any of the integrations requires one.
     #[must_use]
     pub fn approval(&self, method: &Method, kind: Kind) -> Option<Duration> {
-        let asked = self.rules.iter().chain(&self.asking).filter_map(|rule| rule.approval.as_ref());
-        asked.filter_map(|approval| approval.asks(method, kind)).min()
+        let asked = self.rules.iter().chain(&self.approval_rules).filter_map(|rule| rule.approval.as_ref());
+        asked.filter_map(|approval| approval.expiry_for(method, kind)).min()
     }
 
-    /// Credentials that any of the integrations requires.
+    /// Returns the credentials that any of the integrations requires.
     pub fn required(&self) -> impl Iterator<Item = &CredentialName> {
         self.rules.iter().filter_map(|rule| rule.require_credential.as_ref())
     }
 
-    /// Only hosts that an integration names take credentials.
+    /// Whether the destination may receive credentials. Only hosts that an integration names may.
     pub(super) fn takes_credentials(&self) -> bool {
         !self.rules.is_empty() && !self.is_public_rule()
     }
 
-    /// Let through as part of the public internet: `[network].allow_cidrs` does not apply.
+    /// Whether the destination is allowed only as part of the public internet. `[network].allow_cidrs` does not apply
+    /// then.
     fn is_public_rule(&self) -> bool {
         self.observed.is_some() || self.rules.iter().any(|rule| rule.any_public_host)
     }
@@ -526,8 +530,8 @@ fn narrow(
     if kept.is_empty() { Err(otherwise) } else { Ok(kept) }
 }
 
-/// A name that may stand for a public origin without being written down: not an address, not a single
-/// label, nothing under names that resolve to this machine or network (RFC 6761, 6762, 8375, 9476).
+/// Returns true for a name that `any_public_host` may match: not an address, not a single label, and not
+/// below a name that resolves to this machine or network (RFC 6761, 6762, 8375, 9476).
 fn is_public_name(host: &Host) -> bool {
     host.name()
         .is_some_and(|name| name.as_str().contains('.') && !NOT_PUBLIC.iter().any(|base| name.is_at_or_below(base)))
@@ -703,7 +707,7 @@ mod tests {
         assert!(policy.check_address("10.0.0.1".parse().unwrap(), &seen).is_err());
     }
 
-    /// Returns the lifetime of an approval of a request in seconds, if the request needs one.
+    /// Returns how long an approval of a request is valid, in seconds, if it needs one.
     fn approval(policy: &Policy, url: &str, method: &str, kind: Kind) -> Result<Option<u64>, Deny> {
         let uri: http::Uri = url.parse().unwrap();
         let (target, method) = (target(url), Method::from_bytes(method.as_bytes()).unwrap());
@@ -714,7 +718,7 @@ mod tests {
     }
 
     #[test]
-    fn approval_is_needed_if_any_integration_that_allows_the_request_wants_it() {
+    fn approval_is_needed_if_any_integration_that_allows_the_request_requires_it() {
         let policy = policy(
             r#"
             [integrations.all]
@@ -750,9 +754,9 @@ mod tests {
             ("some", "POST", raw, None),
             ("some", "GET", api, None),
             ("some", "POST", api, Some(30)),
-            // Some origins take one for the other.
+            // Some origins treat methods as case-insensitive.
             ("some", "post", api, Some(30)),
-            // The shortest of those that are wanted.
+            // The shortest expiry applies.
             ("both", "POST", api, Some(30)),
             ("both", "GET", api, Some(600)),
             ("posts", "POST", raw, Some(600)),
@@ -762,7 +766,7 @@ mod tests {
             ("open", "GET", raw, None),
             ("open", "POST", raw, Some(600)),
             ("web", "GET", raw, Some(86_400)),
-            // Of the hosts that integrations mean.
+            // Webhooks need the approvals of the integrations that match their host.
             ("hooks", "POST", webhook, Some(30)),
             ("open", "POST", webhook, Some(600)),
             ("web", "POST", webhook, Some(86_400)),
@@ -773,9 +777,9 @@ mod tests {
         }
     }
 
-    /// Neither `observe` nor a path in a form of its own leads past it.
+    /// Neither `observe` nor a non-canonical path bypasses an approval.
     #[test]
-    fn approval_has_no_way_around() {
+    fn approval_cannot_be_bypassed() {
         let policy = policy(
             r#"
             [integrations.asked]
@@ -810,9 +814,9 @@ mod tests {
         }
     }
 
-    /// A host that nobody wrote down is nobody to send keys to.
+    /// Credentials are not sent to hosts that no integration names.
     #[test]
-    fn what_is_only_public_takes_no_credentials() {
+    fn public_hosts_receive_no_credentials() {
         let policy = policy(
             r#"
             [integrations.web]
@@ -845,7 +849,7 @@ mod tests {
     }
 
     #[test]
-    fn the_canonical_path_is_forwarded_where_one_was_judged() {
+    fn the_canonical_path_is_forwarded_where_the_path_was_checked() {
         let policy = policy(
             r#"
             [integrations.paths]

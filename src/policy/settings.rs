@@ -1,4 +1,4 @@
-//! Settings that are read once at start: listening addresses, files, timeouts.
+//! Settings that are read once at start: listen addresses, files, timeouts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::model::name::TaskName;
 
-/// Everything outside of the policy. A change takes effect at the next start.
+/// The settings outside the policy. A change takes effect at the next start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Where the CA, the audit log and the admin token live.
+    /// The directory of the CA, the audit log and the admin token.
     pub state_dir: PathBuf,
     /// `[proxy]`.
     pub proxy: Proxy,
@@ -34,41 +34,42 @@ pub struct Settings {
 /// `[proxy]`: the listeners for sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proxy {
-    /// Where; several at once are served alike.
+    /// The listen addresses. All of them are served alike.
     pub listen: Vec<ListenAt>,
-    /// On TCP: TLS to the proxy itself.
+    /// TLS to the proxy itself, on TCP listeners.
     pub tls: Option<ProxyTls>,
-    /// The mode of the Unix sockets, which decides who may connect.
+    /// The file mode of Unix sockets, which controls who may connect.
     pub unix_mode: u32,
-    /// On Unix sockets: which task a user id is.
+    /// The tasks of user ids, on Unix sockets.
     pub unix_tasks: BTreeMap<u32, TaskName>,
-    /// Connections at a time; one more is answered `overloaded`.
+    /// The maximum number of concurrent connections. Further ones are answered with `overloaded`.
     pub max_connections: usize,
-    /// Connections at a time of one execution; a request on one more is answered `overloaded`.
+    /// The maximum number of concurrent connections per execution. Requests on further ones are answered with
+    /// `overloaded`.
     pub max_connections_per_caller: usize,
-    /// Bytes of a request's head.
+    /// The maximum size of a request head, in bytes.
     pub max_head_bytes: usize,
-    /// From the first byte wanted to the last byte of the head.
+    /// The time from the start of waiting for a request to the last byte of its head.
     pub header_timeout: Duration,
-    /// From the 200 of a CONNECT to the end of the TLS handshake.
+    /// The time from the 200 of a CONNECT to the end of the TLS handshake.
     pub handshake_timeout: Duration,
-    /// How long requests in flight may take after SIGTERM.
+    /// The time that requests in flight have to finish after SIGTERM.
     pub drain_timeout: Duration,
-    /// Adds `Via` to what is forwarded.
+    /// Whether to add `Via` to forwarded messages.
     pub via: bool,
 }
 
-/// Where a listener is.
+/// The address of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenAt {
-    /// A TCP address; port 0 takes a free one.
+    /// A TCP address. Port 0 selects a free port.
     Tcp(SocketAddr),
     /// A Unix socket.
     Unix(PathBuf),
 }
 
 impl ListenAt {
-    /// The TCP address, if it is one.
+    /// Returns the TCP address, or `None` for a Unix socket.
     #[must_use]
     pub fn tcp(&self) -> Option<SocketAddr> {
         match self {
@@ -87,73 +88,73 @@ impl fmt::Display for ListenAt {
     }
 }
 
-/// `[proxy].tls`: PEM files, read again at a reload.
+/// `[proxy].tls`: PEM files, read again on reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyTls {
-    /// The chain, the leaf first.
+    /// The certificate chain, leaf first.
     pub cert: PathBuf,
     /// The leaf's key.
     pub key: PathBuf,
-    /// The CA that signs client certificates; with it, every client must have one.
+    /// The CA of client certificates. If set, every client must present one.
     pub client_ca: Option<PathBuf>,
-    /// Client certificates that no longer count.
+    /// The list of revoked client certificates (CRL).
     pub crl: Option<PathBuf>,
 }
 
 /// `[admin]`: the operator's listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {
-    /// None: no admin listener.
+    /// The listen address. `None` if there is no admin listener.
     pub listen: Option<ListenAt>,
-    /// On a Unix socket: user ids that are let in beside the daemon's own.
+    /// The user ids that may use the Unix socket without a token, in addition to the daemon's own.
     pub uids: Vec<u32>,
-    /// None: the token in the state directory, made at first start.
+    /// The token's source. `None` for the token in the state directory, which is generated at the first start.
     pub token: Option<Source>,
 }
 
-/// `[interception]`: the CA whose certificates clients inside the sandbox trust.
+/// `[interception]`: the CA that clients inside the sandbox trust.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interception {
-    /// PEM, made on first start.
+    /// The certificate file in PEM, generated at the first start.
     pub ca_cert: PathBuf,
-    /// PEM, mode 0600. None: a new CA at each start, whose key is kept in memory only.
+    /// The key file in PEM, with mode 0600. `None` for a new CA at each start, with its key only in memory.
     pub ca_key: Option<PathBuf>,
 }
 
-/// `[upstream]`: how origins are reached and believed.
+/// `[upstream]`: connections to origins and trust in them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upstream {
-    /// Which roots vouch for origins.
+    /// The trusted roots.
     pub roots: Roots,
-    /// PEM files with more roots.
+    /// PEM files with additional roots.
     pub extra_roots: Vec<PathBuf>,
-    /// Files with lists of revoked certificates, PEM or DER.
+    /// Files with lists of revoked certificates (CRLs), in PEM or DER.
     pub crls: Vec<PathBuf>,
-    /// For all addresses of a host together.
+    /// The connect timeout for all addresses of a host together.
     pub connect_timeout: Duration,
 }
 
-/// Which roots vouch for origins.
+/// The root certificates that are trusted for origins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Roots {
-    /// The machine's.
+    /// The roots of the operating system.
     System,
-    /// Mozilla's, compiled in.
+    /// Mozilla's roots, compiled in.
     Webpki,
 }
 
-/// `[dns]`: whom to ask.
+/// `[dns]`: name resolution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dns {
-    /// In order of preference.
+    /// The DNS servers, in order of preference.
     pub servers: Vec<DnsServer>,
-    /// For both families together.
+    /// The timeout of a look-up, for both address families together.
     pub timeout: Duration,
-    /// Names that an execution may have looked up in a minute, of those that it has not asked for before.
+    /// The number of names per minute that an execution may look up for the first time.
     pub new_names_per_minute: u32,
 }
 
-/// One DNS server.
+/// A DNS server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DnsServer {
     /// DNS over HTTPS (RFC 8484).
@@ -162,10 +163,10 @@ pub enum DnsServer {
         at: SocketAddr,
         /// The name in its certificate.
         name: String,
-        /// Such as `/dns-query`.
+        /// The path, such as `/dns-query`.
         path: String,
     },
-    /// UDP, and TCP where the answer is cut.
+    /// DNS over UDP, and over TCP if the answer is truncated.
     Plain(SocketAddr),
     /// The `nameserver` lines of `/etc/resolv.conf`.
     System,
@@ -178,64 +179,65 @@ pub enum DnsServer {
     },
 }
 
-/// `[vault]`: secrets at rest.
+/// `[vault]`: the encrypted store of secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vault {
     /// The encrypted file.
     pub path: PathBuf,
-    /// The master key, or a passphrase; a file is made at the first use.
+    /// The master key or a passphrase. A key file is generated at the first use.
     pub key: Source,
 }
 
-/// `[ledger]`: where executions and what they have used up are kept.
+/// `[ledger]`: the store of executions and their usage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LedgerAt {
-    /// In a file.
+    /// A file.
     Embedded(PathBuf),
-    /// Nowhere: with the process it is gone.
+    /// Memory. The data is lost when the process ends.
     Memory,
-    /// On a Redis or Valkey server, which several proxies may share.
+    /// A Redis or Valkey server, which several proxies can share.
     Shared {
         /// `redis://HOST:PORT` or `rediss://HOST:PORT`.
         url: String,
         /// The user to log in as.
         user: Option<String>,
-        /// With what.
+        /// The password to log in with.
         password: Option<Source>,
-        /// The key that the proxies share, 32 bytes in hex or base64. None: it is derived from the vault's master key.
+        /// The key that the proxies share, 32 bytes in hex or base64. If `None`, it is derived from the vault's master
+        /// key.
         key: Option<Source>,
     },
 }
 
-/// `[audit]`.
+/// `[audit]`: the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Audit {
-    /// None: standard output.
+    /// The file. `None` for standard output.
     pub path: Option<PathBuf>,
-    /// How sure a line must be before its request goes on.
+    /// The durability that a line must have before its request continues.
     pub durability: Durability,
-    /// A file of this size is put aside and a new one begun.
+    /// The size at which the file is rotated, in bytes.
     pub rotate_bytes: u64,
-    /// Refusals of one execution within a second that have a line each; the others are counted.
+    /// The number of refusals per second and execution that are logged with a line each. Further ones are only counted.
     pub refusals_per_second: u32,
 }
 
-/// How sure an audit line must be before its request goes on.
+/// The durability that an audit line must have before its request continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// On the disk, `fdatasync` has returned: survives a power cut.
+    /// `fdatasync` has returned: the line survives a power failure.
     Synced,
-    /// Handed to the kernel: survives the death of the process.
+    /// The kernel has the line: it survives a crash of the process.
     Written,
 }
 
-/// Where a secret is read from. The configuration names secrets, it never holds one.
+/// The source of a secret. The configuration names secrets but never contains them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// An environment variable of the daemon.
     Env(String),
-    /// A file; one final newline is cut.
+    /// A file. One trailing newline is removed.
     File(PathBuf),
-    /// A secret of the vault, in the task's workspace. Only credentials have such sources.
+    /// A secret in the vault, in the task's workspace. Only credentials can have this source.
     Secret(String),
 }

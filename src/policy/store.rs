@@ -1,4 +1,4 @@
-//! The current policy, and notification of changes.
+//! The policy in force, and notifications of its replacement.
 
 use std::sync::Arc;
 
@@ -6,20 +6,20 @@ use tokio::sync::watch;
 
 use super::rule::Policy;
 
-/// Hides the swap: one snapshot a request, and tunnels that are told of a new policy.
+/// Holds the policy in force. Requests take one snapshot each, and tunnels are notified of a new policy.
 pub struct PolicyStore {
     current: watch::Sender<Arc<Policy>>,
 }
 
 impl PolicyStore {
-    /// Starts with a policy, as generation 1.
+    /// Creates a store with a policy, as generation 1.
     #[must_use]
     pub fn new(mut policy: Policy) -> Self {
         policy.generation = 1;
         Self { current: watch::Sender::new(Arc::new(policy)) }
     }
 
-    /// The policy in force.
+    /// Returns the policy in force.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Policy> {
         self.current.borrow().clone()
@@ -36,7 +36,7 @@ impl PolicyStore {
         generation
     }
 
-    /// Wakes whoever holds it at every new policy.
+    /// Returns a receiver that is notified of every new policy.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<Arc<Policy>> {
         self.current.subscribe()

@@ -1,4 +1,4 @@
-//! A task's registered webhook URLs, for the built-in integration `webhook`.
+//! The registered webhook URLs of a task. The integration `webhook` is built in.
 
 use http::Uri;
 
@@ -7,27 +7,28 @@ use super::reader::Findings;
 use crate::model::host::Host;
 use crate::model::target::{Scheme, Target};
 
-/// The built-in integration.
+/// The name of the built-in integration.
 pub(super) const NAME: &str = "webhook";
-/// URLs of one task.
-const MOST: usize = 3;
+/// The maximum number of URLs per task.
+const MAX_URLS: usize = 3;
 
-/// Reads `webhook_urls`: https, three at most, no private address. Names are judged once they are resolved.
+/// Parses `webhook_urls`: at most three https URLs without private addresses. The addresses of host names are checked
+/// when the names are resolved.
 pub(super) fn registered(urls: &[String], at: &str, findings: &Findings) -> Vec<Target> {
-    if urls.len() > MOST {
-        findings.problem(at, format!("{} URLs", urls.len()), format!("{MOST} at most"));
+    if urls.len() > MAX_URLS {
+        findings.problem(at, format!("{} URLs are too many", urls.len()), format!("at most {MAX_URLS}"));
     }
     let read = |(i, url): (usize, &String)| {
         let target = url.parse::<Uri>().ok().and_then(|uri| Target::absolute(&uri).ok());
         let Some(target) = target.filter(|target| target.scheme() == Scheme::Https) else {
-            // Not repeated: the path of a webhook is its secret.
+            // The text does not repeat the URL, because the path of a webhook is its secret.
             findings.problem(format!("{at}[{i}]"), "not an https URL", "\"https://hooks.example.com/…\"");
             return None;
         };
         if let Host::Ip(ip) = target.host()
             && let Err(denied) = address::check(*ip, Cidrs::default())
         {
-            let problem = format!("the address is not a public one: {}", denied.block());
+            let problem = format!("the address is not public: {}", denied.block());
             findings.problem(format!("{at}[{i}]"), problem, "a public host");
         }
         Some(target)

@@ -1,4 +1,4 @@
-//! TLS interception: the CA, and leaf certificates minted for tunnels.
+//! The interception CA, which issues leaf certificates for the hosts that tunnels are opened to.
 
 use std::fs;
 use std::io;
@@ -22,59 +22,59 @@ use super::provider;
 use crate::files;
 use crate::model::host::Host;
 
-/// Leaves that are kept.
+/// The maximum number of cached leaves.
 const CACHED_LEAVES: u64 = 1_000;
-/// How long a leaf is handed out; it is valid for longer.
+/// The time for which a leaf is reused. It is valid for longer.
 const LEAF_REUSE: Duration = Duration::from_secs(24 * 3600);
-/// How long a leaf is valid. Sandboxes' clocks may be ahead.
+/// The validity of a leaf. It is generous because the clocks of sandboxes may be ahead.
 const LEAF_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How far a leaf's validity reaches back: sandboxes' clocks may lag by more than a day.
+/// The time by which a leaf's validity is backdated, because the clocks of sandboxes may lag by more than a day.
 const LEAF_PAST: Duration = Duration::from_secs(48 * 3600);
 const CA_LIFE: Duration = Duration::from_secs(3650 * 24 * 3600);
 
-/// The CA whose certificates clients inside the sandbox trust.
+/// The CA that clients inside the sandbox trust.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     ca_pem: String,
     ca_der: CertificateDer<'static>,
     not_after: OffsetDateTime,
-    /// One key for all leaves of this process; serial numbers keep them apart.
+    /// The key of all leaves of this process. Serial numbers distinguish the leaves.
     leaf_key: KeyPair,
     tickets: Arc<dyn ProducesTickets>,
     leaves: Cache<Host, Arc<ServerConfig>>,
 }
 
-/// The CA cannot be used, or a leaf not be made.
+/// The error of a CA that cannot be used, or that cannot issue a leaf.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// One of the two files is there and the other is not.
-    #[error("{0} is missing, but its counterpart is there; restore it or remove both")]
-    Half(String),
+    /// Only one of the certificate and key files exists.
+    #[error("{0} is missing, but its counterpart exists; restore the file or remove both")]
+    Incomplete(String),
     /// A file cannot be read or written.
     #[error("{path}: {source}")]
     Io {
-        /// Which file.
+        /// The file's path.
         path: String,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// The files do not hold a usable CA.
+    /// The files do not contain a usable CA.
     #[error("the interception CA cannot be used: {0}")]
     Unusable(String),
 }
 
-/// An I/O error with the file that it is about.
-fn at(path: &Path) -> impl FnOnce(io::Error) -> AuthorityError {
+/// Adds the file's path to an I/O error.
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> AuthorityError {
     let path = path.display().to_string();
     move |source| AuthorityError::Io { path, source }
 }
 
 impl Authority {
-    /// The CA of these files. Without one for the key, a new CA is made of which the certificate alone is written: it
-    /// ends with the process.
+    /// Loads or creates the CA of these files. Without a key file, creates an ephemeral CA: only its certificate is
+    /// written, and its key is lost when the process ends.
     ///
     /// # Errors
-    /// As [`Self::load_or_create`]; also if there is a certificate whose key is to be kept in no file.
+    /// As [`Self::load_or_create`]. For an ephemeral CA, also if the certificate file already exists.
     pub fn of(cert: &Path, key: Option<&Path>) -> Result<Self, AuthorityError> {
         match key {
             Some(key) => Self::load_or_create(cert, key),
@@ -84,19 +84,20 @@ impl Authority {
 
     fn ephemeral(cert: &Path) -> Result<Self, AuthorityError> {
         let (cert_pem, key_pem) = make_ca().map_err(|error| AuthorityError::Unusable(error.to_string()))?;
-        files::write_new(cert, cert_pem.as_bytes(), 0o644).map_err(at(cert))?;
+        files::write_new(cert, cert_pem.as_bytes(), 0o644).map_err(io_error(cert))?;
         Self::from_pem(cert_pem, &key_pem).map_err(AuthorityError::Unusable)
     }
 
-    /// Reads the CA, or makes one (ECDSA P-256) where neither file is there. The key's mode is 0600.
+    /// Reads the CA, or creates one (ECDSA P-256) if neither file exists. The key's mode is 0600.
     ///
     /// # Errors
-    /// If only one of the files is there, one cannot be read, or they hold no CA.
+    /// If only one of the files exists, a file cannot be read, or the files do not contain a valid CA.
     pub fn load_or_create(cert: &Path, key: &Path) -> Result<Self, AuthorityError> {
-        // Two first starts at once must not end up with the key of one and the certificate of the other.
+        // The lock keeps two concurrent first starts from writing the key of one CA and the certificate of the other.
         let folder = key.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        files::private_dir(folder).map_err(at(folder))?;
-        let lock = fs::File::open(folder).and_then(|folder| folder.lock().map(|()| folder)).map_err(at(folder))?;
+        files::private_dir(folder).map_err(io_error(folder))?;
+        let lock =
+            fs::File::open(folder).and_then(|folder| folder.lock().map(|()| folder)).map_err(io_error(folder))?;
         let made = Self::load_locked(cert, key);
         drop(lock);
         made
@@ -104,20 +105,21 @@ impl Authority {
 
     fn load_locked(cert: &Path, key: &Path) -> Result<Self, AuthorityError> {
         match (cert.exists(), key.exists()) {
-            (true, false) => return Err(AuthorityError::Half(key.display().to_string())),
-            (false, true) => return Err(AuthorityError::Half(cert.display().to_string())),
+            (true, false) => return Err(AuthorityError::Incomplete(key.display().to_string())),
+            (false, true) => return Err(AuthorityError::Incomplete(cert.display().to_string())),
             (true, true) => {}
             (false, false) => {
                 let (cert_pem, key_pem) = make_ca().map_err(|error| AuthorityError::Unusable(error.to_string()))?;
-                files::read_or_create(key, || Ok(Zeroizing::new(key_pem.as_bytes().to_vec()))).map_err(at(key))?;
+                files::read_or_create(key, || Ok(Zeroizing::new(key_pem.as_bytes().to_vec())))
+                    .map_err(io_error(key))?;
                 match files::write_new(cert, cert_pem.as_bytes(), 0o644) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(at(cert)(error)),
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(io_error(cert)(error)),
                     _ => {}
                 }
             }
         }
-        let key_pem = files::read_private(key).map_err(at(key))?;
-        let cert_pem = fs::read_to_string(cert).map_err(at(cert))?;
+        let key_pem = files::read_private(key).map_err(io_error(key))?;
+        let cert_pem = fs::read_to_string(cert).map_err(io_error(cert))?;
         let key_pem = std::str::from_utf8(&key_pem).map_err(|error| AuthorityError::Unusable(error.to_string()))?;
         Self::from_pem(cert_pem, key_pem).map_err(AuthorityError::Unusable)
     }
@@ -127,7 +129,7 @@ impl Authority {
         let ca_der = CertificateDer::from_pem_slice(ca_pem.as_bytes()).map_err(|error| error.to_string())?;
         let (_, parsed) = x509_parser::parse_x509_certificate(&ca_der).map_err(|error| error.to_string())?;
         if !parsed.is_ca() {
-            return Err("the certificate is not one of a CA".to_owned());
+            return Err("the certificate is not a CA certificate".to_owned());
         }
         if parsed.public_key().raw != key.subject_public_key_info() {
             return Err("the key does not belong to the certificate".to_owned());
@@ -135,7 +137,7 @@ impl Authority {
         let not_after = parsed.validity().not_after.to_datetime();
         if not_after <= now() {
             return Err(
-                "the certificate has expired; remove both files, and a new one is made at the next start".to_owned()
+                "the certificate has expired; remove both files to create a new CA at the next start".to_owned()
             );
         }
         let issuer = Issuer::from_ca_cert_der(&ca_der, key).map_err(|error| error.to_string())?;
@@ -150,13 +152,13 @@ impl Authority {
         })
     }
 
-    /// The CA certificate, for clients to trust.
+    /// Returns the CA certificate in PEM, for clients to trust.
     #[must_use]
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
     }
 
-    /// The CA certificate's SHA-256, as people compare it.
+    /// Returns the CA certificate's SHA-256 as colon-separated hex.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         use sha2::Digest;
@@ -164,17 +166,17 @@ impl Authority {
         hex.as_bytes().chunks(2).map(String::from_utf8_lossy).collect::<Vec<_>>().join(":")
     }
 
-    /// When the CA certificate expires.
+    /// Returns the expiry time of the CA certificate.
     #[must_use]
     pub fn not_after(&self) -> OffsetDateTime {
         self.not_after
     }
 
-    /// Returns the TLS configuration for a client's handshake in a tunnel to `host`; it offers h2 and http/1.1.
-    /// Concurrent requests for the same host mint one leaf.
+    /// Returns the configuration for a client's handshake in a tunnel to `host`. It offers h2 and http/1.1.
+    /// Concurrent calls for the same host issue one leaf.
     ///
     /// # Errors
-    /// [`AuthorityError::Unusable`] if no leaf can be made.
+    /// [`AuthorityError::Unusable`] if no leaf can be issued.
     pub fn server_config(&self, host: &Host) -> Result<Arc<ServerConfig>, AuthorityError> {
         self.leaves
             .try_get_with(host.clone(), || self.mint(host).map(Arc::new))
@@ -185,7 +187,7 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.serial_number = Some(serial()?);
         params.use_authority_key_identifier_extension = true;
-        // One leaf serves all tasks; the second of its making would tell when the first of them went to the host.
+        // All tasks share a leaf. An exact time would reveal when another task first connected to the host.
         let today = now().replace_time(Time::MIDNIGHT);
         params.not_before = today - LEAF_PAST;
         params.not_after = (today + LEAF_LIFE).min(self.not_after);
@@ -219,7 +221,7 @@ fn make_ca() -> Result<(String, Zeroizing<String>), rcgen::Error> {
     params.not_after = now() + CA_LIFE;
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::OrganizationName, "exeat");
-    // Two CAs of one name confuse clients that trust both; the serial keeps the names apart.
+    // Clients that trust two CAs of the same name may confuse them, so the name contains part of the serial number.
     let serial = params.serial_number.as_ref().map(|serial| files::hex(&serial.to_bytes())).unwrap_or_default();
     let short = serial.get(..8).unwrap_or_default();
     params.distinguished_name.push(DnType::CommonName, format!("exeat interception CA {short}"));
@@ -227,8 +229,8 @@ fn make_ca() -> Result<(String, Zeroizing<String>), rcgen::Error> {
     Ok((cert.pem(), Zeroizing::new(key.serialize_pem())))
 }
 
-/// 16 random bytes, positive (RFC 5280 §4.1.2.2). rcgen's own default derives it from the key, so that
-/// all leaves of one key would bear one number.
+/// Returns a serial number of 16 random bytes, positive (RFC 5280 §4.1.2.2). rcgen's default derives it from
+/// the key, which would give all leaves the same number.
 fn serial() -> Result<SerialNumber, rcgen::Error> {
     let mut bytes = files::random::<16>().map_err(|_| rcgen::Error::RingUnspecified)?;
     if let Some(first) = bytes.first_mut() {
@@ -271,7 +273,7 @@ mod tests {
             let mut wire = Vec::new();
             server.write_tls(&mut wire).unwrap();
             client.read_tls(&mut wire.as_slice()).unwrap();
-            client.process_new_packets().expect("the client believes the leaf");
+            client.process_new_packets().expect("the client trusts the leaf");
         }
         client.peer_certificates().unwrap()[0].to_vec()
     }
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_are_what_picky_clients_want() {
+    fn leaves_have_the_extensions_that_strict_clients_require() {
         let dir = tempfile::tempdir().unwrap();
         let authority = authority(dir.path());
         for host in [
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_ca_foreign_keys_and_open_keys_are_refused() {
+    fn incomplete_cas_foreign_keys_and_readable_keys_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let (cert, key) = (dir.path().join("ca.pem"), dir.path().join("ca-key.pem"));
         let load = || Authority::load_or_create(&cert, &key).map(|_| ()).map_err(|e| e.to_string());
@@ -340,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn first_starts_at_once_agree_on_one_ca() {
+    fn concurrent_first_starts_create_one_ca() {
         for _ in 0..10 {
             let dir = tempfile::tempdir().unwrap();
             let starts: Vec<_> = (0..4)

@@ -1,4 +1,4 @@
-//! Certificate revocation lists (RFC 5280 §5), from PEM or DER files.
+//! Certificate revocation lists (CRLs, RFC 5280 §5) from PEM or DER files.
 
 use std::path::{Path, PathBuf};
 
@@ -10,30 +10,30 @@ use time::OffsetDateTime;
 
 use super::provider;
 
-/// A file that cannot be used.
+/// The error of a CRL file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CrlError {
     /// The file cannot be read.
     #[error("{0} cannot be read: {1}")]
     Unreadable(PathBuf, #[source] std::io::Error),
-    /// The file holds no list, or one that is broken or of a kind that is not supported.
-    #[error("{0} holds no list of revoked certificates that can be used: {1}")]
+    /// The file contains no list, or an invalid or unsupported one.
+    #[error("{0} contains no usable list of revoked certificates: {1}")]
     Unusable(PathBuf, String),
 }
 
 /// The lists of one file.
 #[derive(Debug)]
 pub struct RevocationLists {
-    /// In the order of the file.
+    /// The lists, in the order of the file.
     pub lists: Vec<CertificateRevocationListDer<'static>>,
-    /// The end of the time of the one that ends first, as far as it is over.
+    /// The earliest `nextUpdate` of the lists, if it has passed.
     pub expired: Option<OffsetDateTime>,
 }
 
-/// Reads the lists of a file: any number in PEM, or one in DER.
+/// Reads the lists of a file: any number of lists in PEM, or one in DER.
 ///
 /// # Errors
-/// [`CrlError`] if there is none, or one of them cannot be used.
+/// [`CrlError`] if the file contains no list, or one that cannot be used.
 pub fn read(path: &Path) -> Result<RevocationLists, CrlError> {
     let bytes = std::fs::read(path).map_err(|error| CrlError::Unreadable(path.to_owned(), error))?;
     let unusable = |why: &dyn std::fmt::Display| CrlError::Unusable(path.to_owned(), why.to_string());
@@ -45,9 +45,9 @@ pub fn read(path: &Path) -> Result<RevocationLists, CrlError> {
         vec![CertificateRevocationListDer::from(bytes)]
     };
     if lists.is_empty() {
-        return Err(unusable(&"no CRL in it"));
+        return Err(unusable(&"it contains no CRL"));
     }
-    // rustls is asked for its opinion now, and not only when all lists are put in force.
+    // Validate the lists with rustls here, so that the error names the file.
     let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
     let verifier =
         WebPkiServerVerifier::builder_with_provider(roots.into(), provider()).with_crls(lists.iter().cloned());

@@ -1,4 +1,4 @@
-//! The kind of a TLS failure, read from rustls's errors.
+//! Maps rustls errors to kinds of TLS failures.
 
 use std::error::Error;
 use std::io;
@@ -7,7 +7,7 @@ use rustls::{AlertDescription, CertificateError, InvalidMessage, PeerIncompatibl
 
 use crate::model::tls::{TlsError, TlsFailure};
 
-/// The kind of failure that ended a handshake.
+/// Returns the failure that ended a handshake.
 #[must_use]
 pub fn of_handshake(error: &io::Error) -> TlsFailure {
     let kind = match within(error) {
@@ -18,8 +18,8 @@ pub fn of_handshake(error: &io::Error) -> TlsFailure {
     TlsFailure { kind, alert: None }
 }
 
-/// The alert that ended a connection behind its handshake, if one did. With TLS 1.3 an origin that wants a client
-/// certificate says so only then (RFC 8446 §4.4.2.4).
+/// Returns the alert that ended a connection after its handshake, if there was one. With TLS 1.3, an origin that
+/// requires a client certificate sends its alert only then (RFC 8446 §4.4.2.4).
 #[must_use]
 pub fn alert_behind(error: &(dyn Error + 'static)) -> Option<TlsFailure> {
     let causes = std::iter::successors(Some(error), |error| (*error).source());
@@ -27,7 +27,7 @@ pub fn alert_behind(error: &(dyn Error + 'static)) -> Option<TlsFailure> {
     matches!(found, rustls::Error::AlertReceived(_)).then(|| of(found))
 }
 
-/// Whether the connection has ended, and not what came over it was wrong.
+/// Returns true for an error of the connection itself, not of the data received on it.
 fn is_of_connection(kind: io::ErrorKind) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof};
     matches!(kind, BrokenPipe | ConnectionAborted | ConnectionReset | TimedOut | UnexpectedEof)
@@ -62,7 +62,7 @@ fn of_alert(alert: AlertDescription) -> TlsError {
     match alert {
         AlertDescription::ProtocolVersion | AlertDescription::InsufficientSecurity => TlsError::NoCommonVersion,
         AlertDescription::UnrecognisedName => TlsError::NameUnknown,
-        // We never show one, so that can only be about its absence.
+        // The proxy never presents a client certificate, so these alerts can only report its absence.
         AlertDescription::NoCertificate | AlertDescription::BadCertificate | AlertDescription::CertificateRequired => {
             TlsError::ClientCertificateRequired
         }

@@ -1,30 +1,31 @@
-//! Parses the first bytes of a tunnel: whether they are TLS, and the server name.
+//! Parses the `ClientHello` in the first bytes of a tunnel.
 //!
-//! rustls hides raw extensions, and an encrypted `ClientHello` makes the visible name worthless, so the
-//! walk is our own: bounds-checked, over as many records as the client likes to cut it into.
+//! The server name is meaningless if the `ClientHello` is encrypted (ECH), and rustls does not expose raw
+//! extensions. So this module has its own bounds-checked parser, for any number of records.
 
-/// Most bytes that are read for a `ClientHello`; the field's own limit is 16 MiB.
+/// The maximum size of a `ClientHello`, in bytes. Its length field allows 16 MiB.
 pub const MAX_HELLO: usize = 64 * 1024;
 
-/// The fields of a `ClientHello`.
+/// The relevant content of a `ClientHello`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hello {
     /// The server name as sent (RFC 6066 §3).
     pub server_name: Option<String>,
-    /// An `encrypted_client_hello` extension is there, or one of its drafts, real or GREASE; they cannot be told apart.
+    /// Whether there is an `encrypted_client_hello` extension or one of its drafts. Real and GREASE extensions cannot
+    /// be distinguished.
     pub ech: bool,
 }
 
-/// How far the bytes go.
+/// The result of parsing the bytes received so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// A whole `ClientHello`.
+    /// A complete `ClientHello`.
     Hello(Hello),
-    /// So far so good; there must be more.
+    /// A valid but incomplete `ClientHello`.
     Partial,
 }
 
-/// These bytes do not begin a TLS handshake.
+/// The error of bytes that do not begin a TLS handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a TLS ClientHello")]
 pub struct NotTls;
@@ -34,12 +35,12 @@ const CLIENT_HELLO: u8 = 1;
 const EXT_SERVER_NAME: u16 = 0;
 /// `encrypted_client_hello` (RFC 9849) and its drafts from the eighth on.
 const EXT_ECH: std::ops::RangeInclusive<u16> = 0xfe08..=0xfe0d;
-/// `encrypted_server_name` of the drafts up to the sixth, and what the seventh and its working copies called it.
+/// `encrypted_server_name` of the drafts up to the sixth, and the numbers of the seventh draft and its working copies.
 const EXT_ESNI: [u16; 3] = [0xffce, 0xff02, 0xff08];
-/// A record's fragment (RFC 8446 §5.1).
+/// The maximum size of a record's fragment, in bytes (RFC 8446 §5.1).
 const MAX_RECORD: usize = 1 << 14;
 
-/// Reads what has arrived so far, from the first byte of the connection.
+/// Parses the bytes received so far, from the first byte of the connection.
 ///
 /// # Errors
 /// [`NotTls`] as soon as the bytes cannot be the beginning of a `ClientHello`.
@@ -48,7 +49,7 @@ pub fn read(bytes: &[u8]) -> Result<Progress, NotTls> {
     parse(&message).map(Progress::Hello).ok_or(NotTls)
 }
 
-/// Puts the handshake message together from its records; None while a part is missing.
+/// Reassembles the handshake message from its records. Returns `None` while a part is missing.
 fn unframe(bytes: &[u8]) -> Result<Option<Vec<u8>>, NotTls> {
     let mut rest = bytes;
     let mut message = Vec::new();
@@ -95,7 +96,7 @@ fn message_length(message: &[u8]) -> Option<usize> {
     reader.u24().map(|body| body.saturating_add(4))
 }
 
-/// RFC 8446 §4.1.2. None for a message that breaks its own lengths, or says a thing twice.
+/// Parses a `ClientHello` message (RFC 8446 §4.1.2). Returns `None` for inconsistent lengths or two server names.
 fn parse(message: &[u8]) -> Option<Hello> {
     let mut r = Reader(message.get(4..)?);
     r.take(2 + 32)?;
@@ -127,14 +128,14 @@ fn parse(message: &[u8]) -> Option<Hello> {
     Some(hello)
 }
 
-/// A list of exactly one entry, of type `host_name`: what every client sends and RFC 6066 allows.
+/// Parses a list of exactly one entry of type `host_name`, which is what every client sends (RFC 6066 §3).
 fn server_name(content: &[u8]) -> Option<String> {
     let mut outer = Reader(content);
     let mut list = Reader(outer.vector16()?);
     let kind = list.u8()?;
     let name = list.vector16()?;
-    let one = outer.0.is_empty() && list.0.is_empty() && kind == 0 && !name.is_empty();
-    one.then(|| String::from_utf8_lossy(name).into_owned())
+    let is_single = outer.0.is_empty() && list.0.is_empty() && kind == 0 && !name.is_empty();
+    is_single.then(|| String::from_utf8_lossy(name).into_owned())
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -187,7 +188,7 @@ mod tests {
         wire
     }
 
-    /// Cuts the handshake message into records of `size` bytes.
+    /// Splits the handshake message into records of `size` bytes.
     fn reframe(hello: &[u8], size: usize) -> Vec<u8> {
         hello[5..]
             .chunks(size)
@@ -195,7 +196,7 @@ mod tests {
             .collect()
     }
 
-    /// A `ClientHello` with these extensions and nothing else of note.
+    /// Builds a minimal `ClientHello` with these extensions.
     fn hello_with(extensions: &[(u16, Vec<u8>)]) -> Vec<u8> {
         let extensions: Vec<u8> = extensions
             .iter()
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_a_real_client_sends_however_it_is_cut() {
+    fn parses_a_real_client_hello_in_records_of_any_size() {
         let wire = real_hello("api.example.com");
         for size in [1, 2, 3, 100, 1000, 16_000] {
             let framed = reframe(&wire, size);
@@ -236,7 +237,7 @@ mod tests {
             }
             assert_eq!(read(&framed), Ok(Progress::Hello(named("api.example.com"))));
             let more = [&framed[..], b"early data"].concat();
-            assert_eq!(read(&more), Ok(Progress::Hello(named("api.example.com"))), "bytes behind it");
+            assert_eq!(read(&more), Ok(Progress::Hello(named("api.example.com"))), "bytes after it");
         }
     }
 
@@ -246,14 +247,14 @@ mod tests {
     }
 
     #[test]
-    fn finds_a_name_past_the_first_kilobyte_and_ech() {
+    fn finds_a_name_after_the_first_kilobyte_and_ech() {
         let wire = hello_with(&[(0x15, vec![0; 9000]), sni(b"far.example"), (0xfe0d, vec![1, 2, 3])]);
         let want = Hello { server_name: Some("far.example".to_owned()), ech: true };
         assert_eq!(read(&wire), Ok(Progress::Hello(want)));
     }
 
     #[test]
-    fn every_draft_that_hides_the_name_is_found() {
+    fn every_draft_of_ech_is_found() {
         let rows = [(0xfe07, false), (0xfe08, true), (0xfe0a, true), (0xfe0d, true), (0xfe0e, false), (0xffce, true)];
         for (number, ech) in rows.into_iter().chain([(0xff02, true), (0xff08, true), (0xff01, false), (0x0a0a, false)])
         {
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn says_at_the_first_wrong_byte_that_it_is_not_tls() {
+    fn rejects_other_protocols_at_the_first_wrong_byte() {
         let two_names = [sni(b"a.example").1, sni(b"b.example").1];
         let rows: &[(&str, Vec<u8>)] = &[
             ("http", b"GET / HTTP/1.1\r\n".to_vec()),
@@ -295,7 +296,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(0u8.., 0..300), at in 0usize..300, to in 0u8..) {
+        fn never_panics(bytes in proptest::collection::vec(0u8.., 0..300), at in 0usize..300, to in 0u8..) {
             let _ = read(&bytes);
             let mut wire = real_hello("api.example.com");
             if let Some(byte) = wire.get_mut(at) {

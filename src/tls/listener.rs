@@ -1,4 +1,4 @@
-//! TLS of the proxy's own listeners, and the identity in client certificates.
+//! TLS on the proxy's own listeners, and the task names in client certificates.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,65 +11,65 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::provider;
 
-/// Before the name of a task in a URI of a certificate's SAN.
+/// The prefix of a task's name in a URI in a certificate's SAN.
 const URN: &str = "urn:exeat:task:";
 
-/// PEM files.
+/// The PEM files of a listener.
 pub struct PemFiles<'a> {
-    /// The chain, the leaf first.
+    /// The certificate chain, leaf first.
     pub cert: &'a Path,
     /// The leaf's key.
     pub key: &'a Path,
-    /// The CA that signs client certificates; with it, every client must have one.
+    /// The CA of client certificates. If set, every client must present one.
     pub client_ca: Option<&'a Path>,
-    /// Client certificates that no longer count.
+    /// The list of revoked client certificates (CRL).
     pub crl: Option<&'a Path>,
 }
 
-/// The listener's TLS cannot be set up.
+/// The error of a listener's TLS setup.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenerTlsError {
-    /// A file cannot be read, or does not hold what it should.
+    /// A file cannot be read, or its content is invalid.
     #[error("{0}: {1}")]
     File(PathBuf, String),
-    /// The files do not belong together.
+    /// The contents of the files do not match.
     #[error("{0}: {1}")]
-    Unfit(PathBuf, String),
+    Mismatch(PathBuf, String),
 }
 
-/// Reads the files. With a CA for clients, one that shows no certificate of it gets no connection; with a
-/// list of revoked ones, neither does one that is on it, nor anyone once the list is out of date.
+/// Reads the files and builds the TLS configuration. With a client CA, a client without a certificate of that CA is
+/// rejected. With a CRL, so is a client whose certificate is on it, and every client once the CRL is out of date.
 ///
 /// # Errors
-/// [`ListenerTlsError`] if a file is missing or invalid; no client is accepted without it.
+/// [`ListenerTlsError`], so that a missing or unreadable file never admits a client.
 pub fn server_config(files: &PemFiles<'_>) -> Result<Arc<ServerConfig>, ListenerTlsError> {
     let chain = certificates(files.cert)?;
     let no_key = |error| ListenerTlsError::of(files.key, "private key", &error);
     let key = PrivateKeyDer::from_pem_file(files.key).map_err(no_key)?;
-    let unfit = |path: &Path| {
+    let mismatch = |path: &Path| {
         let path = path.to_owned();
-        move |why: &dyn std::fmt::Display| ListenerTlsError::Unfit(path, why.to_string())
+        move |why: &dyn std::fmt::Display| ListenerTlsError::Mismatch(path, why.to_string())
     };
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
-        .map_err(|error| unfit(files.cert)(&error))?;
+        .map_err(|error| mismatch(files.cert)(&error))?;
     let builder = match files.client_ca {
         None => builder.with_no_client_auth(),
         Some(ca) => {
             let mut roots = RootCertStore::empty();
             for cert in certificates(ca)? {
-                roots.add(cert).map_err(|error| unfit(ca)(&error))?;
+                roots.add(cert).map_err(|error| mismatch(ca)(&error))?;
             }
             let mut verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider());
             if let Some(crl) = files.crl {
                 verifier = verifier.with_crls(revocations(crl)?).enforce_revocation_expiration();
             }
-            builder.with_client_cert_verifier(verifier.build().map_err(|error| unfit(ca)(&error))?)
+            builder.with_client_cert_verifier(verifier.build().map_err(|error| mismatch(ca)(&error))?)
         }
     };
-    let mut config = builder.with_single_cert(chain, key).map_err(|error| unfit(files.cert)(&error))?;
+    let mut config = builder.with_single_cert(chain, key).map_err(|error| mismatch(files.cert)(&error))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // A resumed session would skip the look at the list of revoked certificates.
+    // A resumed session would skip the revocation check.
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(Arc::new(config))
@@ -91,12 +91,12 @@ fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>
 
 impl ListenerTlsError {
     fn of(path: &Path, what: &str, error: &pem::Error) -> Self {
-        Self::File(path.to_owned(), format!("has no usable PEM {what}: {error}"))
+        Self::File(path.to_owned(), format!("contains no usable PEM {what}: {error}"))
     }
 }
 
-/// The names in a verified certificate that may be a task's: DNS names, and what follows
-/// `urn:exeat:task:` in URIs (RFC 5280 §4.2.1.6).
+/// Returns the names in a verified certificate that may be task names: DNS names, and the rest of URIs
+/// after `urn:exeat:task:` (RFC 5280 §4.2.1.6).
 #[must_use]
 pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     let Ok((_, parsed)) = X509Certificate::from_der(certificate) else { return Vec::new() };

@@ -1,4 +1,5 @@
-//! TLS on both sides: interception, listeners, tunnel hellos, verification of origins, revocation lists, failures.
+//! TLS on both sides: the interception CA, the proxy's own listener, `ClientHello` parsing, trust in origins,
+//! revocation lists, failure kinds, and certificate probes.
 
 pub mod authority;
 pub mod crl;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
-/// The one crypto provider of this program.
+/// Returns the crypto provider of this program.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())

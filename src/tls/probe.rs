@@ -1,4 +1,5 @@
-//! Reports an origin's certificate from a TLS handshake, trusted or not. Nothing is sent to an untrusted origin.
+//! Probes an origin's certificate with a TLS handshake, whether or not the certificate is trusted. A probe sends no
+//! application data.
 
 use std::io;
 use std::sync::Arc;
@@ -21,51 +22,51 @@ use super::upstream::{UpstreamTls, Verifier, server_name};
 use crate::files;
 use crate::model::host::Host;
 
-/// Certificates of a chain that are shown.
-const MOST_CERTIFICATES: usize = 10;
-/// Names of a certificate that are shown.
-const MOST_NAMES: usize = 100;
+/// The maximum number of reported certificates of a chain.
+const MAX_CERTIFICATES: usize = 10;
+/// The maximum number of reported names of a certificate.
+const MAX_NAMES: usize = 100;
 
-/// The report of a handshake. Its texts are the origin's.
+/// The result of a handshake. Its texts come from the origin and are untrusted.
 #[derive(Debug)]
 pub struct CertificateReport {
     /// `TLSv1.3` or `TLSv1.2`.
     pub protocol: &'static str,
-    /// The protocol that ALPN selected: `h2` or `http/1.1`.
+    /// The negotiated protocol: `h2` or `http/1.1`.
     pub alpn: Option<String>,
-    /// The origin's own certificate, then what it sent along.
+    /// The origin's own certificate, then the others that it sent.
     pub chain: Vec<Certificate>,
-    /// Why a request would not be sent there.
+    /// The verification error because of which no request would be sent there.
     pub doubt: Option<String>,
 }
 
-/// One certificate. What cannot be read of it is left out.
+/// A certificate. Fields that cannot be parsed are omitted.
 #[derive(Debug, Default, Serialize)]
 pub struct Certificate {
     /// The subject.
     pub subject: Option<String>,
     /// The issuer.
     pub issuer: Option<String>,
-    /// The names and addresses that it is good for.
+    /// The subject alternative names: DNS names, addresses, URIs and e-mail addresses.
     pub sans: Vec<String>,
-    /// From when on, RFC 3339.
+    /// The start of its validity, in RFC 3339 format.
     pub not_before: Option<String>,
-    /// Until when, RFC 3339.
+    /// The end of its validity, in RFC 3339 format.
     pub not_after: Option<String>,
-    /// Its number, in hex.
+    /// The serial number, in hex.
     pub serial: Option<String>,
-    /// The hash of all of it, in hex.
+    /// The SHA-256 of the DER encoding, in hex.
     pub sha256: String,
 }
 
 impl UpstreamTls {
-    /// Shakes hands over a connection, looks, and hangs up.
+    /// Performs a TLS handshake on a connection, reports the certificates and closes the connection.
     ///
     /// # Errors
-    /// If the other side speaks no TLS, or does not hold the key of its certificate.
+    /// If the handshake fails: the peer does not use TLS, or does not have the key of its certificate.
     pub async fn probe(&self, host: &Host, io: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<CertificateReport> {
         let name = server_name(host).ok_or(io::ErrorKind::InvalidInput)?;
-        let config = curious(&self.verifier).map_err(io::Error::other)?;
+        let config = probe_config(&self.verifier).map_err(io::Error::other)?;
         let tls = TlsConnector::from(Arc::new(config)).connect(name.clone(), io).await?;
         let connection = tls.get_ref().1;
         let sent = connection.peer_certificates().unwrap_or_default();
@@ -78,14 +79,14 @@ impl UpstreamTls {
                 _ => "TLSv1.3",
             },
             alpn: connection.alpn_protocol().map(|alpn| String::from_utf8_lossy(alpn).into_owned()),
-            chain: sent.iter().take(MOST_CERTIFICATES).map(Certificate::read).collect(),
+            chain: sent.iter().take(MAX_CERTIFICATES).map(Certificate::read).collect(),
             doubt,
         })
     }
 }
 
-/// A client that asks for the certificate every time, and takes any.
-fn curious(verifier: &Arc<Verifier>) -> Result<ClientConfig, rustls::Error> {
+/// Builds a client configuration without session resumption that accepts any certificate.
+fn probe_config(verifier: &Arc<Verifier>) -> Result<ClientConfig, rustls::Error> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()?
         .dangerous()
@@ -96,7 +97,7 @@ fn curious(verifier: &Arc<Verifier>) -> Result<ClientConfig, rustls::Error> {
     Ok(config)
 }
 
-/// Takes any certificate whose key signs the handshake. What it is worth is asked afterwards.
+/// Accepts any certificate whose key signs the handshake. The certificate is verified afterwards.
 #[derive(Debug)]
 struct AcceptAny(Arc<Verifier>);
 
@@ -146,8 +147,8 @@ impl Certificate {
             subject: Some(parsed.subject().to_string()),
             issuer: Some(parsed.issuer().to_string()),
             sans: names(&parsed),
-            not_before: written(validity.not_before.to_datetime()),
-            not_after: written(validity.not_after.to_datetime()),
+            not_before: rfc3339(validity.not_before.to_datetime()),
+            not_after: rfc3339(validity.not_after.to_datetime()),
             serial: Some(files::hex(parsed.raw_serial())),
             sha256,
         }
@@ -161,7 +162,7 @@ fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
         GeneralName::IPAddress(bytes) => address(bytes),
         _ => None,
     });
-    shown.take(MOST_NAMES).collect()
+    shown.take(MAX_NAMES).collect()
 }
 
 fn address(bytes: &[u8]) -> Option<String> {
@@ -170,6 +171,6 @@ fn address(bytes: &[u8]) -> Option<String> {
     v4().or_else(v6)
 }
 
-fn written(at: OffsetDateTime) -> Option<String> {
+fn rfc3339(at: OffsetDateTime) -> Option<String> {
     at.format(&Rfc3339).ok()
 }

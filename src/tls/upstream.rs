@@ -1,4 +1,4 @@
-//! Verifies origins: roots, the original name, ALPN.
+//! TLS to origins: trusted roots, revocation lists, verification against the requested name, ALPN.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,37 +15,37 @@ use super::crl::{self, CrlError};
 use super::provider;
 use crate::model::host::Host;
 
-/// Client-side TLS towards origins.
+/// The TLS client configuration for origins.
 pub struct UpstreamTls {
     config: Arc<ClientConfig>,
     config_h1: Arc<ClientConfig>,
-    /// The verifier, for other checks against the same roots.
+    /// The verifier of the configurations, also used by probes.
     pub(super) verifier: Arc<Verifier>,
-    /// Files of lists of revoked certificates.
+    /// The files of the revocation lists.
     crls: Vec<PathBuf>,
-    /// How often the lists have changed.
+    /// The number of changes of the lists.
     generation: AtomicU64,
 }
 
-/// No roots or lists could be loaded.
+/// The error of roots or revocation lists that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum RootsError {
-    /// A file of `extra_roots` holds no certificate, or cannot be read.
-    #[error("upstream.extra_roots: {0} holds no PEM certificate that can be used")]
+    /// A file of `extra_roots` contains no certificate, or cannot be read.
+    #[error("upstream.extra_roots: {0} contains no usable PEM certificate")]
     Extra(String),
-    /// A file of `crls` holds no list of revoked certificates, or cannot be read.
+    /// A file of `crls` contains no usable list, or cannot be read.
     #[error("upstream.crls: {0}")]
     Crl(#[from] CrlError),
-    /// The machine has no roots.
+    /// The operating system has no root certificates.
     #[error("upstream.roots = \"system\": this machine has no root certificates")]
     NoSystemRoots,
-    /// rustls did not take the provider.
+    /// rustls rejected the configuration.
     #[error(transparent)]
     Tls(#[from] rustls::Error),
 }
 
-/// A verifier whose lists of revoked certificates can be replaced. Everything that was configured with it sees the new
-/// ones: connections to origins, to DNS servers and to the ledger.
+/// A verifier with replaceable revocation lists. New lists apply to everything that was configured with it: connections
+/// to origins, to DNS servers and to the ledger.
 #[derive(Debug)]
 pub(super) struct Verifier {
     roots: Arc<RootCertStore>,
@@ -65,7 +65,7 @@ impl Verifier {
         Ok(Self { roots, current })
     }
 
-    /// Puts other lists in force. False if they are the same.
+    /// Replaces the lists. Returns false if the new ones are the same.
     fn replace(&self, lists: Vec<CertificateRevocationListDer<'static>>) -> Result<bool, RootsError> {
         let renewed = Current::new(&self.roots, lists)?;
         let mut current = self.current.write();
@@ -80,8 +80,8 @@ impl Verifier {
 }
 
 impl Current {
-    /// Origins that no list speaks of are believed as without lists. A list that is out of date, or that its issuer has not
-    /// signed, ends belief in what it speaks of.
+    /// Builds the verifier. Certificates that no list covers are verified without revocation checks. A list that is
+    /// out of date, or not signed by the issuer, invalidates the certificates that it covers.
     fn new(roots: &Arc<RootCertStore>, lists: Vec<CertificateRevocationListDer<'static>>) -> Result<Self, RootsError> {
         let verifier = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider())
             .with_crls(lists.iter().cloned())
@@ -129,10 +129,10 @@ impl ServerCertVerifier for Verifier {
 }
 
 impl UpstreamTls {
-    /// Loads the roots, Mozilla's or the machine's, the extra files, and the lists of revoked certificates.
+    /// Loads the roots (Mozilla's or the operating system's), the extra roots and the revocation lists.
     ///
     /// # Errors
-    /// [`RootsError`]: nothing is believed by mistake because a file was missing.
+    /// [`RootsError`], so that a missing file never extends trust.
     pub fn new(system: bool, extra: &[impl AsRef<Path>], crls: &[PathBuf]) -> Result<Self, RootsError> {
         let mut roots = RootCertStore::empty();
         if system {
@@ -159,7 +159,7 @@ impl UpstreamTls {
             .with_custom_certificate_verifier(verifier.clone())
             .with_no_client_auth();
         if !crls.is_empty() {
-            // A resumed session would skip the look at a list that has been renewed since.
+            // A resumed session would skip the check against lists that have been replaced since.
             config.resumption = Resumption::disabled();
         }
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -169,10 +169,10 @@ impl UpstreamTls {
         Ok(Self { config, config_h1, verifier, crls, generation: AtomicU64::new(0) })
     }
 
-    /// Reads the lists of revoked certificates again. Connections that are open stay open.
+    /// Reads the revocation lists again. Open connections stay open.
     ///
     /// # Errors
-    /// [`RootsError::Crl`]: then the old lists stay in force.
+    /// [`RootsError::Crl`]. The old lists stay in force then.
     pub fn renew(&self) -> Result<(), RootsError> {
         if self.verifier.replace(lists(&self.crls)?)? {
             self.generation.fetch_add(1, Ordering::Release);
@@ -180,41 +180,41 @@ impl UpstreamTls {
         Ok(())
     }
 
-    /// How often the lists have changed. A connection that was made under an earlier one is not used again.
+    /// Returns the number of changes of the lists. A connection from an earlier generation is not reused.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The configuration for origins that may speak h2 or http/1.1.
+    /// Returns the configuration for h2 and http/1.1.
     #[must_use]
     pub fn config(&self) -> Arc<ClientConfig> {
         self.config.clone()
     }
 
-    /// The configuration for requests that HTTP/2 has no form for.
+    /// Returns the configuration for requests that HTTP/2 cannot represent.
     #[must_use]
     pub fn config_h1(&self) -> Arc<ClientConfig> {
         self.config_h1.clone()
     }
 }
 
-/// All lists of these files.
+/// Reads the lists of all files.
 fn lists(files: &[PathBuf]) -> Result<Vec<CertificateRevocationListDer<'static>>, RootsError> {
     let mut all = Vec::new();
     for file in files {
         let read = crl::read(file)?;
         if let Some(expired) = read.expired {
             let file = file.display();
-            tracing::warn!(%file, %expired, "a list of revoked certificates is out of date: its issuer's certificates are refused");
+            tracing::warn!(%file, %expired, "a list of revoked certificates is out of date: its issuer's certificates are rejected");
         }
         all.extend(read.lists);
     }
     Ok(all)
 }
 
-/// The name that goes into SNI and that the certificate must bear: the host that was asked for, never
-/// the address that was dialled for it.
+/// Returns the name for SNI and certificate verification: the requested host, never the address that was
+/// dialled for it.
 #[must_use]
 pub fn server_name(host: &Host) -> Option<ServerName<'static>> {
     match host {

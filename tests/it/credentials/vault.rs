@@ -130,8 +130,8 @@ fn check_tells_a_missing_value_from_an_unusable_one() {
             "warning: credentials.KEY.value: the variable NOPE is not set; the credential is disabled",
         ),
         ("file:nope", "bearer", 0, "the credential is disabled"),
-        ("env:BLANK", "bearer", 2, "credentials.KEY.value: it is empty"),
-        ("env:CONTROL", "bearer", 2, "credentials.KEY.value: it holds control bytes"),
+        ("env:BLANK", "bearer", 2, "credentials.KEY.value: the value is empty"),
+        ("env:CONTROL", "bearer", 2, "credentials.KEY.value: the value contains control characters"),
         ("env:GOOD", "basic", 2, "not of the form user:password"),
         ("sk-7q2zt9lmx4vbn8kc", "bearer", 2, "not the source of a secret"),
     ];

@@ -154,7 +154,7 @@ async fn a_failed_handshake_says_which_way_it_failed() {
             .await,
             "certificate_name_mismatch",
             CERTIFICATE.into(),
-            "another name",
+            "requested host",
             "host name",
         ),
         (serves(other.server(|_| {})).await, "certificate_issuer_unknown", CERTIFICATE.into(), "issuer", "extra_roots"),
@@ -194,20 +194,26 @@ async fn a_failed_handshake_says_which_way_it_failed() {
             "client_certificate_required",
             "tls_alert_received; alert-id=".into(),
             "client certificate",
-            "has none",
+            "has no client certificate",
         ),
         (
             serves(clients(&rustls::version::TLS13)).await,
             "client_certificate_required",
             alert(116, "certificate_required"),
             "client certificate",
-            "has none",
+            "has no client certificate",
         ),
     ];
     let mut over_h2 = clients(&rustls::version::TLS13);
     over_h2.alpn_protocols = vec![b"h2".to_vec()];
     let wanted = alert(116, "certificate_required");
-    rows.push((serves(over_h2).await, "client_certificate_required", wanted, "client certificate", "has none"));
+    rows.push((
+        serves(over_h2).await,
+        "client_certificate_required",
+        wanted,
+        "client certificate",
+        "has no client certificate",
+    ));
     let ports: Vec<_> = rows.iter().map(|(port, ..)| *port).collect();
     let lab = ground.proxy(&config(&ports, "")).await;
     for (n, (port, kind, status, detail, hint)) in rows.into_iter().enumerate() {

@@ -61,9 +61,9 @@ async fn check_names_every_problem_and_exits_2() {
     let words = text(&bad.stderr);
     assert_eq!(bad.status.code(), Some(2), "{words}");
     for line in [
-        "error: proxy.lissten: unknown key; write listen",
+        "error: proxy.lissten: unknown key; expected listen",
         "error: integrations.a.allowed_domains[0]: \"*.com\" covers a whole registry suffix",
-        "error: integrations.a.allowed_domains[1]: \"A.example\" is not in normal form; write \"a.example\"",
+        "error: integrations.a.allowed_domains[1]: \"A.example\" is not in normal form; expected \"a.example\"",
         "bad.toml: 3 problems",
     ] {
         assert!(words.contains(line), "{line:?} is missing in\n{words}");
@@ -90,8 +90,8 @@ async fn check_warns_of_networks_that_open_everything() {
     let words = text(&wide.stderr);
     assert_eq!(wide.status.code(), Some(0), "{words}");
     for line in [
-        "warning: network.allow_cidrs[0]: opens every special address",
-        "warning: integrations.a.allow_cidrs[0]: opens the whole of fd00::/8 (unique local)",
+        "warning: network.allow_cidrs[0]: opens every special-purpose address",
+        "warning: integrations.a.allow_cidrs[0]: opens all of fd00::/8 (unique local)",
     ] {
         assert!(words.contains(line), "{line:?} is missing in\n{words}");
     }
@@ -284,7 +284,7 @@ async fn a_webhook_that_leads_inside_is_an_error_when_checked_at_start_and_at_re
     assert_eq!(check(&[]).await.0, Some(0), "nothing is asked");
     let (code, _, said) = check(&["--online"]).await;
     let want = "error: tasks.t.webhook_urls[1]: mixed.test has an address that is not public; the webhook is \
-                disabled; write a public host";
+                disabled; expected a public host";
     assert!(code == Some(2) && said.contains(want) && said.contains("1 problem"), "{code:?} {said}");
     let (code, found, _) = check(&["--online", "--json"]).await;
     let found: serde_json::Value = serde_json::from_str(&found).unwrap();

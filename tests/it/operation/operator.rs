@@ -253,7 +253,7 @@ async fn a_wrong_or_missing_admin_token_is_told_apart() {
     assert!(!said.contains("wrong-token"), "{said}");
     let mut odd = stage.command(&["execution", "list"]);
     odd.env("EXEAT_ADMIN_TOKEN", "a\r\nb");
-    assert!(failed(odd, 1).await.contains("control bytes"));
+    assert!(failed(odd, 1).await.contains("control characters"));
 
     // The right one in the variable: neither the file nor the state is needed.
     let token = fs::read_to_string(stage.lab.dir.path().join("admin.token")).unwrap();
