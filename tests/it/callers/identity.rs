@@ -1,4 +1,4 @@
-//! Who asks is known, or gets a 407.
+//! Callers are identified, or get a 407.
 
 use base64::Engine;
 use http::Request;

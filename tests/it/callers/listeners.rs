@@ -209,7 +209,7 @@ async fn tls_to_the_proxy_itself() {
     let reply = over_tls(&lab, origin.port(), None, &token()).await;
     assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
     assert!(over_tls(&lab, origin.port(), None, "").await.starts_with("HTTP/1.1 407 "));
-    // Who speaks plainly hears nothing that could be taken for an answer.
+    // A client that sends plain HTTP receives nothing that could be taken for a response.
     let plain = lab.raw("GET https://api.test/ HTTP/1.1\r\nHost: api.test\r\n{auth}\r\n").await;
     assert!(!plain.contains("HTTP/1.1"), "{plain:?}");
     let line = lab.ended(2).await;
@@ -341,7 +341,7 @@ async fn tools_come_in_by_a_socket_file_and_over_tls() {
     assert_eq!(call(&[("EXEAT_PROXY", &socket)]), hello);
     assert_eq!(call(&[("EXEAT_PROXY", &at), ("EXEAT_PROXY_CA", roots.to_str().unwrap())]), hello);
     assert_eq!(call(&[("HTTPS_PROXY", &at), ("EXEAT_PROXY_CA", roots.to_str().unwrap())]), hello);
-    // Whoever else answers there hears no token.
+    // The token is not sent to any other program that answers at the address.
     let why = call(&[("EXEAT_PROXY", &at)]);
     assert!(why.contains("no proxy can be reached") && !why.contains(TOKEN), "{why}");
 }

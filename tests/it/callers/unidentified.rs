@@ -68,7 +68,7 @@ async fn strangers_that_keep_their_connections_take_no_place_of_a_caller() {
     assert_eq!((lines.iter().filter(|line| line["code"] == "caller_unknown").count(), closed), (60, 60 - open));
 }
 
-/// Whoever floods from one address closes its own connections and not those of others.
+/// A flood from one address closes the connections of that address and not those of others.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_address_does_not_take_the_places_of_another() {
     let (lab, _origin) = lab("max_connections = 200", "").await;

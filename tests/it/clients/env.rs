@@ -5,7 +5,7 @@ use crate::operation::cli::Served;
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// What a script says after `eval "$(exeat env …)"`, and what the daemon wrote down.
+/// Runs a script after `eval "$(exeat env …)"`. Returns its output and the daemon's audit lines.
 pub(super) async fn in_a_sandbox(place: &Place, script: &str) -> (Output, Vec<Value>) {
     let config = place.config.to_str().unwrap();
     let mut served = Served::start(exeat(place.dir(), &["serve", "-c", config]));

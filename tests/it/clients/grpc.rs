@@ -59,7 +59,7 @@ fn client(place: &Place, flags: &[&str], target: &str) -> Command {
     command
 }
 
-/// What `chat.py` says of what it did.
+/// The output of `chat.py`.
 const SHOWN: &str = "unary\n50 rounds\n1000 messages\nstatus and trailers\n2 MiB\ndeadline and cancellation\n";
 
 #[tokio::test(flavor = "multi_thread")]

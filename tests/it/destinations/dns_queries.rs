@@ -181,7 +181,7 @@ async fn new_names_come_within_a_limit_and_known_ones_without() {
     );
     assert!(lab.raw(&own).await.starts_with("HTTP/1.1 429"), "a question about it is a look-up as well");
     assert_eq!(asked(&lab), before, "nothing more left");
-    // What it has asked for before goes on, also where it was not told anything.
+    // Names that it has resolved before still resolve, even those for which it got no answer.
     assert_eq!(lab.get(&url(0)).await.status, 200);
     lab.get(&url(1)).await.assert_refused(502, "tls_failed");
     lab.get(&format!("https://none.zone.test:{}/", origin.port())).await.assert_refused(502, "resolve_failed");
@@ -266,7 +266,8 @@ async fn no_name_and_no_connection_leaves_while_the_log_cannot_be_written() {
         out.read_line(&mut line).unwrap();
     }
     drop(out);
-    // Whoever is first finds it out. A process that another test starts just then may have the reading end for a moment.
+    // The first one to write notices it. A process that another test starts at this moment may hold the reading end
+    // briefly.
     let since = std::time::Instant::now();
     let mut first = served.get(&url(0)).await;
     while first.status == 200 && since.elapsed() < PATIENCE {

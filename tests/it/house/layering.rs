@@ -74,7 +74,7 @@ fn stages_call_no_stage() {
     }
 }
 
-/// What only some files may do.
+/// Operations that only some files may perform.
 #[test]
 fn some_things_have_one_home() {
     let rules: [(&str, &[&str]); 6] = [

@@ -1,5 +1,5 @@
-//! What each malformed or rare input gets. The tables of `docs/http-behaviour.md` are these rows, and each is
-//! tried; `EXEAT_UPDATE_DOCS=1` writes the page.
+//! The treatment of each malformed or rare input. The tables of `docs/http-behaviour.md` are these rows, and each is
+//! tested; `EXEAT_UPDATE_DOCS=1` writes the page.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -16,7 +16,7 @@ struct Asked {
     text: String,
     /// The status and the refusal's code, or what the origin gets.
     gets: &'static str,
-    /// What the origin has to have seen of a request that passes.
+    /// The check of the request that the origin received, for a request that passes.
     seen: fn(&Seen) -> bool,
 }
 
@@ -283,7 +283,7 @@ struct Answered {
     method: &'static str,
     words: &'static [u8],
     gets: &'static str,
-    /// What has to stand in the client's answer, and what must not.
+    /// Texts that the client's response must contain, and texts that it must not contain.
     has: &'static [&'static str],
     lacks: &'static [&'static str],
 }

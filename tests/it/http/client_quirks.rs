@@ -1,4 +1,4 @@
-//! What clients and the networks between do to bytes, although the standards do not make them do it.
+//! Deviations from the standards that clients and networks are known for.
 
 use std::io;
 use std::pin::Pin;
@@ -70,7 +70,7 @@ async fn a_client_that_writes_single_bytes_is_served_to_the_end() {
             sealed.port()
         ))
         .await;
-    // What passes unseen has the origin's own certificate.
+    // A connection that is not inspected has the origin's own certificate.
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(lab.dir.path().join("origin-ca.pem")).unwrap()).unwrap();
     let rows = [

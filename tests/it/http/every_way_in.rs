@@ -229,7 +229,7 @@ async fn held_by(lab: &Lab, gate: &Gate, by: By, ask: &Ask, code: &str) {
     assert_eq!(logged, [code], "{by:?} {ask:?}");
 }
 
-/// What the front-end refuses by itself.
+/// Returns true if the front end refuses the request itself.
 fn is_unsent(ask: &Ask) -> bool {
     let url = ask.text("url").unwrap_or_default();
     ask.tool == "shell" || ask.input["timeout"].is_string() || url.len() > 65_534
@@ -247,7 +247,7 @@ async fn reported(lab: &Lab) -> Value {
 
 const ADMIN: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n";
 
-/// What can be reached, and what looks as if it could.
+/// The hosts that can be reached, and those that only look reachable.
 struct Yard {
     lab: Lab,
     origin: Origin,
@@ -319,7 +319,7 @@ async fn yard() -> Yard {
     Yard { lab, origin, plain, text, closed, full, stranger, garbage, _sockets: sockets }
 }
 
-/// What comes of a request alone, whoever makes it.
+/// The expected results that depend on the request alone, not on the caller.
 fn rows(yard: &Yard) -> Vec<(&'static str, Ask)> {
     let port = yard.origin.port();
     let at = |host: &str, path: &str| format!("https://{host}:{port}{path}");
@@ -329,7 +329,7 @@ fn rows(yard: &Yard) -> Vec<(&'static str, Ask)> {
     let coded = STANDARD.encode(KEY);
     let escaped = utf8_percent_encode(KEY, NON_ALPHANUMERIC).to_string();
     let mut rows = vec![
-        // What the front-end does not send, first: the record of calls has no room for it later.
+        // The requests that the front end does not send come first: later, the record of calls has no room for them.
         ("request_malformed", ask("http_request", json!({"url": at("api.test", "/"), "timeout": "soon"}))),
         ("tool_not_enabled", ask("shell", json!({"url": at("api.test", "/")}))),
         ("host_not_allowed", get(at("evil.test", "/"))),
@@ -608,7 +608,7 @@ const BESIDE: [&str; 12] = [
     "webhook_not_enabled",
     "webhook_not_registered",
 ];
-/// What one of the ways cannot meet, and why.
+/// The refusals that cannot occur on one of the ways, with the reason.
 const NOT_BY_ALL: [(&str, &str); 10] = [
     ("authority_mismatch", "the front-end writes Host from the URL: there is no second name"),
     ("draining", "the front-end has a connection for each call, and a proxy that is leaving takes none"),

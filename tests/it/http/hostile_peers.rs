@@ -183,7 +183,7 @@ async fn trailers_speak_for_nobody_but_their_sender() {
     assert_eq!(spoken(&reply), [("exeat-response-size", "1"), ("x-sum", "7")]);
 }
 
-/// What goes out after the answer is whole would be in no record.
+/// Bytes sent after the complete response would be in no record.
 #[tokio::test]
 async fn an_upload_ends_with_its_exchange() {
     let got = Arc::new(AtomicUsize::new(0));

@@ -108,7 +108,7 @@ async fn heads_and_targets_have_a_size() {
     }
 }
 
-/// What stands behind a refused head is not read, however it comes.
+/// Bytes after a refused head are not read, however they arrive.
 #[tokio::test]
 async fn nothing_behind_a_refused_head_is_served() {
     let (lab, origin) = lab::simple().await;

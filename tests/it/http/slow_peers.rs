@@ -215,7 +215,7 @@ async fn half_closed_clients_are_answered() {
     assert!(reply.starts_with("HTTP/1.1 200") && reply.ends_with("hello\n"), "{reply}");
 }
 
-/// What a client sends before it reads anything: more than any buffer on the way takes.
+/// The size of the data that a client sends before it reads anything, in bytes: more than all buffers on the way hold.
 const LARGE: usize = 8_000_000;
 
 /// A lab whose task may send hardly anything, and with this in `[proxy]`.
@@ -291,7 +291,7 @@ async fn a_client_that_sends_all_before_it_reads_is_told_why_it_was_refused() {
     assert_eq!(lab.audit().await.len(), n, "one line each");
 }
 
-/// Whatever else ends a connection before its body has come.
+/// Other reasons to close a connection before its body has arrived.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refusal_that_closes_is_told_to_who_sends_all_before_it_reads() {
     let (lab, to) = terse("").await;

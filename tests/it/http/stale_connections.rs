@@ -335,7 +335,7 @@ async fn a_body_that_is_on_its_way_is_not_sent_again() {
     assert_eq!((came.len(), line.get("repeated")), (1, None), "{line} {came:#?}");
 }
 
-/// Whatever has come of an answer, and be it one byte, the origin has had the request.
+/// After one byte of a response, the origin is known to have received the request.
 #[tokio::test]
 async fn a_request_with_the_first_byte_of_an_answer_is_not_sent_again() {
     for cut in 0..HELLO.len() {

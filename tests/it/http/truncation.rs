@@ -1,4 +1,4 @@
-//! What comes back is no larger than the plan allows, and whoever gets less is told.
+//! Responses are no larger than the plan allows, and the client learns that one was truncated.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,7 +20,7 @@ const MOST: usize = 1000;
 /// More than anybody would wait for.
 const ENDLESS: usize = 1 << 40;
 
-/// What the client got.
+/// The response that the client received.
 struct Got {
     status: StatusCode,
     headers: HeaderMap,
@@ -235,7 +235,7 @@ async fn a_cut_falls_between_characters_of_a_text_and_anywhere_else() {
     }
 }
 
-/// What is overwritten is overwritten before it is counted, so that no cut lets half a value pass.
+/// Values are redacted before bytes are counted, so that truncation never shows half a value.
 #[tokio::test]
 async fn a_value_across_the_limit_is_overwritten_and_both_are_told() {
     let ground = Ground::new().await;
@@ -300,7 +300,7 @@ async fn answers_without_a_body_are_let_be() {
     }
 }
 
-/// What was broken off or cut was not read to its end, so nothing else may come on its connection.
+/// The rest of an aborted or truncated response was not read, so the connection must not be reused.
 #[tokio::test]
 async fn the_connection_of_an_answer_that_was_too_large_is_not_used_again() {
     for (oversize, path) in [("refuse", "known"), ("refuse", "big"), ("truncate", "known"), ("truncate", "big")] {
@@ -357,8 +357,8 @@ async fn an_opaque_tunnel_has_no_bodies() {
     assert_eq!((reply.body.len(), reply.header("content-length")), (5000, Some("5000")));
 }
 
-/// What the front-end of the tools relies on: behind a body stands what became of it, and where there can be none, or
-/// the head says that it is empty, that stands in the head.
+/// The report that the front end of the tools relies on: in the trailers, or in the head if there can be no trailers or
+/// the head declares the body empty.
 #[tokio::test]
 async fn a_tool_calls_answer_says_all_behind_its_body_or_in_a_head_without_one() {
     struct Row {

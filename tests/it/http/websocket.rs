@@ -138,7 +138,7 @@ async fn next<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) -> Opti
     tokio::time::timeout(PATIENCE, socket.next()).await.expect("something comes")
 }
 
-/// What closed it: the code that we sent, and nothing but it.
+/// Returns the code of the close frame, which must be the last frame.
 async fn closed_with<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut Socket<S>) -> Option<u16> {
     loop {
         match next(socket).await {
@@ -186,7 +186,7 @@ async fn no_handshake_names_another_path() {
     assert_eq!(lab.ended(0).await["path"], "/ws");
 }
 
-/// What is held of messages has a limit; who stalls within one makes room for the next.
+/// Held messages have a size limit; one that stalls is evicted for the next.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_stalls_is_given_up_where_its_room_is_needed() {
     let ground = Ground::new().await;
@@ -434,7 +434,7 @@ async fn a_key_that_comes_back_is_overwritten() {
     assert_eq!(echo.handshakes.lock().unwrap()[1]["authorization"], format!("Bearer {KEY}"));
 }
 
-/// What is longer than is held whole goes behind a lag, and a value at its end is found before it leaves.
+/// Messages that are too long to be held whole are sent with a lag, and a value at the end is found before it is sent.
 #[tokio::test]
 async fn a_long_message_passes_and_a_value_in_it_does_not() {
     let ground = Ground::new().await;
@@ -505,7 +505,7 @@ async fn a_daemon_that_leaves_says_so() {
     assert_eq!(log.matches("\"closed\"").count(), 2, "{log}");
 }
 
-/// Whoever hangs up, the other side learns of it, and the record too.
+/// If one side disconnects, the other side and the record are informed.
 #[tokio::test]
 async fn an_end_that_vanishes_ends_the_other() {
     let ground = Ground::new().await;
@@ -582,7 +582,7 @@ async fn empty_fragments_are_not_kept_without_end() {
     assert!(echo.seen().iter().all(Message::is_close));
 }
 
-/// What the proxy says for itself is never taken for a part of what the client was saying.
+/// Frames of the proxy are never taken for a part of a message of the client.
 #[tokio::test]
 async fn leaving_in_the_middle_of_a_frame_forges_nothing() {
     let ground = Ground::new().await;
@@ -792,7 +792,7 @@ async fn bad_text_in_the_middle_of_a_frame_is_refused_before_the_frame_ends() {
     }
 }
 
-/// What a client says once its origin has broken the protocol is looked through as before.
+/// Messages that a client sends after a protocol error of the origin are still scanned.
 #[tokio::test]
 async fn a_key_does_not_leave_behind_the_broken_frame_of_an_origin() {
     let ground = Ground::new().await;

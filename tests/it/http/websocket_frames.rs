@@ -1,4 +1,4 @@
-//! What passes of a WebSocket's frames, beside what another library makes of them: good frames and bad ones, cut
+//! Compares the WebSocket frames that pass with those that another library accepts: valid and invalid frames, cut
 //! anywhere.
 
 use std::io::{self, Read, Write};
@@ -36,7 +36,7 @@ enum End {
     Broken(Broken),
 }
 
-/// What the judge reads from the side of `role`.
+/// Returns the messages that the reference implementation reads as `role`.
 fn judged(bytes: &[u8], role: Role) -> (Vec<Message>, End) {
     let mut socket = WebSocket::from_raw_socket(Wire(bytes), role, None);
     let mut messages = Vec::new();
@@ -70,7 +70,7 @@ fn values() -> Arc<Matcher> {
     Arc::new(Matcher::new([(ValueOwner::Token, VALUE)].into_iter()))
 }
 
-/// What passes, and how it ends.
+/// Returns the bytes that pass, and the result.
 fn passed<'b>(bytes: impl IntoIterator<Item = &'b [u8]>, masked: bool, scanned: bool) -> (Vec<u8>, End) {
     let matcher = if scanned { values() } else { Arc::default() };
     let mut up = Upward::new(matcher);

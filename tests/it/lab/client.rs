@@ -127,7 +127,7 @@ impl Lab {
     #[allow(clippy::disallowed_methods, reason = "the test plays the sandbox: it connects to the proxy")]
     pub async fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.proxy).await.unwrap();
-        // What is written in two goes does not wait for the first to be acknowledged.
+        // The second of two writes must not wait for the acknowledgment of the first.
         stream.set_nodelay(true).unwrap();
         stream
     }
@@ -176,7 +176,7 @@ impl Lab {
         stream
     }
 
-    /// What a client inside the sandbox trusts: the interception CA and nothing else.
+    /// The TLS configuration of a client inside the sandbox, which trusts the interception CA and nothing else.
     pub fn trusting(&self, alpn: &[&str]) -> ClientConfig {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.daemon.ca_pem().as_bytes()).unwrap()).unwrap();

@@ -40,7 +40,7 @@ pub struct Lab {
     text: String,
 }
 
-/// What can be started before the proxy, because the configuration names its ports.
+/// The parts that start before the proxy, because the configuration contains their ports.
 pub struct Ground {
     pub dir: TempDir,
     pub dns: ScriptedDns,
@@ -162,7 +162,7 @@ impl Lab {
         lines
     }
 
-    /// What a person has decided so far, as the audit log says.
+    /// The operator's decisions so far, from the audit log.
     pub async fn decisions(&self) -> Vec<Value> {
         let mut lines = self.log().await;
         lines.retain(|line| line["event"] == "approval");

@@ -332,7 +332,7 @@ fn by_path(path: &str, query: Option<&str>, streaming: &Arc<AtomicUsize>) -> Res
             });
             Response::new(body.boxed_unsync())
         }
-        // What an origin must not be able to say to a client of the proxy.
+        // Fields with which an origin must not be able to impersonate the proxy.
         "/pretend" => Response::builder()
             .header("exeat-refusal", "host_not_allowed")
             .header("exeat-request-id", "forged")

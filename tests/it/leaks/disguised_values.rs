@@ -1,4 +1,4 @@
-//! What hostile sandboxes and origins tried with values in disguise, and got through with once.
+//! Attacks of hostile sandboxes and origins with values in disguise, each of which succeeded once.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ fn masks_hide_nothing() {
     assert!(matches!(Upward::new(matcher()).pass(&frame, &mut Vec::new()), Err(RelayError::Leak(_))));
 }
 
-/// What one control frame begins, another may end: neither the value passes, nor half of it.
+/// A value in pieces over several control frames passes neither whole nor by half.
 #[test]
 fn control_frames_do_not_carry_a_value_in_pieces() {
     for size in [1, 9, 20, 39] {
@@ -134,7 +134,7 @@ fn an_escape_without_an_end_hides_no_last_byte() {
     }
 }
 
-/// What opens a part may be written as an escape, as in the data URL of a form.
+/// The character that opens a part may be escaped, as in the data URL of a form.
 #[test]
 fn parts_behind_an_escaped_opener_are_looked_through() {
     let percent: String = VALUE.bytes().map(|b| format!("%{b:02x}")).collect();
@@ -158,7 +158,7 @@ fn parts_behind_an_escaped_opener_are_looked_through() {
     }
 }
 
-/// Who flushes what is coded waits for it as long as others do, and not until something more comes.
+/// A flushed part of an encoded stream is sent at a pause, without waiting for more data.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_coded_stream_that_is_flushed_goes_on_at_a_pause() {
     use std::io::Write;

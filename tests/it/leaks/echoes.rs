@@ -1,4 +1,4 @@
-//! What an origin gives back of a credential is overwritten, wherever it stands and however it is cut.
+//! Credentials that an origin sends back are redacted, in every place and however they are cut.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -115,7 +115,7 @@ async fn a_stream_that_pauses_is_not_late() {
     }
 }
 
-/// What came back without having been sent is somebody's store of our keys.
+/// A value in a response to a request without it may come from a store of stolen keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_was_not_sent_raises_an_alarm() {
     let (lab, origin) = lab("auth_type = \"bearer\"", false).await;
@@ -145,7 +145,7 @@ async fn an_answer_that_cannot_be_read_is_refused_where_a_credential_could_be_in
     assert!(lab.ended(0).await["rule"].as_str().unwrap().contains("coding"));
 }
 
-/// What is true of the coded answer alone is not said of the decoded one, to HEAD neither.
+/// Fields that describe only the encoded response are removed from the decoded one, for HEAD as well.
 #[tokio::test]
 async fn a_coded_answer_is_delivered_as_it_is_and_its_head_says_so() {
     use std::io::Write;
@@ -206,7 +206,7 @@ async fn a_reason_phrase_tells_nothing() {
     assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("hello") && !answer.contains(KEY), "{answer}");
 }
 
-/// What cannot be overwritten in its place is overwritten whole, or goes; either way it is told.
+/// A field that cannot be redacted in place is redacted whole or removed; both are reported.
 #[tokio::test]
 async fn an_echo_behind_odd_encodings_or_in_a_name_is_redacted_and_raises_the_alarm() {
     let folded = "Ghp7q2zt9lmx4vbn8kcYW3P";

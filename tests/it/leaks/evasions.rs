@@ -26,7 +26,7 @@ fn taken(hold: &mut Holdback) -> Vec<u8> {
     std::iter::from_fn(|| hold.take()).flatten().collect()
 }
 
-/// What has left of a stream without pauses before a find, or all of it.
+/// Returns the bytes released from a stream without pauses before a find, or all of them.
 fn left(matcher: &Arc<Matcher>, pieces: &[&[u8]]) -> (Vec<u8>, bool) {
     let (mut hold, mut out) = (Holdback::new(matcher.clone()), Vec::new());
     for piece in pieces {

@@ -130,7 +130,7 @@ async fn every_kind_of_find_counts() {
     }
 }
 
-/// What was on its way when an execution was stopped ends, and a waiting request is told.
+/// Requests in flight when an execution is stopped are aborted, and a waiting request is refused.
 #[tokio::test]
 async fn what_is_under_way_ends_when_the_execution_is_stopped() {
     let (lab, origin) = lab("[leak]\nmax_finds = 1").await;

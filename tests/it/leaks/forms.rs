@@ -1,4 +1,4 @@
-//! What a value may be written as: encoders of the tests' own, which share nothing with what looks for them.
+//! The forms of a value. The encoders are the tests' own and share no code with the scanner.
 
 use std::io::{Read, Write};
 
@@ -8,7 +8,7 @@ use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
 /// Forms that are not found yet. A row of this list that is found fails the test: take it out then.
 pub const NOT_YET: &[&str] = &[];
 
-/// What the values are, the one with the most special characters first; the last can stand in names.
+/// The values; the first has the most special characters, and the last may appear in names.
 pub const VALUES: [(&str, &str); 3] =
     [("ODD", "q?>~ \"x/+&=%<'???>>>Zz 7w9J"), ("KEY", crate::lab::KEY), ("NAMED", "tok7q2zt9lmx4vbn8kcyw3pd")];
 
@@ -19,7 +19,7 @@ pub struct Form {
     write: fn(&[u8]) -> Vec<u8>,
     /// Capitals tell as much as small letters.
     pub cased: bool,
-    /// What a whole body with it goes through.
+    /// The content codings of a body in this form.
     pub codings: &'static [&'static str],
 }
 
@@ -71,7 +71,7 @@ impl Form {
         self.codings.iter().rev().fold(body.to_vec(), |body, coding| decode(coding, &body))
     }
 
-    /// What `Content-Encoding` says.
+    /// The value of `Content-Encoding`.
     pub fn content_encoding(&self) -> String {
         let named: Vec<_> = self.codings.iter().map(|coding| coding.trim_end_matches(" alone")).collect();
         named.join(", ")
@@ -186,7 +186,7 @@ fn mixed(value: &[u8], escape: impl Fn(u8, usize) -> String) -> Vec<u8> {
         .collect()
 }
 
-/// What RFC 3986 does not call unreserved is escaped.
+/// Escapes all characters that RFC 3986 does not call unreserved.
 fn reserved(byte: u8, mark: &str) -> String {
     if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
         char::from(byte).to_string()

@@ -20,7 +20,7 @@ fn matcher() -> Arc<Matcher> {
     Arc::new(Matcher::new([(whose, VALUE.as_bytes())].into_iter()))
 }
 
-/// What a sender does.
+/// An action of a sender.
 #[derive(Clone, Debug)]
 enum Step {
     Junk(usize),

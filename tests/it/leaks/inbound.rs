@@ -1,4 +1,4 @@
-//! What an origin sends back: every form on every surface is overwritten in its place, and the rest is as it was.
+//! Responses of an origin: every form on every surface is redacted in place, and the rest is unchanged.
 
 use std::collections::BTreeMap;
 
@@ -82,7 +82,7 @@ impl Place {
     }
 }
 
-/// What stands before a form, and behind it.
+/// The text before and after a form.
 struct Around {
     before: Vec<u8>,
     after: Vec<u8>,
@@ -102,8 +102,8 @@ fn around(place: Place) -> Around {
     Around { before, after }
 }
 
-/// What is wrong with what came of a text, if anything: all but the form has to be as it was.
-/// Where it came in pieces, less than half of it may have gone before.
+/// Returns the error in a redacted text, if any: everything but the form must be unchanged. If the text was sent in
+/// pieces, less than half of the form may have passed before.
 fn wrong(form: &Form, value: &str, Around { before, after }: &Around, came: &[u8], pieces: bool) -> Option<String> {
     let text = form.write(value);
     let shown = || Some(String::from_utf8_lossy(came).into_owned());
@@ -150,7 +150,7 @@ async fn tried(road: &mut Road<'_>, form: Form, at: usize) -> Option<Tried> {
     Some(Tried { form, surface: at, way, wrong, key })
 }
 
-/// What comes of a text in an answer, or what is wrong with the answer.
+/// Returns the text of an answer, or the error in the answer.
 async fn answered(road: &mut Road<'_>, key: &str, place: Place, whole: &[u8]) -> Result<Vec<u8>, String> {
     let mut words = Words { status: 200, known: true, pieces: vec![b"hello".to_vec()], ..Words::default() };
     match place {
@@ -203,7 +203,7 @@ async fn answered(road: &mut Road<'_>, key: &str, place: Place, whole: &[u8]) ->
     }
 }
 
-/// What comes of a message.
+/// Returns the text of a message as received.
 async fn listened(
     field: &Field,
     way: Way,
@@ -310,7 +310,7 @@ async fn every_form_of_a_value_that_comes_back_is_overwritten() {
     page::PAGE.hold("inbound", &page::table("form", &SURFACES.map(|surface| surface.name), &rows));
 }
 
-/// What holds no value comes as it was, to the last byte.
+/// Texts without a value are unchanged, to the last byte.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_holds_no_value_comes_as_it_was() {
     let field = Field::new().await;

@@ -5,7 +5,7 @@ use super::forms::{FORMS, VALUES, contains, junk};
 use super::origin::Words;
 use super::road::{Ask, Payload, Way};
 
-/// Whose value a body holds, as the refusal tells.
+/// Returns the credential named by the refusal of a body.
 async fn told(field: &Field, way: Way, key: &str, payload: Payload) -> String {
     let answer = field.road(way).send(key, &Ask { payload, ..Ask::default() }).await;
     assert_eq!((answer.status, answer.header("exeat-refusal")), (403, Some("leak_detected")), "{key}: {answer:?}");

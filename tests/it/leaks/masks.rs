@@ -1,4 +1,4 @@
-//! What is overwritten in an answer confirms a guess: it counts, and nothing that can be guessed is overwritten.
+//! Redaction in an answer confirms a guess: it counts as a find, and values that can be guessed are not redacted.
 
 use crate::lab::client::Way;
 use crate::lab::{Ground, KEY, Lab, Origin};

@@ -23,7 +23,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::lab::{Ground, PATIENCE};
 
-/// What arrived of a request.
+/// The request as it arrived.
 #[derive(Clone, Default)]
 pub struct Arrived {
     pub head: Vec<u8>,
@@ -32,7 +32,7 @@ pub struct Arrived {
     pub body: Vec<u8>,
 }
 
-/// What an origin says to a request.
+/// The response of an origin.
 #[derive(Clone, Default)]
 pub struct Words {
     pub status: u16,
@@ -43,7 +43,7 @@ pub struct Words {
     pub trailers: Vec<(String, Vec<u8>)>,
     /// Nothing comes behind the pieces, and no end.
     pub silent: bool,
-    /// What comes behind the pieces once it may.
+    /// The last bytes of the response, sent when the notification arrives.
     pub later: Option<(Arc<Notify>, Vec<u8>)>,
 }
 

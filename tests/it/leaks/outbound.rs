@@ -1,4 +1,4 @@
-//! What a sandbox sends: every form on every surface by every way in is refused, and does not arrive.
+//! Requests of a sandbox: every form on every surface by every way in is refused, and does not reach the origin.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -35,7 +35,7 @@ enum Takes {
     Text,
     /// A cookie's value.
     Cookie,
-    /// What stands between quotes in one.
+    /// Inside quotes within another form.
     Quoted,
     Path,
     Query,
@@ -334,7 +334,7 @@ async fn tried(road: &mut Road<'_>, form: Form, surface: usize, key: String) -> 
     Some(Tried { key, form, surface, way, owner, value, text, answer })
 }
 
-/// What closed a WebSocket, as a status.
+/// Returns the close code of a WebSocket as a status.
 async fn spoken(field: &Field, way: Way, key: &str, frames: &[Vec<u8>]) -> Answer {
     let (mut stream, mut heard) = field.socket(way, key).await;
     // The proxy may have closed before it was told everything.
@@ -360,7 +360,7 @@ async fn connect(field: &Field, way: Way, label: &str) -> Answer {
 }
 
 impl Tried {
-    /// What is wrong with it, if anything.
+    /// Returns the error in the result, if any.
     fn wrong(&self, origins: &Origins, lines: &HashMap<String, Value>) -> Option<String> {
         let surface = SURFACES[self.surface];
         let is_socket = matches!(surface.put, Put::Frames(_));
@@ -451,7 +451,7 @@ async fn no_form_of_a_value_leaves_on_any_surface_by_any_way() {
     page::PAGE.hold("ways", &ways(&cells));
 }
 
-/// What stands behind a chunk's size is nobody's business, and goes no further.
+/// Extensions of a chunk are not forwarded.
 #[tokio::test]
 async fn an_extension_of_a_chunk_is_dropped() {
     let field = Field::new().await;

@@ -4,7 +4,7 @@ use crate::lab::page::Page;
 
 pub const PAGE: Page = Page { path: "docs/leak-scanning.md", by: "tests/it/leaks" };
 
-/// What a form comes to on a surface.
+/// The result for a form on a surface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cell {
     /// It cannot stand there.

@@ -32,7 +32,7 @@ impl Way {
     pub const H1: [Self; 3] = [Self::TunnelH1, Self::Http, Self::Https];
 }
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Default)]
 pub struct Ask {
     /// Of a host below `api.test`.
@@ -54,7 +54,7 @@ pub enum Payload {
     Pieces(Vec<Vec<u8>>),
 }
 
-/// What came back; without a status if nothing did.
+/// A response; without a status if there was none.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     pub status: u16,

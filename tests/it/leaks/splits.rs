@@ -71,8 +71,8 @@ fn texts() -> &'static [Text] {
     })
 }
 
-/// What leaves of a text in pieces, and whether it was stopped. After each piece but the last comes a pause, or
-/// none.
+/// Returns the bytes of a text that are sent, and whether it was stopped. Each piece but the last is followed by a
+/// pause, or not.
 fn sent(text: &Text, pieces: &[(&[u8], bool)]) -> (Vec<u8>, bool) {
     let mut hold = Holdback::new(text.matcher.clone());
     let mut out = Vec::new();
@@ -91,7 +91,7 @@ fn sent(text: &Text, pieces: &[(&[u8], bool)]) -> (Vec<u8>, bool) {
     (out, stopped)
 }
 
-/// What comes back of it.
+/// Returns the redacted text.
 fn redacted(text: &Text, pieces: &[(&[u8], bool)]) -> Vec<u8> {
     let mut redactor = Redactor::new(text.matcher.clone());
     let mut out = Vec::new();

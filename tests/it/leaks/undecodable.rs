@@ -120,7 +120,7 @@ async fn a_coded_body_without_a_byte_passes() {
     }
 }
 
-/// What breaks when the client has its head can only be broken off.
+/// An error after the client has received the head can only abort the body.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_breaks_later_is_broken_off() {
     let field = Field::new().await;

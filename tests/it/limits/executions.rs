@@ -287,7 +287,7 @@ async fn what_carried_a_credential_costs_half_a_credit() {
     let billed: f64 = lab.audit().await.iter().filter_map(|line| line["credits"].as_f64()).sum();
     assert_eq!(json!(billed), wanted);
     let path = format!("/v1/executions/{}/tool_calls", one.id);
-    // What was refused for nothing is put down after what cost something.
+    // Free refusals are recorded after calls that cost something.
     let since = Instant::now();
     let calls = loop {
         let (_, calls) = lab.ask("GET", &path, &Value::Null).await;

@@ -141,7 +141,7 @@ async fn unread_downloads_are_not_kept_for_their_readers() {
             let request = Request::builder().uri(url).body(Empty::<Bytes>::new()).unwrap();
             held.push(senders.last_mut().unwrap().send_request(request).await.unwrap());
         }
-        // What could come without being read has come once nothing more does.
+        // The buffers are full once the memory no longer grows.
         let mut before = 0;
         loop {
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
@@ -196,7 +196,7 @@ async fn stalled_exchanges_over_http_1_hold_little_memory() {
                 drop(stream);
             }));
         }
-        // What is taken without being read has been taken once nothing more is.
+        // The buffers are full once the memory no longer grows.
         let mut before = 0;
         loop {
             tokio::time::sleep(std::time::Duration::from_secs(2)).await;
@@ -323,7 +323,7 @@ async fn executions_that_fill_their_budgets_leave_room_for_another() {
             let (head, mut stream) = (head(n, LENGTH), dial(&served).await);
             clients.spawn(async move {
                 stream.write_all(head.as_bytes()).await.ok()?;
-                // Whoever is refused in the middle may be cut.
+                // A client that is refused while it sends may be disconnected.
                 let _ = stream.write_all(&vec![b'x'; LENGTH - 1]).await;
                 let answer = head_of(&mut stream).await;
                 answer.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok())

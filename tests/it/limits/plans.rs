@@ -1,4 +1,4 @@
-//! What a plan allows: so many calls, so fast, so many at a time, so much, for so long. Every key of `[plans]`.
+//! The limits of a plan: number, rate, concurrency, size and duration. Every key of `[plans]`.
 
 use std::time::Instant;
 

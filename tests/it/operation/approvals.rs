@@ -1,5 +1,4 @@
-//! What a person has to allow: asked before anything leaves, bound to the very request, decided by the operator, used
-//! once.
+//! Approvals by the operator: requested before anything is sent, bound to the exact request, and used once.
 
 use std::time::{Duration, Instant};
 
@@ -252,7 +251,7 @@ async fn every_part_of_a_request_is_bound() {
         body: "body",
     };
     let id = sent.asked(&lab).await;
-    // What is of one hop, or is said otherwise by another protocol.
+    // Hop-by-hop fields, and fields that differ between protocols.
     let mut same: Vec<Sent> = Way::ALL.map(|way| Sent { way, ..sent.clone() }).into();
     let mut reordered = sent.clone();
     reordered.fields.rotate_left(2);
@@ -560,7 +559,7 @@ async fn leaks_are_looked_for_first() {
     let far = format!("{}{KEY}", "x".repeat(500_000));
     lab.by(Way::TunnelH1, "POST", &url, &[], &far).await.assert_refused(403, "leak_detected");
     assert!(lab.approvals().await.is_empty(), "nobody is asked");
-    // What was approved before it was known to be a value.
+    // The request was approved before the text was known to be a value.
     const LATE: &str = "a-value-that-becomes-known-late";
     let id = pending(&lab.by(Way::Absolute, "POST", &url, &[], LATE).await);
     lab.approve(&id).await;

@@ -1,4 +1,4 @@
-//! What users type, with the real binary.
+//! The commands that users type, with the real binary.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -321,7 +321,7 @@ async fn a_webhook_that_leads_inside_is_an_error_when_checked_at_start_and_at_re
     assert!(!served.said().contains("secret-"), "{}", served.said());
 }
 
-/// What the admin listener says of the tasks.
+/// Returns the admin listener's list of tasks.
 async fn tasks(dir: &Path, ready: &str) -> serde_json::Value {
     let address = ready.split("admin on ").nth(1).unwrap().trim().to_owned();
     let token = fs::read_to_string(dir.join("state/exeat/admin.token")).unwrap();

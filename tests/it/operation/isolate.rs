@@ -246,7 +246,7 @@ async fn the_command_holds_nothing_that_it_was_not_given() {
     }
 }
 
-/// What leads back to the namespaces outside: other processes, mounts that cover, a namespace within.
+/// Ways back to the outer namespaces: other processes, mounts over others, nested namespaces.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs user namespaces, unshare, nsenter, and python3"]
 async fn the_way_back_is_closed() {

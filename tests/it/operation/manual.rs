@@ -1,4 +1,4 @@
-//! What shells and `man` are told names every command.
+//! The completion scripts and manual pages name every command.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

@@ -1,5 +1,5 @@
-//! What operators type to begin, show and stop executions, and to decide what waits: the real binary, which asks the
-//! daemon over its admin listener.
+//! The commands with which operators start, list and stop executions and decide approvals: the real binary, which uses
+//! the daemon's admin listener.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -56,7 +56,7 @@ impl Stage {
         output(self.command(args)).await
     }
 
-    /// What it prints, of a command that has to succeed.
+    /// Returns the output of a command that must succeed.
     async fn told(&self, args: &[&str]) -> String {
         let output = self.run(args).await;
         assert!(output.status.success(), "{args:?}: {}{}", text(&output.stdout), text(&output.stderr));
@@ -67,7 +67,7 @@ impl Stage {
         serde_json::from_str(&self.told(&[args, &["--json"]].concat()).await).unwrap()
     }
 
-    /// What a command that has to fail says.
+    /// Returns the error text of a command that must fail.
     async fn failed(&self, args: &[&str], code: i32) -> String {
         failed(self.command(args), code).await
     }
@@ -446,7 +446,7 @@ async fn every_other_answer_is_a_failure_in_plain_words() {
     }
 }
 
-/// What a sandbox had a hand in reaches no terminal as it is.
+/// Text that a sandbox can influence is escaped before it reaches a terminal.
 #[tokio::test(flavor = "multi_thread")]
 async fn tool_calls_are_shown_in_columns() {
     let calls = json!([

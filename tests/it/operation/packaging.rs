@@ -1,4 +1,4 @@
-//! What ships beside the binary says what the daemon understands, and opens nothing by accident.
+//! The files shipped with the binary match the daemon's settings, and do not weaken them by accident.
 
 use std::fs;
 use std::path::Path;
@@ -118,7 +118,7 @@ fn the_shipped_configurations_are_valid_and_listen_where_they_say() {
     }
 }
 
-/// What `exeat env` tells a client, the example tells its sandbox.
+/// The example passes its sandbox the same variables that `exeat env` prints.
 #[test]
 fn the_compose_sandbox_is_told_what_every_client_is_told() {
     let dir = tempfile::tempdir().unwrap();

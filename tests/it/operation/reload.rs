@@ -187,7 +187,7 @@ async fn what_is_under_way_ends_when_it_is_no_longer_allowed() {
     }
 }
 
-/// What needs a credential from now on does not go on without one.
+/// Requests that need a credential after the reload are refused without one.
 #[tokio::test]
 async fn a_credential_that_is_required_from_now_on_is_missed() {
     let (lab, origin) = lab::simple().await;

@@ -31,7 +31,7 @@ fn run(ground: &Ground, flag: &str, command: &[&str]) -> Command {
 async fn the_command_finds_a_placeholder_that_becomes_the_key_on_its_way() {
     let (ground, origin) = place().await;
     let flag = format!("GITHUB_TOKEN=bearer@api.test:{}", origin.port());
-    // What the command can see of itself; then it waits, while the test plays its part.
+    // The script prints the command's environment and arguments, then waits for the test.
     let script = "cat /proc/self/environ /proc/$$/cmdline | tr '\\0' '\\n'; echo; echo \"$GITHUB_TOKEN\"; echo \"$HTTPS_PROXY\"; echo end; read x";
     let mut child = run(&ground, &flag, &["sh", "-c", script, &format!("token={VALUE}")]);
     let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

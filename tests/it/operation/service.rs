@@ -95,7 +95,7 @@ async fn the_service_manager_is_told() {
     assert!(served.ended());
 }
 
-/// What the kernel says of the process, and what a reload may read.
+/// The confinement as reported by the kernel, and the files that a reload can read.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_daemon_is_confined_unless_told_otherwise() {
     for confined in [true, false] {
@@ -287,7 +287,7 @@ async fn sockets_to_origins_are_shared_by_executions() {
     let token = "Proxy-Authorization: Bearer the-other-token-of-24-bytes\r\n";
     other.write_all(ask("/", token).as_bytes()).await.unwrap();
     assert!(read_head(&mut other).await.starts_with("HTTP/1.1 200"));
-    // What is let go can be had again, once the proxy has seen the ends.
+    // Slots are free again once the proxy has noticed the closed connections.
     drop(stalled);
     let start = Instant::now();
     while served.get(&format!("https://api.test:{}/", origin.port())).await.status != 200 {

@@ -98,7 +98,7 @@ fn full(text: impl Into<Bytes>) -> Body {
     Full::new(text.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// What workers need, and what they have done.
+/// The state that the workers share, and their results.
 struct Load {
     proxy: String,
     port: u16,
@@ -353,7 +353,7 @@ async fn a_mixed_load_leaves_nothing_behind() {
     let odd = load.odd.lock().unwrap().clone();
     println!("{} done, {reloads} reloads; went otherwise: {odd:#?}", load.done.load(Ordering::Relaxed));
     assert!(odd.is_empty());
-    // What is idle goes: connections to origins after half a minute.
+    // Idle connections to origins close after half a minute.
     let waited = Instant::now();
     while footprint(&served).1 > idle.1 + 2 {
         assert!(

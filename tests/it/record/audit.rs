@@ -1,4 +1,4 @@
-//! What is decided is written before anything leaves; a log that cannot be written stops everything.
+//! Decisions are logged before anything is sent; a log that cannot be written stops everything.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -208,7 +208,7 @@ async fn a_flood_of_refusals_is_counted_and_none_is_lost() {
     assert!(words.contains(" × host_not_allowed ") && words.contains(" × caller_unknown loopback"), "{words}");
 }
 
-/// Who leaves within the second tells what it has counted.
+/// A count that is not yet logged is logged at shutdown.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_counted_is_told_at_the_end() {
     let lab = lab_that_counts().await;
@@ -224,7 +224,7 @@ async fn what_was_counted_is_told_at_the_end() {
     drop(dir);
 }
 
-/// What is let through has its lines, however many are refused beside it.
+/// Allowed requests have their lines during a flood of refusals.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_decided_has_its_lines_in_a_flood() {
     let ground = Ground::new().await;

@@ -32,7 +32,7 @@ fn lines(all: &[Value], code: &str) -> usize {
 async fn sixty_refusals_do_not_hide_a_leak_or_who_tries_the_walls() {
     let (lab, origin) = lab("[audit]\nrefusals_per_second = 2").await;
     let to = format!("api.test:{}", origin.port());
-    // What is asked for once before is no new name.
+    // A name that has been resolved before is not new.
     lab.get(&format!("https://inside.test:{}/", origin.port())).await.assert_refused(403, "address_not_allowed");
     for _ in 0..20 {
         for _ in 0..3 {
@@ -117,7 +117,7 @@ async fn questions_about_oneself_come_no_faster_than_so_many_a_second_and_do_not
         if !text.is_empty() {
             assert!(bytes < 60_000 + 60_000 * took as u64, "{bytes} bytes in {took} s");
         }
-        // What was counted away is told.
+        // The suppressed lines are counted in the log.
         assert!(lab.daemon.flush_audit().await);
         let log: Vec<Value> = lab.audit().await;
         let single =
@@ -159,7 +159,7 @@ async fn lines_that_are_counted_say_so_by_their_event() {
     let (lab, _origin) = lab("[audit]\nrefusals_per_second = 1").await;
     let got = pipelined(&lab, "GET /v1/self HTTP/1.1\r\nHost: x\r\n{auth}\r\n", 9).await;
     assert_eq!(got.matches("HTTP/1.1 200").count(), 10);
-    // What it was answered takes no line from what it is refused.
+    // Allowed requests do not use up the lines for refused ones.
     lab.get("https://evil.test/").await.assert_refused(403, "host_not_allowed");
     let log = lab.audit().await;
     assert_eq!(lines(&log, "host_not_allowed"), 1, "{log:#?}");

@@ -188,7 +188,7 @@ async fn two_proxies_count_as_one() {
     let there = format!("http://mine.test:{}/", server.port);
     one.send(request(&there, &field, false)).await.assert_refused(403, "address_not_allowed");
 
-    // What is under way at one proxy ends when the other stops the execution.
+    // An exchange in flight at one proxy ends when the other stops the execution.
     let stalled = request(&format!("{url}stall-body"), &field, false);
     let download = h1(two.connect().await, stalled).await;
     assert_eq!(download.status(), 200);
@@ -220,7 +220,8 @@ async fn two_proxies_count_as_one() {
     assert_eq!(shown["calls"], 2, "{shown}");
 }
 
-/// What ended while the server was away is billed once it is back, also if the proxy was started again meanwhile.
+/// A call that ended while the server was unavailable is billed once it is back, even if the proxy was restarted in
+/// between.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs redis-server"]
 async fn what_could_not_be_billed_is_billed_later_and_once() {
@@ -279,8 +280,8 @@ async fn what_is_begun_anew_at_one_proxy_is_at_the_other() {
     assert_eq!(one.send(request(&url, &own, false)).await.status, 200);
 }
 
-/// Whoever can write to the server gives the attacker's execution the victim's task, or its token to the victim's
-/// execution.
+/// A writer to the server's database tries to give the attacker's execution the victim's task, or its token to the
+/// victim's execution.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs redis-server"]
 async fn what_no_proxy_has_written_is_refused_and_raises_an_alarm() {

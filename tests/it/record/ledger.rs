@@ -868,7 +868,7 @@ async fn what_no_proxy_has_signed_there_is_refused() {
     assert_eq!(ledger.list().await.unwrap().len(), 3);
 }
 
-/// What a call costs, and what an execution takes up.
+/// The cost of a call, and the size of an execution's state.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "measures; needs redis-server and a release build"]
 async fn figures() {

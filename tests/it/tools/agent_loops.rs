@@ -80,7 +80,7 @@ async fn lab() -> (Lab, Origin) {
     (ground.proxy(&text).await, origin)
 }
 
-/// What both APIs are to be told: the answer, and why there is none.
+/// The results that both APIs must report: the response, and the reason if there is none.
 fn assert_told(results: &str, origin: &Origin) {
     assert!(results.contains("<tool_response>hello\\n</tool_response>"), "{results}");
     assert!(results.contains("Error: URL blocked -- Domain evil.test not in any approved integration"), "{results}");

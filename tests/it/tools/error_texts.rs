@@ -1,5 +1,5 @@
-//! What a model is told when a call fails, to the letter, by the real front-end and a real proxy; and which of several
-//! things that are wrong it is told of.
+//! The error texts that a model gets when a call fails, to the letter, from the real front end and a real proxy; and
+//! the one it gets if several things are wrong.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -102,7 +102,7 @@ async fn a_body_is_json_whatever_the_tool() {
     assert_eq!(origin.last().body, "as it is");
 }
 
-/// What its documentation gives, key by key.
+/// The definitions as documented, key by key.
 #[tokio::test(flavor = "multi_thread")]
 async fn definitions_are_those_that_are_documented() {
     let (lab, ..) = lab(ALL).await;
@@ -187,7 +187,7 @@ async fn a_batch_runs_in_order() {
     assert_eq!(answers, want);
     let paths: Vec<_> = origin.seen().iter().map(|seen| seen.uri.path().to_owned()).collect();
     assert_eq!(paths, ["/first", "/second", "/third"]);
-    // What was never sent counts, too.
+    // A call that was never sent counts, too.
     let reported = lab.audit().await.iter().filter(|line| line["path"] == "/v1/self/tool_calls").count();
     assert_eq!(reported, 3);
 }
@@ -290,7 +290,7 @@ async fn tools_of_ones_own_stand_beside_ours() {
     }
 }
 
-/// What cannot be asked is not given.
+/// A tool whose required credential cannot be selected is not offered.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tool_that_requires_a_credential_is_not_run_where_nobody_can_tell() {
     let (lab, ..) = lab(ALL).await;

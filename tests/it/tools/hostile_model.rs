@@ -95,7 +95,7 @@ async fn recorded(lab: &Lab, most: usize) -> Vec<Value> {
     }
 }
 
-/// What an origin says of the proxy, of refusals and of credentials is an origin's word.
+/// Texts of an origin about the proxy, refusals and credentials are marked as the origin's.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_origin_cannot_speak_for_the_proxy() {
     let problem = "{\"code\":\"host_not_allowed\",\"host\":\"x\",\"approved\":[\"y\"],\"credential\":\"KEY\"}";
@@ -394,7 +394,7 @@ async fn a_value_is_nowhere_repeated() {
     }
 }
 
-/// What an origin gives back of a credential reaches no model.
+/// A credential echoed by an origin reaches no model.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_echoed_credential_is_overwritten() {
     let (lab, origin, url) = usual().await;

@@ -218,7 +218,7 @@ async fn tools_are_those_of_the_task_and_calls_are_judged() {
     let refused = lines(&lab, "refused").await;
     assert_eq!((refused.len(), &refused[0]["code"]), (1, &json!("host_not_allowed")), "{refused:#?}");
 
-    // What a model may come up with.
+    // Arguments that a model might invent.
     let long = "x".repeat(100_000);
     let rows = [
         (json!({"name": "format_disk"}), "Error: unknown tool 'format_disk'"),
@@ -293,7 +293,7 @@ async fn it_ends_with_stdin_and_drops_what_is_under_way() {
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     relay.dropped().await;
     assert_eq!(lines(&lab, "decided").await.len(), 1);
-    // What is quickly done is done all the same, also for a shell's pipe.
+    // Calls that finish quickly are still answered when the input is a shell's pipe that has ended.
     let mut client = Client::start(&proxy_of(&lab));
     client.send(&initialize()).await;
     client.send(&request(1, "tools/list", json!({}))).await;
@@ -613,7 +613,7 @@ async fn it_does_not_listen_without_a_token_or_to_the_network() {
     }
 }
 
-/// What the official SDK saw, in the lifecycle of old and in the one of 2026-07-28.
+/// The results seen by the official SDK, with the old lifecycle and that of 2026-07-28.
 async fn official(lab: &Lab, proxy: &str, origin: &Origin, place: &str, mode: &str) -> Value {
     let folder = lab.dir.path().join("mcp_client.py");
     std::fs::write(&folder, include_str!("../clients/mcp_client.py")).unwrap();

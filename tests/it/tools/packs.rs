@@ -383,7 +383,7 @@ async fn heavy_arguments_hold_up_nobody_else_for_long() {
     assert_eq!(result["url"], "https://api.test/", "{result}");
 }
 
-/// Whoever calls it, and however.
+/// By every caller and every way in.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_packs_tools_are_called_by_all_ways() {
     let place = place(TASK, str::to_owned).await;

@@ -141,7 +141,7 @@ impl Here {
         self.ask(&auth(), "GET", path, &[], b"").await
     }
 
-    /// What a path tells, as a document.
+    /// Returns the document at a path.
     async fn told(&self, path: &str) -> Value {
         let reply = self.get(path).await;
         assert_eq!((reply.status.as_u16(), reply.header("content-type")), (200, Some("application/json")), "{reply:?}");
@@ -228,7 +228,7 @@ async fn a_static_execution_that_made_no_call_is_told_of_itself_too() {
     assert_eq!(told["limits"]["tools"]["calls_left"], Value::Null);
 }
 
-/// What comes behind a CONNECT is no HTTP, whatever it was that it named.
+/// Bytes after a CONNECT are not HTTP, whatever its target.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connect_to_one_of_these_paths_ends_its_connection() {
     for path in ["/v1/self", "/v1/self/ca.pem", "/v1/self/approvals/x", "/v1/self/tool_calls", "/v1/self/resolve"] {
@@ -390,7 +390,7 @@ async fn a_reported_call_is_stored_as_such() {
     }
     assert!(said["called_at"].as_u64().unwrap() > 1_000_000);
     assert_eq!(here.tool_calls("t", 1).await, [said]);
-    // What holds a value of somebody else's is written down without it, and its caller does not learn that it does.
+    // A text that contains a value of another task is logged without it, and the caller does not learn of it.
     let reply = here.report(&json!({ "tool": SHORT, "block_reason": format!("says {SHORT}"), "url": SHORT })).await;
     let said = reply.problem();
     assert_eq!(
@@ -649,7 +649,7 @@ async fn who_comes_over_a_socket_file_needs_no_token() {
     assert_eq!((&told["task"], &told["approved"]), (&json!("t"), &json!(["api.test"])), "{told}");
 }
 
-/// What is asked inside a tunnel, or with an authority, is asked of the origin.
+/// Requests inside a tunnel or with an authority are sent to the origin.
 #[tokio::test(flavor = "multi_thread")]
 async fn origins_may_have_such_paths_too() {
     let (lab, origin) = crate::lab::simple().await;

@@ -81,7 +81,8 @@ async fn placeholders_are_not_swapped_for_other_tools() {
     assert_eq!((reply.status.as_u16(), reply.header("exeat-credential-used")), (200, Some("KEY")));
 }
 
-/// What always goes along goes with raw requests and `http_request`; a tool that takes none gets none.
+/// Credentials that are always injected are injected into raw requests and `http_request`; tools that take no
+/// credential get none.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_always_goes_along_does_not_go_with_every_tool() {
     let (lab, origin, hooks) = lab(&format!("{ALL}\nraw = true")).await;
@@ -298,7 +299,7 @@ async fn a_refused_call_tells_where_it_went() {
         let problem = lab.by(way, "POST", &format!("{api}/p?q"), &[get], "").await.problem();
         assert_eq!((&problem["url"], &problem["method"]), (&format!("{api}/p").into(), &"POST".into()), "{way:?}");
     }
-    // Who guesses that way gets as far as in any other.
+    // Guesses made this way count like any others.
     lab.reload(&config("[leak]\nmax_finds = 4"));
     let guess = format!("https://elsewhere.test/{hex}");
     lab.by(Way::Absolute, "GET", &guess, &[get], "").await.assert_refused(403, "execution_stopped");
