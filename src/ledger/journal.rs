@@ -1,8 +1,8 @@
 //! The journal, which survives `kill -9`: a file of changes, each handed to the kernel before its call returns.
 //!
-//! One thread writes what waits in groups. It does not wait for the disk: after a power cut, the last changes may be
-//! missing. What could not be written is owed, and written first; until then nothing else is let in. A file that has
-//! grown too long is replaced by one that says the same in fewer lines (see `compact`).
+//! One thread writes queued lines in groups. It does not wait for the disk: after a power cut, the last changes may be
+//! missing. Lines that could not be written are kept and written first; until then, further changes are refused. A
+//! file that has grown too long is replaced by a compacted one (see `compact`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -22,37 +22,37 @@ use super::memory::MemoryStore;
 use super::{LedgerError, Result};
 use crate::files;
 
-/// Bytes that may wait when a call asks to be counted; with more, it is refused.
+/// The maximum number of queued bytes. Above it, changes are refused.
 const MAX_WAITING: usize = 16 * 1024 * 1024;
-/// Lines of one group.
+/// The maximum number of lines in one group.
 const MAX_GROUP: usize = 1_024;
-/// A file that takes longer than this is broken.
+/// How long a caller waits for a write before the journal counts as broken.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is tried to write what is owed.
+/// The interval between attempts to write pending bytes.
 const RETRY: Duration = Duration::from_millis(200);
-/// A file of this size is worth compacting, if it is twice as long as after the last time.
+/// The minimum size for compaction, in bytes. The file must also have doubled since the last compaction.
 pub(super) const COMPACT_AT: u64 = 8 * 1024 * 1024;
 
-/// The handle that calls hold.
+/// The handle to the journal.
 pub(super) struct Journal {
     inbox: mpsc::Sender<Message>,
     state: Arc<State>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The state of the thread that callers see.
+/// The writer thread's state that callers read.
 struct State {
     healthy: AtomicBool,
-    /// Bytes that have been handed over and not been written.
+    /// Bytes queued but not yet written.
     waiting: AtomicUsize,
-    /// The compaction thread may stop.
+    /// Set to stop the compaction thread.
     is_over: AtomicBool,
 }
 
 /// Resolves when a change has been written.
 pub(super) struct Receipt(Option<oneshot::Receiver<Result<()>>>);
 
-/// A message to the thread.
+/// A message to the writer thread.
 pub(super) enum Message {
     Compacted(io::Result<Compacted>),
     End,
@@ -60,16 +60,16 @@ pub(super) enum Message {
 }
 
 impl Journal {
-    /// Opens or makes the file, brings the book to where it ends, and starts the thread.
+    /// Opens or creates the file, replays it into the store, and starts the thread.
     ///
     /// # Errors
-    /// If the file cannot be opened, another process has it, or it is damaged anywhere but at its end.
+    /// If the file cannot be opened, is locked by another process, or is damaged anywhere but at its end.
     pub(super) fn open(path: &Path, book: Arc<MemoryStore>, compact_at: u64) -> io::Result<Self> {
         files::private_dir(files::folder(path))?;
         let file = locked(path)?;
         files::sweep(path)?;
         let size = line::replay(&file, path, &mut |change| book.apply(change))?;
-        // A killed process left an incomplete line.
+        // Remove the incomplete line that a killed process left.
         file.set_len(size)?;
         let state = Arc::new(State {
             healthy: AtomicBool::new(true),
@@ -97,21 +97,21 @@ impl Journal {
         Ok(Self { inbox, state, thread: Some(thread) })
     }
 
-    /// Whether a change can be written, as far as is known.
+    /// Returns whether a change can be written, according to the last write.
     pub(super) fn ready(&self) -> Result<()> {
         let has_room = self.state.waiting.load(Ordering::Relaxed) < MAX_WAITING;
         let is_healthy = self.state.healthy.load(Ordering::Relaxed);
         if has_room && is_healthy { Ok(()) } else { Err(LedgerError::Unavailable) }
     }
 
-    /// Hands a change over without waiting. Changes of one execution have to be handed over in their order.
+    /// Queues a change without waiting. Changes of one execution must be queued in their order.
     pub(super) fn write(&self, change: &Change<'_>) -> Result<Receipt> {
         let line = line::seal(change).ok_or(LedgerError::Unavailable)?;
         let (written, done) = oneshot::channel();
         let bytes = line.len();
         self.state.waiting.fetch_add(bytes, Ordering::Relaxed);
         if self.inbox.send(Message::Line { line, written }).is_err() {
-            // The thread is gone, and with it every hope.
+            // The thread has ended, so no change can be written any more.
             self.state.healthy.store(false, Ordering::Relaxed);
             return Err(LedgerError::Unavailable);
         }
@@ -119,7 +119,7 @@ impl Journal {
     }
 }
 
-/// Waits until all that was handed over has been written or has failed: the file is free then.
+/// Waits until all queued lines have been written or have failed. The file is unlocked then.
 impl Drop for Journal {
     fn drop(&mut self) {
         let _ = self.inbox.send(Message::End);
@@ -130,7 +130,7 @@ impl Drop for Journal {
 }
 
 impl Receipt {
-    /// Of something that need not be written.
+    /// Returns a receipt for an operation that writes nothing.
     pub(super) const fn none() -> Self {
         Self(None)
     }
@@ -144,14 +144,13 @@ impl Receipt {
     }
 }
 
-/// The state owned by the thread.
+/// The state owned by the writer thread.
 struct Writer {
     path: PathBuf,
     file: File,
-    /// How much of the file holds. What lies behind it is overwritten.
+    /// The size of the valid part of the file, in bytes. Bytes after it are overwritten.
     size: u64,
-    /// Bytes handed over that could not be written yet. Calls are refused while there are any, so the queue ends where
-    /// they end.
+    /// Queued bytes that could not be written yet. Calls are refused while it is not empty, so it stays bounded.
     owed: Vec<u8>,
     book: Arc<MemoryStore>,
     compact_at: u64,
@@ -196,11 +195,11 @@ impl Writer {
         }
     }
 
-    /// Leaves the file to whoever opens it next.
+    /// Unlocks the file for the next process.
     fn end(&self, messages: &mpsc::Receiver<Message>) {
         self.state.is_over.store(true, Ordering::Relaxed);
         while self.is_compacting && !matches!(messages.recv(), Ok(Message::Compacted(_)) | Err(_)) {}
-        // Closing it would not do, if a process that is just being started has it open, too.
+        // Closing it is not enough: a child process that is just being started may have inherited it.
         let _ = self.file.unlock();
     }
 
@@ -222,7 +221,8 @@ impl Writer {
         }
     }
 
-    /// Writes what is owed. What got out of a write that failed is a prefix of it, and is overwritten the next time.
+    /// Writes the pending bytes. A failed write may leave a prefix of them in the file; the next attempt overwrites
+    /// it.
     fn pay(&mut self) -> io::Result<()> {
         if self.owed.is_empty() {
             return Ok(());
@@ -240,7 +240,7 @@ impl Writer {
         }
         let (path, book, from, inbox) = (self.path.clone(), self.book.clone(), self.size, self.inbox.clone());
         let state = self.state.clone();
-        // Calls go on meanwhile.
+        // Calls continue meanwhile.
         let begun = thread::Builder::new().name("ledger-compact".to_owned()).spawn(move || {
             let _ = inbox.send(Message::Compacted(compact::write(&path, &book, from, &state.is_over)));
         });
@@ -267,7 +267,7 @@ impl Writer {
     }
 }
 
-/// Opens a file that nobody else may have open.
+/// Opens a file and locks it exclusively.
 fn locked(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     let in_use = || io::Error::new(io::ErrorKind::ResourceBusy, "another process uses this ledger");
@@ -276,7 +276,7 @@ fn locked(path: &Path) -> io::Result<File> {
         Err(fs::TryLockError::Error(error)) => return Err(error),
         Err(fs::TryLockError::WouldBlock) => return Err(in_use()),
     }
-    // Between the two, another process may have compacted it, and have put another file in its place.
+    // Between open and lock, another process may have compacted the journal and replaced the file.
     let (ours, there) = (file.metadata()?, fs::metadata(path)?);
     if (ours.dev(), ours.ino()) == (there.dev(), there.ino()) { Ok(file) } else { Err(in_use()) }
 }

@@ -1,5 +1,5 @@
-//! The ledger of one process: a change is made in memory and handed to the journal under one lock, so that both keep
-//! one order.
+//! The ledger of a single process. A change is made in memory and queued for the journal under one lock, so both have
+//! the same order.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::{LedgerError, Result};
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
 
-/// Memory, with a journal or without.
+/// The executions in memory, with an optional journal.
 pub(super) struct Local {
     book: Arc<MemoryStore>,
     journal: Option<Journal>,
@@ -28,12 +28,12 @@ impl Local {
         Self { book, journal }
     }
 
-    /// Asked before anything is changed: while the journal cannot be written, nothing is.
+    /// Checks that the journal can be written. Called before every change.
     pub(super) fn ready(&self) -> Result<()> {
         self.journal.as_ref().map_or(Ok(()), Journal::ready)
     }
 
-    /// Handed over under the lock of what it changes.
+    /// Queues a change. The caller holds the lock of the data that it changes.
     fn write(&self, change: &Change<'_>) -> Result<Receipt> {
         self.journal.as_ref().map_or(Ok(Receipt::none()), |journal| journal.write(change))
     }
@@ -138,7 +138,7 @@ impl Local {
         self.ready()?;
         let (is_stopped, receipt) = {
             let mut shard = self.book.shard(id);
-            // An execution whose finds cannot be counted must stop.
+            // Finds of an unknown execution cannot be counted, so it must stop.
             let Some(entry) = shard.get_mut(id) else { return Ok(true) };
             entry.note_find(most, now);
             let (finds, stopped) = (entry.finds, entry.stopped);
@@ -152,14 +152,15 @@ impl Local {
         let receipt = {
             let mut billed = self.book.cursor();
             if billed.as_ref() == Some(&cursor) {
-                // It has been applied before. Whether it has been written is for the journal to say.
+                // The batch was applied before, but may not have been written yet. The journal reports
+                // that.
                 self.write(&Change::Billed { cursor: Cow::Borrowed(&cursor), totals: Vec::new() })?
             } else {
                 let mut shards = self.book.shards(batch.iter().map(|(id, _)| id));
                 let mut totals = Vec::with_capacity(batch.len());
                 for (id, half_credits) in batch {
                     let shard = shards.get_mut(&self.book.place(id));
-                    // One that has been forgotten has nobody left to ask for its bill.
+                    // An execution that has been removed no longer has a bill.
                     let Some(entry) = shard.and_then(|shard| shard.get_mut(id)) else { continue };
                     entry.half_credits = entry.half_credits.saturating_add(u64::from(*half_credits));
                     totals.push((id.as_str().into(), entry.half_credits));
@@ -220,7 +221,7 @@ impl Local {
     pub(super) async fn decide(&self, id: &str, decision: Decision, now: Millis) -> Result<DecisionResult> {
         self.ready()?;
         let mut found = None;
-        // Where it lies, nobody keeps: people decide, and seldom.
+        // A scan over all shards is fast enough: decisions are made by people and are rare.
         for mut shard in self.book.each() {
             let known = shard.values_mut().flat_map(|entry| &mut entry.approvals).find(|known| known.id == id);
             let Some(known) = known else { continue };

@@ -12,25 +12,25 @@ use super::execution::{Cursor, Millis};
 use super::{FORGOTTEN_AFTER, LedgerError, MOST_EXECUTIONS, Result};
 use crate::model::name::ExecutionId;
 
-/// How many maps there are.
+/// The number of shards.
 const SHARDS: usize = 64;
-/// How often ended executions are looked for, at most.
+/// The minimum interval between searches for ended executions.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// How many ended ones are forgotten at once when there is no room: looking for them costs a walk over all.
+/// How many ended executions are removed at once when the store is full. Finding them scans all executions.
 const MAKE_ROOM: usize = 1_000;
 
-/// Executions by their id.
+/// Executions by id.
 pub(super) type Shard = HashMap<ExecutionId, Entry>;
 
 /// The executions and approvals in memory, with or without a journal.
 pub(super) struct MemoryStore {
     shards: Vec<Mutex<Shard>>,
     hasher: RandomState,
-    /// Held while bills are made, and taken before any shard.
+    /// Locked during billing, and always before any shard.
     cursor: Mutex<Option<Cursor>>,
-    /// Executions that are not static.
+    /// The number of executions that are not static.
     held: AtomicUsize,
-    /// When ended executions were last looked for, as [`Millis`].
+    /// When ended executions were last searched for, as [`Millis`].
     swept: AtomicU64,
     most: usize,
 }
@@ -53,12 +53,12 @@ impl MemoryStore {
         }
     }
 
-    /// The map that an execution lies in, locked.
+    /// Locks the shard of an execution.
     pub(super) fn shard(&self, id: &ExecutionId) -> MutexGuard<'_, Shard> {
         self.shards.get(self.place(id)).unwrap_or_else(|| unreachable!("a place is below the number of shards")).lock()
     }
 
-    /// The maps that these lie in, each once, locked in an order that all keep.
+    /// Locks the shards of these executions, each once and in ascending order, to prevent deadlocks.
     pub(super) fn shards<'a>(
         &self,
         ids: impl Iterator<Item = &'a ExecutionId>,
@@ -67,23 +67,23 @@ impl MemoryStore {
         places.into_iter().filter_map(|place| Some((place, self.shards.get(place)?.lock()))).collect()
     }
 
-    /// Which map an execution lies in.
+    /// Returns the index of an execution's shard.
     pub(super) fn place(&self, id: &ExecutionId) -> usize {
         let hash = self.hasher.hash_one(id);
         usize::try_from(hash % SHARDS as u64).unwrap_or_default()
     }
 
-    /// All maps, one after the other.
+    /// Locks all shards, one after the other.
     pub(super) fn each(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
         self.shards.iter().map(Mutex::lock)
     }
 
-    /// How far has been billed.
+    /// Locks the billing cursor.
     pub(super) fn cursor(&self) -> MutexGuard<'_, Option<Cursor>> {
         self.cursor.lock()
     }
 
-    /// Forgets what ended long ago, and if there is no room for one more, what ended first.
+    /// Removes executions that ended long ago. If the store is still full, removes those that ended first.
     ///
     /// # Errors
     /// [`LedgerError::Full`] if all are live.
@@ -126,7 +126,7 @@ impl MemoryStore {
         }
     }
 
-    /// Makes a change that was read back. One of an execution that is no longer known says nothing.
+    /// Applies a change read from the journal. A change to an execution that no longer exists is ignored.
     pub(super) fn apply(&self, change: Change<'_>) {
         let with = |id: &str, change: &mut dyn FnMut(&mut Entry)| {
             let id = ExecutionId::new(id);
@@ -163,7 +163,7 @@ impl MemoryStore {
         }
     }
 
-    /// Puts in an execution, whatever was there before.
+    /// Inserts or replaces an execution.
     pub(super) fn put(&self, shard: &mut Shard, entry: Entry) {
         let is_counted = usize::from(!entry.execution.is_static);
         let before = shard.insert(entry.execution.id.clone(), entry);
@@ -220,7 +220,7 @@ mod tests {
         put(&book, "live5", false, None);
         assert_eq!(book.make_room(now), Err(LedgerError::Full));
         assert_eq!(ids(&book), ["live1", "live2", "live3", "live4", "live5", "static", "static stopped"]);
-        // An hour after it has ended, one is forgotten in any case.
+        // An hour after its end, an execution is removed in any case.
         put(&book, "live5", false, Some(5000));
         book.make_room(Millis(5000).plus(FORGOTTEN_AFTER)).unwrap();
         assert_eq!(ids(&book).len(), 6);

@@ -14,7 +14,7 @@ use crate::model::tool::Tool;
 
 const NOW: Millis = Millis(1_800_000_000_000);
 const TOOL: Kind = Kind::Tool(Tool::ApiCall);
-/// Tells a test that it is run as a process of its own, and which file to use.
+/// The environment variable that marks a child process of a test and names its file.
 const CHILD: &str = "EXEAT_TEST_LEDGER";
 
 fn execution(id: &str) -> Execution {
@@ -48,7 +48,7 @@ async fn calls(ledger: &Ledger, id: &str) -> u64 {
     ledger.state(&ExecutionId::new(id)).await.unwrap().unwrap().tool.calls
 }
 
-/// Everything that can be read, in words.
+/// Returns all readable state as text.
 async fn everything(ledger: &Ledger) -> String {
     let mut all = ledger.list().await.unwrap();
     all.sort_by(|a, b| a.execution.id.cmp(&b.execution.id));
@@ -60,7 +60,7 @@ async fn everything(ledger: &Ledger) -> String {
     text
 }
 
-/// One change of each sort, of some executions.
+/// Makes one change of each kind to some executions.
 async fn do_all_sorts(ledger: &Ledger, round: u64) {
     for id in ["a", "b", "c"] {
         let _ = ledger.start(execution(id), NOW).await;
@@ -87,7 +87,8 @@ async fn do_all_sorts(ledger: &Ledger, round: u64) {
     }
 }
 
-/// Opens what nobody else has: a child that another test is about to start holds all locks until it is another program.
+/// Opens the ledger, and retries while it is locked. A child that another test is starting holds all locks until
+/// `exec`.
 fn free(open: impl Fn() -> io::Result<Ledger>) -> io::Result<Ledger> {
     let since = Instant::now();
     loop {
@@ -145,7 +146,7 @@ async fn a_file_that_grows_is_compacted_while_calls_go_on() {
     assert_eq!(calls(&free(|| Ledger::embedded(&path)).unwrap(), "a").await, calls_taken);
 }
 
-/// Each state that a crash can leave behind while a file is compacted.
+/// Tests each state that a crash can leave during compaction.
 #[tokio::test]
 async fn a_crash_at_any_step_of_compacting_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -159,7 +160,7 @@ async fn a_crash_at_any_step_of_compacting_loses_nothing() {
     let book = MemoryStore::default();
     line::replay(&fs::File::open(&path).unwrap(), &path, &mut |change| book.apply(change)).unwrap();
 
-    // The new file is begun, half-way, and whole, and has no name yet.
+    // The new file is empty, partial or complete, and not renamed yet.
     let begun = files::beside(&path).unwrap().into_temp_path().keep().unwrap();
     let whole = compact::write(&path, &book, old.len() as u64, &false.into()).unwrap();
     let (file, size) = whole.take_over(&path, &fs::File::open(&path).unwrap(), old.len() as u64).unwrap();
@@ -174,7 +175,7 @@ async fn a_crash_at_any_step_of_compacting_loses_nothing() {
         assert_eq!(everything(&ledger).await, before, "{cut}");
         assert!(!begun.exists());
     }
-    // It has the name, with all of the old one's lines once more, from any of them on: those may be in it already.
+    // The new file is renamed, and any suffix of the old lines is appended again: it may contain those already.
     let ends = old.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
     for from in ends {
         fs::write(&path, [&new[..], &old[from..]].concat()).unwrap();
@@ -203,7 +204,7 @@ async fn a_torn_end_is_dropped_and_any_other_damage_refused() {
             Some(want) => assert_eq!(calls(&ledger, "a").await, want as u64, "{cut}"),
             None => assert!(ledger.list().await.unwrap().is_empty(), "{cut}"),
         }
-        // And it can be gone on with.
+        // Further changes are possible.
         let _ = ledger.start(execution("a"), NOW).await;
         ledger.take(&execution("a"), TOOL, Caps::default(), NOW).await.unwrap();
         let counted = calls(&ledger, "a").await;
@@ -225,7 +226,7 @@ async fn a_torn_end_is_dropped_and_any_other_damage_refused() {
             }
         }
     }
-    // A possible result of a power cut.
+    // A power cut can leave zeros at the end.
     fs::write(&path, [&whole[..], &[0; 5000]].concat()).unwrap();
     assert_eq!(calls(&free(|| Ledger::embedded(&path)).unwrap(), "a").await, 3);
 }
@@ -241,7 +242,7 @@ async fn a_file_has_one_process() {
     free(|| Ledger::embedded(&path)).unwrap();
 }
 
-/// This test binary as a process that runs one ignored test of this file.
+/// The command line that runs one ignored test of this file in a child process.
 fn child(test: &str, path: &Path) -> Vec<String> {
     let exe = std::env::current_exe().unwrap().to_str().unwrap().to_owned();
     let name = format!("ledger::tests::{test}");
@@ -276,7 +277,7 @@ fn kill_often(rounds: u32) {
         std::thread::sleep(Duration::from_micros(u64::from(wait) * 200));
         process.kill().unwrap();
         process.wait().unwrap();
-        // The last one may be torn.
+        // The last line may be incomplete.
         let heard = [vec![first], others.join().unwrap()].concat().into_iter().filter(|line| line.ends_with('.'));
         let ledger = free(|| Ledger::embedded(&path)).unwrap();
         let billed: u64 = runtime.block_on(ledger.cursor()).unwrap().map_or(0, |c| c.as_str().parse().unwrap());
@@ -314,7 +315,7 @@ fn kill_often(rounds: u32) {
 #[ignore = "run by another test, which kills it"]
 async fn is_killed_while_it_takes() {
     let Some(path) = std::env::var_os(CHILD) else { return };
-    // So small that there is hardly a moment at which it is not being compacted.
+    // The size is so small that the file is compacted almost all the time.
     let ledger = Arc::new(Ledger::embedded_and_compacted_at(Path::new(&path), 4096).unwrap());
     let say = |text: String| std::io::stdout().lock().write_all(format!("said {text}.\n").as_bytes()).unwrap();
     for id in ["e0", "e1"] {
@@ -359,7 +360,7 @@ fn nothing_passes_while_the_file_cannot_be_written_and_all_does_again_afterwards
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger");
     let args = child("meets_a_file_that_cannot_grow", &path);
-    // Without the trap, the kernel would end the process at the limit.
+    // Without the trap, the kernel would kill the process at the limit.
     let script = "trap '' XFSZ; ulimit -S -f 16; exec \"$0\" \"$@\"";
     let done = Command::new("sh").args(["-c", script]).args(args).env(CHILD, &path).output().unwrap();
     let text = String::from_utf8_lossy(&done.stdout);
@@ -391,7 +392,7 @@ async fn meets_a_file_that_cannot_grow() {
         assert!(since.elapsed() < Duration::from_secs(20), "it is tried again");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // The call that was refused counts: it had been before the file was found to be full.
+    // The refused call counts: it was counted before the write failed.
     assert_eq!(ledger.take(&who, TOOL, Caps::default(), NOW).await, Ok(TakeResult::Counted { call: counted + 2 }));
     drop(ledger);
     assert_eq!(calls(&free(|| Ledger::embedded(Path::new(&path))).unwrap(), "a").await, counted + 2);

@@ -16,11 +16,11 @@ use tokio::time::{sleep, timeout};
 use super::super::{LedgerError, Result};
 use super::server::Server;
 
-/// How long a call may take, with all that it waits for.
+/// The time limit for a call, including the wait for a connection.
 const RESPONSE: Duration = Duration::from_millis(500);
-/// How long it may take to connect and to be let in.
+/// The time limit for connecting and for authentication, each.
 const CONNECTING: Duration = Duration::from_secs(2);
-/// How long is waited before connecting again, at first and at most.
+/// The pause before reconnecting: initial and maximum.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// A transport to the server: TCP, or TLS over it.
@@ -28,18 +28,18 @@ pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// Connects to the server. Who resolves its name, and how TLS is spoken, is not the ledger's affair.
+/// Connects to the server. The caller supplies name resolution and TLS.
 pub type Connect = Arc<dyn Fn() -> Connecting + Send + Sync>;
 
-/// A stream that is being made.
+/// A connection attempt.
 pub type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
 
-/// The handle that calls hold.
+/// The handle to the connection.
 pub(super) struct Link {
     current: watch::Receiver<Option<Live>>,
-    /// The number of the latest connection that did not answer in time.
+    /// The number of the latest connection that timed out.
     silent: Arc<watch::Sender<u64>>,
-    /// Whether the latest call was answered, so that each change is said once.
+    /// Whether the latest call was answered, so that only changes are logged.
     answered: AtomicBool,
     task: JoinHandle<()>,
 }
@@ -51,7 +51,7 @@ struct Live {
 }
 
 impl Link {
-    /// Begins to connect.
+    /// Starts connecting in the background.
     pub(super) fn new(server: Server, connect: Connect) -> Self {
         let (publish, current) = watch::channel(None);
         let silent = Arc::new(watch::Sender::new(0));
@@ -88,7 +88,7 @@ impl Link {
                 }
                 return Ok(value);
             }
-            // Of an error, nothing is told that the server could have put in.
+            // Log only the error's kind: its text may contain data from the server.
             Ok(Some(Err(error))) => format!("{:?}", error.kind()),
             Ok(None) => "no connection".to_owned(),
             Err(_) => {
@@ -108,7 +108,7 @@ impl Link {
         Err(LedgerError::Unavailable)
     }
 
-    /// The connection, as soon as there is one.
+    /// Waits for a connection and returns it.
     async fn live(&self) -> Option<Live> {
         let mut current = self.current.clone();
         current.wait_for(Option::is_some).await.ok()?.clone()
@@ -121,14 +121,14 @@ impl Drop for Link {
     }
 }
 
-/// Connects, for as long as there is somebody who wants it.
+/// Keeps a connection open, and reconnects when it breaks.
 async fn keep_up(
     server: Server,
     connect: Connect,
     publish: watch::Sender<Option<Live>>,
     mut silent: watch::Receiver<u64>,
 ) {
-    // User, password and database are not part of these settings: they are kept and not wiped.
+    // The settings do not include user, password and database, because the crate keeps them without wiping.
     let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
     let (mut number, mut pause) = (0_u64, PAUSE.0);
     let mut told = String::new();
@@ -143,10 +143,10 @@ async fn keep_up(
                     was_live = true;
                     publish.send_replace(Some(Live { number, connection }));
                     let _ = is_silent.await;
-                    Ok::<_, redis::RedisError>("it is silent".to_owned())
+                    Ok::<_, redis::RedisError>("it does not answer".to_owned())
                 };
                 let why = tokio::select! {
-                    () = driver => "it hung up".to_owned(),
+                    () = driver => "it closed the connection".to_owned(),
                     why = live => why.unwrap_or_else(|error| format!("{:?}", error.kind())),
                 };
                 publish.send_replace(None);
@@ -172,13 +172,13 @@ async fn open<'a>(
     connect: &Connect,
 ) -> std::result::Result<(MultiplexedConnection, impl Future<Output = ()> + use<'a>), String> {
     let stream = connect().await.map_err(|error| error.kind().to_string())?;
-    // How long is waited for an answer, `run` says.
+    // `run` enforces the time limit for responses.
     let how = AsyncConnectionConfig::new().set_response_timeout(None);
     let opened = MultiplexedConnection::new_with_config(settings, stream, how).await;
     opened.map_err(|error| format!("{:?}", error.kind()))
 }
 
-/// Says who we are, and sees whether the server is there for us.
+/// Authenticates, selects the database and checks that the server answers.
 async fn enter(server: &Server, connection: &mut MultiplexedConnection) -> RedisResult<()> {
     let mut steps = Pipeline::new();
     if let Some(password) = &server.password {

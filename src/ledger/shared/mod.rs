@@ -1,13 +1,13 @@
 //! The shared ledger, in Redis (6 or newer) or Valkey: one server with or without replicas, no cluster. Each atomic
-//! step is one script, and so one round trip. Time is the server's.
+//! step is one script and takes one round trip. The server's clock is used.
 //!
 //! The data of an execution has keys below `exeat:{ID}:`, which expire an hour after the execution has ended. The
 //! server must not evict keys when its memory is full (`maxmemory-policy noeviction`); its persistence is its own
 //! setting.
 //!
-//! Facts, requests for approval and decisions are signed ([`Seal`]). Counters, stops, bills and records are not: scripts
-//! change them, and the server has no key. Whoever can write to it can set those back, delete anything, and put back what
-//! was signed for the same place before.
+//! Facts, requests for approval and decisions are signed ([`Seal`]). Counters, stops, bills and records are not:
+//! scripts change them, and the server has no key. An attacker who can write to the server can reset those, delete any
+//! entry, and restore an entry that was signed for the same key before.
 
 mod link;
 mod read;
@@ -34,26 +34,26 @@ use crate::model::tool::Kind;
 use link::Link;
 use scripts::{Scripts, key};
 
-/// Executions whose facts are remembered, so that not every request asks for them.
+/// The maximum number of executions whose facts are cached, so that not every request reads them.
 const REMEMBERED: u64 = 10_000;
-/// For how long. Only a static one's can change, when it begins anew.
+/// How long facts are cached. Only a static execution's facts can change, when it is restarted.
 const REMEMBERED_FOR: Duration = Duration::from_secs(60);
-/// Commands that are sent at once when all executions are read.
+/// The maximum number of commands per pipeline when all executions are read.
 const AT_ONCE: usize = 250;
-/// How often a decision is tried that others get in the way of. Each of them has changed the state for good.
+/// The number of attempts for a decision that conflicts with concurrent changes. Every such change is final.
 const DECISIONS_AT_ONCE: usize = 4;
-/// No id of ours is longer. What a client claims is not looked for if it is.
+/// The maximum length of an id that the ledger looks up, in bytes. Generated ids are never longer.
 const MAX_ID: usize = 128;
 
-/// A server that several processes use.
+/// The ledger on a server that several processes share.
 pub(super) struct Shared {
     link: Link,
     scripts: Scripts,
     seal: Seal,
     facts: Cache<ExecutionId, Execution>,
-    /// Approvals that were used here: one that is put back as it was before is not used again.
+    /// Approvals that this process has used. If one is restored on the server, it is not used again.
     used: Cache<String, ()>,
-    /// Where this process's cursor lies: each bills from its own record.
+    /// The key of this process's cursor. Each process bills from its own log.
     cursor: String,
 }
 
@@ -109,7 +109,7 @@ impl Shared {
 
     pub(super) async fn list(&self) -> Result<Vec<ExecutionState>> {
         let all = self.of_all("x").await?;
-        // One that does not verify must not hide the others.
+        // An execution that does not verify must not hide the others.
         let verifies = |(id, fields): &&(ExecutionId, read::Fields)| {
             fields.get("facts").is_none_or(|facts| read::execution(id, facts, &self.seal).is_ok())
         };
@@ -141,7 +141,7 @@ impl Shared {
 
     async fn take_or(&self, who: &Execution, kind: Kind, caps: Caps, how: &str) -> Result<TakeResult> {
         let facts = if who.is_static { read::facts(who, &self.seal)? } else { String::new() };
-        // As it is signed, beside what the scripts work with.
+        // The signed expiry, which the script compares with its own unsigned fields.
         let end = who.expires_at.filter(|_| !who.is_static).map(|end| end.0.to_string()).unwrap_or_default();
         let cap = |cap: Option<u64>| cap.map(|cap| cap.to_string()).unwrap_or_default();
         let kind = if kind == Kind::Raw { "r" } else { "t" };
@@ -235,7 +235,7 @@ impl Shared {
         Err(LedgerError::Unavailable)
     }
 
-    /// Whether the server's answer is one that proxies have written, to the request that was asked for.
+    /// Checks that the server's answer was written by a proxy and belongs to this request.
     fn answers(&self, asked: &Approval, answer: &str, id: &str, known: &str) -> Result<()> {
         let approval = read::approval(&asked.execution, id, known, &self.seal)?;
         let is_said = read::state_text(approval.state) == answer && approval.digest == asked.digest;
@@ -276,7 +276,7 @@ impl Shared {
         Ok(read::approvals(&[(id.clone(), fields)], read::time(time), &self.seal))
     }
 
-    /// The execution that an approval was asked by.
+    /// Returns the execution that an approval belongs to.
     async fn asked_by(&self, id: &str) -> Result<Option<ExecutionId>> {
         if id.len() > MAX_ID {
             return Ok(None);
@@ -285,7 +285,7 @@ impl Shared {
         Ok(execution.map(|id| ExecutionId::new(&id)))
     }
 
-    /// One hash of each execution.
+    /// Returns one hash of each execution.
     async fn of_all(&self, part: &str) -> Result<Vec<(ExecutionId, read::Fields)>> {
         let mut both = Pipeline::new();
         both.cmd("ZRANGE").arg(scripts::INDEX).arg(0).arg(-1).cmd("SMEMBERS").arg(scripts::STATIC);
@@ -308,7 +308,7 @@ impl Shared {
     }
 }
 
-/// Where an approval's execution is found.
+/// Returns the key that maps an approval to its execution.
 fn place(id: &str) -> String {
     format!("exeat:approval:{id}")
 }
