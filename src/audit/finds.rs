@@ -1,4 +1,4 @@
-//! Counts the finds of each execution, in its requests and in answers to it.
+//! Counts the finds of each execution, in its requests and in the responses to it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use tokio::time::timeout;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Verdict};
 
-/// Executions that are remembered. Every other one counts as stopped once they are so many: what cannot be
-/// counted must not go on.
+/// The maximum number of executions with counts. When it is reached, every other execution counts as stopped: finds
+/// that cannot be counted must not pass.
 const MOST: usize = 100_000;
 
-/// Finds that may wait to be written down.
+/// The maximum number of events that may wait for the journal.
 const MOST_NOTES: usize = 10_000;
-/// More finds than any execution may have: it was stopped.
+/// The count of a stopped execution. More finds than any limit.
 const STOPPED: u32 = u32::MAX;
-/// As many, but only this process knows.
+/// The count of an execution that only this process has stopped.
 const STOPPED_HERE: u32 = u32::MAX - 1;
-/// How long anyone waits until theirs has been.
+/// How long [`Finds::settled`] waits at most.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The finds of all executions, and which of them have been stopped. Whoever has the other end of [`Self::notes`]
-/// writes them down for after the process's end.
+/// The finds of all executions, and which executions are stopped. The receiver of [`Self::notes`] writes them to the
+/// journal, so that they survive a restart.
 pub struct Finds {
     found: watch::Sender<FindCounts>,
-    /// How many were noted for each execution, those included that were under way when it was stopped.
+    /// Finds recorded per execution, including those of requests in flight when the execution was stopped.
     noted: Mutex<HashMap<ExecutionId, u32>>,
     notes: mpsc::Sender<FindEvent>,
     inbox: Mutex<Option<mpsc::Receiver<FindEvent>>>,
@@ -41,11 +41,11 @@ pub type FindCounts = HashMap<ExecutionId, u32>;
 pub enum FindEvent {
     /// A find.
     Find(ExecutionId),
-    /// Somebody waits until those before have been.
+    /// Confirms that all events before it have been written.
     Settled(oneshot::Sender<()>),
 }
 
-/// Counts the finds in one answer for the execution that gets it.
+/// Counts the finds in one response for the execution that receives it.
 pub struct FindReporter {
     finds: Arc<Finds>,
     execution: Option<ExecutionId>,
@@ -57,7 +57,7 @@ impl FindReporter {
         Self { finds: finds.clone(), execution, noted }
     }
 
-    /// Notes that there were so many finds in the answer so far.
+    /// Records the total number of finds in the response so far.
     pub fn reached(&mut self, finds: u64) {
         while self.noted < finds {
             self.noted = self.noted.saturating_add(1);
@@ -83,7 +83,7 @@ impl Finds {
         self.inbox.lock().take()
     }
 
-    /// Notes one more, and returns how many were noted by now, also since the execution was stopped.
+    /// Records a find, and returns the number recorded, including those after the execution was stopped.
     pub(super) fn note(&self, execution: &ExecutionId) -> u32 {
         self.change(execution, |count| if count < STOPPED_HERE { count.saturating_add(1) } else { count });
         if self.notes.try_send(FindEvent::Find(execution.clone())).is_err() {
@@ -99,36 +99,36 @@ impl Finds {
         *noted
     }
 
-    /// An execution goes on no longer: what of it is under way ends.
+    /// Stops an execution, which ends its requests in flight.
     pub fn stop(&self, execution: &ExecutionId) {
         self.change(execution, |_| STOPPED);
     }
 
-    /// Those that the ledger had stopped when they were.
+    /// Returns the executions that the ledger has stopped.
     #[must_use]
     pub fn stopped(&self) -> Vec<ExecutionId> {
         let found = self.found.borrow();
         found.iter().filter(|(_, count)| **count == STOPPED).map(|(execution, _)| execution.clone()).collect()
     }
 
-    /// Takes up what was written down.
+    /// Restores a count from the journal.
     pub fn restore(&self, execution: &ExecutionId, count: u32) {
         self.change(execution, |known| known.max(count));
     }
 
-    /// Forgets an execution, which has begun anew or is no more.
+    /// Removes an execution that was restarted or has ended.
     pub fn forget(&self, execution: &ExecutionId) {
         self.found.send_if_modified(|found| found.remove(execution).is_some());
         self.noted.lock().remove(execution);
     }
 
-    /// The executions that are remembered.
+    /// Returns the executions with counts.
     #[must_use]
     pub fn known(&self) -> Vec<ExecutionId> {
         self.found.borrow().keys().cloned().collect()
     }
 
-    /// Returns once all finds so far have been written down, or nobody does so for a while.
+    /// Waits until all finds so far have been written, or until a timeout.
     pub async fn settled(&self) {
         let (asked, settled) = oneshot::channel();
         let settled = async {
@@ -145,14 +145,14 @@ impl Finds {
             match found.get_mut(execution) {
                 Some(count) => *count = to(*count),
                 None if has_room => drop(found.insert(execution.clone(), to(0))),
-                // It counts as stopped from now on, with all that are not remembered.
+                // The execution counts as stopped from now on, like all others without a count.
                 None => return false,
             }
             true
         });
     }
 
-    /// Whether an execution may go on that may have fewer finds than these.
+    /// Checks that an execution has fewer than `most` finds and is not stopped.
     ///
     /// # Errors
     /// [`Deny::ExecutionStopped`].
@@ -163,7 +163,7 @@ impl Finds {
         if count >= most { Err(Deny::ExecutionStopped.into()) } else { Ok(()) }
     }
 
-    /// Wakes whoever holds it at every find, and when an execution is stopped.
+    /// Subscribes to all changes of the counts.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<FindCounts> {
         self.found.subscribe()

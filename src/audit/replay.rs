@@ -1,4 +1,4 @@
-//! Reads the log from a given line on, to recover sums over it after a crash.
+//! Reads the log from a given line on, to restore sums over it after a crash.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::{chain, sink};
 
-/// Reads the lines behind the one with this mac, the oldest first, and gives each with its own, up to the one whose mac
-/// is `last`. False if there is no line to begin behind, or not any more.
+/// Reads the lines after the one with this MAC, oldest first, up to the line whose MAC is `last`. Passes each line and
+/// its MAC to `each`. Returns false if the line with this MAC does not exist or no longer exists.
 ///
 /// # Errors
 /// If a file cannot be read.
@@ -35,7 +35,7 @@ pub fn behind(path: &Path, mac: &str, last: &str, mut each: impl FnMut(&str, &st
     Ok(false)
 }
 
-/// Where the line begins that stands behind the one with this mac.
+/// Returns the offset of the line after the one with this MAC.
 fn place_behind(file: &Path, mac: &str) -> io::Result<Option<u64>> {
     let mut found = None;
     lines(File::open(file)?, |line, end| {
@@ -47,7 +47,7 @@ fn place_behind(file: &Path, mac: &str) -> io::Result<Option<u64>> {
     Ok(found)
 }
 
-/// Gives each whole line and where it ends, as long as that is wanted.
+/// Passes each complete line and its end offset to `each`, until that returns false.
 fn lines(file: File, mut each: impl FnMut(&str, u64) -> bool) -> io::Result<()> {
     let mut reader = BufReader::with_capacity(256 * 1024, file);
     let start = reader.stream_position()?;
@@ -56,9 +56,9 @@ fn lines(file: File, mut each: impl FnMut(&str, u64) -> bool) -> io::Result<()> 
         line.clear();
         let read = reader.read_until(b'\n', &mut line)?;
         end = end.saturating_add(read as u64);
-        // A line without an end was not written completely, and nothing was sent because of it.
+        // A line without a newline was not written completely, and nothing was sent on its account.
         let Some(whole) = line.strip_suffix(b"\n") else { return Ok(()) };
-        // A fragment that a crash left may be anything.
+        // A fragment that a crash left can have any content.
         if let Ok(line) = std::str::from_utf8(whole)
             && !each(line, end)
         {

@@ -1,4 +1,4 @@
-//! Writes the log: one thread chains lines, writes them in groups, and confirms them.
+//! Writes the log. One thread chains lines, writes them in groups, and confirms them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -18,74 +18,74 @@ use super::flood::{Counted, Flood, Source};
 use super::record;
 use crate::files;
 
-/// Lines that may wait when a request asks to go on; with more, it is refused.
+/// The maximum number of queued lines. Above it, requests are refused.
 const MAX_WAITING: usize = 16_384;
-/// Lines that may wait at all. Past it they are counted, and the number is written when that is possible.
+/// The absolute maximum number of queued lines. Lines above it are only counted; the count is written later.
 const MAX_QUEUED: usize = 2 * MAX_WAITING;
-/// Lines of one group.
+/// The maximum number of lines in one group.
 const MAX_GROUP: usize = 1_024;
-/// A sink that takes longer than this is broken.
+/// How long a caller waits for a write before the sink counts as broken.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How much of a log's end is read at start.
+/// The number of bytes at the log's end that are read at startup.
 const TAIL: u64 = 4 * 1024 * 1024;
 
-/// The sink did not take the line.
+/// The error that the sink did not accept a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SinkError;
 
-/// The handle that exchanges hold.
+/// The handle to the log.
 pub struct Sink {
     lines: mpsc::Sender<Entry>,
     waiting: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
     flood: Arc<Flood>,
     healthy: Arc<AtomicBool>,
-    /// Exchanges that have been decided and not closed.
+    /// The number of exchanges that are decided and not closed.
     open: AtomicUsize,
 }
 
-/// Where the log lives.
+/// The location and settings of the log.
 pub struct LogLocation {
-    /// None: standard output, which has no head and no rotation.
+    /// The log file. `None`: standard output, which has no rotation.
     pub path: Option<PathBuf>,
-    /// The head lies here, whatever `path` is.
+    /// The state directory, which holds the head in either case.
     pub state_dir: PathBuf,
-    /// Wait for the disk.
+    /// Whether to sync each group to disk.
     pub synced: bool,
-    /// A file of this size is put aside.
+    /// The size at which the file is rotated, in bytes.
     pub rotate_bytes: u64,
-    /// Refusals of one execution within a second that have a line each.
+    /// The maximum number of lines for refusals of one execution per second.
     pub refusals_per_second: u32,
 }
 
-/// Lines that have been written, of those that are to be told of.
+/// A batch of written lines, of those that are announced.
 pub struct Written {
-    /// Each without its mac.
+    /// The lines, without their MACs.
     pub lines: Vec<String>,
-    /// That of the last line that was written.
+    /// The MAC of the last written line.
     pub mac: String,
 }
 
-/// Whether a line is told of when it has been written.
+/// Whether a line is announced after it has been written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Announce {
-    /// Always: it costs something.
+    /// Always, because the line has a cost.
     Bill,
-    /// Nobody asks for it.
+    /// Never.
     No,
-    /// Unless too much waits to be told of: it is for a record that keeps the last few only.
+    /// Unless too many announcements wait: they are for a record that keeps only the last few.
     Record,
 }
 
 struct Entry {
-    /// Empty: it is asked that everything be written.
+    /// The line. Empty for a flush request.
     json: String,
     told: Announce,
     written: Option<oneshot::Sender<Result<(), SinkError>>>,
 }
 
 impl LogLocation {
-    /// The head of the chain.
+    /// Returns the current head of the chain.
     #[must_use]
     pub fn head_file(&self) -> PathBuf {
         self.state_dir.join("audit.head")
@@ -93,12 +93,12 @@ impl LogLocation {
 }
 
 impl Sink {
-    /// Opens the log, mends what a crash left, and starts the thread. With a key that has just been made,
-    /// there can be no chain yet. Also told is the mac of the last line there is. Whoever is told and does not listen
-    /// holds the log up in the end; where there is a ledger to listen for, no request costs anything that it refuses.
+    /// Opens the log, repairs the traces of a crash, and starts the thread. With a new key, no chain may exist yet.
+    /// Also returns the receiver of written lines and the MAC of the last line. A receiver that is not read
+    /// eventually blocks the log. If a ledger uses it, calls that the ledger refuses have no cost.
     ///
     /// # Errors
-    /// If a file cannot be opened, or another process holds the log.
+    /// If a file cannot be opened, or another process has locked the log.
     pub fn open(
         place: LogLocation,
         key: ChainKey,
@@ -125,12 +125,12 @@ impl Sink {
         Ok((Self { lines, waiting, lost, flood, healthy, open: AtomicUsize::new(0) }, last))
     }
 
-    /// True if the line of this refusal is to be written; else it has been counted, and will be told with others.
+    /// Returns true if this refusal gets a line of its own; otherwise it is counted, and reported with others.
     pub(super) fn admits(&self, source: Source, what: &'static str) -> bool {
         self.flood.admits(source, what, Instant::now())
     }
 
-    /// True if the last group was written.
+    /// Returns whether the last group was written.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.healthy.load(Ordering::Relaxed)
@@ -144,13 +144,13 @@ impl Sink {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// How many exchanges still owe their `closed` line.
+    /// Returns the number of exchanges whose `closed` line is not written yet.
     #[must_use]
     pub fn open_exchanges(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Hands a line over without waiting. Some are told of when they have been written.
+    /// Queues a line without waiting.
     pub(super) fn write(&self, line: &impl Serialize, told: Announce) {
         let queued = self.waiting.fetch_add(1, Ordering::Relaxed);
         let handed_over = queued < MAX_QUEUED
@@ -162,16 +162,16 @@ impl Sink {
         }
     }
 
-    /// Writes a line and returns once it has been written.
+    /// Writes a line and waits until it is written.
     pub(super) async fn write_and_wait(&self, line: &impl Serialize) -> Result<(), SinkError> {
         let json = serde_json::to_string(line).map_err(|_| SinkError)?;
         self.send_and_wait(json).await
     }
 
-    /// Returns once everything handed over before has been written.
+    /// Waits until everything queued before has been written.
     ///
     /// # Errors
-    /// [`SinkError`] if it could not be.
+    /// [`SinkError`] if a write failed.
     pub async fn flush(&self) -> Result<(), SinkError> {
         self.send_and_wait(String::new()).await
     }
@@ -183,7 +183,7 @@ impl Sink {
         }
         let (written, done) = oneshot::channel();
         if self.lines.send(Entry { json, told: Announce::No, written: Some(written) }).is_err() {
-            // The thread is gone, and with it every hope.
+            // The thread has ended, so no line can be written any more.
             self.healthy.store(false, Ordering::Relaxed);
             return Err(SinkError);
         }
@@ -194,7 +194,7 @@ impl Sink {
     }
 }
 
-/// The thread that writes.
+/// The writer thread.
 struct WriterThread {
     writer: Writer,
     told: tokio::sync::mpsc::Sender<Written>,
@@ -222,7 +222,7 @@ impl WriterThread {
         let _ = self.write_all(Vec::new(), self.flood.counted());
     }
 
-    /// Writes what is waiting, and what was counted in the seconds that are over.
+    /// Writes the queued lines, and the counts of the windows that have ended.
     fn write(&mut self, first: Option<Entry>) {
         let mut group: Vec<Entry> = first.into_iter().collect();
         group.extend(self.inbox.try_iter().take(MAX_GROUP.saturating_sub(group.len())));
@@ -247,15 +247,15 @@ impl WriterThread {
                 lines.push(entry.json);
             }
         }
-        // Refused calls go on for as long as a ledger is away, and must not hold up the log that says so.
+        // Calls are refused for as long as the ledger is unavailable. Their records must not block the log.
         let has_room = self.told.capacity() > self.told.max_capacity() / 2;
         if done.is_ok() && !lines.is_empty() && (is_bill || has_room) {
-            // Nobody listens any more at the end; then it is read from the log at the next start.
+            // Nobody receives during shutdown; the next start reads these lines from the log.
             let _ = self.told.blocking_send(Written { lines, mac: self.writer.head.mac.clone() });
         }
     }
 
-    /// Writes a group, and what else is to be told.
+    /// Writes a group of lines, with counts and the number of lost lines.
     fn write_all(&mut self, mut group: Vec<Entry>, counted: Vec<Counted>) -> (Vec<Entry>, Result<(), SinkError>) {
         let untold = group.iter().filter(|entry| entry.written.is_none()).count();
         let unwritten = self.lost.swap(0, Ordering::Relaxed);
@@ -263,13 +263,13 @@ impl WriterThread {
         let ours = counted.iter().map(Counted::json).chain(lost);
         group.extend(ours.map(|json| Entry { json, told: Announce::No, written: None }));
         let done = self.writer.write_group(&group);
-        // Where nothing was to be written, nobody has learnt anything.
+        // An empty write does not show whether the log is healthy.
         if group.iter().any(|entry| !entry.json.is_empty()) {
             self.healthy.store(done.is_ok(), Ordering::Relaxed);
         }
         if let Err(error) = &done {
             tracing::error!(%error, lines = group.len(), "the audit log cannot be written; requests are refused");
-            // Callers that wait get the error; lines that nobody waits for are counted.
+            // Waiting callers get the error; other lines are counted as lost.
             self.lost.fetch_add(unwritten.saturating_add(untold), Ordering::Relaxed);
             self.flood.put_back(counted, Instant::now());
         }
@@ -277,7 +277,7 @@ impl WriterThread {
     }
 }
 
-/// The files that the thread writes to.
+/// The log file and the state of its chain.
 struct Writer {
     place: LogLocation,
     key: ChainKey,
@@ -285,17 +285,18 @@ struct Writer {
     size: u64,
     head_file: File,
     head: Head,
-    /// A write failed half-way and could not be undone: begin with a newline and say so.
+    /// The description of a fragment that a failed write left and that could not be removed. The next write starts
+    /// with a newline and includes it.
     torn: Option<String>,
 }
 
 /// The audit chain head as last persisted.
 enum StoredHead {
-    /// Nothing: a state directory that has seen no chain.
+    /// No head: the state directory has seen no chain.
     Fresh,
-    /// Where the chain stood.
+    /// The stored head.
     Known(Head),
-    /// It is gone or not ours, although there was a chain.
+    /// The head is missing or invalid, although a chain exists.
     Lost,
 }
 
@@ -337,7 +338,7 @@ impl Writer {
         }
     }
 
-    /// Standard output goes on from where the last start ended; each start says so.
+    /// Continues the chain on standard output. Each start writes a line with the previous head.
     fn open_stream(&mut self, stored: StoredHead) -> io::Result<()> {
         match stored {
             StoredHead::Fresh => {}
@@ -352,7 +353,8 @@ impl Writer {
         self.append(&[&serde_json::json!({ "ts": record::now(), "event": "cut_found", "head": head }).to_string()])
     }
 
-    /// A line that only lacks its newline is whole; anything else is named by the next line.
+    /// Handles the bytes after the last newline: completes a line that only lacks its newline, and reports any
+    /// other fragment in the next line.
     fn take_up_fragment(&mut self, fragment: &[u8]) -> io::Result<()> {
         let whole = std::str::from_utf8(fragment).ok().and_then(|line| self.key.check(&self.head.mac, line));
         match (whole, &mut self.log) {
@@ -383,7 +385,7 @@ impl Writer {
         if lines.is_empty() {
             return Ok(());
         }
-        // A fragment has to be named in the file that it is in.
+        // A fragment must be reported in the file that contains it.
         if self.size >= self.place.rotate_bytes
             && self.torn.is_none()
             && let Err(error) = self.rotate()
@@ -424,8 +426,8 @@ impl Writer {
         };
         let written = log.write_all(bytes).and_then(|()| if self.place.synced { log.sync_data() } else { Ok(()) });
         if let Err(error) = written {
-            // Take back what got out of a group that failed. If even that fails, the fragment is named
-            // by the next line that can be written.
+            // Remove the partial output of the failed group. If that fails too, the next line that can be
+            // written reports the fragment.
             if log.set_len(self.size).is_err() {
                 self.torn = fragment_after(log, self.size);
             }
@@ -439,8 +441,8 @@ impl Writer {
         self.head_file.write_all_at(self.key.seal_head(&self.head).as_bytes(), 0)
     }
 
-    /// Puts the full log aside. The new one is begun under another name, with its first line, so that
-    /// whatever fails or wherever the process dies, one of the two can be gone on with.
+    /// Rotates the log. The new file gets its first line under a temporary name, so that after a failure or crash
+    /// at any point one of the two files can be continued.
     fn rotate(&mut self) -> io::Result<()> {
         let Some(path) = self.place.path.clone() else { return Ok(()) };
         let (line, mac) = self.key.seal(&self.head.mac, &opened(&self.head.mac));
@@ -463,8 +465,8 @@ impl Writer {
         self.write_head()
     }
 
-    /// A crash within [`Self::rotate`]: the log has been put aside and its successor not been named yet,
-    /// or not even the former.
+    /// Completes a rotation that a crash interrupted before the new file got its name, or before the old one was
+    /// renamed.
     fn finish_rotation(&self, path: &Path) -> io::Result<()> {
         let begun = beside(path, "new");
         match (path.exists(), begun.exists()) {
@@ -481,7 +483,7 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// Opens a file of ours that nobody else may have open.
+/// Opens a file and locks it exclusively.
 fn locked(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.mode(0o600).open(path)?;
     match file.try_lock() {
@@ -493,14 +495,14 @@ fn locked(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     }
 }
 
-/// The whole lines of a log's end, and what follows the last newline.
+/// Splits the end of a log into complete lines and the bytes after the last newline.
 fn split_tail(tail: &[u8]) -> (Vec<&str>, &[u8]) {
     let end = tail.iter().rposition(|b| *b == b'\n').map_or(0, |at| at.saturating_add(1));
     let (whole, fragment) = tail.split_at_checked(end).unwrap_or((tail, &[]));
     (whole.split(|b| *b == b'\n').filter_map(|line| std::str::from_utf8(line).ok()).collect(), fragment)
 }
 
-/// Files that were put aside, oldest first, with their numbers.
+/// Returns the rotated files with their numbers, oldest first.
 ///
 /// # Errors
 /// If the folder cannot be read.
@@ -546,8 +548,7 @@ fn fragment_after(mut log: &File, offset: u64) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A sink whose writer hangs: nobody reads the channel. A ledger that is unavailable for long must not stop the
-    /// log.
+    /// A sink whose announcements are not received. A ledger that is unavailable for long must not stop the log.
     #[tokio::test]
     async fn lines_that_nobody_asks_for_in_time_are_written_all_the_same() {
         let dir = tempfile::tempdir().unwrap();
@@ -558,11 +559,11 @@ mod tests {
             sink.write(&serde_json::json!({ "n": n }), Announce::Record);
             assert_eq!(sink.flush().await, Ok(()), "{n}");
         }
-        // One group is told of before the next is written.
+        // Each group is announced before the next is written.
         assert_eq!(sink.flush().await, Ok(()));
         let first = heard.try_recv().unwrap();
         assert_eq!((first.lines, heard.try_recv().is_err()), (vec!["{\"n\":0}".to_owned()], true));
-        // Lines with a cost wait for their turn.
+        // Announcements of lines with a cost wait.
         for n in 0..2 {
             sink.write(&serde_json::json!({ "cost": n }), Announce::Bill);
             assert_eq!(sink.flush().await, Ok(()), "{n}");
@@ -625,7 +626,7 @@ mod tests {
         let (place, key) = parts(dir.path());
         let path = place.path.clone().unwrap();
         let mut writer = Writer::open(place, key, false).unwrap();
-        // Every write to it fails.
+        // Every write to this file fails.
         writer.log = Some(File::open(path).unwrap());
         let flood = Arc::new(Flood::new(50));
         let mut scribe = WriterThread {

@@ -1,4 +1,4 @@
-//! Verifies a log: distinguishes a changed line, a truncation, and a torn last line.
+//! Verifies a log. Distinguishes a changed line, a truncation and an incomplete last line.
 
 use std::fs;
 use std::io;
@@ -13,16 +13,16 @@ use crate::files;
 /// The result of a verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Lines are missing at the end: the head names a line that is not there.
+    /// Lines are missing at the end: the line that the head names does not exist.
     Cut,
-    /// A line was changed, put in, or is missing before it.
+    /// A line was changed or inserted, or a line before it is missing.
     Changed {
-        /// In this file.
+        /// The file of the line.
         file: PathBuf,
-        /// Counted from 1.
+        /// The line number, from 1.
         line: usize,
     },
-    /// Each line follows from the one before, and the head's line is there.
+    /// Every line follows the one before, and the head's line exists.
     Whole,
 }
 
@@ -31,20 +31,20 @@ pub enum Finding {
 pub struct Report {
     /// The verdict.
     pub finding: Finding,
-    /// Lines that were checked and are sound.
+    /// The number of valid lines.
     pub lines: usize,
-    /// Files that were read, oldest first.
+    /// The number of files read.
     pub files: usize,
-    /// The last line has no end: the writer died. No request went on because of it.
+    /// The last line is incomplete because the writer was killed. No request was sent on its account.
     pub torn: bool,
-    /// The oldest file begins after a rotation; what was before is not here.
+    /// The oldest file starts after a rotation; earlier files are missing.
     pub earlier_missing: bool,
-    /// A start of the daemon found lines missing and noted it at these lines.
+    /// The number of lines at which a daemon start recorded missing lines.
     pub cuts_noted: usize,
 }
 
-/// Verifies a log with the files that were put aside from it. `head` is the head file, if this is its
-/// log; without it a cut at the end cannot be seen. A daemon may be writing meanwhile.
+/// Verifies a log with its rotated files. `head` is the head file, if it belongs to this log; without it, a truncation
+/// cannot be detected. A daemon may write to the log at the same time.
 ///
 /// # Errors
 /// If a file cannot be read.
@@ -54,7 +54,7 @@ pub fn verify(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<Re
         if report.as_ref().is_ok_and(|(report, _)| report.finding == Finding::Whole) {
             break;
         }
-        // An error may come from a rotation or a write during the read, so it must be seen twice.
+        // A rotation or a write during the read can cause an error, so it must occur twice.
         let again = once(path, key, head);
         let same = matches!((&report, &again), (Ok((_, a)), Ok((_, b))) if a == b);
         report = again;
@@ -65,10 +65,10 @@ pub fn verify(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<Re
     report.map(|(report, _)| report)
 }
 
-/// How often a log that changes under our eyes is read again.
+/// The maximum number of further reads of a log that changes during the read.
 const RETRIES: usize = 20;
 
-/// The head and the files that were read, to detect a change.
+/// The head and the files read, to detect changes during the read.
 type Seen = (Option<String>, Vec<PathBuf>);
 
 fn once(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<(Report, Seen)> {
@@ -102,7 +102,7 @@ impl Report {
 
 struct Walk<'k> {
     key: &'k ChainKey,
-    /// The head's mac: not asked for, not readable, or known.
+    /// The head's MAC. Outer `None`: not checked. Inner `None`: not readable.
     expected: Option<Option<String>>,
     reached: bool,
     previous: Option<String>,
@@ -110,7 +110,7 @@ struct Walk<'k> {
 }
 
 impl Walk<'_> {
-    /// False if the walk ends here.
+    /// Reads a file. Returns false if verification ends here.
     fn file(&mut self, file: &Path) -> io::Result<bool> {
         let bytes = fs::read(file)?;
         let mut torn: Option<&[u8]> = None;
@@ -127,7 +127,7 @@ impl Walk<'_> {
                     self.report.lines = self.report.lines.saturating_add(1);
                     torn = None;
                 }
-                // A fragment that a crash left; the next line must say so, with its hash.
+                // A fragment that a crash left; the next line must state its hash.
                 None if torn.is_none() && text.and_then(chain::mac_of).is_none() => torn = Some(line),
                 None => return Ok(self.changed(file, number)),
             }
@@ -196,7 +196,7 @@ mod tests {
         verify(&dir.join("audit.jsonl"), &key, Some(&dir.join("audit.head"))).unwrap()
     }
 
-    /// Opens, retrying while the thread of the sink before still holds the lock.
+    /// Opens the log, and retries while the previous sink's thread still holds the lock.
     async fn reopen_and_write(dir: &Path, lines: std::ops::Range<usize>) {
         for _ in 0..1000 {
             if open(place(dir)).is_ok() {
@@ -220,7 +220,7 @@ mod tests {
         ChainKey::new(crate::model::secret::Secret::new(b"the key of these tests".to_vec()))
     }
 
-    /// The key is new to a state directory once.
+    /// Opens a log whose state directory has a new key at its first use.
     fn open(place: LogLocation) -> io::Result<Sink> {
         let is_new = fs::File::create_new(place.state_dir.join("key-made")).is_ok();
         let (told, _) = tokio::sync::mpsc::channel(1);
@@ -338,11 +338,11 @@ mod tests {
             rotate_bytes: 1 << 40,
             refusals_per_second: 50,
         });
-        // `/dev/full` fails every write, so already the opening line cannot be written.
+        // `/dev/full` fails every write, so even the opening line cannot be written.
         assert!(sink.is_err());
     }
 
-    /// Both points at which a crash can leave a rotation, and a rotation that fails.
+    /// Tests both points at which a crash can interrupt a rotation, and a rotation that fails.
     #[tokio::test]
     async fn a_rotation_that_was_interrupted_is_finished_or_taken_back() {
         for named in [false, true] {
@@ -351,10 +351,10 @@ mod tests {
             let path = dir.path().join("audit.jsonl");
             let begun = dir.path().join("audit.jsonl.new");
             if named {
-                // The successor had been begun, the log not been put aside.
+                // The new file exists, and the log is not renamed yet.
                 fs::write(&begun, "half a li").unwrap();
             } else {
-                // The log had been put aside, its successor not been named.
+                // The log is renamed, and the new file is not.
                 fs::rename(&path, &begun).unwrap();
             }
             reopen_and_write(dir.path(), 10..12).await;
