@@ -349,7 +349,7 @@ impl Writer {
     }
 
     fn note_cut(&mut self, head: &str) -> io::Result<()> {
-        tracing::error!("the audit log has lost lines since it was last written; noted in the log");
+        tracing::error!("the audit log has lost lines since the last write; recorded in the log");
         self.append(&[&serde_json::json!({ "ts": record::now(), "event": "cut_found", "head": head }).to_string()])
     }
 

@@ -5,7 +5,7 @@ use brotli_decompressor::{BrotliDecompressStream, BrotliResult, BrotliState, Sta
 use super::budget::WindowMemory;
 use super::{DecodeError, Direction, STEP};
 
-/// Bits of a brotli stream's window, from its first byte (RFC 7932 §9.1).
+/// Returns the window size of a brotli stream in bits, from its first byte (RFC 7932 §9.1).
 pub(super) fn window_bits(first: u8) -> u32 {
     match (first & 1, first >> 1 & 7, first >> 4 & 7) {
         (0, ..) => 16,
@@ -24,7 +24,7 @@ pub(super) struct Brotli {
 }
 
 impl Brotli {
-    /// Strict: a window larger than RFC 7932 knows is refused.
+    /// Creates a decoder that refuses windows larger than RFC 7932 allows.
     pub(super) fn new(direction: Direction) -> Self {
         let alloc = StandardAlloc::default;
         Self {
@@ -53,7 +53,7 @@ impl Brotli {
             self.begun = true;
             self.room.begin(1 << window_bits(*first));
         }
-        // It counts in 32 bits.
+        // The crate counts in 32 bits.
         let piece = coded.get(..STEP).unwrap_or(coded);
         let (mut left, mut taken) = (piece.len(), 0);
         let (mut room, mut given, mut total) = (scratch.len(), 0, 0);
@@ -72,7 +72,7 @@ impl Brotli {
         self.decoded = self.decoded.saturating_add(given as u64);
         self.room.reach(self.decoded)?;
         match result {
-            // It says so too while it holds more than there was room for.
+            // The crate also returns this while it holds more output than there was room for.
             BrotliResult::NeedsMoreInput => Ok(given == scratch.len() || !coded.is_empty()),
             BrotliResult::NeedsMoreOutput => Ok(true),
             BrotliResult::ResultFailure => Err(DecodeError::Malformed),
