@@ -13,16 +13,16 @@ use crate::model::refusal::{Deny, Verdict};
 
 /// The maximum number of executions with counts. When it is reached, every other execution counts as stopped: finds
 /// that cannot be counted must not pass.
-const MOST: usize = 100_000;
+const MAX_EXECUTIONS: usize = 100_000;
 
 /// The maximum number of events that may wait for the journal.
-const MOST_NOTES: usize = 10_000;
+const MAX_EVENTS: usize = 10_000;
 /// The count of a stopped execution. More finds than any limit.
 const STOPPED: u32 = u32::MAX;
 /// The count of an execution that only this process has stopped.
-const STOPPED_HERE: u32 = u32::MAX - 1;
+const STOPPED_LOCALLY: u32 = u32::MAX - 1;
 /// How long [`Finds::settled`] waits at most.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The finds of all executions, and which executions are stopped. The receiver of [`Self::notes`] writes them to the
 /// journal, so that they survive a restart.
@@ -70,7 +70,7 @@ impl FindReporter {
 
 impl Default for Finds {
     fn default() -> Self {
-        let (notes, inbox) = mpsc::channel(MOST_NOTES);
+        let (notes, inbox) = mpsc::channel(MAX_EVENTS);
         let (found, inbox) = (watch::Sender::new(HashMap::new()), Mutex::new(Some(inbox)));
         Self { found, noted: Mutex::default(), notes, inbox }
     }
@@ -85,13 +85,13 @@ impl Finds {
 
     /// Records a find, and returns the number recorded, including those after the execution was stopped.
     pub(super) fn note(&self, execution: &ExecutionId) -> u32 {
-        self.change(execution, |count| if count < STOPPED_HERE { count.saturating_add(1) } else { count });
+        self.change(execution, |count| if count < STOPPED_LOCALLY { count.saturating_add(1) } else { count });
         if self.notes.try_send(FindEvent::Find(execution.clone())).is_err() {
             // A find that cannot be written to the journal would be lost in a restart, so the execution is stopped.
-            self.change(execution, |_| STOPPED_HERE);
+            self.change(execution, |_| STOPPED_LOCALLY);
         }
         let mut noted = self.noted.lock();
-        if noted.len() >= MOST && !noted.contains_key(execution) {
+        if noted.len() >= MAX_EXECUTIONS && !noted.contains_key(execution) {
             return u32::MAX;
         }
         let noted = noted.entry(execution.clone()).or_default();
@@ -136,12 +136,12 @@ impl Finds {
                 let _ = settled.await;
             }
         };
-        let _ = timeout(PATIENCE, settled).await;
+        let _ = timeout(SETTLE_TIMEOUT, settled).await;
     }
 
     fn change(&self, execution: &ExecutionId, to: impl Fn(u32) -> u32) {
         self.found.send_if_modified(|found| {
-            let has_room = found.len() < MOST;
+            let has_room = found.len() < MAX_EXECUTIONS;
             match found.get_mut(execution) {
                 Some(count) => *count = to(*count),
                 None if has_room => drop(found.insert(execution.clone(), to(0))),
@@ -159,7 +159,7 @@ impl Finds {
     pub fn check(&self, execution: &ExecutionId, most: u32) -> Verdict<()> {
         let found = self.found.borrow();
         let count = found.get(execution).copied();
-        let count = count.unwrap_or(if found.len() < MOST { 0 } else { u32::MAX });
+        let count = count.unwrap_or(if found.len() < MAX_EXECUTIONS { 0 } else { u32::MAX });
         if count >= most { Err(Deny::ExecutionStopped.into()) } else { Ok(()) }
     }
 
@@ -196,11 +196,11 @@ mod tests {
         let finds = Finds::default();
         finds.note(&execution("known"));
         assert!(finds.check(&execution("new"), 1).is_ok());
-        for n in 1..MOST {
+        for n in 1..MAX_EXECUTIONS {
             finds.restore(&execution(&n.to_string()), 1);
         }
         finds.note(&execution("one more"));
-        assert_eq!(finds.known().len(), MOST);
+        assert_eq!(finds.known().len(), MAX_EXECUTIONS);
         for name in ["one more", "new"] {
             assert_eq!(finds.check(&execution(name), 1000), Err(Deny::ExecutionStopped.into()), "{name}");
         }

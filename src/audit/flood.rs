@@ -15,9 +15,9 @@ use crate::model::peer::PeerNetwork;
 const WINDOW: Duration = Duration::from_secs(1);
 /// The maximum number of open windows: enough for a thousand executions with all kinds of refusals. Further executions
 /// share one quota and one count.
-const MOST: usize = 1_024 * (1 + APART.len());
+const MAX_WINDOWS: usize = 1_024 * (1 + SEPARATE_CODES.len());
 /// Codes with a separate quota of lines, independent of the source's other refusals.
-const APART: [&str; 6] =
+const SEPARATE_CODES: [&str; 6] =
     ["address_not_allowed", ANSWERED, "authority_mismatch", "caller_unknown", "leak_detected", "sni_mismatch"];
 /// The entry in `codes` for requests that the proxy answered itself.
 pub(super) const ANSWERED: &str = "answered";
@@ -109,7 +109,7 @@ impl Flood {
     /// words.
     pub(super) fn admits(&self, source: Source, what: &'static str, now: Instant) -> bool {
         let mut windows = self.lock();
-        let window = windows.of((source, APART.into_iter().find(|apart| *apart == what)), now);
+        let window = windows.of((source, SEPARATE_CODES.into_iter().find(|apart| *apart == what)), now);
         if window.lines < self.per_second {
             window.lines = window.lines.saturating_add(1);
             return true;
@@ -163,7 +163,7 @@ impl Flood {
 
 impl Windows {
     fn of(&mut self, key: Key, now: Instant) -> &mut Window {
-        let is_full = self.open.len() >= MOST && !self.open.contains_key(&key);
+        let is_full = self.open.len() >= MAX_WINDOWS && !self.open.contains_key(&key);
         let key = match key {
             (Source::Execution(..), apart) if is_full => (Source::Others, apart),
             key => key,
@@ -228,12 +228,12 @@ mod tests {
         let (flood, now) = (Flood::new(50), Instant::now());
         let one = execution("one");
         assert_eq!(lines(&flood, &one, "host_not_allowed", 10_000, now), 50);
-        for what in APART {
+        for what in SEPARATE_CODES {
             assert_eq!(lines(&flood, &one, what, 60, now), 50, "{what}");
         }
         assert_eq!(lines(&flood, &one, "path_not_allowed", 1, now), 0);
         let told = told(&flood.ended(now + WINDOW));
-        assert_eq!(told.len(), 1 + APART.len());
+        assert_eq!(told.len(), 1 + SEPARATE_CODES.len());
         for line in told {
             let is_answer = line["codes"].get(ANSWERED).is_some();
             assert_eq!(line["event"], if is_answer { "closed" } else { "refused" }, "{line}");
@@ -269,13 +269,13 @@ mod tests {
     #[test]
     fn memory_is_bounded_and_the_number_stays_exact() {
         let (flood, now) = (Flood::new(5), Instant::now());
-        let lines: usize = (0..MOST * 2).map(|n| lines(&flood, &execution(&n.to_string()), "x", 6, now)).sum();
-        assert_eq!(flood.lock().open.len(), MOST + 1);
-        assert_eq!(flood.lock().ends.len(), MOST + 1);
-        assert_eq!(lines, (MOST + 1) * 5);
+        let lines: usize = (0..MAX_WINDOWS * 2).map(|n| lines(&flood, &execution(&n.to_string()), "x", 6, now)).sum();
+        assert_eq!(flood.lock().open.len(), MAX_WINDOWS + 1);
+        assert_eq!(flood.lock().ends.len(), MAX_WINDOWS + 1);
+        assert_eq!(lines, (MAX_WINDOWS + 1) * 5);
         let told = told(&flood.ended(now + WINDOW));
         let counted: u64 = told.iter().filter_map(|line| line["count"].as_u64()).sum();
-        assert_eq!(lines as u64 + counted, MOST as u64 * 2 * 6);
+        assert_eq!(lines as u64 + counted, MAX_WINDOWS as u64 * 2 * 6);
         assert_eq!(told.iter().filter(|line| line["callers"] == "other executions").count(), 1);
     }
 

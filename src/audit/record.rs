@@ -92,14 +92,14 @@ struct Line {
 /// The replacement for a host that contains a credential's value.
 const REDACTED: &str = "[redacted]";
 /// The maximum length of a logged method and path, in characters.
-const MOST_METHOD: usize = 64;
-const MOST_PATH: usize = 2048;
+const MAX_METHOD: usize = 64;
+const MAX_PATH: usize = 2048;
 /// The maximum length of an unauthenticated caller's path, in characters. Such lines must not fill the disk.
-const MOST_UNKNOWN_PATH: usize = 256;
+const MAX_UNAUTHENTICATED_PATH: usize = 256;
 
 /// The number of finds of one execution whose lines are always written, whatever the quota. It is far above the limit
 /// that stops an execution, so that only finds of requests in flight are ever merely counted.
-const MOST_FIND_LINES: u32 = 1_000;
+const MAX_FIND_LINES: u32 = 1_000;
 
 /// The credits for a request whose head was sent to its origin with a credential.
 const FEE: f64 = 0.5;
@@ -394,7 +394,7 @@ impl Record {
     pub fn request<B>(&mut self, head: &Request<B>) {
         self.line.tool = Kind::of(head.headers()).ok().and_then(Kind::tool).map(Tool::as_str);
         let method = head.method().as_str();
-        self.line.method = Some(self.noted(method, MOST_METHOD));
+        self.line.method = Some(self.noted(method, MAX_METHOD));
         if *head.method() == http::Method::CONNECT {
             return;
         }
@@ -408,7 +408,7 @@ impl Record {
         } else {
             path.to_owned()
         };
-        self.line.path = Some(self.noted(&path, MOST_PATH));
+        self.line.path = Some(self.noted(&path, MAX_PATH));
         let is_call = head.headers().contains_key(EXEAT_TOOL);
         self.call = is_call.then(|| ToolTarget { method: method.to_owned(), path });
     }
@@ -456,7 +456,7 @@ impl Record {
     pub fn url_without(&self, own: &Matcher) -> Option<String> {
         let (ToolTarget { path, .. }, asked) = (self.call.as_ref()?, self.asked.as_deref()?);
         let host = if own.find_in_name(asked).is_none() { asked } else { REDACTED };
-        let url = self.at(host, &cut(&own.clean(path), MOST_PATH));
+        let url = self.at(host, &cut(&own.clean(path), MAX_PATH));
         // A value that is a URL can span host and path, and the host is in lower case.
         Some(url).filter(|url| own.find(url.as_bytes()).is_none() && own.find_in_name(url).is_none())
     }
@@ -465,7 +465,7 @@ impl Record {
     #[must_use]
     pub fn method_without(&self, own: &Matcher) -> Option<String> {
         let method = &self.call.as_ref()?.method;
-        own.find(method.as_bytes()).is_none().then(|| cut(method, MOST_METHOD))
+        own.find(method.as_bytes()).is_none().then(|| cut(method, MAX_METHOD))
     }
 
     /// Finds one of the caller's own values in the target of a tool call.
@@ -762,7 +762,7 @@ impl Record {
             return;
         }
         if let Some((_, execution)) = &self.caller {
-            self.is_kept |= self.finds.note(execution) <= MOST_FIND_LINES;
+            self.is_kept |= self.finds.note(execution) <= MAX_FIND_LINES;
         }
     }
 
@@ -806,7 +806,7 @@ impl Record {
         if self.caller.is_none()
             && let Some(path) = &mut line.path
         {
-            *path = cut(path, MOST_UNKNOWN_PATH);
+            *path = cut(path, MAX_UNAUTHENTICATED_PATH);
         }
         line
     }

@@ -15,7 +15,7 @@ pub fn behind(path: &Path, mac: &str, last: &str, mut each: impl FnMut(&str, &st
     let mut files: Vec<PathBuf> = sink::rotated(path)?.into_iter().map(|(_, file)| file).collect();
     files.push(path.to_owned());
     for (at, file) in files.iter().enumerate().rev() {
-        let Some(place) = place_behind(file, mac)? else { continue };
+        let Some(place) = offset_after(file, mac)? else { continue };
         let mut is_over = mac == last;
         for (file, from) in
             std::iter::once((file, place)).chain(files.iter().skip(at.saturating_add(1)).map(|it| (it, 0)))
@@ -36,7 +36,7 @@ pub fn behind(path: &Path, mac: &str, last: &str, mut each: impl FnMut(&str, &st
 }
 
 /// Returns the offset of the line after the one with this MAC.
-fn place_behind(file: &Path, mac: &str) -> io::Result<Option<u64>> {
+fn offset_after(file: &Path, mac: &str) -> io::Result<Option<u64>> {
     let mut found = None;
     lines(File::open(file)?, |line, end| {
         if chain::mac_of(line) == Some(mac) {

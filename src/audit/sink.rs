@@ -25,9 +25,9 @@ const MAX_QUEUED: usize = 2 * MAX_WAITING;
 /// The maximum number of lines in one group.
 const MAX_GROUP: usize = 1_024;
 /// How long a caller waits for a write before the sink counts as broken.
-const PATIENCE: Duration = Duration::from_secs(5);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of bytes at the log's end that are read at startup.
-const TAIL: u64 = 4 * 1024 * 1024;
+const MAX_TAIL: u64 = 4 * 1024 * 1024;
 
 /// The error that the sink did not accept a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,7 +187,7 @@ impl Sink {
             self.healthy.store(false, Ordering::Relaxed);
             return Err(SinkError);
         }
-        match tokio::time::timeout(PATIENCE, done).await {
+        match tokio::time::timeout(WRITE_TIMEOUT, done).await {
             Ok(Ok(result)) => result,
             _ => Err(SinkError),
         }
@@ -287,7 +287,7 @@ struct Writer {
     head: Head,
     /// The description of a fragment that a failed write left and that could not be removed. The next write starts
     /// with a newline and includes it.
-    torn: Option<String>,
+    fragment_hash: Option<String>,
 }
 
 /// The audit chain head as last persisted.
@@ -306,7 +306,7 @@ impl Writer {
         let head_file =
             locked(OpenOptions::new().read(true).write(true).create(true).truncate(false), &place.head_file())?;
         let head = Head { mac: GENESIS.to_owned(), lines: 0 };
-        let mut writer = Self { place, key, log: None, size: 0, head_file, head, torn: None };
+        let mut writer = Self { place, key, log: None, size: 0, head_file, head, fragment_hash: None };
         let stored = writer.stored_head(had_key)?;
         match writer.place.path.clone() {
             Some(path) => writer.open_log(&path, stored)?,
@@ -326,7 +326,7 @@ impl Writer {
         if let Some(last) = macs.last() {
             (*last).clone_into(&mut self.head.mac);
         }
-        self.take_up_fragment(fragment)?;
+        self.recover_fragment(fragment)?;
         if let StoredHead::Known(head) = &stored {
             self.head.lines = head.lines;
         }
@@ -355,7 +355,7 @@ impl Writer {
 
     /// Handles the bytes after the last newline: completes a line that only lacks its newline, and reports any
     /// other fragment in the next line.
-    fn take_up_fragment(&mut self, fragment: &[u8]) -> io::Result<()> {
+    fn recover_fragment(&mut self, fragment: &[u8]) -> io::Result<()> {
         let whole = std::str::from_utf8(fragment).ok().and_then(|line| self.key.check(&self.head.mac, line));
         match (whole, &mut self.log) {
             (Some(mac), Some(log)) => {
@@ -363,7 +363,7 @@ impl Writer {
                 self.size = self.size.saturating_add(1);
                 self.head.mac = mac;
             }
-            _ if !fragment.is_empty() => self.torn = Some(files::hex(&Sha256::digest(fragment))),
+            _ if !fragment.is_empty() => self.fragment_hash = Some(files::hex(&Sha256::digest(fragment))),
             _ => {}
         }
         Ok(())
@@ -387,7 +387,7 @@ impl Writer {
         }
         // A fragment must be reported in the file that contains it.
         if self.size >= self.place.rotate_bytes
-            && self.torn.is_none()
+            && self.fragment_hash.is_none()
             && let Err(error) = self.rotate()
         {
             tracing::error!(%error, "the audit log cannot be rotated; the old file is used");
@@ -404,7 +404,7 @@ impl Writer {
             text.push_str(&line);
             head = Head { mac, lines: head.lines.saturating_add(1) };
         };
-        if let Some(fragment) = &self.torn {
+        if let Some(fragment) = &self.fragment_hash {
             text.push('\n');
             let note = serde_json::json!({ "ts": record::now(), "event": "recovered", "torn": fragment });
             seal(&note.to_string(), &mut text);
@@ -413,7 +413,7 @@ impl Writer {
             seal(json, &mut text);
         }
         self.write_out(text.as_bytes())?;
-        self.torn = None;
+        self.fragment_hash = None;
         self.head = head;
         self.write_head()
     }
@@ -429,7 +429,7 @@ impl Writer {
             // Remove the partial output of the failed group. If that fails too, the next line that can be
             // written reports the fragment.
             if log.set_len(self.size).is_err() {
-                self.torn = fragment_after(log, self.size);
+                self.fragment_hash = fragment_after(log, self.size);
             }
             return Err(error);
         }
@@ -446,13 +446,13 @@ impl Writer {
     fn rotate(&mut self) -> io::Result<()> {
         let Some(path) = self.place.path.clone() else { return Ok(()) };
         let (line, mac) = self.key.seal(&self.head.mac, &opened(&self.head.mac));
-        let begun = beside(&path, "new");
+        let begun = with_suffix(&path, "new");
         let mut log = locked(OpenOptions::new().read(true).append(true).create(true), &begun)?;
         log.set_len(0)?;
         log.write_all(line.as_bytes())?;
         log.sync_all()?;
         let next = rotated(&path)?.last().map_or(1, |(n, _)| n.saturating_add(1));
-        let aside = beside(&path, &format!("{next:06}"));
+        let aside = with_suffix(&path, &format!("{next:06}"));
         fs::rename(&path, &aside)?;
         if let Err(error) = fs::rename(&begun, &path) {
             fs::rename(&aside, &path)?;
@@ -460,7 +460,7 @@ impl Writer {
         }
         self.log = Some(log);
         self.size = line.len() as u64;
-        self.torn = None;
+        self.fragment_hash = None;
         self.head = Head { mac, lines: self.head.lines.saturating_add(1) };
         self.write_head()
     }
@@ -468,7 +468,7 @@ impl Writer {
     /// Completes a rotation that a crash interrupted before the new file got its name, or before the old one was
     /// renamed.
     fn finish_rotation(&self, path: &Path) -> io::Result<()> {
-        let begun = beside(path, "new");
+        let begun = with_suffix(path, "new");
         match (path.exists(), begun.exists()) {
             (false, true) => fs::rename(begun, path),
             (true, true) => fs::remove_file(begun),
@@ -477,7 +477,7 @@ impl Writer {
     }
 }
 
-fn beside(path: &Path, ending: &str) -> PathBuf {
+fn with_suffix(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.to_owned().into_os_string();
     name.push(format!(".{ending}"));
     name.into()
@@ -531,16 +531,16 @@ fn opened(previous: &str) -> String {
 }
 
 fn read_tail(mut log: &File, size: u64) -> io::Result<Vec<u8>> {
-    log.seek(SeekFrom::Start(size.saturating_sub(TAIL)))?;
+    log.seek(SeekFrom::Start(size.saturating_sub(MAX_TAIL)))?;
     let mut bytes = Vec::new();
-    log.take(TAIL).read_to_end(&mut bytes)?;
+    log.take(MAX_TAIL).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
 fn fragment_after(mut log: &File, offset: u64) -> Option<String> {
     let mut bytes = Vec::new();
     log.seek(SeekFrom::Start(offset)).ok()?;
-    log.take(TAIL).read_to_end(&mut bytes).ok()?;
+    log.take(MAX_TAIL).read_to_end(&mut bytes).ok()?;
     Some(files::hex(&Sha256::digest(&bytes)))
 }
 
@@ -615,7 +615,7 @@ mod tests {
         drop(sink);
         let begun = Instant::now();
         while !fs::read_to_string(dir.path().join("audit.jsonl")).unwrap().contains("\"count\":10,") {
-            assert!(begun.elapsed() < PATIENCE, "it is lost");
+            assert!(begun.elapsed() < WRITE_TIMEOUT, "it is lost");
             std::thread::yield_now();
         }
     }

@@ -49,13 +49,13 @@ pub struct Report {
 /// # Errors
 /// If a file cannot be read.
 pub fn verify(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<Report> {
-    let mut report = once(path, key, head);
+    let mut report = verify_once(path, key, head);
     for _ in 0..RETRIES {
         if report.as_ref().is_ok_and(|(report, _)| report.finding == Finding::Whole) {
             break;
         }
         // A rotation or a write during the read can cause an error, so it must occur twice.
-        let again = once(path, key, head);
+        let again = verify_once(path, key, head);
         let same = matches!((&report, &again), (Ok((_, a)), Ok((_, b))) if a == b);
         report = again;
         if same {
@@ -71,7 +71,7 @@ const RETRIES: usize = 20;
 /// The head and the files read, to detect changes during the read.
 type Seen = (Option<String>, Vec<PathBuf>);
 
-fn once(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<(Report, Seen)> {
+fn verify_once(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<(Report, Seen)> {
     let text = head.map(|file| fs::read_to_string(file).unwrap_or_default());
     let expected = text.as_deref().map(|text| key.open_head(text).map(|head| head.mac));
     let mut files: Vec<PathBuf> = sink::rotated(path)?.into_iter().map(|(_, file)| file).collect();

@@ -18,9 +18,9 @@ enum Stopped {
     /// The stream has ended.
     Ended,
     /// The output is full.
-    Full,
+    OutputFull,
     /// The input is used up.
-    Hungry,
+    NeedsInput,
 }
 
 /// Decodes from the front of `coded`, and appends as much as fits into `scratch`.
@@ -38,8 +38,8 @@ fn inflate(
     out.extend_from_slice(scratch.get(..given).unwrap_or_default());
     match status {
         Status::StreamEnd => Ok(Stopped::Ended),
-        _ if given == scratch.len() => Ok(Stopped::Full),
-        _ if coded.is_empty() => Ok(Stopped::Hungry),
+        _ if given == scratch.len() => Ok(Stopped::OutputFull),
+        _ if coded.is_empty() => Ok(Stopped::NeedsInput),
         _ => Err(DecodeError::Malformed),
     }
 }
@@ -104,8 +104,8 @@ impl Gzip {
                 self.crc.update(out.get(known..).unwrap_or_default());
                 match stopped {
                     Stopped::Ended => self.part = Part::Trailer,
-                    Stopped::Full => return Ok(true),
-                    Stopped::Hungry => return Ok(false),
+                    Stopped::OutputFull => return Ok(true),
+                    Stopped::NeedsInput => return Ok(false),
                 }
             }
             let Some((byte, rest)) = coded.split_first() else { return Ok(false) };
@@ -251,8 +251,8 @@ impl Deflate {
         };
         match inflate(stream, coded, out, scratch)? {
             Stopped::Ended => self.ended = true,
-            Stopped::Full => return Ok(true),
-            Stopped::Hungry => return Ok(false),
+            Stopped::OutputFull => return Ok(true),
+            Stopped::NeedsInput => return Ok(false),
         }
         if coded.is_empty() { Ok(false) } else { Err(DecodeError::Malformed) }
     }

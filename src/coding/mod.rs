@@ -22,9 +22,9 @@ use self::zstd::Zstd;
 /// The maximum number of bytes that one call decodes.
 pub const STEP: usize = 64 * 1024;
 /// The number of decoded bytes that is allowed at any ratio.
-const ALWAYS_FINE: u64 = 4 << 20;
+const RATIO_FREE_BYTES: u64 = 4 << 20;
 /// The maximum number of coded bytes that inflate and brotli read ahead: 64 bits, and 8 bytes before them for brotli.
-const AHEAD: u64 = 16;
+const MAX_READ_AHEAD: u64 = 16;
 /// The maximum number of codings of one body.
 const MAX_CODINGS: usize = 2;
 /// The maximum number of marks in the outer coding's output.
@@ -77,7 +77,7 @@ pub struct DecodeLimits {
 
 impl DecodeLimits {
     fn check(self, coded: u64, decoded: u64) -> Result<(), DecodeError> {
-        let fine = self.ratio.saturating_mul(coded).saturating_add(ALWAYS_FINE);
+        let fine = self.ratio.saturating_mul(coded).saturating_add(RATIO_FREE_BYTES);
         if decoded > self.total.min(fine) { Err(DecodeError::TooMuch) } else { Ok(()) }
     }
 }
@@ -146,7 +146,8 @@ impl Decoder {
     #[must_use]
     pub fn settled_at_pause(&self) -> u64 {
         let inner = self.inner.as_ref();
-        let waits = self.outer.waits() || inner.is_some_and(|inner| !inner.waiting.is_empty() || inner.layer.waits());
+        let waits = self.outer.has_pending()
+            || inner.is_some_and(|inner| !inner.waiting.is_empty() || inner.layer.has_pending());
         if waits { self.settled() } else { self.outer.taken }
     }
 
@@ -263,13 +264,13 @@ impl Layer {
             Format::Zstd(zstd) => self.taken.saturating_sub(zstd.pending() as u64),
             _ if more => return,
             _ if self.is_whole() => self.taken,
-            _ => self.taken.saturating_sub(AHEAD),
+            _ => self.taken.saturating_sub(MAX_READ_AHEAD),
         };
         self.settled = self.settled.max(settled);
     }
 
     /// Returns whether bytes are held that are not decoded yet.
-    fn waits(&self) -> bool {
+    fn has_pending(&self) -> bool {
         matches!(&self.format, Format::Zstd(zstd) if zstd.pending() > 0)
     }
 

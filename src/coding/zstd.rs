@@ -216,7 +216,7 @@ impl Zstd {
 
     /// Decodes the block held, and copies its output.
     fn decode_block(&mut self) -> Result<(), DecodeError> {
-        self.forget()?;
+        self.drop_old_windows()?;
         let known = self.blocks.can_collect();
         if let Some(first) = self.held.first_mut() {
             *first |= 1;
@@ -237,7 +237,7 @@ impl Zstd {
 
     /// Drops all but the last window once two are held. The last window is taken out and inserted again as raw
     /// blocks into the emptied buffer, because the output must be contiguous to be copied.
-    fn forget(&mut self) -> Result<(), DecodeError> {
+    fn drop_old_windows(&mut self) -> Result<(), DecodeError> {
         let held = self.blocks.can_collect();
         let window = usize::try_from(self.frame.window).unwrap_or(usize::MAX);
         if held < window.max(MAX_BLOCK).saturating_mul(2) {

@@ -12,7 +12,7 @@ use crate::model::name::{ExecutionId, TaskName};
 /// The maximum number of approvals of one execution that are pending or approved but unused.
 pub const MOST_OPEN: usize = 100;
 /// The maximum number of ended approvals of one execution that are kept for display.
-pub(super) const MOST_ENDED: usize = 100;
+pub(super) const MAX_ENDED: usize = 100;
 /// How long an expired approval is kept for display.
 pub(super) const SHOWN_FOR: Duration = Duration::from_secs(3600);
 
@@ -105,9 +105,9 @@ impl Approval {
 
     /// Truncates the texts to the lengths that the ledger stores.
     pub(super) fn bounded(mut self) -> Self {
-        call::cut(&mut self.url, call::MAX_URL);
+        call::truncate(&mut self.url, call::MAX_URL);
         for text in [&mut self.id, &mut self.method].into_iter().chain(&mut self.tool) {
-            call::cut(text, call::MAX_TEXT);
+            call::truncate(text, call::MAX_TEXT);
         }
         self
     }
@@ -146,7 +146,7 @@ pub(super) fn ask(
     asked: &Approval,
     now: Millis,
 ) -> Result<(ApprovalAnswer, Option<Approval>)> {
-    forget(all, now);
+    remove_old(all, now);
     // A used or expired approval does not answer: the same request needs a new one.
     let known = all
         .iter_mut()
@@ -191,9 +191,9 @@ pub(super) fn decide(known: &mut Approval, decision: Decision, now: Millis) -> D
 }
 
 /// Removes approvals that ended long ago, and the oldest ended ones above [`MOST_ENDED`].
-fn forget(all: &mut Vec<Approval>, now: Millis) {
+fn remove_old(all: &mut Vec<Approval>, now: Millis) {
     all.retain(|known| known.expires_at.plus(SHOWN_FOR) > now);
-    let mut surplus = all.iter().filter(|known| !known.is_open(now)).count().saturating_sub(MOST_ENDED);
+    let mut surplus = all.iter().filter(|known| !known.is_open(now)).count().saturating_sub(MAX_ENDED);
     all.retain(|known| {
         let goes = surplus > 0 && !known.is_open(now);
         surplus = surplus.saturating_sub(goes.into());

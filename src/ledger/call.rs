@@ -48,16 +48,16 @@ pub struct ToolCall {
 impl ToolCall {
     /// Truncates the texts to the lengths that the ledger stores.
     pub(super) fn bounded(mut self) -> Self {
-        cut(&mut self.url, MAX_URL);
+        truncate(&mut self.url, MAX_URL);
         let texts = [&mut self.id, &mut self.tool, &mut self.method];
         for text in texts.into_iter().chain(&mut self.credential_used).chain(&mut self.block_reason) {
-            cut(text, MAX_TEXT);
+            truncate(text, MAX_TEXT);
         }
         self
     }
 }
 
-pub(super) fn cut(text: &mut String, most: usize) {
+pub(super) fn truncate(text: &mut String, most: usize) {
     text.truncate(text.floor_char_boundary(most));
 }
 

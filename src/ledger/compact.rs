@@ -36,7 +36,7 @@ pub(super) fn write(path: &Path, book: &MemoryStore, from: u64, is_over: &Atomic
     if let Some(cursor) = cursor {
         out.write_all(&sealed(&Change::Billed { cursor: Cow::Owned(cursor), totals: Vec::new() })?)?;
     }
-    for shard in book.each() {
+    for shard in book.lock_each() {
         // Serialize first and write after the lock is released, so that calls do not wait for the disk.
         let lines = shard.values().map(|entry| sealed(&Change::Whole(Cow::Borrowed(entry))));
         let lines = lines.collect::<io::Result<Vec<_>>>()?;

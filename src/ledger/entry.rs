@@ -91,16 +91,16 @@ impl Entry {
     }
 
     pub(super) fn take(&mut self, kind: Kind, caps: Caps, now: Millis) -> TakeResult {
-        self.over(now).unwrap_or_else(|| self.counter(kind).take(caps, now))
+        self.end_result(now).unwrap_or_else(|| self.counter(kind).take(caps, now))
     }
 
     /// Returns the result that [`Self::take`] would return.
     pub(super) fn peek(&self, kind: Kind, caps: Caps, now: Millis) -> TakeResult {
         let mut counter = if kind == Kind::Raw { self.raw } else { self.tool };
-        self.over(now).unwrap_or_else(|| counter.take(caps, now))
+        self.end_result(now).unwrap_or_else(|| counter.take(caps, now))
     }
 
-    fn over(&self, now: Millis) -> Option<TakeResult> {
+    fn end_result(&self, now: Millis) -> Option<TakeResult> {
         if self.stopped.is_some() {
             return Some(TakeResult::Stopped);
         }

@@ -27,9 +27,9 @@ const MAX_WAITING: usize = 16 * 1024 * 1024;
 /// The maximum number of lines in one group.
 const MAX_GROUP: usize = 1_024;
 /// How long a caller waits for a write before the journal counts as broken.
-const PATIENCE: Duration = Duration::from_secs(5);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval between attempts to write pending bytes.
-const RETRY: Duration = Duration::from_millis(200);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// The minimum size for compaction, in bytes. The file must also have doubled since the last compaction.
 pub(super) const COMPACT_AT: u64 = 8 * 1024 * 1024;
 
@@ -91,7 +91,7 @@ impl Journal {
         };
         if size == 0 {
             line::HEADER.clone_into(&mut writer.owed);
-            writer.pay()?;
+            writer.write_pending()?;
         }
         let thread = thread::Builder::new().name("ledger".to_owned()).spawn(move || writer.run(&messages))?;
         Ok(Self { inbox, state, thread: Some(thread) })
@@ -137,7 +137,7 @@ impl Receipt {
 
     pub(super) async fn written(self) -> Result<()> {
         let Some(done) = self.0 else { return Ok(()) };
-        match tokio::time::timeout(PATIENCE, done).await {
+        match tokio::time::timeout(WRITE_TIMEOUT, done).await {
             Ok(Ok(result)) => result,
             _ => Err(LedgerError::Unavailable),
         }
@@ -167,7 +167,7 @@ impl Writer {
             let first = if self.owed.is_empty() {
                 messages.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
             } else {
-                messages.recv_timeout(RETRY)
+                messages.recv_timeout(RETRY_INTERVAL)
             };
             let mut waiting = Vec::new();
             let mut is_over = false;
@@ -175,7 +175,7 @@ impl Writer {
                 Ok(first) => {
                     for message in std::iter::once(first).chain(messages.try_iter().take(MAX_GROUP)) {
                         match message {
-                            Message::Compacted(compacted) => self.take_up(compacted),
+                            Message::Compacted(compacted) => self.install_compacted(compacted),
                             Message::End => is_over = true,
                             Message::Line { line, written } => {
                                 self.owed.extend_from_slice(&line);
@@ -204,7 +204,7 @@ impl Writer {
     }
 
     fn write_group(&mut self, waiting: Vec<(usize, oneshot::Sender<Result<()>>)>) {
-        let paid = self.pay();
+        let paid = self.write_pending();
         if let Err(error) = &paid
             && self.state.healthy.swap(false, Ordering::Relaxed)
         {
@@ -223,7 +223,7 @@ impl Writer {
 
     /// Writes the pending bytes. A failed write may leave a prefix of them in the file; the next attempt overwrites
     /// it.
-    fn pay(&mut self) -> io::Result<()> {
+    fn write_pending(&mut self) -> io::Result<()> {
         if self.owed.is_empty() {
             return Ok(());
         }
@@ -250,7 +250,7 @@ impl Writer {
         }
     }
 
-    fn take_up(&mut self, compacted: io::Result<Compacted>) {
+    fn install_compacted(&mut self, compacted: io::Result<Compacted>) {
         self.is_compacting = false;
         match compacted.and_then(|compacted| compacted.take_over(&self.path, &self.file, self.size)) {
             Ok((file, size)) => {

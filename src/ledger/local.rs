@@ -64,7 +64,7 @@ impl Local {
     }
 
     pub(super) fn list(&self) -> Vec<ExecutionState> {
-        self.book.each().flat_map(|shard| shard.values().map(Entry::state).collect::<Vec<_>>()).collect()
+        self.book.lock_each().flat_map(|shard| shard.values().map(Entry::state).collect::<Vec<_>>()).collect()
     }
 
     pub(super) async fn stop(&self, id: &ExecutionId, why: StopReason, now: Millis) -> Result<bool> {
@@ -159,7 +159,7 @@ impl Local {
                 let mut shards = self.book.shards(batch.iter().map(|(id, _)| id));
                 let mut totals = Vec::with_capacity(batch.len());
                 for (id, half_credits) in batch {
-                    let shard = shards.get_mut(&self.book.place(id));
+                    let shard = shards.get_mut(&self.book.shard_index(id));
                     // An execution that has been removed no longer has a bill.
                     let Some(entry) = shard.and_then(|shard| shard.get_mut(id)) else { continue };
                     entry.half_credits = entry.half_credits.saturating_add(u64::from(*half_credits));
@@ -222,7 +222,7 @@ impl Local {
         self.ready()?;
         let mut found = None;
         // A scan over all shards is fast enough: decisions are made by people and are rare.
-        for mut shard in self.book.each() {
+        for mut shard in self.book.lock_each() {
             let known = shard.values_mut().flat_map(|entry| &mut entry.approvals).find(|known| known.id == id);
             let Some(known) = known else { continue };
             let decided = approval::decide(known, decision, now);
@@ -239,7 +239,7 @@ impl Local {
 
     pub(super) fn approval(&self, id: &str, now: Millis) -> Option<Approval> {
         let find = |entry: &Entry| entry.approvals.iter().find(|known| known.id == id).cloned();
-        self.book.each().find_map(|shard| shard.values().find_map(find)).map(|known| known.shown_at(now))
+        self.book.lock_each().find_map(|shard| shard.values().find_map(find)).map(|known| known.shown_at(now))
     }
 
     pub(super) fn approval_of(&self, who: &ExecutionId, id: &str, now: Millis) -> Option<Approval> {
@@ -255,7 +255,7 @@ impl Local {
 
     pub(super) fn approvals(&self, now: Millis) -> Vec<Approval> {
         let mut all = Vec::new();
-        for shard in self.book.each() {
+        for shard in self.book.lock_each() {
             let known = shard.values().flat_map(|entry| entry.approvals.iter().cloned());
             all.extend(known.map(|known| known.shown_at(now)));
         }

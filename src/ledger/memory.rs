@@ -17,7 +17,7 @@ const SHARDS: usize = 64;
 /// The minimum interval between searches for ended executions.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// How many ended executions are removed at once when the store is full. Finding them scans all executions.
-const MAKE_ROOM: usize = 1_000;
+const EVICTION_BATCH: usize = 1_000;
 
 /// Executions by id.
 pub(super) type Shard = HashMap<ExecutionId, Entry>;
@@ -32,30 +32,33 @@ pub(super) struct MemoryStore {
     held: AtomicUsize,
     /// When ended executions were last searched for, as [`Millis`].
     swept: AtomicU64,
-    most: usize,
+    capacity: usize,
 }
 
 impl Default for MemoryStore {
     fn default() -> Self {
-        Self::holding(MOST_EXECUTIONS)
+        Self::with_capacity(MOST_EXECUTIONS)
     }
 }
 
 impl MemoryStore {
-    fn holding(most: usize) -> Self {
+    fn with_capacity(most: usize) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
             cursor: Mutex::default(),
             held: AtomicUsize::new(0),
             swept: AtomicU64::new(0),
-            most,
+            capacity: most,
         }
     }
 
     /// Locks the shard of an execution.
     pub(super) fn shard(&self, id: &ExecutionId) -> MutexGuard<'_, Shard> {
-        self.shards.get(self.place(id)).unwrap_or_else(|| unreachable!("a place is below the number of shards")).lock()
+        self.shards
+            .get(self.shard_index(id))
+            .unwrap_or_else(|| unreachable!("a place is below the number of shards"))
+            .lock()
     }
 
     /// Locks the shards of these executions, each once and in ascending order, to prevent deadlocks.
@@ -63,18 +66,18 @@ impl MemoryStore {
         &self,
         ids: impl Iterator<Item = &'a ExecutionId>,
     ) -> BTreeMap<usize, MutexGuard<'_, Shard>> {
-        let places: BTreeSet<usize> = ids.map(|id| self.place(id)).collect();
+        let places: BTreeSet<usize> = ids.map(|id| self.shard_index(id)).collect();
         places.into_iter().filter_map(|place| Some((place, self.shards.get(place)?.lock()))).collect()
     }
 
     /// Returns the index of an execution's shard.
-    pub(super) fn place(&self, id: &ExecutionId) -> usize {
+    pub(super) fn shard_index(&self, id: &ExecutionId) -> usize {
         let hash = self.hasher.hash_one(id);
         usize::try_from(hash % SHARDS as u64).unwrap_or_default()
     }
 
     /// Locks all shards, one after the other.
-    pub(super) fn each(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
+    pub(super) fn lock_each(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
         self.shards.iter().map(Mutex::lock)
     }
 
@@ -88,18 +91,18 @@ impl MemoryStore {
     /// # Errors
     /// [`LedgerError::Full`] if all are live.
     pub(super) fn make_room(&self, now: Millis) -> Result<()> {
-        let is_full = self.held.load(Ordering::Relaxed) >= self.most;
+        let is_full = self.held.load(Ordering::Relaxed) >= self.capacity;
         let is_due = now.since(Millis(self.swept.load(Ordering::Relaxed))) >= SWEEP_EVERY;
         if !is_full && !is_due {
             return Ok(());
         }
         self.swept.store(now.0, Ordering::Relaxed);
-        self.forget(|end| now.since(end) >= FORGOTTEN_AFTER, now);
-        if self.held.load(Ordering::Relaxed) < self.most {
+        self.remove_ended(|end| now.since(end) >= FORGOTTEN_AFTER, now);
+        if self.held.load(Ordering::Relaxed) < self.capacity {
             return Ok(());
         }
         let mut ends: Vec<Millis> = self
-            .each()
+            .lock_each()
             .flat_map(|shard| {
                 shard
                     .values()
@@ -109,14 +112,14 @@ impl MemoryStore {
             })
             .collect();
         ends.sort_unstable();
-        let few = MAKE_ROOM.min(self.most.div_ceil(10));
+        let few = EVICTION_BATCH.min(self.capacity.div_ceil(10));
         let latest = ends.get(few.saturating_sub(1)).or(ends.last()).copied().ok_or(LedgerError::Full)?;
-        self.forget(|end| end <= latest, now);
+        self.remove_ended(|end| end <= latest, now);
         Ok(())
     }
 
-    fn forget(&self, goes: impl Fn(Millis) -> bool, now: Millis) {
-        for mut shard in self.each() {
+    fn remove_ended(&self, goes: impl Fn(Millis) -> bool, now: Millis) {
+        for mut shard in self.lock_each() {
             let before = shard.len();
             shard.retain(|_, one| one.execution.is_static || !one.ended_at(now).is_some_and(&goes));
             self.held.fetch_sub(before.saturating_sub(shard.len()), Ordering::Relaxed);
@@ -196,14 +199,14 @@ mod tests {
 
     fn ids(book: &MemoryStore) -> Vec<String> {
         let mut ids: Vec<String> =
-            book.each().flat_map(|shard| shard.keys().map(ToString::to_string).collect::<Vec<_>>()).collect();
+            book.lock_each().flat_map(|shard| shard.keys().map(ToString::to_string).collect::<Vec<_>>()).collect();
         ids.sort();
         ids
     }
 
     #[test]
     fn what_ended_first_makes_room_and_what_is_live_never_does() {
-        let book = MemoryStore::holding(5);
+        let book = MemoryStore::with_capacity(5);
         for id in ["live1", "live2", "live3"] {
             put(&book, id, false, None);
         }

@@ -113,7 +113,7 @@ pub(super) fn open(bytes: &[u8], master: &MasterKey) -> Result<Content, VaultErr
         };
         content.records.push(Record { entry, value });
     }
-    if !bool::from(over_all(&sealed, &data_key)?.as_bytes().ct_eq(sealed.seal.as_bytes())) {
+    if !bool::from(seal_mac(&sealed, &data_key)?.as_bytes().ct_eq(sealed.seal.as_bytes())) {
         return Err(VaultError::Altered);
     }
     Ok(content)
@@ -144,7 +144,7 @@ pub(super) fn seal(content: &Content, master: &MasterKey, salt: &[u8; 16]) -> Re
         records,
         seal: String::new(),
     };
-    sealed.seal = over_all(&sealed, &data_key)?;
+    sealed.seal = seal_mac(&sealed, &data_key)?;
     let text = serde_json::to_string_pretty(&sealed).map_err(|_| VaultError::Torn)?;
     Ok(text + "\n")
 }
@@ -174,7 +174,7 @@ fn derived(key: &Key, purpose: &[u8]) -> Key {
 }
 
 /// Returns the MAC over all fields but the seal, in the order of the file.
-fn over_all(sealed: &Sealed, data_key: &Key) -> Result<String, VaultError> {
+fn seal_mac(sealed: &Sealed, data_key: &Key) -> Result<String, VaultError> {
     let parts = (&sealed.format, &sealed.salt, &sealed.key_id, &sealed.data_key, &sealed.records);
     let text = serde_json::to_vec(&parts).map_err(|_| VaultError::Torn)?;
     Ok(files::hex(mac(&derived(data_key, b"seal"), &[&text]).as_slice()))

@@ -44,7 +44,7 @@ impl MasterKey {
 
     /// Returns the key: 32 bytes in hex or base64, or derived from a passphrase with Argon2id.
     pub(super) fn derive(&self, salt: &[u8]) -> Result<Key, VaultError> {
-        self.read(|text| of(text, salt))
+        self.read(|text| derive_key(text, salt))
     }
 
     /// Derives a key for one purpose. The master key must be 32 bytes in hex or base64: a passphrase needs a salt,
@@ -89,7 +89,7 @@ fn exact(text: &[u8]) -> Option<Key> {
     decoded.and_then(|bytes| <[u8; 32]>::try_from(bytes.as_slice()).ok()).map(Zeroizing::new)
 }
 
-fn of(text: &[u8], salt: &[u8]) -> Result<Key, VaultError> {
+fn derive_key(text: &[u8], salt: &[u8]) -> Result<Key, VaultError> {
     if let Some(key) = exact(text) {
         return Ok(key);
     }
@@ -119,15 +119,18 @@ mod tests {
         let hex = files::hex(&bytes);
         let (padded, bare) = (STANDARD.encode(&bytes), URL_SAFE_NO_PAD.encode(&bytes));
         for text in [hex.as_str(), &hex.to_uppercase(), &padded, &bare] {
-            assert_eq!(of(text.as_bytes(), b"salt-salt").ok().unwrap().as_slice(), bytes, "{text}");
+            assert_eq!(derive_key(text.as_bytes(), b"salt-salt").ok().unwrap().as_slice(), bytes, "{text}");
         }
-        assert!(of(b"hunter2", b"salt-salt").is_err());
+        assert!(derive_key(b"hunter2", b"salt-salt").is_err());
         let subkey = |text: &str, label| MasterKey::Text(Secret::new(text.as_bytes().to_vec())).subkey(label);
         let made = subkey(&hex, "one").ok().unwrap();
         assert_eq!(made.expose(), subkey(&bare, "one").ok().unwrap().expose());
         assert_ne!(made.expose(), subkey(&hex, "two").ok().unwrap().expose());
         assert_ne!(made.expose(), bytes);
         assert!(subkey("a passphrase that is long", "one").is_err(), "it has no salt that two could share");
-        assert!(of(&hex.as_bytes()[1..], b"salt-salt").is_err(), "a key that has lost a digit is no passphrase");
+        assert!(
+            derive_key(&hex.as_bytes()[1..], b"salt-salt").is_err(),
+            "a key that has lost a digit is no passphrase"
+        );
     }
 }

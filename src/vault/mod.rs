@@ -20,7 +20,7 @@ use self::format::{Content, Record};
 pub use self::master::MasterKey;
 
 /// How long a writer waits for another one.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum length of a value, in bytes.
 pub const MAX_VALUE: usize = 64 * 1024;
 
@@ -235,7 +235,7 @@ impl Vault {
             match file.try_lock() {
                 Ok(()) => return Ok(file),
                 Err(std::fs::TryLockError::Error(error)) => return Err(error.into()),
-                Err(std::fs::TryLockError::WouldBlock) if start.elapsed() > PATIENCE => {
+                Err(std::fs::TryLockError::WouldBlock) if start.elapsed() > LOCK_TIMEOUT => {
                     return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process is writing").into());
                 }
                 Err(std::fs::TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),

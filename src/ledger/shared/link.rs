@@ -17,11 +17,11 @@ use super::super::{LedgerError, Result};
 use super::server::Server;
 
 /// The time limit for a call, including the wait for a connection.
-const RESPONSE: Duration = Duration::from_millis(500);
+const CALL_TIMEOUT: Duration = Duration::from_millis(500);
 /// The time limit for connecting and for authentication, each.
-const CONNECTING: Duration = Duration::from_secs(2);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause before reconnecting: initial and maximum.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+const RECONNECT_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// A transport to the server: TCP, or TLS over it.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -55,7 +55,7 @@ impl Link {
     pub(super) fn new(server: Server, connect: Connect) -> Self {
         let (publish, current) = watch::channel(None);
         let silent = Arc::new(watch::Sender::new(0));
-        let task = tokio::spawn(keep_up(server, connect, publish, silent.subscribe()));
+        let task = tokio::spawn(stay_connected(server, connect, publish, silent.subscribe()));
         Self { current, silent, answered: AtomicBool::new(true), task }
     }
 
@@ -76,7 +76,7 @@ impl Link {
         F: Future<Output = RedisResult<T>>,
     {
         let mut number = None;
-        let done = timeout(RESPONSE, async {
+        let done = timeout(CALL_TIMEOUT, async {
             let live = self.live().await?;
             number = Some(live.number);
             Some(work(live.connection).await)
@@ -122,7 +122,7 @@ impl Drop for Link {
 }
 
 /// Keeps a connection open, and reconnects when it breaks.
-async fn keep_up(
+async fn stay_connected(
     server: Server,
     connect: Connect,
     publish: watch::Sender<Option<Live>>,
@@ -130,16 +130,16 @@ async fn keep_up(
 ) {
     // The settings do not include user, password and database, because the crate keeps them without wiping.
     let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
-    let (mut number, mut pause) = (0_u64, PAUSE.0);
+    let (mut number, mut pause) = (0_u64, RECONNECT_PAUSE.0);
     let mut told = String::new();
     loop {
         number = number.saturating_add(1);
         let is_silent = silent.wait_for(|latest| *latest >= number);
         let mut was_live = false;
-        let why = match timeout(CONNECTING, open(&settings, &connect)).await {
+        let why = match timeout(CONNECT_TIMEOUT, open(&settings, &connect)).await {
             Ok(Ok((connection, driver))) => {
                 let live = async {
-                    enter(&server, &mut connection.clone()).await?;
+                    authenticate(&server, &mut connection.clone()).await?;
                     was_live = true;
                     publish.send_replace(Some(Live { number, connection }));
                     let _ = is_silent.await;
@@ -156,14 +156,14 @@ async fn keep_up(
             Err(_) => "it cannot be reached in time".to_owned(),
         };
         if was_live {
-            (pause, told) = (PAUSE.0, String::new());
+            (pause, told) = (RECONNECT_PAUSE.0, String::new());
         }
         if told != why {
             tracing::warn!(why, "cannot connect to the ledger's server; trying again");
             told = why;
         }
         sleep(pause).await;
-        pause = pause.saturating_mul(2).min(PAUSE.1);
+        pause = pause.saturating_mul(2).min(RECONNECT_PAUSE.1);
     }
 }
 
@@ -179,13 +179,13 @@ async fn open<'a>(
 }
 
 /// Authenticates, selects the database and checks that the server answers.
-async fn enter(server: &Server, connection: &mut MultiplexedConnection) -> RedisResult<()> {
+async fn authenticate(server: &Server, connection: &mut MultiplexedConnection) -> RedisResult<()> {
     let mut steps = Pipeline::new();
     if let Some(password) = &server.password {
         steps.cmd("AUTH").arg(server.user.as_deref()).arg(password.expose()).ignore();
     }
     steps.cmd("SELECT").arg(server.database).ignore().cmd("PING").ignore();
-    match timeout(CONNECTING, steps.query_async(connection)).await {
+    match timeout(CONNECT_TIMEOUT, steps.query_async(connection)).await {
         Ok(done) => done,
         Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
     }

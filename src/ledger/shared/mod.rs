@@ -35,13 +35,13 @@ use link::Link;
 use scripts::{Scripts, key};
 
 /// The maximum number of executions whose facts are cached, so that not every request reads them.
-const REMEMBERED: u64 = 10_000;
+const MAX_CACHED: u64 = 10_000;
 /// How long facts are cached. Only a static execution's facts can change, when it is restarted.
-const REMEMBERED_FOR: Duration = Duration::from_secs(60);
+const CACHE_TTL: Duration = Duration::from_secs(60);
 /// The maximum number of commands per pipeline when all executions are read.
-const AT_ONCE: usize = 250;
+const PIPELINE_SIZE: usize = 250;
 /// The number of attempts for a decision that conflicts with concurrent changes. Every such change is final.
-const DECISIONS_AT_ONCE: usize = 4;
+const DECISION_ATTEMPTS: usize = 4;
 /// The maximum length of an id that the ledger looks up, in bytes. Generated ids are never longer.
 const MAX_ID: usize = 128;
 
@@ -63,8 +63,8 @@ impl Shared {
             link: Link::new(server, connect),
             scripts: Scripts::new(),
             seal,
-            used: Cache::builder().max_capacity(REMEMBERED).build(),
-            facts: Cache::builder().max_capacity(REMEMBERED).time_to_live(REMEMBERED_FOR).build(),
+            used: Cache::builder().max_capacity(MAX_CACHED).build(),
+            facts: Cache::builder().max_capacity(MAX_CACHED).time_to_live(CACHE_TTL).build(),
             cursor: format!("exeat:cursor:{proxy}"),
         }
     }
@@ -104,7 +104,7 @@ impl Shared {
 
     pub(super) async fn state(&self, id: &ExecutionId) -> Result<Option<ExecutionState>> {
         let fields = self.link.query(Cmd::new().arg("HGETALL").arg(key(id, "x"))).await?;
-        read::standing(id, &fields, &self.seal)
+        read::execution_state(id, &fields, &self.seal)
     }
 
     pub(super) async fn list(&self) -> Result<Vec<ExecutionState>> {
@@ -114,7 +114,7 @@ impl Shared {
             fields.get("facts").is_none_or(|facts| read::execution(id, facts, &self.seal).is_ok())
         };
         let all = all.iter().filter(verifies);
-        all.filter_map(|(id, fields)| read::standing(id, fields, &self.seal).transpose()).collect()
+        all.filter_map(|(id, fields)| read::execution_state(id, fields, &self.seal).transpose()).collect()
     }
 
     pub(super) async fn stop(&self, id: &ExecutionId, why: StopReason) -> Result<bool> {
@@ -132,14 +132,14 @@ impl Shared {
     }
 
     pub(super) async fn take(&self, who: &Execution, kind: Kind, caps: Caps) -> Result<TakeResult> {
-        self.take_or(who, kind, caps, "take").await
+        self.take_or_peek(who, kind, caps, "take").await
     }
 
     pub(super) async fn peek(&self, who: &Execution, kind: Kind, caps: Caps) -> Result<TakeResult> {
-        self.take_or(who, kind, caps, "peek").await
+        self.take_or_peek(who, kind, caps, "peek").await
     }
 
-    async fn take_or(&self, who: &Execution, kind: Kind, caps: Caps, how: &str) -> Result<TakeResult> {
+    async fn take_or_peek(&self, who: &Execution, kind: Kind, caps: Caps, how: &str) -> Result<TakeResult> {
         let facts = if who.is_static { read::facts(who, &self.seal)? } else { String::new() };
         // The signed expiry, which the script compares with its own unsigned fields.
         let end = who.expires_at.filter(|_| !who.is_static).map(|end| end.0.to_string()).unwrap_or_default();
@@ -206,19 +206,19 @@ impl Shared {
         let asked = asked.bounded();
         let lifetime = asked.expires_at.since(asked.created_at).as_millis();
         let mut call = self.scripts.ask.of(&asked.execution);
-        call.key(place(&asked.id)).arg(&asked.id).arg(files::hex(&asked.digest)).arg(lifetime.to_string());
-        call.arg(read::request(&asked, &self.seal)?).arg(MOST_OPEN).arg(approval::MOST_ENDED);
+        call.key(approval_key(&asked.id)).arg(&asked.id).arg(files::hex(&asked.digest)).arg(lifetime.to_string());
+        call.arg(read::request(&asked, &self.seal)?).arg(MOST_OPEN).arg(approval::MAX_ENDED);
         call.arg(approval::SHOWN_FOR.as_millis().to_string()).arg(asked.execution.as_str());
         let (answer, id, known): (String, String, String) = self.link.invoke(&call).await?;
         if !known.is_empty() {
-            self.answers(&asked, &answer, &id, &known)?;
+            self.verify_answer(&asked, &answer, &id, &known)?;
         }
         read::answer(&answer, id)
     }
 
     pub(super) async fn decide(&self, id: &str, decision: Decision) -> Result<DecisionResult> {
-        let Some(execution) = self.asked_by(id).await? else { return Ok(DecisionResult::Unknown) };
-        for _ in 0..DECISIONS_AT_ONCE {
+        let Some(execution) = self.execution_of(id).await? else { return Ok(DecisionResult::Unknown) };
+        for _ in 0..DECISION_ATTEMPTS {
             let known: Option<String> =
                 self.link.query(Cmd::new().arg("HGET").arg(key(&execution, "approvals")).arg(id)).await?;
             let Some(known) = known else { return Ok(DecisionResult::Unknown) };
@@ -236,7 +236,7 @@ impl Shared {
     }
 
     /// Checks that the server's answer was written by a proxy and belongs to this request.
-    fn answers(&self, asked: &Approval, answer: &str, id: &str, known: &str) -> Result<()> {
+    fn verify_answer(&self, asked: &Approval, answer: &str, id: &str, known: &str) -> Result<()> {
         let approval = read::approval(&asked.execution, id, known, &self.seal)?;
         let is_said = read::state_text(approval.state) == answer && approval.digest == asked.digest;
         let is_used_again = answer == "approved" && !self.used.entry(id.to_owned()).or_insert(()).is_fresh();
@@ -247,7 +247,7 @@ impl Shared {
     }
 
     pub(super) async fn approval(&self, id: &str) -> Result<Option<Approval>> {
-        match self.asked_by(id).await? {
+        match self.execution_of(id).await? {
             Some(execution) => self.approval_of(&execution, id).await,
             None => Ok(None),
         }
@@ -277,11 +277,11 @@ impl Shared {
     }
 
     /// Returns the execution that an approval belongs to.
-    async fn asked_by(&self, id: &str) -> Result<Option<ExecutionId>> {
+    async fn execution_of(&self, id: &str) -> Result<Option<ExecutionId>> {
         if id.len() > MAX_ID {
             return Ok(None);
         }
-        let execution: Option<String> = self.link.query(Cmd::new().arg("GET").arg(place(id))).await?;
+        let execution: Option<String> = self.link.query(Cmd::new().arg("GET").arg(approval_key(id))).await?;
         Ok(execution.map(|id| ExecutionId::new(&id)))
     }
 
@@ -292,7 +292,7 @@ impl Shared {
         let (ending, fixed): (Vec<String>, Vec<String>) = self.link.query_all(&both).await?;
         let ids: Vec<String> = ending.into_iter().chain(fixed).collect();
         let mut all = Vec::with_capacity(ids.len());
-        for some in ids.chunks(AT_ONCE) {
+        for some in ids.chunks(PIPELINE_SIZE) {
             let mut hashes = Pipeline::new();
             for id in some {
                 hashes.cmd("HGETALL").arg(key(&ExecutionId::new(id), part));
@@ -309,6 +309,6 @@ impl Shared {
 }
 
 /// Returns the key that maps an approval to its execution.
-fn place(id: &str) -> String {
+fn approval_key(id: &str) -> String {
     format!("exeat:approval:{id}")
 }

@@ -44,7 +44,7 @@ pub(super) fn execution(id: &ExecutionId, facts: &str, seal: &Seal) -> Result<Ex
 }
 
 /// Parses the state of an execution. Returns `None` if there are no fields: the execution does not exist.
-pub(super) fn standing(id: &ExecutionId, fields: &Fields, seal: &Seal) -> Result<Option<ExecutionState>> {
+pub(super) fn execution_state(id: &ExecutionId, fields: &Fields, seal: &Seal) -> Result<Option<ExecutionState>> {
     let Some(facts) = fields.get("facts") else {
         return if fields.is_empty() { Ok(None) } else { Err(LedgerError::Unavailable) };
     };

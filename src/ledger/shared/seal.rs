@@ -13,11 +13,11 @@ use crate::files;
 use crate::model::secret::Secret;
 
 /// The number of hex digits in a MAC.
-const DIGITS: usize = 64;
+const MAC_DIGITS: usize = 64;
 /// The domain separation label, the first part of every MAC input.
 const LABEL: &[u8] = b"exeat ledger 1";
 /// The minimum interval between alarms. Alarms in between are counted.
-const EVERY: Duration = Duration::from_secs(1);
+const ALARM_INTERVAL: Duration = Duration::from_secs(1);
 /// The maximum length of a key in an alarm, in bytes.
 const MAX_NAME: usize = 256;
 
@@ -53,14 +53,14 @@ pub struct Seal {
     began: Instant,
     /// Milliseconds from `began` to the earliest next alarm.
     next: AtomicU64,
-    untold: AtomicU64,
+    suppressed: AtomicU64,
 }
 
 impl Seal {
     /// Creates a seal from a key of 32 random bytes.
     #[must_use]
     pub fn new(key: Secret, alarm: Alarm) -> Self {
-        Self { key, alarm, began: Instant::now(), next: AtomicU64::new(0), untold: AtomicU64::new(0) }
+        Self { key, alarm, began: Instant::now(), next: AtomicU64::new(0), suppressed: AtomicU64::new(0) }
     }
 
     /// Returns `MAC text`.
@@ -79,7 +79,9 @@ impl Seal {
 
     /// Verifies in constant time.
     fn verified<'t>(&self, kind: Kind, key: &str, id: &str, sealed: &'t str) -> Result<Option<&'t str>> {
-        let Some((mac, text)) = sealed.split_once(' ').filter(|(mac, _)| mac.len() == DIGITS) else { return Ok(None) };
+        let Some((mac, text)) = sealed.split_once(' ').filter(|(mac, _)| mac.len() == MAC_DIGITS) else {
+            return Ok(None);
+        };
         let Some(mac) = files::unhex(mac) else { return Ok(None) };
         Ok(self.mac(kind, key, id, text)?.verify_slice(&mac).is_ok().then_some(text))
     }
@@ -98,13 +100,13 @@ impl Seal {
     /// Raises the alarm, at most once a second.
     pub(super) fn altered(&self, kind: Kind, key: &str) -> LedgerError {
         let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let next = now.saturating_add(u64::try_from(EVERY.as_millis()).unwrap_or(u64::MAX));
+        let next = now.saturating_add(u64::try_from(ALARM_INTERVAL.as_millis()).unwrap_or(u64::MAX));
         let is_due = |due: u64| (due <= now).then_some(next);
         if self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_due).is_err() {
-            self.untold.fetch_add(1, Ordering::Relaxed);
+            self.suppressed.fetch_add(1, Ordering::Relaxed);
             return LedgerError::Unavailable;
         }
-        let more = self.untold.swap(0, Ordering::Relaxed);
+        let more = self.suppressed.swap(0, Ordering::Relaxed);
         let key = key.get(..key.floor_char_boundary(MAX_NAME)).unwrap_or_default().to_owned();
         let altered = TamperedRecord { kind: kind.name(), key, more };
         tracing::error!(
@@ -159,7 +161,7 @@ mod tests {
             (Kind::Facts, "exeat:{a}:x", "a", text[1..].to_owned()),
             (Kind::Facts, "exeat:{a}:x", "a", "{}".to_owned()),
             (Kind::Facts, "exeat:{a}:x", "a", String::new()),
-            (Kind::Facts, "exeat:{a}:x", "a", format!("{} {{}}", "ü".repeat(DIGITS / 2))),
+            (Kind::Facts, "exeat:{a}:x", "a", format!("{} {{}}", "ü".repeat(MAC_DIGITS / 2))),
             (Kind::Facts, "exeat:{a}:x", "a", other),
         ];
         for (kind, key, id, sealed) in rows {
