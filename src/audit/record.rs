@@ -131,7 +131,7 @@ pub struct Record {
     /// The values that must not appear in the log.
     values: Arc<Matcher>,
     /// The requested host, unredacted. Never logged.
-    asked: Option<String>,
+    requested_host: Option<String>,
     /// The tool call as its client wrote it, unredacted. Never logged.
     call: Option<ToolTarget>,
     /// The credential that a refusal is about.
@@ -139,7 +139,7 @@ pub struct Record {
     /// The task and execution that finds are counted for.
     caller: Option<(TaskName, ExecutionId)>,
     /// The network of the peer, for callers that are not authenticated.
-    whence: PeerNetwork,
+    peer_network: PeerNetwork,
     /// Whether a credential was found in outbound data.
     found: bool,
     /// The number of finds in the response so far.
@@ -151,7 +151,7 @@ pub struct Record {
     /// Resources held until the exchange ends.
     held: Vec<Box<dyn Send + Sync>>,
     /// Whether the line is always written, regardless of the quota for refusals.
-    is_kept: bool,
+    always_written: bool,
 }
 
 /// State that the two bodies of an exchange share: the bytes transferred, the time of the last transfer, and how either
@@ -162,7 +162,7 @@ pub struct TransferCounts {
     response: AtomicU64,
     began: Instant,
     /// Milliseconds from `began` to the last transfer in either direction.
-    moved: AtomicU64,
+    last_transfer: AtomicU64,
     client_failed: AtomicBool,
     client_stalled: AtomicBool,
     request_done: AtomicBool,
@@ -202,7 +202,7 @@ impl TransferCounts {
             request: AtomicU64::new(0),
             response: AtomicU64::new(0),
             began: Instant::now(),
-            moved: AtomicU64::new(0),
+            last_transfer: AtomicU64::new(0),
             client_failed: AtomicBool::new(false),
             client_stalled: AtomicBool::new(false),
             request_done: AtomicBool::new(false),
@@ -295,13 +295,13 @@ impl TransferCounts {
     /// Records a transfer.
     pub fn tick(&self) {
         let millis = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.moved.store(millis, Ordering::Relaxed);
+        self.last_transfer.store(millis, Ordering::Relaxed);
     }
 
     /// Returns the time since the last transfer in either direction.
     #[must_use]
     pub fn idle_time(&self) -> Duration {
-        self.began.elapsed().saturating_sub(Duration::from_millis(self.moved.load(Ordering::Relaxed)))
+        self.began.elapsed().saturating_sub(Duration::from_millis(self.last_transfer.load(Ordering::Relaxed)))
     }
 
     /// Records that the client sent nothing of its body for `idle`, which exceeds the limit.
@@ -369,17 +369,17 @@ impl Record {
             progress: Progress::Undecided,
             counts: Arc::new(TransferCounts::new()),
             values: values.clone(),
-            asked: None,
+            requested_host: None,
             call: None,
             about: None,
             caller: None,
-            whence: peer.network(),
+            peer_network: peer.network(),
             found: false,
             finds_in_answer: 0,
             limited: None,
             tls_failure: None,
             held: Vec::new(),
-            is_kept: false,
+            always_written: false,
         }
     }
 
@@ -433,7 +433,7 @@ impl Record {
         let host = target.host().to_string();
         let cut = self.values.find_in_name(&host).is_some();
         self.line.host = Some(if cut { REDACTED.to_owned() } else { host.clone() });
-        self.asked = Some(host);
+        self.requested_host = Some(host);
         self.line.port = Some(target.port());
     }
 
@@ -447,14 +447,14 @@ impl Record {
     /// tasks' values are not removed, because their absence would reveal them.
     #[must_use]
     pub fn host_without(&self, own: &Matcher) -> Option<&str> {
-        self.asked.as_deref().filter(|host| own.find_in_name(host).is_none())
+        self.requested_host.as_deref().filter(|host| own.find_in_name(host).is_none())
     }
 
     /// Returns the URL of a tool call for the caller: like [`Self::url`], but redacts only the caller's own values.
     /// Returns `None` if no target was parsed, or if the URL may still contain such a value.
     #[must_use]
     pub fn url_without(&self, own: &Matcher) -> Option<String> {
-        let (ToolTarget { path, .. }, asked) = (self.call.as_ref()?, self.asked.as_deref()?);
+        let (ToolTarget { path, .. }, asked) = (self.call.as_ref()?, self.requested_host.as_deref()?);
         let host = if own.find_in_name(asked).is_none() { asked } else { REDACTED };
         let url = self.at(host, &cut(&own.clean(path), MAX_PATH));
         // A value that is a URL can span host and path, and the host is in lower case.
@@ -471,7 +471,7 @@ impl Record {
     /// Finds one of the caller's own values in the target of a tool call.
     #[must_use]
     pub fn own_in_call(&self, own: &Matcher) -> Option<Finding> {
-        let (ToolTarget { method, path }, host) = (self.call.as_ref()?, self.asked.as_deref()?);
+        let (ToolTarget { method, path }, host) = (self.call.as_ref()?, self.requested_host.as_deref()?);
         let whole = self.at(host, path);
         own.find_in_name(host)
             .or_else(|| own.find_in_name(&whole))
@@ -687,7 +687,7 @@ impl Record {
 
     /// Ensures that the line is written and not only counted. The caller must bound such lines by other means.
     pub fn keep_line(&mut self) {
-        self.is_kept = true;
+        self.always_written = true;
     }
 
     /// Checks that the log can be written, according to the last write. After a failed write, tries again.
@@ -762,7 +762,7 @@ impl Record {
             return;
         }
         if let Some((_, execution)) = &self.caller {
-            self.is_kept |= self.finds.note(execution) <= MAX_FIND_LINES;
+            self.always_written |= self.finds.note(execution) <= MAX_FIND_LINES;
         }
     }
 
@@ -797,7 +797,7 @@ impl Record {
     fn source(&self) -> Source {
         match &self.caller {
             Some((task, execution)) => Source::Execution(task.clone(), execution.clone()),
-            None => Source::Unknown(self.whence),
+            None => Source::Unknown(self.peer_network),
         }
     }
 
@@ -824,7 +824,7 @@ impl Drop for Record {
         }
         let refused = self.progress == Progress::Undecided;
         let what = if refused { self.line.code.unwrap_or(self.line.verdict) } else { flood::ANSWERED };
-        if !decided && !self.is_kept && !self.sink.admits(self.source(), what) {
+        if !decided && !self.always_written && !self.sink.admits(self.source(), what) {
             return;
         }
         let mut line = self.stamped(if refused { "refused" } else { "closed" });

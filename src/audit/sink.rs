@@ -80,7 +80,7 @@ pub(super) enum Announce {
 struct Entry {
     /// The line. Empty for a flush request.
     json: String,
-    told: Announce,
+    announce: Announce,
     written: Option<oneshot::Sender<Result<(), SinkError>>>,
 }
 
@@ -114,7 +114,7 @@ impl Sink {
         let last = writer.head.mac.clone();
         let scribe = WriterThread {
             writer,
-            told,
+            announcements: told,
             inbox,
             waiting: waiting.clone(),
             lost: lost.clone(),
@@ -155,7 +155,7 @@ impl Sink {
         let queued = self.waiting.fetch_add(1, Ordering::Relaxed);
         let handed_over = queued < MAX_QUEUED
             && serde_json::to_string(line)
-                .is_ok_and(|json| self.lines.send(Entry { json, told, written: None }).is_ok());
+                .is_ok_and(|json| self.lines.send(Entry { json, announce: told, written: None }).is_ok());
         if !handed_over {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -182,7 +182,7 @@ impl Sink {
             return Err(SinkError);
         }
         let (written, done) = oneshot::channel();
-        if self.lines.send(Entry { json, told: Announce::No, written: Some(written) }).is_err() {
+        if self.lines.send(Entry { json, announce: Announce::No, written: Some(written) }).is_err() {
             // The thread has ended, so no line can be written any more.
             self.healthy.store(false, Ordering::Relaxed);
             return Err(SinkError);
@@ -197,7 +197,7 @@ impl Sink {
 /// The writer thread.
 struct WriterThread {
     writer: Writer,
-    told: tokio::sync::mpsc::Sender<Written>,
+    announcements: tokio::sync::mpsc::Sender<Written>,
     inbox: mpsc::Receiver<Entry>,
     waiting: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
@@ -242,16 +242,16 @@ impl WriterThread {
                 // The caller may have been dropped; the line stays written.
                 let _ = written.send(done);
             }
-            is_bill |= entry.told == Announce::Bill;
-            if entry.told != Announce::No {
+            is_bill |= entry.announce == Announce::Bill;
+            if entry.announce != Announce::No {
                 lines.push(entry.json);
             }
         }
         // Calls are refused for as long as the ledger is unavailable. Their records must not block the log.
-        let has_room = self.told.capacity() > self.told.max_capacity() / 2;
+        let has_room = self.announcements.capacity() > self.announcements.max_capacity() / 2;
         if done.is_ok() && !lines.is_empty() && (is_bill || has_room) {
             // Nobody receives during shutdown; the next start reads these lines from the log.
-            let _ = self.told.blocking_send(Written { lines, mac: self.writer.head.mac.clone() });
+            let _ = self.announcements.blocking_send(Written { lines, mac: self.writer.head.mac.clone() });
         }
     }
 
@@ -261,7 +261,7 @@ impl WriterThread {
         let unwritten = self.lost.swap(0, Ordering::Relaxed);
         let lost = (unwritten > 0).then(|| note_lost(unwritten));
         let ours = counted.iter().map(Counted::json).chain(lost);
-        group.extend(ours.map(|json| Entry { json, told: Announce::No, written: None }));
+        group.extend(ours.map(|json| Entry { json, announce: Announce::No, written: None }));
         let done = self.writer.write_group(&group);
         // An empty write does not show whether the log is healthy.
         if group.iter().any(|entry| !entry.json.is_empty()) {
@@ -630,7 +630,7 @@ mod tests {
         writer.log = Some(File::open(path).unwrap());
         let flood = Arc::new(Flood::new(50));
         let mut scribe = WriterThread {
-            told: tokio::sync::mpsc::channel(1).0,
+            announcements: tokio::sync::mpsc::channel(1).0,
             writer,
             inbox: mpsc::channel().1,
             waiting: Arc::default(),

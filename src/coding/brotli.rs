@@ -19,7 +19,7 @@ pub(super) struct Brotli {
     state: BrotliState<StandardAlloc, StandardAlloc, StandardAlloc>,
     ended: bool,
     room: WindowMemory,
-    begun: bool,
+    has_started: bool,
     decoded: u64,
 }
 
@@ -31,7 +31,7 @@ impl Brotli {
             state: BrotliState::new_strict(alloc(), alloc(), alloc()),
             ended: false,
             room: WindowMemory::new(direction),
-            begun: false,
+            has_started: false,
             decoded: 0,
         }
     }
@@ -49,9 +49,9 @@ impl Brotli {
         if self.ended {
             return if coded.is_empty() { Ok(false) } else { Err(DecodeError::Malformed) };
         }
-        if let Some(first) = coded.first().filter(|_| !self.begun) {
-            self.begun = true;
-            self.room.begin(1 << window_bits(*first));
+        if let Some(first) = coded.first().filter(|_| !self.has_started) {
+            self.has_started = true;
+            self.room.start_window(1 << window_bits(*first));
         }
         // The crate counts in 32 bits.
         let piece = coded.get(..STEP).unwrap_or(coded);
@@ -70,7 +70,7 @@ impl Brotli {
         *coded = coded.get(taken..).unwrap_or_default();
         out.extend_from_slice(scratch.get(..given).unwrap_or_default());
         self.decoded = self.decoded.saturating_add(given as u64);
-        self.room.reach(self.decoded)?;
+        self.room.reserve(self.decoded)?;
         match result {
             // The crate also returns this while it holds more output than there was room for.
             BrotliResult::NeedsMoreInput => Ok(given == scratch.len() || !coded.is_empty()),

@@ -20,7 +20,7 @@ pub fn is_window_memory_short() -> bool {
 /// The memory that one window uses, released on drop. It grows in steps as the window fills.
 pub(crate) struct WindowMemory {
     of: &'static AtomicU64,
-    most: u64,
+    capacity: u64,
     pub(super) taken: u64,
 }
 
@@ -30,18 +30,18 @@ impl WindowMemory {
             Direction::Sent => &SENT,
             Direction::Received => &RECEIVED,
         };
-        Self { of, most: 0, taken: 0 }
+        Self { of, capacity: 0, taken: 0 }
     }
 
     /// Starts a window of at most `most` bytes.
-    pub(crate) fn begin(&mut self, most: u64) {
+    pub(crate) fn start_window(&mut self, most: u64) {
         self.of.fetch_sub(self.taken, Ordering::Relaxed);
-        (self.most, self.taken) = (most, 0);
+        (self.capacity, self.taken) = (most, 0);
     }
 
     /// Reserves memory for `decoded` bytes, up to the window's size.
-    pub(crate) fn reach(&mut self, decoded: u64) -> Result<(), DecodeError> {
-        let wanted = decoded.next_multiple_of(1 << 20).min(self.most);
+    pub(crate) fn reserve(&mut self, decoded: u64) -> Result<(), DecodeError> {
+        let wanted = decoded.next_multiple_of(1 << 20).min(self.capacity);
         let Some(more) = wanted.checked_sub(self.taken).filter(|more| *more > 0) else { return Ok(()) };
         let fits = |taken: u64| taken.checked_add(more).filter(|taken| *taken <= ALL_WINDOWS);
         self.of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map_err(|_| DecodeError::TooMuch)?;

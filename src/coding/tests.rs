@@ -344,8 +344,8 @@ fn windows_have_room_together() {
     assert_eq!((window_bits(0x0f), window_bits(0x01), window_bits(0x00), window_bits(0x21)), (24, 17, 16, 10));
     let room = |most: u64, decoded: u64| {
         let mut room = WindowMemory::new(Direction::Received);
-        room.begin(most);
-        room.reach(decoded).map(|()| room)
+        room.start_window(most);
+        room.reserve(decoded).map(|()| room)
     };
     assert_eq!(room(16 << 20, 1).map(|room| room.taken), Ok(1 << 20), "as much as has been filled");
     let half = room(ALL_WINDOWS, ALL_WINDOWS * 3 / 4);

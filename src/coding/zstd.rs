@@ -34,7 +34,7 @@ pub(crate) struct Zstd {
     blocks: FrameDecoder,
     /// Decoded bytes; those from `gone` on have not been returned yet.
     fresh: Vec<u8>,
-    gone: usize,
+    returned: usize,
 }
 
 /// The position within the format.
@@ -74,7 +74,7 @@ impl Zstd {
             room: WindowMemory::new(direction),
             blocks: FrameDecoder::new(),
             fresh: Vec::new(),
-            gone: 0,
+            returned: 0,
         }
     }
 
@@ -113,14 +113,14 @@ impl Zstd {
         if self.fresh.is_empty() {
             return;
         }
-        let rest = self.fresh.get(self.gone..).unwrap_or_default();
+        let rest = self.fresh.get(self.returned..).unwrap_or_default();
         let piece = rest.get(..*room).unwrap_or(rest);
         out.extend_from_slice(piece);
         *room = room.saturating_sub(piece.len());
-        self.gone = self.gone.saturating_add(piece.len());
-        if self.gone >= self.fresh.len() {
+        self.returned = self.returned.saturating_add(piece.len());
+        if self.returned >= self.fresh.len() {
             self.fresh.clear();
-            self.gone = 0;
+            self.returned = 0;
             self.held.clear();
         }
     }
@@ -182,7 +182,7 @@ impl Zstd {
             (At::Head, [_, _, _, _, descriptor, fields @ ..]) => {
                 self.frame = Frame::read(*descriptor, fields)?;
                 // At most two windows are held, and a third while the oldest is dropped.
-                self.room.begin(self.frame.window.saturating_mul(3));
+                self.room.start_window(self.frame.window.saturating_mul(3));
                 self.blocks.reset(&PLAIN_HEAD[..]).map_err(|_| DecodeError::Malformed)?;
                 self.at = At::Block;
             }
@@ -232,7 +232,7 @@ impl Zstd {
             return Err(DecodeError::Malformed);
         }
         self.frame.count(&self.fresh)?;
-        self.room.reach(self.frame.given)
+        self.room.reserve(self.frame.given)
     }
 
     /// Drops all but the last window once two are held. The last window is taken out and inserted again as raw

@@ -28,15 +28,15 @@ pub(super) struct Compacted {
 ///
 /// # Errors
 /// I/O errors; `Interrupted` if the journal is closed before the snapshot is complete.
-pub(super) fn write(path: &Path, book: &MemoryStore, from: u64, is_over: &AtomicBool) -> io::Result<Compacted> {
+pub(super) fn write(path: &Path, store: &MemoryStore, from: u64, is_over: &AtomicBool) -> io::Result<Compacted> {
     let file = files::beside(path)?;
     let mut out = BufWriter::new(file.as_file());
     out.write_all(line::HEADER)?;
-    let cursor = book.cursor().clone();
+    let cursor = store.cursor().clone();
     if let Some(cursor) = cursor {
         out.write_all(&sealed(&Change::Billed { cursor: Cow::Owned(cursor), totals: Vec::new() })?)?;
     }
-    for shard in book.lock_each() {
+    for shard in store.lock_each() {
         // Serialize first and write after the lock is released, so that calls do not wait for the disk.
         let lines = shard.values().map(|entry| sealed(&Change::Whole(Cow::Borrowed(entry))));
         let lines = lines.collect::<io::Result<Vec<_>>>()?;

@@ -64,11 +64,11 @@ impl Journal {
     ///
     /// # Errors
     /// If the file cannot be opened, is locked by another process, or is damaged anywhere but at its end.
-    pub(super) fn open(path: &Path, book: Arc<MemoryStore>, compact_at: u64) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, store: Arc<MemoryStore>, compact_at: u64) -> io::Result<Self> {
         files::private_dir(files::folder(path))?;
         let file = locked(path)?;
         files::sweep(path)?;
-        let size = line::replay(&file, path, &mut |change| book.apply(change))?;
+        let size = line::replay(&file, path, &mut |change| store.apply(change))?;
         // Remove the incomplete line that a killed process left.
         file.set_len(size)?;
         let state = Arc::new(State {
@@ -81,16 +81,16 @@ impl Journal {
             path: path.to_owned(),
             file,
             size,
-            owed: Vec::new(),
-            book,
+            pending: Vec::new(),
+            store,
             compact_at,
-            compact_when: compact_at,
+            next_compaction: compact_at,
             is_compacting: false,
             inbox: inbox.clone(),
             state: state.clone(),
         };
         if size == 0 {
-            line::HEADER.clone_into(&mut writer.owed);
+            line::HEADER.clone_into(&mut writer.pending);
             writer.write_pending()?;
         }
         let thread = thread::Builder::new().name("ledger".to_owned()).spawn(move || writer.run(&messages))?;
@@ -151,11 +151,11 @@ struct Writer {
     /// The size of the valid part of the file, in bytes. Bytes after it are overwritten.
     size: u64,
     /// Queued bytes that could not be written yet. Calls are refused while it is not empty, so it stays bounded.
-    owed: Vec<u8>,
-    book: Arc<MemoryStore>,
+    pending: Vec<u8>,
+    store: Arc<MemoryStore>,
     compact_at: u64,
     /// The size at which the file is compacted next.
-    compact_when: u64,
+    next_compaction: u64,
     is_compacting: bool,
     inbox: mpsc::Sender<Message>,
     state: Arc<State>,
@@ -164,7 +164,7 @@ struct Writer {
 impl Writer {
     fn run(&mut self, messages: &mpsc::Receiver<Message>) {
         loop {
-            let first = if self.owed.is_empty() {
+            let first = if self.pending.is_empty() {
                 messages.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
             } else {
                 messages.recv_timeout(RETRY_INTERVAL)
@@ -178,7 +178,7 @@ impl Writer {
                             Message::Compacted(compacted) => self.install_compacted(compacted),
                             Message::End => is_over = true,
                             Message::Line { line, written } => {
-                                self.owed.extend_from_slice(&line);
+                                self.pending.extend_from_slice(&line);
                                 waiting.push((line.len(), written));
                             }
                         }
@@ -224,25 +224,25 @@ impl Writer {
     /// Writes the pending bytes. A failed write may leave a prefix of them in the file; the next attempt overwrites
     /// it.
     fn write_pending(&mut self) -> io::Result<()> {
-        if self.owed.is_empty() {
+        if self.pending.is_empty() {
             return Ok(());
         }
-        self.file.write_all_at(&self.owed, self.size)?;
-        self.size = self.size.saturating_add(self.owed.len() as u64);
-        self.owed.clear();
-        self.owed.shrink_to(MAX_GROUP.saturating_mul(256));
+        self.file.write_all_at(&self.pending, self.size)?;
+        self.size = self.size.saturating_add(self.pending.len() as u64);
+        self.pending.clear();
+        self.pending.shrink_to(MAX_GROUP.saturating_mul(256));
         Ok(())
     }
 
     fn compact_if_due(&mut self) {
-        if self.is_compacting || self.size < self.compact_when {
+        if self.is_compacting || self.size < self.next_compaction {
             return;
         }
-        let (path, book, from, inbox) = (self.path.clone(), self.book.clone(), self.size, self.inbox.clone());
+        let (path, store, from, inbox) = (self.path.clone(), self.store.clone(), self.size, self.inbox.clone());
         let state = self.state.clone();
         // Calls continue meanwhile.
         let begun = thread::Builder::new().name("ledger-compact".to_owned()).spawn(move || {
-            let _ = inbox.send(Message::Compacted(compact::write(&path, &book, from, &state.is_over)));
+            let _ = inbox.send(Message::Compacted(compact::write(&path, &store, from, &state.is_over)));
         });
         match begun {
             Ok(_) => self.is_compacting = true,
@@ -254,7 +254,7 @@ impl Writer {
         self.is_compacting = false;
         match compacted.and_then(|compacted| compacted.take_over(&self.path, &self.file, self.size)) {
             Ok((file, size)) => {
-                self.compact_when = self.compact_at.max(size.saturating_mul(2));
+                self.next_compaction = self.compact_at.max(size.saturating_mul(2));
                 (self.file, self.size) = (file, size);
             }
             Err(error) => self.put_off(&error),
@@ -263,7 +263,7 @@ impl Writer {
 
     fn put_off(&mut self, error: &io::Error) {
         tracing::warn!(%error, "the ledger cannot be compacted; the old file is used");
-        self.compact_when = self.size.saturating_add(self.compact_at);
+        self.next_compaction = self.size.saturating_add(self.compact_at);
     }
 }
 

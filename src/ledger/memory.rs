@@ -182,7 +182,7 @@ mod tests {
     use crate::ledger::execution::{Execution, StopReason, Stopped};
     use crate::model::name::TaskName;
 
-    fn put(book: &MemoryStore, id: &str, is_static: bool, stopped_at: Option<u64>) {
+    fn put(store: &MemoryStore, id: &str, is_static: bool, stopped_at: Option<u64>) {
         let execution = Execution {
             id: ExecutionId::new(id),
             task: TaskName::new("t"),
@@ -194,38 +194,38 @@ mod tests {
         };
         let mut entry = Entry::new(execution);
         entry.stopped = stopped_at.map(|at| Stopped { why: StopReason::Asked, at: Millis(at) });
-        book.put(&mut book.shard(&entry.execution.id.clone()), entry);
+        store.put(&mut store.shard(&entry.execution.id.clone()), entry);
     }
 
-    fn ids(book: &MemoryStore) -> Vec<String> {
+    fn ids(store: &MemoryStore) -> Vec<String> {
         let mut ids: Vec<String> =
-            book.lock_each().flat_map(|shard| shard.keys().map(ToString::to_string).collect::<Vec<_>>()).collect();
+            store.lock_each().flat_map(|shard| shard.keys().map(ToString::to_string).collect::<Vec<_>>()).collect();
         ids.sort();
         ids
     }
 
     #[test]
     fn what_ended_first_makes_room_and_what_is_live_never_does() {
-        let book = MemoryStore::with_capacity(5);
+        let store = MemoryStore::with_capacity(5);
         for id in ["live1", "live2", "live3"] {
-            put(&book, id, false, None);
+            put(&store, id, false, None);
         }
-        put(&book, "static", true, None);
-        put(&book, "static stopped", true, Some(1));
-        put(&book, "over", false, Some(2000));
+        put(&store, "static", true, None);
+        put(&store, "static stopped", true, Some(1));
+        put(&store, "over", false, Some(2000));
         let now = Millis(5000);
-        book.make_room(now).unwrap();
-        put(&book, "over before", false, Some(1000));
-        book.make_room(now).unwrap();
-        assert_eq!(ids(&book), ["live1", "live2", "live3", "over", "static", "static stopped"]);
-        put(&book, "live4", false, None);
-        book.make_room(now).unwrap();
-        put(&book, "live5", false, None);
-        assert_eq!(book.make_room(now), Err(LedgerError::Full));
-        assert_eq!(ids(&book), ["live1", "live2", "live3", "live4", "live5", "static", "static stopped"]);
+        store.make_room(now).unwrap();
+        put(&store, "over before", false, Some(1000));
+        store.make_room(now).unwrap();
+        assert_eq!(ids(&store), ["live1", "live2", "live3", "over", "static", "static stopped"]);
+        put(&store, "live4", false, None);
+        store.make_room(now).unwrap();
+        put(&store, "live5", false, None);
+        assert_eq!(store.make_room(now), Err(LedgerError::Full));
+        assert_eq!(ids(&store), ["live1", "live2", "live3", "live4", "live5", "static", "static stopped"]);
         // An hour after its end, an execution is removed in any case.
-        put(&book, "live5", false, Some(5000));
-        book.make_room(Millis(5000).plus(FORGOTTEN_AFTER)).unwrap();
-        assert_eq!(ids(&book).len(), 6);
+        put(&store, "live5", false, Some(5000));
+        store.make_room(Millis(5000).plus(FORGOTTEN_AFTER)).unwrap();
+        assert_eq!(ids(&store).len(), 6);
     }
 }

@@ -90,9 +90,9 @@ impl Ledger {
     }
 
     fn embedded_and_compacted_at(path: &Path, size: u64) -> io::Result<Self> {
-        let book = Arc::<MemoryStore>::default();
-        let journal = Journal::open(path, book.clone(), size)?;
-        Ok(Self(Store::Local(Local::new(book, Some(journal)))))
+        let store = Arc::<MemoryStore>::default();
+        let journal = Journal::open(path, store.clone(), size)?;
+        Ok(Self(Store::Local(Local::new(store, Some(journal)))))
     }
 
     /// Creates a ledger on a server that several processes share. `proxy` names this process and must stay the same

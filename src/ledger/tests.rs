@@ -157,12 +157,12 @@ async fn a_crash_at_any_step_of_compacting_loses_nothing() {
     }
     let (before, old) = (everything(&ledger).await, fs::read(&path).unwrap());
     drop(ledger);
-    let book = MemoryStore::default();
-    line::replay(&fs::File::open(&path).unwrap(), &path, &mut |change| book.apply(change)).unwrap();
+    let store = MemoryStore::default();
+    line::replay(&fs::File::open(&path).unwrap(), &path, &mut |change| store.apply(change)).unwrap();
 
     // The new file is empty, partial or complete, and not renamed yet.
     let begun = files::beside(&path).unwrap().into_temp_path().keep().unwrap();
-    let whole = compact::write(&path, &book, old.len() as u64, &false.into()).unwrap();
+    let whole = compact::write(&path, &store, old.len() as u64, &false.into()).unwrap();
     let (file, size) = whole.take_over(&path, &fs::File::open(&path).unwrap(), old.len() as u64).unwrap();
     let new = fs::read(&path).unwrap();
     assert_eq!(new.len() as u64, size);
