@@ -198,7 +198,7 @@ mod tests {
 
     /// Tests lists as systemd sets them for credentials: one user has access, and the mode shows the list's mask.
     #[test]
-    fn a_file_that_an_access_list_opens_to_us_alone_is_private() {
+    fn a_file_with_access_for_this_user_only_is_private() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("credential");
         fs::write(&path, "x").unwrap();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_file_is_made_once_and_kept() {
+    fn a_private_file_is_created_once_and_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/er/key");
         let first = read_or_create(&path, || Ok(Zeroizing::new(b"one".to_vec()))).unwrap();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_file_that_others_can_read_is_refused() {
+    fn a_private_file_readable_by_others_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         fs::write(&path, "k").unwrap();

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn an_execution_goes_on_until_it_has_so_many_finds() {
+    fn an_execution_is_stopped_at_the_limit_of_finds() {
         let finds = Finds::default();
         let (a, b) = (execution("a"), execution("b"));
         for n in 0..3 {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_counted_is_stopped() {
+    fn executions_above_the_maximum_count_as_stopped() {
         let finds = Finds::default();
         finds.note(&execution("known"));
         assert!(finds.check(&execution("new"), 1).is_ok());

@@ -70,7 +70,7 @@ impl Counted {
         let (task, execution, callers) = match source {
             Source::Execution(task, execution) => (Some(task.as_str()), Some(execution.as_str()), None),
             Source::Others => (None, None, Some("other executions")),
-            Source::Unknown(whence) => (None, None, Some(whence.as_str())),
+            Source::Unknown(network) => (None, None, Some(network.as_str())),
         };
         let count = self.codes.values().fold(0, |sum: u64, n| sum.saturating_add(*n));
         let (ts, since, codes) = (record::now(), self.since.as_str(), &self.codes);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_beyond_so_many_a_second_is_counted_by_its_code() {
+    fn refusals_above_the_rate_are_counted_by_code() {
         let (flood, begin) = (Flood::new(50), Instant::now());
         let one = execution("one");
         assert_eq!(flood.next_end(), None);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tells_of_an_attack_is_counted_apart() {
+    fn attack_codes_have_separate_quotas() {
         let (flood, now) = (Flood::new(50), Instant::now());
         let one = execution("one");
         assert_eq!(lines(&flood, &one, "host_not_allowed", 10_000, now), 50);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_within_the_number_leaves_nothing_behind() {
+    fn sources_within_the_rate_leave_no_counts() {
         let (flood, begin) = (Flood::new(50), Instant::now());
         for second in 0..5 {
             let now = begin + WINDOW * second;
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn one_flood_takes_no_lines_from_others() {
+    fn a_flood_does_not_use_other_sources_quotas() {
         let (flood, now) = (Flood::new(50), Instant::now());
         let sources = [execution("one"), execution("two"), Source::Unknown(PeerNetwork::Loopback)];
         for source in sources.iter().chain([&Source::Unknown(PeerNetwork::Public)]) {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_the_number_stays_exact() {
+    fn memory_is_bounded_and_the_count_stays_exact() {
         let (flood, now) = (Flood::new(5), Instant::now());
         let lines: usize = (0..MAX_WINDOWS * 2).map(|n| lines(&flood, &execution(&n.to_string()), "x", 6, now)).sum();
         assert_eq!(flood.lock().open.len(), MAX_WINDOWS + 1);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_early_or_could_not_be_written_is_told_once() {
+    fn counts_taken_early_or_put_back_are_written_once() {
         let (flood, now) = (Flood::new(50), Instant::now());
         let one = execution("one");
         assert_eq!(lines(&flood, &one, "x", 60, now), 50);

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_behind_one_are_read_over_all_files_and_past_fragments() {
+    fn lines_after_a_mac_are_read_across_files_and_fragments() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.jsonl");
         std::fs::write(dir.path().join("audit.jsonl.1"), line("a", '1') + &line("b", '2')).unwrap();

@@ -103,7 +103,7 @@ impl Sink {
         place: LogLocation,
         key: ChainKey,
         key_is_new: bool,
-        told: tokio::sync::mpsc::Sender<Written>,
+        announcements: tokio::sync::mpsc::Sender<Written>,
     ) -> io::Result<(Self, String)> {
         let flood = Arc::new(Flood::new(place.refusals_per_second));
         let writer = Writer::open(place, key, !key_is_new)?;
@@ -112,16 +112,16 @@ impl Sink {
         let healthy = Arc::new(AtomicBool::new(true));
         let lost = Arc::new(AtomicUsize::new(0));
         let last = writer.head.mac.clone();
-        let scribe = WriterThread {
+        let thread = WriterThread {
             writer,
-            announcements: told,
+            announcements,
             inbox,
             waiting: waiting.clone(),
             lost: lost.clone(),
             flood: flood.clone(),
             healthy: healthy.clone(),
         };
-        std::thread::Builder::new().name("audit".to_owned()).spawn(move || scribe.run())?;
+        std::thread::Builder::new().name("audit".to_owned()).spawn(move || thread.run())?;
         Ok((Self { lines, waiting, lost, flood, healthy, open: AtomicUsize::new(0) }, last))
     }
 
@@ -151,11 +151,11 @@ impl Sink {
     }
 
     /// Queues a line without waiting.
-    pub(super) fn write(&self, line: &impl Serialize, told: Announce) {
+    pub(super) fn write(&self, line: &impl Serialize, announce: Announce) {
         let queued = self.waiting.fetch_add(1, Ordering::Relaxed);
         let handed_over = queued < MAX_QUEUED
             && serde_json::to_string(line)
-                .is_ok_and(|json| self.lines.send(Entry { json, announce: told, written: None }).is_ok());
+                .is_ok_and(|json| self.lines.send(Entry { json, announce, written: None }).is_ok());
         if !handed_over {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -257,7 +257,7 @@ impl WriterThread {
 
     /// Writes a group of lines, with counts and the number of lost lines.
     fn write_all(&mut self, mut group: Vec<Entry>, counted: Vec<Counted>) -> (Vec<Entry>, Result<(), SinkError>) {
-        let untold = group.iter().filter(|entry| entry.written.is_none()).count();
+        let not_awaited = group.iter().filter(|entry| entry.written.is_none()).count();
         let unwritten = self.lost.swap(0, Ordering::Relaxed);
         let lost = (unwritten > 0).then(|| note_lost(unwritten));
         let ours = counted.iter().map(Counted::json).chain(lost);
@@ -270,7 +270,7 @@ impl WriterThread {
         if let Err(error) = &done {
             tracing::error!(%error, lines = group.len(), "the audit log cannot be written; requests are refused");
             // Waiting callers get the error; other lines are counted as lost.
-            self.lost.fetch_add(unwritten.saturating_add(untold), Ordering::Relaxed);
+            self.lost.fetch_add(unwritten.saturating_add(not_awaited), Ordering::Relaxed);
             self.flood.put_back(counted, Instant::now());
         }
         (group, done.map_err(|_| SinkError))
@@ -446,15 +446,15 @@ impl Writer {
     fn rotate(&mut self) -> io::Result<()> {
         let Some(path) = self.place.path.clone() else { return Ok(()) };
         let (line, mac) = self.key.seal(&self.head.mac, &opened(&self.head.mac));
-        let begun = with_suffix(&path, "new");
-        let mut log = locked(OpenOptions::new().read(true).append(true).create(true), &begun)?;
+        let new_file = with_suffix(&path, "new");
+        let mut log = locked(OpenOptions::new().read(true).append(true).create(true), &new_file)?;
         log.set_len(0)?;
         log.write_all(line.as_bytes())?;
         log.sync_all()?;
         let next = rotated(&path)?.last().map_or(1, |(n, _)| n.saturating_add(1));
         let aside = with_suffix(&path, &format!("{next:06}"));
         fs::rename(&path, &aside)?;
-        if let Err(error) = fs::rename(&begun, &path) {
+        if let Err(error) = fs::rename(&new_file, &path) {
             fs::rename(&aside, &path)?;
             return Err(error);
         }
@@ -468,10 +468,10 @@ impl Writer {
     /// Completes a rotation that a crash interrupted before the new file got its name, or before the old one was
     /// renamed.
     fn finish_rotation(&self, path: &Path) -> io::Result<()> {
-        let begun = with_suffix(path, "new");
-        match (path.exists(), begun.exists()) {
-            (false, true) => fs::rename(begun, path),
-            (true, true) => fs::remove_file(begun),
+        let new_file = with_suffix(path, "new");
+        match (path.exists(), new_file.exists()) {
+            (false, true) => fs::rename(new_file, path),
+            (true, true) => fs::remove_file(new_file),
             _ => Ok(()),
         }
     }
@@ -550,31 +550,31 @@ mod tests {
 
     /// A sink whose announcements are not received. A ledger that is unavailable for long must not stop the log.
     #[tokio::test]
-    async fn lines_that_nobody_asks_for_in_time_are_written_all_the_same() {
+    async fn lines_are_written_while_announcements_are_not_received() {
         let dir = tempfile::tempdir().unwrap();
         let (place, key) = parts(dir.path());
-        let (told, mut heard) = tokio::sync::mpsc::channel(2);
-        let (sink, _) = Sink::open(place, key, true, told).unwrap();
+        let (announcements, mut written) = tokio::sync::mpsc::channel(2);
+        let (sink, _) = Sink::open(place, key, true, announcements).unwrap();
         for n in 0..20 {
             sink.write(&serde_json::json!({ "n": n }), Announce::Record);
             assert_eq!(sink.flush().await, Ok(()), "{n}");
         }
         // Each group is announced before the next is written.
         assert_eq!(sink.flush().await, Ok(()));
-        let first = heard.try_recv().unwrap();
-        assert_eq!((first.lines, heard.try_recv().is_err()), (vec!["{\"n\":0}".to_owned()], true));
+        let first = written.try_recv().unwrap();
+        assert_eq!((first.lines, written.try_recv().is_err()), (vec!["{\"n\":0}".to_owned()], true));
         // Announcements of lines with a cost wait.
         for n in 0..2 {
             sink.write(&serde_json::json!({ "cost": n }), Announce::Bill);
             assert_eq!(sink.flush().await, Ok(()), "{n}");
         }
         assert_eq!(sink.flush().await, Ok(()));
-        assert_eq!(heard.try_recv().unwrap().lines, ["{\"cost\":0}"]);
-        assert_eq!(heard.try_recv().unwrap().lines, ["{\"cost\":1}"]);
+        assert_eq!(written.try_recv().unwrap().lines, ["{\"cost\":0}"]);
+        assert_eq!(written.try_recv().unwrap().lines, ["{\"cost\":1}"]);
     }
 
     #[tokio::test]
-    async fn a_writer_that_hangs_bounds_the_queue_and_the_lost_are_counted() {
+    async fn a_blocked_writer_bounds_the_queue_and_counts_lost_lines() {
         let (lines, inbox) = mpsc::channel();
         let sink = Sink {
             lines,
@@ -606,22 +606,22 @@ mod tests {
     const SOURCE: Source = Source::Unknown(crate::model::peer::PeerNetwork::Unix);
 
     #[test]
-    fn what_was_counted_is_written_when_everybody_has_gone() {
+    fn counts_are_written_after_the_last_handle_is_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let (place, key) = parts(dir.path());
-        let (told, _) = tokio::sync::mpsc::channel(1);
-        let (sink, _) = Sink::open(place, key, true, told).unwrap();
+        let (announcements, _) = tokio::sync::mpsc::channel(1);
+        let (sink, _) = Sink::open(place, key, true, announcements).unwrap();
         assert_eq!((0..60).filter(|_| sink.admits(SOURCE, "x")).count(), 50);
         drop(sink);
-        let begun = Instant::now();
+        let started = Instant::now();
         while !fs::read_to_string(dir.path().join("audit.jsonl")).unwrap().contains("\"count\":10,") {
-            assert!(begun.elapsed() < WRITE_TIMEOUT, "it is lost");
+            assert!(started.elapsed() < WRITE_TIMEOUT, "it is lost");
             std::thread::yield_now();
         }
     }
 
     #[test]
-    fn what_was_counted_and_cannot_be_written_is_kept() {
+    fn counts_that_cannot_be_written_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let (place, key) = parts(dir.path());
         let path = place.path.clone().unwrap();
@@ -629,7 +629,7 @@ mod tests {
         // Every write to this file fails.
         writer.log = Some(File::open(path).unwrap());
         let flood = Arc::new(Flood::new(50));
-        let mut scribe = WriterThread {
+        let mut thread = WriterThread {
             announcements: tokio::sync::mpsc::channel(1).0,
             writer,
             inbox: mpsc::channel().1,
@@ -641,10 +641,10 @@ mod tests {
         let now = Instant::now();
         assert_eq!((0..60).filter(|_| flood.admits(SOURCE, "x", now)).count(), 50);
         for _ in 0..3 {
-            let (_, done) = scribe.write_all(Vec::new(), flood.counted());
+            let (_, done) = thread.write_all(Vec::new(), flood.counted());
             assert_eq!(done, Err(SinkError));
         }
         assert!(flood.counted()[0].json().contains("\"count\":10,"));
-        assert_eq!(scribe.lost.load(Ordering::Relaxed), 0);
+        assert_eq!(thread.lost.load(Ordering::Relaxed), 0);
     }
 }

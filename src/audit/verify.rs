@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_log_that_nobody_touched_is_whole_also_after_a_restart() {
+    async fn an_unchanged_log_is_valid_after_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         write(place(dir.path()), 0..5).await;
         reopen_and_write(dir.path(), 5..9).await;
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_changed_byte_shows() {
+    async fn every_changed_byte_is_detected() {
         let dir = tempfile::tempdir().unwrap();
         write(place(dir.path()), 0..3).await;
         let path = dir.path().join("audit.jsonl");
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_taken_out_swapped_or_cut_show_and_a_torn_one_is_told_apart() {
+    async fn removed_swapped_and_truncated_lines_are_detected() {
         let dir = tempfile::tempdir().unwrap();
         write(place(dir.path()), 0..4).await;
         let path = dir.path().join("audit.jsonl");
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_torn_line_is_mended_at_the_next_start_and_named_in_the_chain() {
+    async fn an_incomplete_line_is_reported_in_the_chain_at_the_next_start() {
         let dir = tempfile::tempdir().unwrap();
         write(place(dir.path()), 0..2).await;
         let path = dir.path().join("audit.jsonl");
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cut_is_noted_by_the_next_start() {
+    async fn a_truncation_is_recorded_at_the_next_start() {
         let dir = tempfile::tempdir().unwrap();
         write(place(dir.path()), 0..3).await;
         let path = dir.path().join("audit.jsonl");
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_chain_goes_on_across_rotations() {
+    async fn the_chain_continues_across_rotations() {
         let dir = tempfile::tempdir().unwrap();
         write(LogLocation { rotate_bytes: 400, ..place(dir.path()) }, 0..20).await;
         let whole = report(dir.path());
@@ -323,14 +323,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_second_writer_is_kept_out() {
+    async fn a_second_writer_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let _first = open(place(dir.path())).unwrap();
         assert!(open(place(dir.path())).is_err());
     }
 
     #[tokio::test]
-    async fn a_log_that_takes_no_line_is_an_error_at_the_start() {
+    async fn an_unwritable_log_is_an_error_at_startup() {
         let sink = open(LogLocation {
             path: Some("/dev/full".into()),
             state_dir: tempfile::tempdir().unwrap().keep(),
@@ -344,7 +344,7 @@ mod tests {
 
     /// Tests both points at which a crash can interrupt a rotation, and a rotation that fails.
     #[tokio::test]
-    async fn a_rotation_that_was_interrupted_is_finished_or_taken_back() {
+    async fn an_interrupted_rotation_is_completed_or_undone() {
         for named in [false, true] {
             let dir = tempfile::tempdir().unwrap();
             write(LogLocation { rotate_bytes: 400, ..place(dir.path()) }, 0..10).await;
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_rotation_that_fails_leaves_the_log_going_on() {
+    async fn the_log_continues_after_a_failed_rotation() {
         let dir = tempfile::tempdir().unwrap();
         let sink = open(LogLocation { rotate_bytes: 400, ..place(dir.path()) }).unwrap();
         fs::create_dir(dir.path().join("audit.jsonl.new")).unwrap();
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_that_only_lacks_its_newline_is_whole() {
+    async fn a_line_without_its_newline_is_complete() {
         let dir = tempfile::tempdir().unwrap();
         write(place(dir.path()), 0..3).await;
         let path = dir.path().join("audit.jsonl");
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_head_that_is_gone_or_garbled_does_not_hide_a_cut() {
+    async fn a_missing_or_invalid_head_does_not_hide_a_truncation() {
         for garbled in [None, Some("forged"), Some("")] {
             let dir = tempfile::tempdir().unwrap();
             write(place(dir.path()), 0..3).await;
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_log_that_was_emptied_or_deleted_does_not_begin_anew_unseen() {
+    async fn an_emptied_or_deleted_log_is_detected() {
         for deleted in [false, true] {
             let dir = tempfile::tempdir().unwrap();
             write(place(dir.path()), 0..3).await;

@@ -135,7 +135,7 @@ fn some_codings() -> impl Strategy<Value = Vec<Coding>> {
 }
 
 #[test]
-fn tokens_name_codings() {
+fn tokens_parse_as_codings() {
     let rows = [
         ("gzip", Some(Coding::Gzip)),
         ("X-GZip", Some(Coding::Gzip)),
@@ -156,7 +156,7 @@ fn tokens_name_codings() {
 }
 
 #[test]
-fn one_or_two_codings_are_undone() {
+fn one_or_two_codings_are_decoded() {
     assert!(Decoder::new(&[], FREE).is_none());
     assert!(Decoder::new(&[Coding::Gzip; 3], FREE).is_none());
     let text = [lines(500), periodic(300_000)].concat();
@@ -168,7 +168,7 @@ fn one_or_two_codings_are_undone() {
 }
 
 #[test]
-fn a_body_without_a_byte_is_fine() {
+fn an_empty_body_is_valid_in_every_coding() {
     for codings in every_pair() {
         assert_eq!(decode(&codings, [&b""[..]]), Ok(Vec::new()));
         let coded = encode_all(&codings, b"");
@@ -179,7 +179,7 @@ fn a_body_without_a_byte_is_fine() {
 }
 
 #[test]
-fn a_cut_body_is_malformed() {
+fn a_truncated_body_is_malformed() {
     for codings in every_pair() {
         let coded = encode_all(&codings, &lines(60));
         for size in 1..coded.len() {
@@ -198,7 +198,7 @@ fn a_cut_body_is_malformed() {
 }
 
 #[test]
-fn nothing_stands_behind_the_end() {
+fn bytes_after_the_end_are_malformed() {
     let rests: [&[u8]; 5] = [b"\0", b"x", b"secret", &[0; 512], b"\x1f\x8b"];
     for coding in ALL {
         for rest in rests {
@@ -214,7 +214,7 @@ fn nothing_stands_behind_the_end() {
 }
 
 #[test]
-fn an_error_stays() {
+fn an_error_is_permanent() {
     let mut run = Run::new(&[Coding::Zstd], FREE);
     assert_eq!(run.feed(b"not zstd"), Err(DecodeError::Malformed));
     assert_eq!(run.feed(&encode(Coding::Zstd, b"text")), Err(DecodeError::Malformed));
@@ -222,7 +222,7 @@ fn an_error_stays() {
 }
 
 #[test]
-fn bombs_are_too_much() {
+fn bombs_exceed_the_limits() {
     let bounds = DecodeLimits { total: 8 << 20, ratio: u64::MAX, ..FREE };
     let thrifty = DecodeLimits { total: u64::MAX, ratio: 20, ..FREE };
     // A frame of RLE blocks: one GiB.
@@ -333,7 +333,7 @@ fn deflate_may_be_raw() {
 
 /// Tests that short bodies can request much memory only up to the limit for all.
 #[test]
-fn windows_have_room_together() {
+fn windows_share_a_memory_limit() {
     let window = |bits: i32| window_bits(brotlied(b"text", bits, false)[0]);
     // The encoder may use a smaller window than requested.
     assert!(
@@ -356,7 +356,7 @@ fn windows_have_room_together() {
 }
 
 #[test]
-fn brotli_has_no_large_windows() {
+fn brotli_refuses_large_windows() {
     let text = lines(3000);
     for lgwin in [10, 16, 24] {
         assert_eq!(decode(&[Coding::Brotli], brotlied(&text, lgwin, false).chunks(100)).unwrap(), text);
@@ -366,7 +366,7 @@ fn brotli_has_no_large_windows() {
 }
 
 #[test]
-fn what_the_zstd_command_writes_is_read() {
+fn output_of_the_zstd_command_is_decoded() {
     let rows = [(LINES, lines(300)), (LINES_STREAMED, lines(300)), (PERIODIC, periodic(1_200_000))];
     for (coded, text) in rows {
         let coded = unbase64(coded);
@@ -385,7 +385,7 @@ fn what_the_zstd_command_writes_is_read() {
 }
 
 #[test]
-fn zstd_frames_are_what_their_heads_say() {
+fn zstd_frames_must_match_their_headers() {
     let magic = b"\x28\xb5\x2f\xfd";
     let raw_block = |last: bool, text: &[u8]| {
         let head = u32::try_from(text.len()).unwrap() << 3 | u32::from(last);
@@ -427,7 +427,7 @@ fn zstd_frames_are_what_their_heads_say() {
 }
 
 #[test]
-fn zstd_gives_a_block_out_when_it_is_there() {
+fn zstd_returns_each_complete_block() {
     let coded = unbase64(PERIODIC);
     let mut run = Run::new(&[Coding::Zstd], FREE);
     let size = usize::try_from(u32::from_le_bytes([coded[6], coded[7], coded[8], 0]) >> 3).unwrap();
@@ -437,7 +437,7 @@ fn zstd_gives_a_block_out_when_it_is_there() {
 }
 
 #[test]
-fn a_flushed_stream_does_not_stand_still() {
+fn a_flushed_stream_does_not_stall() {
     // More than one call returns.
     for text in [b"an event".to_vec(), periodic(1_000_000)] {
         let mut inflated = Vec::with_capacity(1 << 20);
@@ -480,7 +480,7 @@ proptest! {
 
         /// The output for a settled prefix is complete, and decoding resumes after it.
     #[test]
-    fn settled_bytes_hold_nothing_back(text in text(), codings in some_codings(), size in 1_usize..200) {
+    fn all_output_of_settled_bytes_is_returned(text in text(), codings in some_codings(), size in 1_usize..200) {
         let coded = encode_all(&codings, &text);
         let mut run = Run::new(&codings, FREE);
         for (number, piece) in coded.chunks(size).enumerate() {
@@ -500,7 +500,7 @@ proptest! {
     }
 
     #[test]
-    fn hostile_bytes_do_no_harm(text in text(), codings in some_codings(), flips in vec((any::<u32>(), any::<u8>()), 1..6), size in 1_usize..5000) {
+    fn hostile_bytes_are_bounded(text in text(), codings in some_codings(), flips in vec((any::<u32>(), any::<u8>()), 1..6), size in 1_usize..5000) {
         let mut coded = encode_all(&codings, &text);
         for (at, mask) in flips {
             let place = at as usize % coded.len();
@@ -514,7 +514,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_do_no_harm(mut bytes in vec(any::<u8>(), 0..2000), coding in proptest::sample::select(&ALL[..]), begun: bool) {
+    fn any_bytes_are_bounded(mut bytes in vec(any::<u8>(), 0..2000), coding in proptest::sample::select(&ALL[..]), begun: bool) {
         let begin: &[u8] = match coding {
             Coding::Brotli => b"\x0b",
             Coding::Deflate => b"\x78\x9c",

@@ -150,7 +150,7 @@ impl Zstd {
                 (MAGIC, [descriptor, ..]) => Ok(head_sizes(*descriptor).into_iter().sum::<usize>().saturating_add(5)),
                 _ => Err(DecodeError::Malformed),
             },
-            (At::Head, begun) if begins_frame(begun) => Ok(4),
+            (At::Head, prefix) if begins_frame(prefix) => Ok(4),
             (At::Head, _) => Err(DecodeError::Malformed),
             (At::Block, [a, b, c, ..]) => Ok(self.block([*a, *b, *c])?.size.saturating_add(BLOCK_HEAD)),
             (At::Block, _) => Ok(BLOCK_HEAD),
@@ -263,10 +263,10 @@ fn decode_one(blocks: &mut FrameDecoder, source: &mut impl io::Read) -> Result<(
 }
 
 /// Returns whether a frame may start with these bytes. Invalid data is detected at its first byte.
-fn begins_frame(begun: &[u8]) -> bool {
+fn begins_frame(prefix: &[u8]) -> bool {
     let begins = |magic: u32, most: u8| {
         let first = |(at, byte): (usize, &u8)| if at == 0 { *byte & !most } else { *byte };
-        begun.iter().enumerate().map(first).eq(magic.to_le_bytes().into_iter().take(begun.len()))
+        prefix.iter().enumerate().map(first).eq(magic.to_le_bytes().into_iter().take(prefix.len()))
     };
     begins(MAGIC, 0) || begins(SKIPPABLE, 0xf)
 }

@@ -195,9 +195,9 @@ fn remove_old(all: &mut Vec<Approval>, now: Millis) {
     all.retain(|known| known.expires_at.plus(SHOWN_FOR) > now);
     let mut surplus = all.iter().filter(|known| !known.is_open(now)).count().saturating_sub(MAX_ENDED);
     all.retain(|known| {
-        let goes = surplus > 0 && !known.is_open(now);
-        surplus = surplus.saturating_sub(goes.into());
-        !goes
+        let is_removed = surplus > 0 && !known.is_open(now);
+        surplus = surplus.saturating_sub(is_removed.into());
+        !is_removed
     });
 }
 

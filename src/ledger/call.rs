@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_cut_where_a_character_ends() {
+    fn texts_are_truncated_at_a_character_boundary() {
         let call = ToolCall {
             url: "ü".repeat(2000),
             tool: "x".repeat(1000),

@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_minute_begins_with_its_first_call_and_refusals_do_not_extend_it() {
+    fn a_window_starts_at_its_first_call_and_refusals_do_not_extend_it() {
         let caps = Caps { per_execution: Some(5), per_minute: Some(2) };
         let limited = |left| TakeResult::RateLimited { limit: 2, retry_after: Duration::from_millis(left) };
         let rows = [
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_given_back_counts_neither_in_all_nor_in_its_minute() {
+    fn a_call_given_back_counts_neither_in_total_nor_in_its_window() {
         let caps = Caps { per_execution: Some(3), per_minute: Some(2) };
         let mut counter = Counter::default();
         for (now, call) in [(1_000, 1), (2_000, 2)] {
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn an_execution_is_read_back_as_it_was_written_and_shows_no_token() {
+    fn an_execution_round_trips_and_its_debug_output_hides_the_token() {
         let execution = Execution {
             id: ExecutionId::new("a \"b\"\n"),
             task: TaskName::new("research"),

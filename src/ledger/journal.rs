@@ -241,10 +241,10 @@ impl Writer {
         let (path, store, from, inbox) = (self.path.clone(), self.store.clone(), self.size, self.inbox.clone());
         let state = self.state.clone();
         // Calls continue meanwhile.
-        let begun = thread::Builder::new().name("ledger-compact".to_owned()).spawn(move || {
+        let spawned = thread::Builder::new().name("ledger-compact".to_owned()).spawn(move || {
             let _ = inbox.send(Message::Compacted(compact::write(&path, &store, from, &state.is_over)));
         });
-        match begun {
+        match spawned {
             Ok(_) => self.is_compacting = true,
             Err(error) => self.put_off(&error),
         }

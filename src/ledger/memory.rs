@@ -118,10 +118,10 @@ impl MemoryStore {
         Ok(())
     }
 
-    fn remove_ended(&self, goes: impl Fn(Millis) -> bool, now: Millis) {
+    fn remove_ended(&self, is_removed: impl Fn(Millis) -> bool, now: Millis) {
         for mut shard in self.lock_each() {
             let before = shard.len();
-            shard.retain(|_, one| one.execution.is_static || !one.ended_at(now).is_some_and(&goes));
+            shard.retain(|_, one| one.execution.is_static || !one.ended_at(now).is_some_and(&is_removed));
             self.held.fetch_sub(before.saturating_sub(shard.len()), Ordering::Relaxed);
             if shard.capacity() > shard.len().saturating_mul(4) {
                 shard.shrink_to_fit();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_first_makes_room_and_what_is_live_never_does() {
+    fn the_executions_that_ended_first_are_removed_and_live_ones_never() {
         let store = MemoryStore::with_capacity(5);
         for id in ["live1", "live2", "live3"] {
             put(&store, id, false, None);

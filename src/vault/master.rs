@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thirty_two_bytes_are_a_key_in_either_spelling() {
+    fn thirty_two_bytes_are_a_key_in_hex_and_base64() {
         let bytes: Vec<u8> = (0..32).collect();
         let hex = files::hex(&bytes);
         let (padded, bare) = (STANDARD.encode(&bytes), URL_SAFE_NO_PAD.encode(&bytes));

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_there_for_its_workspace_until_it_is_deleted() {
+    fn a_secret_exists_in_its_workspace_until_it_is_deleted() {
         let dir = tempfile::tempdir().unwrap();
         let vault = vault(dir.path());
         assert!(vault.list().unwrap().is_empty() && !vault.path().exists(), "reading makes nothing");
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_private_and_hold_no_value() {
+    fn files_are_private_and_contain_no_plain_value() {
         let dir = tempfile::tempdir().unwrap();
         let vault = vault(dir.path());
         vault.set("default", "KEY", secret("plain-value-1234")).unwrap();
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_swapped_record_a_removed_one_and_a_torn_file_are_told_apart() {
+    fn swapped_and_removed_records_and_truncated_files_are_distinguished() {
         type Json = serde_json::Value;
         let edited = |edit: fn(&mut Json)| {
             after(|text| {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cut_anywhere_is_torn() {
+    fn a_file_truncated_anywhere_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let vault = vault(dir.path());
         vault.set("default", "A", secret("value-of-a")).unwrap();
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_key_is_told_from_a_missing_one_and_neither_is_replaced() {
+    fn wrong_and_missing_keys_are_distinguished_and_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let vault = vault(dir.path());
         vault.set("default", "A", secret("value-of-a")).unwrap();
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passphrase_opens_what_it_closed_and_another_does_not() {
+    fn a_vault_opens_only_with_its_own_passphrase() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vault.exeat");
         let of = |text: &str| Vault::new(path.clone(), MasterKey::Text(secret(text)));

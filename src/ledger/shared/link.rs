@@ -131,7 +131,7 @@ async fn stay_connected(
     // The settings do not include user, password and database, because the crate keeps them without wiping.
     let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
     let (mut number, mut pause) = (0_u64, RECONNECT_PAUSE.0);
-    let mut told = String::new();
+    let mut last_reason = String::new();
     loop {
         number = number.saturating_add(1);
         let is_silent = silent.wait_for(|latest| *latest >= number);
@@ -156,11 +156,11 @@ async fn stay_connected(
             Err(_) => "it cannot be reached in time".to_owned(),
         };
         if was_live {
-            (pause, told) = (RECONNECT_PAUSE.0, String::new());
+            (pause, last_reason) = (RECONNECT_PAUSE.0, String::new());
         }
-        if told != why {
+        if last_reason != why {
             tracing::warn!(why, "cannot connect to the ledger's server; trying again");
-            told = why;
+            last_reason = why;
         }
         sleep(pause).await;
         pause = pause.saturating_mul(2).min(RECONNECT_PAUSE.1);

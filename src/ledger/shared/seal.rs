@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_holds_only_where_and_as_it_was_written() {
+    fn an_entry_verifies_only_unchanged_and_in_place() {
         let (seal, raised) = seal(1);
         let text = seal.sealed(Kind::Facts, "exeat:{a}:x", "a", "{}").unwrap();
         assert_eq!(seal.opened(Kind::Facts, "exeat:{a}:x", "a", &text), Ok("{}"));

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_names_a_server_or_says_what_is_wrong_without_its_password() {
+    fn url_errors_do_not_contain_the_password() {
         type Row = (&'static str, &'static str, u16, bool, Option<&'static str>, Option<&'static [u8]>, u32);
         let rows: [Row; 5] = [
             ("redis://Cache.test", "cache.test", 6379, false, None, None, 0),
