@@ -8,22 +8,22 @@ use std::path::Path;
 
 use zeroize::Zeroizing;
 
-/// Longest private file, in bytes.
+/// The maximum length of a private file, in bytes.
 const MAX_PRIVATE: u64 = 64 * 1024 * 1024;
 
-/// Makes a directory, and what is above it, readable by its owner alone.
+/// Creates a directory and its missing parents, accessible only to the owner.
 ///
 /// # Errors
-/// As the file system says.
+/// I/O errors.
 pub fn private_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// Reads a private file, or makes it with what `make` returns. Two processes that do so at once end
-/// up with the same content.
+/// Reads a private file, or creates it with the result of `make`. Two processes that do so at once get the same
+/// content.
 ///
 /// # Errors
-/// As the file system says; also if an existing file can be read by others.
+/// I/O errors; also if an existing file can be read by others.
 pub fn read_or_create(
     path: &Path,
     make: impl FnOnce() -> io::Result<Zeroizing<Vec<u8>>>,
@@ -44,9 +44,9 @@ pub fn read_or_create(
 /// Reads a file that must not be readable by others.
 ///
 /// # Errors
-/// As the file system says; `PermissionDenied` if group, others or another user have any right to it.
+/// I/O errors; `PermissionDenied` if group, others or another user have any access.
 pub fn read_private(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
-    // Opening anything else could wait for ever.
+    // Opening anything else, such as a pipe, could block forever.
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} is not a file", path.display())));
     }
@@ -61,23 +61,23 @@ pub fn read_private(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
     Ok(content)
 }
 
-/// Whether an access list, and not the group, is what the mode's group bits stand for, and gives nobody but this
-/// process's user a right (acl(5)). So systemd hands over credentials.
+/// Returns whether the mode's group bits are the mask of an access control list that gives access only to this
+/// process's user (acl(5)). systemd passes credentials this way.
 fn is_opened_to_us_alone(file: &File) -> bool {
     const HEAD: usize = 4;
     let mut list = [0; 1024];
-    // No list, no such lists on this file system, or one longer than any that is meant so.
+    // No list, no support by the file system, or a list longer than systemd's.
     let Ok(length) = rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut list) else { return false };
     let Some(entries) = list.get(HEAD..length) else { return false };
     opens_to_nobody_but(rustix::process::geteuid().as_raw(), entries)
 }
 
-/// Whether the entries of an access list give no user but this one a right, and no group.
+/// Returns whether the entries of an access control list give access to no other user and no group.
 fn opens_to_nobody_but(us: u32, entries: &[u8]) -> bool {
     const USER: u16 = 0x02;
     const GROUP_OBJ: u16 = 0x04;
     const GROUP: u16 = 0x08;
-    // Each has a tag, rights and an id, in little-endian.
+    // An entry has a tag, permissions and an id, in little-endian.
     entries.chunks_exact(8).all(|entry| match *entry {
         [tag_low, tag_high, right_low, right_high, a, b, c, d] => {
             let (tag, rights) = (u16::from_le_bytes([tag_low, tag_high]), u16::from_le_bytes([right_low, right_high]));
@@ -91,19 +91,19 @@ fn opens_to_nobody_but(us: u32, entries: &[u8]) -> bool {
     })
 }
 
-/// Writes a new file whole: a temporary file beside it, synced, then linked under its name.
+/// Writes a new file atomically: writes and syncs a temporary file in the same directory, then links it.
 ///
 /// # Errors
-/// `AlreadyExists` if there is one; else as the file system says.
+/// `AlreadyExists` if the file exists; otherwise I/O errors.
 pub fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     staged(path, content, mode)?.persist_noclobber(path).map_err(|error| error.error)?;
     File::open(folder(path))?.sync_all()
 }
 
-/// Replaces a file whole, or makes it: whoever reads finds the old content or the new, also after a crash.
+/// Replaces or creates a file atomically. Readers see the old or the new content, also after a crash.
 ///
 /// # Errors
-/// As the file system says; then the old content stands.
+/// I/O errors. The old content is then kept.
 pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     staged(path, content, mode)?.persist(path).map_err(|error| error.error)?;
     File::open(folder(path))?.sync_all()
@@ -117,18 +117,18 @@ fn staged(path: &Path, content: &[u8], mode: u32) -> io::Result<tempfile::NamedT
     Ok(file)
 }
 
-/// An empty temporary file beside another, for its owner alone. [`sweep`] knows it.
+/// Creates an empty temporary file in the directory of `path`, accessible only to the owner. [`sweep`] removes it.
 ///
 /// # Errors
-/// As the file system says.
+/// I/O errors.
 pub fn beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     tempfile::Builder::new().prefix(&temporary(path)).suffix(TEMPORARY).tempfile_in(folder(path))
 }
 
-/// Removes what a killed process left of its way to replace a file. Nobody else may be writing it.
+/// Removes the temporary files that a killed process left. No other process may be writing the file.
 ///
 /// # Errors
-/// If the folder cannot be read.
+/// If the directory cannot be read.
 pub fn sweep(path: &Path) -> io::Result<()> {
     let prefix = temporary(path);
     for entry in fs::read_dir(folder(path))? {
@@ -143,10 +143,10 @@ pub fn sweep(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The suffix of temporary files; other files beside a file are left alone.
+/// The suffix of temporary files. [`sweep`] keeps all other files.
 const TEMPORARY: &str = ".exeat-tmp";
 
-/// How the temporary files of a file are called.
+/// Returns the prefix of a file's temporary files.
 fn temporary(path: &Path) -> OsString {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
@@ -154,23 +154,23 @@ fn temporary(path: &Path) -> OsString {
     name
 }
 
-/// The folder that a file lies in.
+/// Returns the directory of a file.
 #[must_use]
 pub fn folder(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Random bytes of the operating system.
+/// Returns random bytes from the operating system.
 ///
 /// # Errors
-/// If the system has none, which a healthy one never says.
+/// If the system has no random source.
 pub fn random<const N: usize>() -> io::Result<Zeroizing<[u8; N]>> {
     let mut bytes = Zeroizing::new([0; N]);
     getrandom::fill(bytes.as_mut()).map_err(io::Error::other)?;
     Ok(bytes)
 }
 
-/// Lower-case hex.
+/// Encodes bytes as lower-case hex.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(bytes.len().saturating_mul(2)), |mut text, byte| {
@@ -181,7 +181,7 @@ pub fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Bytes that were written in hex, in either case.
+/// Decodes hex, in either case.
 #[must_use]
 pub fn unhex(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|n| u8::try_from(n).ok());
@@ -196,9 +196,9 @@ pub fn unhex(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// As systemd hands over credentials: the list opens the file to one user, and the mode shows its mask.
+    /// Tests lists as systemd sets them for credentials: one user has access, and the mode shows the list's mask.
     #[test]
-    fn a_file_that_an_access_list_opens_to_us_alone_is_private() {
+    fn a_file_with_access_for_this_user_only_is_private() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("credential");
         fs::write(&path, "x").unwrap();
@@ -221,7 +221,7 @@ mod tests {
         for (who, list, private) in rows {
             assert_eq!(opens_to_nobody_but(us, &list[4..]), private, "{who}");
             let flags = rustix::fs::XattrFlags::empty();
-            // Not every file system keeps such lists; what they mean has been looked at above.
+            // Not every file system supports such lists. The test above covers their meaning.
             let Ok(()) = rustix::fs::setxattr(&path, "system.posix_acl_access", &list, flags) else { continue };
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o440, "{who}");
             assert_eq!(read_private(&path).is_ok(), private, "{who}");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_file_is_made_once_and_kept() {
+    fn a_private_file_is_created_once_and_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/er/key");
         let first = read_or_create(&path, || Ok(Zeroizing::new(b"one".to_vec()))).unwrap();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_file_that_others_can_read_is_refused() {
+    fn a_private_file_readable_by_others_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         fs::write(&path, "k").unwrap();

@@ -1,25 +1,25 @@
 //! exeat: a forward HTTP egress proxy between AI-agent sandboxes and the internet.
 //!
-//! A sandbox has no way out but this daemon, and nothing leaves without a permit. The way of a request:
+//! A sandbox has no other way out than this daemon, and nothing leaves without a permit. A request takes these steps:
 //!
 //! | step | evidence it leaves | question |
 //! |---|---|---|
-//! | [`stages::identify`] | `Caller` | who is asking |
-//! | [`stages::throttle`] | `Taken` | not too often, not stopped |
-//! | [`stages::parse`] | [`model::target::Target`] | where to, in one normal form |
-//! | [`stages::authorize`] | `Admitted`, `Grant` | may they go there; with this method, path and credential |
-//! | [`stages::inspect`] | `Cleared` | does nothing leave that must stay |
-//! | [`stages::approve`] | `Approved` | has a person allowed it, if one has to |
-//! | [`stages::pin`] | `PinnedTarget` | which judged addresses may be dialled |
-//! | [`stages::inject`] | `Outbound` | what leaves, put together once, the credential last |
-//! | [`stages::forward`] | the response | send it, over TLS that proves the name |
+//! | [`stages::identify`] | `Caller` | who is the caller |
+//! | [`stages::throttle`] | `Taken` | is the caller within its limits and not stopped |
+//! | [`stages::parse`] | [`model::target::Target`] | what is the destination, in normal form |
+//! | [`stages::authorize`] | `Admitted`, `Grant` | is the destination allowed; with this method, path and credential |
+//! | [`stages::inspect`] | `Cleared` | does the request contain no secret |
+//! | [`stages::approve`] | `Approved` | has an operator approved the request, if required |
+//! | [`stages::pin`] | `PinnedTarget` | which checked addresses may be dialled |
+//! | [`stages::inject`] | `Outbound` | which request is sent, with the credential inserted last |
+//! | [`stages::forward`] | the response | send the request, over TLS that verifies the name |
 //! | [`stages::limit`] | a bounded body | what comes back, and how long it may take |
 //!
-//! Each type has private fields and one constructor, in its own file; the next step takes it by value.
-//! So a step that is left out does not compile. Read `flow/exchange.rs` first.
+//! Each type has private fields and one constructor, in its own file. The next step takes it by value, so code that
+//! skips a step does not compile. Read `flow/exchange.rs` first.
 //!
-//! Imports point down: `model` < `leak` < `policy`, `vault`, `tls`, `audit`, `ledger` < `stages` < `flow` < `cli`. [`tool`]
-//! is a client of all this, and knows nothing of it but `model`.
+//! Imports point down: `model` < `leak` < `policy`, `vault`, `tls`, `audit`, `ledger` < `stages` < `flow` < `cli`.
+//! [`tool`] is a client of all this and depends only on `model`.
 
 pub mod api;
 pub mod audit;

@@ -1,4 +1,4 @@
-//! Messages on stderr: without control characters from outside, coloured only on a terminal.
+//! Messages on the terminal. Control characters in external text are escaped; colours are used only on a terminal.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -9,18 +9,18 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// A line on stderr. That nobody reads it is no error.
+/// Prints a line to stderr. Write errors are ignored.
 pub(crate) fn say(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Data on stdout. A reader that has seen enough (`| head`) is no error.
+/// Prints data to stdout. A reader that closes early (`| head`) is not an error.
 pub(crate) fn print(text: impl Display) {
     let mut out = io::stdout().lock();
     let _ = write!(out, "{text}").and_then(|()| out.flush());
 }
 
-/// Text from outside, made harmless for a terminal.
+/// Escapes control characters in external text.
 pub(crate) fn clean(text: &str) -> String {
     text.chars()
         .map(|c| {
@@ -35,18 +35,18 @@ pub(crate) fn clean(text: &str) -> String {
         .collect()
 }
 
-/// The same JSON, without characters that a terminal or a reader's eye could be misled by.
+/// Escapes characters in JSON that could mislead a terminal or a reader. The JSON value stays the same.
 pub(crate) fn escaped(line: &str) -> String {
     let misleading = |c: char| matches!(c, '\u{7f}'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     line.chars().map(|c| if misleading(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() }).collect()
 }
 
-/// One word for a POSIX shell, whatever stands in it.
+/// Quotes a text as one word for a POSIX shell.
 pub(crate) fn quoted(value: &str) -> String {
     format!("'{}'", value.replace('\'', "'\\''"))
 }
 
-/// Rows under their headings, in columns. The last one is not filled up: it may be long.
+/// Formats rows as a table with headings. The last column is not padded, because it may be long.
 pub(crate) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let head = head.iter().map(|&heading| heading.to_owned()).collect();
     let rows: Vec<Vec<String>> = [head].into_iter().chain(rows).collect();
@@ -59,11 +59,11 @@ pub(crate) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> S
     rows.iter().map(line).collect()
 }
 
-/// A colour for a verdict, if somebody looks.
+/// Colours for verdicts, used only on a terminal.
 pub(crate) struct Paint(bool);
 
 impl Paint {
-    /// For words on stdout.
+    /// Returns the colours for stdout, or none if it is not a terminal or `NO_COLOR` is set.
     pub(crate) fn stdout() -> Self {
         Self(io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()))
     }
@@ -81,19 +81,19 @@ impl Paint {
     }
 }
 
-/// The process's memory must not end up in a core file, or be readable by other processes of the same user. A child
-/// process does not inherit the setting.
+/// Excludes the process's memory from core files and denies other processes of the same user access to it. Child
+/// processes do not inherit the setting.
 pub(crate) fn undumpable() {
     use rustix::process::{DumpableBehavior, set_dumpable_behavior};
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        tracing::warn!(%error, "the process could be dumped");
+        tracing::warn!(%error, "core dumps cannot be disabled");
     }
 }
 
-/// Log lines on stderr at the level of `EXEAT_LOG`: text on a terminal, JSON otherwise.
+/// Logs to stderr at the level of `EXEAT_LOG`: text on a terminal, JSON otherwise.
 pub(crate) fn log(default: &str) {
     let filter = EnvFilter::try_from_env("EXEAT_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    // Traces of libraries are suppressed: they contain requests, and so credentials.
+    // Libraries' debug and trace messages are suppressed: they contain requests, and so credentials.
     let quiet = filter_fn(|meta| *meta.level() <= Level::WARN || is_ours(meta.target()));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
     let on_terminal = io::stderr().is_terminal();
@@ -105,7 +105,7 @@ pub(crate) fn log(default: &str) {
     };
 }
 
-/// Said by this crate, and not by a library.
+/// Returns whether a message comes from this crate and not from a library.
 fn is_ours(target: &str) -> bool {
     matches!(target.split("::").next(), Some("exeat" | "exeat_tools"))
 }

@@ -1,7 +1,7 @@
 //! The audit chain: every line carries an HMAC over itself and the line before it.
 //!
-//! A writer of the file who lacks the key cannot change, insert or drop a line without detection. Truncation shows
-//! against the head, which is stored beside the file and authenticated as well.
+//! A writer of the file who lacks the key cannot change, insert or drop a line without detection. Truncation is
+//! detected by comparison with the head, which is stored in the state directory and authenticated too.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -9,10 +9,10 @@ use sha2::Sha256;
 use crate::files;
 use crate::model::secret::Secret;
 
-/// An HMAC in lower-case hex; what a line ends with.
+/// An HMAC in lower-case hex, the last field of a line.
 pub type MacHex = String;
 
-/// The predecessor of the first line.
+/// The MAC that the first line follows.
 pub const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 const FIELD: &str = ",\"mac\":\"";
@@ -22,14 +22,13 @@ const HEX_LEN: usize = GENESIS.len();
 pub struct ChainKey(Secret);
 
 impl ChainKey {
-    /// Takes the key over.
+    /// Creates a chain key.
     #[must_use]
     pub fn new(key: Secret) -> Self {
         Self(key)
     }
 
-    /// Closes a JSON object with its place in the chain: `{…}` becomes `{…,"mac":"…"}` and a newline.
-    /// Returns the line and its mac.
+    /// Adds the MAC to a JSON object: `{…}` becomes `{…,"mac":"…"}` and a newline. Returns the line and its MAC.
     #[must_use]
     pub fn seal(&self, previous: &str, json: &str) -> (String, MacHex) {
         let mac = self.mac(&[previous.as_bytes(), json.as_bytes()]);
@@ -37,7 +36,7 @@ impl ChainKey {
         (format!("{open}{FIELD}{mac}\"}}\n"), mac)
     }
 
-    /// The mac of a line if it follows `previous` unchanged.
+    /// Returns the MAC of a line if the line follows `previous` and is unchanged.
     #[must_use]
     pub fn check(&self, previous: &str, line: &str) -> Option<MacHex> {
         let (json, given) = split(line)?;
@@ -45,7 +44,7 @@ impl ChainKey {
         constant_time_eq(&mac, given).then_some(mac)
     }
 
-    /// Authenticates the head: the last mac, and how many lines there were.
+    /// Authenticates the head: the last MAC and the number of lines.
     #[must_use]
     pub fn seal_head(&self, head: &Head) -> String {
         let text = format!("{} {:020}", head.mac, head.lines);
@@ -53,7 +52,7 @@ impl ChainKey {
         format!("{text} {mac}\n")
     }
 
-    /// Reads a head back, if it is one of ours.
+    /// Parses and verifies a head.
     #[must_use]
     pub fn open_head(&self, text: &str) -> Option<Head> {
         let (content, mac) = text.trim_end().rsplit_once(' ')?;
@@ -65,7 +64,7 @@ impl ChainKey {
     }
 
     fn mac(&self, parts: &[&[u8]]) -> MacHex {
-        // HMAC takes keys of any length; only the type says otherwise.
+        // HMAC takes keys of any length; the constructor cannot fail.
         let Ok(mut hmac) = Hmac::<Sha256>::new_from_slice(self.0.expose()) else { return String::new() };
         for part in parts {
             hmac.update(part);
@@ -74,22 +73,22 @@ impl ChainKey {
     }
 }
 
-/// Where the chain stands.
+/// The head of the chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The mac of the last line.
+    /// The MAC of the last line.
     pub mac: MacHex,
-    /// Lines since the first.
+    /// The number of lines in the chain.
     pub lines: u64,
 }
 
-/// The mac that a line ends with.
+/// Returns the MAC at the end of a line.
 #[must_use]
 pub fn mac_of(line: &str) -> Option<&str> {
     split(line).map(|(_, mac)| mac)
 }
 
-/// Splits a line into the object that was sealed and its mac.
+/// Splits a line into the JSON object without the MAC and the MAC.
 #[must_use]
 pub fn split(line: &str) -> Option<(String, &str)> {
     let rest = line.strip_suffix("\"}")?;

@@ -1,4 +1,4 @@
-//! Counts the finds of each execution, in its requests and in answers to it.
+//! Counts the finds of each execution, in its requests and in the responses to it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use tokio::time::timeout;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Deny, Verdict};
 
-/// Executions that are remembered. Every other one counts as stopped once they are so many: what cannot be
-/// counted must not go on.
-const MOST: usize = 100_000;
+/// The maximum number of executions with counts. When it is reached, every other execution counts as stopped: finds
+/// that cannot be counted must not pass.
+const MAX_EXECUTIONS: usize = 100_000;
 
-/// Finds that may wait to be written down.
-const MOST_NOTES: usize = 10_000;
-/// More finds than any execution may have: it was stopped.
+/// The maximum number of events that may wait for the journal.
+const MAX_EVENTS: usize = 10_000;
+/// The count of a stopped execution. More finds than any limit.
 const STOPPED: u32 = u32::MAX;
-/// As many, but only this process knows.
-const STOPPED_HERE: u32 = u32::MAX - 1;
-/// How long anyone waits until theirs has been.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The count of an execution that only this process has stopped.
+const STOPPED_LOCALLY: u32 = u32::MAX - 1;
+/// How long [`Finds::settled`] waits at most.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The finds of all executions, and which of them have been stopped. Whoever has the other end of [`Self::notes`]
-/// writes them down for after the process's end.
+/// The finds of all executions, and which executions are stopped. The receiver of [`Self::notes`] writes them to the
+/// journal, so that they survive a restart.
 pub struct Finds {
     found: watch::Sender<FindCounts>,
-    /// How many were noted for each execution, those included that were under way when it was stopped.
+    /// Finds recorded per execution, including those of requests in flight when the execution was stopped.
     noted: Mutex<HashMap<ExecutionId, u32>>,
     notes: mpsc::Sender<FindEvent>,
     inbox: Mutex<Option<mpsc::Receiver<FindEvent>>>,
@@ -41,11 +41,11 @@ pub type FindCounts = HashMap<ExecutionId, u32>;
 pub enum FindEvent {
     /// A find.
     Find(ExecutionId),
-    /// Somebody waits until those before have been.
+    /// Confirms that all events before it have been written.
     Settled(oneshot::Sender<()>),
 }
 
-/// Counts the finds in one answer for the execution that gets it.
+/// Counts the finds in one response for the execution that receives it.
 pub struct FindReporter {
     finds: Arc<Finds>,
     execution: Option<ExecutionId>,
@@ -57,7 +57,7 @@ impl FindReporter {
         Self { finds: finds.clone(), execution, noted }
     }
 
-    /// Notes that there were so many finds in the answer so far.
+    /// Records the total number of finds in the response so far.
     pub fn reached(&mut self, finds: u64) {
         while self.noted < finds {
             self.noted = self.noted.saturating_add(1);
@@ -70,7 +70,7 @@ impl FindReporter {
 
 impl Default for Finds {
     fn default() -> Self {
-        let (notes, inbox) = mpsc::channel(MOST_NOTES);
+        let (notes, inbox) = mpsc::channel(MAX_EVENTS);
         let (found, inbox) = (watch::Sender::new(HashMap::new()), Mutex::new(Some(inbox)));
         Self { found, noted: Mutex::default(), notes, inbox }
     }
@@ -83,15 +83,15 @@ impl Finds {
         self.inbox.lock().take()
     }
 
-    /// Notes one more, and returns how many were noted by now, also since the execution was stopped.
+    /// Records a find, and returns the number recorded, including those after the execution was stopped.
     pub(super) fn note(&self, execution: &ExecutionId) -> u32 {
-        self.change(execution, |count| if count < STOPPED_HERE { count.saturating_add(1) } else { count });
+        self.change(execution, |count| if count < STOPPED_LOCALLY { count.saturating_add(1) } else { count });
         if self.notes.try_send(FindEvent::Find(execution.clone())).is_err() {
             // A find that cannot be written to the journal would be lost in a restart, so the execution is stopped.
-            self.change(execution, |_| STOPPED_HERE);
+            self.change(execution, |_| STOPPED_LOCALLY);
         }
         let mut noted = self.noted.lock();
-        if noted.len() >= MOST && !noted.contains_key(execution) {
+        if noted.len() >= MAX_EXECUTIONS && !noted.contains_key(execution) {
             return u32::MAX;
         }
         let noted = noted.entry(execution.clone()).or_default();
@@ -99,36 +99,36 @@ impl Finds {
         *noted
     }
 
-    /// An execution goes on no longer: what of it is under way ends.
+    /// Stops an execution, which ends its requests in flight.
     pub fn stop(&self, execution: &ExecutionId) {
         self.change(execution, |_| STOPPED);
     }
 
-    /// Those that the ledger had stopped when they were.
+    /// Returns the executions that the ledger has stopped.
     #[must_use]
     pub fn stopped(&self) -> Vec<ExecutionId> {
         let found = self.found.borrow();
         found.iter().filter(|(_, count)| **count == STOPPED).map(|(execution, _)| execution.clone()).collect()
     }
 
-    /// Takes up what was written down.
+    /// Restores a count from the journal.
     pub fn restore(&self, execution: &ExecutionId, count: u32) {
         self.change(execution, |known| known.max(count));
     }
 
-    /// Forgets an execution, which has begun anew or is no more.
+    /// Removes an execution that was restarted or has ended.
     pub fn forget(&self, execution: &ExecutionId) {
         self.found.send_if_modified(|found| found.remove(execution).is_some());
         self.noted.lock().remove(execution);
     }
 
-    /// The executions that are remembered.
+    /// Returns the executions with counts.
     #[must_use]
     pub fn known(&self) -> Vec<ExecutionId> {
         self.found.borrow().keys().cloned().collect()
     }
 
-    /// Returns once all finds so far have been written down, or nobody does so for a while.
+    /// Waits until all finds so far have been written, or until a timeout.
     pub async fn settled(&self) {
         let (asked, settled) = oneshot::channel();
         let settled = async {
@@ -136,34 +136,34 @@ impl Finds {
                 let _ = settled.await;
             }
         };
-        let _ = timeout(PATIENCE, settled).await;
+        let _ = timeout(SETTLE_TIMEOUT, settled).await;
     }
 
     fn change(&self, execution: &ExecutionId, to: impl Fn(u32) -> u32) {
         self.found.send_if_modified(|found| {
-            let has_room = found.len() < MOST;
+            let has_room = found.len() < MAX_EXECUTIONS;
             match found.get_mut(execution) {
                 Some(count) => *count = to(*count),
                 None if has_room => drop(found.insert(execution.clone(), to(0))),
-                // It counts as stopped from now on, with all that are not remembered.
+                // The execution counts as stopped from now on, like all others without a count.
                 None => return false,
             }
             true
         });
     }
 
-    /// Whether an execution may go on that may have fewer finds than these.
+    /// Checks that an execution has fewer than `most` finds and is not stopped.
     ///
     /// # Errors
     /// [`Deny::ExecutionStopped`].
     pub fn check(&self, execution: &ExecutionId, most: u32) -> Verdict<()> {
         let found = self.found.borrow();
         let count = found.get(execution).copied();
-        let count = count.unwrap_or(if found.len() < MOST { 0 } else { u32::MAX });
+        let count = count.unwrap_or(if found.len() < MAX_EXECUTIONS { 0 } else { u32::MAX });
         if count >= most { Err(Deny::ExecutionStopped.into()) } else { Ok(()) }
     }
 
-    /// Wakes whoever holds it at every find, and when an execution is stopped.
+    /// Subscribes to all changes of the counts.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<FindCounts> {
         self.found.subscribe()
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn an_execution_goes_on_until_it_has_so_many_finds() {
+    fn an_execution_is_stopped_at_the_limit_of_finds() {
         let finds = Finds::default();
         let (a, b) = (execution("a"), execution("b"));
         for n in 0..3 {
@@ -192,15 +192,15 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_counted_is_stopped() {
+    fn executions_above_the_maximum_count_as_stopped() {
         let finds = Finds::default();
         finds.note(&execution("known"));
         assert!(finds.check(&execution("new"), 1).is_ok());
-        for n in 1..MOST {
+        for n in 1..MAX_EXECUTIONS {
             finds.restore(&execution(&n.to_string()), 1);
         }
         finds.note(&execution("one more"));
-        assert_eq!(finds.known().len(), MOST);
+        assert_eq!(finds.known().len(), MAX_EXECUTIONS);
         for name in ["one more", "new"] {
             assert_eq!(finds.check(&execution(name), 1000), Err(Deny::ExecutionStopped.into()), "{name}");
         }

@@ -1,5 +1,5 @@
-//! Counts refusals beyond a rate per second, by source, so that a flood cannot fill the log. Codes that indicate an
-//! attack have a quota of their own, and so have the proxy's own answers.
+//! Counts refusals above a rate per second, by source, so that a flood cannot fill the log. Codes that indicate an
+//! attack have separate quotas, and so do the proxy's own answers.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use super::record;
 use crate::model::name::{ExecutionId, TaskName};
 use crate::model::peer::PeerNetwork;
 
-/// From the first refusal on that has a line of its own.
+/// The length of a window, which starts at the first refusal with a line of its own.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Windows that are open at a time: of a thousand executions, if each has all kinds. Those beyond share their lines and
-/// their number.
-const MOST: usize = 1_024 * (1 + APART.len());
-/// Codes that have a quota of lines of their own, however often the source is refused for other reasons.
-const APART: [&str; 6] =
+/// The maximum number of open windows: enough for a thousand executions with all kinds of refusals. Further executions
+/// share one quota and one count.
+const MAX_WINDOWS: usize = 1_024 * (1 + SEPARATE_CODES.len());
+/// Codes with a separate quota of lines, independent of the source's other refusals.
+const SEPARATE_CODES: [&str; 6] =
     ["address_not_allowed", ANSWERED, "authority_mismatch", "caller_unknown", "leak_detected", "sni_mismatch"];
 /// The entry in `codes` for requests that the proxy answered itself.
 pub(super) const ANSWERED: &str = "answered";
@@ -27,26 +27,26 @@ pub(super) const ANSWERED: &str = "answered";
 pub(super) enum Source {
     /// An execution of a task.
     Execution(TaskName, ExecutionId),
-    /// Executions beyond those that are told apart.
+    /// All executions above [`MOST`], together.
     Others,
-    /// Callers that nobody knows, by where they come from: an address each would let whoever has many of them flood
-    /// the log and our memory, and all together would let one loud sandbox hide who tries the door from elsewhere.
+    /// Unauthenticated callers from one network. With a quota per address, a client with many addresses could flood
+    /// the log and memory. With one quota for all, a noisy sandbox could hide attempts from elsewhere.
     Unknown(PeerNetwork),
 }
 
 /// The key of a window: a source, and the code if it is one of [`APART`].
 type Key = (Source, Option<&'static str>);
 
-/// Refusals without a line of their own.
+/// The count of refusals without a line of their own.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Counted {
     key: Key,
-    /// When the first of them was refused.
+    /// When the first counted request was refused.
     since: String,
     codes: BTreeMap<&'static str, u64>,
 }
 
-/// A line about many refusals, less its mac.
+/// A line about several refusals, without its MAC.
 #[derive(Serialize)]
 struct Line<'c> {
     ts: String,
@@ -64,13 +64,13 @@ struct Line<'c> {
 }
 
 impl Counted {
-    /// The line, as JSON.
+    /// Returns the line as JSON.
     pub(super) fn json(&self) -> String {
         let (source, apart) = &self.key;
         let (task, execution, callers) = match source {
             Source::Execution(task, execution) => (Some(task.as_str()), Some(execution.as_str()), None),
             Source::Others => (None, None, Some("other executions")),
-            Source::Unknown(whence) => (None, None, Some(whence.as_str())),
+            Source::Unknown(network) => (None, None, Some(network.as_str())),
         };
         let count = self.codes.values().fold(0, |sum: u64, n| sum.saturating_add(*n));
         let (ts, since, codes) = (record::now(), self.since.as_str(), &self.codes);
@@ -80,7 +80,7 @@ impl Counted {
     }
 }
 
-/// The refusals of each source within the current second. Only refusals consult it.
+/// The refusals of each source within the current window. Only refusals use it.
 pub(super) struct Flood {
     per_second: u32,
     windows: Mutex<Windows>,
@@ -89,7 +89,7 @@ pub(super) struct Flood {
 #[derive(Default)]
 struct Windows {
     open: HashMap<Key, Window>,
-    /// All are equally long, so the first to begin is the first to end.
+    /// The ends of the windows. All windows have the same length, so they end in the order in which they started.
     ends: VecDeque<(Instant, Key)>,
 }
 
@@ -105,10 +105,11 @@ impl Flood {
         Self { per_second, windows: Mutex::default() }
     }
 
-    /// True if the refusal is to have a line of its own; else it has been counted. `what` is one of few words.
+    /// Returns true if the refusal gets a line of its own; otherwise counts it. `what` is one of a fixed set of
+    /// words.
     pub(super) fn admits(&self, source: Source, what: &'static str, now: Instant) -> bool {
         let mut windows = self.lock();
-        let window = windows.of((source, APART.into_iter().find(|apart| *apart == what)), now);
+        let window = windows.of((source, SEPARATE_CODES.into_iter().find(|apart| *apart == what)), now);
         if window.lines < self.per_second {
             window.lines = window.lines.saturating_add(1);
             return true;
@@ -119,7 +120,7 @@ impl Flood {
         false
     }
 
-    /// When [`Self::ended`] has something to do next.
+    /// Returns when the next window ends.
     pub(super) fn next_end(&self) -> Option<Instant> {
         self.lock().ends.front().map(|(end, _)| *end)
     }
@@ -135,17 +136,17 @@ impl Flood {
         counted
     }
 
-    /// Returns the counts so far. The windows stay, so a source that has used up its lines gets no more of them.
+    /// Returns the counts so far. The windows stay open, so a source that has used its quota gets no more lines.
     pub(super) fn counted(&self) -> Vec<Counted> {
         self.lock().open.iter_mut().filter_map(|(key, window)| window.take(key)).collect()
     }
 
-    /// Takes back what could not be written, so that it is told later.
+    /// Puts back counts that could not be written, so that they are written later.
     pub(super) fn put_back(&self, counted: Vec<Counted>, now: Instant) {
         let mut windows = self.lock();
         for Counted { key, since, codes } in counted {
             let window = windows.of(key, now);
-            // Refusals counted meanwhile are later.
+            // Refusals counted since then are later.
             window.since = Some(since);
             for (what, more) in codes {
                 let count = window.codes.entry(what).or_default();
@@ -155,14 +156,14 @@ impl Flood {
     }
 
     fn lock(&self) -> MutexGuard<'_, Windows> {
-        // Nothing within can panic but for want of memory; numbers are sound at every step.
+        // The lock does not poison: a panic here is only possible without memory, and the counts stay consistent.
         self.windows.lock()
     }
 }
 
 impl Windows {
     fn of(&mut self, key: Key, now: Instant) -> &mut Window {
-        let is_full = self.open.len() >= MOST && !self.open.contains_key(&key);
+        let is_full = self.open.len() >= MAX_WINDOWS && !self.open.contains_key(&key);
         let key = match key {
             (Source::Execution(..), apart) if is_full => (Source::Others, apart),
             key => key,
@@ -192,7 +193,7 @@ mod tests {
         Source::Execution(task, execution)
     }
 
-    /// How many of these refusals have lines.
+    /// Returns how many of these refusals get a line.
     fn lines(flood: &Flood, source: &Source, what: &'static str, times: usize, now: Instant) -> usize {
         (0..times).filter(|_| flood.admits(source.clone(), what, now)).count()
     }
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_beyond_so_many_a_second_is_counted_by_its_code() {
+    fn refusals_above_the_rate_are_counted_by_code() {
         let (flood, begin) = (Flood::new(50), Instant::now());
         let one = execution("one");
         assert_eq!(flood.next_end(), None);
@@ -216,23 +217,23 @@ mod tests {
         assert_eq!((&line["task"], &line["execution"]), (&"one".into(), &"one".into()), "{line}");
         assert_eq!((&line["event"], &line["count"]), (&"refused".into(), &1_030.into()), "{line}");
         assert_eq!(line["codes"], serde_json::json!({ "host_not_allowed": 1_000, "path_not_allowed": 30 }));
-        // The next second begins with its next refusal.
+        // The next window starts with its next refusal.
         assert_eq!(flood.next_end(), None);
         assert_eq!(lines(&flood, &one, "host_not_allowed", 60, begin + WINDOW * 3), 50);
         assert_eq!(flood.next_end(), Some(begin + WINDOW * 4));
     }
 
     #[test]
-    fn what_tells_of_an_attack_is_counted_apart() {
+    fn attack_codes_have_separate_quotas() {
         let (flood, now) = (Flood::new(50), Instant::now());
         let one = execution("one");
         assert_eq!(lines(&flood, &one, "host_not_allowed", 10_000, now), 50);
-        for what in APART {
+        for what in SEPARATE_CODES {
             assert_eq!(lines(&flood, &one, what, 60, now), 50, "{what}");
         }
         assert_eq!(lines(&flood, &one, "path_not_allowed", 1, now), 0);
         let told = told(&flood.ended(now + WINDOW));
-        assert_eq!(told.len(), 1 + APART.len());
+        assert_eq!(told.len(), 1 + SEPARATE_CODES.len());
         for line in told {
             let is_answer = line["codes"].get(ANSWERED).is_some();
             assert_eq!(line["event"], if is_answer { "closed" } else { "refused" }, "{line}");
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_within_the_number_leaves_nothing_behind() {
+    fn sources_within_the_rate_leave_no_counts() {
         let (flood, begin) = (Flood::new(50), Instant::now());
         for second in 0..5 {
             let now = begin + WINDOW * second;
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn one_flood_takes_no_lines_from_others() {
+    fn a_flood_does_not_use_other_sources_quotas() {
         let (flood, now) = (Flood::new(50), Instant::now());
         let sources = [execution("one"), execution("two"), Source::Unknown(PeerNetwork::Loopback)];
         for source in sources.iter().chain([&Source::Unknown(PeerNetwork::Public)]) {
@@ -266,20 +267,20 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_the_number_stays_exact() {
+    fn memory_is_bounded_and_the_count_stays_exact() {
         let (flood, now) = (Flood::new(5), Instant::now());
-        let lines: usize = (0..MOST * 2).map(|n| lines(&flood, &execution(&n.to_string()), "x", 6, now)).sum();
-        assert_eq!(flood.lock().open.len(), MOST + 1);
-        assert_eq!(flood.lock().ends.len(), MOST + 1);
-        assert_eq!(lines, (MOST + 1) * 5);
+        let lines: usize = (0..MAX_WINDOWS * 2).map(|n| lines(&flood, &execution(&n.to_string()), "x", 6, now)).sum();
+        assert_eq!(flood.lock().open.len(), MAX_WINDOWS + 1);
+        assert_eq!(flood.lock().ends.len(), MAX_WINDOWS + 1);
+        assert_eq!(lines, (MAX_WINDOWS + 1) * 5);
         let told = told(&flood.ended(now + WINDOW));
         let counted: u64 = told.iter().filter_map(|line| line["count"].as_u64()).sum();
-        assert_eq!(lines as u64 + counted, MOST as u64 * 2 * 6);
+        assert_eq!(lines as u64 + counted, MAX_WINDOWS as u64 * 2 * 6);
         assert_eq!(told.iter().filter(|line| line["callers"] == "other executions").count(), 1);
     }
 
     #[test]
-    fn what_is_told_early_or_could_not_be_written_is_told_once() {
+    fn counts_taken_early_or_put_back_are_written_once() {
         let (flood, now) = (Flood::new(50), Instant::now());
         let one = execution("one");
         assert_eq!(lines(&flood, &one, "x", 60, now), 50);
@@ -289,7 +290,7 @@ mod tests {
         assert_eq!(lines(&flood, &one, "x", 5, now), 0, "that gives it no more lines");
         flood.put_back(early, now);
         assert_eq!(told(&flood.ended(now + WINDOW))[0]["count"], 15);
-        // Its window may have ended meanwhile.
+        // Its window may have ended since.
         assert_eq!(lines(&flood, &one, "x", 52, now + WINDOW), 50);
         let late = flood.ended(now + WINDOW * 2);
         flood.put_back(late, now + WINDOW * 2);

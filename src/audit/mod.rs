@@ -1,4 +1,4 @@
-//! The audit log: lines that are chained, so that a change or a truncation shows.
+//! The audit log: chained lines, so that a change or a truncation is detected.
 
 pub mod chain;
 pub mod finds;

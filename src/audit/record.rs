@@ -1,4 +1,4 @@
-//! The audit record of one exchange: filled in by the stages, and written when it is dropped.
+//! The audit record of one exchange: filled in by the stages and written when it is dropped.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ use crate::model::target::{Scheme, Target};
 use crate::model::tls::TlsFailure;
 use crate::model::tool::{EXEAT_TOOL, Kind, Tool};
 
-/// One line, less its mac. What is not known is left out.
+/// One line without its MAC. Unknown fields are omitted.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Line {
     ts: String,
@@ -89,38 +89,38 @@ struct Line {
     credits: Option<f64>,
 }
 
-/// The replacement for a host that holds a value.
+/// The replacement for a host that contains a credential's value.
 const REDACTED: &str = "[redacted]";
-/// Longest method and path that are written down, in characters.
-const MOST_METHOD: usize = 64;
-const MOST_PATH: usize = 2048;
-/// Longest path of a caller that nobody knows, whose lines must not fill the disk.
-const MOST_UNKNOWN_PATH: usize = 256;
+/// The maximum length of a logged method and path, in characters.
+const MAX_METHOD: usize = 64;
+const MAX_PATH: usize = 2048;
+/// The maximum length of an unauthenticated caller's path, in characters. Such lines must not fill the disk.
+const MAX_UNAUTHENTICATED_PATH: usize = 256;
 
-/// Finds of one execution whose lines are written whatever else is refused. Many more than it takes to stop it, so
-/// that only what is under way all at once is ever counted.
-const MOST_FIND_LINES: u32 = 1_000;
+/// The number of finds of one execution whose lines are always written, whatever the quota. It is far above the limit
+/// that stops an execution, so that only finds of requests in flight are ever merely counted.
+const MAX_FIND_LINES: u32 = 1_000;
 
 /// The credits for a request whose head was sent to its origin with a credential.
 const FEE: f64 = 0.5;
 
-/// How far an exchange has come.
+/// The progress of an exchange in the log.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
-    /// Nothing has left; there is no line yet.
+    /// Nothing was sent and no line was written.
     Undecided,
-    /// We have answered by ourselves, and nothing leaves; `closed` alone is owed.
+    /// The proxy answered the request itself. Only `closed` is missing.
     Answered,
-    /// `decided` has been handed over; it may or may not have been written.
+    /// `decided` was queued; it may not have been written yet.
     Deciding,
-    /// `decided` has been written; `closed` is owed.
+    /// `decided` was written; `closed` is missing.
     Decided,
-    /// Nothing more is owed.
+    /// No further line is written.
     Done,
 }
 
-/// The record of one exchange. It writes what it owes when it is dropped, so an early return, a client
-/// that hangs up and a panic all leave their line.
+/// The record of one exchange. It writes the missing lines when it is dropped, so early returns, client disconnects and
+/// panics are logged too.
 pub struct Record {
     sink: Arc<Sink>,
     finds: Arc<Finds>,
@@ -128,30 +128,30 @@ pub struct Record {
     started: Instant,
     progress: Progress,
     counts: Arc<TransferCounts>,
-    /// The values that must not enter the log.
+    /// The values that must not appear in the log.
     values: Arc<Matcher>,
-    /// The host as it was asked for; never for the log.
-    asked: Option<String>,
-    /// The tool call as its client wrote it; no more for the log than that.
+    /// The requested host, unredacted. Never logged.
+    requested_host: Option<String>,
+    /// The tool call as its client wrote it, unredacted. Never logged.
     call: Option<ToolTarget>,
     /// The credential that a refusal is about.
     about: Option<CredentialName>,
-    /// The task and the execution that a find counts against.
+    /// The task and execution that finds are counted for.
     caller: Option<(TaskName, ExecutionId)>,
-    /// From where, if that is all that is known.
-    whence: PeerNetwork,
-    /// A credential was found in what was to be sent.
+    /// The network of the peer, for callers that are not authenticated.
+    peer_network: PeerNetwork,
+    /// Whether a credential was found in outbound data.
     found: bool,
-    /// Finds in the answer so far.
+    /// The number of finds in the response so far.
     finds_in_answer: u64,
     /// The limit that was reached.
     limited: Option<ReachedLimit>,
-    /// The way in which TLS with the origin failed.
+    /// The kind of TLS failure with the origin.
     tls_failure: Option<TlsFailure>,
     /// Resources held until the exchange ends.
     held: Vec<Box<dyn Send + Sync>>,
-    /// It has a line of its own, however many refusals there are beside it.
-    is_kept: bool,
+    /// Whether the line is always written, regardless of the quota for refusals.
+    always_written: bool,
 }
 
 /// State that the two bodies of an exchange share: the bytes transferred, the time of the last transfer, and how either
@@ -161,8 +161,8 @@ pub struct TransferCounts {
     request: AtomicU64,
     response: AtomicU64,
     began: Instant,
-    /// Milliseconds from `began` to the last byte in either direction.
-    moved: AtomicU64,
+    /// Milliseconds from `began` to the last transfer in either direction.
+    last_transfer: AtomicU64,
     client_failed: AtomicBool,
     client_stalled: AtomicBool,
     request_done: AtomicBool,
@@ -173,12 +173,12 @@ pub struct TransferCounts {
     heads: Mutex<HeadProgress>,
 }
 
-/// Whether the request's head has gone out.
+/// Tracks whether the request's head was sent.
 #[derive(Debug, Default)]
 struct HeadProgress {
-    /// On an earlier connection, it has.
+    /// Whether the head was sent on an earlier connection.
     has_left: bool,
-    /// The counter of the connection that the request was given to last, and its value before.
+    /// The counter of sent heads of the latest connection, and its value before the request.
     last: Option<(Arc<AtomicU64>, u64)>,
 }
 
@@ -189,10 +189,10 @@ impl HeadProgress {
     }
 }
 
-/// The target of a tool call, before values are removed from it.
+/// The target of a tool call, before redaction.
 struct ToolTarget {
     method: String,
-    /// Of a webhook, a hash.
+    /// The path; for a webhook, its hash.
     path: String,
 }
 
@@ -202,7 +202,7 @@ impl TransferCounts {
             request: AtomicU64::new(0),
             response: AtomicU64::new(0),
             began: Instant::now(),
-            moved: AtomicU64::new(0),
+            last_transfer: AtomicU64::new(0),
             client_failed: AtomicBool::new(false),
             client_stalled: AtomicBool::new(false),
             request_done: AtomicBool::new(false),
@@ -214,7 +214,7 @@ impl TransferCounts {
         }
     }
 
-    /// Notes what the exchange would take too much of, and returns what comes of that.
+    /// Records the limit that the exchange reached, and returns the refusal for it.
     #[must_use]
     pub fn reached(&self, bound: ExchangeLimit) -> Refusal {
         let _ = self.reached.set(bound);
@@ -227,19 +227,19 @@ impl TransferCounts {
         self.reached.get().copied().filter(|bound| bound.refusal() == refusal)
     }
 
-    /// Notes that what the client sends must not go on, and what was found in it.
+    /// Records that the request must not be sent further, and the find that caused it.
     pub fn stop(&self, refusal: Refusal, found: Option<Finding>) {
         let _ = self.stopped.set((refusal, found));
         self.stops.notify_waiters();
     }
 
-    /// Why what the client sends must not go on, once that is so.
+    /// Returns the refusal if the request must not be sent further.
     #[must_use]
     pub fn stopped(&self) -> Option<Refusal> {
         self.stopped.get().map(|(refusal, _)| *refusal)
     }
 
-    /// Waits until what the client sends must not go on.
+    /// Waits until the request must not be sent further.
     pub async fn wait_until_stopped(&self) -> Refusal {
         loop {
             let stops = self.stops.notified();
@@ -250,106 +250,106 @@ impl TransferCounts {
         }
     }
 
-    /// Notes that the request is given to a connection, where heads are counted as they go out.
+    /// Records that the request is passed to a connection, which counts the heads it sends.
     pub fn sends(&self, heads: Arc<AtomicU64>) {
         let before = heads.load(Ordering::Relaxed);
         let mut known = self.heads.lock();
         *known = HeadProgress { has_left: known.has_left(), last: Some((heads, before)) };
     }
 
-    /// Whether the request's head has gone out. Where several go out at once, it is one of them at least.
+    /// Returns whether the request's head was sent. With concurrent heads, true means that at least one was sent.
     #[must_use]
     pub fn has_left(&self) -> bool {
         self.heads.lock().has_left()
     }
 
-    /// Adds bytes that went to the origin.
+    /// Adds bytes sent to the origin.
     pub fn sent(&self, bytes: usize) {
         self.request.fetch_add(bytes as u64, Ordering::Relaxed);
         self.tick();
     }
 
-    /// Begins counting them anew, for a request that goes out again from its first byte.
+    /// Resets the count, for a request that is sent again from its first byte.
     fn sends_again(&self) {
         self.request.store(0, Ordering::Relaxed);
     }
 
-    /// Bytes that went to the origin so far.
+    /// Returns the number of bytes sent to the origin so far.
     #[must_use]
     pub fn sent_so_far(&self) -> u64 {
         self.request.load(Ordering::Relaxed)
     }
 
-    /// Adds bytes that came from the origin.
+    /// Adds bytes received from the origin.
     pub fn received(&self, bytes: usize) {
         self.response.fetch_add(bytes as u64, Ordering::Relaxed);
         self.tick();
     }
 
-    /// Bytes that came from the origin so far.
+    /// Returns the number of bytes received from the origin so far.
     #[must_use]
     pub fn received_so_far(&self) -> u64 {
         self.response.load(Ordering::Relaxed)
     }
 
-    /// Something moved.
+    /// Records a transfer.
     pub fn tick(&self) {
         let millis = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.moved.store(millis, Ordering::Relaxed);
+        self.last_transfer.store(millis, Ordering::Relaxed);
     }
 
-    /// How long nothing has moved in either direction.
+    /// Returns the time since the last transfer in either direction.
     #[must_use]
     pub fn idle_time(&self) -> Duration {
-        self.began.elapsed().saturating_sub(Duration::from_millis(self.moved.load(Ordering::Relaxed)))
+        self.began.elapsed().saturating_sub(Duration::from_millis(self.last_transfer.load(Ordering::Relaxed)))
     }
 
-    /// Notes that the client kept us waiting for its body for so long, which is too long.
+    /// Records that the client sent nothing of its body for `idle`, which exceeds the limit.
     pub fn client_stalled(&self, idle: Duration) {
         let _ = self.reached(ExchangeLimit::Idle(idle));
         self.client_stalled.store(true, Ordering::Relaxed);
     }
 
-    /// True if the client kept us waiting for too long.
+    /// Returns whether the client's body timed out.
     #[must_use]
     pub fn has_client_stalled(&self) -> bool {
         self.client_stalled.load(Ordering::Relaxed)
     }
 
-    /// Notes that the client broke off within its body.
+    /// Records that the client disconnected within its body.
     pub fn client_failed(&self) {
         self.client_failed.store(true, Ordering::Relaxed);
     }
 
-    /// True if the client broke off within its body.
+    /// Returns whether the client disconnected within its body.
     #[must_use]
     pub fn has_client_failed(&self) -> bool {
         self.client_failed.load(Ordering::Relaxed)
     }
 
-    /// Notes that the request has been handed over whole.
+    /// Records that the request was passed on completely.
     pub fn request_done(&self) {
         self.request_done.store(true, Ordering::Relaxed);
     }
 
-    /// True if the request has been handed over whole.
+    /// Returns whether the request was passed on completely.
     #[must_use]
     pub fn is_request_done(&self) -> bool {
         self.request_done.load(Ordering::Relaxed)
     }
 
-    /// The exchange is over: nothing of the request goes out any more.
+    /// Ends the exchange: nothing of the request is sent any more.
     pub fn end(&self) {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// True if the request must not go on, for a reason that is not its connection's.
+    /// Returns whether the request must not continue, for a reason other than its connection.
     #[must_use]
     pub fn is_broken_off(&self) -> bool {
         self.stopped().is_some() || self.has_client_stalled() || self.has_client_failed() || self.is_over()
     }
 
-    /// True if the exchange is over.
+    /// Returns whether the exchange has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
@@ -357,7 +357,7 @@ impl TransferCounts {
 }
 
 impl Record {
-    /// Begins the record of a request from `peer`. What is noted of it is cleaned of `values`.
+    /// Creates the record of a request from `peer`. Texts in it are redacted with `values`.
     #[must_use]
     pub fn begin(sink: &Arc<Sink>, finds: &Arc<Finds>, values: &Arc<Matcher>, peer: &Peer) -> Self {
         let line = Line { id: Uuid::now_v7().to_string(), peer: Some(peer.to_string()), ..Line::default() };
@@ -369,37 +369,37 @@ impl Record {
             progress: Progress::Undecided,
             counts: Arc::new(TransferCounts::new()),
             values: values.clone(),
-            asked: None,
+            requested_host: None,
             call: None,
             about: None,
             caller: None,
-            whence: peer.network(),
+            peer_network: peer.network(),
             found: false,
             finds_in_answer: 0,
             limited: None,
             tls_failure: None,
             held: Vec::new(),
-            is_kept: false,
+            always_written: false,
         }
     }
 
-    /// The request's id (UUIDv7), as in `Exeat-Request-Id`.
+    /// Returns the request's id (UUIDv7), which is also the `Exeat-Request-Id` header.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.line.id
     }
 
-    /// The method and path as the client wrote them; never the query, and of a webhook, whose path is its
-    /// secret, a hash of it.
+    /// Records the method and path as the client wrote them, without the query. A webhook's path is secret, so its
+    /// hash is recorded instead.
     pub fn request<B>(&mut self, head: &Request<B>) {
         self.line.tool = Kind::of(head.headers()).ok().and_then(Kind::tool).map(Tool::as_str);
         let method = head.method().as_str();
-        self.line.method = Some(self.noted(method, MOST_METHOD));
+        self.line.method = Some(self.noted(method, MAX_METHOD));
         if *head.method() == http::Method::CONNECT {
             return;
         }
         let path = head.uri().path();
-        // Also where it is not quite right: the path is no less a secret.
+        // A malformed webhook call is hashed too: its path is just as secret.
         let mut tools = head.headers().get_all(EXEAT_TOOL).iter();
         let path = if tools
             .any(|tool| Tool::named(&String::from_utf8_lossy(tool.as_bytes())).is_none_or(|tool| tool == Tool::Webhook))
@@ -408,7 +408,7 @@ impl Record {
         } else {
             path.to_owned()
         };
-        self.line.path = Some(self.noted(&path, MOST_PATH));
+        self.line.path = Some(self.noted(&path, MAX_PATH));
         let is_call = head.headers().contains_key(EXEAT_TOOL);
         self.call = is_call.then(|| ToolTarget { method: method.to_owned(), path });
     }
@@ -427,64 +427,64 @@ impl Record {
         self.caller = Some((task.clone(), execution.clone()));
     }
 
-    /// Where to.
+    /// Records the destination.
     pub fn target(&mut self, target: &Target) {
         self.line.scheme = Some(target.scheme().as_str());
         let host = target.host().to_string();
         let cut = self.values.find_in_name(&host).is_some();
         self.line.host = Some(if cut { REDACTED.to_owned() } else { host.clone() });
-        self.asked = Some(host);
+        self.requested_host = Some(host);
         self.line.port = Some(target.port());
     }
 
-    /// The host that was asked for, if a target was read, as the log has it.
+    /// Returns the requested host as logged, if a target was parsed.
     #[must_use]
     pub fn host(&self) -> Option<&str> {
         self.line.host.as_deref()
     }
 
-    /// The host that was asked for, as its caller may read it: without values that are the caller's own. That
-    /// it holds another's would be told by its absence.
+    /// Returns the requested host for the caller, or `None` if it contains one of the caller's own values. Other
+    /// tasks' values are not removed, because their absence would reveal them.
     #[must_use]
     pub fn host_without(&self, own: &Matcher) -> Option<&str> {
-        self.asked.as_deref().filter(|host| own.find_in_name(host).is_none())
+        self.requested_host.as_deref().filter(|host| own.find_in_name(host).is_none())
     }
 
-    /// Where a tool call went, as its caller may read it: as [`Self::url`], but without values that are the caller's
-    /// own, and no others. None if no target was read, or it cannot be told surely free of them.
+    /// Returns the URL of a tool call for the caller: like [`Self::url`], but redacts only the caller's own values.
+    /// Returns `None` if no target was parsed, or if the URL may still contain such a value.
     #[must_use]
     pub fn url_without(&self, own: &Matcher) -> Option<String> {
-        let (ToolTarget { path, .. }, asked) = (self.call.as_ref()?, self.asked.as_deref()?);
+        let (ToolTarget { path, .. }, asked) = (self.call.as_ref()?, self.requested_host.as_deref()?);
         let host = if own.find_in_name(asked).is_none() { asked } else { REDACTED };
-        let url = self.at(host, &cut(&own.clean(path), MOST_PATH));
-        // One that is written as a URL stands in host and path together, and in the host it has lost its case.
+        let url = self.at(host, &cut(&own.clean(path), MAX_PATH));
+        // A value that is a URL can span host and path, and the host is in lower case.
         Some(url).filter(|url| own.find(url.as_bytes()).is_none() && own.find_in_name(url).is_none())
     }
 
-    /// The method of a tool call, as its caller may read it.
+    /// Returns the method of a tool call for the caller, or `None` if it contains one of the caller's own values.
     #[must_use]
     pub fn method_without(&self, own: &Matcher) -> Option<String> {
         let method = &self.call.as_ref()?.method;
-        own.find(method.as_bytes()).is_none().then(|| cut(method, MOST_METHOD))
+        own.find(method.as_bytes()).is_none().then(|| cut(method, MAX_METHOD))
     }
 
-    /// A value of the caller's own in what a tool call asked for.
+    /// Finds one of the caller's own values in the target of a tool call.
     #[must_use]
     pub fn own_in_call(&self, own: &Matcher) -> Option<Finding> {
-        let (ToolTarget { method, path }, host) = (self.call.as_ref()?, self.asked.as_deref()?);
+        let (ToolTarget { method, path }, host) = (self.call.as_ref()?, self.requested_host.as_deref()?);
         let whole = self.at(host, path);
         own.find_in_name(host)
             .or_else(|| own.find_in_name(&whole))
             .or_else(|| [&whole, path, method].into_iter().find_map(|text| own.find(text.as_bytes())))
     }
 
-    /// Notes a value that was found in what is refused for another reason: it is a find all the same.
+    /// Records a value found in a request that is refused for another reason. It counts as a find too.
     pub fn found_besides(&mut self, found: &Finding, place: &str) {
         self.note_where_found(found, place);
         self.note_find();
     }
 
-    /// Whether a credential was found in what was to be sent.
+    /// Returns whether a credential was found in outbound data.
     #[must_use]
     pub fn has_find(&self) -> bool {
         self.found
@@ -497,34 +497,34 @@ impl Record {
         });
     }
 
-    /// The rule that decided, or the detail behind a refusal.
+    /// Records the rule that decided, or the detail of a refusal.
     pub fn rule(&mut self, rule: impl Into<String>) {
         self.line.rule = Some(self.noted(&rule.into(), 256));
     }
 
-    /// The credential that goes along, if any does.
+    /// Records the injected credential, if any.
     pub fn credential(&mut self, name: Option<&CredentialName>) {
         self.line.credential_used = name.map(ToString::to_string);
     }
 
-    /// The credential that goes along, if there is one.
+    /// Returns the injected credential, if any.
     #[must_use]
     pub fn credential_used(&self) -> Option<&str> {
         self.line.credential_used.as_deref()
     }
 
-    /// The approval that the request waits for, or has used.
+    /// Records the approval that the request waits for or has used.
     pub fn approval(&mut self, id: &str) {
         self.line.approval = Some(id.to_owned());
     }
 
-    /// The approval that the request waits for, or has used, if it needs one.
+    /// Returns the approval that the request waits for or has used, if any.
     #[must_use]
     pub fn approval_id(&self) -> Option<&str> {
         self.line.approval.as_deref()
     }
 
-    /// Where to, as the log has it: cleaned, without the query, and of a webhook with a hash for the path.
+    /// Returns the URL as logged: redacted, without the query, and with a hash for a webhook's path.
     #[must_use]
     pub fn url(&self) -> String {
         let Some(host) = &self.line.host else { return String::new() };
@@ -540,21 +540,21 @@ impl Record {
         format!("{scheme}://{host}{port}{slash}{path}")
     }
 
-    /// The method, as the log has it.
+    /// Returns the method as logged.
     #[must_use]
     pub fn method(&self) -> &str {
         self.line.method.as_deref().unwrap_or_default()
     }
 
-    /// A refusal that is about one of the task's own credentials, and why.
+    /// Returns a refusal about one of the task's own credentials, and records the reason.
     pub fn refused_for(&mut self, deny: Deny, name: &CredentialName, why: &str) -> Refusal {
         self.rule(format!("{name}: {why}"));
         self.about = Some(name.clone());
         deny.into()
     }
 
-    /// A refusal because the task has no credential of that name. A name that could be one is told; a value that was
-    /// put in its place is not, and is a find.
+    /// Returns a refusal because the task has no credential with this name. A plausible name is recorded. A
+    /// credential's value used as a name is not; it counts as a find.
     pub fn unknown_credential(&mut self, name: &str, values: &Matcher) -> Refusal {
         if let Some(found) = values.find(name.as_bytes()).or_else(|| values.find_in_name(name)) {
             self.found_besides(&found, "the place of a credential's name");
@@ -565,8 +565,8 @@ impl Record {
         Deny::CredentialUnknown.into()
     }
 
-    /// A refusal because of a value that was found, and where it stood. Whose it is, is told to its own task
-    /// only.
+    /// Returns a refusal because of a value found at `place`. The credential's name is shown only to the task that
+    /// owns it.
     pub fn leak(&mut self, found: &Finding, place: &str) -> Refusal {
         self.note_where_found(found, place);
         self.about = found.credential().cloned();
@@ -574,49 +574,49 @@ impl Record {
         Deny::LeakDetected.into()
     }
 
-    /// A refusal because of a limit of the plan.
+    /// Returns a refusal because of a limit of the plan.
     pub fn limited(&mut self, deny: Deny, limited: ReachedLimit) -> Refusal {
         self.rule(format!("{}: {}", limited.name, limited.limit));
         self.limited = Some(limited);
         deny.into()
     }
 
-    /// A refusal because TLS with the origin failed.
+    /// Returns a refusal because TLS with the origin failed.
     pub fn tls_failed(&mut self, failure: TlsFailure) -> Refusal {
         self.line.tls_error = Some(failure.kind.text().name);
         self.tls_failure = Some(failure);
         Fail::TlsFailed.into()
     }
 
-    /// The way in which TLS with the origin failed, if that is the reason.
+    /// Returns the kind of TLS failure, if that is the reason for the refusal.
     #[must_use]
     pub fn tls_failure(&self) -> Option<TlsFailure> {
         self.tls_failure
     }
 
-    /// The limit that was reached, if that is the reason.
+    /// Returns the limit, if that is the reason for the refusal.
     #[must_use]
     pub fn limit(&self) -> Option<&ReachedLimit> {
         self.limited.as_ref()
     }
 
-    /// Holds on to something until the exchange is over.
+    /// Holds a resource until the exchange ends.
     pub fn hold(&mut self, place: impl Send + Sync + 'static) {
         self.held.push(Box::new(place));
     }
 
-    /// The credential that the refusal is about: the task's own, so its name may be told.
+    /// Returns the credential that the refusal is about. It is one of the task's own, so its name may be shown.
     #[must_use]
     pub fn about(&self) -> Option<&CredentialName> {
         self.about.as_ref()
     }
 
-    /// The client got less than the origin had.
+    /// Records that the response was truncated.
     pub fn truncated(&mut self) {
         self.line.truncated = Some(true);
     }
 
-    /// Credentials came back and were overwritten. It is an alarm if one did that had not gone out.
+    /// Records that credentials in the response were redacted. Raises an alarm if one of them was not sent.
     pub fn redacted(&mut self, count: u64, whose: &[Vec<&ValueOwner>]) {
         self.line.redacted = Some(count);
         let used = self.line.credential_used.as_deref();
@@ -631,7 +631,7 @@ impl Record {
         }
     }
 
-    /// Notes that there were so many finds in the answer so far.
+    /// Records the total number of finds in the response so far.
     pub fn finds_in_answer(&mut self, finds: u64) {
         if finds > self.finds_in_answer {
             self.find_reporter().reached(finds);
@@ -639,57 +639,58 @@ impl Record {
         }
     }
 
-    /// Counts the finds in the rest of the answer, for whoever goes on with it.
+    /// Returns a reporter that counts the finds in the rest of the response.
     #[must_use]
     pub fn find_reporter(&self) -> FindReporter {
         let execution = self.caller.as_ref().map(|(_, execution)| execution.clone());
         FindReporter::new(&self.finds, execution, self.finds_in_answer)
     }
 
-    /// A text from outside without credentials.
+    /// Removes credentials from an external text.
     #[must_use]
     pub fn clean<'t>(&self, text: &'t str) -> std::borrow::Cow<'t, str> {
         self.values.clean(text)
     }
 
-    /// Cleaned before it is cut: half a value is no value that could be found.
+    /// Redacts a text, then truncates it. The other order could leave a part of a value that is not found.
     fn noted(&self, text: &str, most: usize) -> String {
         cut(&self.clean(text), most)
     }
 
-    /// The address that was dialled.
+    /// Records the dialled address.
     pub fn address(&mut self, address: IpAddr) {
         self.line.addr = Some(address.to_string());
     }
 
-    /// The protocol spoken with the origin.
+    /// Records the protocol spoken with the origin.
     pub fn alpn(&mut self, alpn: &'static str) {
         self.line.alpn = Some(alpn);
     }
 
-    /// Notes that the request goes out a second time, because the kept connection that it was sent on has ended.
+    /// Records that the request is sent a second time, because the pooled connection that it was sent on was
+    /// closed.
     pub fn repeated(&mut self) {
         self.line.repeated = Some(true);
         self.counts.sends_again();
     }
 
-    /// The status that the origin answered.
+    /// Records the origin's status.
     pub fn status(&mut self, status: http::StatusCode) {
         self.line.response_status = Some(status.as_u16());
     }
 
-    /// The counters that ride on the bodies.
+    /// Returns the counters that the bodies share.
     #[must_use]
     pub fn counts(&self) -> Arc<TransferCounts> {
         self.counts.clone()
     }
 
-    /// Has its line written, and never only counted. What asks for that must be bounded otherwise.
+    /// Ensures that the line is written and not only counted. The caller must bound such lines by other means.
     pub fn keep_line(&mut self) {
-        self.is_kept = true;
+        self.always_written = true;
     }
 
-    /// Whether the log can be written, as far as that is known. One that could not is tried again.
+    /// Checks that the log can be written, according to the last write. After a failed write, tries again.
     ///
     /// # Errors
     /// [`Fail::AuditUnavailable`]: then nothing may leave.
@@ -700,8 +701,7 @@ impl Record {
         Err(Fail::AuditUnavailable.into())
     }
 
-    /// Whether `decided` has been written, or is on its way to the log where nobody waited for it: the call was let
-    /// through, and is closed by a second line.
+    /// Returns whether `decided` was written or queued: the call was admitted, and a second line closes it.
     #[must_use]
     pub fn is_decided(&self) -> bool {
         matches!(self.progress, Progress::Deciding | Progress::Decided)
@@ -729,7 +729,7 @@ impl Record {
         }
     }
 
-    /// Notes why the exchange failed, for the line that is written when the record goes.
+    /// Records why the exchange failed, for the line that is written on drop.
     pub fn failed(&mut self, refusal: Refusal) {
         self.count_find(refusal);
         if self.counts.has_client_failed() && refusal != Deny::LeakDetected.into() {
@@ -749,8 +749,8 @@ impl Record {
         };
     }
 
-    /// The one place where finds are counted, once for each exchange, also if the client has gone meanwhile:
-    /// who guesses need not wait for the answer.
+    /// Counts a find, once per exchange and only here. Finds count even if the client has disconnected: a guess
+    /// does not need the response.
     fn count_find(&mut self, refusal: Refusal) {
         if refusal == Deny::LeakDetected.into() {
             self.note_find();
@@ -762,33 +762,33 @@ impl Record {
             return;
         }
         if let Some((_, execution)) = &self.caller {
-            self.is_kept |= self.finds.note(execution) <= MOST_FIND_LINES;
+            self.always_written |= self.finds.note(execution) <= MAX_FIND_LINES;
         }
     }
 
-    /// The client went away before the end.
+    /// Records that the client disconnected before the end.
     pub fn abandoned(&mut self) {
         self.line.verdict = "abandoned";
     }
 
-    /// The proxy has answered by itself: one line says all there is to say.
+    /// Records that the proxy answered the request itself. Such an exchange has a single line.
     pub fn answered(&mut self) {
         self.progress = Progress::Answered;
         self.line.verdict = "allow";
     }
 
-    /// A tunnel ended as both sides wanted, or a question has its answer.
+    /// Records that a tunnel ended normally, or that a query was answered.
     pub fn completed(&mut self) {
         self.line.verdict = "allow";
     }
 
-    /// The task, once the caller is known.
+    /// Returns the task, if the caller is known.
     #[must_use]
     pub fn task(&self) -> Option<&str> {
         self.line.task.as_deref()
     }
 
-    /// Nothing happened that is worth a line: a tunnel whose requests each have their own.
+    /// Drops the record without a line. Used for a tunnel whose requests have their own lines.
     pub fn forget(mut self) {
         self.progress = Progress::Done;
     }
@@ -797,7 +797,7 @@ impl Record {
     fn source(&self) -> Source {
         match &self.caller {
             Some((task, execution)) => Source::Execution(task.clone(), execution.clone()),
-            None => Source::Unknown(self.whence),
+            None => Source::Unknown(self.peer_network),
         }
     }
 
@@ -806,7 +806,7 @@ impl Record {
         if self.caller.is_none()
             && let Some(path) = &mut line.path
         {
-            *path = cut(path, MOST_UNKNOWN_PATH);
+            *path = cut(path, MAX_UNAUTHENTICATED_PATH);
         }
         line
     }
@@ -824,12 +824,12 @@ impl Drop for Record {
         }
         let refused = self.progress == Progress::Undecided;
         let what = if refused { self.line.code.unwrap_or(self.line.verdict) } else { flood::ANSWERED };
-        if !decided && !self.is_kept && !self.sink.admits(self.source(), what) {
+        if !decided && !self.always_written && !self.sink.admits(self.source(), what) {
             return;
         }
         let mut line = self.stamped(if refused { "refused" } else { "closed" });
         if !decided {
-            // It was chosen, and has not been used.
+            // The credential was selected but not used.
             line.credential_used = None;
         }
         if decided {
@@ -838,7 +838,7 @@ impl Drop for Record {
         }
         let elapsed = self.started.elapsed().as_secs_f64() * 1000.0;
         line.latency_ms = Some((elapsed * 1000.0).round() / 1000.0);
-        // How it ended is of no account: the origin may have done what it was asked for.
+        // The credits are due whatever the result: the origin may have processed the request.
         line.credits = line.credential_used.as_ref().filter(|_| decided && self.counts.has_left()).map(|_| FEE);
         let told = match (line.credits, line.tool, &line.execution) {
             (Some(_), _, _) => Announce::Bill,
@@ -856,27 +856,27 @@ fn cut(text: &str, most: usize) -> String {
     text.chars().take(most).collect()
 }
 
-/// An operator's decision on a pending request.
+/// The line for an operator's decision on a pending request.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Decision<'d> {
-    /// The approval's id, as it stands in the lines of the requests.
+    /// The approval's id, as in the lines of the requests.
     pub approval: &'d str,
     /// `approve` or `deny`.
     pub decision: &'static str,
     /// The execution that made the request.
     pub execution: &'d str,
-    /// Of which task.
+    /// The execution's task.
     pub task: &'d str,
-    /// The tool, if it is a call of one.
+    /// The tool, if the request is a tool call.
     pub tool: Option<&'d str>,
     /// The request's method.
     pub method: &'d str,
-    /// Where to, as the log may have it.
+    /// The URL as logged.
     pub url: &'d str,
 }
 
 impl Decision<'_> {
-    /// Writes it down, and returns once that is done.
+    /// Writes the line and waits until it is written.
     ///
     /// # Errors
     /// [`SinkError`] if the sink cannot take it.
@@ -892,19 +892,19 @@ impl Decision<'_> {
     }
 }
 
-/// An entry of the shared ledger that no proxy has written, or not there.
+/// The line for an entry of the shared ledger that no proxy wrote, or that was moved.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Alarm<'a> {
     /// `facts`, `request` or `decision`.
     pub kind: &'static str,
-    /// Where it lies on the server.
+    /// The server's key of the entry.
     pub key: &'a str,
-    /// How many more were met since the last line.
+    /// The number of further entries since the last line.
     pub more: u64,
 }
 
 impl Alarm<'_> {
-    /// Hands the line over without waiting.
+    /// Queues the line without waiting.
     pub fn write(&self, sink: &Sink) {
         #[derive(Serialize)]
         struct Line<'l> {
@@ -919,7 +919,7 @@ impl Alarm<'_> {
     }
 }
 
-/// The time as audit lines write it: RFC 3339, UTC.
+/// Returns the current time in the format of audit lines: RFC 3339, UTC.
 #[must_use]
 pub(super) fn now() -> String {
     OffsetDateTime::from(SystemTime::now()).format(&Rfc3339).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Reads the log from a given line on, to recover sums over it after a crash.
+//! Reads the log from a given line on, to restore sums over it after a crash.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::{chain, sink};
 
-/// Reads the lines behind the one with this mac, the oldest first, and gives each with its own, up to the one whose mac
-/// is `last`. False if there is no line to begin behind, or not any more.
+/// Reads the lines after the one with this MAC, oldest first, up to the line whose MAC is `last`. Passes each line and
+/// its MAC to `each`. Returns false if the line with this MAC does not exist or no longer exists.
 ///
 /// # Errors
 /// If a file cannot be read.
@@ -15,7 +15,7 @@ pub fn behind(path: &Path, mac: &str, last: &str, mut each: impl FnMut(&str, &st
     let mut files: Vec<PathBuf> = sink::rotated(path)?.into_iter().map(|(_, file)| file).collect();
     files.push(path.to_owned());
     for (at, file) in files.iter().enumerate().rev() {
-        let Some(place) = place_behind(file, mac)? else { continue };
+        let Some(place) = offset_after(file, mac)? else { continue };
         let mut is_over = mac == last;
         for (file, from) in
             std::iter::once((file, place)).chain(files.iter().skip(at.saturating_add(1)).map(|it| (it, 0)))
@@ -35,8 +35,8 @@ pub fn behind(path: &Path, mac: &str, last: &str, mut each: impl FnMut(&str, &st
     Ok(false)
 }
 
-/// Where the line begins that stands behind the one with this mac.
-fn place_behind(file: &Path, mac: &str) -> io::Result<Option<u64>> {
+/// Returns the offset of the line after the one with this MAC.
+fn offset_after(file: &Path, mac: &str) -> io::Result<Option<u64>> {
     let mut found = None;
     lines(File::open(file)?, |line, end| {
         if chain::mac_of(line) == Some(mac) {
@@ -47,7 +47,7 @@ fn place_behind(file: &Path, mac: &str) -> io::Result<Option<u64>> {
     Ok(found)
 }
 
-/// Gives each whole line and where it ends, as long as that is wanted.
+/// Passes each complete line and its end offset to `each`, until that returns false.
 fn lines(file: File, mut each: impl FnMut(&str, u64) -> bool) -> io::Result<()> {
     let mut reader = BufReader::with_capacity(256 * 1024, file);
     let start = reader.stream_position()?;
@@ -56,9 +56,9 @@ fn lines(file: File, mut each: impl FnMut(&str, u64) -> bool) -> io::Result<()> 
         line.clear();
         let read = reader.read_until(b'\n', &mut line)?;
         end = end.saturating_add(read as u64);
-        // A line without an end was not written completely, and nothing was sent because of it.
+        // A line without a newline was not written completely, and nothing was sent on its account.
         let Some(whole) = line.strip_suffix(b"\n") else { return Ok(()) };
-        // A fragment that a crash left may be anything.
+        // A fragment that a crash left can have any content.
         if let Ok(line) = std::str::from_utf8(whole)
             && !each(line, end)
         {
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_behind_one_are_read_over_all_files_and_past_fragments() {
+    fn lines_after_a_mac_are_read_across_files_and_fragments() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.jsonl");
         std::fs::write(dir.path().join("audit.jsonl.1"), line("a", '1') + &line("b", '2')).unwrap();

@@ -1,4 +1,4 @@
-//! Writes the log: one thread chains lines, writes them in groups, and confirms them.
+//! Writes the log. One thread chains lines, writes them in groups, and confirms them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -18,74 +18,74 @@ use super::flood::{Counted, Flood, Source};
 use super::record;
 use crate::files;
 
-/// Lines that may wait when a request asks to go on; with more, it is refused.
+/// The maximum number of queued lines. Above it, requests are refused.
 const MAX_WAITING: usize = 16_384;
-/// Lines that may wait at all. Past it they are counted, and the number is written when that is possible.
+/// The absolute maximum number of queued lines. Lines above it are only counted; the count is written later.
 const MAX_QUEUED: usize = 2 * MAX_WAITING;
-/// Lines of one group.
+/// The maximum number of lines in one group.
 const MAX_GROUP: usize = 1_024;
-/// A sink that takes longer than this is broken.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How much of a log's end is read at start.
-const TAIL: u64 = 4 * 1024 * 1024;
+/// How long a caller waits for a write before the sink counts as broken.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The number of bytes at the log's end that are read at startup.
+const MAX_TAIL: u64 = 4 * 1024 * 1024;
 
-/// The sink did not take the line.
+/// The error that the sink did not accept a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SinkError;
 
-/// The handle that exchanges hold.
+/// The handle to the log.
 pub struct Sink {
     lines: mpsc::Sender<Entry>,
     waiting: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
     flood: Arc<Flood>,
     healthy: Arc<AtomicBool>,
-    /// Exchanges that have been decided and not closed.
+    /// The number of exchanges that are decided and not closed.
     open: AtomicUsize,
 }
 
-/// Where the log lives.
+/// The location and settings of the log.
 pub struct LogLocation {
-    /// None: standard output, which has no head and no rotation.
+    /// The log file. `None`: standard output, which has no rotation.
     pub path: Option<PathBuf>,
-    /// The head lies here, whatever `path` is.
+    /// The state directory, which holds the head in either case.
     pub state_dir: PathBuf,
-    /// Wait for the disk.
+    /// Whether to sync each group to disk.
     pub synced: bool,
-    /// A file of this size is put aside.
+    /// The size at which the file is rotated, in bytes.
     pub rotate_bytes: u64,
-    /// Refusals of one execution within a second that have a line each.
+    /// The maximum number of lines for refusals of one execution per second.
     pub refusals_per_second: u32,
 }
 
-/// Lines that have been written, of those that are to be told of.
+/// A batch of written lines, of those that are announced.
 pub struct Written {
-    /// Each without its mac.
+    /// The lines, without their MACs.
     pub lines: Vec<String>,
-    /// That of the last line that was written.
+    /// The MAC of the last written line.
     pub mac: String,
 }
 
-/// Whether a line is told of when it has been written.
+/// Whether a line is announced after it has been written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Announce {
-    /// Always: it costs something.
+    /// Always, because the line has a cost.
     Bill,
-    /// Nobody asks for it.
+    /// Never.
     No,
-    /// Unless too much waits to be told of: it is for a record that keeps the last few only.
+    /// Unless too many announcements wait: they are for a record that keeps only the last few.
     Record,
 }
 
 struct Entry {
-    /// Empty: it is asked that everything be written.
+    /// The line. Empty for a flush request.
     json: String,
-    told: Announce,
+    announce: Announce,
     written: Option<oneshot::Sender<Result<(), SinkError>>>,
 }
 
 impl LogLocation {
-    /// The head of the chain.
+    /// Returns the current head of the chain.
     #[must_use]
     pub fn head_file(&self) -> PathBuf {
         self.state_dir.join("audit.head")
@@ -93,17 +93,17 @@ impl LogLocation {
 }
 
 impl Sink {
-    /// Opens the log, mends what a crash left, and starts the thread. With a key that has just been made,
-    /// there can be no chain yet. Also told is the mac of the last line there is. Whoever is told and does not listen
-    /// holds the log up in the end; where there is a ledger to listen for, no request costs anything that it refuses.
+    /// Opens the log, repairs the traces of a crash, and starts the thread. With a new key, no chain may exist yet.
+    /// Also returns the receiver of written lines and the MAC of the last line. A receiver that is not read
+    /// eventually blocks the log. If a ledger uses it, calls that the ledger refuses have no cost.
     ///
     /// # Errors
-    /// If a file cannot be opened, or another process holds the log.
+    /// If a file cannot be opened, or another process has locked the log.
     pub fn open(
         place: LogLocation,
         key: ChainKey,
         key_is_new: bool,
-        told: tokio::sync::mpsc::Sender<Written>,
+        announcements: tokio::sync::mpsc::Sender<Written>,
     ) -> io::Result<(Self, String)> {
         let flood = Arc::new(Flood::new(place.refusals_per_second));
         let writer = Writer::open(place, key, !key_is_new)?;
@@ -112,25 +112,25 @@ impl Sink {
         let healthy = Arc::new(AtomicBool::new(true));
         let lost = Arc::new(AtomicUsize::new(0));
         let last = writer.head.mac.clone();
-        let scribe = WriterThread {
+        let thread = WriterThread {
             writer,
-            told,
+            announcements,
             inbox,
             waiting: waiting.clone(),
             lost: lost.clone(),
             flood: flood.clone(),
             healthy: healthy.clone(),
         };
-        std::thread::Builder::new().name("audit".to_owned()).spawn(move || scribe.run())?;
+        std::thread::Builder::new().name("audit".to_owned()).spawn(move || thread.run())?;
         Ok((Self { lines, waiting, lost, flood, healthy, open: AtomicUsize::new(0) }, last))
     }
 
-    /// True if the line of this refusal is to be written; else it has been counted, and will be told with others.
+    /// Returns true if this refusal gets a line of its own; otherwise it is counted, and reported with others.
     pub(super) fn admits(&self, source: Source, what: &'static str) -> bool {
         self.flood.admits(source, what, Instant::now())
     }
 
-    /// True if the last group was written.
+    /// Returns whether the last group was written.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.healthy.load(Ordering::Relaxed)
@@ -144,34 +144,34 @@ impl Sink {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// How many exchanges still owe their `closed` line.
+    /// Returns the number of exchanges whose `closed` line is not written yet.
     #[must_use]
     pub fn open_exchanges(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Hands a line over without waiting. Some are told of when they have been written.
-    pub(super) fn write(&self, line: &impl Serialize, told: Announce) {
+    /// Queues a line without waiting.
+    pub(super) fn write(&self, line: &impl Serialize, announce: Announce) {
         let queued = self.waiting.fetch_add(1, Ordering::Relaxed);
         let handed_over = queued < MAX_QUEUED
             && serde_json::to_string(line)
-                .is_ok_and(|json| self.lines.send(Entry { json, told, written: None }).is_ok());
+                .is_ok_and(|json| self.lines.send(Entry { json, announce, written: None }).is_ok());
         if !handed_over {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Writes a line and returns once it has been written.
+    /// Writes a line and waits until it is written.
     pub(super) async fn write_and_wait(&self, line: &impl Serialize) -> Result<(), SinkError> {
         let json = serde_json::to_string(line).map_err(|_| SinkError)?;
         self.send_and_wait(json).await
     }
 
-    /// Returns once everything handed over before has been written.
+    /// Waits until everything queued before has been written.
     ///
     /// # Errors
-    /// [`SinkError`] if it could not be.
+    /// [`SinkError`] if a write failed.
     pub async fn flush(&self) -> Result<(), SinkError> {
         self.send_and_wait(String::new()).await
     }
@@ -182,22 +182,22 @@ impl Sink {
             return Err(SinkError);
         }
         let (written, done) = oneshot::channel();
-        if self.lines.send(Entry { json, told: Announce::No, written: Some(written) }).is_err() {
-            // The thread is gone, and with it every hope.
+        if self.lines.send(Entry { json, announce: Announce::No, written: Some(written) }).is_err() {
+            // The thread has ended, so no line can be written any more.
             self.healthy.store(false, Ordering::Relaxed);
             return Err(SinkError);
         }
-        match tokio::time::timeout(PATIENCE, done).await {
+        match tokio::time::timeout(WRITE_TIMEOUT, done).await {
             Ok(Ok(result)) => result,
             _ => Err(SinkError),
         }
     }
 }
 
-/// The thread that writes.
+/// The writer thread.
 struct WriterThread {
     writer: Writer,
-    told: tokio::sync::mpsc::Sender<Written>,
+    announcements: tokio::sync::mpsc::Sender<Written>,
     inbox: mpsc::Receiver<Entry>,
     waiting: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
@@ -222,7 +222,7 @@ impl WriterThread {
         let _ = self.write_all(Vec::new(), self.flood.counted());
     }
 
-    /// Writes what is waiting, and what was counted in the seconds that are over.
+    /// Writes the queued lines, and the counts of the windows that have ended.
     fn write(&mut self, first: Option<Entry>) {
         let mut group: Vec<Entry> = first.into_iter().collect();
         group.extend(self.inbox.try_iter().take(MAX_GROUP.saturating_sub(group.len())));
@@ -242,42 +242,42 @@ impl WriterThread {
                 // The caller may have been dropped; the line stays written.
                 let _ = written.send(done);
             }
-            is_bill |= entry.told == Announce::Bill;
-            if entry.told != Announce::No {
+            is_bill |= entry.announce == Announce::Bill;
+            if entry.announce != Announce::No {
                 lines.push(entry.json);
             }
         }
-        // Refused calls go on for as long as a ledger is away, and must not hold up the log that says so.
-        let has_room = self.told.capacity() > self.told.max_capacity() / 2;
+        // Calls are refused for as long as the ledger is unavailable. Their records must not block the log.
+        let has_room = self.announcements.capacity() > self.announcements.max_capacity() / 2;
         if done.is_ok() && !lines.is_empty() && (is_bill || has_room) {
-            // Nobody listens any more at the end; then it is read from the log at the next start.
-            let _ = self.told.blocking_send(Written { lines, mac: self.writer.head.mac.clone() });
+            // Nobody receives during shutdown; the next start reads these lines from the log.
+            let _ = self.announcements.blocking_send(Written { lines, mac: self.writer.head.mac.clone() });
         }
     }
 
-    /// Writes a group, and what else is to be told.
+    /// Writes a group of lines, with counts and the number of lost lines.
     fn write_all(&mut self, mut group: Vec<Entry>, counted: Vec<Counted>) -> (Vec<Entry>, Result<(), SinkError>) {
-        let untold = group.iter().filter(|entry| entry.written.is_none()).count();
+        let not_awaited = group.iter().filter(|entry| entry.written.is_none()).count();
         let unwritten = self.lost.swap(0, Ordering::Relaxed);
         let lost = (unwritten > 0).then(|| note_lost(unwritten));
         let ours = counted.iter().map(Counted::json).chain(lost);
-        group.extend(ours.map(|json| Entry { json, told: Announce::No, written: None }));
+        group.extend(ours.map(|json| Entry { json, announce: Announce::No, written: None }));
         let done = self.writer.write_group(&group);
-        // Where nothing was to be written, nobody has learnt anything.
+        // An empty write does not show whether the log is healthy.
         if group.iter().any(|entry| !entry.json.is_empty()) {
             self.healthy.store(done.is_ok(), Ordering::Relaxed);
         }
         if let Err(error) = &done {
             tracing::error!(%error, lines = group.len(), "the audit log cannot be written; requests are refused");
-            // Callers that wait get the error; lines that nobody waits for are counted.
-            self.lost.fetch_add(unwritten.saturating_add(untold), Ordering::Relaxed);
+            // Waiting callers get the error; other lines are counted as lost.
+            self.lost.fetch_add(unwritten.saturating_add(not_awaited), Ordering::Relaxed);
             self.flood.put_back(counted, Instant::now());
         }
         (group, done.map_err(|_| SinkError))
     }
 }
 
-/// The files that the thread writes to.
+/// The log file and the state of its chain.
 struct Writer {
     place: LogLocation,
     key: ChainKey,
@@ -285,17 +285,18 @@ struct Writer {
     size: u64,
     head_file: File,
     head: Head,
-    /// A write failed half-way and could not be undone: begin with a newline and say so.
-    torn: Option<String>,
+    /// The description of a fragment that a failed write left and that could not be removed. The next write starts
+    /// with a newline and includes it.
+    fragment_hash: Option<String>,
 }
 
 /// The audit chain head as last persisted.
 enum StoredHead {
-    /// Nothing: a state directory that has seen no chain.
+    /// No head: the state directory has seen no chain.
     Fresh,
-    /// Where the chain stood.
+    /// The stored head.
     Known(Head),
-    /// It is gone or not ours, although there was a chain.
+    /// The head is missing or invalid, although a chain exists.
     Lost,
 }
 
@@ -305,7 +306,7 @@ impl Writer {
         let head_file =
             locked(OpenOptions::new().read(true).write(true).create(true).truncate(false), &place.head_file())?;
         let head = Head { mac: GENESIS.to_owned(), lines: 0 };
-        let mut writer = Self { place, key, log: None, size: 0, head_file, head, torn: None };
+        let mut writer = Self { place, key, log: None, size: 0, head_file, head, fragment_hash: None };
         let stored = writer.stored_head(had_key)?;
         match writer.place.path.clone() {
             Some(path) => writer.open_log(&path, stored)?,
@@ -325,7 +326,7 @@ impl Writer {
         if let Some(last) = macs.last() {
             (*last).clone_into(&mut self.head.mac);
         }
-        self.take_up_fragment(fragment)?;
+        self.recover_fragment(fragment)?;
         if let StoredHead::Known(head) = &stored {
             self.head.lines = head.lines;
         }
@@ -337,7 +338,7 @@ impl Writer {
         }
     }
 
-    /// Standard output goes on from where the last start ended; each start says so.
+    /// Continues the chain on standard output. Each start writes a line with the previous head.
     fn open_stream(&mut self, stored: StoredHead) -> io::Result<()> {
         match stored {
             StoredHead::Fresh => {}
@@ -348,12 +349,13 @@ impl Writer {
     }
 
     fn note_cut(&mut self, head: &str) -> io::Result<()> {
-        tracing::error!("the audit log has lost lines since it was last written; noted in the log");
+        tracing::error!("the audit log has lost lines since the last write; recorded in the log");
         self.append(&[&serde_json::json!({ "ts": record::now(), "event": "cut_found", "head": head }).to_string()])
     }
 
-    /// A line that only lacks its newline is whole; anything else is named by the next line.
-    fn take_up_fragment(&mut self, fragment: &[u8]) -> io::Result<()> {
+    /// Handles the bytes after the last newline: completes a line that only lacks its newline, and reports any
+    /// other fragment in the next line.
+    fn recover_fragment(&mut self, fragment: &[u8]) -> io::Result<()> {
         let whole = std::str::from_utf8(fragment).ok().and_then(|line| self.key.check(&self.head.mac, line));
         match (whole, &mut self.log) {
             (Some(mac), Some(log)) => {
@@ -361,7 +363,7 @@ impl Writer {
                 self.size = self.size.saturating_add(1);
                 self.head.mac = mac;
             }
-            _ if !fragment.is_empty() => self.torn = Some(files::hex(&Sha256::digest(fragment))),
+            _ if !fragment.is_empty() => self.fragment_hash = Some(files::hex(&Sha256::digest(fragment))),
             _ => {}
         }
         Ok(())
@@ -383,9 +385,9 @@ impl Writer {
         if lines.is_empty() {
             return Ok(());
         }
-        // A fragment has to be named in the file that it is in.
+        // A fragment must be reported in the file that contains it.
         if self.size >= self.place.rotate_bytes
-            && self.torn.is_none()
+            && self.fragment_hash.is_none()
             && let Err(error) = self.rotate()
         {
             tracing::error!(%error, "the audit log cannot be rotated; the old file is used");
@@ -402,7 +404,7 @@ impl Writer {
             text.push_str(&line);
             head = Head { mac, lines: head.lines.saturating_add(1) };
         };
-        if let Some(fragment) = &self.torn {
+        if let Some(fragment) = &self.fragment_hash {
             text.push('\n');
             let note = serde_json::json!({ "ts": record::now(), "event": "recovered", "torn": fragment });
             seal(&note.to_string(), &mut text);
@@ -411,7 +413,7 @@ impl Writer {
             seal(json, &mut text);
         }
         self.write_out(text.as_bytes())?;
-        self.torn = None;
+        self.fragment_hash = None;
         self.head = head;
         self.write_head()
     }
@@ -424,10 +426,10 @@ impl Writer {
         };
         let written = log.write_all(bytes).and_then(|()| if self.place.synced { log.sync_data() } else { Ok(()) });
         if let Err(error) = written {
-            // Take back what got out of a group that failed. If even that fails, the fragment is named
-            // by the next line that can be written.
+            // Remove the partial output of the failed group. If that fails too, the next line that can be
+            // written reports the fragment.
             if log.set_len(self.size).is_err() {
-                self.torn = fragment_after(log, self.size);
+                self.fragment_hash = fragment_after(log, self.size);
             }
             return Err(error);
         }
@@ -439,49 +441,49 @@ impl Writer {
         self.head_file.write_all_at(self.key.seal_head(&self.head).as_bytes(), 0)
     }
 
-    /// Puts the full log aside. The new one is begun under another name, with its first line, so that
-    /// whatever fails or wherever the process dies, one of the two can be gone on with.
+    /// Rotates the log. The new file gets its first line under a temporary name, so that after a failure or crash
+    /// at any point one of the two files can be continued.
     fn rotate(&mut self) -> io::Result<()> {
         let Some(path) = self.place.path.clone() else { return Ok(()) };
         let (line, mac) = self.key.seal(&self.head.mac, &opened(&self.head.mac));
-        let begun = beside(&path, "new");
-        let mut log = locked(OpenOptions::new().read(true).append(true).create(true), &begun)?;
+        let new_file = with_suffix(&path, "new");
+        let mut log = locked(OpenOptions::new().read(true).append(true).create(true), &new_file)?;
         log.set_len(0)?;
         log.write_all(line.as_bytes())?;
         log.sync_all()?;
         let next = rotated(&path)?.last().map_or(1, |(n, _)| n.saturating_add(1));
-        let aside = beside(&path, &format!("{next:06}"));
+        let aside = with_suffix(&path, &format!("{next:06}"));
         fs::rename(&path, &aside)?;
-        if let Err(error) = fs::rename(&begun, &path) {
+        if let Err(error) = fs::rename(&new_file, &path) {
             fs::rename(&aside, &path)?;
             return Err(error);
         }
         self.log = Some(log);
         self.size = line.len() as u64;
-        self.torn = None;
+        self.fragment_hash = None;
         self.head = Head { mac, lines: self.head.lines.saturating_add(1) };
         self.write_head()
     }
 
-    /// A crash within [`Self::rotate`]: the log has been put aside and its successor not been named yet,
-    /// or not even the former.
+    /// Completes a rotation that a crash interrupted before the new file got its name, or before the old one was
+    /// renamed.
     fn finish_rotation(&self, path: &Path) -> io::Result<()> {
-        let begun = beside(path, "new");
-        match (path.exists(), begun.exists()) {
-            (false, true) => fs::rename(begun, path),
-            (true, true) => fs::remove_file(begun),
+        let new_file = with_suffix(path, "new");
+        match (path.exists(), new_file.exists()) {
+            (false, true) => fs::rename(new_file, path),
+            (true, true) => fs::remove_file(new_file),
             _ => Ok(()),
         }
     }
 }
 
-fn beside(path: &Path, ending: &str) -> PathBuf {
+fn with_suffix(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.to_owned().into_os_string();
     name.push(format!(".{ending}"));
     name.into()
 }
 
-/// Opens a file of ours that nobody else may have open.
+/// Opens a file and locks it exclusively.
 fn locked(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.mode(0o600).open(path)?;
     match file.try_lock() {
@@ -493,14 +495,14 @@ fn locked(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     }
 }
 
-/// The whole lines of a log's end, and what follows the last newline.
+/// Splits the end of a log into complete lines and the bytes after the last newline.
 fn split_tail(tail: &[u8]) -> (Vec<&str>, &[u8]) {
     let end = tail.iter().rposition(|b| *b == b'\n').map_or(0, |at| at.saturating_add(1));
     let (whole, fragment) = tail.split_at_checked(end).unwrap_or((tail, &[]));
     (whole.split(|b| *b == b'\n').filter_map(|line| std::str::from_utf8(line).ok()).collect(), fragment)
 }
 
-/// Files that were put aside, oldest first, with their numbers.
+/// Returns the rotated files with their numbers, oldest first.
 ///
 /// # Errors
 /// If the folder cannot be read.
@@ -529,16 +531,16 @@ fn opened(previous: &str) -> String {
 }
 
 fn read_tail(mut log: &File, size: u64) -> io::Result<Vec<u8>> {
-    log.seek(SeekFrom::Start(size.saturating_sub(TAIL)))?;
+    log.seek(SeekFrom::Start(size.saturating_sub(MAX_TAIL)))?;
     let mut bytes = Vec::new();
-    log.take(TAIL).read_to_end(&mut bytes)?;
+    log.take(MAX_TAIL).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
 fn fragment_after(mut log: &File, offset: u64) -> Option<String> {
     let mut bytes = Vec::new();
     log.seek(SeekFrom::Start(offset)).ok()?;
-    log.take(TAIL).read_to_end(&mut bytes).ok()?;
+    log.take(MAX_TAIL).read_to_end(&mut bytes).ok()?;
     Some(files::hex(&Sha256::digest(&bytes)))
 }
 
@@ -546,34 +548,33 @@ fn fragment_after(mut log: &File, offset: u64) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A sink whose writer hangs: nobody reads the channel. A ledger that is unavailable for long must not stop the
-    /// log.
+    /// A sink whose announcements are not received. A ledger that is unavailable for long must not stop the log.
     #[tokio::test]
-    async fn lines_that_nobody_asks_for_in_time_are_written_all_the_same() {
+    async fn lines_are_written_while_announcements_are_not_received() {
         let dir = tempfile::tempdir().unwrap();
         let (place, key) = parts(dir.path());
-        let (told, mut heard) = tokio::sync::mpsc::channel(2);
-        let (sink, _) = Sink::open(place, key, true, told).unwrap();
+        let (announcements, mut written) = tokio::sync::mpsc::channel(2);
+        let (sink, _) = Sink::open(place, key, true, announcements).unwrap();
         for n in 0..20 {
             sink.write(&serde_json::json!({ "n": n }), Announce::Record);
             assert_eq!(sink.flush().await, Ok(()), "{n}");
         }
-        // One group is told of before the next is written.
+        // Each group is announced before the next is written.
         assert_eq!(sink.flush().await, Ok(()));
-        let first = heard.try_recv().unwrap();
-        assert_eq!((first.lines, heard.try_recv().is_err()), (vec!["{\"n\":0}".to_owned()], true));
-        // Lines with a cost wait for their turn.
+        let first = written.try_recv().unwrap();
+        assert_eq!((first.lines, written.try_recv().is_err()), (vec!["{\"n\":0}".to_owned()], true));
+        // Announcements of lines with a cost wait.
         for n in 0..2 {
             sink.write(&serde_json::json!({ "cost": n }), Announce::Bill);
             assert_eq!(sink.flush().await, Ok(()), "{n}");
         }
         assert_eq!(sink.flush().await, Ok(()));
-        assert_eq!(heard.try_recv().unwrap().lines, ["{\"cost\":0}"]);
-        assert_eq!(heard.try_recv().unwrap().lines, ["{\"cost\":1}"]);
+        assert_eq!(written.try_recv().unwrap().lines, ["{\"cost\":0}"]);
+        assert_eq!(written.try_recv().unwrap().lines, ["{\"cost\":1}"]);
     }
 
     #[tokio::test]
-    async fn a_writer_that_hangs_bounds_the_queue_and_the_lost_are_counted() {
+    async fn a_blocked_writer_bounds_the_queue_and_counts_lost_lines() {
         let (lines, inbox) = mpsc::channel();
         let sink = Sink {
             lines,
@@ -605,31 +606,31 @@ mod tests {
     const SOURCE: Source = Source::Unknown(crate::model::peer::PeerNetwork::Unix);
 
     #[test]
-    fn what_was_counted_is_written_when_everybody_has_gone() {
+    fn counts_are_written_after_the_last_handle_is_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let (place, key) = parts(dir.path());
-        let (told, _) = tokio::sync::mpsc::channel(1);
-        let (sink, _) = Sink::open(place, key, true, told).unwrap();
+        let (announcements, _) = tokio::sync::mpsc::channel(1);
+        let (sink, _) = Sink::open(place, key, true, announcements).unwrap();
         assert_eq!((0..60).filter(|_| sink.admits(SOURCE, "x")).count(), 50);
         drop(sink);
-        let begun = Instant::now();
+        let started = Instant::now();
         while !fs::read_to_string(dir.path().join("audit.jsonl")).unwrap().contains("\"count\":10,") {
-            assert!(begun.elapsed() < PATIENCE, "it is lost");
+            assert!(started.elapsed() < WRITE_TIMEOUT, "it is lost");
             std::thread::yield_now();
         }
     }
 
     #[test]
-    fn what_was_counted_and_cannot_be_written_is_kept() {
+    fn counts_that_cannot_be_written_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let (place, key) = parts(dir.path());
         let path = place.path.clone().unwrap();
         let mut writer = Writer::open(place, key, false).unwrap();
-        // Every write to it fails.
+        // Every write to this file fails.
         writer.log = Some(File::open(path).unwrap());
         let flood = Arc::new(Flood::new(50));
-        let mut scribe = WriterThread {
-            told: tokio::sync::mpsc::channel(1).0,
+        let mut thread = WriterThread {
+            announcements: tokio::sync::mpsc::channel(1).0,
             writer,
             inbox: mpsc::channel().1,
             waiting: Arc::default(),
@@ -640,10 +641,10 @@ mod tests {
         let now = Instant::now();
         assert_eq!((0..60).filter(|_| flood.admits(SOURCE, "x", now)).count(), 50);
         for _ in 0..3 {
-            let (_, done) = scribe.write_all(Vec::new(), flood.counted());
+            let (_, done) = thread.write_all(Vec::new(), flood.counted());
             assert_eq!(done, Err(SinkError));
         }
         assert!(flood.counted()[0].json().contains("\"count\":10,"));
-        assert_eq!(scribe.lost.load(Ordering::Relaxed), 0);
+        assert_eq!(thread.lost.load(Ordering::Relaxed), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Verifies a log: distinguishes a changed line, a truncation, and a torn last line.
+//! Verifies a log. Distinguishes a changed line, a truncation and an incomplete last line.
 
 use std::fs;
 use std::io;
@@ -13,16 +13,16 @@ use crate::files;
 /// The result of a verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Lines are missing at the end: the head names a line that is not there.
+    /// Lines are missing at the end: the line that the head names does not exist.
     Cut,
-    /// A line was changed, put in, or is missing before it.
+    /// A line was changed or inserted, or a line before it is missing.
     Changed {
-        /// In this file.
+        /// The file of the line.
         file: PathBuf,
-        /// Counted from 1.
+        /// The line number, from 1.
         line: usize,
     },
-    /// Each line follows from the one before, and the head's line is there.
+    /// Every line follows the one before, and the head's line exists.
     Whole,
 }
 
@@ -31,31 +31,31 @@ pub enum Finding {
 pub struct Report {
     /// The verdict.
     pub finding: Finding,
-    /// Lines that were checked and are sound.
+    /// The number of valid lines.
     pub lines: usize,
-    /// Files that were read, oldest first.
+    /// The number of files read.
     pub files: usize,
-    /// The last line has no end: the writer died. No request went on because of it.
+    /// The last line is incomplete because the writer was killed. No request was sent on its account.
     pub torn: bool,
-    /// The oldest file begins after a rotation; what was before is not here.
+    /// The oldest file starts after a rotation; earlier files are missing.
     pub earlier_missing: bool,
-    /// A start of the daemon found lines missing and noted it at these lines.
+    /// The number of lines at which a daemon start recorded missing lines.
     pub cuts_noted: usize,
 }
 
-/// Verifies a log with the files that were put aside from it. `head` is the head file, if this is its
-/// log; without it a cut at the end cannot be seen. A daemon may be writing meanwhile.
+/// Verifies a log with its rotated files. `head` is the head file, if it belongs to this log; without it, a truncation
+/// cannot be detected. A daemon may write to the log at the same time.
 ///
 /// # Errors
 /// If a file cannot be read.
 pub fn verify(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<Report> {
-    let mut report = once(path, key, head);
+    let mut report = verify_once(path, key, head);
     for _ in 0..RETRIES {
         if report.as_ref().is_ok_and(|(report, _)| report.finding == Finding::Whole) {
             break;
         }
-        // An error may come from a rotation or a write during the read, so it must be seen twice.
-        let again = once(path, key, head);
+        // A rotation or a write during the read can cause an error, so it must occur twice.
+        let again = verify_once(path, key, head);
         let same = matches!((&report, &again), (Ok((_, a)), Ok((_, b))) if a == b);
         report = again;
         if same {
@@ -65,13 +65,13 @@ pub fn verify(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<Re
     report.map(|(report, _)| report)
 }
 
-/// How often a log that changes under our eyes is read again.
+/// The maximum number of further reads of a log that changes during the read.
 const RETRIES: usize = 20;
 
-/// The head and the files that were read, to detect a change.
+/// The head and the files read, to detect changes during the read.
 type Seen = (Option<String>, Vec<PathBuf>);
 
-fn once(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<(Report, Seen)> {
+fn verify_once(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<(Report, Seen)> {
     let text = head.map(|file| fs::read_to_string(file).unwrap_or_default());
     let expected = text.as_deref().map(|text| key.open_head(text).map(|head| head.mac));
     let mut files: Vec<PathBuf> = sink::rotated(path)?.into_iter().map(|(_, file)| file).collect();
@@ -102,7 +102,7 @@ impl Report {
 
 struct Walk<'k> {
     key: &'k ChainKey,
-    /// The head's mac: not asked for, not readable, or known.
+    /// The head's MAC. Outer `None`: not checked. Inner `None`: not readable.
     expected: Option<Option<String>>,
     reached: bool,
     previous: Option<String>,
@@ -110,7 +110,7 @@ struct Walk<'k> {
 }
 
 impl Walk<'_> {
-    /// False if the walk ends here.
+    /// Reads a file. Returns false if verification ends here.
     fn file(&mut self, file: &Path) -> io::Result<bool> {
         let bytes = fs::read(file)?;
         let mut torn: Option<&[u8]> = None;
@@ -127,7 +127,7 @@ impl Walk<'_> {
                     self.report.lines = self.report.lines.saturating_add(1);
                     torn = None;
                 }
-                // A fragment that a crash left; the next line must say so, with its hash.
+                // A fragment that a crash left; the next line must state its hash.
                 None if torn.is_none() && text.and_then(chain::mac_of).is_none() => torn = Some(line),
                 None => return Ok(self.changed(file, number)),
             }
@@ -196,7 +196,7 @@ mod tests {
         verify(&dir.join("audit.jsonl"), &key, Some(&dir.join("audit.head"))).unwrap()
     }
 
-    /// Opens the log twice, retrying while the thread of the sink before still holds the lock.
+    /// Opens the log, and retries while the previous sink's thread still holds the lock.
     async fn reopen_and_write(dir: &Path, lines: std::ops::Range<usize>) {
         drop(reopen(dir));
         let sink = reopen(dir);
@@ -220,7 +220,7 @@ mod tests {
         ChainKey::new(crate::model::secret::Secret::new(b"the key of these tests".to_vec()))
     }
 
-    /// The key is new to a state directory once.
+    /// Opens a log whose state directory has a new key at its first use.
     fn open(place: LogLocation) -> io::Result<Sink> {
         let is_new = fs::File::create_new(place.state_dir.join("key-made")).is_ok();
         let (told, _) = tokio::sync::mpsc::channel(1);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_log_that_nobody_touched_is_whole_also_after_a_restart() {
+    async fn an_unchanged_log_is_valid_after_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         write(place(dir.path()), 0..5).await;
         reopen_and_write(dir.path(), 5..9).await;
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_changed_byte_shows() {
+    async fn every_changed_byte_is_detected() {
         let dir = tempfile::tempdir().unwrap();
         write(place(dir.path()), 0..3).await;
         let path = dir.path().join("audit.jsonl");
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_taken_out_swapped_or_cut_show_and_a_torn_one_is_told_apart() {
+    async fn removed_swapped_and_truncated_lines_are_detected() {
         let dir = tempfile::tempdir().unwrap();
         write(place(dir.path()), 0..4).await;
         let path = dir.path().join("audit.jsonl");
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_torn_line_is_mended_at_the_next_start_and_named_in_the_chain() {
+    async fn an_incomplete_line_is_reported_in_the_chain_at_the_next_start() {
         let dir = tempfile::tempdir().unwrap();
         write(place(dir.path()), 0..2).await;
         let path = dir.path().join("audit.jsonl");
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cut_is_noted_by_the_next_start() {
+    async fn a_truncation_is_recorded_at_the_next_start() {
         let dir = tempfile::tempdir().unwrap();
         write(place(dir.path()), 0..3).await;
         let path = dir.path().join("audit.jsonl");
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_chain_goes_on_across_rotations() {
+    async fn the_chain_continues_across_rotations() {
         let dir = tempfile::tempdir().unwrap();
         write(LogLocation { rotate_bytes: 400, ..place(dir.path()) }, 0..20).await;
         let whole = report(dir.path());
@@ -323,14 +323,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_second_writer_is_kept_out() {
+    async fn a_second_writer_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let _first = open(place(dir.path())).unwrap();
         assert!(open(place(dir.path())).is_err());
     }
 
     #[tokio::test]
-    async fn a_log_that_takes_no_line_is_an_error_at_the_start() {
+    async fn an_unwritable_log_is_an_error_at_startup() {
         let sink = open(LogLocation {
             path: Some("/dev/full".into()),
             state_dir: tempfile::tempdir().unwrap().keep(),
@@ -338,23 +338,23 @@ mod tests {
             rotate_bytes: 1 << 40,
             refusals_per_second: 50,
         });
-        // `/dev/full` fails every write, so already the opening line cannot be written.
+        // `/dev/full` fails every write, so even the opening line cannot be written.
         assert!(sink.is_err());
     }
 
-    /// Both points at which a crash can leave a rotation, and a rotation that fails.
+    /// Tests both points at which a crash can interrupt a rotation, and a rotation that fails.
     #[tokio::test]
-    async fn a_rotation_that_was_interrupted_is_finished_or_taken_back() {
+    async fn an_interrupted_rotation_is_completed_or_undone() {
         for named in [false, true] {
             let dir = tempfile::tempdir().unwrap();
             write(LogLocation { rotate_bytes: 400, ..place(dir.path()) }, 0..10).await;
             let path = dir.path().join("audit.jsonl");
             let begun = dir.path().join("audit.jsonl.new");
             if named {
-                // The successor had been begun, the log not been put aside.
+                // The new file exists, and the log is not renamed yet.
                 fs::write(&begun, "half a li").unwrap();
             } else {
-                // The log had been put aside, its successor not been named.
+                // The log is renamed, and the new file is not.
                 fs::rename(&path, &begun).unwrap();
             }
             reopen_and_write(dir.path(), 10..12).await;
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_rotation_that_fails_leaves_the_log_going_on() {
+    async fn the_log_continues_after_a_failed_rotation() {
         let dir = tempfile::tempdir().unwrap();
         let sink = open(LogLocation { rotate_bytes: 400, ..place(dir.path()) }).unwrap();
         fs::create_dir(dir.path().join("audit.jsonl.new")).unwrap();
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_that_only_lacks_its_newline_is_whole() {
+    async fn a_line_without_its_newline_is_complete() {
         let dir = tempfile::tempdir().unwrap();
         write(place(dir.path()), 0..3).await;
         let path = dir.path().join("audit.jsonl");
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_head_that_is_gone_or_garbled_does_not_hide_a_cut() {
+    async fn a_missing_or_invalid_head_does_not_hide_a_truncation() {
         for garbled in [None, Some("forged"), Some("")] {
             let dir = tempfile::tempdir().unwrap();
             write(place(dir.path()), 0..3).await;
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_log_that_was_emptied_or_deleted_does_not_begin_anew_unseen() {
+    async fn an_emptied_or_deleted_log_is_detected() {
         for deleted in [false, true] {
             let dir = tempfile::tempdir().unwrap();
             write(place(dir.path()), 0..3).await;

@@ -1,4 +1,4 @@
-//! The tool front-end's binary; the library has the code.
+//! The binary of the tool front-end. The code is in the library.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The binary of the daemon and the operator's command line; the library has the code.
+//! The binary of the daemon and the operator's command line. The code is in the library.
 
 use std::process::ExitCode;
 

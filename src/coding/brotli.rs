@@ -5,7 +5,7 @@ use brotli_decompressor::{BrotliDecompressStream, BrotliResult, BrotliState, Sta
 use super::budget::WindowMemory;
 use super::{DecodeError, Direction, STEP};
 
-/// Bits of a brotli stream's window, from its first byte (RFC 7932 §9.1).
+/// Returns the window size of a brotli stream in bits, from its first byte (RFC 7932 §9.1).
 pub(super) fn window_bits(first: u8) -> u32 {
     match (first & 1, first >> 1 & 7, first >> 4 & 7) {
         (0, ..) => 16,
@@ -19,19 +19,19 @@ pub(super) struct Brotli {
     state: BrotliState<StandardAlloc, StandardAlloc, StandardAlloc>,
     ended: bool,
     room: WindowMemory,
-    begun: bool,
+    has_started: bool,
     decoded: u64,
 }
 
 impl Brotli {
-    /// Strict: a window larger than RFC 7932 knows is refused.
+    /// Creates a decoder that refuses windows larger than RFC 7932 allows.
     pub(super) fn new(direction: Direction) -> Self {
         let alloc = StandardAlloc::default;
         Self {
             state: BrotliState::new_strict(alloc(), alloc(), alloc()),
             ended: false,
             room: WindowMemory::new(direction),
-            begun: false,
+            has_started: false,
             decoded: 0,
         }
     }
@@ -49,11 +49,11 @@ impl Brotli {
         if self.ended {
             return if coded.is_empty() { Ok(false) } else { Err(DecodeError::Malformed) };
         }
-        if let Some(first) = coded.first().filter(|_| !self.begun) {
-            self.begun = true;
-            self.room.begin(1 << window_bits(*first));
+        if let Some(first) = coded.first().filter(|_| !self.has_started) {
+            self.has_started = true;
+            self.room.start_window(1 << window_bits(*first));
         }
-        // It counts in 32 bits.
+        // The crate counts in 32 bits.
         let piece = coded.get(..STEP).unwrap_or(coded);
         let (mut left, mut taken) = (piece.len(), 0);
         let (mut room, mut given, mut total) = (scratch.len(), 0, 0);
@@ -70,9 +70,9 @@ impl Brotli {
         *coded = coded.get(taken..).unwrap_or_default();
         out.extend_from_slice(scratch.get(..given).unwrap_or_default());
         self.decoded = self.decoded.saturating_add(given as u64);
-        self.room.reach(self.decoded)?;
+        self.room.reserve(self.decoded)?;
         match result {
-            // It says so too while it holds more than there was room for.
+            // The crate also returns this while it holds more output than there was room for.
             BrotliResult::NeedsMoreInput => Ok(given == scratch.len() || !coded.is_empty()),
             BrotliResult::NeedsMoreOutput => Ok(true),
             BrotliResult::ResultFailure => Err(DecodeError::Malformed),

@@ -4,7 +4,7 @@ use flate2::{Crc, Decompress, FlushDecompress, Status};
 
 use super::DecodeError;
 
-/// How long the head of a gzip member may be, with its name and its comment.
+/// The maximum length of a gzip member's header, including name and comment, in bytes.
 const MAX_HEAD: usize = 64 * 1024;
 const FIXED_HEAD: usize = 10;
 const TRAILER: usize = 8;
@@ -17,13 +17,13 @@ const HAS_COMMENT: u8 = 16;
 enum Stopped {
     /// The stream has ended.
     Ended,
-    /// There is no more room.
-    Full,
-    /// There are no more bytes.
-    Hungry,
+    /// The output is full.
+    OutputFull,
+    /// The input is used up.
+    NeedsInput,
 }
 
-/// Takes from the front of `coded`, and appends what fits into `scratch`.
+/// Decodes from the front of `coded`, and appends as much as fits into `scratch`.
 fn inflate(
     stream: &mut Decompress,
     coded: &mut &[u8],
@@ -38,31 +38,31 @@ fn inflate(
     out.extend_from_slice(scratch.get(..given).unwrap_or_default());
     match status {
         Status::StreamEnd => Ok(Stopped::Ended),
-        _ if given == scratch.len() => Ok(Stopped::Full),
-        _ if coded.is_empty() => Ok(Stopped::Hungry),
+        _ if given == scratch.len() => Ok(Stopped::OutputFull),
+        _ if coded.is_empty() => Ok(Stopped::NeedsInput),
         _ => Err(DecodeError::Malformed),
     }
 }
 
-/// One gzip member behind the other.
+/// A decoder for a sequence of gzip members.
 pub(crate) struct Gzip {
     part: Part,
     flags: u8,
-    /// Bytes of a part that has a size of its own.
+    /// The bytes of an incomplete part of fixed size.
     held: Vec<u8>,
     head_size: usize,
-    /// Of the head, then of what is decoded.
+    /// The checksum of the header, then of the decoded bytes.
     crc: Crc,
     stream: Decompress,
 }
 
-/// Where in a member the next byte is.
+/// The part of a member that the next byte belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// The part of the head that is always there.
+    /// The fixed part of the header.
     Fixed,
     ExtraSize,
-    /// So many bytes of it are left.
+    /// The extra field, with the number of bytes left.
     Extra(u16),
     Name,
     Comment,
@@ -83,7 +83,7 @@ impl Gzip {
         }
     }
 
-    /// True between two members.
+    /// Returns true between two members.
     pub(crate) fn is_whole(&self) -> bool {
         self.part == Part::Fixed && self.held.is_empty()
     }
@@ -104,8 +104,8 @@ impl Gzip {
                 self.crc.update(out.get(known..).unwrap_or_default());
                 match stopped {
                     Stopped::Ended => self.part = Part::Trailer,
-                    Stopped::Full => return Ok(true),
-                    Stopped::Hungry => return Ok(false),
+                    Stopped::OutputFull => return Ok(true),
+                    Stopped::NeedsInput => return Ok(false),
                 }
             }
             let Some((byte, rest)) = coded.split_first() else { return Ok(false) };
@@ -142,7 +142,7 @@ impl Gzip {
         Ok(())
     }
 
-    /// Reads a part that has a size of its own, once it is whole.
+    /// Collects a part of fixed size and processes it when it is complete.
     fn sized(&mut self) -> Result<(), DecodeError> {
         self.part = match (self.part, self.held.as_slice()) {
             (Part::Fixed, [0x1f, 0x8b, 8, flags, _, _, _, _, _, _]) if flags & 0xe0 == 0 => {
@@ -166,7 +166,7 @@ impl Gzip {
         Ok(())
     }
 
-    /// The next part of the head that is there, beginning with the one of this flag.
+    /// Returns the next part of the header that is present, starting with the one of this flag.
     fn next_from(&self, flag: u8) -> Part {
         let parts = [
             (HAS_EXTRA, Part::ExtraSize),
@@ -195,23 +195,23 @@ impl Gzip {
     }
 }
 
-/// True if the head of a member may begin so: what is none shows at its first byte.
+/// Returns whether a gzip member may start with these bytes. Invalid data is detected at its first byte.
 fn begins_member(head: &[u8]) -> bool {
     head.iter().zip([0x1f, 0x8b, 8]).all(|(byte, want)| *byte == want)
 }
 
-/// A zlib stream, or a raw one as some send it.
+/// A decoder for a zlib stream, or for a raw deflate stream, which some servers send.
 #[derive(Default)]
 pub(crate) struct Deflate {
-    /// Waits for the second byte: both tell which it is.
+    /// The first byte, kept until the second shows which format it is.
     first: Option<u8>,
     stream: Option<Decompress>,
     ended: bool,
-    /// The first bytes, as far as they have come.
+    /// The first bytes of the stream.
     head: Vec<u8>,
 }
 
-/// So many bytes tell whether a stream that begins as zlib is a raw one as well.
+/// The number of bytes that show whether a stream that starts as zlib is a valid raw stream too.
 const HEAD: usize = 5;
 
 impl Deflate {
@@ -230,7 +230,7 @@ impl Deflate {
         let more = self.step(coded, out, scratch);
         let taken = given.len().saturating_sub(coded.len());
         self.head.extend(given.iter().take(taken.min(missing)));
-        // Its reader may take either, so both would have to be looked through.
+        // The recipient may decode it either way, so both results would have to be scanned.
         if has_two_readings(&self.head) { Err(DecodeError::Malformed) } else { more }
     }
 
@@ -244,28 +244,28 @@ impl Deflate {
                 let Some(first) = self.first.replace(*second) else { return Ok(true) };
                 let pair = [first, *second];
                 let stream = self.stream.insert(Decompress::new(is_zlib(pair)));
-                // Two bytes hold little: whatever they decode to fits.
+                // Two bytes decode to little output, which always fits.
                 self.ended = matches!(inflate(stream, &mut &pair[..], out, scratch)?, Stopped::Ended);
                 return Ok(true);
             }
         };
         match inflate(stream, coded, out, scratch)? {
             Stopped::Ended => self.ended = true,
-            Stopped::Full => return Ok(true),
-            Stopped::Hungry => return Ok(false),
+            Stopped::OutputFull => return Ok(true),
+            Stopped::NeedsInput => return Ok(false),
         }
         if coded.is_empty() { Ok(false) } else { Err(DecodeError::Malformed) }
     }
 }
 
-/// True if these bytes begin a zlib stream and a raw one. Such a raw one has a first block that is stored, because the
-/// lower bits of zlib's method say so, and its length stands there twice, once inverted (RFC 1951 §3.2.4).
+/// Returns whether these bytes start both a zlib stream and a raw one. The low bits of zlib's method
+/// field announce a stored block, whose length appears twice, once inverted (RFC 1951 §3.2.4).
 fn has_two_readings(head: &[u8]) -> bool {
     let [method, flags, a, b, c] = head else { return false };
     is_zlib([*method, *flags]) && u16::from_le_bytes([*flags, *a]) == !u16::from_le_bytes([*b, *c])
 }
 
-/// True if these two bytes begin a zlib stream. With a preset dictionary it cannot be decoded.
+/// Returns whether these two bytes start a zlib stream. One with a preset dictionary cannot be decoded.
 fn is_zlib(head: [u8; 2]) -> bool {
     let [method, _] = head;
     method & 0x0f == 8 && method >> 4 <= 7 && u16::from_be_bytes(head).is_multiple_of(31)

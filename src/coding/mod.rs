@@ -1,10 +1,9 @@
 //! Decodes HTTP content codings as a stream, so that bodies can be scanned.
 //!
-//! The bytes come from hostile peers: whatever they say, a call takes no more memory than its output, the
-//! windows and a constant. Nothing passes unlooked at: a body whose coding ends before the body does is refused,
-//! as is one that needs what we do not have. Some bytes of a coded body stand in it as they are and are not given
-//! out: names and comments of gzip, skippable frames of zstd, metadata of brotli. Who looks through a body looks
-//! at its coded bytes too.
+//! The bytes come from hostile peers. Whatever they contain, a call uses no more memory than its output, the windows
+//! and a constant. No byte is passed on unscanned: a body is refused if its coding ends before the body does, or if it
+//! needs an unsupported feature. Some bytes of a coded body are stored as they are and not decoded: gzip names and
+//! comments, zstd skippable frames, brotli metadata. A scanner must therefore scan the coded bytes too.
 
 mod brotli;
 mod budget;
@@ -20,32 +19,32 @@ pub use self::budget::is_window_memory_short;
 use self::deflate::{Deflate, Gzip};
 use self::zstd::Zstd;
 
-/// How many bytes come out of one call at most.
+/// The maximum number of bytes that one call decodes.
 pub const STEP: usize = 64 * 1024;
-/// So much may come out of anything.
-const ALWAYS_FINE: u64 = 4 << 20;
-/// How many coded bytes inflate and brotli read ahead at most: 64 bits, and brotli 8 bytes before them.
-const AHEAD: u64 = 16;
-/// How many codings may be applied one after the other.
+/// The number of decoded bytes that is allowed at any ratio.
+const RATIO_FREE_BYTES: u64 = 4 << 20;
+/// The maximum number of coded bytes that inflate and brotli read ahead: 64 bits, and 8 bytes before them for brotli.
+const MAX_READ_AHEAD: u64 = 16;
+/// The maximum number of codings of one body.
 const MAX_CODINGS: usize = 2;
-/// How many places are remembered in what the outer coding gave to the inner one.
+/// The maximum number of marks in the outer coding's output.
 const MAX_MARKS: usize = 64;
 
-/// A content coding that can be undone.
+/// A supported content coding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coding {
     /// RFC 7932.
     Brotli,
-    /// RFC 1950, or RFC 1951 alone, as some send it.
+    /// RFC 1950, or raw RFC 1951, which some servers send.
     Deflate,
     /// RFC 1952.
     Gzip,
-    /// RFC 8878, with a window of 8 MiB at most (RFC 9659).
+    /// RFC 8878, with a window of at most 8 MiB (RFC 9659).
     Zstd,
 }
 
 impl Coding {
-    /// The coding of a token in `Content-Encoding`.
+    /// Parses a token of `Content-Encoding`.
     #[must_use]
     pub fn named(token: &str) -> Option<Self> {
         let names = [("br", Self::Brotli), ("deflate", Self::Deflate), ("gzip", Self::Gzip), ("zstd", Self::Zstd)];
@@ -53,7 +52,7 @@ impl Coding {
         names.into_iter().find(|(name, _)| token.eq_ignore_ascii_case(name)).map(|(_, coding)| coding)
     }
 
-    /// Its token.
+    /// Returns the token.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -65,20 +64,20 @@ impl Coding {
     }
 }
 
-/// How much may come out. Each coding's output is held to it, so that a bomb within a bomb is one too.
+/// Limits for the decoded size. They apply to the output of each coding, so that nested bombs are refused too.
 #[derive(Debug, Clone, Copy)]
 pub struct DecodeLimits {
-    /// Decoded bytes in all.
+    /// The maximum number of decoded bytes.
     pub total: u64,
-    /// Decoded bytes for each coded byte of the body, beyond a first 4 MiB that are always fine.
+    /// The maximum number of decoded bytes per coded byte. It does not apply to the first 4 MiB.
     pub ratio: u64,
-    /// The direction of the body, which decides the memory that its window counts against.
+    /// The direction of the body, which selects the memory limit for its window.
     pub direction: Direction,
 }
 
 impl DecodeLimits {
     fn check(self, coded: u64, decoded: u64) -> Result<(), DecodeError> {
-        let fine = self.ratio.saturating_mul(coded).saturating_add(ALWAYS_FINE);
+        let fine = self.ratio.saturating_mul(coded).saturating_add(RATIO_FREE_BYTES);
         if decoded > self.total.min(fine) { Err(DecodeError::TooMuch) } else { Ok(()) }
     }
 }
@@ -86,31 +85,31 @@ impl DecodeLimits {
 /// Why a body cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// It is not what its coding says, is cut, or goes on behind its end.
-    #[error("the body is not what its content coding says")]
+    /// The body is invalid in its coding, is truncated, or continues after the end of the coding.
+    #[error("the body is not valid in its content coding")]
     Malformed,
-    /// It decodes to more than is allowed.
-    #[error("the body decodes to more than is allowed")]
+    /// The decoded size exceeds a limit.
+    #[error("the decoded body exceeds the limit")]
     TooMuch,
 }
 
-/// Undoes one or two codings of a body.
+/// Decodes a body with one or two codings.
 ///
-/// A gzip or deflate stream takes some 50 KiB. A brotli stream takes its window, 16 MiB at most, as soon as it says
-/// that so much will come, and its tables. A zstd stream takes up to three windows of 8 MiB, as far as so much really
-/// came.
+/// A gzip or deflate stream uses about 50 KiB. A brotli stream uses its tables and its window, at most 16 MiB, as soon
+/// as its headers announce that much output. A zstd stream uses up to three windows of 8 MiB, depending on the output
+/// so far.
 pub struct Decoder {
     /// The coding that was applied last.
     outer: Layer,
     inner: Option<Inner>,
     bounds: DecodeLimits,
     scratch: Box<[u8]>,
-    /// Nothing can be known about what comes behind an error.
+    /// The first error. The state after an error is undefined.
     failed: Option<DecodeError>,
 }
 
 impl Decoder {
-    /// A decoder for codings in the order of `Content-Encoding`. None if there are none, or more than two.
+    /// Creates a decoder for codings in the order of `Content-Encoding`. Returns `None` for none or more than two.
     #[must_use]
     pub fn new(codings: &[Coding], bounds: DecodeLimits) -> Option<Self> {
         let (last, before) = codings.split_last().filter(|_| codings.len() <= MAX_CODINGS)?;
@@ -123,10 +122,10 @@ impl Decoder {
         })
     }
 
-    /// Takes bytes from the front of `coded` and appends what they decode to, at most [`STEP`] bytes.
+    /// Decodes from the front of `coded` and appends the result, at most [`STEP`] bytes.
     ///
-    /// Returns true if it must be called again, even with nothing new, because there may be more to come out.
-    /// When it returns false all of `coded` has been taken.
+    /// Returns true if it must be called again, even without new input, because more output may follow. When it
+    /// returns false, all of `coded` has been consumed.
     pub fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, DecodeError> {
         self.not_failed()?;
         let more = self.step(coded, out);
@@ -134,25 +133,26 @@ impl Decoder {
         more
     }
 
-    /// How many coded bytes from the beginning are surely spent: everything that they alone determine has come
-    /// out. It never becomes less.
+    /// Returns how many leading coded bytes are settled: all output that they determine has been returned. Never
+    /// decreases.
     #[must_use]
     pub fn settled(&self) -> u64 {
         self.inner.as_ref().map_or(self.outer.settled, |inner| inner.settled)
     }
 
-    /// As [`Self::settled`], once [`Self::decode`] has returned false and nothing is waiting: all that the bytes
-    /// determine has come out then, but for a block of zstd that is not whole. The last bits may begin a symbol,
-    /// which says nothing before its end.
+    /// Returns [`Self::settled`] for the time after [`Self::decode`] has returned false. All output that the bytes
+    /// determine has been returned then, except that of an incomplete zstd block. The last bits may start a symbol,
+    /// which determines nothing before its end.
     #[must_use]
     pub fn settled_at_pause(&self) -> u64 {
         let inner = self.inner.as_ref();
-        let waits = self.outer.waits() || inner.is_some_and(|inner| !inner.waiting.is_empty() || inner.layer.waits());
+        let waits = self.outer.has_pending()
+            || inner.is_some_and(|inner| !inner.waiting.is_empty() || inner.layer.has_pending());
         if waits { self.settled() } else { self.outer.taken }
     }
 
-    /// The body has ended, and [`Self::decode`] has returned false. A body without a byte is fine in every
-    /// coding: such are the answers to HEAD.
+    /// Checks that the body may end here, after [`Self::decode`] has returned false. An empty body is valid in
+    /// every coding, as in responses to HEAD.
     pub fn end(&self) -> Result<(), DecodeError> {
         self.not_failed()?;
         let given_on = self.inner.as_ref().is_none_or(|inner| inner.waiting.is_empty() && inner.layer.is_whole());
@@ -163,7 +163,7 @@ impl Decoder {
         self.failed.map_or(Ok(()), Err)
     }
 
-    /// At most one step of each coding, so that a call is short whatever the bytes are.
+    /// Runs at most one step of each coding, so that a call is short for any input.
     fn step(&mut self, coded: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, DecodeError> {
         let Some(inner) = &mut self.inner else {
             let more = self.outer.decode(coded, out, &mut self.scratch)?;
@@ -182,11 +182,12 @@ impl Decoder {
     }
 }
 
-/// The coding that was applied first, and what it has yet to take of the other's output.
+/// The coding that was applied first, and the outer coding's output that it has not consumed yet.
 struct Inner {
     layer: Layer,
     waiting: Vec<u8>,
-    /// Places in the outer coding's output, and how many coded bytes are settled once the output before them is.
+    /// Offsets in the outer coding's output, each with the coded bytes that are settled once the output before it
+    /// is.
     marks: VecDeque<(u64, u64)>,
     settled: u64,
 }
@@ -196,8 +197,8 @@ impl Inner {
         Self { layer: Layer::new(coding, direction), waiting: Vec::new(), marks: VecDeque::new(), settled: 0 }
     }
 
-    /// The outer coding has given so many bytes, which is all that its settled ones determine. If there are too
-    /// many places, the last is forgotten: then bytes are settled later, and still rightly.
+    /// Records that the first `given` bytes of the outer coding's output correspond to `settled` coded bytes. If
+    /// there are too many marks, the last is dropped: bytes are then settled later, but never too early.
     fn mark(&mut self, given: u64, settled: u64) {
         if self.marks.len() >= MAX_MARKS || self.marks.back().is_some_and(|(place, _)| *place == given) {
             self.marks.pop_back();
@@ -257,23 +258,23 @@ impl Layer {
         Ok(more)
     }
 
-    /// While there is more to come out, only zstd knows of which bytes it is.
+    /// Updates the settled count. While more output may follow, only zstd can attribute it to coded bytes.
     fn settle(&mut self, more: bool) {
         let settled = match &self.format {
             Format::Zstd(zstd) => self.taken.saturating_sub(zstd.pending() as u64),
             _ if more => return,
             _ if self.is_whole() => self.taken,
-            _ => self.taken.saturating_sub(AHEAD),
+            _ => self.taken.saturating_sub(MAX_READ_AHEAD),
         };
         self.settled = self.settled.max(settled);
     }
 
-    /// True if bytes are held undecoded.
-    fn waits(&self) -> bool {
+    /// Returns whether bytes are held that are not decoded yet.
+    fn has_pending(&self) -> bool {
         matches!(&self.format, Format::Zstd(zstd) if zstd.pending() > 0)
     }
 
-    /// True if the stream may end here.
+    /// Returns whether the stream may end here.
     fn is_whole(&self) -> bool {
         self.taken == 0
             || match &self.format {
@@ -285,7 +286,7 @@ impl Layer {
     }
 }
 
-/// Where a body goes.
+/// The direction of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To the origin.

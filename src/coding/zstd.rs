@@ -1,9 +1,8 @@
 //! zstd (RFC 8878).
 //!
-//! The crate that decodes blocks keeps what it decoded to itself until there is more of it than the window, or
-//! until the frame ends: a stream that is flushed and goes on would stand still. So frames are read here, and the
-//! crate gets one whole block after the other, each as if it were the last of its frame. Then it shows all that it
-//! holds, and goes on all the same with the next.
+//! The decoding crate holds its output back until it exceeds the window or the frame ends. A stream that is flushed and
+//! continued would stall. Frames are therefore parsed here, and the crate gets one complete block at a time, each
+//! marked as the last of its frame. It then returns all output, and still accepts the next block.
 
 use std::hash::Hasher;
 use std::io;
@@ -14,35 +13,35 @@ use twox_hash::XxHash64;
 use super::budget::WindowMemory;
 use super::{DecodeError, Direction, STEP};
 
-/// The largest window that decoders of the web must support and encoders may use (RFC 9659).
+/// The largest window that HTTP decoders must support and encoders may use (RFC 9659).
 const MAX_WINDOW: u64 = 8 * 1024 * 1024;
 const MAX_BLOCK: usize = 128 * 1024;
 const BLOCK_HEAD: usize = 3;
 const CHECKSUM: usize = 4;
 const MAGIC: u32 = 0xfd2f_b528;
 const SKIPPABLE: u32 = 0x184d_2a50;
-/// The head of a frame as the crate gets it: a window of 128 KiB, no dictionary, no checksum. From that it learns
-/// how large a block may be, and how much memory to take at once.
+/// The frame header passed to the crate: a window of 128 KiB, no dictionary, no checksum. It determines the maximum
+/// block size and the initial allocation.
 const PLAIN_HEAD: [u8; 6] = [0x28, 0xb5, 0x2f, 0xfd, 0, 7 << 3];
 
-/// One frame behind the other.
+/// A decoder for a sequence of frames.
 pub(crate) struct Zstd {
     at: At,
-    /// Bytes of a part that is not whole yet.
+    /// The bytes of an incomplete part.
     held: Vec<u8>,
     frame: Frame,
     room: WindowMemory,
     blocks: FrameDecoder,
-    /// Bytes that have been decoded and not yet given out, from `given` on.
+    /// Decoded bytes; those from `gone` on have not been returned yet.
     fresh: Vec<u8>,
-    gone: usize,
+    returned: usize,
 }
 
 /// The position within the format.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum At {
     Head,
-    /// So many bytes of a skippable frame are left.
+    /// A skippable frame, with the number of bytes left.
     Skipped(u32),
     Block,
     Checksum,
@@ -52,7 +51,7 @@ enum At {
 #[derive(Default)]
 struct Frame {
     window: u64,
-    /// How much will come out.
+    /// The announced size of the content.
     size: Option<u64>,
     has_checksum: bool,
     given: u64,
@@ -62,7 +61,7 @@ struct Frame {
 /// A block's header.
 struct BlockHead {
     last: bool,
-    /// Of what follows.
+    /// The number of bytes after the header.
     size: usize,
 }
 
@@ -75,16 +74,16 @@ impl Zstd {
             room: WindowMemory::new(direction),
             blocks: FrameDecoder::new(),
             fresh: Vec::new(),
-            gone: 0,
+            returned: 0,
         }
     }
 
-    /// True between two frames.
+    /// Returns true between two frames.
     pub(crate) fn is_whole(&self) -> bool {
         self.at == At::Head && self.pending() == 0
     }
 
-    /// How many of the coded bytes that were taken are not settled.
+    /// Returns how many of the consumed coded bytes are not settled.
     pub(crate) fn pending(&self) -> usize {
         self.held.len()
     }
@@ -109,24 +108,24 @@ impl Zstd {
         }
     }
 
-    /// Gives out what has been decoded. The block is held until then, and so not settled.
+    /// Returns decoded bytes. The coded block is held, and so not settled, until all of them are returned.
     fn give(&mut self, out: &mut Vec<u8>, room: &mut usize) {
         if self.fresh.is_empty() {
             return;
         }
-        let rest = self.fresh.get(self.gone..).unwrap_or_default();
+        let rest = self.fresh.get(self.returned..).unwrap_or_default();
         let piece = rest.get(..*room).unwrap_or(rest);
         out.extend_from_slice(piece);
         *room = room.saturating_sub(piece.len());
-        self.gone = self.gone.saturating_add(piece.len());
-        if self.gone >= self.fresh.len() {
+        self.returned = self.returned.saturating_add(piece.len());
+        if self.returned >= self.fresh.len() {
             self.fresh.clear();
-            self.gone = 0;
+            self.returned = 0;
             self.held.clear();
         }
     }
 
-    /// Holds bytes until the next part is whole. False if there are too few.
+    /// Collects bytes until the next part is complete. Returns false if more input is needed.
     fn fill(&mut self, coded: &mut &[u8]) -> Result<bool, DecodeError> {
         loop {
             let missing = self.part_size()?.saturating_sub(self.held.len());
@@ -142,7 +141,7 @@ impl Zstd {
         }
     }
 
-    /// How long the next part is, as far as the bytes held tell.
+    /// Returns the size of the next part, as far as the held bytes determine it.
     fn part_size(&self) -> Result<usize, DecodeError> {
         match (self.at, self.held.as_slice()) {
             (At::Head, [a, b, c, d, rest @ ..]) => match (u32::from_le_bytes([*a, *b, *c, *d]), rest) {
@@ -151,18 +150,17 @@ impl Zstd {
                 (MAGIC, [descriptor, ..]) => Ok(head_sizes(*descriptor).into_iter().sum::<usize>().saturating_add(5)),
                 _ => Err(DecodeError::Malformed),
             },
-            (At::Head, begun) if begins_frame(begun) => Ok(4),
+            (At::Head, prefix) if begins_frame(prefix) => Ok(4),
             (At::Head, _) => Err(DecodeError::Malformed),
             (At::Block, [a, b, c, ..]) => Ok(self.block([*a, *b, *c])?.size.saturating_add(BLOCK_HEAD)),
             (At::Block, _) => Ok(BLOCK_HEAD),
             (At::Checksum, _) => Ok(CHECKSUM),
-            // Stands only while nothing is here.
+            // Reached only when no bytes are held.
             (At::Skipped(_), _) => Ok(1),
         }
     }
 
-    /// Reads a block's head. What a raw one holds, and what one of a repeated byte becomes, is bounded by the
-    /// window too.
+    /// Parses a block header. The window also bounds the size of raw and RLE blocks.
     fn block(&self, head: [u8; BLOCK_HEAD]) -> Result<BlockHead, DecodeError> {
         let [a, b, c] = head;
         let word = u32::from_le_bytes([a, b, c, 0]);
@@ -174,7 +172,7 @@ impl Zstd {
         Ok(BlockHead { last: word & 1 == 1, size: if kind == 1 { 1 } else { size } })
     }
 
-    /// The part held is whole.
+    /// Processes the part held, which is complete.
     fn take_part(&mut self) -> Result<(), DecodeError> {
         match (self.at, self.held.as_slice()) {
             (At::Head, [_, _, _, _, a, b, c, d]) if self.is_skippable() => {
@@ -183,8 +181,8 @@ impl Zstd {
             }
             (At::Head, [_, _, _, _, descriptor, fields @ ..]) => {
                 self.frame = Frame::read(*descriptor, fields)?;
-                // Two windows are held at most, and one while the older is forgotten.
-                self.room.begin(self.frame.window.saturating_mul(3));
+                // At most two windows are held, and a third while the oldest is dropped.
+                self.room.start_window(self.frame.window.saturating_mul(3));
                 self.blocks.reset(&PLAIN_HEAD[..]).map_err(|_| DecodeError::Malformed)?;
                 self.at = At::Block;
             }
@@ -200,7 +198,7 @@ impl Zstd {
                 }
             }
             (At::Checksum, checksum) => {
-                // The lower half, as the RFC has it.
+                // RFC 8878 uses the lower half of the hash.
                 if !self.frame.hash.finish().to_le_bytes().starts_with(checksum) {
                     return Err(DecodeError::Malformed);
                 }
@@ -216,9 +214,9 @@ impl Zstd {
         self.held.first_chunk().is_some_and(|magic| u32::from_le_bytes(*magic) & !0xf == SKIPPABLE)
     }
 
-    /// Decodes the block held, and copies what came of it.
+    /// Decodes the block held, and copies its output.
     fn decode_block(&mut self) -> Result<(), DecodeError> {
-        self.forget()?;
+        self.drop_old_windows()?;
         let known = self.blocks.can_collect();
         if let Some(first) = self.held.first_mut() {
             *first |= 1;
@@ -234,12 +232,12 @@ impl Zstd {
             return Err(DecodeError::Malformed);
         }
         self.frame.count(&self.fresh)?;
-        self.room.reach(self.frame.given)
+        self.room.reserve(self.frame.given)
     }
 
-    /// Once two windows are held, all but the last is forgotten. That is taken out and put in again as raw blocks,
-    /// into memory that is empty: what is held must be in one piece to be seen.
-    fn forget(&mut self) -> Result<(), DecodeError> {
+    /// Drops all but the last window once two are held. The last window is taken out and inserted again as raw
+    /// blocks into the emptied buffer, because the output must be contiguous to be copied.
+    fn drop_old_windows(&mut self) -> Result<(), DecodeError> {
         let held = self.blocks.can_collect();
         let window = usize::try_from(self.frame.window).unwrap_or(usize::MAX);
         if held < window.max(MAX_BLOCK).saturating_mul(2) {
@@ -248,7 +246,7 @@ impl Zstd {
         let mut last = Vec::with_capacity(window);
         let view = View { skip: held.saturating_sub(window), into: &mut last, takes: true };
         self.blocks.collect_to_writer(view).map_err(|_| DecodeError::Malformed)?;
-        // Begins anew at the front of its memory.
+        // Resets the buffer to its beginning.
         self.blocks.collect();
         for piece in last.chunks(MAX_BLOCK) {
             let [a, b, c, _] = u32::try_from(piece.len()).unwrap_or_default().wrapping_shl(3).to_le_bytes();
@@ -264,16 +262,16 @@ fn decode_one(blocks: &mut FrameDecoder, source: &mut impl io::Read) -> Result<(
     finished.ok().filter(|finished| *finished).map(|_| ()).ok_or(DecodeError::Malformed)
 }
 
-/// True if a frame may begin so: what is none shows at its first byte.
-fn begins_frame(begun: &[u8]) -> bool {
+/// Returns whether a frame may start with these bytes. Invalid data is detected at its first byte.
+fn begins_frame(prefix: &[u8]) -> bool {
     let begins = |magic: u32, most: u8| {
         let first = |(at, byte): (usize, &u8)| if at == 0 { *byte & !most } else { *byte };
-        begun.iter().enumerate().map(first).eq(magic.to_le_bytes().into_iter().take(begun.len()))
+        prefix.iter().enumerate().map(first).eq(magic.to_le_bytes().into_iter().take(prefix.len()))
     };
     begins(MAGIC, 0) || begins(SKIPPABLE, 0xf)
 }
 
-/// The sizes of window, dictionary and content size in a frame's head.
+/// Returns the sizes of the window, dictionary and content size fields in a frame header.
 fn head_sizes(descriptor: u8) -> [usize; 3] {
     let single = descriptor & 0x20 != 0;
     let window = usize::from(!single);
@@ -335,11 +333,11 @@ fn window_size(descriptor: u8) -> u64 {
     base.saturating_add((base >> 3).saturating_mul(u64::from(descriptor & 7)))
 }
 
-/// Copies what a decoder holds, without its beginning.
+/// A writer that copies the crate's output without its first `skip` bytes.
 struct View<'v> {
     skip: usize,
     into: &'v mut Vec<u8>,
-    /// Without it, bytes stay in the buffer, for later blocks to refer to.
+    /// Whether bytes are removed from the crate's buffer. Later blocks may refer to bytes that stay.
     takes: bool,
 }
 

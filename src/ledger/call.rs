@@ -7,11 +7,11 @@ use serde_json::value::RawValue;
 
 use super::execution::Millis;
 
-/// Tool calls that are kept of an execution.
+/// The maximum number of tool calls kept per execution.
 pub const MOST_CALLS: usize = 50;
-/// Longest URL that is kept, in bytes.
+/// The maximum length of a stored URL, in bytes.
 pub(super) const MAX_URL: usize = 2048;
-/// Longest of any other text, in bytes.
+/// The maximum length of any other stored text, in bytes.
 pub(super) const MAX_TEXT: usize = 256;
 
 /// The record of a tool call, without the response.
@@ -21,65 +21,65 @@ pub struct ToolCall {
     pub id: String,
     /// The tool's name.
     pub tool: String,
-    /// Where to, as far as it may be written down.
+    /// The URL, redacted for logging.
     pub url: String,
     /// The HTTP method.
     pub method: String,
-    /// The credential's name, if one was put in.
+    /// The name of the injected credential.
     pub credential_used: Option<String>,
-    /// The origin's answer.
+    /// The origin's status code.
     pub response_status: Option<u16>,
-    /// Bytes of the body that were taken from the origin.
+    /// The number of body bytes read from the origin.
     pub response_size_bytes: u64,
-    /// From the first byte of the request to the last of the response.
+    /// The time from the first byte of the request to the last byte of the response, in milliseconds.
     pub latency_ms: f64,
-    /// Whether it was refused.
+    /// Whether the call was refused.
     pub blocked: bool,
     /// The refusal's code.
     pub block_reason: Option<String>,
-    /// Whether the response was cut for its size.
+    /// Whether the response was truncated at the size limit.
     pub truncated: bool,
-    /// When it was asked for.
+    /// When the call was made.
     pub called_at: Millis,
-    /// The client has told of it; the proxy has not seen it.
+    /// Whether only the client reported the call; the proxy did not see it.
     pub reported: bool,
 }
 
 impl ToolCall {
-    /// With texts of a length that can be kept.
+    /// Truncates the texts to the lengths that the ledger stores.
     pub(super) fn bounded(mut self) -> Self {
-        cut(&mut self.url, MAX_URL);
+        truncate(&mut self.url, MAX_URL);
         let texts = [&mut self.id, &mut self.tool, &mut self.method];
         for text in texts.into_iter().chain(&mut self.credential_used).chain(&mut self.block_reason) {
-            cut(text, MAX_TEXT);
+            truncate(text, MAX_TEXT);
         }
         self
     }
 }
 
-pub(super) fn cut(text: &mut String, most: usize) {
+pub(super) fn truncate(text: &mut String, most: usize) {
     text.truncate(text.floor_char_boundary(most));
 }
 
-/// The record of an execution. What was only reported makes room first, and never makes others go.
+/// The tool calls of an execution. Reported calls are removed first and never displace calls that the proxy handled.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Calls {
-    /// The number of the latest one.
+    /// The number of the latest call.
     pub(super) last: u64,
     judged: VecDeque<Kept>,
     reported: VecDeque<Kept>,
 }
 
-/// A call as JSON, which is what it takes the least room as.
+/// A call as JSON, its most compact form.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Kept {
-    /// In which order they came.
+    /// The sequence number of the call.
     pub(super) number: u64,
     pub(super) call: Box<RawValue>,
 }
 
 impl Calls {
-    /// Adds one. One that was added before is not added again.
+    /// Adds a call. A call whose number was already added is ignored.
     pub(super) fn add(&mut self, kept: Kept, reported: bool) {
         if kept.number <= self.last {
             return;
@@ -98,7 +98,7 @@ impl Calls {
         }
     }
 
-    /// All that are kept, in the order in which they came.
+    /// Returns all stored calls, in sequence order.
     pub(super) fn all(&self) -> Vec<Kept> {
         let mut all: Vec<Kept> = self.judged.iter().chain(&self.reported).cloned().collect();
         all.sort_unstable_by_key(|kept| kept.number);
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_cut_where_a_character_ends() {
+    fn texts_are_truncated_at_a_character_boundary() {
         let call = ToolCall {
             url: "ü".repeat(2000),
             tool: "x".repeat(1000),

@@ -15,29 +15,29 @@ use super::line;
 use super::memory::MemoryStore;
 use crate::files;
 
-/// A new file that holds how everything stood.
+/// A new journal file with a snapshot of the state.
 pub(super) struct Compacted {
     file: NamedTempFile,
     size: u64,
-    /// How long the old file was when it was begun.
+    /// The size of the old file when the snapshot was started, in bytes.
     from: u64,
 }
 
-/// Writes how everything stands into a file beside the journal, and waits for the disk. All that is in the journal
-/// up to `from` has to be in the book.
+/// Writes a snapshot of the state to a temporary file in the journal's directory and syncs it. The store must contain
+/// all journal lines up to `from`.
 ///
 /// # Errors
-/// As the file system says; `Interrupted` if it is over before it is done.
-pub(super) fn write(path: &Path, book: &MemoryStore, from: u64, is_over: &AtomicBool) -> io::Result<Compacted> {
+/// I/O errors; `Interrupted` if the journal is closed before the snapshot is complete.
+pub(super) fn write(path: &Path, store: &MemoryStore, from: u64, is_over: &AtomicBool) -> io::Result<Compacted> {
     let file = files::beside(path)?;
     let mut out = BufWriter::new(file.as_file());
     out.write_all(line::HEADER)?;
-    let cursor = book.cursor().clone();
+    let cursor = store.cursor().clone();
     if let Some(cursor) = cursor {
         out.write_all(&sealed(&Change::Billed { cursor: Cow::Owned(cursor), totals: Vec::new() })?)?;
     }
-    for shard in book.each() {
-        // So that no disk is waited for while calls wait for this lock.
+    for shard in store.lock_each() {
+        // Serialize first and write after the lock is released, so that calls do not wait for the disk.
         let lines = shard.values().map(|entry| sealed(&Change::Whole(Cow::Borrowed(entry))));
         let lines = lines.collect::<io::Result<Vec<_>>>()?;
         drop(shard);
@@ -54,10 +54,11 @@ pub(super) fn write(path: &Path, book: &MemoryStore, from: u64, is_over: &Atomic
 }
 
 impl Compacted {
-    /// Adds what came since, and takes the journal's place. Returns the file, and how long it is.
+    /// Appends the lines added since the snapshot, and replaces the journal. Returns the file and its size in
+    /// bytes.
     ///
     /// # Errors
-    /// As the file system says; then the old file is still the journal.
+    /// I/O errors. The old file then remains the journal.
     pub(super) fn take_over(self, path: &Path, mut old: &File, old_size: u64) -> io::Result<(File, u64)> {
         let Self { file, size, from } = self;
         file.as_file().try_lock()?;
@@ -69,7 +70,8 @@ impl Compacted {
         }
         file.as_file().sync_data()?;
         let file = file.persist(path).map_err(|error| error.error)?;
-        // Only a power cut could undo the new name now; the old file would be found, which is no loss to speak of.
+        // Without this sync, a power cut may undo the rename. The old file is then used, which loses almost
+        // nothing.
         let _ = File::open(files::folder(path)).and_then(|dir| dir.sync_all());
         Ok((file, size.saturating_add(since)))
     }

@@ -1,4 +1,4 @@
-//! The state of one execution, and its changes.
+//! The state of one execution, and the changes to it.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use super::execution::{
 };
 use crate::model::tool::Kind;
 
-/// An execution in memory, and as a compacted journal holds it.
+/// The state of an execution, in memory and in a compacted journal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Entry {
     pub(super) execution: Execution,
@@ -27,56 +27,56 @@ pub(super) struct Entry {
     pub(super) half_credits: u64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) approvals: Vec<Approval>,
-    /// Boxed, for many have none.
+    /// Boxed because many executions have no calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) calls: Option<Box<Calls>>,
 }
 
-/// A change as the journal holds it. Each says what is now, not what was added, so that it may be met twice.
+/// A change as the journal stores it. Each change states the new value, not a difference, so it may be applied twice.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Change<'a> {
-    /// An approval of an execution is this one.
+    /// Adds or replaces an approval.
     Approval(Cow<'a, Approval>),
-    /// Bills, and how far they have been made.
+    /// Sets bills and the billing cursor.
     Billed {
         cursor: Cow<'a, Cursor>,
         #[serde(borrow)]
         totals: Vec<(Cow<'a, str>, u64)>,
     },
-    /// A call was counted.
+    /// Sets the counter of one kind of call.
     Counted {
         #[serde(borrow)]
         id: Cow<'a, str>,
         raw: bool,
         counter: Counter,
     },
-    /// Credentials were found, which may have stopped the execution.
+    /// Sets the number of finds, and the stop if they reached the limit.
     Found {
         #[serde(borrow)]
         id: Cow<'a, str>,
         finds: u32,
         stopped: Option<Stopped>,
     },
-    /// A tool call is part of the record.
+    /// Adds a tool call to the record.
     Recorded {
         #[serde(borrow)]
         id: Cow<'a, str>,
         reported: bool,
         kept: Cow<'a, Kept>,
     },
-    /// The execution is stopped.
+    /// Stops an execution.
     Stopped {
         #[serde(borrow)]
         id: Cow<'a, str>,
         stopped: Stopped,
     },
-    /// The execution is this one, whatever it was before.
+    /// Replaces the whole execution.
     Whole(Cow<'a, Entry>),
 }
 
 impl Entry {
-    /// One that begins.
+    /// Creates the state of a new execution.
     pub(super) fn new(execution: Execution) -> Self {
         Self {
             execution,
@@ -91,16 +91,16 @@ impl Entry {
     }
 
     pub(super) fn take(&mut self, kind: Kind, caps: Caps, now: Millis) -> TakeResult {
-        self.over(now).unwrap_or_else(|| self.counter(kind).take(caps, now))
+        self.end_result(now).unwrap_or_else(|| self.counter(kind).take(caps, now))
     }
 
-    /// Returns the result that [`Self::take`] would have.
+    /// Returns the result that [`Self::take`] would return.
     pub(super) fn peek(&self, kind: Kind, caps: Caps, now: Millis) -> TakeResult {
         let mut counter = if kind == Kind::Raw { self.raw } else { self.tool };
-        self.over(now).unwrap_or_else(|| counter.take(caps, now))
+        self.end_result(now).unwrap_or_else(|| counter.take(caps, now))
     }
 
-    fn over(&self, now: Millis) -> Option<TakeResult> {
+    fn end_result(&self, now: Millis) -> Option<TakeResult> {
         if self.stopped.is_some() {
             return Some(TakeResult::Stopped);
         }
@@ -114,7 +114,7 @@ impl Entry {
         }
     }
 
-    /// The first reason stands.
+    /// Stops the execution. The first reason is kept.
     pub(super) fn stop(&mut self, why: StopReason, now: Millis) -> Stopped {
         *self.stopped.get_or_insert(Stopped { why, at: now })
     }
@@ -145,7 +145,7 @@ impl Entry {
         }
     }
 
-    /// Takes in an approval as it is now.
+    /// Adds or replaces an approval.
     pub(super) fn put_approval(&mut self, approval: Approval) {
         match self.approvals.iter_mut().find(|known| known.id == approval.id) {
             Some(known) => *known = approval,

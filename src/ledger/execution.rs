@@ -10,76 +10,76 @@ use crate::files;
 use crate::model::name::{ExecutionId, TaskName};
 use crate::model::secret::TokenHash;
 
-/// A point in time: milliseconds since 1970, UTC. Whoever calls the ledger passes it in.
+/// A point in time: milliseconds since 1970, UTC. The ledger's callers pass it in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Millis(pub u64);
 
-/// The facts of an execution, fixed when it begins.
+/// The facts of an execution, fixed when it starts.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "Stored", try_from = "Stored")]
 pub struct Execution {
-    /// Its id. That of a static one is its task's name.
+    /// The id. For a static execution, it is derived from the task's name.
     pub id: ExecutionId,
-    /// The task that it is a run of.
+    /// The task that this execution runs.
     pub task: TaskName,
-    /// When it began.
+    /// When the execution started.
     pub created_at: Millis,
-    /// From when on no call is taken. None: until it is stopped.
+    /// When the execution expires; after that, no call is admitted. `None`: never.
     pub expires_at: Option<Millis>,
-    /// The hash of its own token.
+    /// The hash of the execution's own token.
     pub token: Option<TokenHash>,
-    /// Where its callers have to come from.
+    /// The network that callers must connect from.
     pub peers: Option<IpNet>,
-    /// It stands for a task's static token: it comes into being at its first call and is never forgotten.
+    /// Whether this is the execution of a task's static token. It is created at its first call and never removed.
     pub is_static: bool,
 }
 
-/// Everything there is to show of an execution.
+/// The full state of an execution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecutionState {
     /// The facts that never change.
     pub execution: Execution,
-    /// Why and since when it is stopped.
+    /// The reason and time of the stop.
     pub stopped: Option<Stopped>,
-    /// Tool calls.
+    /// The counter of tool calls.
     pub tool: Counter,
-    /// Raw requests.
+    /// The counter of raw requests.
     pub raw: Counter,
-    /// How often credentials were found in what it wanted to send.
+    /// How many times credentials were found in outbound data.
     pub finds: u32,
-    /// Its bill, in half-credits.
+    /// The bill, in half-credits.
     pub half_credits: u64,
 }
 
-/// Calls of one kind.
+/// The counter for one kind of call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
-    /// All that were let through.
+    /// The number of admitted calls.
     #[serde(rename = "n")]
     pub calls: u64,
-    /// The last minute that was begun; it may have passed.
+    /// The latest one-minute window; it may have passed.
     #[serde(rename = "w")]
     pub window: Option<Window>,
 }
 
-/// A minute, anchored at its first call.
+/// A one-minute window that starts at its first call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
-    /// When its first call came.
+    /// When the first call was made.
     #[serde(rename = "a")]
     pub started_at: Millis,
-    /// How many it has let through.
+    /// The number of calls admitted in the window.
     #[serde(rename = "n")]
     pub calls: u64,
 }
 
-/// That an execution was stopped.
+/// The stop of an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopped {
-    /// Why.
+    /// The reason.
     pub why: StopReason,
-    /// Since when.
+    /// The time.
     pub at: Millis,
 }
 
@@ -87,86 +87,86 @@ pub struct Stopped {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StopReason {
-    /// Somebody asked for it.
+    /// A stop was requested.
     Asked,
-    /// It has expired, and whoever saw it says so.
+    /// The execution expired, and a caller recorded it.
     Expired,
-    /// Credentials were found in what it wanted to send too often.
+    /// Too many credentials were found in outbound data.
     Finds,
 }
 
-/// How many calls of a kind may be let through.
+/// The limits for one kind of call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caps {
-    /// From beginning to end.
+    /// The maximum per execution.
     pub per_execution: Option<u64>,
-    /// In a minute that begins with its first call.
+    /// The maximum per one-minute window.
     pub per_minute: Option<u64>,
 }
 
 /// The result of counting a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeResult {
-    /// It may go on, and has been counted.
+    /// The call is admitted and was counted.
     Counted {
-        /// It is the execution's so-manieth of its kind.
+        /// The number of calls of this kind so far, including this one.
         call: u64,
     },
-    /// The execution has had all its calls.
+    /// The limit per execution is reached.
     ExecutionLimit {
-        /// So many.
+        /// The limit.
         limit: u64,
     },
-    /// The execution is over.
+    /// The execution has expired.
     Expired,
-    /// The minute has had all its calls.
+    /// The limit per minute is reached.
     RateLimited {
-        /// So many.
+        /// The limit.
         limit: u64,
-        /// When the minute is over.
+        /// The time until the window ends.
         retry_after: Duration,
     },
     /// The execution was stopped.
     Stopped,
-    /// There is no such execution, or none any more.
+    /// The execution does not exist or has been removed.
     Unknown,
 }
 
-/// How far the record that bills are made from has been billed: what whoever bills needs to go on from there.
+/// The position in the audit log up to which calls have been billed. Opaque to the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Cursor(String);
 
-/// How long a window lasts.
+/// The length of a window.
 const MINUTE: Duration = Duration::from_secs(60);
 
 impl Millis {
-    /// The time of day.
+    /// Returns the current time.
     #[must_use]
     pub fn now() -> Self {
         Self::of(SystemTime::now())
     }
 
-    /// That time; 1970 for any before.
+    /// Converts a system time; times before 1970 become 1970.
     #[must_use]
     pub fn of(time: SystemTime) -> Self {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         Self(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// So much later.
+    /// Returns the time `time` later.
     #[must_use]
     pub fn plus(self, time: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    /// So much earlier.
+    /// Returns the time `time` earlier.
     #[must_use]
     pub fn before(self, time: Duration) -> Self {
         Self(self.0.saturating_sub(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    /// How much later it is than another; nothing if it is earlier.
+    /// Returns the time elapsed since `earlier`; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
@@ -174,7 +174,7 @@ impl Millis {
 }
 
 impl Execution {
-    /// The one that a task's static token stands for.
+    /// Creates the execution for a task's static token.
     #[must_use]
     pub fn of_static(task: &TaskName, now: Millis) -> Self {
         let (id, task) = (ExecutionId::of_static(task), task.clone());
@@ -183,19 +183,19 @@ impl Execution {
 }
 
 impl Counter {
-    /// The calls of the minute that has not passed yet, and when it began.
+    /// Returns the window that is current at `now`, if any.
     #[must_use]
     pub fn window_at(&self, now: Millis) -> Option<Window> {
         self.window.filter(|window| now.since(window.started_at) < MINUTE)
     }
 
-    /// Lets a call through and counts it, or changes nothing that counts.
+    /// Admits a call and counts it, or refuses it and counts nothing.
     pub(super) fn take(&mut self, caps: Caps, now: Millis) -> TakeResult {
         if let Some(limit) = caps.per_execution.filter(|limit| self.calls >= *limit) {
             return TakeResult::ExecutionLimit { limit };
         }
         let mut window = self.window_at(now).unwrap_or(Window { started_at: now, calls: 0 });
-        // A clock that was put back must not make the minute longer than one.
+        // If the clock was set back, the window must not last longer than a minute.
         window.started_at = window.started_at.min(now);
         if let Some(limit) = caps.per_minute.filter(|limit| window.calls >= *limit) {
             if let Some(kept) = &mut self.window {
@@ -209,10 +209,10 @@ impl Counter {
         TakeResult::Counted { call: self.calls }
     }
 
-    /// Takes back one call that was counted at that time.
+    /// Takes back one call that was counted at `taken_at`.
     pub(super) fn give_back(&mut self, taken_at: Millis) {
         self.calls = self.calls.saturating_sub(1);
-        // A minute that has begun since has not counted it.
+        // A window that started later did not count this call.
         if let Some(window) = self.window.as_mut().filter(|window| window.started_at <= taken_at) {
             window.calls = window.calls.saturating_sub(1);
         }
@@ -220,24 +220,24 @@ impl Counter {
 }
 
 impl ExecutionState {
-    /// When it ended, if it has by then.
+    /// Returns when the execution ended, if it has ended at `now`.
     #[must_use]
     pub fn ended_at(&self, now: Millis) -> Option<Millis> {
         ended_at(&self.execution, self.stopped, now)
     }
 }
 
-/// The earlier of stopped and expired.
+/// Returns the earlier of the stop and the expiry.
 pub(super) fn ended_at(execution: &Execution, stopped: Option<Stopped>, now: Millis) -> Option<Millis> {
     let expired = execution.expires_at.filter(|end| *end <= now);
     stopped.map(|stopped| stopped.at).into_iter().chain(expired).min()
 }
 
 impl Cursor {
-    /// Longest cursor, in bytes.
+    /// The maximum length of a cursor, in bytes.
     pub const MAX: usize = 1024;
 
-    /// Wraps what is needed to go on. None: it is longer than [`Self::MAX`].
+    /// Wraps a position. Returns `None` if it is longer than [`Self::MAX`].
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         (text.len() <= Self::MAX).then(|| Self(text.to_owned()))
@@ -250,7 +250,7 @@ impl Cursor {
     }
 }
 
-/// Without the token's hash.
+/// Omits the token's hash.
 impl fmt::Debug for Execution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Execution")
@@ -264,7 +264,7 @@ impl fmt::Debug for Execution {
     }
 }
 
-/// An execution as stores write it.
+/// The stored form of an execution.
 #[derive(Serialize, Deserialize)]
 struct Stored {
     id: String,
@@ -294,7 +294,7 @@ impl From<Execution> for Stored {
     }
 }
 
-/// A stored execution that is none.
+/// The error for a stored execution that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} cannot be read")]
 struct Unreadable(&'static str);
@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_minute_begins_with_its_first_call_and_refusals_do_not_extend_it() {
+    fn a_window_starts_at_its_first_call_and_refusals_do_not_extend_it() {
         let caps = Caps { per_execution: Some(5), per_minute: Some(2) };
         let limited = |left| TakeResult::RateLimited { limit: 2, retry_after: Duration::from_millis(left) };
         let rows = [
@@ -333,7 +333,7 @@ mod tests {
             (60_999, limited(1)),
             (61_000, TakeResult::Counted { call: 3 }),
             (200_000, TakeResult::Counted { call: 4 }),
-            // The clock was put back by more than a minute.
+            // The clock was set back by more than a minute.
             (100_000, TakeResult::Counted { call: 5 }),
             (100_001, TakeResult::ExecutionLimit { limit: 5 }),
         ];
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_given_back_counts_neither_in_all_nor_in_its_minute() {
+    fn a_call_given_back_counts_neither_in_total_nor_in_its_window() {
         let caps = Caps { per_execution: Some(3), per_minute: Some(2) };
         let mut counter = Counter::default();
         for (now, call) in [(1_000, 1), (2_000, 2)] {
@@ -356,7 +356,7 @@ mod tests {
         }
         counter.give_back(Millis(1_000));
         assert_eq!(counter.take(caps, Millis(3_000)), TakeResult::Counted { call: 2 });
-        // Another minute has begun: the call was none of it.
+        // A new window has started, which did not count the call.
         assert_eq!(counter.take(caps, Millis(70_000)), TakeResult::Counted { call: 3 });
         counter.give_back(Millis(3_000));
         assert_eq!(counter, Counter { calls: 2, window: Some(Window { started_at: Millis(70_000), calls: 1 }) });
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn an_execution_is_read_back_as_it_was_written_and_shows_no_token() {
+    fn an_execution_round_trips_and_its_debug_output_hides_the_token() {
         let execution = Execution {
             id: ExecutionId::new("a \"b\"\n"),
             task: TaskName::new("research"),

@@ -1,8 +1,8 @@
 //! The journal, which survives `kill -9`: a file of changes, each handed to the kernel before its call returns.
 //!
-//! One thread writes what waits in groups. It does not wait for the disk: after a power cut, the last changes may be
-//! missing. What could not be written is owed, and written first; until then nothing else is let in. A file that has
-//! grown too long is replaced by one that says the same in fewer lines (see `compact`).
+//! One thread writes queued lines in groups. It does not wait for the disk: after a power cut, the last changes may be
+//! missing. Lines that could not be written are kept and written first; until then, further changes are refused. A
+//! file that has grown too long is replaced by a compacted one (see `compact`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -22,37 +22,37 @@ use super::memory::MemoryStore;
 use super::{LedgerError, Result};
 use crate::files;
 
-/// Bytes that may wait when a call asks to be counted; with more, it is refused.
+/// The maximum number of queued bytes. Above it, changes are refused.
 const MAX_WAITING: usize = 16 * 1024 * 1024;
-/// Lines of one group.
+/// The maximum number of lines in one group.
 const MAX_GROUP: usize = 1_024;
-/// A file that takes longer than this is broken.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is tried to write what is owed.
-const RETRY: Duration = Duration::from_millis(200);
-/// A file of this size is worth compacting, if it is twice as long as after the last time.
+/// How long a caller waits for a write before the journal counts as broken.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The interval between attempts to write pending bytes.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// The minimum size for compaction, in bytes. The file must also have doubled since the last compaction.
 pub(super) const COMPACT_AT: u64 = 8 * 1024 * 1024;
 
-/// The handle that calls hold.
+/// The handle to the journal.
 pub(super) struct Journal {
     inbox: mpsc::Sender<Message>,
     state: Arc<State>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The state of the thread that callers see.
+/// The writer thread's state that callers read.
 struct State {
     healthy: AtomicBool,
-    /// Bytes that have been handed over and not been written.
+    /// Bytes queued but not yet written.
     waiting: AtomicUsize,
-    /// The compaction thread may stop.
+    /// Set to stop the compaction thread.
     is_over: AtomicBool,
 }
 
 /// Resolves when a change has been written.
 pub(super) struct Receipt(Option<oneshot::Receiver<Result<()>>>);
 
-/// A message to the thread.
+/// A message to the writer thread.
 pub(super) enum Message {
     Compacted(io::Result<Compacted>),
     End,
@@ -60,16 +60,16 @@ pub(super) enum Message {
 }
 
 impl Journal {
-    /// Opens or makes the file, brings the book to where it ends, and starts the thread.
+    /// Opens or creates the file, replays it into the store, and starts the thread.
     ///
     /// # Errors
-    /// If the file cannot be opened, another process has it, or it is damaged anywhere but at its end.
-    pub(super) fn open(path: &Path, book: Arc<MemoryStore>, compact_at: u64) -> io::Result<Self> {
+    /// If the file cannot be opened, is locked by another process, or is damaged anywhere but at its end.
+    pub(super) fn open(path: &Path, store: Arc<MemoryStore>, compact_at: u64) -> io::Result<Self> {
         files::private_dir(files::folder(path))?;
         let file = locked(path)?;
         files::sweep(path)?;
-        let size = line::replay(&file, path, &mut |change| book.apply(change))?;
-        // A killed process left an incomplete line.
+        let size = line::replay(&file, path, &mut |change| store.apply(change))?;
+        // Remove the incomplete line that a killed process left.
         file.set_len(size)?;
         let state = Arc::new(State {
             healthy: AtomicBool::new(true),
@@ -81,37 +81,37 @@ impl Journal {
             path: path.to_owned(),
             file,
             size,
-            owed: Vec::new(),
-            book,
+            pending: Vec::new(),
+            store,
             compact_at,
-            compact_when: compact_at,
+            next_compaction: compact_at,
             is_compacting: false,
             inbox: inbox.clone(),
             state: state.clone(),
         };
         if size == 0 {
-            line::HEADER.clone_into(&mut writer.owed);
-            writer.pay()?;
+            line::HEADER.clone_into(&mut writer.pending);
+            writer.write_pending()?;
         }
         let thread = thread::Builder::new().name("ledger".to_owned()).spawn(move || writer.run(&messages))?;
         Ok(Self { inbox, state, thread: Some(thread) })
     }
 
-    /// Whether a change can be written, as far as is known.
+    /// Returns whether a change can be written, according to the last write.
     pub(super) fn ready(&self) -> Result<()> {
         let has_room = self.state.waiting.load(Ordering::Relaxed) < MAX_WAITING;
         let is_healthy = self.state.healthy.load(Ordering::Relaxed);
         if has_room && is_healthy { Ok(()) } else { Err(LedgerError::Unavailable) }
     }
 
-    /// Hands a change over without waiting. Changes of one execution have to be handed over in their order.
+    /// Queues a change without waiting. Changes of one execution must be queued in their order.
     pub(super) fn write(&self, change: &Change<'_>) -> Result<Receipt> {
         let line = line::seal(change).ok_or(LedgerError::Unavailable)?;
         let (written, done) = oneshot::channel();
         let bytes = line.len();
         self.state.waiting.fetch_add(bytes, Ordering::Relaxed);
         if self.inbox.send(Message::Line { line, written }).is_err() {
-            // The thread is gone, and with it every hope.
+            // The thread has ended, so no change can be written any more.
             self.state.healthy.store(false, Ordering::Relaxed);
             return Err(LedgerError::Unavailable);
         }
@@ -119,7 +119,7 @@ impl Journal {
     }
 }
 
-/// Waits until all that was handed over has been written or has failed: the file is free then.
+/// Waits until all queued lines have been written or have failed. The file is unlocked then.
 impl Drop for Journal {
     fn drop(&mut self) {
         let _ = self.inbox.send(Message::End);
@@ -130,33 +130,32 @@ impl Drop for Journal {
 }
 
 impl Receipt {
-    /// Of something that need not be written.
+    /// Returns a receipt for an operation that writes nothing.
     pub(super) const fn none() -> Self {
         Self(None)
     }
 
     pub(super) async fn written(self) -> Result<()> {
         let Some(done) = self.0 else { return Ok(()) };
-        match tokio::time::timeout(PATIENCE, done).await {
+        match tokio::time::timeout(WRITE_TIMEOUT, done).await {
             Ok(Ok(result)) => result,
             _ => Err(LedgerError::Unavailable),
         }
     }
 }
 
-/// The state owned by the thread.
+/// The state owned by the writer thread.
 struct Writer {
     path: PathBuf,
     file: File,
-    /// How much of the file holds. What lies behind it is overwritten.
+    /// The size of the valid part of the file, in bytes. Bytes after it are overwritten.
     size: u64,
-    /// Bytes handed over that could not be written yet. Calls are refused while there are any, so the queue ends where
-    /// they end.
-    owed: Vec<u8>,
-    book: Arc<MemoryStore>,
+    /// Queued bytes that could not be written yet. Calls are refused while it is not empty, so it stays bounded.
+    pending: Vec<u8>,
+    store: Arc<MemoryStore>,
     compact_at: u64,
     /// The size at which the file is compacted next.
-    compact_when: u64,
+    next_compaction: u64,
     is_compacting: bool,
     inbox: mpsc::Sender<Message>,
     state: Arc<State>,
@@ -165,10 +164,10 @@ struct Writer {
 impl Writer {
     fn run(&mut self, messages: &mpsc::Receiver<Message>) {
         loop {
-            let first = if self.owed.is_empty() {
+            let first = if self.pending.is_empty() {
                 messages.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
             } else {
-                messages.recv_timeout(RETRY)
+                messages.recv_timeout(RETRY_INTERVAL)
             };
             let mut waiting = Vec::new();
             let mut is_over = false;
@@ -176,10 +175,10 @@ impl Writer {
                 Ok(first) => {
                     for message in std::iter::once(first).chain(messages.try_iter().take(MAX_GROUP)) {
                         match message {
-                            Message::Compacted(compacted) => self.take_up(compacted),
+                            Message::Compacted(compacted) => self.install_compacted(compacted),
                             Message::End => is_over = true,
                             Message::Line { line, written } => {
-                                self.owed.extend_from_slice(&line);
+                                self.pending.extend_from_slice(&line);
                                 waiting.push((line.len(), written));
                             }
                         }
@@ -196,16 +195,16 @@ impl Writer {
         }
     }
 
-    /// Leaves the file to whoever opens it next.
+    /// Unlocks the file for the next process.
     fn end(&self, messages: &mpsc::Receiver<Message>) {
         self.state.is_over.store(true, Ordering::Relaxed);
         while self.is_compacting && !matches!(messages.recv(), Ok(Message::Compacted(_)) | Err(_)) {}
-        // Closing it would not do, if a process that is just being started has it open, too.
+        // Closing it is not enough: a child process that is just being started may have inherited it.
         let _ = self.file.unlock();
     }
 
     fn write_group(&mut self, waiting: Vec<(usize, oneshot::Sender<Result<()>>)>) {
-        let paid = self.pay();
+        let paid = self.write_pending();
         if let Err(error) = &paid
             && self.state.healthy.swap(false, Ordering::Relaxed)
         {
@@ -222,39 +221,40 @@ impl Writer {
         }
     }
 
-    /// Writes what is owed. What got out of a write that failed is a prefix of it, and is overwritten the next time.
-    fn pay(&mut self) -> io::Result<()> {
-        if self.owed.is_empty() {
+    /// Writes the pending bytes. A failed write may leave a prefix of them in the file; the next attempt overwrites
+    /// it.
+    fn write_pending(&mut self) -> io::Result<()> {
+        if self.pending.is_empty() {
             return Ok(());
         }
-        self.file.write_all_at(&self.owed, self.size)?;
-        self.size = self.size.saturating_add(self.owed.len() as u64);
-        self.owed.clear();
-        self.owed.shrink_to(MAX_GROUP.saturating_mul(256));
+        self.file.write_all_at(&self.pending, self.size)?;
+        self.size = self.size.saturating_add(self.pending.len() as u64);
+        self.pending.clear();
+        self.pending.shrink_to(MAX_GROUP.saturating_mul(256));
         Ok(())
     }
 
     fn compact_if_due(&mut self) {
-        if self.is_compacting || self.size < self.compact_when {
+        if self.is_compacting || self.size < self.next_compaction {
             return;
         }
-        let (path, book, from, inbox) = (self.path.clone(), self.book.clone(), self.size, self.inbox.clone());
+        let (path, store, from, inbox) = (self.path.clone(), self.store.clone(), self.size, self.inbox.clone());
         let state = self.state.clone();
-        // Calls go on meanwhile.
-        let begun = thread::Builder::new().name("ledger-compact".to_owned()).spawn(move || {
-            let _ = inbox.send(Message::Compacted(compact::write(&path, &book, from, &state.is_over)));
+        // Calls continue meanwhile.
+        let spawned = thread::Builder::new().name("ledger-compact".to_owned()).spawn(move || {
+            let _ = inbox.send(Message::Compacted(compact::write(&path, &store, from, &state.is_over)));
         });
-        match begun {
+        match spawned {
             Ok(_) => self.is_compacting = true,
             Err(error) => self.put_off(&error),
         }
     }
 
-    fn take_up(&mut self, compacted: io::Result<Compacted>) {
+    fn install_compacted(&mut self, compacted: io::Result<Compacted>) {
         self.is_compacting = false;
         match compacted.and_then(|compacted| compacted.take_over(&self.path, &self.file, self.size)) {
             Ok((file, size)) => {
-                self.compact_when = self.compact_at.max(size.saturating_mul(2));
+                self.next_compaction = self.compact_at.max(size.saturating_mul(2));
                 (self.file, self.size) = (file, size);
             }
             Err(error) => self.put_off(&error),
@@ -263,11 +263,11 @@ impl Writer {
 
     fn put_off(&mut self, error: &io::Error) {
         tracing::warn!(%error, "the ledger cannot be compacted; the old file is used");
-        self.compact_when = self.size.saturating_add(self.compact_at);
+        self.next_compaction = self.size.saturating_add(self.compact_at);
     }
 }
 
-/// Opens a file that nobody else may have open.
+/// Opens a file and locks it exclusively.
 fn locked(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     let in_use = || io::Error::new(io::ErrorKind::ResourceBusy, "another process uses this ledger");
@@ -276,7 +276,7 @@ fn locked(path: &Path) -> io::Result<File> {
         Err(fs::TryLockError::Error(error)) => return Err(error),
         Err(fs::TryLockError::WouldBlock) => return Err(in_use()),
     }
-    // Between the two, another process may have compacted it, and have put another file in its place.
+    // Between open and lock, another process may have compacted the journal and replaced the file.
     let (ours, there) = (file.metadata()?, fs::metadata(path)?);
     if (ours.dev(), ours.ino()) == (there.dev(), there.ino()) { Ok(file) } else { Err(in_use()) }
 }

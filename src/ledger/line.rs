@@ -1,4 +1,4 @@
-//! A line of the journal: a checksum, and a change as JSON.
+//! A line of the journal: a checksum and a change as JSON.
 
 use std::fs::File;
 use std::hash::Hasher;
@@ -12,10 +12,10 @@ use super::entry::Change;
 /// The first line of a journal.
 pub(super) const HEADER: &[u8] = b"exeat ledger 1\n";
 
-/// Hex digits of a checksum.
+/// The number of hex digits in a checksum.
 const SUM: usize = 16;
 
-/// A change as a line. None if it cannot be put into words, which only its type could be the reason for.
+/// Encodes a change as a line. Returns `None` if the change cannot be serialized.
 pub(super) fn seal(change: &Change<'_>) -> Option<Vec<u8>> {
     let mut line = Vec::with_capacity(160);
     line.extend_from_slice(&[b'0'; SUM]);
@@ -27,13 +27,13 @@ pub(super) fn seal(change: &Change<'_>) -> Option<Vec<u8>> {
     Some(line)
 }
 
-/// Hands out the changes of a journal, in order. Returns how long the part is that holds.
+/// Passes the changes of a journal to `each`, in order. Returns the size of the valid part, in bytes.
 ///
-/// A process that is killed leaves a beginning of what it wrote, so what follows the last newline is no line. Whatever
-/// else is not whole is damage.
+/// A killed process may leave a prefix of its last write, so bytes after the last newline are ignored. Any other
+/// invalid line is damage.
 ///
 /// # Errors
-/// As the file system says; `InvalidData`, with what to do, if the file is damaged or none of ours.
+/// I/O errors; `InvalidData`, with advice, if the file is damaged or is not a ledger.
 pub(super) fn replay(file: &File, path: &Path, each: &mut dyn FnMut(Change<'_>)) -> io::Result<u64> {
     let mut reader = BufReader::with_capacity(256 * 1024, file);
     let (mut good, mut number) = (0_u64, 0_u64);
@@ -51,7 +51,7 @@ pub(super) fn replay(file: &File, path: &Path, each: &mut dyn FnMut(Change<'_>))
             if !is_cut || (number == 1 && !HEADER.starts_with(&line)) {
                 return Err(damaged(path, number));
             }
-            tracing::warn!(path = %path.display(), bytes = length, "the ledger's last line is not whole; it was dropped");
+            tracing::warn!(path = %path.display(), bytes = length, "the ledger's last line is incomplete; it was dropped");
             return Ok(good);
         }
         good = good.saturating_add(length);
@@ -62,7 +62,7 @@ fn is_header(line: &[u8]) -> Option<()> {
     (line == HEADER).then_some(())
 }
 
-/// The change that a line is, if it is whole.
+/// Parses a line. Returns `None` if it is damaged.
 fn open(line: &[u8]) -> Option<Change<'_>> {
     let (sum, text) = line.strip_suffix(b"\n")?.split_at_checked(SUM)?;
     let text = text.strip_prefix(b" ")?;

@@ -1,5 +1,5 @@
-//! The ledger of one process: a change is made in memory and handed to the journal under one lock, so that both keep
-//! one order.
+//! The ledger of a single process. A change is made in memory and queued for the journal under one lock, so both have
+//! the same order.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -17,60 +17,60 @@ use super::{LedgerError, Result};
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
 
-/// Memory, with a journal or without.
+/// The executions in memory, with an optional journal.
 pub(super) struct Local {
-    book: Arc<MemoryStore>,
+    store: Arc<MemoryStore>,
     journal: Option<Journal>,
 }
 
 impl Local {
-    pub(super) fn new(book: Arc<MemoryStore>, journal: Option<Journal>) -> Self {
-        Self { book, journal }
+    pub(super) fn new(store: Arc<MemoryStore>, journal: Option<Journal>) -> Self {
+        Self { store, journal }
     }
 
-    /// Asked before anything is changed: while the journal cannot be written, nothing is.
+    /// Checks that the journal can be written. Called before every change.
     pub(super) fn ready(&self) -> Result<()> {
         self.journal.as_ref().map_or(Ok(()), Journal::ready)
     }
 
-    /// Handed over under the lock of what it changes.
+    /// Queues a change. The caller holds the lock of the data that it changes.
     fn write(&self, change: &Change<'_>) -> Result<Receipt> {
         self.journal.as_ref().map_or(Ok(Receipt::none()), |journal| journal.write(change))
     }
 
     pub(super) async fn start(&self, new: Execution, now: Millis) -> Result<()> {
         self.ready()?;
-        self.book.make_room(now)?;
+        self.store.make_room(now)?;
         let receipt = {
-            let mut shard = self.book.shard(&new.id);
+            let mut shard = self.store.shard(&new.id);
             let entry = Entry::new(new);
             let change = Change::Whole(Cow::Borrowed(&entry));
             if shard.contains_key(&entry.execution.id) {
                 return Err(LedgerError::Exists);
             }
             let receipt = self.write(&change)?;
-            self.book.put(&mut shard, entry);
+            self.store.put(&mut shard, entry);
             receipt
         };
         receipt.written().await
     }
 
     pub(super) fn find(&self, id: &ExecutionId) -> Option<Execution> {
-        self.book.shard(id).get(id).map(|entry| entry.execution.clone())
+        self.store.shard(id).get(id).map(|entry| entry.execution.clone())
     }
 
     pub(super) fn state(&self, id: &ExecutionId) -> Option<ExecutionState> {
-        self.book.shard(id).get(id).map(Entry::state)
+        self.store.shard(id).get(id).map(Entry::state)
     }
 
     pub(super) fn list(&self) -> Vec<ExecutionState> {
-        self.book.each().flat_map(|shard| shard.values().map(Entry::state).collect::<Vec<_>>()).collect()
+        self.store.lock_each().flat_map(|shard| shard.values().map(Entry::state).collect::<Vec<_>>()).collect()
     }
 
     pub(super) async fn stop(&self, id: &ExecutionId, why: StopReason, now: Millis) -> Result<bool> {
         self.ready()?;
         let receipt = {
-            let mut shard = self.book.shard(id);
+            let mut shard = self.store.shard(id);
             let Some(entry) = shard.get_mut(id) else { return Ok(false) };
             let stopped = entry.stop(why, now);
             self.write(&Change::Stopped { id: id.as_str().into(), stopped })?
@@ -81,10 +81,10 @@ impl Local {
     pub(super) async fn restart(&self, execution: Execution) -> Result<()> {
         self.ready()?;
         let receipt = {
-            let mut shard = self.book.shard(&execution.id);
+            let mut shard = self.store.shard(&execution.id);
             let entry = Entry::new(execution);
             let receipt = self.write(&Change::Whole(Cow::Borrowed(&entry)))?;
-            self.book.put(&mut shard, entry);
+            self.store.put(&mut shard, entry);
             receipt
         };
         receipt.written().await
@@ -98,13 +98,13 @@ impl Local {
 
     pub(super) fn peek(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<TakeResult> {
         self.ready()?;
-        let entry = self.book.shard(&who.id).get(&who.id).map(|entry| entry.peek(kind, caps, now));
+        let entry = self.store.shard(&who.id).get(&who.id).map(|entry| entry.peek(kind, caps, now));
         let unknown = if who.is_static { Counter::default().take(caps, now) } else { TakeResult::Unknown };
         Ok(entry.unwrap_or(unknown))
     }
 
     fn take_unwritten(&self, who: &Execution, kind: Kind, caps: Caps, now: Millis) -> Result<(TakeResult, Receipt)> {
-        let mut shard = self.book.shard(&who.id);
+        let mut shard = self.store.shard(&who.id);
         let Some(entry) = shard.get_mut(&who.id) else {
             if !who.is_static {
                 return Ok((TakeResult::Unknown, Receipt::none()));
@@ -112,7 +112,7 @@ impl Local {
             let mut entry = Entry::new(who.clone());
             let take = entry.take(kind, caps, now);
             let receipt = self.write(&Change::Whole(Cow::Borrowed(&entry)))?;
-            self.book.put(&mut shard, entry);
+            self.store.put(&mut shard, entry);
             return Ok((take, receipt));
         };
         let take = entry.take(kind, caps, now);
@@ -125,7 +125,7 @@ impl Local {
     pub(super) async fn give_back(&self, who: &Execution, kind: Kind, taken: Duration, now: Millis) -> Result<()> {
         self.ready()?;
         let receipt = {
-            let mut shard = self.book.shard(&who.id);
+            let mut shard = self.store.shard(&who.id);
             let Some(entry) = shard.get_mut(&who.id) else { return Ok(()) };
             entry.counter(kind).give_back(now.before(taken));
             let (id, raw) = (who.id.as_str().into(), kind == Kind::Raw);
@@ -137,8 +137,8 @@ impl Local {
     pub(super) async fn find_noted(&self, id: &ExecutionId, most: u32, now: Millis) -> Result<bool> {
         self.ready()?;
         let (is_stopped, receipt) = {
-            let mut shard = self.book.shard(id);
-            // An execution whose finds cannot be counted must stop.
+            let mut shard = self.store.shard(id);
+            // Finds of an unknown execution cannot be counted, so it must stop.
             let Some(entry) = shard.get_mut(id) else { return Ok(true) };
             entry.note_find(most, now);
             let (finds, stopped) = (entry.finds, entry.stopped);
@@ -150,16 +150,17 @@ impl Local {
     pub(super) async fn bill(&self, batch: &[(ExecutionId, u32)], cursor: Cursor) -> Result<()> {
         self.ready()?;
         let receipt = {
-            let mut billed = self.book.cursor();
+            let mut billed = self.store.cursor();
             if billed.as_ref() == Some(&cursor) {
-                // It has been applied before. Whether it has been written is for the journal to say.
+                // The batch was applied before, but may not have been written yet. The journal reports
+                // that.
                 self.write(&Change::Billed { cursor: Cow::Borrowed(&cursor), totals: Vec::new() })?
             } else {
-                let mut shards = self.book.shards(batch.iter().map(|(id, _)| id));
+                let mut shards = self.store.shards(batch.iter().map(|(id, _)| id));
                 let mut totals = Vec::with_capacity(batch.len());
                 for (id, half_credits) in batch {
-                    let shard = shards.get_mut(&self.book.place(id));
-                    // One that has been forgotten has nobody left to ask for its bill.
+                    let shard = shards.get_mut(&self.store.shard_index(id));
+                    // An execution that has been removed no longer has a bill.
                     let Some(entry) = shard.and_then(|shard| shard.get_mut(id)) else { continue };
                     entry.half_credits = entry.half_credits.saturating_add(u64::from(*half_credits));
                     totals.push((id.as_str().into(), entry.half_credits));
@@ -173,7 +174,7 @@ impl Local {
     }
 
     pub(super) fn cursor(&self) -> Option<Cursor> {
-        self.book.cursor().clone()
+        self.store.cursor().clone()
     }
 
     pub(super) async fn record(&self, id: &ExecutionId, call: ToolCall) -> Result<()> {
@@ -181,7 +182,7 @@ impl Local {
         let reported = call.reported;
         let call = serde_json::value::to_raw_value(&call.bounded()).map_err(|_| LedgerError::Unavailable)?;
         let receipt = {
-            let mut shard = self.book.shard(id);
+            let mut shard = self.store.shard(id);
             let entry = shard.get_mut(id).ok_or(LedgerError::Unknown)?;
             let last = entry.calls.as_ref().map_or(0, |calls| calls.last);
             let kept = Kept { number: last.saturating_add(1), call };
@@ -195,7 +196,7 @@ impl Local {
 
     pub(super) fn tool_calls(&self, id: &ExecutionId) -> Result<Vec<ToolCall>> {
         let kept = {
-            let shard = self.book.shard(id);
+            let shard = self.store.shard(id);
             shard.get(id).and_then(|entry| entry.calls.as_ref()).map(|calls| calls.all()).unwrap_or_default()
         };
         kept.iter().map(|kept| read(&kept.call)).collect()
@@ -205,7 +206,7 @@ impl Local {
         self.ready()?;
         let asked = asked.bounded();
         let (answer, receipt) = {
-            let mut shard = self.book.shard(&asked.execution);
+            let mut shard = self.store.shard(&asked.execution);
             let entry = shard.get_mut(&asked.execution).ok_or(LedgerError::Unknown)?;
             let (answer, changed) = approval::ask(&mut entry.approvals, &asked, now)?;
             let receipt = match changed {
@@ -220,8 +221,8 @@ impl Local {
     pub(super) async fn decide(&self, id: &str, decision: Decision, now: Millis) -> Result<DecisionResult> {
         self.ready()?;
         let mut found = None;
-        // Where it lies, nobody keeps: people decide, and seldom.
-        for mut shard in self.book.each() {
+        // A scan over all shards is fast enough: decisions are made by people and are rare.
+        for mut shard in self.store.lock_each() {
             let known = shard.values_mut().flat_map(|entry| &mut entry.approvals).find(|known| known.id == id);
             let Some(known) = known else { continue };
             let decided = approval::decide(known, decision, now);
@@ -238,23 +239,23 @@ impl Local {
 
     pub(super) fn approval(&self, id: &str, now: Millis) -> Option<Approval> {
         let find = |entry: &Entry| entry.approvals.iter().find(|known| known.id == id).cloned();
-        self.book.each().find_map(|shard| shard.values().find_map(find)).map(|known| known.shown_at(now))
+        self.store.lock_each().find_map(|shard| shard.values().find_map(find)).map(|known| known.shown_at(now))
     }
 
     pub(super) fn approval_of(&self, who: &ExecutionId, id: &str, now: Millis) -> Option<Approval> {
-        let shard = self.book.shard(who);
+        let shard = self.store.shard(who);
         let known = shard.get(who)?.approvals.iter().find(|known| known.id == id).cloned();
         known.map(|known| known.shown_at(now))
     }
 
     pub(super) fn approvals_of(&self, id: &ExecutionId, now: Millis) -> Vec<Approval> {
-        let known = self.book.shard(id).get(id).map(|entry| entry.approvals.clone()).unwrap_or_default();
+        let known = self.store.shard(id).get(id).map(|entry| entry.approvals.clone()).unwrap_or_default();
         approval::in_order(known.into_iter().map(|known| known.shown_at(now)).collect())
     }
 
     pub(super) fn approvals(&self, now: Millis) -> Vec<Approval> {
         let mut all = Vec::new();
-        for shard in self.book.each() {
+        for shard in self.store.lock_each() {
             let known = shard.values().flat_map(|entry| entry.approvals.iter().cloned());
             all.extend(known.map(|known| known.shown_at(now)));
         }

@@ -12,94 +12,97 @@ use super::execution::{Cursor, Millis};
 use super::{FORGOTTEN_AFTER, LedgerError, MOST_EXECUTIONS, Result};
 use crate::model::name::ExecutionId;
 
-/// How many maps there are.
+/// The number of shards.
 const SHARDS: usize = 64;
-/// How often ended executions are looked for, at most.
+/// The minimum interval between searches for ended executions.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// How many ended ones are forgotten at once when there is no room: looking for them costs a walk over all.
-const MAKE_ROOM: usize = 1_000;
+/// How many ended executions are removed at once when the store is full. Finding them scans all executions.
+const EVICTION_BATCH: usize = 1_000;
 
-/// Executions by their id.
+/// Executions by id.
 pub(super) type Shard = HashMap<ExecutionId, Entry>;
 
 /// The executions and approvals in memory, with or without a journal.
 pub(super) struct MemoryStore {
     shards: Vec<Mutex<Shard>>,
     hasher: RandomState,
-    /// Held while bills are made, and taken before any shard.
+    /// Locked during billing, and always before any shard.
     cursor: Mutex<Option<Cursor>>,
-    /// Executions that are not static.
+    /// The number of executions that are not static.
     held: AtomicUsize,
-    /// When ended executions were last looked for, as [`Millis`].
+    /// When ended executions were last searched for, as [`Millis`].
     swept: AtomicU64,
-    most: usize,
+    capacity: usize,
 }
 
 impl Default for MemoryStore {
     fn default() -> Self {
-        Self::holding(MOST_EXECUTIONS)
+        Self::with_capacity(MOST_EXECUTIONS)
     }
 }
 
 impl MemoryStore {
-    fn holding(most: usize) -> Self {
+    fn with_capacity(most: usize) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
             cursor: Mutex::default(),
             held: AtomicUsize::new(0),
             swept: AtomicU64::new(0),
-            most,
+            capacity: most,
         }
     }
 
-    /// The map that an execution lies in, locked.
+    /// Locks the shard of an execution.
     pub(super) fn shard(&self, id: &ExecutionId) -> MutexGuard<'_, Shard> {
-        self.shards.get(self.place(id)).unwrap_or_else(|| unreachable!("a place is below the number of shards")).lock()
+        self.shards
+            .get(self.shard_index(id))
+            .unwrap_or_else(|| unreachable!("a place is below the number of shards"))
+            .lock()
     }
 
-    /// The maps that these lie in, each once, locked in an order that all keep.
+    /// Locks the shards of these executions, each once and in ascending order, to prevent deadlocks.
     pub(super) fn shards<'a>(
         &self,
         ids: impl Iterator<Item = &'a ExecutionId>,
     ) -> BTreeMap<usize, MutexGuard<'_, Shard>> {
-        let places: BTreeSet<usize> = ids.map(|id| self.place(id)).collect();
+        let places: BTreeSet<usize> = ids.map(|id| self.shard_index(id)).collect();
         places.into_iter().filter_map(|place| Some((place, self.shards.get(place)?.lock()))).collect()
     }
 
-    /// Which map an execution lies in.
-    pub(super) fn place(&self, id: &ExecutionId) -> usize {
+    /// Returns the index of an execution's shard.
+    pub(super) fn shard_index(&self, id: &ExecutionId) -> usize {
         let hash = self.hasher.hash_one(id);
         usize::try_from(hash % SHARDS as u64).unwrap_or_default()
     }
 
-    /// All maps, one after the other.
-    pub(super) fn each(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
+    /// Locks all shards, one after the other.
+    pub(super) fn lock_each(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
         self.shards.iter().map(Mutex::lock)
     }
 
-    /// How far has been billed.
+    /// Locks the billing cursor.
     pub(super) fn cursor(&self) -> MutexGuard<'_, Option<Cursor>> {
         self.cursor.lock()
     }
 
-    /// Forgets what ended long ago, and if there is no room for one more, what ended first.
+    /// Removes executions that ended long ago. If the store is still full, removes those that ended first.
     ///
     /// # Errors
     /// [`LedgerError::Full`] if all are live.
     pub(super) fn make_room(&self, now: Millis) -> Result<()> {
-        let is_full = self.held.load(Ordering::Relaxed) >= self.most;
+        let is_full = self.held.load(Ordering::Relaxed) >= self.capacity;
         let is_due = now.since(Millis(self.swept.load(Ordering::Relaxed))) >= SWEEP_EVERY;
         if !is_full && !is_due {
             return Ok(());
         }
         self.swept.store(now.0, Ordering::Relaxed);
-        self.forget(|end| now.since(end) >= FORGOTTEN_AFTER, now);
-        if self.held.load(Ordering::Relaxed) < self.most {
+        self.remove_ended(|end| now.since(end) >= FORGOTTEN_AFTER, now);
+        if self.held.load(Ordering::Relaxed) < self.capacity {
             return Ok(());
         }
         let mut ends: Vec<Millis> = self
-            .each()
+            .lock_each()
             .flat_map(|shard| {
                 shard
                     .values()
@@ -109,16 +112,16 @@ impl MemoryStore {
             })
             .collect();
         ends.sort_unstable();
-        let few = MAKE_ROOM.min(self.most.div_ceil(10));
+        let few = EVICTION_BATCH.min(self.capacity.div_ceil(10));
         let latest = ends.get(few.saturating_sub(1)).or(ends.last()).copied().ok_or(LedgerError::Full)?;
-        self.forget(|end| end <= latest, now);
+        self.remove_ended(|end| end <= latest, now);
         Ok(())
     }
 
-    fn forget(&self, goes: impl Fn(Millis) -> bool, now: Millis) {
-        for mut shard in self.each() {
+    fn remove_ended(&self, is_removed: impl Fn(Millis) -> bool, now: Millis) {
+        for mut shard in self.lock_each() {
             let before = shard.len();
-            shard.retain(|_, one| one.execution.is_static || !one.ended_at(now).is_some_and(&goes));
+            shard.retain(|_, one| one.execution.is_static || !one.ended_at(now).is_some_and(&is_removed));
             self.held.fetch_sub(before.saturating_sub(shard.len()), Ordering::Relaxed);
             if shard.capacity() > shard.len().saturating_mul(4) {
                 shard.shrink_to_fit();
@@ -126,7 +129,7 @@ impl MemoryStore {
         }
     }
 
-    /// Makes a change that was read back. One of an execution that is no longer known says nothing.
+    /// Applies a change read from the journal. A change to an execution that no longer exists is ignored.
     pub(super) fn apply(&self, change: Change<'_>) {
         let with = |id: &str, change: &mut dyn FnMut(&mut Entry)| {
             let id = ExecutionId::new(id);
@@ -163,7 +166,7 @@ impl MemoryStore {
         }
     }
 
-    /// Puts in an execution, whatever was there before.
+    /// Inserts or replaces an execution.
     pub(super) fn put(&self, shard: &mut Shard, entry: Entry) {
         let is_counted = usize::from(!entry.execution.is_static);
         let before = shard.insert(entry.execution.id.clone(), entry);
@@ -179,7 +182,7 @@ mod tests {
     use crate::ledger::execution::{Execution, StopReason, Stopped};
     use crate::model::name::TaskName;
 
-    fn put(book: &MemoryStore, id: &str, is_static: bool, stopped_at: Option<u64>) {
+    fn put(store: &MemoryStore, id: &str, is_static: bool, stopped_at: Option<u64>) {
         let execution = Execution {
             id: ExecutionId::new(id),
             task: TaskName::new("t"),
@@ -191,38 +194,38 @@ mod tests {
         };
         let mut entry = Entry::new(execution);
         entry.stopped = stopped_at.map(|at| Stopped { why: StopReason::Asked, at: Millis(at) });
-        book.put(&mut book.shard(&entry.execution.id.clone()), entry);
+        store.put(&mut store.shard(&entry.execution.id.clone()), entry);
     }
 
-    fn ids(book: &MemoryStore) -> Vec<String> {
+    fn ids(store: &MemoryStore) -> Vec<String> {
         let mut ids: Vec<String> =
-            book.each().flat_map(|shard| shard.keys().map(ToString::to_string).collect::<Vec<_>>()).collect();
+            store.lock_each().flat_map(|shard| shard.keys().map(ToString::to_string).collect::<Vec<_>>()).collect();
         ids.sort();
         ids
     }
 
     #[test]
-    fn what_ended_first_makes_room_and_what_is_live_never_does() {
-        let book = MemoryStore::holding(5);
+    fn the_executions_that_ended_first_are_removed_and_live_ones_never() {
+        let store = MemoryStore::with_capacity(5);
         for id in ["live1", "live2", "live3"] {
-            put(&book, id, false, None);
+            put(&store, id, false, None);
         }
-        put(&book, "static", true, None);
-        put(&book, "static stopped", true, Some(1));
-        put(&book, "over", false, Some(2000));
+        put(&store, "static", true, None);
+        put(&store, "static stopped", true, Some(1));
+        put(&store, "over", false, Some(2000));
         let now = Millis(5000);
-        book.make_room(now).unwrap();
-        put(&book, "over before", false, Some(1000));
-        book.make_room(now).unwrap();
-        assert_eq!(ids(&book), ["live1", "live2", "live3", "over", "static", "static stopped"]);
-        put(&book, "live4", false, None);
-        book.make_room(now).unwrap();
-        put(&book, "live5", false, None);
-        assert_eq!(book.make_room(now), Err(LedgerError::Full));
-        assert_eq!(ids(&book), ["live1", "live2", "live3", "live4", "live5", "static", "static stopped"]);
-        // An hour after it has ended, one is forgotten in any case.
-        put(&book, "live5", false, Some(5000));
-        book.make_room(Millis(5000).plus(FORGOTTEN_AFTER)).unwrap();
-        assert_eq!(ids(&book).len(), 6);
+        store.make_room(now).unwrap();
+        put(&store, "over before", false, Some(1000));
+        store.make_room(now).unwrap();
+        assert_eq!(ids(&store), ["live1", "live2", "live3", "over", "static", "static stopped"]);
+        put(&store, "live4", false, None);
+        store.make_room(now).unwrap();
+        put(&store, "live5", false, None);
+        assert_eq!(store.make_room(now), Err(LedgerError::Full));
+        assert_eq!(ids(&store), ["live1", "live2", "live3", "live4", "live5", "static", "static stopped"]);
+        // An hour after its end, an execution is removed in any case.
+        put(&store, "live5", false, Some(5000));
+        store.make_room(Millis(5000).plus(FORGOTTEN_AFTER)).unwrap();
+        assert_eq!(ids(&store).len(), 6);
     }
 }

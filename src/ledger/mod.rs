@@ -1,4 +1,4 @@
-//! The ledger: executions, their counters and approvals. One interface, three stores.
+//! The ledger stores executions, their counters and approvals. It has one interface and three stores.
 //!
 //! | store | survives | shared by |
 //! |---|---|---|
@@ -7,8 +7,8 @@
 //! | [`Ledger::shared`] | what its server survives | all processes that use the server |
 //!
 //! A change is stored when the call returns. If the store cannot take it, the call returns an error, and the caller
-//! must refuse the request; calls counted before that stay counted. The stores of one process take the time from their
-//! caller. The shared store uses the server's clock for windows and expiry, because proxies' clocks differ.
+//! must refuse the request. Calls counted before the error stay counted. The stores of a single process take the time
+//! from their caller. The shared store uses the server's clock for windows and expiry, because proxies' clocks differ.
 
 mod approval;
 mod call;
@@ -41,12 +41,12 @@ use local::Local;
 use memory::MemoryStore;
 use shared::Shared;
 
-/// Executions that are held; static ones, of which each task has one, are not counted.
+/// The maximum number of live executions. Static executions are not counted: each task has at most one.
 pub const MOST_EXECUTIONS: usize = 100_000;
-/// How long an execution is known after it has ended.
+/// How long an ended execution is kept.
 pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
 
-/// Why the ledger did not do what it was asked for.
+/// Why a ledger operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
     /// The id is in use.
@@ -55,17 +55,17 @@ pub enum LedgerError {
     /// [`MOST_EXECUTIONS`] are live.
     #[error("there are too many executions")]
     Full,
-    /// The store does not answer, cannot be written, or answers nonsense.
+    /// The store does not answer, cannot be written, or returns an invalid answer.
     #[error("the ledger cannot be used")]
     Unavailable,
-    /// There is no such execution, or none any more.
+    /// The execution does not exist or has been removed.
     #[error("the execution does not exist")]
     Unknown,
 }
 
 type Result<T> = std::result::Result<T, LedgerError>;
 
-/// The handle that everything that counts holds, in an [`Arc`].
+/// The ledger. Components that count or record calls share it in an [`Arc`].
 pub struct Ledger(Store);
 
 enum Store {
@@ -74,42 +74,42 @@ enum Store {
 }
 
 impl Ledger {
-    /// One that ends with the process.
+    /// Creates a ledger in memory, which ends with the process.
     #[must_use]
     pub fn memory() -> Self {
         Self(Store::Local(Local::new(Arc::default(), None)))
     }
 
-    /// One in a file, which is made if there is none. A process that is killed loses nothing; after a power cut, the
-    /// last changes may be missing.
+    /// Opens the ledger in a file, and creates the file if it does not exist. A killed process loses nothing. After
+    /// a power cut, the last changes may be missing.
     ///
     /// # Errors
-    /// If the file cannot be opened, another process has it, or it is damaged; the text says what to do.
+    /// If the file cannot be opened, is locked by another process, or is damaged. The text says what to do.
     pub fn embedded(path: &Path) -> io::Result<Self> {
         Self::embedded_and_compacted_at(path, journal::COMPACT_AT)
     }
 
     fn embedded_and_compacted_at(path: &Path, size: u64) -> io::Result<Self> {
-        let book = Arc::<MemoryStore>::default();
-        let journal = Journal::open(path, book.clone(), size)?;
-        Ok(Self(Store::Local(Local::new(book, Some(journal)))))
+        let store = Arc::<MemoryStore>::default();
+        let journal = Journal::open(path, store.clone(), size)?;
+        Ok(Self(Store::Local(Local::new(store, Some(journal)))))
     }
 
-    /// One on a server that other processes use, too. `proxy` names this process and stays the same when it is started
-    /// again: how far has been billed is kept for each. What does not verify against the seal is refused. It begins to
-    /// connect at once, and needs a runtime to do so.
+    /// Creates a ledger on a server that several processes share. `proxy` names this process and must stay the same
+    /// across restarts, because the billing cursor is stored per proxy. Entries that the seal does not verify are
+    /// refused. The connection starts at once and needs a Tokio runtime.
     #[must_use]
     pub fn shared(server: Server, seal: Seal, proxy: &str, connect: Connect) -> Self {
         Self(Store::Shared(Box::new(Shared::new(server, seal, proxy, connect))))
     }
 
-    /// Whether other processes may change what is in the store.
+    /// Returns whether other processes may change the store.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         matches!(self.0, Store::Shared(_))
     }
 
-    /// Whether the store takes changes now.
+    /// Checks that the store accepts changes now.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -120,7 +120,7 @@ impl Ledger {
         }
     }
 
-    /// Notes an execution that begins.
+    /// Registers a new execution.
     ///
     /// # Errors
     /// [`LedgerError::Exists`], [`LedgerError::Full`], or [`LedgerError::Unavailable`].
@@ -131,7 +131,7 @@ impl Ledger {
         }
     }
 
-    /// Returns the facts of an execution. It is called at every request.
+    /// Returns the facts of an execution. Called for every request.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -142,7 +142,7 @@ impl Ledger {
         }
     }
 
-    /// Everything there is to show of an execution.
+    /// Returns the full state of an execution.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -153,7 +153,7 @@ impl Ledger {
         }
     }
 
-    /// All executions that are known, in no order.
+    /// Returns all stored executions, in no particular order.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -164,8 +164,8 @@ impl Ledger {
         }
     }
 
-    /// Stops an execution, for good. True if there is one, also if it was stopped before; then the first reason
-    /// stands.
+    /// Stops an execution permanently. Returns true if the execution exists, even if it was stopped before; the
+    /// first reason is kept.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -176,7 +176,7 @@ impl Ledger {
         }
     }
 
-    /// Begins a static execution anew: nothing counted, found, billed, recorded or asked for, and not stopped.
+    /// Resets a static execution: clears its counters, finds, bill, records and approvals, and its stop.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -187,8 +187,8 @@ impl Ledger {
         }
     }
 
-    /// Lets a call through and counts it, in one step. Tool calls and raw requests are counted apart, also without
-    /// caps. A static execution comes into being as it is given.
+    /// Admits a call and counts it, atomically. Tool calls and raw requests are counted separately, also without
+    /// caps. A static execution is created from `who` at its first call.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -199,7 +199,7 @@ impl Ledger {
         }
     }
 
-    /// Returns the result that [`Self::take`] would have. Nothing is counted.
+    /// Returns the result that [`Self::take`] would return, without counting.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -210,10 +210,10 @@ impl Ledger {
         }
     }
 
-    /// Takes back one call that [`Self::take`] counted so long ago; of an execution that is no longer known, none.
+    /// Takes back one call that [`Self::take`] counted `taken` ago. Does nothing if the execution no longer exists.
     ///
     /// # Errors
-    /// [`LedgerError::Unavailable`]. Then it stays counted.
+    /// [`LedgerError::Unavailable`]. The call then stays counted.
     pub async fn give_back(&self, who: &Execution, kind: Kind, taken: Duration, now: Millis) -> Result<()> {
         match &self.0 {
             Store::Local(local) => local.give_back(who, kind, taken, now).await,
@@ -221,8 +221,8 @@ impl Ledger {
         }
     }
 
-    /// Notes that a credential was found in what an execution wanted to send; the find that makes `most` of them
-    /// stops it. True if it is stopped now, or not known.
+    /// Records that a credential was found in outbound data of an execution. The find that reaches `most` stops the
+    /// execution. Returns true if the execution is stopped or unknown.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -233,11 +233,12 @@ impl Ledger {
         }
     }
 
-    /// Adds half-credits to bills, and moves the cursor, both or neither. A batch whose cursor is where the ledger's
-    /// already stands has been applied, and is not again: so it may be repeated after an error, as it was.
+    /// Adds half-credits to bills and moves the cursor, atomically. A batch whose cursor equals the stored cursor
+    /// was applied before and is skipped, so an unchanged batch may be repeated after an error.
     ///
     /// # Errors
-    /// [`LedgerError::Unavailable`]. Then it may have been applied or not; the next call, or [`Self::cursor`], tells.
+    /// [`LedgerError::Unavailable`]. The batch may or may not have been applied; the next call, or
+    /// [`Self::cursor`], shows which.
     pub async fn bill(&self, batch: &[(ExecutionId, u32)], cursor: Cursor) -> Result<()> {
         match &self.0 {
             Store::Local(local) => local.bill(batch, cursor).await,
@@ -245,7 +246,7 @@ impl Ledger {
         }
     }
 
-    /// How far has been billed.
+    /// Returns the position up to which the audit log has been billed.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -256,8 +257,8 @@ impl Ledger {
         }
     }
 
-    /// Adds a tool call to its execution's record, of which the last [`MOST_CALLS`] are kept. One that was only
-    /// reported never makes another go that was not.
+    /// Adds a tool call to its execution's record, which keeps the last [`MOST_CALLS`]. A call that the client only
+    /// reported never displaces one that the proxy handled.
     ///
     /// # Errors
     /// [`LedgerError::Unknown`] or [`LedgerError::Unavailable`].
@@ -268,7 +269,7 @@ impl Ledger {
         }
     }
 
-    /// The tool calls of an execution's record, oldest first; none of one that is not known.
+    /// Returns the recorded tool calls of an execution, oldest first; empty if the execution is unknown.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -279,11 +280,11 @@ impl Ledger {
         }
     }
 
-    /// Asks whether a request may go on that a person has to allow, and notes it if it is new. The same request is
-    /// one of the same execution with the same digest. The state that `asked` has is of no account.
+    /// Looks up the approval for a request, and records a pending one if the request is new. Two requests are the
+    /// same if their execution and digest are equal. The state in `asked` is ignored.
     ///
     /// # Errors
-    /// [`LedgerError::Exists`] if the id that was made up is in use, [`LedgerError::Unknown`] or
+    /// [`LedgerError::Exists`] if the generated id is in use, [`LedgerError::Unknown`] or
     /// [`LedgerError::Unavailable`].
     pub async fn ask(&self, asked: Approval, now: Millis) -> Result<ApprovalAnswer> {
         match &self.0 {
@@ -292,7 +293,7 @@ impl Ledger {
         }
     }
 
-    /// Decides on a request that waits.
+    /// Decides a pending request.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -303,7 +304,7 @@ impl Ledger {
         }
     }
 
-    /// One approval.
+    /// Returns an approval.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -314,7 +315,8 @@ impl Ledger {
         }
     }
 
-    /// One approval of an execution. Others' are not looked at, so nothing tells whether they have it.
+    /// Returns an approval of the given execution. Approvals of other executions are never searched, so the result
+    /// does not reveal whether the id exists there.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -325,7 +327,7 @@ impl Ledger {
         }
     }
 
-    /// The approvals of an execution, oldest first; none of one that is not known.
+    /// Returns the approvals of an execution, oldest first; empty if the execution is unknown.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
@@ -336,7 +338,7 @@ impl Ledger {
         }
     }
 
-    /// All approvals that are known, oldest first.
+    /// Returns all stored approvals, oldest first.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].

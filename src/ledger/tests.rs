@@ -14,7 +14,7 @@ use crate::model::tool::Tool;
 
 const NOW: Millis = Millis(1_800_000_000_000);
 const TOOL: Kind = Kind::Tool(Tool::ApiCall);
-/// Tells a test that it is run as a process of its own, and which file to use.
+/// The environment variable that marks a child process of a test and names its file.
 const CHILD: &str = "EXEAT_TEST_LEDGER";
 
 fn execution(id: &str) -> Execution {
@@ -48,7 +48,7 @@ async fn calls(ledger: &Ledger, id: &str) -> u64 {
     ledger.state(&ExecutionId::new(id)).await.unwrap().unwrap().tool.calls
 }
 
-/// Everything that can be read, in words.
+/// Returns all readable state as text.
 async fn everything(ledger: &Ledger) -> String {
     let mut all = ledger.list().await.unwrap();
     all.sort_by(|a, b| a.execution.id.cmp(&b.execution.id));
@@ -60,8 +60,8 @@ async fn everything(ledger: &Ledger) -> String {
     text
 }
 
-/// One change of each sort, of some executions.
-async fn do_all_sorts(ledger: &Ledger, round: u64) {
+/// Makes one change of each kind to some executions.
+async fn make_one_change_of_each_kind(ledger: &Ledger, round: u64) {
     for id in ["a", "b", "c"] {
         let _ = ledger.start(execution(id), NOW).await;
         let who = execution(id);
@@ -87,8 +87,9 @@ async fn do_all_sorts(ledger: &Ledger, round: u64) {
     }
 }
 
-/// Opens what nobody else has: a child that another test is about to start holds all locks until it is another program.
-fn free(open: impl Fn() -> io::Result<Ledger>) -> io::Result<Ledger> {
+/// Opens the ledger, and retries while it is locked. A child that another test is starting holds all locks until
+/// `exec`.
+fn open_when_unlocked(open: impl Fn() -> io::Result<Ledger>) -> io::Result<Ledger> {
     let since = Instant::now();
     loop {
         match open() {
@@ -101,18 +102,18 @@ fn free(open: impl Fn() -> io::Result<Ledger>) -> io::Result<Ledger> {
 }
 
 #[tokio::test]
-async fn what_was_there_is_there_again_compacted_or_not() {
+async fn the_state_survives_a_restart_with_or_without_compaction() {
     for compact_at in [u64::MAX, 1] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/er/ledger");
         let mut before = String::new();
         for round in 0..60 {
-            let ledger = free(|| Ledger::embedded_and_compacted_at(&path, compact_at)).unwrap();
+            let ledger = open_when_unlocked(|| Ledger::embedded_and_compacted_at(&path, compact_at)).unwrap();
             if round > 0 {
                 assert_eq!(everything(&ledger).await, before, "{compact_at} {round}");
             }
             if round < 41 {
-                do_all_sorts(&ledger, round).await;
+                make_one_change_of_each_kind(&ledger, round).await;
             } else {
                 ledger.take(&execution("a"), TOOL, Caps::default(), NOW).await.unwrap();
             }
@@ -126,10 +127,10 @@ async fn what_was_there_is_there_again_compacted_or_not() {
 }
 
 #[tokio::test]
-async fn a_file_that_grows_is_compacted_while_calls_go_on() {
+async fn a_growing_file_is_compacted_while_calls_continue() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger");
-    let ledger = free(|| Ledger::embedded_and_compacted_at(&path, 4096)).unwrap();
+    let ledger = open_when_unlocked(|| Ledger::embedded_and_compacted_at(&path, 4096)).unwrap();
     ledger.start(execution("a"), NOW).await.unwrap();
     let file = || fs::metadata(&path).unwrap();
     let (mut inode, mut replaced, mut calls_taken) = (file().ino(), 0, 0);
@@ -142,26 +143,26 @@ async fn a_file_that_grows_is_compacted_while_calls_go_on() {
         inode = file().ino();
     }
     drop(ledger);
-    assert_eq!(calls(&free(|| Ledger::embedded(&path)).unwrap(), "a").await, calls_taken);
+    assert_eq!(calls(&open_when_unlocked(|| Ledger::embedded(&path)).unwrap(), "a").await, calls_taken);
 }
 
-/// Each state that a crash can leave behind while a file is compacted.
+/// Tests each state that a crash can leave during compaction.
 #[tokio::test]
 async fn a_crash_at_any_step_of_compacting_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger");
-    let ledger = free(|| Ledger::embedded_and_compacted_at(&path, u64::MAX)).unwrap();
+    let ledger = open_when_unlocked(|| Ledger::embedded_and_compacted_at(&path, u64::MAX)).unwrap();
     for round in 0..5 {
-        do_all_sorts(&ledger, round).await;
+        make_one_change_of_each_kind(&ledger, round).await;
     }
     let (before, old) = (everything(&ledger).await, fs::read(&path).unwrap());
     drop(ledger);
-    let book = MemoryStore::default();
-    line::replay(&fs::File::open(&path).unwrap(), &path, &mut |change| book.apply(change)).unwrap();
+    let store = MemoryStore::default();
+    line::replay(&fs::File::open(&path).unwrap(), &path, &mut |change| store.apply(change)).unwrap();
 
-    // The new file is begun, half-way, and whole, and has no name yet.
-    let begun = files::beside(&path).unwrap().into_temp_path().keep().unwrap();
-    let whole = compact::write(&path, &book, old.len() as u64, &false.into()).unwrap();
+    // The new file is empty, partial or complete, and not renamed yet.
+    let partial = files::beside(&path).unwrap().into_temp_path().keep().unwrap();
+    let whole = compact::write(&path, &store, old.len() as u64, &false.into()).unwrap();
     let (file, size) = whole.take_over(&path, &fs::File::open(&path).unwrap(), old.len() as u64).unwrap();
     let new = fs::read(&path).unwrap();
     assert_eq!(new.len() as u64, size);
@@ -169,24 +170,24 @@ async fn a_crash_at_any_step_of_compacting_loses_nothing() {
     drop(file);
     for cut in [0, 1, new.len() / 2, new.len() - 1, new.len()] {
         fs::write(&path, &old).unwrap();
-        fs::write(&begun, &new[..cut]).unwrap();
-        let ledger = free(|| Ledger::embedded(&path)).unwrap();
+        fs::write(&partial, &new[..cut]).unwrap();
+        let ledger = open_when_unlocked(|| Ledger::embedded(&path)).unwrap();
         assert_eq!(everything(&ledger).await, before, "{cut}");
-        assert!(!begun.exists());
+        assert!(!partial.exists());
     }
-    // It has the name, with all of the old one's lines once more, from any of them on: those may be in it already.
+    // The new file is renamed, and any suffix of the old lines is appended again: it may contain those already.
     let ends = old.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
     for from in ends {
         fs::write(&path, [&new[..], &old[from..]].concat()).unwrap();
-        assert_eq!(everything(&free(|| Ledger::embedded(&path)).unwrap()).await, before, "{from}");
+        assert_eq!(everything(&open_when_unlocked(|| Ledger::embedded(&path)).unwrap()).await, before, "{from}");
     }
 }
 
 #[tokio::test]
-async fn a_torn_end_is_dropped_and_any_other_damage_refused() {
+async fn an_incomplete_last_line_is_dropped_and_other_damage_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger");
-    let ledger = free(|| Ledger::embedded(&path)).unwrap();
+    let ledger = open_when_unlocked(|| Ledger::embedded(&path)).unwrap();
     ledger.start(execution("a"), NOW).await.unwrap();
     let mut ends = vec![fs::metadata(&path).unwrap().len()];
     for _ in 0..3 {
@@ -197,24 +198,24 @@ async fn a_torn_end_is_dropped_and_any_other_damage_refused() {
     let whole = fs::read(&path).unwrap();
     for cut in 0..whole.len() {
         fs::write(&path, &whole[..cut]).unwrap();
-        let ledger = free(|| Ledger::embedded(&path)).unwrap();
+        let ledger = open_when_unlocked(|| Ledger::embedded(&path)).unwrap();
         let want = ends.iter().rposition(|end| *end <= cut as u64);
         match want {
             Some(want) => assert_eq!(calls(&ledger, "a").await, want as u64, "{cut}"),
             None => assert!(ledger.list().await.unwrap().is_empty(), "{cut}"),
         }
-        // And it can be gone on with.
+        // Further changes are possible.
         let _ = ledger.start(execution("a"), NOW).await;
         ledger.take(&execution("a"), TOOL, Caps::default(), NOW).await.unwrap();
         let counted = calls(&ledger, "a").await;
         drop(ledger);
-        assert_eq!(calls(&free(|| Ledger::embedded(&path)).unwrap(), "a").await, counted, "{cut}");
+        assert_eq!(calls(&open_when_unlocked(|| Ledger::embedded(&path)).unwrap(), "a").await, counted, "{cut}");
     }
     for at in 0..whole.len() {
         let mut damaged = whole.clone();
         damaged[at] ^= 0x04;
         fs::write(&path, &damaged).unwrap();
-        match free(|| Ledger::embedded(&path)) {
+        match open_when_unlocked(|| Ledger::embedded(&path)) {
             Ok(ledger) => {
                 assert_eq!((at, calls(&ledger, "a").await), (whole.len() - 1, 2), "all but its newline is there");
             }
@@ -225,23 +226,23 @@ async fn a_torn_end_is_dropped_and_any_other_damage_refused() {
             }
         }
     }
-    // A possible result of a power cut.
+    // A power cut can leave zeros at the end.
     fs::write(&path, [&whole[..], &[0; 5000]].concat()).unwrap();
-    assert_eq!(calls(&free(|| Ledger::embedded(&path)).unwrap(), "a").await, 3);
+    assert_eq!(calls(&open_when_unlocked(|| Ledger::embedded(&path)).unwrap(), "a").await, 3);
 }
 
 #[tokio::test]
-async fn a_file_has_one_process() {
+async fn a_file_is_used_by_one_process_only() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger");
     let ledger = Ledger::embedded(&path).unwrap();
     let error = Ledger::embedded(&path).err().unwrap();
     assert!(error.to_string().contains("another process uses this ledger"), "{error}");
     drop(ledger);
-    free(|| Ledger::embedded(&path)).unwrap();
+    open_when_unlocked(|| Ledger::embedded(&path)).unwrap();
 }
 
-/// This test binary as a process that runs one ignored test of this file.
+/// The command line that runs one ignored test of this file in a child process.
 fn child(test: &str, path: &Path) -> Vec<String> {
     let exe = std::env::current_exe().unwrap().to_str().unwrap().to_owned();
     let name = format!("ledger::tests::{test}");
@@ -250,13 +251,13 @@ fn child(test: &str, path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn no_count_is_lower_than_what_was_said_before_a_kill() {
+fn no_count_is_lower_than_confirmed_before_a_kill() {
     kill_often(30);
 }
 
 #[test]
 #[ignore = "takes minutes"]
-fn no_count_is_lower_than_what_was_said_before_any_of_many_kills() {
+fn no_count_is_lower_than_confirmed_before_any_of_many_kills() {
     kill_often(300);
 }
 
@@ -266,7 +267,7 @@ fn kill_often(rounds: u32) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut said = 0;
     for round in 0..rounds {
-        let args = child("is_killed_while_it_takes", &path);
+        let args = child("child_that_is_killed_while_it_counts", &path);
         let mut process =
             Command::new(&args[0]).args(&args[1..]).env(CHILD, &path).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
@@ -276,20 +277,20 @@ fn kill_often(rounds: u32) {
         std::thread::sleep(Duration::from_micros(u64::from(wait) * 200));
         process.kill().unwrap();
         process.wait().unwrap();
-        // The last one may be torn.
-        let heard = [vec![first], others.join().unwrap()].concat().into_iter().filter(|line| line.ends_with('.'));
-        let ledger = free(|| Ledger::embedded(&path)).unwrap();
+        // The last line may be incomplete.
+        let confirmed = [vec![first], others.join().unwrap()].concat().into_iter().filter(|line| line.ends_with('.'));
+        let ledger = open_when_unlocked(|| Ledger::embedded(&path)).unwrap();
         let billed: u64 = runtime.block_on(ledger.cursor()).unwrap().map_or(0, |c| c.as_str().parse().unwrap());
-        let standing = |id: &str| runtime.block_on(ledger.state(&ExecutionId::new(id))).unwrap();
-        for line in heard {
+        let state_of = |id: &str| runtime.block_on(ledger.state(&ExecutionId::new(id))).unwrap();
+        for line in confirmed {
             let words: Vec<&str> = line.trim_end_matches('.').split(' ').collect();
             let number = || words[3].parse::<u64>().unwrap();
             let id = words[2];
             match words[1] {
-                "counted" => assert!(standing(id).unwrap().tool.calls >= number(), "{round}: {line}"),
-                "started" => assert!(standing(id).is_some(), "{round}: {line}"),
-                "stopped" => assert!(standing(id).unwrap().stopped.is_some(), "{round}: {line}"),
-                "found" => assert!(u64::from(standing(id).unwrap().finds) >= number(), "{round}: {line}"),
+                "counted" => assert!(state_of(id).unwrap().tool.calls >= number(), "{round}: {line}"),
+                "started" => assert!(state_of(id).is_some(), "{round}: {line}"),
+                "stopped" => assert!(state_of(id).unwrap().stopped.is_some(), "{round}: {line}"),
+                "found" => assert!(u64::from(state_of(id).unwrap().finds) >= number(), "{round}: {line}"),
                 "billed" => assert!(billed >= number(), "{round}: {line}"),
                 "used" => {
                     let approval = runtime.block_on(ledger.approval(words[3], NOW)).unwrap();
@@ -304,7 +305,7 @@ fn kill_often(rounds: u32) {
             }
             said += 1;
         }
-        let bill = standing("e0").unwrap().half_credits;
+        let bill = state_of("e0").unwrap().half_credits;
         assert_eq!(bill, billed, "{round}: the bill and how far it was made agree");
     }
     assert!(said > rounds, "{said}");
@@ -312,9 +313,9 @@ fn kill_often(rounds: u32) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "run by another test, which kills it"]
-async fn is_killed_while_it_takes() {
+async fn child_that_is_killed_while_it_counts() {
     let Some(path) = std::env::var_os(CHILD) else { return };
-    // So small that there is hardly a moment at which it is not being compacted.
+    // The size is so small that the file is compacted almost all the time.
     let ledger = Arc::new(Ledger::embedded_and_compacted_at(Path::new(&path), 4096).unwrap());
     let say = |text: String| std::io::stdout().lock().write_all(format!("said {text}.\n").as_bytes()).unwrap();
     for id in ["e0", "e1"] {
@@ -355,11 +356,11 @@ async fn is_killed_while_it_takes() {
 }
 
 #[test]
-fn nothing_passes_while_the_file_cannot_be_written_and_all_does_again_afterwards() {
+fn calls_are_refused_while_the_file_cannot_be_written() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger");
-    let args = child("meets_a_file_that_cannot_grow", &path);
-    // Without the trap, the kernel would end the process at the limit.
+    let args = child("child_whose_file_cannot_grow", &path);
+    // Without the trap, the kernel would kill the process at the limit.
     let script = "trap '' XFSZ; ulimit -S -f 16; exec \"$0\" \"$@\"";
     let done = Command::new("sh").args(["-c", script]).args(args).env(CHILD, &path).output().unwrap();
     let text = String::from_utf8_lossy(&done.stdout);
@@ -368,9 +369,9 @@ fn nothing_passes_while_the_file_cannot_be_written_and_all_does_again_afterwards
 
 #[tokio::test]
 #[ignore = "run by another test, with a limit on the size of files"]
-async fn meets_a_file_that_cannot_grow() {
+async fn child_whose_file_cannot_grow() {
     let Some(path) = std::env::var_os(CHILD) else { return };
-    let ledger = free(|| Ledger::embedded(Path::new(&path))).unwrap();
+    let ledger = open_when_unlocked(|| Ledger::embedded(Path::new(&path))).unwrap();
     let who = execution("a");
     ledger.start(who.clone(), NOW).await.unwrap();
     let mut counted = 0;
@@ -391,8 +392,8 @@ async fn meets_a_file_that_cannot_grow() {
         assert!(since.elapsed() < Duration::from_secs(20), "it is tried again");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // The call that was refused counts: it had been before the file was found to be full.
+    // The refused call counts: it was counted before the write failed.
     assert_eq!(ledger.take(&who, TOOL, Caps::default(), NOW).await, Ok(TakeResult::Counted { call: counted + 2 }));
     drop(ledger);
-    assert_eq!(calls(&free(|| Ledger::embedded(Path::new(&path))).unwrap(), "a").await, counted + 2);
+    assert_eq!(calls(&open_when_unlocked(|| Ledger::embedded(Path::new(&path))).unwrap(), "a").await, counted + 2);
 }

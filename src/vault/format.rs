@@ -1,7 +1,7 @@
 //! The vault's file format: JSON with AES-256-GCM.
 //!
-//! Every time it is written there is a new data key, wrapped by the master key, and a new random nonce
-//! for each record. So a record of an earlier file cannot be put into a later one.
+//! Each write uses a new data key, wrapped by the master key, and a new random nonce for each record. A record of an
+//! earlier file therefore cannot be put into a later one.
 
 use aes_gcm::Aes256Gcm;
 use aes_gcm::aead::{Aead, KeyInit, Nonce, Payload};
@@ -31,19 +31,19 @@ pub(super) struct Record {
     pub(super) value: Secret,
 }
 
-/// As it is written. Byte strings are in hex.
+/// The file as serialized. Byte strings are in hex.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Sealed {
     format: String,
-    /// For a passphrase.
+    /// The salt for a passphrase.
     salt: String,
-    /// Tells a wrong master key from a changed file.
+    /// Distinguishes a wrong master key from a changed file.
     key_id: String,
-    /// The data key, wrapped.
+    /// The wrapped data key.
     data_key: String,
     records: Vec<SealedRecord>,
-    /// Over all that is above.
+    /// The MAC over all other fields.
     seal: String,
 }
 
@@ -58,7 +58,7 @@ struct SealedRecord {
 }
 
 impl SealedRecord {
-    /// Names that can be shown before anything has been verified. The daemon's own have dots.
+    /// Returns whether a name is safe to show before verification. Names of the daemon's own records contain dots.
     fn has_names(&self) -> bool {
         let plain = |name: &str| name.split('.').all(|part| part.is_empty() || is_plain(part));
         plain(&self.workspace) && plain(&self.name)
@@ -90,7 +90,7 @@ impl Content {
     }
 }
 
-/// Reads a file, and verifies all of it.
+/// Parses and verifies a file.
 pub(super) fn open(bytes: &[u8], master: &MasterKey) -> Result<Content, VaultError> {
     let sealed = parse(bytes)?;
     let key = master.derive(&unhex(&sealed.salt)?)?;
@@ -113,19 +113,19 @@ pub(super) fn open(bytes: &[u8], master: &MasterKey) -> Result<Content, VaultErr
         };
         content.records.push(Record { entry, value });
     }
-    if !bool::from(over_all(&sealed, &data_key)?.as_bytes().ct_eq(sealed.seal.as_bytes())) {
+    if !bool::from(seal_mac(&sealed, &data_key)?.as_bytes().ct_eq(sealed.seal.as_bytes())) {
         return Err(VaultError::Altered);
     }
     Ok(content)
 }
 
-/// The salt that a file was written with, so that it need not be stretched anew.
+/// Returns the salt of a file, so that a rewrite need not derive the key with a new one.
 pub(super) fn salt(bytes: &[u8]) -> Result<Zeroizing<[u8; 16]>, VaultError> {
     let salt = unhex(&parse(bytes)?.salt)?;
     <[u8; 16]>::try_from(salt.as_slice()).map(Zeroizing::new).map_err(|_| VaultError::Torn)
 }
 
-/// Writes a file.
+/// Serializes and seals the content.
 pub(super) fn seal(content: &Content, master: &MasterKey, salt: &[u8; 16]) -> Result<String, VaultError> {
     let key = master.derive(salt)?;
     let data_key: Key = files::random::<32>()?;
@@ -144,7 +144,7 @@ pub(super) fn seal(content: &Content, master: &MasterKey, salt: &[u8; 16]) -> Re
         records,
         seal: String::new(),
     };
-    sealed.seal = over_all(&sealed, &data_key)?;
+    sealed.seal = seal_mac(&sealed, &data_key)?;
     let text = serde_json::to_string_pretty(&sealed).map_err(|_| VaultError::Torn)?;
     Ok(text + "\n")
 }
@@ -159,7 +159,7 @@ fn unhex(text: &str) -> Result<Vec<u8>, VaultError> {
     files::unhex(text).ok_or(VaultError::Torn)
 }
 
-/// Returns the associated data of a ciphertext. No part can hold a zero byte, because names are plain.
+/// Returns the associated data of a ciphertext. No part can contain a zero byte, because names are plain.
 fn about(workspace: &str, name: &str) -> Vec<u8> {
     [FORMAT, workspace, name].join("\0").into_bytes()
 }
@@ -168,20 +168,20 @@ fn key_id(key: &Key) -> String {
     files::hex(derived(key, b"key id").first_chunk::<8>().unwrap_or(&[0; 8]))
 }
 
-/// A key for one purpose.
+/// Derives a key for one purpose.
 fn derived(key: &Key, purpose: &[u8]) -> Key {
     mac(key, &[FORMAT.as_bytes(), b" ", purpose])
 }
 
-/// Over everything but the seal itself, in the order that it is written.
-fn over_all(sealed: &Sealed, data_key: &Key) -> Result<String, VaultError> {
+/// Returns the MAC over all fields but the seal, in the order of the file.
+fn seal_mac(sealed: &Sealed, data_key: &Key) -> Result<String, VaultError> {
     let parts = (&sealed.format, &sealed.salt, &sealed.key_id, &sealed.data_key, &sealed.records);
     let text = serde_json::to_vec(&parts).map_err(|_| VaultError::Torn)?;
     Ok(files::hex(mac(&derived(data_key, b"seal"), &[&text]).as_slice()))
 }
 
 fn mac(key: &Key, parts: &[&[u8]]) -> Key {
-    // HMAC takes keys of any length; only the type says otherwise.
+    // HMAC takes keys of any length; the constructor cannot fail.
     let Ok(mut hmac) = <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(key.as_slice()) else { return Key::default() };
     for part in parts {
         hmac.update(part);
@@ -189,7 +189,7 @@ fn mac(key: &Key, parts: &[&[u8]]) -> Key {
     Zeroizing::new(hmac.finalize().into_bytes().into())
 }
 
-/// Nonce and ciphertext, in hex.
+/// Encrypts a payload. Returns nonce and ciphertext in hex.
 fn encrypt(key: &Key, plain: &[u8], about: &[u8]) -> Result<String, VaultError> {
     let nonce = files::random::<NONCE>()?;
     let cipher = cipher(key).ok_or(VaultError::Torn)?;

@@ -1,4 +1,4 @@
-//! The vault's master key: 32 bytes, or a stretched passphrase.
+//! The vault's master key: 32 bytes, or derived from a passphrase.
 
 use std::path::PathBuf;
 
@@ -13,28 +13,28 @@ use super::VaultError;
 use crate::files;
 use crate::model::secret::Secret;
 
-/// Shortest passphrase, in bytes.
+/// The minimum length of a passphrase, in bytes.
 const MIN_PASSPHRASE: usize = 12;
-/// Argon2id: 64 MiB, three passes, one lane (RFC 9106 §4, second recommendation).
+/// The Argon2id parameters: 64 MiB, three passes, one lane (RFC 9106 §4, second recommendation).
 const MEMORY_KIB: u32 = 64 * 1024;
 const PASSES: u32 = 3;
 const LANES: u32 = 1;
 
-/// Where the master key comes from.
+/// The source of the master key.
 pub enum MasterKey {
-    /// A file, made at the first use with mode 0600.
+    /// A file, created at the first use with mode 0600.
     File(PathBuf),
-    /// The key itself, such as from an environment variable.
+    /// The key itself, for example from an environment variable.
     Text(Secret),
-    /// There is none, and why.
+    /// No key is available; the text gives the reason.
     Missing(String),
 }
 
-/// Thirty-two bytes that a file is sealed with.
+/// The 32 bytes that seal a file.
 pub(super) type Key = Zeroizing<[u8; 32]>;
 
 impl MasterKey {
-    /// Makes the key file of a vault that does not exist yet.
+    /// Creates the key file for a new vault, if it does not exist.
     pub(super) fn make_if_missing(&self) -> Result<(), VaultError> {
         let Self::File(path) = self else { return Ok(()) };
         let make = || Ok(Zeroizing::new(files::hex(files::random::<32>()?.as_slice()).into_bytes()));
@@ -42,13 +42,13 @@ impl MasterKey {
         made.map_err(|error| VaultError::Key(error.to_string()))
     }
 
-    /// The key: 32 bytes in hex or base64, or what Argon2id makes of a passphrase.
+    /// Returns the key: 32 bytes in hex or base64, or derived from a passphrase with Argon2id.
     pub(super) fn derive(&self, salt: &[u8]) -> Result<Key, VaultError> {
-        self.read(|text| of(text, salt))
+        self.read(|text| derive_key(text, salt))
     }
 
-    /// A key for one purpose, made of this one, which has to be 32 bytes in hex or base64: a passphrase needs a salt, and
-    /// two that read it have none in common.
+    /// Derives a key for one purpose. The master key must be 32 bytes in hex or base64: a passphrase needs a salt,
+    /// and its readers do not share one.
     ///
     /// # Errors
     /// [`VaultError::Key`]
@@ -72,7 +72,7 @@ impl MasterKey {
     }
 }
 
-/// HKDF-SHA-256 (RFC 5869): a key for one purpose, which tells nothing about the key that it is made of.
+/// Derives a key for one purpose with HKDF-SHA-256 (RFC 5869). It reveals nothing about the master key.
 pub(super) fn subkey(key: &Key, label: &str) -> Result<Secret, VaultError> {
     let mut made = vec![0; 32];
     let expanded = Hkdf::<Sha256>::new(None, key.as_slice()).expand(label.as_bytes(), &mut made);
@@ -80,7 +80,7 @@ pub(super) fn subkey(key: &Key, label: &str) -> Result<Secret, VaultError> {
     expanded.map(|()| made).map_err(|error| VaultError::Key(error.to_string()))
 }
 
-/// 32 bytes in hex or base64.
+/// Parses 32 bytes in hex or base64.
 fn exact(text: &[u8]) -> Option<Key> {
     let hex = std::str::from_utf8(text).ok().filter(|text| text.len() == 64).and_then(files::unhex);
     let base64 =
@@ -89,12 +89,12 @@ fn exact(text: &[u8]) -> Option<Key> {
     decoded.and_then(|bytes| <[u8; 32]>::try_from(bytes.as_slice()).ok()).map(Zeroizing::new)
 }
 
-fn of(text: &[u8], salt: &[u8]) -> Result<Key, VaultError> {
+fn derive_key(text: &[u8], salt: &[u8]) -> Result<Key, VaultError> {
     if let Some(key) = exact(text) {
         return Ok(key);
     }
     if text.len() > 32 && text.iter().all(u8::is_ascii_hexdigit) {
-        return Err(VaultError::Key(format!("it has {} hex digits and not 64", text.len())));
+        return Err(VaultError::Key(format!("it has {} hex digits instead of 64", text.len())));
     }
     if text.len() < MIN_PASSPHRASE {
         let wanted = "32 bytes in hex or base64, or a passphrase of 12 bytes or more";
@@ -114,20 +114,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thirty_two_bytes_are_a_key_in_either_spelling() {
+    fn thirty_two_bytes_are_a_key_in_hex_and_base64() {
         let bytes: Vec<u8> = (0..32).collect();
         let hex = files::hex(&bytes);
         let (padded, bare) = (STANDARD.encode(&bytes), URL_SAFE_NO_PAD.encode(&bytes));
         for text in [hex.as_str(), &hex.to_uppercase(), &padded, &bare] {
-            assert_eq!(of(text.as_bytes(), b"salt-salt").ok().unwrap().as_slice(), bytes, "{text}");
+            assert_eq!(derive_key(text.as_bytes(), b"salt-salt").ok().unwrap().as_slice(), bytes, "{text}");
         }
-        assert!(of(b"hunter2", b"salt-salt").is_err());
+        assert!(derive_key(b"hunter2", b"salt-salt").is_err());
         let subkey = |text: &str, label| MasterKey::Text(Secret::new(text.as_bytes().to_vec())).subkey(label);
         let made = subkey(&hex, "one").ok().unwrap();
         assert_eq!(made.expose(), subkey(&bare, "one").ok().unwrap().expose());
         assert_ne!(made.expose(), subkey(&hex, "two").ok().unwrap().expose());
         assert_ne!(made.expose(), bytes);
         assert!(subkey("a passphrase that is long", "one").is_err(), "it has no salt that two could share");
-        assert!(of(&hex.as_bytes()[1..], b"salt-salt").is_err(), "a key that has lost a digit is no passphrase");
+        assert!(
+            derive_key(&hex.as_bytes()[1..], b"salt-salt").is_err(),
+            "a key that has lost a digit is no passphrase"
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! The vault: secrets in one encrypted file, replaced atomically at every change.
 //!
-//! Each record is sealed for its workspace and name, and the list as a whole is sealed too: records that
-//! were swapped, changed, added or taken out show, and so does a wrong key. That the whole file was put
-//! back to an earlier state does not.
+//! Each record is sealed for its workspace and name, and the list of records is sealed too. Swapped, changed, added or
+//! removed records are detected, and so is a wrong key. Replacing the whole file with an earlier version is not
+//! detected.
 
 mod format;
 mod master;
@@ -19,22 +19,22 @@ use crate::model::secret::Secret;
 use self::format::{Content, Record};
 pub use self::master::MasterKey;
 
-/// How long another writer is waited for.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest value, in bytes.
+/// How long a writer waits for another one.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum length of a value, in bytes.
 pub const MAX_VALUE: usize = 64 * 1024;
 
-/// Where secrets are kept, and what opens it. Every call reads the file anew.
+/// A vault file and its master key. Every call reads the file again.
 pub struct Vault {
     path: PathBuf,
     key: MasterKey,
 }
 
-/// A vault that has been read and verified.
+/// The verified content of a vault.
 pub struct Opened(Content);
 
 impl Opened {
-    /// A secret's value, if there is one.
+    /// Returns a secret's value, if it exists.
     #[must_use]
     pub fn get(&self, workspace: &str, name: &str) -> Option<Secret> {
         self.0.get(workspace, name).map(|value| Secret::new(value.expose().to_vec()))
@@ -57,16 +57,16 @@ pub struct Entry {
 /// Why the vault cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum VaultError {
-    /// The list of records is not the one that was written.
-    #[error("the vault was changed: records were added, taken out or relabelled")]
+    /// The list of records was changed.
+    #[error("the vault was changed: records were added, removed or relabelled")]
     Altered,
-    /// As the file system says.
+    /// Reading or writing failed.
     #[error("the vault cannot be read or written: {0}")]
     Io(#[from] io::Error),
-    /// There is no master key.
+    /// The master key is missing or unusable.
     #[error("the master key: {0}")]
     Key(String),
-    /// A value was put under another name, or changed.
+    /// A record was changed or moved to another name.
     #[error("the vault was changed: the record {workspace}/{name} is not the one that was written")]
     Swapped {
         /// The workspace that the record claims.
@@ -74,28 +74,28 @@ pub enum VaultError {
         /// The name that the record claims.
         name: String,
     },
-    /// The file is cut, or no vault.
-    #[error("the vault file is torn, or is no vault")]
+    /// The file is truncated or is not a vault.
+    #[error("the vault file is truncated or is not a vault")]
     Torn,
-    /// The file is a vault of another master key.
-    #[error("the master key is not the one that the vault was made with")]
+    /// The file was sealed with another master key.
+    #[error("the master key is not the one that the vault was created with")]
     WrongKey,
 }
 
 impl Vault {
-    /// A vault at this place. Nothing is read or made yet.
+    /// Creates a handle. Nothing is read or created yet.
     #[must_use]
     pub fn new(path: PathBuf, key: MasterKey) -> Self {
         Self { path, key }
     }
 
-    /// Where the file is.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A secret's value, if there is one.
+    /// Returns a secret's value, if it exists.
     ///
     /// # Errors
     /// [`VaultError`]
@@ -103,10 +103,10 @@ impl Vault {
         Ok(self.read()?.and_then(|content| content.take(workspace, name)))
     }
 
-    /// Sets a secret. True if there was one before.
+    /// Sets a secret. Returns true if it existed before.
     ///
     /// # Errors
-    /// [`VaultError`]; then the old value stands.
+    /// [`VaultError`]. The old value is then kept.
     pub fn set(&self, workspace: &str, name: &str, value: Secret) -> Result<bool, VaultError> {
         self.change(|content| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -118,10 +118,10 @@ impl Vault {
         })
     }
 
-    /// Removes a secret. False if there is none.
+    /// Removes a secret. Returns false if it does not exist.
     ///
     /// # Errors
-    /// [`VaultError`]; then it is still there.
+    /// [`VaultError`]. The secret is then kept.
     pub fn delete(&self, workspace: &str, name: &str) -> Result<bool, VaultError> {
         if self.get(workspace, name)?.is_none() {
             return Ok(false);
@@ -129,10 +129,10 @@ impl Vault {
         self.change(|content| content.remove(workspace, name).is_some())
     }
 
-    /// The secret, made and kept if there is none. Two that do so at once get the same.
+    /// Returns the secret, and creates it with `make` if it does not exist. Concurrent callers get the same secret.
     ///
     /// # Errors
-    /// [`VaultError`], or what `make` says.
+    /// [`VaultError`], or the error from `make`.
     pub fn get_or_create(
         &self,
         workspace: &str,
@@ -156,17 +156,17 @@ impl Vault {
         Ok(kept)
     }
 
-    /// A key for one purpose, made of the master key. The same for every vault of one key of 32 bytes; with a passphrase,
-    /// for copies of one vault only.
+    /// Derives a key for one purpose from the master key. With a key of 32 bytes, it is the same for every vault
+    /// with that key. With a passphrase, it is the same only for copies of one vault.
     ///
     /// # Errors
-    /// [`VaultError`]; also if there is no vault yet.
+    /// [`VaultError`]; also if the vault does not exist yet.
     pub fn subkey(&self, label: &str) -> Result<Secret, VaultError> {
         let salt = format::salt(&files::read_private(&self.file()?)?)?;
         master::subkey(&self.key.derive(salt.as_slice())?, label)
     }
 
-    /// All of it at once, for several questions; nothing if there is no vault yet.
+    /// Reads and verifies the whole vault, for several lookups. Returns `None` if the vault does not exist yet.
     ///
     /// # Errors
     /// [`VaultError`]
@@ -182,7 +182,7 @@ impl Vault {
         Ok(self.read()?.map(|content| content.entries()).unwrap_or_default())
     }
 
-    /// Nothing if there is no vault yet.
+    /// Reads the vault. Returns `None` if it does not exist yet.
     fn read(&self) -> Result<Option<Content>, VaultError> {
         let bytes = match files::read_private(&self.file()?) {
             Ok(bytes) => bytes,
@@ -192,7 +192,7 @@ impl Vault {
         format::open(&bytes, &self.key).map(Some)
     }
 
-    /// The file itself, where the path is a link to it: it is the file that is locked and replaced.
+    /// Resolves the path if it is a symbolic link: the target file is locked and replaced.
     fn file(&self) -> Result<PathBuf, VaultError> {
         match std::fs::symlink_metadata(&self.path) {
             Ok(found) if found.is_symlink() => Ok(self.path.canonicalize()?),
@@ -205,7 +205,7 @@ impl Vault {
         self.write_changed(change)
     }
 
-    /// With the lock held.
+    /// Changes and rewrites the file. The caller holds the lock.
     fn write_changed<T>(&self, change: impl FnOnce(&mut Content) -> T) -> Result<T, VaultError> {
         let path = self.file()?;
         files::sweep(&path)?;
@@ -223,7 +223,7 @@ impl Vault {
         Ok(done)
     }
 
-    /// Writers take turns; readers need not wait, because the file is replaced whole.
+    /// Locks the vault for writing. Readers need no lock, because the file is replaced atomically.
     fn lock(&self) -> Result<File, VaultError> {
         let path = self.file()?;
         files::private_dir(files::folder(&path))?;
@@ -235,7 +235,7 @@ impl Vault {
             match file.try_lock() {
                 Ok(()) => return Ok(file),
                 Err(std::fs::TryLockError::Error(error)) => return Err(error.into()),
-                Err(std::fs::TryLockError::WouldBlock) if start.elapsed() > PATIENCE => {
+                Err(std::fs::TryLockError::WouldBlock) if start.elapsed() > LOCK_TIMEOUT => {
                     return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process is writing").into());
                 }
                 Err(std::fs::TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_there_for_its_workspace_until_it_is_deleted() {
+    fn a_secret_exists_in_its_workspace_until_it_is_deleted() {
         let dir = tempfile::tempdir().unwrap();
         let vault = vault(dir.path());
         assert!(vault.list().unwrap().is_empty() && !vault.path().exists(), "reading makes nothing");
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_private_and_hold_no_value() {
+    fn files_are_private_and_contain_no_plain_value() {
         let dir = tempfile::tempdir().unwrap();
         let vault = vault(dir.path());
         vault.set("default", "KEY", secret("plain-value-1234")).unwrap();
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// Changes the file as text and says what the vault makes of it.
+    /// Edits the file as text and returns the result of opening it.
     fn after(change: impl FnOnce(&str) -> String) -> Result<Option<Secret>, VaultError> {
         let dir = tempfile::tempdir().unwrap();
         let vault = vault(dir.path());
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_swapped_record_a_removed_one_and_a_torn_file_are_told_apart() {
+    fn swapped_and_removed_records_and_truncated_files_are_distinguished() {
         type Json = serde_json::Value;
         let edited = |edit: fn(&mut Json)| {
             after(|text| {
@@ -337,12 +337,12 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cut_anywhere_is_torn() {
+    fn a_file_truncated_anywhere_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let vault = vault(dir.path());
         vault.set("default", "A", secret("value-of-a")).unwrap();
         let whole = std::fs::read(vault.path()).unwrap();
-        // The last byte is a newline, which nobody misses.
+        // The last byte is a newline, which may be missing.
         for cut in 0..whole.len() - 1 {
             std::fs::write(vault.path(), &whole[..cut]).unwrap();
             assert!(matches!(vault.get("default", "A"), Err(VaultError::Torn)), "cut at {cut}");
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_key_is_told_from_a_missing_one_and_neither_is_replaced() {
+    fn wrong_and_missing_keys_are_distinguished_and_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let vault = vault(dir.path());
         vault.set("default", "A", secret("value-of-a")).unwrap();
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passphrase_opens_what_it_closed_and_another_does_not() {
+    fn a_vault_opens_only_with_its_own_passphrase() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vault.exeat");
         let of = |text: &str| Vault::new(path.clone(), MasterKey::Text(secret(text)));

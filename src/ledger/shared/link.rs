@@ -16,30 +16,30 @@ use tokio::time::{sleep, timeout};
 use super::super::{LedgerError, Result};
 use super::server::Server;
 
-/// How long a call may take, with all that it waits for.
-const RESPONSE: Duration = Duration::from_millis(500);
-/// How long it may take to connect and to be let in.
-const CONNECTING: Duration = Duration::from_secs(2);
-/// How long is waited before connecting again, at first and at most.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// The time limit for a call, including the wait for a connection.
+const CALL_TIMEOUT: Duration = Duration::from_millis(500);
+/// The time limit for connecting and for authentication, each.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The pause before reconnecting: initial and maximum.
+const RECONNECT_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// A transport to the server: TCP, or TLS over it.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// Connects to the server. Who resolves its name, and how TLS is spoken, is not the ledger's affair.
+/// Connects to the server. The caller supplies name resolution and TLS.
 pub type Connect = Arc<dyn Fn() -> Connecting + Send + Sync>;
 
-/// A stream that is being made.
+/// A connection attempt.
 pub type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
 
-/// The handle that calls hold.
+/// The handle to the connection.
 pub(super) struct Link {
     current: watch::Receiver<Option<Live>>,
-    /// The number of the latest connection that did not answer in time.
+    /// The number of the latest connection that timed out.
     silent: Arc<watch::Sender<u64>>,
-    /// Whether the latest call was answered, so that each change is said once.
+    /// Whether the latest call was answered, so that only changes are logged.
     answered: AtomicBool,
     task: JoinHandle<()>,
 }
@@ -51,11 +51,11 @@ struct Live {
 }
 
 impl Link {
-    /// Begins to connect.
+    /// Starts connecting in the background.
     pub(super) fn new(server: Server, connect: Connect) -> Self {
         let (publish, current) = watch::channel(None);
         let silent = Arc::new(watch::Sender::new(0));
-        let task = tokio::spawn(keep_up(server, connect, publish, silent.subscribe()));
+        let task = tokio::spawn(stay_connected(server, connect, publish, silent.subscribe()));
         Self { current, silent, answered: AtomicBool::new(true), task }
     }
 
@@ -76,7 +76,7 @@ impl Link {
         F: Future<Output = RedisResult<T>>,
     {
         let mut number = None;
-        let done = timeout(RESPONSE, async {
+        let done = timeout(CALL_TIMEOUT, async {
             let live = self.live().await?;
             number = Some(live.number);
             Some(work(live.connection).await)
@@ -88,7 +88,7 @@ impl Link {
                 }
                 return Ok(value);
             }
-            // Of an error, nothing is told that the server could have put in.
+            // Log only the error's kind: its text may contain data from the server.
             Ok(Some(Err(error))) => format!("{:?}", error.kind()),
             Ok(None) => "no connection".to_owned(),
             Err(_) => {
@@ -108,7 +108,7 @@ impl Link {
         Err(LedgerError::Unavailable)
     }
 
-    /// The connection, as soon as there is one.
+    /// Waits for a connection and returns it.
     async fn live(&self) -> Option<Live> {
         let mut current = self.current.clone();
         current.wait_for(Option::is_some).await.ok()?.clone()
@@ -121,32 +121,32 @@ impl Drop for Link {
     }
 }
 
-/// Connects, for as long as there is somebody who wants it.
-async fn keep_up(
+/// Keeps a connection open, and reconnects when it breaks.
+async fn stay_connected(
     server: Server,
     connect: Connect,
     publish: watch::Sender<Option<Live>>,
     mut silent: watch::Receiver<u64>,
 ) {
-    // User, password and database are not part of these settings: they are kept and not wiped.
+    // The settings do not include user, password and database, because the crate keeps them without wiping.
     let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
-    let (mut number, mut pause) = (0_u64, PAUSE.0);
-    let mut told = String::new();
+    let (mut number, mut pause) = (0_u64, RECONNECT_PAUSE.0);
+    let mut last_reason = String::new();
     loop {
         number = number.saturating_add(1);
         let is_silent = silent.wait_for(|latest| *latest >= number);
         let mut was_live = false;
-        let why = match timeout(CONNECTING, open(&settings, &connect)).await {
+        let why = match timeout(CONNECT_TIMEOUT, open(&settings, &connect)).await {
             Ok(Ok((connection, driver))) => {
                 let live = async {
-                    enter(&server, &mut connection.clone()).await?;
+                    authenticate(&server, &mut connection.clone()).await?;
                     was_live = true;
                     publish.send_replace(Some(Live { number, connection }));
                     let _ = is_silent.await;
-                    Ok::<_, redis::RedisError>("it is silent".to_owned())
+                    Ok::<_, redis::RedisError>("it does not answer".to_owned())
                 };
                 let why = tokio::select! {
-                    () = driver => "it hung up".to_owned(),
+                    () = driver => "it closed the connection".to_owned(),
                     why = live => why.unwrap_or_else(|error| format!("{:?}", error.kind())),
                 };
                 publish.send_replace(None);
@@ -156,14 +156,14 @@ async fn keep_up(
             Err(_) => "it cannot be reached in time".to_owned(),
         };
         if was_live {
-            (pause, told) = (PAUSE.0, String::new());
+            (pause, last_reason) = (RECONNECT_PAUSE.0, String::new());
         }
-        if told != why {
+        if last_reason != why {
             tracing::warn!(why, "cannot connect to the ledger's server; trying again");
-            told = why;
+            last_reason = why;
         }
         sleep(pause).await;
-        pause = pause.saturating_mul(2).min(PAUSE.1);
+        pause = pause.saturating_mul(2).min(RECONNECT_PAUSE.1);
     }
 }
 
@@ -172,20 +172,20 @@ async fn open<'a>(
     connect: &Connect,
 ) -> std::result::Result<(MultiplexedConnection, impl Future<Output = ()> + use<'a>), String> {
     let stream = connect().await.map_err(|error| error.kind().to_string())?;
-    // How long is waited for an answer, `run` says.
+    // `run` enforces the time limit for responses.
     let how = AsyncConnectionConfig::new().set_response_timeout(None);
     let opened = MultiplexedConnection::new_with_config(settings, stream, how).await;
     opened.map_err(|error| format!("{:?}", error.kind()))
 }
 
-/// Says who we are, and sees whether the server is there for us.
-async fn enter(server: &Server, connection: &mut MultiplexedConnection) -> RedisResult<()> {
+/// Authenticates, selects the database and checks that the server answers.
+async fn authenticate(server: &Server, connection: &mut MultiplexedConnection) -> RedisResult<()> {
     let mut steps = Pipeline::new();
     if let Some(password) = &server.password {
         steps.cmd("AUTH").arg(server.user.as_deref()).arg(password.expose()).ignore();
     }
     steps.cmd("SELECT").arg(server.database).ignore().cmd("PING").ignore();
-    match timeout(CONNECTING, steps.query_async(connection)).await {
+    match timeout(CONNECT_TIMEOUT, steps.query_async(connection)).await {
         Ok(done) => done,
         Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
     }

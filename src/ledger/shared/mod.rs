@@ -1,13 +1,13 @@
 //! The shared ledger, in Redis (6 or newer) or Valkey: one server with or without replicas, no cluster. Each atomic
-//! step is one script, and so one round trip. Time is the server's.
+//! step is one script and takes one round trip. The server's clock is used.
 //!
 //! The data of an execution has keys below `exeat:{ID}:`, which expire an hour after the execution has ended. The
 //! server must not evict keys when its memory is full (`maxmemory-policy noeviction`); its persistence is its own
 //! setting.
 //!
-//! Facts, requests for approval and decisions are signed ([`Seal`]). Counters, stops, bills and records are not: scripts
-//! change them, and the server has no key. Whoever can write to it can set those back, delete anything, and put back what
-//! was signed for the same place before.
+//! Facts, requests for approval and decisions are signed ([`Seal`]). Counters, stops, bills and records are not:
+//! scripts change them, and the server has no key. An attacker who can write to the server can reset those, delete any
+//! entry, and restore an entry that was signed for the same key before.
 
 mod link;
 mod read;
@@ -34,26 +34,26 @@ use crate::model::tool::Kind;
 use link::Link;
 use scripts::{Scripts, key};
 
-/// Executions whose facts are remembered, so that not every request asks for them.
-const REMEMBERED: u64 = 10_000;
-/// For how long. Only a static one's can change, when it begins anew.
-const REMEMBERED_FOR: Duration = Duration::from_secs(60);
-/// Commands that are sent at once when all executions are read.
-const AT_ONCE: usize = 250;
-/// How often a decision is tried that others get in the way of. Each of them has changed the state for good.
-const DECISIONS_AT_ONCE: usize = 4;
-/// No id of ours is longer. What a client claims is not looked for if it is.
+/// The maximum number of executions whose facts are cached, so that not every request reads them.
+const MAX_CACHED: u64 = 10_000;
+/// How long facts are cached. Only a static execution's facts can change, when it is restarted.
+const CACHE_TTL: Duration = Duration::from_secs(60);
+/// The maximum number of commands per pipeline when all executions are read.
+const PIPELINE_SIZE: usize = 250;
+/// The number of attempts for a decision that conflicts with concurrent changes. Every such change is final.
+const DECISION_ATTEMPTS: usize = 4;
+/// The maximum length of an id that the ledger looks up, in bytes. Generated ids are never longer.
 const MAX_ID: usize = 128;
 
-/// A server that several processes use.
+/// The ledger on a server that several processes share.
 pub(super) struct Shared {
     link: Link,
     scripts: Scripts,
     seal: Seal,
     facts: Cache<ExecutionId, Execution>,
-    /// Approvals that were used here: one that is put back as it was before is not used again.
+    /// Approvals that this process has used. If one is restored on the server, it is not used again.
     used: Cache<String, ()>,
-    /// Where this process's cursor lies: each bills from its own record.
+    /// The key of this process's cursor. Each process bills from its own log.
     cursor: String,
 }
 
@@ -63,8 +63,8 @@ impl Shared {
             link: Link::new(server, connect),
             scripts: Scripts::new(),
             seal,
-            used: Cache::builder().max_capacity(REMEMBERED).build(),
-            facts: Cache::builder().max_capacity(REMEMBERED).time_to_live(REMEMBERED_FOR).build(),
+            used: Cache::builder().max_capacity(MAX_CACHED).build(),
+            facts: Cache::builder().max_capacity(MAX_CACHED).time_to_live(CACHE_TTL).build(),
             cursor: format!("exeat:cursor:{proxy}"),
         }
     }
@@ -104,17 +104,17 @@ impl Shared {
 
     pub(super) async fn state(&self, id: &ExecutionId) -> Result<Option<ExecutionState>> {
         let fields = self.link.query(Cmd::new().arg("HGETALL").arg(key(id, "x"))).await?;
-        read::standing(id, &fields, &self.seal)
+        read::execution_state(id, &fields, &self.seal)
     }
 
     pub(super) async fn list(&self) -> Result<Vec<ExecutionState>> {
         let all = self.of_all("x").await?;
-        // One that does not verify must not hide the others.
+        // An execution that does not verify must not hide the others.
         let verifies = |(id, fields): &&(ExecutionId, read::Fields)| {
             fields.get("facts").is_none_or(|facts| read::execution(id, facts, &self.seal).is_ok())
         };
         let all = all.iter().filter(verifies);
-        all.filter_map(|(id, fields)| read::standing(id, fields, &self.seal).transpose()).collect()
+        all.filter_map(|(id, fields)| read::execution_state(id, fields, &self.seal).transpose()).collect()
     }
 
     pub(super) async fn stop(&self, id: &ExecutionId, why: StopReason) -> Result<bool> {
@@ -132,16 +132,16 @@ impl Shared {
     }
 
     pub(super) async fn take(&self, who: &Execution, kind: Kind, caps: Caps) -> Result<TakeResult> {
-        self.take_or(who, kind, caps, "take").await
+        self.take_or_peek(who, kind, caps, "take").await
     }
 
     pub(super) async fn peek(&self, who: &Execution, kind: Kind, caps: Caps) -> Result<TakeResult> {
-        self.take_or(who, kind, caps, "peek").await
+        self.take_or_peek(who, kind, caps, "peek").await
     }
 
-    async fn take_or(&self, who: &Execution, kind: Kind, caps: Caps, how: &str) -> Result<TakeResult> {
+    async fn take_or_peek(&self, who: &Execution, kind: Kind, caps: Caps, how: &str) -> Result<TakeResult> {
         let facts = if who.is_static { read::facts(who, &self.seal)? } else { String::new() };
-        // As it is signed, beside what the scripts work with.
+        // The signed expiry, which the script compares with its own unsigned fields.
         let end = who.expires_at.filter(|_| !who.is_static).map(|end| end.0.to_string()).unwrap_or_default();
         let cap = |cap: Option<u64>| cap.map(|cap| cap.to_string()).unwrap_or_default();
         let kind = if kind == Kind::Raw { "r" } else { "t" };
@@ -206,19 +206,19 @@ impl Shared {
         let asked = asked.bounded();
         let lifetime = asked.expires_at.since(asked.created_at).as_millis();
         let mut call = self.scripts.ask.of(&asked.execution);
-        call.key(place(&asked.id)).arg(&asked.id).arg(files::hex(&asked.digest)).arg(lifetime.to_string());
-        call.arg(read::request(&asked, &self.seal)?).arg(MOST_OPEN).arg(approval::MOST_ENDED);
+        call.key(approval_key(&asked.id)).arg(&asked.id).arg(files::hex(&asked.digest)).arg(lifetime.to_string());
+        call.arg(read::request(&asked, &self.seal)?).arg(MOST_OPEN).arg(approval::MAX_ENDED);
         call.arg(approval::SHOWN_FOR.as_millis().to_string()).arg(asked.execution.as_str());
         let (answer, id, known): (String, String, String) = self.link.invoke(&call).await?;
         if !known.is_empty() {
-            self.answers(&asked, &answer, &id, &known)?;
+            self.verify_answer(&asked, &answer, &id, &known)?;
         }
         read::answer(&answer, id)
     }
 
     pub(super) async fn decide(&self, id: &str, decision: Decision) -> Result<DecisionResult> {
-        let Some(execution) = self.asked_by(id).await? else { return Ok(DecisionResult::Unknown) };
-        for _ in 0..DECISIONS_AT_ONCE {
+        let Some(execution) = self.execution_of(id).await? else { return Ok(DecisionResult::Unknown) };
+        for _ in 0..DECISION_ATTEMPTS {
             let known: Option<String> =
                 self.link.query(Cmd::new().arg("HGET").arg(key(&execution, "approvals")).arg(id)).await?;
             let Some(known) = known else { return Ok(DecisionResult::Unknown) };
@@ -235,8 +235,8 @@ impl Shared {
         Err(LedgerError::Unavailable)
     }
 
-    /// Whether the server's answer is one that proxies have written, to the request that was asked for.
-    fn answers(&self, asked: &Approval, answer: &str, id: &str, known: &str) -> Result<()> {
+    /// Checks that the server's answer was written by a proxy and belongs to this request.
+    fn verify_answer(&self, asked: &Approval, answer: &str, id: &str, known: &str) -> Result<()> {
         let approval = read::approval(&asked.execution, id, known, &self.seal)?;
         let is_said = read::state_text(approval.state) == answer && approval.digest == asked.digest;
         let is_used_again = answer == "approved" && !self.used.entry(id.to_owned()).or_insert(()).is_fresh();
@@ -247,7 +247,7 @@ impl Shared {
     }
 
     pub(super) async fn approval(&self, id: &str) -> Result<Option<Approval>> {
-        match self.asked_by(id).await? {
+        match self.execution_of(id).await? {
             Some(execution) => self.approval_of(&execution, id).await,
             None => Ok(None),
         }
@@ -276,23 +276,23 @@ impl Shared {
         Ok(read::approvals(&[(id.clone(), fields)], read::time(time), &self.seal))
     }
 
-    /// The execution that an approval was asked by.
-    async fn asked_by(&self, id: &str) -> Result<Option<ExecutionId>> {
+    /// Returns the execution that an approval belongs to.
+    async fn execution_of(&self, id: &str) -> Result<Option<ExecutionId>> {
         if id.len() > MAX_ID {
             return Ok(None);
         }
-        let execution: Option<String> = self.link.query(Cmd::new().arg("GET").arg(place(id))).await?;
+        let execution: Option<String> = self.link.query(Cmd::new().arg("GET").arg(approval_key(id))).await?;
         Ok(execution.map(|id| ExecutionId::new(&id)))
     }
 
-    /// One hash of each execution.
+    /// Returns one hash of each execution.
     async fn of_all(&self, part: &str) -> Result<Vec<(ExecutionId, read::Fields)>> {
         let mut both = Pipeline::new();
         both.cmd("ZRANGE").arg(scripts::INDEX).arg(0).arg(-1).cmd("SMEMBERS").arg(scripts::STATIC);
         let (ending, fixed): (Vec<String>, Vec<String>) = self.link.query_all(&both).await?;
         let ids: Vec<String> = ending.into_iter().chain(fixed).collect();
         let mut all = Vec::with_capacity(ids.len());
-        for some in ids.chunks(AT_ONCE) {
+        for some in ids.chunks(PIPELINE_SIZE) {
             let mut hashes = Pipeline::new();
             for id in some {
                 hashes.cmd("HGETALL").arg(key(&ExecutionId::new(id), part));
@@ -308,7 +308,7 @@ impl Shared {
     }
 }
 
-/// Where an approval's execution is found.
-fn place(id: &str) -> String {
+/// Returns the key that maps an approval to its execution.
+fn approval_key(id: &str) -> String {
     format!("exeat:approval:{id}")
 }

@@ -1,4 +1,4 @@
-//! Parses the server's replies. A reply in any other form is an error, never a guess.
+//! Parses the server's replies. A reply in any unexpected form is an error.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use super::seal::{Kind, Seal};
 use crate::files;
 use crate::model::name::ExecutionId;
 
-/// A hash.
+/// The fields of a Redis hash.
 pub(super) type Fields = HashMap<String, String>;
 
 pub(super) fn written(what: &impl Serialize) -> Result<String> {
     serde_json::to_string(what).map_err(|_| LedgerError::Unavailable)
 }
 
-/// When an execution ends, as the scripts want it.
+/// Returns the end of an execution in the scripts' format.
 pub(super) fn end(execution: &Execution) -> String {
     match execution.expires_at {
         _ if execution.is_static => "static".to_owned(),
@@ -43,8 +43,8 @@ pub(super) fn execution(id: &ExecutionId, facts: &str, seal: &Seal) -> Result<Ex
     serde_json::from_str(facts).map_err(|_| LedgerError::Unavailable)
 }
 
-/// None if there are no fields: no execution.
-pub(super) fn standing(id: &ExecutionId, fields: &Fields, seal: &Seal) -> Result<Option<ExecutionState>> {
+/// Parses the state of an execution. Returns `None` if there are no fields: the execution does not exist.
+pub(super) fn execution_state(id: &ExecutionId, fields: &Fields, seal: &Seal) -> Result<Option<ExecutionState>> {
     let Some(facts) = fields.get("facts") else {
         return if fields.is_empty() { Ok(None) } else { Err(LedgerError::Unavailable) };
     };
@@ -83,7 +83,7 @@ pub(super) fn take(taken: &str, number: u64, caps: Caps) -> Result<TakeResult> {
     })
 }
 
-/// A call behind its number.
+/// Parses a sequence number and the call after it.
 pub(super) fn numbered(text: &str) -> Result<(u64, ToolCall)> {
     let (number, call) = text.split_once(' ').ok_or(LedgerError::Unavailable)?;
     Ok((self::number(number)?, serde_json::from_str(call).map_err(|_| LedgerError::Unavailable)?))
@@ -101,7 +101,7 @@ pub(super) fn answer(answer: &str, id: String) -> Result<ApprovalAnswer> {
     }
 }
 
-/// None if it is no longer what was read of it.
+/// Parses the result of a decision. Returns `None` if the approval was changed since it was read.
 pub(super) fn decided(text: &str) -> Result<Option<DecisionResult>> {
     Ok(Some(match text {
         "changed" => return Ok(None),
@@ -112,17 +112,17 @@ pub(super) fn decided(text: &str) -> Result<Option<DecisionResult>> {
     }))
 }
 
-/// A request that waits as `ask.lua` completes it: behind its state, digest and both times stands no decision yet, then
-/// what was asked for.
+/// Formats a pending request for `ask.lua`, which puts the state, digest and both times before it. The decision is
+/// empty.
 pub(super) fn request(asked: &Approval, seal: &Seal) -> Result<String> {
     let place = key(&asked.execution, "approvals");
     Ok(format!("{NO_DECISION} {}", seal.sealed(Kind::Request, &place, &asked.id, &written(asked)?)?))
 }
 
-/// In the place of the MAC of a decision.
+/// The placeholder for a decision's MAC.
 const NO_DECISION: &str = "-";
 
-/// An approval as it lies on the server.
+/// An approval as stored on the server.
 struct Record<'t> {
     state: &'t str,
     digest: &'t str,
@@ -154,8 +154,8 @@ impl<'t> Record<'t> {
     }
 }
 
-/// An approval, if proxies have written it: the request as one asked for it, and the decision as one made it. Used is what
-/// was approved.
+/// Parses an approval and verifies both MACs: of the request and of the decision. A used approval carries the MAC of
+/// its approval.
 pub(super) fn approval(execution: &ExecutionId, id: &str, text: &str, seal: &Seal) -> Result<Approval> {
     let place = key(execution, "approvals");
     let record = Record::of(text)?;
@@ -181,7 +181,7 @@ pub(super) fn approval(execution: &ExecutionId, id: &str, text: &str, seal: &Sea
     Ok(Approval { created_at, expires_at, state, ..asked })
 }
 
-/// The same with a decision, as it is to lie on the server.
+/// Returns the stored approval with a decision added.
 pub(super) fn with_decision(
     execution: &ExecutionId,
     id: &str,
@@ -196,14 +196,15 @@ pub(super) fn with_decision(
     Ok(format!("{} {digest} {created} {expires} {mac} {request}", state_text(state)))
 }
 
-/// Those of these executions, oldest first. One that does not verify is left out, and has raised an alarm.
+/// Returns the approvals of these executions, oldest first. Approvals that do not verify are left out and raise an
+/// alarm.
 pub(super) fn approvals(all: &[(ExecutionId, Fields)], now: Millis, seal: &Seal) -> Vec<Approval> {
     let texts = all.iter().flat_map(|(execution, fields)| fields.iter().map(move |field| (execution, field)));
     let read = texts.filter_map(|(execution, (id, text))| approval(execution, id, text, seal).ok());
     approval::in_order(read.map(|one| one.shown_at(now)).collect())
 }
 
-/// Seconds and microseconds.
+/// Converts the server's seconds and microseconds.
 pub(super) fn time((seconds, micros): (u64, u64)) -> Millis {
     Millis(seconds.saturating_mul(1000).saturating_add(micros / 1000))
 }

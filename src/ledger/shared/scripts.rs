@@ -4,12 +4,12 @@ use redis::{Script, ScriptInvocation};
 
 use crate::model::name::ExecutionId;
 
-/// Executions that end, by when they may be forgotten.
+/// The key of the index of executions that end, sorted by the time at which they may be removed.
 pub(super) const INDEX: &str = "exeat:executions";
-/// Static executions.
+/// The key of the set of static executions.
 pub(super) const STATIC: &str = "exeat:static";
 
-/// All scripts. The server is given one when it does not know it.
+/// All scripts. A script is loaded when the server does not have it yet.
 pub(super) struct Scripts {
     pub(super) ask: Step,
     pub(super) bill: Step,
@@ -45,7 +45,7 @@ impl Scripts {
 }
 
 impl Step {
-    /// For an execution: with the keys that `prelude.lua` numbers.
+    /// Prepares a call for an execution, with the keys in the order that `prelude.lua` defines.
     pub(super) fn of(&self, id: &ExecutionId) -> ScriptInvocation<'_> {
         let mut call = self.0.prepare_invoke();
         call.key(key(id, "x")).key(INDEX).key(key(id, "judged")).key(key(id, "reported")).key(key(id, "approvals"));
@@ -58,7 +58,7 @@ impl Step {
     }
 }
 
-/// Where a part of an execution lies. The braces keep all parts of one together.
+/// Returns the key of a part of an execution. The braces (a hash tag) keep all parts of one execution together.
 pub(super) fn key(id: &ExecutionId, part: &str) -> String {
     format!("exeat:{{{id}}}:{part}")
 }

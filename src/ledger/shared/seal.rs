@@ -1,5 +1,5 @@
 //! Authenticates entries on the server by a MAC (HMAC-SHA-256) under a key that the proxies share. The MAC covers the
-//! kind of the entry, its key on the server, and its id: an entry that was changed, invented or moved does not verify.
+//! kind of the entry, its key on the server, and its id. A changed, forged or moved entry does not verify.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,13 +12,13 @@ use super::super::{LedgerError, Result};
 use crate::files;
 use crate::model::secret::Secret;
 
-/// Hex digits of a MAC.
-const DIGITS: usize = 64;
-/// Stands before everything else that is signed.
+/// The number of hex digits in a MAC.
+const MAC_DIGITS: usize = 64;
+/// The domain separation label, the first part of every MAC input.
 const LABEL: &[u8] = b"exeat ledger 1";
-/// How often an alarm is raised. Those in between are counted.
-const EVERY: Duration = Duration::from_secs(1);
-/// Longest key that an alarm names.
+/// The minimum interval between alarms. Alarms in between are counted.
+const ALARM_INTERVAL: Duration = Duration::from_secs(1);
+/// The maximum length of a key in an alarm, in bytes.
 const MAX_NAME: usize = 256;
 
 /// An entry that does not verify.
@@ -26,65 +26,67 @@ const MAX_NAME: usize = 256;
 pub struct TamperedRecord {
     /// The kind of the entry: `facts`, `request` or `decision`.
     pub kind: &'static str,
-    /// The server's key that it lies under.
+    /// The server's key of the entry.
     pub key: String,
-    /// How many more were met since the last alarm.
+    /// The number of further entries since the last alarm.
     pub more: u64,
 }
 
-/// Raises an alarm. It must not block.
+/// The callback that raises an alarm. It must not block.
 pub type Alarm = Arc<dyn Fn(&TamperedRecord) + Send + Sync>;
 
 /// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A person's decision.
+    /// An operator's decision.
     Decision,
-    /// An execution's facts, with the hash of its token.
+    /// The facts of an execution, including the hash of its token.
     Facts,
     /// A request that waits for a decision.
     Request,
 }
 
-/// The key that proxies share, and who is told of what does not verify.
+/// The key that proxies share, and the alarm for entries that do not verify.
 pub struct Seal {
     key: Secret,
     alarm: Alarm,
     began: Instant,
     /// Milliseconds from `began` to the earliest next alarm.
     next: AtomicU64,
-    untold: AtomicU64,
+    suppressed: AtomicU64,
 }
 
 impl Seal {
-    /// Takes over a key of 32 random bytes.
+    /// Creates a seal from a key of 32 random bytes.
     #[must_use]
     pub fn new(key: Secret, alarm: Alarm) -> Self {
-        Self { key, alarm, began: Instant::now(), next: AtomicU64::new(0), untold: AtomicU64::new(0) }
+        Self { key, alarm, began: Instant::now(), next: AtomicU64::new(0), suppressed: AtomicU64::new(0) }
     }
 
-    /// `MAC text`.
+    /// Returns `MAC text`.
     pub(super) fn sealed(&self, kind: Kind, key: &str, id: &str, text: &str) -> Result<String> {
         let mac = files::hex(&self.mac(kind, key, id, text)?.finalize().into_bytes());
         Ok(format!("{mac} {text}"))
     }
 
-    /// The text of `MAC text`.
+    /// Verifies `MAC text` and returns the text.
     ///
     /// # Errors
-    /// [`LedgerError::Unavailable`] if it is not as a proxy of the same key has written it. An alarm is raised.
+    /// [`LedgerError::Unavailable`] if no proxy with the same key wrote it. This raises an alarm.
     pub(super) fn opened<'t>(&self, kind: Kind, key: &str, id: &str, sealed: &'t str) -> Result<&'t str> {
         self.verified(kind, key, id, sealed)?.ok_or_else(|| self.altered(kind, key))
     }
 
-    /// In constant time.
+    /// Verifies in constant time.
     fn verified<'t>(&self, kind: Kind, key: &str, id: &str, sealed: &'t str) -> Result<Option<&'t str>> {
-        let Some((mac, text)) = sealed.split_once(' ').filter(|(mac, _)| mac.len() == DIGITS) else { return Ok(None) };
+        let Some((mac, text)) = sealed.split_once(' ').filter(|(mac, _)| mac.len() == MAC_DIGITS) else {
+            return Ok(None);
+        };
         let Some(mac) = files::unhex(mac) else { return Ok(None) };
         Ok(self.mac(kind, key, id, text)?.verify_slice(&mac).is_ok().then_some(text))
     }
 
-    /// Each part behind its length, so that none can be taken for another's.
+    /// Prefixes each part with its length, so that the boundaries between parts are unambiguous.
     fn mac(&self, kind: Kind, key: &str, id: &str, text: &str) -> Result<Hmac<Sha256>> {
         let hmac = Hmac::<Sha256>::new_from_slice(self.key.expose());
         let mut hmac = hmac.map_err(|_| LedgerError::Unavailable)?;
@@ -95,16 +97,16 @@ impl Seal {
         Ok(hmac)
     }
 
-    /// Raises the alarm, once a second.
+    /// Raises the alarm, at most once a second.
     pub(super) fn altered(&self, kind: Kind, key: &str) -> LedgerError {
         let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let next = now.saturating_add(u64::try_from(EVERY.as_millis()).unwrap_or(u64::MAX));
+        let next = now.saturating_add(u64::try_from(ALARM_INTERVAL.as_millis()).unwrap_or(u64::MAX));
         let is_due = |due: u64| (due <= now).then_some(next);
         if self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_due).is_err() {
-            self.untold.fetch_add(1, Ordering::Relaxed);
+            self.suppressed.fetch_add(1, Ordering::Relaxed);
             return LedgerError::Unavailable;
         }
-        let more = self.untold.swap(0, Ordering::Relaxed);
+        let more = self.suppressed.swap(0, Ordering::Relaxed);
         let key = key.get(..key.floor_char_boundary(MAX_NAME)).unwrap_or_default().to_owned();
         let altered = TamperedRecord { kind: kind.name(), key, more };
         tracing::error!(
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_holds_only_where_and_as_it_was_written() {
+    fn an_entry_verifies_only_unchanged_and_in_place() {
         let (seal, raised) = seal(1);
         let text = seal.sealed(Kind::Facts, "exeat:{a}:x", "a", "{}").unwrap();
         assert_eq!(seal.opened(Kind::Facts, "exeat:{a}:x", "a", &text), Ok("{}"));
@@ -159,7 +161,7 @@ mod tests {
             (Kind::Facts, "exeat:{a}:x", "a", text[1..].to_owned()),
             (Kind::Facts, "exeat:{a}:x", "a", "{}".to_owned()),
             (Kind::Facts, "exeat:{a}:x", "a", String::new()),
-            (Kind::Facts, "exeat:{a}:x", "a", format!("{} {{}}", "ü".repeat(DIGITS / 2))),
+            (Kind::Facts, "exeat:{a}:x", "a", format!("{} {{}}", "ü".repeat(MAC_DIGITS / 2))),
             (Kind::Facts, "exeat:{a}:x", "a", other),
         ];
         for (kind, key, id, sealed) in rows {

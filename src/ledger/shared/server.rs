@@ -5,38 +5,38 @@ use percent_encoding::percent_decode_str;
 use crate::model::host::Host;
 use crate::model::secret::Secret;
 
-/// A Redis or Valkey server, as a URL names it.
+/// A Redis or Valkey server, parsed from a URL.
 pub struct Server {
-    /// Where it is. Whoever connects resolves it.
+    /// The host. [`Connect`](super::Connect) resolves it.
     pub host: Host,
-    /// The port, 6379 if none is named.
+    /// The port; 6379 by default.
     pub port: u16,
-    /// `rediss:`: whoever connects speaks TLS, and has the server prove its name.
+    /// Whether the scheme is `rediss:`: the connection uses TLS and verifies the server's name.
     pub is_tls: bool,
     pub(super) user: Option<String>,
     pub(super) password: Option<Secret>,
     pub(super) database: u32,
 }
 
-/// Why a text names no server. It has no part of the text, which may hold a password.
+/// Why a server URL is invalid. Contains no part of the URL, which may hold a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ServerError {
-    /// Neither `redis:` nor `rediss:`.
+    /// The scheme is neither `redis:` nor `rediss:`.
     #[error("expected redis://host:port or rediss://host:port")]
     Scheme,
-    /// A host or port that is none.
-    #[error("the host or port of the URL cannot be read")]
+    /// The host or port is invalid.
+    #[error("the host or port of the URL is invalid")]
     Authority,
-    /// A name without a password, or what is no UTF-8 when it is decoded.
+    /// A user without a password, or user information that is not UTF-8 after decoding.
     #[error("expected redis://:PASSWORD@host or redis://USER:PASSWORD@host, with %XX for special characters")]
     UserInfo,
-    /// Something else than a number behind the host.
-    #[error("expected the number of a database, or nothing, behind the host")]
+    /// The path is not a database number.
+    #[error("expected a database number, or nothing, after the host")]
     Database,
 }
 
 impl Server {
-    /// Reads `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`.
+    /// Parses `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`.
     ///
     /// # Errors
     /// [`ServerError`].
@@ -56,13 +56,13 @@ impl Server {
 }
 
 impl Server {
-    /// The same, with what it takes to get in.
+    /// Sets the user and password.
     #[must_use]
     pub fn with_password(self, user: Option<String>, password: Option<Secret>) -> Self {
         Self { user, password, ..self }
     }
 
-    /// Whether the URL itself had a password.
+    /// Returns whether the URL contained a password.
     #[must_use]
     pub fn has_password(&self) -> bool {
         self.password.is_some()
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_names_a_server_or_says_what_is_wrong_without_its_password() {
+    fn url_errors_do_not_contain_the_password() {
         type Row = (&'static str, &'static str, u16, bool, Option<&'static str>, Option<&'static [u8]>, u32);
         let rows: [Row; 5] = [
             ("redis://Cache.test", "cache.test", 6379, false, None, None, 0),

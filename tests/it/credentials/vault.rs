@@ -89,7 +89,7 @@ fn a_wrong_key_and_a_torn_vault_are_said_as_what_they_are() {
     let whole = fs::read(&vault).unwrap();
     fs::write(&vault, &whole[..whole.len() / 2]).unwrap();
     let (status, words) = run(&right, &["list"]);
-    assert!(status == Some(1) && words.contains("torn"), "{words}");
+    assert!(status == Some(1) && words.contains("truncated"), "{words}");
     fs::set_permissions(&vault, fs::Permissions::from_mode(0o644)).unwrap();
     let (status, words) = run(&right, &["list"]);
     assert!(status == Some(1) && words.contains("chmod 600"), "{words}");

@@ -54,7 +54,7 @@ impl Field {
     async fn assert_undecodable(&self, key: &str) {
         let line = self.closed(key).await;
         let seen = ["verdict", "code", "rule"].map(|name| line[name].as_str().unwrap_or_default());
-        assert_eq!(seen, ["fail", "upstream_protocol", "the body is not what its content coding says"], "{line}");
+        assert_eq!(seen, ["fail", "upstream_protocol", "the body is not valid in its content coding"], "{line}");
         assert_eq!(line["response_status"], 200, "{line}");
         assert!(
             line["response_size_bytes"].as_u64().is_some_and(|size| size > 0),

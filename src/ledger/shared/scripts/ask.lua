@@ -1,6 +1,6 @@
--- KEYS: 7 where an approval's execution is found. ARGV: id, digest, how long it may wait, the approval, the most that may
--- be open, the most ended ones that are shown, how long they are, the execution. With the answer comes the approval that
--- it is of, as it was: whoever asks verifies it.
+-- KEYS: 7 maps the approval to its execution. ARGV: id, digest, lifetime in ms, the approval, the maximum of open ones,
+-- the maximum of ended ones, how long ended ones are kept in ms, the execution. The reply includes the stored approval
+-- that it is based on, which the caller verifies.
 if redis.call('EXISTS', KEYS[1]) == 0 then return { 'unknown', '', '' } end
 local at, open, ended = now(), 0, {}
 local all = redis.call('HGETALL', KEYS[5])

@@ -1,4 +1,4 @@
--- KEYS: 1 this proxy's cursor. ARGV: the cursor, then ids and half-credits by turns.
+-- KEYS: 1 this proxy's cursor. ARGV: the cursor, then alternating ids and half-credits.
 if redis.call('GET', KEYS[1]) == ARGV[1] then return 0 end
 for at = 2, #ARGV, 2 do
   local execution = 'exeat:{' .. ARGV[at] .. '}:x'

@@ -1,4 +1,4 @@
--- ARGV: the approval's id, what it shall be, what it was when that was signed.
+-- ARGV: the approval's id, its new value, the value that the decision was signed for.
 local text = redis.call('HGET', KEYS[5], ARGV[1])
 if not text then return 'unknown' end
 if text ~= ARGV[3] then return 'changed' end

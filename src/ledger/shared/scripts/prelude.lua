@@ -1,6 +1,6 @@
--- Begins every script. KEYS of those that touch an execution: 1 itself, 2 the index of all that end (a sorted set: when
--- they may be forgotten), 3 its judged calls, 4 its reported calls, 5 its approvals, 6 the set of static ones.
--- Whatever cannot be read ends the script with an error: nothing is counted from nonsense.
+-- The beginning of every script. KEYS of scripts for one execution: 1 the execution, 2 the index of all executions that
+-- end (a sorted set by the time at which they may be removed), 3 its judged calls, 4 its reported calls, 5 its
+-- approvals, 6 the set of static executions. Invalid data ends the script with an error, before anything is counted.
 local FORGOTTEN_AFTER = 3600000
 
 local function now()
@@ -12,7 +12,7 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
--- What is written beside an execution goes when it goes.
+-- The other keys of an execution expire together with it.
 local function goes_with_it(key)
   local left = redis.call('PTTL', KEYS[1])
   if left > 0 then redis.call('PEXPIRE', key, whole(left)) end
@@ -34,7 +34,7 @@ local function create(id, facts, expires)
   end
 end
 
--- The first reason stands.
+-- The first reason is kept.
 local function stop(id, why, at)
   if redis.call('HEXISTS', KEYS[1], 'stopped') == 1 then return end
   redis.call('HSET', KEYS[1], 'stopped', why, 'stopped_at', whole(at))

@@ -1,4 +1,4 @@
--- ARGV: '1' if it was only reported, the call, the most that are kept.
+-- ARGV: '1' if the call was only reported, the call, the maximum number of calls kept.
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 local list = ARGV[1] == '1' and KEYS[4] or KEYS[3]
 local most = tonumber(ARGV[3])

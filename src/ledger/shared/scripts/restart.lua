@@ -1,3 +1,3 @@
--- ARGV: id, facts, 'static', or when it expires, or ''.
+-- ARGV: id, facts, and 'static', the expiry time, or ''.
 create(ARGV[1], ARGV[2], ARGV[3])
 return 'started'

@@ -1,5 +1,5 @@
--- ARGV: id, 't' or 'r', the most from beginning to end or '', the most in a minute or '', facts of a static one or '',
--- 'take', or 'peek' if nothing is to be counted; when it ends according to its facts, or ''.
+-- ARGV: id, 't' or 'r', the limit per execution or '', the limit per minute or '', the facts of a static execution
+-- or '', 'take' or 'peek' (which does not count), the expiry time according to its facts or ''.
 local kind, at = ARGV[2], now()
 local kept = redis.call('HMGET', KEYS[1], 'facts', 'stopped', 'expires', kind .. 'n', kind .. 'a', kind .. 'w')
 if not kept[1] then
@@ -15,7 +15,7 @@ local anchor = tonumber(kept[5] or whole(at))
 if at - anchor >= 60000 then
   anchor, used = at, 0
 end
--- A clock that was put back must not make the minute longer than one.
+-- If the clock was set back, the window must not last longer than a minute.
 anchor = math.min(anchor, at)
 if ARGV[4] ~= '' and used >= tonumber(ARGV[4]) then
   if kept[5] then redis.call('HSET', KEYS[1], kind .. 'a', whole(anchor)) end
