@@ -110,7 +110,7 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 }
 
 fn staged(path: &Path, content: &[u8], mode: u32) -> io::Result<tempfile::NamedTempFile> {
-    let mut file = beside(path)?;
+    let mut file = temporary_file(path)?;
     file.write_all(content)?;
     file.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
     file.as_file().sync_all()?;
@@ -121,7 +121,7 @@ fn staged(path: &Path, content: &[u8], mode: u32) -> io::Result<tempfile::NamedT
 ///
 /// # Errors
 /// I/O errors.
-pub fn beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+pub fn temporary_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     tempfile::Builder::new().prefix(&temporary(path)).suffix(TEMPORARY).tempfile_in(folder(path))
 }
 

@@ -11,7 +11,7 @@ use super::{chain, sink};
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn behind(path: &Path, mac: &str, last: &str, mut each: impl FnMut(&str, &str)) -> io::Result<bool> {
+pub fn lines_after(path: &Path, mac: &str, last: &str, mut each: impl FnMut(&str, &str)) -> io::Result<bool> {
     let mut files: Vec<PathBuf> = sink::rotated(path)?.into_iter().map(|(_, file)| file).collect();
     files.push(path.to_owned());
     for (at, file) in files.iter().enumerate().rev() {
@@ -95,7 +95,7 @@ mod tests {
         ];
         for (mac, last, want) in rows {
             let mut read = String::new();
-            let found = behind(&path, &mac.to_string().repeat(64), &last.to_string().repeat(64), |line, _| {
+            let found = lines_after(&path, &mac.to_string().repeat(64), &last.to_string().repeat(64), |line, _| {
                 read.extend(line.chars().nth(10))
             })
             .unwrap();

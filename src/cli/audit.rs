@@ -10,7 +10,7 @@ use super::{AuditAction, Exit, VerifyArgs, paths};
 use crate::audit::chain::GENESIS;
 use crate::audit::sink::LogLocation;
 use crate::audit::verify::{self, Finding};
-use crate::daemon::audit_place;
+use crate::daemon::audit_location;
 use crate::daemon::vault;
 use crate::policy::settings::Settings;
 
@@ -19,7 +19,7 @@ pub(super) fn run(config: Option<&Path>, action: AuditAction) -> Exit {
         Ok(config) => config.settings,
         Err(exit) => return exit,
     };
-    let place = audit_place(&settings);
+    let place = audit_location(&settings);
     match action {
         AuditAction::Verify(args) => verify(&settings, &place, &args),
         AuditAction::Tail { denied, lines, json } => match &place.path {

@@ -24,7 +24,7 @@ const SINKS: [&str; 1] = ["/dev/null"];
 /// Nothing of the process ends up in a core file.
 pub(super) fn no_core() {
     if let Err(error) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
-        tracing::warn!(%error, "the process could be dumped");
+        tracing::warn!(%error, "core dumps cannot be disabled");
     }
 }
 

@@ -150,7 +150,7 @@ async fn behind_a_proxy(
         Ok(child) => signals.wait(child).await.map_err(|error| failed(&error))?,
         Err(error) => not_run(program, &error),
     };
-    let breaker = daemon.breaker();
+    let breaker = daemon.abort_token();
     tokio::select! {
         _ = daemon.shutdown() => {}
         () = async { signals.next().await; breaker.cancel(); std::future::pending().await } => {}

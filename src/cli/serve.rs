@@ -84,7 +84,7 @@ async fn until_stopped(daemon: Daemon) -> Exit {
     }
     systemd::stopping();
     tracing::info!("draining");
-    let breaker = daemon.breaker();
+    let breaker = daemon.abort_token();
     let impatience = async {
         tokio::select! {
             _ = terminate.recv() => {}

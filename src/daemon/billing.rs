@@ -66,7 +66,7 @@ pub(crate) async fn catch_up(services: &Services, last: &str) -> io::Result<bool
     let (batches, mut read) = mpsc::channel::<Written>(2);
     let reading = tokio::task::spawn_blocking(move || {
         let mut batch = Written { lines: Vec::new(), mac: String::new() };
-        let found = replay::behind(&path, known.as_str(), &to, |line, mac| {
+        let found = replay::lines_after(&path, known.as_str(), &to, |line, mac| {
             batch.lines.push(line.to_owned());
             mac.clone_into(&mut batch.mac);
             if batch.lines.len() >= BATCH {

@@ -225,7 +225,7 @@ impl Daemon {
 
     /// Returns a token that makes [`Self::shutdown`] abort the requests in flight when it is cancelled.
     #[must_use]
-    pub fn breaker(&self) -> CancellationToken {
+    pub fn abort_token(&self) -> CancellationToken {
         self.services.abort.clone()
     }
 }
@@ -267,7 +267,7 @@ fn services(
     let unusable = |error| StartError::Vault(settings.vault.path.clone(), error);
     let (audit_key, has_chain) = vault::audit_key(&settings).map_err(unusable)?;
     let (audit, last) =
-        Sink::open(audit_place(&settings), audit_key, !has_chain, written).map_err(StartError::Audit)?;
+        Sink::open(audit_location(&settings), audit_key, !has_chain, written).map_err(StartError::Audit)?;
     let audit = Arc::new(audit);
     if !has_chain {
         vault::note_chain(&settings).map_err(unusable)?;
@@ -309,7 +309,7 @@ fn services(
 
 /// Returns the location of the audit log.
 #[must_use]
-pub fn audit_place(settings: &Settings) -> LogLocation {
+pub fn audit_location(settings: &Settings) -> LogLocation {
     LogLocation {
         path: settings.audit.path.clone(),
         state_dir: settings.state_dir.clone(),

@@ -10,7 +10,7 @@ use crate::files;
 use crate::model::name::{ExecutionId, TaskName};
 
 /// The maximum number of approvals of one execution that are pending or approved but unused.
-pub const MOST_OPEN: usize = 100;
+pub const MAX_OPEN: usize = 100;
 /// The maximum number of ended approvals of one execution that are kept for display.
 pub(super) const MAX_ENDED: usize = 100;
 /// How long an expired approval is kept for display.
@@ -165,7 +165,7 @@ pub(super) fn ask(
             }
         });
     }
-    if all.iter().filter(|known| known.is_open(now)).count() >= MOST_OPEN {
+    if all.iter().filter(|known| known.is_open(now)).count() >= MAX_OPEN {
         return Ok((ApprovalAnswer::Full, None));
     }
     if all.iter().any(|known| known.id == asked.id) {

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::execution::Millis;
 
 /// The maximum number of tool calls kept per execution.
-pub const MOST_CALLS: usize = 50;
+pub const MAX_CALLS: usize = 50;
 /// The maximum length of a stored URL, in bytes.
 pub(super) const MAX_URL: usize = 2048;
 /// The maximum length of any other stored text, in bytes.
@@ -90,10 +90,10 @@ impl Calls {
         } else {
             self.judged.push_back(kept)
         }
-        while self.judged.len() > MOST_CALLS {
+        while self.judged.len() > MAX_CALLS {
             self.judged.pop_front();
         }
-        while self.reported.len() > MOST_CALLS.saturating_sub(self.judged.len()) {
+        while self.reported.len() > MAX_CALLS.saturating_sub(self.judged.len()) {
             self.reported.pop_front();
         }
     }

@@ -29,7 +29,7 @@ pub(super) struct Compacted {
 /// # Errors
 /// I/O errors; `Interrupted` if the journal is closed before the snapshot is complete.
 pub(super) fn write(path: &Path, store: &MemoryStore, from: u64, is_over: &AtomicBool) -> io::Result<Compacted> {
-    let file = files::beside(path)?;
+    let file = files::temporary_file(path)?;
     let mut out = BufWriter::new(file.as_file());
     out.write_all(line::HEADER)?;
     let cursor = store.cursor().clone();

@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::entry::{Change, Entry};
 use super::execution::{Cursor, Millis};
-use super::{FORGOTTEN_AFTER, LedgerError, MOST_EXECUTIONS, Result};
+use super::{FORGOTTEN_AFTER, LedgerError, MAX_EXECUTIONS, Result};
 use crate::model::name::ExecutionId;
 
 /// The number of shards.
@@ -37,7 +37,7 @@ pub(super) struct MemoryStore {
 
 impl Default for MemoryStore {
     fn default() -> Self {
-        Self::with_capacity(MOST_EXECUTIONS)
+        Self::with_capacity(MAX_EXECUTIONS)
     }
 }
 

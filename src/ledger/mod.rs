@@ -27,8 +27,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use approval::{Approval, ApprovalAnswer, ApprovalState, Decision, DecisionResult, MOST_OPEN};
-pub use call::{MOST_CALLS, ToolCall};
+pub use approval::{Approval, ApprovalAnswer, ApprovalState, Decision, DecisionResult, MAX_OPEN};
+pub use call::{MAX_CALLS, ToolCall};
 pub use execution::{
     Caps, Counter, Cursor, Execution, ExecutionState, Millis, StopReason, Stopped, TakeResult, Window,
 };
@@ -42,7 +42,7 @@ use memory::MemoryStore;
 use shared::Shared;
 
 /// The maximum number of live executions. Static executions are not counted: each task has at most one.
-pub const MOST_EXECUTIONS: usize = 100_000;
+pub const MAX_EXECUTIONS: usize = 100_000;
 /// How long an ended execution is kept.
 pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
 

@@ -161,7 +161,7 @@ async fn a_crash_at_any_step_of_compacting_loses_nothing() {
     line::replay(&fs::File::open(&path).unwrap(), &path, &mut |change| store.apply(change)).unwrap();
 
     // The new file is empty, partial or complete, and not renamed yet.
-    let partial = files::beside(&path).unwrap().into_temp_path().keep().unwrap();
+    let partial = files::temporary_file(&path).unwrap().into_temp_path().keep().unwrap();
     let whole = compact::write(&path, &store, old.len() as u64, &false.into()).unwrap();
     let (file, size) = whole.take_over(&path, &fs::File::open(&path).unwrap(), old.len() as u64).unwrap();
     let new = fs::read(&path).unwrap();

@@ -24,10 +24,10 @@ pub use link::{Connect, Connecting, Stream};
 pub use seal::{Alarm, Seal, TamperedRecord};
 pub use server::{Server, ServerError};
 
-use super::approval::{self, Approval, ApprovalAnswer, Decision, DecisionResult, MOST_OPEN};
-use super::call::{MOST_CALLS, ToolCall};
+use super::approval::{self, Approval, ApprovalAnswer, Decision, DecisionResult, MAX_OPEN};
+use super::call::{MAX_CALLS, ToolCall};
 use super::execution::{Caps, Cursor, Execution, ExecutionState, StopReason, TakeResult};
-use super::{LedgerError, MOST_EXECUTIONS, Result};
+use super::{LedgerError, MAX_EXECUTIONS, Result};
 use crate::files;
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
@@ -76,7 +76,7 @@ impl Shared {
 
     pub(super) async fn start(&self, new: Execution) -> Result<()> {
         let mut call = self.scripts.start.of(&new.id);
-        call.arg(new.id.as_str()).arg(read::facts(&new, &self.seal)?).arg(read::end(&new)).arg(MOST_EXECUTIONS);
+        call.arg(new.id.as_str()).arg(read::facts(&new, &self.seal)?).arg(read::end(&new)).arg(MAX_EXECUTIONS);
         match self.text(&call).await?.as_str() {
             "started" => {
                 self.facts.insert(new.id.clone(), new);
@@ -184,7 +184,7 @@ impl Shared {
         let reported = u8::from(call.reported);
         let text = read::written(&call.bounded())?;
         let mut call = self.scripts.record.of(id);
-        call.arg(reported).arg(text).arg(MOST_CALLS);
+        call.arg(reported).arg(text).arg(MAX_CALLS);
         let is_known: u8 = self.link.invoke(&call).await?;
         if is_known == 1 { Ok(()) } else { Err(LedgerError::Unknown) }
     }
@@ -207,7 +207,7 @@ impl Shared {
         let lifetime = asked.expires_at.since(asked.created_at).as_millis();
         let mut call = self.scripts.ask.of(&asked.execution);
         call.key(approval_key(&asked.id)).arg(&asked.id).arg(files::hex(&asked.digest)).arg(lifetime.to_string());
-        call.arg(read::request(&asked, &self.seal)?).arg(MOST_OPEN).arg(approval::MAX_ENDED);
+        call.arg(read::request(&asked, &self.seal)?).arg(MAX_OPEN).arg(approval::MAX_ENDED);
         call.arg(approval::SHOWN_FOR.as_millis().to_string()).arg(asked.execution.as_str());
         let (answer, id, known): (String, String, String) = self.link.invoke(&call).await?;
         if !known.is_empty() {

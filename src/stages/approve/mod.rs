@@ -17,7 +17,7 @@ use super::authorize::{Grant, RevocationCheck};
 use super::inspect::Cleared;
 use super::message::request_body::RequestBody;
 use crate::audit::record::Record;
-use crate::ledger::{Approval, ApprovalAnswer, ApprovalState, Ledger, LedgerError, MOST_OPEN, Millis};
+use crate::ledger::{Approval, ApprovalAnswer, ApprovalState, Ledger, LedgerError, MAX_OPEN, Millis};
 use crate::model::limited::{LimitScope, ReachedLimit};
 use crate::model::refusal::{Deny, Fail, Verdict};
 
@@ -112,7 +112,7 @@ fn decide(answer: Result<ApprovalAnswer, LedgerError>, record: &mut Record) -> V
         }
         // Open approvals count as concurrent requests: there is room again once some of them are decided and used.
         Ok(ApprovalAnswer::Full) => {
-            let limit = MOST_OPEN as u64;
+            let limit = MAX_OPEN as u64;
             let limited =
                 ReachedLimit { name: "open_approvals", limit, scope: LimitScope::Concurrent, retry_after: None };
             Err(record.limited(Deny::ConcurrencyLimited, limited))

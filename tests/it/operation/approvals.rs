@@ -643,12 +643,12 @@ async fn a_websocket_is_approved_as_its_handshake() {
 async fn so_many_of_an_execution_may_wait() {
     let (lab, _, url) = lab(REQUIRED).await;
     let (_, other) = lab.execution().await;
-    for n in 0..exeat::ledger::MOST_OPEN {
+    for n in 0..exeat::ledger::MAX_OPEN {
         pending(&lab.get(&format!("{url}{n}")).await);
     }
     let reply = lab.get(&format!("{url}more")).await;
     reply.assert_refused(429, "concurrency_limited");
-    assert_eq!(reply.problem()["limit"], json!({ "name": "open_approvals", "allowed": exeat::ledger::MOST_OPEN }));
+    assert_eq!(reply.problem()["limit"], json!({ "name": "open_approvals", "allowed": exeat::ledger::MAX_OPEN }));
     pending(&lab.get_as(&other, &format!("{url}more")).await);
     let id = pending(&lab.get(&format!("{url}0")).await);
     lab.decide(&id, "deny").await;

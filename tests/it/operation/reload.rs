@@ -131,7 +131,7 @@ async fn a_request_that_begins_while_draining_is_told_so() {
     late.write_all(format!("GET https://{to}/ HTTP/1.1\r\nHost: {to}\r\n").as_bytes()).await.unwrap();
     // The proxy has begun to read it once a request behind it has been answered.
     assert_eq!(lab.get(&format!("https://{to}/")).await.status, 200);
-    let breaker = lab.daemon.breaker();
+    let breaker = lab.daemon.abort_token();
     let log = lab.audit_file();
     let lab::Lab { daemon, dir, .. } = lab;
     let stopped = tokio::spawn(daemon.shutdown());

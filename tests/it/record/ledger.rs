@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use exeat::ledger::{
     Approval, ApprovalAnswer, ApprovalState, Caps, Connect, Cursor, Decision, DecisionResult, Execution, Ledger,
-    LedgerError, MOST_OPEN, Millis, Seal, Server, StopReason, Stream, TakeResult, TamperedRecord, ToolCall,
+    LedgerError, MAX_OPEN, Millis, Seal, Server, StopReason, Stream, TakeResult, TamperedRecord, ToolCall,
 };
 use exeat::model::name::{ExecutionId, TaskName};
 use exeat::model::secret::{Secret, TokenHash};
@@ -466,14 +466,14 @@ async fn approvals_are_bounded(subject: &mut Subject) {
         asked.url = "https://api.test/".repeat(10_000);
         asked
     };
-    for n in 0..MOST_OPEN {
+    for n in 0..MAX_OPEN {
         assert!(matches!(subject.ask(&asked(subject, n)).await, Ok(ApprovalAnswer::Pending(_))), "{n}");
     }
-    assert_eq!(subject.ask(&asked(subject, MOST_OPEN)).await, Ok(ApprovalAnswer::Full));
+    assert_eq!(subject.ask(&asked(subject, MAX_OPEN)).await, Ok(ApprovalAnswer::Full));
     assert!(matches!(subject.ask(&asked(subject, 0)).await, Ok(ApprovalAnswer::Pending(_))), "what is known is told");
     // Those that have ended make room, and do not grow without end either.
-    for n in MOST_OPEN..4 * MOST_OPEN {
-        let oldest = format!("m{}", n - MOST_OPEN);
+    for n in MAX_OPEN..4 * MAX_OPEN {
+        let oldest = format!("m{}", n - MAX_OPEN);
         assert_eq!(ledger.decide(&oldest, Decision::Deny, subject.now()).await, Ok(DecisionResult::Done));
         assert!(matches!(subject.ask(&asked(subject, n)).await, Ok(ApprovalAnswer::Pending(_))), "{n}");
     }
@@ -483,7 +483,7 @@ async fn approvals_are_bounded(subject: &mut Subject) {
         all.iter().filter(|one| one.execution.as_str() == "many").count()
     };
     let kept = count(subject).await;
-    assert!((2 * MOST_OPEN..=2 * MOST_OPEN + 1).contains(&kept), "{kept}");
+    assert!((2 * MAX_OPEN..=2 * MAX_OPEN + 1).contains(&kept), "{kept}");
     subject.pass(Duration::from_secs(601 + 3600));
     assert!(matches!(subject.ask(&asked(subject, 5000)).await, Ok(ApprovalAnswer::Pending(_))));
     assert_eq!(count(subject).await, 1, "what ended long ago is dropped");
