@@ -334,7 +334,71 @@ mod tests {
         ]
     }
 
+    /// A form with escapes within escapes in some places, behind what looks like the beginning of an escape.
+    fn nested() -> impl Strategy<Value = Vec<u8>> {
+        fn escape(family: u8, byte: u8) -> String {
+            match family {
+                0 => format!("%{byte:02x}"),
+                1 => format!("\\u{byte:04x}"),
+                2 => format!("&#{byte};"),
+                _ => format!("\\x{byte:02x}"),
+            }
+        }
+        let all: Vec<Vec<u8>> = VALUES
+            .iter()
+            .flat_map(|value| encodings::of(encodings::Searched { value, public: 0, part: None, is_whole: false }))
+            .map(|form| form.bytes.to_vec())
+            .collect();
+        let decoy =
+            prop::sample::select(vec!["", "%", "%e", "%2", "\\", "\\x", "\\u00", "&", "&#", "&#x", "%25e", "&#3"]);
+        let place = (any::<prop::sample::Index>(), 0_u8..4, 0_u8..4, any::<prop::sample::Index>(), any::<bool>());
+        (prop::sample::select(all), decoy, proptest::collection::vec(place, 1..4), 0_usize..700).prop_map(
+            |(form, decoy, places, filler)| {
+                let mut bytes: Vec<Vec<u8>> = form.iter().map(|byte| vec![*byte]).collect();
+                for (at, inner, outer, within, is_nested) in places {
+                    let at = at.index(form.len());
+                    let text = escape(inner, form[at]);
+                    let escaped = within.index(text.len());
+                    let nested = |(n, byte): (usize, u8)| {
+                        if is_nested && n == escaped { escape(outer, byte) } else { char::from(byte).to_string() }
+                    };
+                    bytes[at] = text.bytes().enumerate().map(nested).collect::<String>().into_bytes();
+                }
+                [decoy.as_bytes(), &bytes.concat(), &vec![b'\n'; filler / 3 * usize::from(filler % 3 == 0)]].concat()
+            },
+        )
+    }
+
     proptest! {
+        /// A decoy hides no value in two layers of escapes, wherever the text is cut and the sender pauses.
+        #[test]
+        fn nested_escapes_agree_with_another_engine(
+            parts in proptest::collection::vec(prop_oneof![4 => nested(), 1 => part()], 1..5),
+            cuts in proptest::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 0..12),
+        ) {
+            let matcher = Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)));
+            let text = parts.concat();
+            let want = wanted(&text);
+            prop_assert!(agree(&found(&matcher, &[&text]), &want));
+            let mut cuts: Vec<_> = cuts.iter().map(|(cut, pauses)| (cut.index(text.len() + 1), *pauses)).collect();
+            cuts.sort_unstable();
+            cuts.push((text.len(), false));
+            let places = cuts.clone();
+            let (mut scan, mut hits) = (ScanStream::default(), Hits::default());
+            let mut begin = 0;
+            for (end, pauses) in cuts {
+                scan.feed(&matcher.index, &text[begin..end], &mut hits);
+                begin = end;
+                if pauses {
+                    scan.settle(&matcher.index, &mut hits);
+                }
+            }
+            scan.end(&matcher.index, &mut hits);
+            let found: Ends = hits.places.iter().map(|hit| (hit.to, hit.from)).collect();
+            let missed: Vec<_> = want.difference(&found).collect();
+            prop_assert!(missed.is_empty(), "{:?} in {:?}, cut {:?}", missed, String::from_utf8_lossy(&text), places);
+        }
+
         /// Filter, blocks and layers lose nothing, add nothing and put nothing elsewhere.
         #[test]
         fn agrees_with_another_engine_wherever_it_is_cut(

@@ -220,7 +220,7 @@ impl Level {
     /// All readings of this level, as they are before what came: what shows undone in turn where a family has had no
     /// escapes so far. None if they say what is not undone says.
     fn siblings(&self, seen: Families) -> Option<Self> {
-        let all = self.all.as_ref().filter(|all| all.undone.is_parted())?;
+        let all = self.all.as_ref().filter(|_| self.is_parted())?;
         let alike = |branch: &Branch| Branch { undone: branch.undone.clone(), next: Self::default() };
         let alone = self.alone.iter().map(alike).collect();
         Some(Self { all: Some(Box::new(alike(all))), alone, seen, floor: self.floor })
