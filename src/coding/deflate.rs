@@ -1,17 +1,11 @@
 //! gzip (RFC 1952) and deflate (RFC 1950, RFC 1951).
 
-use flate2::{Crc, Decompress, FlushDecompress, Status};
+use flate2::{Decompress, FlushDecompress, Status};
 
 use super::DecodeError;
 
-/// The maximum length of a gzip member's header, including name and comment, in bytes.
-const MAX_HEAD: usize = 64 * 1024;
-const FIXED_HEAD: usize = 10;
-const TRAILER: usize = 8;
-const HAS_HEAD_CRC: u8 = 2;
-const HAS_EXTRA: u8 = 4;
-const HAS_NAME: u8 = 8;
-const HAS_COMMENT: u8 = 16;
+/// The largest window of deflate, as a power of two (RFC 1950 §2.2).
+const WINDOW_BITS: u8 = 15;
 
 /// Why inflating stopped.
 enum Stopped {
@@ -45,47 +39,16 @@ fn inflate(
 }
 
 /// A decoder for a sequence of gzip members.
+#[derive(Default)]
 pub(crate) struct Gzip {
-    part: Part,
-    flags: u8,
-    /// The bytes of an incomplete part of fixed size.
-    held: Vec<u8>,
-    head_size: usize,
-    /// The checksum of the header, then of the decoded bytes.
-    crc: Crc,
-    stream: Decompress,
-}
-
-/// The part of a member that the next byte belongs to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
-    /// The fixed part of the header.
-    Fixed,
-    ExtraSize,
-    /// The extra field, with the number of bytes left.
-    Extra(u16),
-    Name,
-    Comment,
-    HeadCrc,
-    Body,
-    Trailer,
+    /// The current member. It checks its own header and trailer.
+    member: Option<Decompress>,
 }
 
 impl Gzip {
-    pub(crate) fn new() -> Self {
-        Self {
-            part: Part::Fixed,
-            flags: 0,
-            held: Vec::with_capacity(FIXED_HEAD),
-            head_size: 0,
-            crc: Crc::new(),
-            stream: Decompress::new(false),
-        }
-    }
-
     /// Returns true between two members.
     pub(crate) fn is_whole(&self) -> bool {
-        self.part == Part::Fixed && self.held.is_empty()
+        self.member.is_none()
     }
 
     pub(crate) fn decode(
@@ -95,109 +58,18 @@ impl Gzip {
         scratch: &mut [u8],
     ) -> Result<bool, DecodeError> {
         let begin = out.len();
-        loop {
-            if self.part == Part::Body {
-                let known = out.len();
-                let room = scratch.get_mut(known.saturating_sub(begin)..).filter(|room| !room.is_empty());
-                let Some(room) = room else { return Ok(true) };
-                let stopped = inflate(&mut self.stream, coded, out, room)?;
-                self.crc.update(out.get(known..).unwrap_or_default());
-                match stopped {
-                    Stopped::Ended => self.part = Part::Trailer,
-                    Stopped::OutputFull => return Ok(true),
-                    Stopped::NeedsInput => return Ok(false),
-                }
-            }
-            let Some((byte, rest)) = coded.split_first() else { return Ok(false) };
-            *coded = rest;
-            if self.part == Part::Trailer { self.trailer(*byte)? } else { self.head(*byte)? }
-        }
-    }
-
-    fn head(&mut self, byte: u8) -> Result<(), DecodeError> {
-        self.head_size = self.head_size.saturating_add(1);
-        if self.head_size > MAX_HEAD {
-            return Err(DecodeError::Malformed);
-        }
-        if self.part != Part::HeadCrc {
-            self.crc.update(&[byte]);
-        }
-        match self.part {
-            Part::Extra(left) => match left.saturating_sub(1) {
-                0 => self.part = self.next_from(HAS_NAME),
-                left => self.part = Part::Extra(left),
-            },
-            Part::Name if byte == 0 => self.part = self.next_from(HAS_COMMENT),
-            Part::Comment if byte == 0 => self.part = self.next_from(HAS_HEAD_CRC),
-            Part::Name | Part::Comment => {}
-            _ => {
-                self.held.push(byte);
-                self.sized()?;
+        while !coded.is_empty() || self.member.is_some() {
+            let given = out.len().saturating_sub(begin);
+            let Some(room) = scratch.get_mut(given..).filter(|room| !room.is_empty()) else { return Ok(true) };
+            let member = self.member.get_or_insert_with(|| Decompress::new_gzip(WINDOW_BITS));
+            match inflate(member, coded, out, room)? {
+                Stopped::Ended => self.member = None,
+                Stopped::OutputFull => return Ok(true),
+                Stopped::NeedsInput => return Ok(false),
             }
         }
-        if self.part == Part::Body {
-            self.crc.reset();
-            self.stream.reset(false);
-        }
-        Ok(())
+        Ok(false)
     }
-
-    /// Collects a part of fixed size and processes it when it is complete.
-    fn sized(&mut self) -> Result<(), DecodeError> {
-        self.part = match (self.part, self.held.as_slice()) {
-            (Part::Fixed, [0x1f, 0x8b, 8, flags, _, _, _, _, _, _]) if flags & 0xe0 == 0 => {
-                self.flags = *flags;
-                self.next_from(HAS_EXTRA)
-            }
-            (Part::Fixed, head) if head.len() >= FIXED_HEAD || !begins_member(head) => {
-                return Err(DecodeError::Malformed);
-            }
-            (Part::ExtraSize, [low, high]) => match u16::from_le_bytes([*low, *high]) {
-                0 => self.next_from(HAS_NAME),
-                size => Part::Extra(size),
-            },
-            (Part::HeadCrc, [low, high]) if u32::from_le_bytes([*low, *high, 0, 0]) == self.crc.sum() & 0xffff => {
-                Part::Body
-            }
-            (Part::HeadCrc, [_, _]) => return Err(DecodeError::Malformed),
-            _ => return Ok(()),
-        };
-        self.held.clear();
-        Ok(())
-    }
-
-    /// Returns the next part of the header that is present, starting with the one of this flag.
-    fn next_from(&self, flag: u8) -> Part {
-        let parts = [
-            (HAS_EXTRA, Part::ExtraSize),
-            (HAS_NAME, Part::Name),
-            (HAS_COMMENT, Part::Comment),
-            (HAS_HEAD_CRC, Part::HeadCrc),
-        ];
-        let mut rest = parts.into_iter().skip_while(|(its, _)| *its != flag);
-        rest.find(|(its, _)| self.flags & its != 0).map_or(Part::Body, |(_, part)| part)
-    }
-
-    fn trailer(&mut self, byte: u8) -> Result<(), DecodeError> {
-        self.held.push(byte);
-        if self.held.len() < TRAILER {
-            return Ok(());
-        }
-        let [crc, size] = [self.crc.sum().to_le_bytes(), self.crc.amount().to_le_bytes()];
-        if self.held.as_slice() != [crc, size].as_flattened() {
-            return Err(DecodeError::Malformed);
-        }
-        self.held.clear();
-        self.crc.reset();
-        self.head_size = 0;
-        self.part = Part::Fixed;
-        Ok(())
-    }
-}
-
-/// Returns whether a gzip member may start with these bytes. Invalid data is detected at its first byte.
-fn begins_member(head: &[u8]) -> bool {
-    head.iter().zip([0x1f, 0x8b, 8]).all(|(byte, want)| *byte == want)
 }
 
 /// A decoder for a zlib stream, or for a raw deflate stream, which some servers send.

@@ -263,10 +263,8 @@ fn gzip_may_have_many_members_and_long_heads() {
     let coded = [gzipped(b"one ", names()), gzipped(b"", names()), gzipped(b"two", GzBuilder::new())].concat();
     assert_eq!(decode(&[Coding::Gzip], [&coded[..]]).unwrap(), b"one two");
     assert_eq!(decode(&[Coding::Gzip], coded.chunks(1)).unwrap(), b"one two");
-    for (size, want) in [(65_000, Ok(b"text".to_vec())), (65_536, Err(DecodeError::Malformed))] {
-        let coded = gzipped(b"text", GzBuilder::new().comment("x".repeat(size)));
-        assert_eq!(decode(&[Coding::Gzip], [&coded[..]]), want);
-    }
+    let coded = gzipped(b"text", GzBuilder::new().comment("x".repeat(1_000_000)));
+    assert_eq!(decode(&[Coding::Gzip], coded.chunks(1000)).unwrap(), b"text");
     // The flags are not combined over the members.
     let many = gzipped(b"x", names()).repeat(500);
     assert_eq!(decode(&[Coding::Gzip], many.chunks(7)).unwrap(), b"x".repeat(500));
