@@ -238,7 +238,7 @@ impl Layer {
         let format = match coding {
             Coding::Brotli => Format::Brotli(Box::new(Brotli::new(direction))),
             Coding::Deflate => Format::Deflate(Box::default()),
-            Coding::Gzip => Format::Gzip(Box::new(Gzip::default())),
+            Coding::Gzip => Format::Gzip(Box::default()),
             Coding::Zstd => Format::Zstd(Box::new(Zstd::new(direction))),
         };
         Self { format, taken: 0, given: 0, settled: 0 }
