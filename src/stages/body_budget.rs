@@ -7,7 +7,6 @@
 //! executions with large bodies cannot shut out those with small ones.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,6 +14,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::sharded::Sharded;
 use crate::audit::record::TransferCounts;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::Fail;
@@ -30,8 +30,6 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 const SEARCH_INTERVAL: Duration = Duration::from_millis(50);
 /// The most bodies evicted by one search.
 const MAX_CANDIDATES: usize = 32;
-/// The number of maps, each with its own lock.
-const SHARDS: usize = 16;
 
 /// The memory budget of a process.
 pub struct Budget {
@@ -39,13 +37,12 @@ pub struct Budget {
     per_process: u64,
     total: AtomicU64,
     next_id: AtomicU64,
-    shards: [Mutex<Shard>; SHARDS],
-    hasher: RandomState,
+    accounts: Sharded<Accounts>,
     /// Serializes the searches across all executions.
     search: Mutex<()>,
 }
 
-type Shard = HashMap<ExecutionId, Account>;
+type Accounts = HashMap<ExecutionId, Account>;
 
 /// The bodies of one execution.
 #[derive(Default)]
@@ -120,8 +117,7 @@ impl Budget {
             per_process,
             total: AtomicU64::new(0),
             next_id: AtomicU64::new(0),
-            shards: Default::default(),
-            hasher: RandomState::new(),
+            accounts: Sharded::default(),
             search: Mutex::default(),
         }
     }
@@ -143,7 +139,7 @@ impl Budget {
     fn grow(&self, body: &Reservation, more: u64) -> Result<(), Full> {
         let now = Instant::now();
         let held = {
-            let mut shard = self.shard(&body.execution).lock();
+            let mut shard = self.accounts.lock(&body.execution);
             let account = shard.entry(body.execution.clone()).or_default();
             if body.held > 0 && !account.bodies.contains_key(&body.id) {
                 return Err(Full::Evicted);
@@ -195,7 +191,7 @@ impl Budget {
     /// executions that hold more than the requesting one. Returns true on success.
     fn make_room(&self, body: &Reservation, held: u64, now: Instant) -> bool {
         let may_search = |account: &Account| account.may_search(now);
-        if !self.shard(&body.execution).lock().get(&body.execution).is_some_and(may_search) {
+        if !self.accounts.lock(&body.execution).get(&body.execution).is_some_and(may_search) {
             return false;
         }
         let _one = self.search.lock();
@@ -203,14 +199,14 @@ impl Budget {
             if self.total.load(Ordering::Relaxed) <= self.per_process {
                 break;
             }
-            let mut shard = self.shard(&execution).lock();
+            let mut shard = self.accounts.lock(&execution);
             if let Some(account) = shard.get_mut(&execution) {
                 self.evict(account, id);
             }
             remove_if_empty(&mut shard, &execution);
         }
         let fits = self.total.load(Ordering::Relaxed) <= self.per_process;
-        if !fits && let Some(account) = self.shard(&body.execution).lock().get_mut(&body.execution) {
+        if !fits && let Some(account) = self.accounts.lock(&body.execution).get_mut(&body.execution) {
             account.searched = Some(now);
         }
         fits
@@ -225,8 +221,8 @@ impl Budget {
                 truncate_candidates(&mut found);
             }
         };
-        for shard in &self.shards {
-            for (execution, account) in shard.lock().iter() {
+        for shard in self.accounts.lock_each() {
+            for (execution, account) in shard.iter() {
                 for (id, body) in account.bodies.iter().filter(|(id, body)| **id != asking && !body.complete) {
                     let quiet = now.saturating_duration_since(body.last_change);
                     let millis = u64::try_from(quiet.as_millis()).unwrap_or(u64::MAX);
@@ -251,7 +247,7 @@ impl Budget {
 
     /// Subtracts `less` from the bytes of a body, and removes a body that holds nothing.
     fn shrink(&self, body: &Reservation, less: u64) {
-        let mut shard = self.shard(&body.execution).lock();
+        let mut shard = self.accounts.lock(&body.execution);
         let Some(account) = shard.get_mut(&body.execution) else { return };
         let Some(known) = account.bodies.get_mut(&body.id) else { return };
         let less = less.min(known.held);
@@ -262,12 +258,6 @@ impl Budget {
         account.held = account.held.saturating_sub(less);
         self.total.fetch_sub(less, Ordering::Relaxed);
         remove_if_empty(&mut shard, &body.execution);
-    }
-
-    fn shard(&self, execution: &ExecutionId) -> &Mutex<Shard> {
-        let [one, ..] = &self.shards;
-        let at = usize::try_from(self.hasher.hash_one(execution) % SHARDS as u64).unwrap_or_default();
-        self.shards.get(at).unwrap_or(one)
     }
 }
 
@@ -297,7 +287,7 @@ fn truncate_candidates(found: &mut Vec<Candidate>) {
 }
 
 /// Removes an execution that holds nothing.
-fn remove_if_empty(shard: &mut Shard, execution: &ExecutionId) {
+fn remove_if_empty(shard: &mut Accounts, execution: &ExecutionId) {
     if shard.get(execution).is_some_and(|account| account.bodies.is_empty()) {
         shard.remove(execution);
     }
@@ -327,7 +317,7 @@ impl Reservation {
     /// Marks the body as complete, so that it is not evicted any more.
     pub(super) fn complete(&mut self) {
         self.complete = true;
-        let mut shard = self.budget.shard(&self.execution).lock();
+        let mut shard = self.budget.accounts.lock(&self.execution);
         let account = shard.get_mut(&self.execution);
         if let Some(body) = account.and_then(|account| account.bodies.get_mut(&self.id)) {
             body.complete = true;
@@ -369,7 +359,7 @@ mod tests {
     }
 
     fn is_empty(budget: &Budget) -> bool {
-        budget.total.load(Ordering::Relaxed) == 0 && budget.shards.iter().all(|shard| shard.lock().is_empty())
+        budget.total.load(Ordering::Relaxed) == 0 && budget.accounts.lock_each().all(|shard| shard.is_empty())
     }
 
     #[tokio::test(start_paused = true)]

@@ -7,7 +7,6 @@
 //! the execution that holds the most.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -17,7 +16,7 @@ use futures_util::future::Either;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -28,6 +27,7 @@ use crate::stages::body_budget::Reservation;
 use crate::stages::message::late_trailers::FramingQueue;
 use crate::stages::message::request_body::RequestBody;
 use crate::stages::pin::PinnedTarget;
+use crate::stages::sharded::Sharded;
 
 /// Servers close idle connections after about a minute; close them earlier.
 const MAX_IDLE: Duration = Duration::from_secs(30);
@@ -42,8 +42,6 @@ const MAX_TOTAL: usize = 2048;
 /// The most concurrent streams per h2 connection; beyond it another connection is dialed. The connection's window is
 /// the sum of their windows, so unread responses cannot starve the others.
 pub(crate) const MAX_STREAMS: usize = 16;
-/// The number of shards, so that requests do not share one lock.
-const SHARDS: usize = 16;
 
 /// The key of a connection. Only requests with an equal key may use it.
 #[derive(Clone, PartialEq, Eq)]
@@ -147,8 +145,7 @@ struct IdleConnections<T> {
     capacity: usize,
     per_execution: usize,
     /// The entries of each execution, in the order of insertion.
-    shards: [Mutex<HashMap<ExecutionId, Vec<T>>>; SHARDS],
-    hasher: RandomState,
+    entries: Sharded<HashMap<ExecutionId, Vec<T>>>,
 }
 
 /// An entry with an idle time.
@@ -268,13 +265,11 @@ impl Pool {
 
 impl<T> Default for IdleConnections<T> {
     fn default() -> Self {
-        let shards = std::array::from_fn(|_| Mutex::default());
         Self {
             count: AtomicUsize::new(0),
             capacity: MAX_TOTAL,
             per_execution: MAX_PER_EXECUTION,
-            shards,
-            hasher: RandomState::new(),
+            entries: Sharded::default(),
         }
     }
 }
@@ -282,7 +277,7 @@ impl<T> Default for IdleConnections<T> {
 impl<T> IdleConnections<T> {
     /// Runs `act` on the entries of an execution and updates the count.
     fn with<R>(&self, execution: &ExecutionId, act: impl FnOnce(&mut Vec<T>) -> R) -> R {
-        let mut shard = self.shard(execution).lock();
+        let mut shard = self.entries.lock(execution);
         let entries = shard.entry(execution.clone()).or_default();
         let before = entries.len();
         let done = act(entries);
@@ -297,8 +292,8 @@ impl<T> IdleConnections<T> {
 
     /// Drops the entries for which `keep` returns false.
     fn retain(&self, keep: impl Fn(&T) -> bool) {
-        for shard in &self.shards {
-            shard.lock().retain(|_, entries| {
+        for mut shard in self.entries.lock_each() {
+            shard.retain(|_, entries| {
                 let before = entries.len();
                 entries.retain(&keep);
                 self.count.fetch_sub(before.saturating_sub(entries.len()), Ordering::Relaxed);
@@ -309,18 +304,11 @@ impl<T> IdleConnections<T> {
 
     /// Returns the execution with the most entries, and their number.
     fn largest(&self) -> Option<(ExecutionId, usize)> {
-        let of_shard = |shard: &Mutex<HashMap<ExecutionId, Vec<T>>>| {
-            let shard = shard.lock();
+        let of_shard = |shard: MutexGuard<'_, HashMap<ExecutionId, Vec<T>>>| {
             let largest = shard.iter().max_by_key(|(_, entries)| entries.len());
             largest.map(|(execution, entries)| (execution.clone(), entries.len()))
         };
-        self.shards.iter().filter_map(of_shard).max_by_key(|(_, count)| *count)
-    }
-
-    fn shard(&self, execution: &ExecutionId) -> &Mutex<HashMap<ExecutionId, Vec<T>>> {
-        let [first, ..] = &self.shards;
-        let at = usize::try_from(self.hasher.hash_one(execution) % SHARDS as u64).unwrap_or_default();
-        self.shards.get(at).unwrap_or(first)
+        self.entries.lock_each().filter_map(of_shard).max_by_key(|(_, count)| *count)
     }
 }
 
@@ -524,6 +512,6 @@ mod tests {
         assert_eq!(entries.count.load(Ordering::Relaxed), left);
         entries.retain(|_| false);
         assert_eq!(entries.count.load(Ordering::Relaxed), 0);
-        assert!(entries.shards.iter().all(|shard| shard.lock().is_empty()));
+        assert!(entries.entries.lock_each().all(|shard| shard.is_empty()));
     }
 }

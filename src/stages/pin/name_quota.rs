@@ -5,13 +5,11 @@
 //! the lookups of another one.
 
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
-
-use parking_lot::Mutex;
 
 use crate::model::host::HostName;
 use crate::model::name::ExecutionId;
+use crate::stages::sharded::Sharded;
 
 /// The length of a window. It starts with its first new name; refused names do not extend it.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -19,16 +17,13 @@ const WINDOW: Duration = Duration::from_secs(60);
 const MIN_REMEMBERED: usize = 256;
 /// The names of an execution are dropped after this long without lookups. Not shorter than a window.
 const EXECUTION_TTL: Duration = Duration::from_secs(600);
-/// The number of maps, each with its own lock.
-const SHARDS: usize = 16;
 /// A map with fewer executions is not cleaned up.
 const MIN_CLEANUP: usize = 64;
 
 /// The names that executions have looked up.
 pub(crate) struct NameQuota {
     per_minute: u32,
-    shards: Vec<Mutex<Shard>>,
-    hasher: RandomState,
+    shards: Sharded<Shard>,
 }
 
 #[derive(Default)]
@@ -57,7 +52,7 @@ pub(crate) enum Seen {
 
 impl NameQuota {
     pub(crate) fn new(per_minute: u32) -> Self {
-        Self { per_minute, shards: (0..SHARDS).map(|_| Mutex::default()).collect(), hasher: RandomState::new() }
+        Self { per_minute, shards: Sharded::default() }
     }
 
     /// Returns the limit.
@@ -73,12 +68,10 @@ impl NameQuota {
     /// Records a lookup. Returns whether the name was known, or how long the execution has to wait if the limit is
     /// reached.
     pub(crate) fn record(&self, execution: &ExecutionId, name: &HostName, now: Instant) -> Result<Seen, Duration> {
-        let at = usize::try_from(self.hasher.hash_one(execution) % SHARDS as u64).unwrap_or_default();
-        let Some(shard) = self.shards.get(at) else { unreachable!("a place is below the number of shards") };
-        let mut shard = shard.lock();
+        let mut shard = self.shards.lock(execution);
         shard.clean_up(now);
         let asked = shard.executions.entry(execution.clone()).or_insert_with(|| KnownNames::new(now));
-        asked.record(self.hasher.hash_one(name), self.per_minute, now)
+        asked.record(self.shards.hash(name), self.per_minute, now)
     }
 }
 
@@ -167,7 +160,7 @@ mod tests {
             );
         }
         let kept = |asked: &KnownNames| asked.recent.len() + asked.older.len();
-        let shards = names.shards.iter().map(|shard| shard.lock());
+        let shards = names.shards.lock_each();
         assert!(
             shards.flat_map(|shard| shard.executions.values().map(kept).collect::<Vec<_>>()).sum::<usize>()
                 <= 2 * MIN_REMEMBERED
@@ -179,7 +172,7 @@ mod tests {
                 names.record(&execution(&format!("{round}-{n}")), &name(0), now).unwrap();
             }
         }
-        let left: usize = names.shards.iter().map(|shard| shard.lock().executions.len()).sum();
+        let left: usize = names.shards.lock_each().map(|shard| shard.executions.len()).sum();
         assert!(left < 4_000, "{left}");
     }
 }

@@ -1,7 +1,6 @@
 //! Limits the rate and the concurrency of calls per execution and kind, for `throttle`.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,23 +8,21 @@ use std::time::{Duration, Instant};
 
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
-use parking_lot::Mutex;
 
 use crate::model::limited::{LimitScope, ReachedLimit};
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
 use crate::policy::plan::{Limits, Rate};
+use crate::stages::sharded::Sharded;
 
-/// The number of maps, each with its own lock.
-const SHARDS: usize = 64;
 /// A map with fewer limiters is not cleaned up.
 const MIN_CLEANUP: usize = 64;
 
 /// The limiters of all executions whose plans limit the rate or the concurrency. A limiter is dropped once it is
 /// equivalent to a new one.
+#[derive(Default)]
 pub(crate) struct RateLimiters {
-    shards: Vec<Mutex<Shard>>,
-    hasher: RandomState,
+    shards: Sharded<Shard>,
 }
 
 #[derive(Default)]
@@ -54,12 +51,6 @@ impl Drop for ConcurrencyPermit {
     }
 }
 
-impl Default for RateLimiters {
-    fn default() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), hasher: RandomState::new() }
-    }
-}
-
 impl RateLimiters {
     /// Admits a call, or returns the limit that it has reached. Returns a permit only if the concurrency is limited.
     pub(crate) fn enter(
@@ -72,10 +63,7 @@ impl RateLimiters {
             return Ok(None);
         }
         let key = (caller.clone(), kind != Kind::Raw);
-        let at = usize::try_from(self.hasher.hash_one(&key) % SHARDS as u64).unwrap_or_default();
-        let Some(shard) = self.shards.get(at) else { unreachable!("a place is below the number of shards") };
-        // A panic cannot leave a limiter in an invalid state.
-        let mut shard = shard.lock();
+        let mut shard = self.shards.lock(&key);
         shard.clean_up();
         shard.limiters.entry(key).or_insert_with(ExecutionLimiter::new).enter(limits)
     }
@@ -180,21 +168,21 @@ mod tests {
     fn drops_limiters_that_equal_a_new_one() {
         let (gates, one) = (RateLimiters::default(), limits(Some(1), None));
         let held = gates.enter(&caller("held"), Kind::Raw, &one).unwrap();
-        for shard in &gates.shards {
-            for gate in shard.lock().limiters.values_mut() {
+        for mut shard in gates.shards.lock_each() {
+            for gate in shard.limiters.values_mut() {
                 gate.last_used -= Duration::from_secs(3600);
             }
         }
         for n in 0..20_000 {
             drop(gates.enter(&caller(&n.to_string()), Kind::Raw, &one).unwrap());
-            for shard in gates.shards.iter().filter(|_| n % 1_000 == 0) {
-                for gate in shard.lock().limiters.values_mut() {
+            for mut shard in gates.shards.lock_each().filter(|_| n % 1_000 == 0) {
+                for gate in shard.limiters.values_mut() {
                     gate.last_used -= Duration::from_secs(3600);
                 }
             }
         }
-        let left: usize = gates.shards.iter().map(|shard| shard.lock().limiters.len()).sum();
-        assert!(left <= 2 * SHARDS * MIN_CLEANUP, "{left}");
+        let left: usize = gates.shards.lock_each().map(|shard| shard.limiters.len()).sum();
+        assert!(left <= 2 * crate::stages::sharded::SHARDS * MIN_CLEANUP, "{left}");
         assert!(gates.enter(&caller("held"), Kind::Raw, &one).is_err());
         drop(held);
         assert!(gates.enter(&caller("held"), Kind::Raw, &one).is_ok());
