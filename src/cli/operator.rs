@@ -17,6 +17,7 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 use zeroize::Zeroizing;
 
 use super::terminal::{clean, escaped, print, say};
@@ -221,7 +222,7 @@ impl Operator {
         let at = || self.at.to_string();
         let odd = |error: hyper::Error| if error.is_parse() { Failed::Odd(at()) } else { Failed::Closed(at()) };
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(odd)?;
-        let connection = tokio::spawn(connection);
+        let connection = AbortOnDropHandle::new(tokio::spawn(connection));
         let request = self.request(host, question).map_err(|_| Failed::Odd(at()))?;
         let response = sender.send_request(request).await.map_err(odd)?;
         let status = response.status();
@@ -229,7 +230,7 @@ impl Operator {
             return Err(Failed::Long(at()));
         }
         let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
-        connection.abort();
+        drop(connection);
         match body {
             // It may hold the token of an execution.
             Ok(body) => Ok((status, Zeroizing::new(body.to_bytes().into()))),

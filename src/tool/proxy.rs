@@ -16,8 +16,8 @@ use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 use zeroize::Zeroizing;
 
 use super::dial::{Tls, tcp, unix};
@@ -94,19 +94,15 @@ pub(super) struct Answer {
     connection: Connection,
 }
 
-/// The task that moves bytes; without it there are none.
-pub(super) struct Connection(JoinHandle<()>);
+/// The task of the connection. The response body ends with it.
+pub(super) struct Connection {
+    _task: AbortOnDropHandle<()>,
+}
 
 /// A connection to the proxy.
 trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Io for S {}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
 
 /// The proxy's reply about itself: a document, or an error.
 pub(super) enum ProxyReply {
@@ -225,10 +221,11 @@ impl Proxy {
         };
         let handshake = http1::Builder::new().max_headers(MAX_FIELDS).handshake(TokioIo::new(stream));
         let (mut sender, connection) = handshake.await.map_err(broken)?;
-        let connection = Connection(tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             // How it ends, the one who waits for the answer learns.
             let _ = connection.await;
-        }));
+        });
+        let connection = Connection { _task: AbortOnDropHandle::new(task) };
         let response = sender.send_request(self.addressed(request)?).await.map_err(broken)?;
         Ok(Answer { response, connection })
     }

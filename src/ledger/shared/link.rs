@@ -10,8 +10,8 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, RedisConnectionInfo, RedisResult, ScriptInvocation};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::super::{LedgerError, Result};
 use super::server::Server;
@@ -41,7 +41,7 @@ pub(super) struct Link {
     silent: Arc<watch::Sender<u64>>,
     /// Whether the latest call was answered, so that only changes are logged.
     answered: AtomicBool,
-    task: JoinHandle<()>,
+    _task: AbortOnDropHandle<()>,
 }
 
 #[derive(Clone)]
@@ -56,7 +56,8 @@ impl Link {
         let (publish, current) = watch::channel(None);
         let silent = Arc::new(watch::Sender::new(0));
         let task = tokio::spawn(stay_connected(server, connect, publish, silent.subscribe()));
-        Self { current, silent, answered: AtomicBool::new(true), task }
+        let task = AbortOnDropHandle::new(task);
+        Self { current, silent, answered: AtomicBool::new(true), _task: task }
     }
 
     pub(super) async fn invoke<T: FromRedisValue>(&self, call: &ScriptInvocation<'_>) -> Result<T> {
@@ -112,12 +113,6 @@ impl Link {
     async fn live(&self) -> Option<Live> {
         let mut current = self.current.clone();
         current.wait_for(Option::is_some).await.ok()?.clone()
-    }
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

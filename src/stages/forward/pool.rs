@@ -17,8 +17,8 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::write_progress::Traffic;
 use crate::model::name::ExecutionId;
@@ -87,7 +87,7 @@ pub(crate) type Allowed = Box<dyn Fn() -> usize + Send + Sync>;
 
 /// The task of a connection, aborted on drop.
 pub(crate) struct Task {
-    handle: AbortHandle,
+    _task: AbortOnDropHandle<()>,
     /// Cancelled once the task has ended and the connection is dropped.
     ended: CancellationToken,
 }
@@ -101,13 +101,7 @@ impl Task {
             connection.await;
             drop(guard);
         });
-        Self { handle: task.abort_handle(), ended }
-    }
-}
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.handle.abort();
+        Self { _task: AbortOnDropHandle::new(task), ended }
     }
 }
 

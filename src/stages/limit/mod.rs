@@ -14,8 +14,8 @@ use http::header::{CONTENT_LENGTH, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio_util::task::AbortOnDropHandle;
 
 use self::redact::RedactedBody;
 use self::report::BodyReport;
@@ -39,7 +39,7 @@ use crate::policy::plan::{Oversize, Sizes, Timeouts};
 /// does not read.
 pub struct ResponseBody {
     live: Arc<Mutex<Live>>,
-    watchdog: Option<AbortHandle>,
+    watchdog: Option<AbortOnDropHandle<()>>,
     hint: SizeHint,
     ended: bool,
     /// The frames to send once the exchange is over.
@@ -236,7 +236,7 @@ pub fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBo
         }
         let live = Arc::new(Mutex::new(Live { exchange: Some(exchange), waker: None }));
         let watchdog = tokio::spawn(watch(live.clone(), counts, (timeouts.idle, until), withdrawn));
-        ResponseBody { live, watchdog: Some(watchdog.abort_handle()), hint, ended, final_frames }
+        ResponseBody { live, watchdog: Some(AbortOnDropHandle::new(watchdog)), hint, ended, final_frames }
     })
 }
 
@@ -302,9 +302,7 @@ impl Exchange {
 impl ResponseBody {
     fn finish(&mut self) {
         self.ended = true;
-        if let Some(watchdog) = self.watchdog.take() {
-            watchdog.abort();
-        }
+        self.watchdog = None;
     }
 }
 
@@ -442,9 +440,7 @@ fn refusal_for(error: &BodyError, counts: &TransferCounts) -> Refusal {
 /// disconnected: hyper stops polling at that point.
 impl Drop for ResponseBody {
     fn drop(&mut self) {
-        if let Some(watchdog) = &self.watchdog {
-            watchdog.abort();
-        }
+        self.watchdog = None;
         let exchange = self.live.lock().exchange.take();
         if let Some(mut exchange) = exchange {
             if exchange.left != Some(0) {
