@@ -8,9 +8,9 @@ use bytes::{Bytes, BytesMut};
 use super::redact::mask;
 
 /// Pieces that are smaller are put together, or a sender of single bytes would fill our memory.
-const SMALL: usize = 512;
+const SMALL_PIECE: usize = 512;
 /// As long as these are not larger.
-const MERGED: usize = 4096;
+const MAX_MERGED: usize = 4096;
 
 /// Bytes that wait, and where in the stream they stand.
 #[derive(Default)]
@@ -36,10 +36,10 @@ impl DelayQueue {
             return;
         }
         self.to = self.to.saturating_add(bytes.len() as u64);
-        let merges = |last: &mut Bytes| bytes.len() < SMALL && last.len() < MERGED;
+        let merges = |last: &mut Bytes| bytes.len() < SMALL_PIECE && last.len() < MAX_MERGED;
         match self.pieces.pop_back_if(merges) {
             Some(last) => {
-                let mut merged = own(last);
+                let mut merged = into_mut(last);
                 merged.extend_from_slice(&bytes);
                 self.pieces.push_back(merged.freeze());
             }
@@ -67,7 +67,7 @@ impl DelayQueue {
             let (from, to) = (part.start.max(at), part.end.min(end));
             if from < to {
                 let within = |place: u64| usize::try_from(place.saturating_sub(at)).unwrap_or(usize::MAX);
-                let mut changed = own(std::mem::take(piece));
+                let mut changed = into_mut(std::mem::take(piece));
                 mask(changed.get_mut(within(from)..within(to)).unwrap_or_default());
                 *piece = changed.freeze();
             }
@@ -77,6 +77,6 @@ impl DelayQueue {
 }
 
 /// The same bytes, to be written to. A copy only if somebody else has them, too.
-fn own(bytes: Bytes) -> BytesMut {
+fn into_mut(bytes: Bytes) -> BytesMut {
     bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&*shared))
 }

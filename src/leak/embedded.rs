@@ -5,11 +5,11 @@
 
 use std::collections::VecDeque;
 
-use super::fold::{begins_escape, is_break};
+use super::fold::{begins_escape, is_line_break};
 use super::matcher::Index;
-use super::stream::{ScanStream, wholes};
-use super::unescape::{Front, LONGEST, Placed, Unescape, front};
-use super::views::{Hit, Hits};
+use super::stream::{ScanStream, complete};
+use super::unescape::{MAX_ESCAPE, ParsedEscape, PositionedByte, Unescaper, parse_escape};
+use super::views::{Match, Matches};
 
 /// Characters are looked at in blocks of this size, in bytes.
 const BLOCK: usize = 8;
@@ -20,40 +20,40 @@ const DECODED: usize = 3 * 1024;
 #[derive(Default)]
 pub(super) struct EmbeddedBase64 {
     /// The byte before the next one.
-    before: u8,
-    at: u64,
+    previous: u8,
+    position: u64,
     /// In a stretch of bytes that parts are made of; what is between such stretches is passed over.
-    is_walking: bool,
-    unescape: Unescape,
+    is_in_run: bool,
+    unescaper: Unescaper,
     /// The bytes that begin here are a part.
-    is_declared: bool,
+    may_start: bool,
     /// Line breaks without a character between them.
-    breaks: u8,
+    line_breaks: u8,
     is_decoding: bool,
     /// The part under way, or the last one: the next takes its room.
-    part: Box<Part>,
+    segment: Box<Segment>,
 }
 
 /// A part under way.
 #[derive(Clone, Default)]
-struct Part {
+struct Segment {
     scan: ScanStream,
     /// Where characters stand, for as many as a value may have.
-    places: VecDeque<Place>,
+    char_spans: VecDeque<CharSpan>,
     /// Characters that came so far, and bytes that they stand for.
-    read: u64,
+    chars: u64,
     decoded: u64,
     /// Characters that do not make up bytes yet.
-    bits: u32,
-    characters: u8,
-    out: Vec<u8>,
-    hits: Hits,
+    group_bits: u32,
+    group_len: u8,
+    buffer: Vec<u8>,
+    matches: Matches,
 }
 
 /// Where characters stand, from one on.
 #[derive(Clone, Copy, Default)]
-struct Place {
-    character: u64,
+struct CharSpan {
+    first_char: u64,
     from: u64,
     /// Where the next would stand if it followed, and was not escaped.
     next: u64,
@@ -63,308 +63,315 @@ struct Place {
 
 impl EmbeddedBase64 {
     /// Looks through the parts in the next bytes.
-    pub(super) fn feed(&mut self, index: &Index, text: &[u8], hits: &mut Hits) {
+    pub(super) fn feed(&mut self, index: &Index, text: &[u8], matches: &mut Matches) {
         let mut at = 0_usize;
         while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
-            let taken = if self.is_walking {
-                self.walk(index, rest, self.at.saturating_add(at as u64), hits)
+            let taken = if self.is_in_run {
+                self.walk(index, rest, self.position.saturating_add(at as u64), matches)
             } else {
-                let start = stretch(rest, index.shortest.saturating_mul(4).div_ceil(3));
+                let start = find_run(rest, index.shortest.saturating_mul(4).div_ceil(3));
                 let before = at.saturating_add(start).checked_sub(1).and_then(|last| text.get(last));
-                self.is_declared = opens(before.copied().unwrap_or(self.before));
-                (self.is_walking, self.breaks) = (start < rest.len(), 0);
+                self.may_start = may_precede_segment(before.copied().unwrap_or(self.previous));
+                (self.is_in_run, self.line_breaks) = (start < rest.len(), 0);
                 start
             };
             at = at.saturating_add(taken);
         }
-        self.at = self.at.saturating_add(text.len() as u64);
-        self.before = text.last().copied().unwrap_or(self.before);
+        self.position = self.position.saturating_add(text.len() as u64);
+        self.previous = text.last().copied().unwrap_or(self.previous);
     }
 
     /// Goes on in a stretch: by a run of characters, or by a byte.
-    fn walk(&mut self, index: &Index, text: &[u8], place: u64, hits: &mut Hits) -> usize {
-        if self.unescape.is_idle() {
-            let run = run(text);
+    fn walk(&mut self, index: &Index, text: &[u8], place: u64, matches: &mut Matches) -> usize {
+        if self.unescaper.is_idle() {
+            let run = base64_len(text);
             if run > 0 {
                 let end = place.saturating_add(run as u64);
-                self.characters(index, text.get(..run).unwrap_or_default(), (place, end), hits);
+                self.push_chars(index, text.get(..run).unwrap_or_default(), (place, end), matches);
                 return run;
             }
-            if let Some(taken) = self.escape(index, text, place, hits) {
+            if let Some(taken) = self.push_escape(index, text, place, matches) {
                 return taken;
             }
         }
         let byte = text.first().copied().unwrap_or_default();
-        let (mut given, mut n) = ([Placed::default(); 16], 0_usize);
-        let placed = Placed { byte, from: place, to: place.saturating_add(1) };
-        self.unescape.push(placed, &mut |placed| {
+        let (mut given, mut n) = ([PositionedByte::default(); 16], 0_usize);
+        let placed = PositionedByte { byte, from: place, to: place.saturating_add(1) };
+        self.unescaper.push(placed, &mut |placed| {
             if let Some(next) = given.get_mut(n) {
                 *next = placed;
                 n = n.saturating_add(1);
             }
         });
-        given.get(..n).unwrap_or_default().iter().for_each(|placed| self.take(index, *placed, hits));
-        if !is(byte, STRETCH) {
-            self.finish(index, hits);
-            self.is_walking = false;
+        given.get(..n).unwrap_or_default().iter().for_each(|placed| self.push_byte(index, *placed, matches));
+        if !has_kind(byte, RUN) {
+            self.end_segment(index, matches);
+            self.is_in_run = false;
         }
         1
     }
 
     /// Takes what is not a character at once, if all of it is there.
-    fn escape(&mut self, index: &Index, text: &[u8], place: u64, hits: &mut Hits) -> Option<usize> {
-        let byte = *text.first().filter(|byte| is(**byte, STRETCH))?;
-        let escape = if begins_escape(byte) { front(text.get(..LONGEST).unwrap_or(text)) } else { Front::Plain };
+    fn push_escape(&mut self, index: &Index, text: &[u8], place: u64, matches: &mut Matches) -> Option<usize> {
+        let byte = *text.first().filter(|byte| has_kind(**byte, RUN))?;
+        let escape = if begins_escape(byte) {
+            parse_escape(text.get(..MAX_ESCAPE).unwrap_or(text))
+        } else {
+            ParsedEscape::Plain
+        };
         let used = match &escape {
-            Front::Escape(_, used) => *used,
-            Front::Plain => 1,
-            Front::Begun => return None,
+            ParsedEscape::Escape(_, used) => *used,
+            ParsedEscape::Plain => 1,
+            ParsedEscape::Incomplete => return None,
         };
         let to = place.saturating_add(used as u64);
-        let bytes = if let Front::Escape(stands_for, _) = &escape { stands_for.as_bytes() } else { &[byte] };
-        bytes.iter().for_each(|byte| self.take(index, Placed { byte: *byte, from: place, to }, hits));
+        let bytes = if let ParsedEscape::Escape(stands_for, _) = &escape { stands_for.as_bytes() } else { &[byte] };
+        bytes.iter().for_each(|byte| self.push_byte(index, PositionedByte { byte: *byte, from: place, to }, matches));
         Some(used)
     }
 
     /// Takes what does not stand in a run.
-    fn take(&mut self, index: &Index, Placed { byte, from, to }: Placed, hits: &mut Hits) {
+    fn push_byte(&mut self, index: &Index, PositionedByte { byte, from, to }: PositionedByte, matches: &mut Matches) {
         match byte {
             b'\r' => {}
             b'\n' => {
-                self.breaks = self.breaks.saturating_add(1);
-                if self.breaks == 2 {
+                self.line_breaks = self.line_breaks.saturating_add(1);
+                if self.line_breaks == 2 {
                     // The head of a part of a multipart body ends in a blank line.
-                    self.finish(index, hits);
-                    self.is_declared = true;
+                    self.end_segment(index, matches);
+                    self.may_start = true;
                 }
             }
-            _ if is(byte, BASE64) => self.characters(index, &[byte], (from, to), hits),
+            _ if has_kind(byte, BASE64) => self.push_chars(index, &[byte], (from, to), matches),
             _ => {
-                self.finish(index, hits);
-                (self.is_declared, self.breaks) = (opens(byte), 0);
+                self.end_segment(index, matches);
+                (self.may_start, self.line_breaks) = (may_precede_segment(byte), 0);
             }
         }
     }
 
-    fn characters(&mut self, index: &Index, run: &[u8], (from, to): (u64, u64), hits: &mut Hits) {
-        self.breaks = 0;
-        if std::mem::take(&mut self.is_declared) {
+    fn push_chars(&mut self, index: &Index, run: &[u8], (from, to): (u64, u64), matches: &mut Matches) {
+        self.line_breaks = 0;
+        if std::mem::take(&mut self.may_start) {
             self.is_decoding = true;
-            self.part.clear();
+            self.segment.clear();
         }
         if self.is_decoding {
-            self.part.read(index, run, (from, to));
-            self.part.give(hits);
+            self.segment.push(index, run, (from, to));
+            self.segment.report(matches);
         }
     }
 
     /// The part under way ends here.
-    fn finish(&mut self, index: &Index, hits: &mut Hits) {
+    fn end_segment(&mut self, index: &Index, matches: &mut Matches) {
         if std::mem::take(&mut self.is_decoding) {
-            self.part.flush(index);
-            let Part { scan, hits: found, .. } = &mut *self.part;
+            self.segment.flush(index);
+            let Segment { scan, matches: found, .. } = &mut *self.segment;
             scan.end(index, found);
-            self.part.give(hits);
+            self.segment.report(matches);
         }
     }
 
     /// Nothing more comes.
-    pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
+    pub(super) fn end(&mut self, index: &Index, matches: &mut Matches) {
         let mut given = Vec::new();
-        self.unescape.end(&mut |placed| given.push(placed));
-        given.into_iter().for_each(|placed| self.take(index, placed, hits));
-        self.finish(index, hits);
+        self.unescaper.end(&mut |placed| given.push(placed));
+        given.into_iter().for_each(|placed| self.push_byte(index, placed, matches));
+        self.end_segment(index, matches);
     }
 
     /// The halves of values at the end that begin before a place: where, and their numbers.
-    pub(super) fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+    pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
         if !self.is_decoding {
             return Vec::new();
         }
         let mut ended = None;
-        if !self.unescape.is_idle() {
+        if !self.unescaper.is_idle() {
             // An escape that has not ended may have said what it stands for.
             let mut last = Vec::new();
-            self.unescape.clone().end(&mut |placed| last.push(placed));
-            let part: &mut Part = ended.insert((*self.part).clone());
-            for Placed { byte, from, to } in last.into_iter().take_while(|placed| is(placed.byte, BASE64)) {
-                part.read(index, &[byte], (from, to));
+            self.unescaper.clone().end(&mut |placed| last.push(placed));
+            let part: &mut Segment = ended.insert((*self.segment).clone());
+            for PositionedByte { byte, from, to } in last.into_iter().take_while(|placed| has_kind(placed.byte, BASE64))
+            {
+                part.push(index, &[byte], (from, to));
             }
         }
-        let part = ended.as_mut().unwrap_or(&mut self.part);
-        let halves = part.halves(index, before);
-        let placed = halves.into_iter().map(|(from, owner)| (part.place(from), owner));
+        let part = ended.as_mut().unwrap_or(&mut self.segment);
+        let halves = part.partials(index, before);
+        let placed = halves.into_iter().map(|(from, owner)| (part.byte_start(from), owner));
         placed.filter(|(from, _)| *from < before).collect()
     }
 }
 
-impl Part {
+impl Segment {
     /// Begins anew, and keeps the room it has.
     fn clear(&mut self) {
         self.scan.clear();
-        self.places.clear();
-        (self.read, self.decoded, self.bits, self.characters) = (0, 0, 0, 0);
+        self.char_spans.clear();
+        (self.chars, self.decoded, self.group_bits, self.group_len) = (0, 0, 0, 0);
     }
 
     /// Decodes characters that stand one after the other, or one that is escaped.
-    fn read(&mut self, index: &Index, run: &[u8], (from, to): (u64, u64)) {
+    fn push(&mut self, index: &Index, run: &[u8], (from, to): (u64, u64)) {
         let length = run.len() as u64;
         let is_escaped = to.saturating_sub(from) != length;
-        if let Some(last) = self.places.back_mut().filter(|last| last.next == from && last.width == 1 && !is_escaped) {
+        if let Some(last) =
+            self.char_spans.back_mut().filter(|last| last.next == from && last.width == 1 && !is_escaped)
+        {
             last.next = to;
         } else {
-            let oldest = character(self.decoded.saturating_sub(index.patterns.automaton.longest() as u64));
-            while self.places.get(1).is_some_and(|place| place.character <= oldest) {
-                self.places.pop_front();
+            let oldest = first_char_of(self.decoded.saturating_sub(index.patterns.automaton.longest() as u64));
+            while self.char_spans.get(1).is_some_and(|place| place.first_char <= oldest) {
+                self.char_spans.pop_front();
             }
             let width = if is_escaped { to.saturating_sub(from) } else { 1 };
-            self.places.push_back(Place { character: self.read, from, next: to, width });
+            self.char_spans.push_back(CharSpan { first_char: self.chars, from, next: to, width });
         }
-        self.read = self.read.saturating_add(length);
+        self.chars = self.chars.saturating_add(length);
         for run in run.chunks(DECODED) {
             self.decode(run);
-            let out = std::mem::take(&mut self.out);
-            self.look(index, &out);
-            self.out = out;
+            let out = std::mem::take(&mut self.buffer);
+            self.scan_decoded(index, &out);
+            self.buffer = out;
         }
     }
 
     fn decode(&mut self, mut run: &[u8]) {
-        self.out.clear();
+        self.buffer.clear();
         while let Some((byte, rest)) = run.split_first() {
-            if self.characters == 0
+            if self.group_len == 0
                 && let Some((group, rest)) = run.split_first_chunk()
             {
                 let [a, b, c, d] = group.map(|byte| u32::from(sextet(byte)));
                 let [_, bytes @ ..] = (a << 18 | b << 12 | c << 6 | d).to_be_bytes();
-                self.out.extend_from_slice(&bytes);
+                self.buffer.extend_from_slice(&bytes);
                 run = rest;
                 continue;
             }
-            self.bits = self.bits << 6 | u32::from(sextet(*byte));
-            self.characters = self.characters.saturating_add(1);
-            if self.characters == 4 {
-                let [_, bytes @ ..] = self.bits.to_be_bytes();
-                self.out.extend_from_slice(&bytes);
-                (self.bits, self.characters) = (0, 0);
+            self.group_bits = self.group_bits << 6 | u32::from(sextet(*byte));
+            self.group_len = self.group_len.saturating_add(1);
+            if self.group_len == 4 {
+                let [_, bytes @ ..] = self.group_bits.to_be_bytes();
+                self.buffer.extend_from_slice(&bytes);
+                (self.group_bits, self.group_len) = (0, 0);
             }
             run = rest;
         }
     }
 
     /// Returns the bytes of an incomplete group, and their number.
-    fn left(&self) -> ([u8; 2], usize) {
-        let [_, a, b, _] = (self.bits << (6 * u32::from(4_u8.saturating_sub(self.characters)))).to_be_bytes();
-        ([a, b], usize::from(self.characters.saturating_sub(1)).min(2))
+    fn partial_group(&self) -> ([u8; 2], usize) {
+        let [_, a, b, _] = (self.group_bits << (6 * u32::from(4_u8.saturating_sub(self.group_len)))).to_be_bytes();
+        ([a, b], usize::from(self.group_len.saturating_sub(1)).min(2))
     }
 
     /// Decodes what is left of a group.
     fn flush(&mut self, index: &Index) {
-        let (bytes, length) = self.left();
-        self.look(index, bytes.get(..length).unwrap_or_default());
-        (self.bits, self.characters) = (0, 0);
+        let (bytes, length) = self.partial_group();
+        self.scan_decoded(index, bytes.get(..length).unwrap_or_default());
+        (self.group_bits, self.group_len) = (0, 0);
     }
 
     /// The halves of values at the end, with what is left of a group if that or something else that has not been looked
     /// through stands before a place.
-    fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
-        let (bytes, length) = self.left();
+    fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+        let (bytes, length) = self.partial_group();
         let left = (length > 0).then_some(self.decoded);
-        let pending = self.scan.pending().into_iter().chain(left).min();
-        let is_all = pending.is_some_and(|pending| self.place(pending) < before);
+        let pending = self.scan.first_unsearched().into_iter().chain(left).min();
+        let is_all = pending.is_some_and(|pending| self.byte_start(pending) < before);
         if length == 0 || !is_all {
-            return self.scan.halves_of(index, u64::MAX, is_all);
+            return self.scan.partials_with(index, u64::MAX, is_all);
         }
         let mut scan = self.scan.clone();
-        let mut hits = Hits::default();
-        scan.feed(index, bytes.get(..length).unwrap_or_default(), &mut hits);
-        let mut halves = scan.halves(index, u64::MAX);
-        halves.extend(wholes(&hits));
+        let mut matches = Matches::default();
+        scan.feed(index, bytes.get(..length).unwrap_or_default(), &mut matches);
+        let mut halves = scan.partials(index, u64::MAX);
+        halves.extend(complete(&matches));
         halves
     }
 
-    fn look(&mut self, index: &Index, decoded: &[u8]) {
-        self.scan.feed(index, decoded, &mut self.hits);
+    fn scan_decoded(&mut self, index: &Index, decoded: &[u8]) {
+        self.scan.feed(index, decoded, &mut self.matches);
         self.decoded = self.decoded.saturating_add(decoded.len() as u64);
     }
 
     /// Gives on what was found, in places of the stream.
-    fn give(&mut self, hits: &mut Hits) {
-        let Self { places, hits: found, .. } = self;
-        hits.take_misses(found);
-        for Hit { owner, from, to } in found.places.drain(..) {
-            let (from, _) = place(places, character(from));
-            let (_, to) = place(places, last_character(to.saturating_sub(1)));
-            hits.places.push(Hit { owner, from, to });
+    fn report(&mut self, matches: &mut Matches) {
+        let Self { char_spans: places, matches: found, .. } = self;
+        matches.merge_partial(found);
+        for Match { owner, from, to } in found.complete.drain(..) {
+            let (from, _) = char_position(places, first_char_of(from));
+            let (_, to) = char_position(places, last_char_of(to.saturating_sub(1)));
+            matches.complete.push(Match { owner, from, to });
         }
     }
 
     /// Where a decoded byte begins.
-    fn place(&self, decoded: u64) -> u64 {
-        place(&self.places, character(decoded)).0
+    fn byte_start(&self, decoded: u64) -> u64 {
+        char_position(&self.char_spans, first_char_of(decoded)).0
     }
 }
 
 /// The character that a decoded byte begins in: three bytes are four characters.
-const fn character(decoded: u64) -> u64 {
+const fn first_char_of(decoded: u64) -> u64 {
     decoded.saturating_mul(8) / 6
 }
 
 /// The character that a decoded byte ends in.
-const fn last_character(decoded: u64) -> u64 {
+const fn last_char_of(decoded: u64) -> u64 {
     decoded.saturating_mul(8).saturating_add(7) / 6
 }
 
 /// From where to where a character stands.
-fn place(places: &VecDeque<Place>, character: u64) -> (u64, u64) {
-    let behind = places.iter().rfind(|place| place.character <= character).copied().unwrap_or_default();
-    let from = behind.from.saturating_add(character.saturating_sub(behind.character));
+fn char_position(places: &VecDeque<CharSpan>, character: u64) -> (u64, u64) {
+    let behind = places.iter().rfind(|place| place.first_char <= character).copied().unwrap_or_default();
+    let from = behind.from.saturating_add(character.saturating_sub(behind.first_char));
     (from, from.saturating_add(behind.width))
 }
 
 /// True if a part may stand behind this byte: in quotes, as a field or an element.
-const fn opens(before: u8) -> bool {
+const fn may_precede_segment(before: u8) -> bool {
     matches!(before, b'"' | b'\'' | b',' | b'=' | b'>')
 }
 
 /// Where the next stretch begins that has so many bytes, or that the text ends in; what it is made of, is
 /// [`STRETCH`]. In shorter ones there is no value but those that stand there as they are.
-fn stretch(text: &[u8], least: usize) -> usize {
+fn find_run(text: &[u8], least: usize) -> usize {
     let mut start = 0_usize;
     loop {
         let rest = text.get(start..).unwrap_or_default();
         let near = rest.get(..least).unwrap_or(rest);
         // From behind: most stretches are short, and then most bytes need no look.
-        let Some(other) = near.iter().rposition(|byte| !is(*byte, STRETCH)) else { return start };
+        let Some(other) = near.iter().rposition(|byte| !has_kind(*byte, RUN)) else { return start };
         start = start.saturating_add(other).saturating_add(1);
     }
 }
 
 /// How many characters of base64 a text begins with.
-fn run(text: &[u8]) -> usize {
-    let all = |block: &[u8; BLOCK]| block.iter().fold(BASE64, |all, byte| all & kinds(*byte)) == BASE64;
+fn base64_len(text: &[u8]) -> usize {
+    let all = |block: &[u8; BLOCK]| block.iter().fold(BASE64, |all, byte| all & kind(*byte)) == BASE64;
     let (blocks, _) = text.as_chunks::<BLOCK>();
     let full = blocks.iter().take_while(|block| all(block)).count().saturating_mul(BLOCK);
     let rest = text.get(full..).unwrap_or_default();
-    full.saturating_add(rest.iter().take_while(|byte| is(**byte, BASE64)).count())
+    full.saturating_add(rest.iter().take_while(|byte| has_kind(**byte, BASE64)).count())
 }
 
 /// A character of base64.
 const BASE64: u8 = 0x40;
 /// A character of a part: base64, escapes of it, and line breaks.
-const STRETCH: u8 = 0x80;
+const RUN: u8 = 0x80;
 
-fn is(byte: u8, kind: u8) -> bool {
-    kinds(byte) & kind != 0
+fn has_kind(byte: u8, mask: u8) -> bool {
+    kind(byte) & mask != 0
 }
 
-fn kinds(byte: u8) -> u8 {
+fn kind(byte: u8) -> u8 {
     KINDS.get(usize::from(byte)).copied().unwrap_or_default()
 }
 
 /// Returns the value of a base64 character.
 fn sextet(byte: u8) -> u8 {
-    kinds(byte) & 0x3f
+    kind(byte) & 0x3f
 }
 
 /// The kind of each byte, and its base64 value.
@@ -374,8 +381,8 @@ const KINDS: [u8; 256] = {
     let mut byte = 0_u8;
     while byte < u8::MAX {
         table[byte as usize] = match value(byte) {
-            Some(sextet) => BASE64 | STRETCH | sextet,
-            None if begins_escape(byte) || is_break(byte) || matches!(byte, b'#' | b';' | b'{' | b'}') => STRETCH,
+            Some(sextet) => BASE64 | RUN | sextet,
+            None if begins_escape(byte) || is_line_break(byte) || matches!(byte, b'#' | b';' | b'{' | b'}') => RUN,
             None => 0,
         };
         byte = byte.wrapping_add(1);
@@ -407,20 +414,20 @@ mod tests {
     const VALUE: &[u8] = b"s3cr3t/+?value";
 
     /// The hits, and the half at the end.
-    type Told = (Vec<Hit>, Option<(u64, u32)>);
+    type Outcome = (Vec<Match>, Option<(u64, u32)>);
 
-    fn told(matcher: &Matcher, pieces: &[&[u8]]) -> Told {
-        let (mut parts, mut hits) = (EmbeddedBase64::default(), Hits::default());
+    fn scan(matcher: &Matcher, pieces: &[&[u8]]) -> Outcome {
+        let (mut parts, mut matches) = (EmbeddedBase64::default(), Matches::default());
         for piece in pieces {
-            parts.feed(&matcher.index, piece, &mut hits);
+            parts.feed(&matcher.index, piece, &mut matches);
         }
-        let half = parts.halves(&matcher.index, u64::MAX).into_iter().min();
-        parts.end(&matcher.index, &mut hits);
-        let mut hits = hits.places;
-        hits.sort_unstable();
+        let half = parts.partials(&matcher.index, u64::MAX).into_iter().min();
+        parts.end(&matcher.index, &mut matches);
+        let mut matches = matches.complete;
+        matches.sort_unstable();
         // Both of two readings may have it.
-        hits.dedup();
-        (hits, half)
+        matches.dedup();
+        (matches, half)
     }
 
     fn matcher() -> Matcher {
@@ -461,11 +468,11 @@ mod tests {
         ];
         let matcher = matcher();
         for (text, want) in rows {
-            let (hits, _) = told(&matcher, &[text.as_bytes()]);
-            assert_eq!(!hits.is_empty(), want, "{text}");
+            let (matches, _) = scan(&matcher, &[text.as_bytes()]);
+            assert_eq!(!matches.is_empty(), want, "{text}");
             for cut in 1..text.len() {
                 let (a, b) = text.as_bytes().split_at(cut);
-                assert_eq!(told(&matcher, &[a, b]).0, hits, "{text} at {cut}");
+                assert_eq!(scan(&matcher, &[a, b]).0, matches, "{text} at {cut}");
             }
         }
     }
@@ -477,9 +484,13 @@ mod tests {
         let coded = STANDARD.encode(hex);
         let plain = coded.trim_end_matches('=');
         for (from, text) in [(1, format!("\"{plain}\"")), (1, format!("\"{}\"", percent(plain)))] {
-            let (hits, _) = told(&matcher(), &[text.as_bytes()]);
+            let (matches, _) = scan(&matcher(), &[text.as_bytes()]);
             let to = text.len() as u64 - 1;
-            assert_eq!(hits.iter().map(|hit| (hit.from, hit.to)).collect::<Vec<_>>(), [(from, to)], "{text}");
+            assert_eq!(
+                matches.iter().map(|matched| (matched.from, matched.to)).collect::<Vec<_>>(),
+                [(from, to)],
+                "{text}"
+            );
         }
     }
 
@@ -521,7 +532,7 @@ mod tests {
             let mut at: Vec<_> = cuts.iter().map(|cut| cut.index(text.len() + 1)).chain([0, text.len()]).collect();
             at.sort_unstable();
             let pieces: Vec<_> = at.windows(2).map(|w| &text.as_bytes()[w[0]..w[1]]).collect();
-            prop_assert_eq!(told(&matcher, &pieces), told(&matcher, &[text.as_bytes()]));
+            prop_assert_eq!(scan(&matcher, &pieces), scan(&matcher, &[text.as_bytes()]));
         }
     }
 }

@@ -9,10 +9,10 @@ use super::delay_queue::DelayQueue;
 use super::families::FamilyStream;
 use super::matcher::{Finding, Matcher};
 use super::scanner::Scanner;
-use super::views::Hits;
+use super::views::Matches;
 
 /// Bytes between marks, at least: a bound for how many there are.
-const CLOSE: u64 = 256;
+const MIN_MARK_DISTANCE: u64 = 256;
 
 /// A stream on its way out.
 ///
@@ -24,19 +24,19 @@ const CLOSE: u64 = 256;
 /// searched, and the bytes wait until their text has been.
 pub struct Holdback {
     matcher: Arc<Matcher>,
-    text: Scanner,
+    text_scanner: Scanner,
     /// Looks through what is sent, if it says something else: coded bytes and heads of frames have room for other
     /// things, and nobody knows whether who gets them reads them as they should be read.
-    sent: Option<Scanner>,
+    sent_scanner: Option<Scanner>,
     /// Up to where what is sent says the text up to where; none if they are the same.
     marks: Option<VecDeque<(u64, u64)>>,
     queue: DelayQueue,
-    due: u64,
-    hits: Hits,
+    releasable_to: u64,
+    text_matches: Matches,
     /// The hits in the bytes sent, where they differ from the text.
-    hits_sent: Hits,
+    sent_matches: Matches,
     /// Looks for keys that are not ours. What is held back is longer than any of them.
-    lookout: Option<FamilyStream>,
+    family_stream: Option<FamilyStream>,
 }
 
 impl Holdback {
@@ -47,21 +47,21 @@ impl Holdback {
         let lookout = (!matcher.families.is_empty()).then(|| FamilyStream::new(matcher.families.clone()));
         Self {
             matcher,
-            text,
-            sent: None,
+            text_scanner: text,
+            sent_scanner: None,
             marks: None,
             queue,
-            due: 0,
-            hits: Hits::default(),
-            hits_sent: Hits::default(),
-            lookout,
+            releasable_to: 0,
+            text_matches: Matches::default(),
+            sent_matches: Matches::default(),
+            family_stream: lookout,
         }
     }
 
     /// For a text behind a coding, or in frames.
     #[must_use]
     pub fn coded(matcher: Arc<Matcher>) -> Self {
-        Self { sent: Some(Scanner::default()), marks: Some(VecDeque::new()), ..Self::new(matcher) }
+        Self { sent_scanner: Some(Scanner::default()), marks: Some(VecDeque::new()), ..Self::new(matcher) }
     }
 
     /// Takes bytes that are sent as they are read.
@@ -78,11 +78,11 @@ impl Holdback {
     /// # Errors
     /// As [`Self::feed`].
     pub fn send(&mut self, bytes: Bytes) -> Result<(), Finding> {
-        if let Some(scan) = &mut self.sent {
-            scan.feed(&self.matcher.index, &bytes, &mut self.hits_sent);
+        if let Some(scan) = &mut self.sent_scanner {
+            scan.feed(&self.matcher.index, &bytes, &mut self.sent_matches);
         }
         self.queue.push(bytes);
-        self.found()
+        self.check_matches()
     }
 
     /// Looks through text.
@@ -90,11 +90,11 @@ impl Holdback {
     /// # Errors
     /// As [`Self::feed`].
     pub fn read(&mut self, text: &[u8]) -> Result<(), Finding> {
-        self.text.feed(&self.matcher.index, text, &mut self.hits);
-        if let Some(family) = self.lookout.as_mut().and_then(|lookout| lookout.feed(text)) {
+        self.text_scanner.feed(&self.matcher.index, text, &mut self.text_matches);
+        if let Some(family) = self.family_stream.as_mut().and_then(|lookout| lookout.feed(text)) {
             return Err(family.into());
         }
-        self.found()
+        self.check_matches()
     }
 
     /// Looks through a whole text beside the stream.
@@ -115,11 +115,11 @@ impl Holdback {
 
     /// The bytes sent up to there correspond to the text read so far.
     pub fn settle(&mut self, sent: u64) {
-        let read = self.text.position();
+        let read = self.text_scanner.position();
         if let Some(marks) = &mut self.marks {
             // Marks that are close to each other need not be told apart.
             let before = marks.len().checked_sub(2).and_then(|at| marks.get(at)).map_or(0, |(sent, _)| *sent);
-            if sent.saturating_sub(before) < CLOSE {
+            if sent.saturating_sub(before) < MIN_MARK_DISTANCE {
                 marks.pop_back();
             }
             marks.push_back((sent, read));
@@ -138,7 +138,7 @@ impl Holdback {
     /// As [`Self::feed`].
     pub fn flow(&mut self) -> Result<(), Finding> {
         let lag = self.matcher.lag() as u64;
-        self.release(self.text.position().saturating_sub(lag), self.queue.end().saturating_sub(lag))
+        self.release(self.text_scanner.position().saturating_sub(lag), self.queue.end().saturating_sub(lag))
     }
 
     /// A message has ended: as [`Self::pause`].
@@ -146,8 +146,8 @@ impl Holdback {
     /// # Errors
     /// As [`Self::pause`].
     pub fn end_message(&mut self) -> Result<(), Finding> {
-        self.hits.next_message();
-        self.hits_sent.next_message();
+        self.text_matches.reset_partial();
+        self.sent_matches.reset_partial();
         self.pause()
     }
 
@@ -156,10 +156,10 @@ impl Holdback {
     /// # Errors
     /// As [`Self::feed`]; half of a value at the end is a find.
     pub fn pause(&mut self) -> Result<(), Finding> {
-        if let Some(family) = self.lookout.as_ref().and_then(FamilyStream::pause) {
+        if let Some(family) = self.family_stream.as_ref().and_then(FamilyStream::pause) {
             return Err(family.into());
         }
-        self.release(self.text.position(), self.queue.end())
+        self.release(self.text_scanner.position(), self.queue.end())
     }
 
     /// Ends the stream and releases everything.
@@ -168,12 +168,12 @@ impl Holdback {
     /// As [`Self::pause`].
     pub fn end(&mut self) -> Result<(), Finding> {
         self.pause()?;
-        self.text.end(&self.matcher.index, &mut self.hits);
-        if let Some(family) = self.lookout.as_mut().and_then(FamilyStream::end) {
+        self.text_scanner.end(&self.matcher.index, &mut self.text_matches);
+        if let Some(family) = self.family_stream.as_mut().and_then(FamilyStream::end) {
             return Err(family.into());
         }
-        self.found()?;
-        self.due = self.queue.end();
+        self.check_matches()?;
+        self.releasable_to = self.queue.end();
         Ok(())
     }
 
@@ -183,25 +183,25 @@ impl Holdback {
         let due = match &mut self.marks {
             None => read,
             Some(marks) => {
-                let mut due = self.due;
+                let mut due = self.releasable_to;
                 while let Some((until, _)) = marks.pop_front_if(|(until, says)| *says <= read && *until <= sent) {
                     due = due.max(until);
                 }
                 due
             }
         };
-        let of_text = self.text.half(index, read);
-        let half = of_text.or_else(|| self.sent.as_mut().and_then(|sent| sent.half(index, due)));
+        let of_text = self.text_scanner.first_partial(index, read);
+        let half = of_text.or_else(|| self.sent_scanner.as_mut().and_then(|sent| sent.first_partial(index, due)));
         if let Some((_, owner)) = half {
-            return Err(self.matcher.found(owner));
+            return Err(self.matcher.finding(owner));
         }
-        self.due = self.due.max(due);
+        self.releasable_to = self.releasable_to.max(due);
         Ok(())
     }
 
     /// The next piece that may leave.
     pub fn take(&mut self) -> Option<Bytes> {
-        self.queue.pop(self.due)
+        self.queue.pop(self.releasable_to)
     }
 
     /// How many bytes are held, or may leave and have not left yet.
@@ -210,9 +210,9 @@ impl Holdback {
         self.queue.len()
     }
 
-    fn found(&mut self) -> Result<(), Finding> {
-        let found = self.matcher.found_among(&self.hits);
-        found.or_else(|| self.matcher.found_among(&self.hits_sent)).map_or(Ok(()), Err)
+    fn check_matches(&mut self) -> Result<(), Finding> {
+        let found = self.matcher.first_finding(&self.text_matches);
+        found.or_else(|| self.matcher.first_finding(&self.sent_matches)).map_or(Ok(()), Err)
     }
 }
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::delay_queue::DelayQueue;
-use super::fold::is_break;
+use super::fold::is_line_break;
 use super::matcher::{Half, Matcher, ValueOwner};
 use super::scanner::Scanner;
-use super::views::{Hit, Hits};
+use super::views::{Match, Matches};
 use crate::model::name::CredentialName;
 
 /// The byte that overwrites values.
@@ -18,7 +18,7 @@ const MASK: u8 = b'*';
 
 /// Overwrites bytes. Line breaks within stay: they may be what holds the text together.
 pub(super) fn mask(bytes: &mut [u8]) {
-    bytes.iter_mut().filter(|byte| !is_break(**byte)).for_each(|byte| *byte = MASK);
+    bytes.iter_mut().filter(|byte| !is_line_break(**byte)).for_each(|byte| *byte = MASK);
 }
 
 /// A stream on its way back, with values overwritten.
@@ -32,29 +32,29 @@ pub(super) fn mask(bytes: &mut [u8]) {
 pub struct Redactor {
     matcher: Arc<Matcher>,
     /// The credential that was sent.
-    sent: Option<CredentialName>,
-    scan: Scanner,
+    sent_credential: Option<CredentialName>,
+    scanner: Scanner,
     queue: DelayQueue,
     /// Up to where it may go.
-    due: u64,
-    hits: Hits,
+    releasable_to: u64,
+    matches: Matches,
     /// The last part of the stream that was overwritten.
     overwritten: Range<u64>,
     count: u64,
     owners: BTreeSet<u32>,
     finds: u64,
     /// The values that have been counted as finds for standing there as a whole.
-    counted: BTreeSet<ValueOwner>,
+    counted_owners: BTreeSet<ValueOwner>,
     /// Parts of the value that was sent, which the rest may follow, each in a reading of its own.
-    parts: Vec<Range<u64>>,
+    pending_parts: Vec<Range<u64>>,
     /// The last whole values. The halves of these are no parts.
-    wholes: VecDeque<Range<u64>>,
+    recent_matches: VecDeque<Range<u64>>,
     /// The start of the last first half that was counted as a find. A longer part from there is the same find.
-    half_counted_at: Option<u64>,
+    counted_half_start: Option<u64>,
 }
 
 /// So many whole values are remembered: readings of one place agree on where it ends, or lag by a few bytes.
-const MAX_WHOLES: usize = 8;
+const MAX_RECENT_MATCHES: usize = 8;
 /// So many parts may wait for their rest; more are finds at once.
 const MAX_PARTS: usize = 64;
 
@@ -70,41 +70,41 @@ impl Redactor {
     pub fn after(matcher: Arc<Matcher>, sent: Option<CredentialName>) -> Self {
         Self {
             matcher,
-            sent,
-            scan: Scanner::default(),
+            sent_credential: sent,
+            scanner: Scanner::default(),
             queue: DelayQueue::default(),
-            due: 0,
-            hits: Hits::default(),
+            releasable_to: 0,
+            matches: Matches::default(),
             overwritten: 0..0,
             count: 0,
             owners: BTreeSet::new(),
             finds: 0,
-            counted: BTreeSet::new(),
-            parts: Vec::new(),
-            wholes: VecDeque::new(),
-            half_counted_at: None,
+            counted_owners: BTreeSet::new(),
+            pending_parts: Vec::new(),
+            recent_matches: VecDeque::new(),
+            counted_half_start: None,
         }
     }
 
     /// One for another stream of the same exchange, in which the same values are overwritten.
     #[must_use]
     pub fn beside(&self) -> Self {
-        Self::after(self.matcher.clone(), self.sent.clone())
+        Self::after(self.matcher.clone(), self.sent_credential.clone())
     }
 
     /// Takes bytes in.
     pub fn feed(&mut self, bytes: Bytes) {
-        self.scan.feed(&self.matcher.index, &bytes, &mut self.hits);
+        self.scanner.feed(&self.matcher.index, &bytes, &mut self.matches);
         self.queue.push(bytes);
-        self.overwrite();
-        self.settle_parts();
+        self.overwrite_matches();
+        self.resolve_parts();
         let lag = self.matcher.lag() as u64;
         self.release(self.queue.end().saturating_sub(lag));
     }
 
     /// A message of the stream has ended: as [`Self::pause`].
     pub fn end_message(&mut self) {
-        self.hits.next_message();
+        self.matches.reset_partial();
         self.pause();
     }
 
@@ -115,123 +115,125 @@ impl Redactor {
 
     /// The stream has ended.
     pub fn end(&mut self) {
-        self.scan.end(&self.matcher.index, &mut self.hits);
-        self.overwrite();
+        self.scanner.end(&self.matcher.index, &mut self.matches);
+        self.overwrite_matches();
         self.pause();
-        for _ in std::mem::take(&mut self.parts) {
-            self.find();
+        for _ in std::mem::take(&mut self.pending_parts) {
+            self.add_find();
         }
     }
 
     /// The next piece that is certain by now.
     pub fn take(&mut self) -> Option<Bytes> {
-        self.queue.pop(self.due)
+        self.queue.pop(self.releasable_to)
     }
 
     /// Gives out what stands before `due`. Half a value or more that is not yet at its end goes overwritten.
     fn release(&mut self, due: u64) {
-        if due <= self.due {
+        if due <= self.releasable_to {
             return;
         }
-        let halves = self.scan.halves(&self.matcher.index, due);
+        let halves = self.scanner.partials(&self.matcher.index, due);
         if let Some((from, owner)) = halves.iter().min().copied()
-            && due.max(from) > self.due
+            && due.max(from) > self.releasable_to
             // The end of a whole value may begin another one, and has been overwritten.
             && !(self.overwritten.start <= from && due <= self.overwritten.end)
         {
             // Several values may begin alike.
             if halves.iter().any(|(_, owner)| self.was_sent(*owner)) {
                 self.add_part(from..due);
-            } else if self.half_counted_at != Some(from) {
-                self.find();
+            } else if self.counted_half_start != Some(from) {
+                self.add_find();
             }
-            self.note(from..due, owner);
+            self.overwrite_range(from..due, owner);
         }
-        self.due = due;
+        self.releasable_to = due;
     }
 
     /// Parts of the value that was sent are finds if the rest does not follow.
-    fn settle_parts(&mut self) {
-        if self.parts.is_empty() {
+    fn resolve_parts(&mut self) {
+        if self.pending_parts.is_empty() {
             return;
         }
-        let going_on = self.scan.halves(&self.matcher.index, u64::MAX);
+        let going_on = self.scanner.partials(&self.matcher.index, u64::MAX);
         let going_on: Vec<u64> =
             going_on.into_iter().filter(|(_, owner)| self.was_sent(*owner)).map(|(from, _)| from).collect();
-        let before = self.parts.len();
-        self.parts.retain(|part| going_on.iter().any(|from| *from <= part.start));
-        for _ in self.parts.len()..before {
-            self.find();
+        let before = self.pending_parts.len();
+        self.pending_parts.retain(|part| going_on.iter().any(|from| *from <= part.start));
+        for _ in self.pending_parts.len()..before {
+            self.add_find();
         }
     }
 
     /// Notes a part of the value that was sent. One that has grown is the same.
     fn add_part(&mut self, place: Range<u64>) {
-        if let Some(part) = self.parts.iter_mut().find(|part| part.start == place.start) {
+        if let Some(part) = self.pending_parts.iter_mut().find(|part| part.start == place.start) {
             part.end = part.end.max(place.end);
-        } else if self.parts.len() < MAX_PARTS {
-            self.parts.push(place);
+        } else if self.pending_parts.len() < MAX_PARTS {
+            self.pending_parts.push(place);
         } else {
-            self.find();
+            self.add_find();
         }
     }
 
-    fn overwrite(&mut self) {
-        for Hit { owner, from, to } in std::mem::take(&mut self.hits.places) {
+    fn overwrite_matches(&mut self) {
+        for Match { owner, from, to } in std::mem::take(&mut self.matches.complete) {
             match self.matcher.half(owner) {
-                Some(half) if self.was_sent(owner) => self.note_half(half, from..to),
+                Some(half) if self.was_sent(owner) => self.count_half(half, from..to),
                 None => {
-                    self.parts.retain(|part| part.start < from || part.end > to);
-                    self.wholes.truncate(MAX_WHOLES.saturating_sub(1));
-                    self.wholes.push_front(from..to);
-                    self.note_whole(owner);
+                    self.pending_parts.retain(|part| part.start < from || part.end > to);
+                    self.recent_matches.truncate(MAX_RECENT_MATCHES.saturating_sub(1));
+                    self.recent_matches.push_front(from..to);
+                    self.count_whole(owner);
                 }
                 Some(half) => {
-                    self.note_whole(owner);
+                    self.count_whole(owner);
                     if half == Half::First {
-                        self.half_counted_at = Some(from);
+                        self.counted_half_start = Some(from);
                     }
                 }
             }
-            self.note(from..to, owner);
+            self.overwrite_range(from..to, owner);
         }
-        if let Some(owner) = self.hits.guessed() {
+        if let Some(owner) = self.matches.guessed_owner() {
             // Nothing of it can be overwritten, but somebody tries.
-            self.note_whole(owner);
+            self.count_whole(owner);
         }
     }
 
     /// Notes a whole value: a find, unless it was sent.
-    fn note_whole(&mut self, owner: u32) {
+    fn count_whole(&mut self, owner: u32) {
         // Of `user:password`, both are one value.
-        let whose = self.matcher.whose(owner).next().cloned();
-        if !self.was_sent(owner) && whose.is_some_and(|whose| self.counted.insert(whose)) {
-            self.find();
+        let whose = self.matcher.value_owners(owner).next().cloned();
+        if !self.was_sent(owner) && whose.is_some_and(|whose| self.counted_owners.insert(whose)) {
+            self.add_find();
         }
     }
 
     /// Notes half of the value that was sent: a find, unless the other half stands beside it.
-    fn note_half(&mut self, half: Half, place: Range<u64>) {
-        if self.wholes.iter().any(|whole| whole.start <= place.start && place.end <= whole.end) {
+    fn count_half(&mut self, half: Half, place: Range<u64>) {
+        if self.recent_matches.iter().any(|whole| whole.start <= place.start && place.end <= whole.end) {
             return;
         }
         match half {
-            Half::Second => self.find(),
+            Half::Second => self.add_find(),
             Half::First => self.add_part(place),
         }
     }
 
-    fn find(&mut self) {
+    fn add_find(&mut self) {
         self.finds = self.finds.saturating_add(1);
     }
 
     fn was_sent(&self, owner: u32) -> bool {
-        let sent = self.sent.as_ref();
-        self.matcher.whose(owner).any(|whose| matches!(whose, ValueOwner::Credential(name) if Some(name) == sent))
+        let sent = self.sent_credential.as_ref();
+        self.matcher
+            .value_owners(owner)
+            .any(|whose| matches!(whose, ValueOwner::Credential(name) if Some(name) == sent))
     }
 
     /// Overwrites a part of the stream, as far as it has not gone. Places that touch are one.
-    fn note(&mut self, place: Range<u64>, owner: u32) {
+    fn overwrite_range(&mut self, place: Range<u64>, owner: u32) {
         let Range { start, end } = self.overwritten;
         if place.start >= end {
             self.count = self.count.saturating_add(1);
@@ -250,7 +252,7 @@ impl Redactor {
 
     /// Overwrites values in a whole text that stands beside the stream. None if there were none.
     pub fn whole(&mut self, text: &[u8]) -> Option<Vec<u8>> {
-        let places = self.matcher.places(text);
+        let places = self.matcher.ranges(text);
         let mut bytes = (!places.is_empty()).then(|| text.to_vec())?;
         let mut done = 0;
         let wholes = places.iter().filter(|(_, owner)| self.matcher.half(*owner).is_none());
@@ -264,9 +266,9 @@ impl Redactor {
             self.owners.insert(owner);
             let is_half = self.matcher.half(owner).is_some();
             if !is_half || !self.was_sent(owner) {
-                self.note_whole(owner);
+                self.count_whole(owner);
             } else if wholes.iter().all(|whole| place.start < whole.start || whole.end < place.end) {
-                self.find();
+                self.add_find();
             }
         }
         Some(bytes)
@@ -279,9 +281,9 @@ impl Redactor {
             self.count = self.count.saturating_add(1);
             self.owners.insert(owner);
             if self.matcher.half(owner).is_some() && self.was_sent(owner) {
-                self.find();
+                self.add_find();
             } else {
-                self.note_whole(owner);
+                self.count_whole(owner);
             }
         }
         owner.is_some()
@@ -296,14 +298,14 @@ impl Redactor {
     /// Returns the values found so far, each with all of its owners.
     pub fn found(&self) -> impl Iterator<Item = Vec<&ValueOwner>> {
         let found: BTreeSet<Vec<&ValueOwner>> =
-            self.owners.iter().map(|owner| self.matcher.whose(*owner).collect()).collect();
+            self.owners.iter().map(|owner| self.matcher.value_owners(*owner).collect()).collect();
         found.into_iter()
     }
 
     /// How many finds there were so far. If nothing more comes, a part that waits for its rest is one as well.
     #[must_use]
     pub fn finds(&self, is_over: bool) -> u64 {
-        self.finds.saturating_add(if is_over { self.parts.len() as u64 } else { 0 })
+        self.finds.saturating_add(if is_over { self.pending_parts.len() as u64 } else { 0 })
     }
 }
 

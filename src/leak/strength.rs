@@ -4,10 +4,10 @@
 use super::MIN_VALUE;
 
 /// Fewer guesses than this make a value weak.
-const STRONG: u64 = 1 << 40;
+const MIN_STRONG_GUESSES: u64 = 1 << 40;
 /// The estimator grows faster than linear: it reads so many characters, and more of them only where these are weak.
-const FIRST_LOOK: usize = 40;
-const LONGEST_LOOK: usize = 100;
+const FIRST_ESTIMATE: usize = 40;
+const MAX_ESTIMATE: usize = 100;
 
 /// The consequence of a weak value, for operators who have to change it.
 pub const WEAK: &str = "it is injected, but masked only in answers of the exchange in which it was sent, and not looked \
@@ -15,7 +15,7 @@ pub const WEAK: &str = "it is injected, but masked only in answers of the exchan
 
 /// Behind a prefix that other keys have as well, half of a value must take so many guesses to be told from theirs: eight
 /// random bytes take more.
-const OWN: u64 = 1 << 26;
+const MIN_HALF_GUESSES: u64 = 1 << 26;
 /// Strong values of so many bytes or more are looked for in halves as well.
 pub const MIN_HALVED: usize = 32;
 
@@ -59,13 +59,13 @@ impl Strength {
     pub fn of(secret: &[u8]) -> Self {
         match weakness(secret) {
             Some(why) => Self::Weak(why),
-            None if own(secret).len() < MIN_HALVED => {
+            None if distinctive_part(secret).len() < MIN_HALVED => {
                 Self::Strong(Halves { part: strong_part(secret), ..Halves::default() })
             }
             None => {
                 let (first, second) = halves(secret);
-                let behind = first.get(prefix(first)..).unwrap_or_default();
-                let is_own = behind.len() >= MIN_VALUE && guesses(behind) >= OWN;
+                let behind = first.get(kind_prefix_len(first)..).unwrap_or_default();
+                let is_own = behind.len() >= MIN_VALUE && guesses(behind) >= MIN_HALF_GUESSES;
                 Self::Strong(Halves {
                     first: is_own && weakness(first).is_none(),
                     second: weakness(second).is_none(),
@@ -88,9 +88,9 @@ impl Strength {
 /// A part that can be guessed must not count: the reaction to it would confirm the guess, and with it known the rest
 /// could be guessed too.
 fn strong_part(value: &[u8]) -> Option<usize> {
-    let own = own(value);
+    let own = distinctive_part(value);
     let offset = memchr::memmem::rfind(value, own).filter(|_| !own.is_empty())?;
-    let public = prefix(own);
+    let public = kind_prefix_len(own);
     let secret = own.get(public..).unwrap_or_default();
     let eighths = |n: usize| secret.len().saturating_mul(n).div_ceil(8).max(MIN_VALUE);
     let lengths = [4, 5, 6, 7].map(eighths).into_iter().filter(|length| *length < secret.len());
@@ -103,7 +103,7 @@ const SECRET_FIELDS: [&[u8]; 6] = [b"password", b"pwd", b"key", b"secret", b"sig
 
 /// Returns the part of a value that no other value has. The rest of a signed token (JWT, RFC 7519) names its issuer and
 /// audience, that of a URL its host, that of a connection string the server: other texts contain them as well.
-fn own(value: &[u8]) -> &[u8] {
+fn distinctive_part(value: &[u8]) -> &[u8] {
     if value.starts_with(b"eyJ") && value.contains(&b'.') {
         return value.rsplit(|byte| *byte == b'.').next().unwrap_or_default();
     }
@@ -134,14 +134,14 @@ fn own(value: &[u8]) -> &[u8] {
 
 /// The halves of a value, or of the part of it that is its own; both have the byte in the middle if there is one.
 pub(super) fn halves(value: &[u8]) -> (&[u8], &[u8]) {
-    let value = own(value);
+    let value = distinctive_part(value);
     let first = value.get(..value.len().div_ceil(2)).unwrap_or_default();
     (first, value.get(value.len() / 2..).unwrap_or_default())
 }
 
 /// Returns the length of the prefix that a kind of keys has, such as `sk-ant-api03-`: words of up to eight letters and
 /// up to two digits behind them, each followed by a separator.
-fn prefix(value: &[u8]) -> usize {
+fn kind_prefix_len(value: &[u8]) -> usize {
     const MAX_WORD: usize = 8;
     const MAX_DIGITS: usize = 2;
     let mut end = 0_usize;
@@ -166,7 +166,7 @@ fn weakness(secret: &[u8]) -> Option<Weakness> {
         return Some(Weakness::Short);
     }
     let known = guesses(secret);
-    (known < STRONG).then(|| Weakness::Guessable(known.max(1).ilog2()))
+    (known < MIN_STRONG_GUESSES).then(|| Weakness::Guessable(known.max(1).ilog2()))
 }
 
 /// About how many guesses find a value.
@@ -176,9 +176,9 @@ fn guesses(secret: &[u8]) -> u64 {
         let read: zeroize::Zeroizing<String> = zeroize::Zeroizing::new(text.chars().take(most).collect());
         zxcvbn::zxcvbn(&read, &[]).guesses()
     };
-    let mut known = guesses(FIRST_LOOK);
-    if known < STRONG && secret.len() > FIRST_LOOK {
-        known = guesses(LONGEST_LOOK);
+    let mut known = guesses(FIRST_ESTIMATE);
+    if known < MIN_STRONG_GUESSES && secret.len() > FIRST_ESTIMATE {
+        known = guesses(MAX_ESTIMATE);
     }
     known
 }

@@ -8,45 +8,45 @@ pub(super) enum Check {
     /// The six last digits are the CRC-32 of the others, in base 62.
     Crc62,
     /// No further check.
-    Enough,
+    None,
     /// Drawn from the whole alphabet: at least so many upper-case letters, lower-case letters and digits. A
     /// name in a program has the alphabet as well, and seldom the mixture.
     Mixed(usize, usize, usize),
     /// OpenAI's infix between halves of one length; in front of them may stand a kind or a name, and `-`.
     OpenAi,
     /// As `Mixed(0, 1, 1)`: 64 bytes in base64, and not the key of the storage emulator, which everybody has.
-    StorageKey,
+    AzureStorageKey,
 }
 
 impl Check {
-    pub(super) fn holds(self, body: &[u8]) -> bool {
+    pub(super) fn passes(self, body: &[u8]) -> bool {
         match self {
             Self::Aws => is_aws_id(body) && !is_placeholder(body),
             Self::Crc62 => ends_with_crc(body),
-            Self::Enough => true,
+            Self::None => true,
             Self::Mixed(upper, lower, digits) => is_mixed(body, upper, lower, digits) && !is_placeholder(body),
             Self::OpenAi => is_openai(body),
-            Self::StorageKey => {
-                let (_, key) = body.split_at_checked(body.len().saturating_sub(STORAGE_KEY)).unwrap_or_default();
-                is_mixed(key, 1, 1, 1) && !is_placeholder(key) && !key.starts_with(EMULATOR_KEY_BEGINS)
+            Self::AzureStorageKey => {
+                let (_, key) = body.split_at_checked(body.len().saturating_sub(STORAGE_KEY_LEN)).unwrap_or_default();
+                is_mixed(key, 1, 1, 1) && !is_placeholder(key) && !key.starts_with(EMULATOR_KEY_PREFIX)
             }
         }
     }
 }
 
 /// "OpenAI" in base64.
-pub(super) const INFIX_OF_OPENAI: &[u8] = b"T3BlbkFJ";
+pub(super) const OPENAI_INFIX: &[u8] = b"T3BlbkFJ";
 /// Characters before and after it: of keys of 2024, and of later ones.
-const HALVES_OF_OPENAI: [usize; 3] = [20, 58, 74];
+const OPENAI_HALVES: [usize; 3] = [20, 58, 74];
 
 fn is_openai(body: &[u8]) -> bool {
-    let places = body.windows(INFIX_OF_OPENAI.len()).enumerate().filter(|(_, window)| *window == INFIX_OF_OPENAI);
+    let places = body.windows(OPENAI_INFIX.len()).enumerate().filter(|(_, window)| *window == OPENAI_INFIX);
     places.map(|(at, _)| at).any(|at| {
-        let half = body.len().saturating_sub(at).saturating_sub(INFIX_OF_OPENAI.len());
+        let half = body.len().saturating_sub(at).saturating_sub(OPENAI_INFIX.len());
         let Some((name, drawn)) = at.checked_sub(half).and_then(|start| body.split_at_checked(start)) else {
             return false;
         };
-        HALVES_OF_OPENAI.contains(&half)
+        OPENAI_HALVES.contains(&half)
             && name.last().is_none_or(|byte| *byte == b'-')
             && (half != 20 || drawn.iter().all(u8::is_ascii_alphanumeric))
             && is_mixed(drawn, 2, 2, 1)
@@ -55,21 +55,21 @@ fn is_openai(body: &[u8]) -> bool {
 }
 
 /// 64 bytes in base64.
-const STORAGE_KEY: usize = 88;
+const STORAGE_KEY_LEN: usize = 88;
 
 /// Of Azurite, in Microsoft's documentation ("Use the Azurite emulator").
-const EMULATOR_KEY_BEGINS: &[u8] = b"Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq";
+const EMULATOR_KEY_PREFIX: &[u8] = b"Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq";
 
 /// Equal bytes in a row that hardly any key has: of 64 drawn from hex one in 18 000, of base 62 one in 10⁷.
-const EQUAL_IN_A_ROW: usize = 6;
+const MAX_EQUAL_RUN: usize = 6;
 /// Bytes in a row that count up, as in `12345678`.
-const COUNTING_IN_A_ROW: usize = 8;
+const MAX_COUNTING_RUN: usize = 8;
 
 /// `xxxxxxxx`, `12345678`, `EXAMPLE`: what stands in documentation where a key belongs.
 fn is_placeholder(body: &[u8]) -> bool {
     let counts = |pair: &[u8]| matches!(pair, [a, b] if a.checked_add(1) == Some(*b) || (*a, *b) == (b'9', b'0'));
-    body.windows(EQUAL_IN_A_ROW).any(|run| run.windows(2).all(|pair| pair.first() == pair.last()))
-        || body.windows(COUNTING_IN_A_ROW).any(|run| run.windows(2).all(counts))
+    body.windows(MAX_EQUAL_RUN).any(|run| run.windows(2).all(|pair| pair.first() == pair.last()))
+        || body.windows(MAX_COUNTING_RUN).any(|run| run.windows(2).all(counts))
         || body.windows(EXAMPLE.len()).any(|word| word.eq_ignore_ascii_case(EXAMPLE))
 }
 

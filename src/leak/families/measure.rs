@@ -28,7 +28,7 @@ fn finds_in_folders() {
             files += 1;
             bytes += text.len();
             let mut start = 0;
-            while let Some((family, range)) = families.look(&text, start..text.len(), true).found {
+            while let Some((family, range)) = families.search(&text, start..text.len(), true).key {
                 *counts.entry(family).or_default() += 1;
                 let shown = &text[range.start..range.end.min(range.start + SHOWN)];
                 println!("  {} at {} of {}: {}…", family.as_str(), range.start, path.display(), shown.escape_ascii());

@@ -226,7 +226,7 @@ impl PartialEq for Families {
 
 /// The state of a search in a text, or in a piece of one that continues.
 struct FamilyMatch {
-    found: Option<(Family, Range<usize>)>,
+    key: Option<(Family, Range<usize>)>,
     /// Where the first shape begins that fits up to the end of what has come.
     undecided: Option<usize>,
 }
@@ -250,21 +250,21 @@ impl Families {
     /// A family that a whole text has a key of.
     #[must_use]
     pub fn find(&self, text: &[u8]) -> Option<Family> {
-        self.look(text, 0..text.len(), true).found.map(|(family, _)| family)
+        self.search(text, 0..text.len(), true).key.map(|(family, _)| family)
     }
 
     /// Looks at the shapes that begin within `starts`; what stands before helps to judge them. The text is all
     /// there is, or goes on.
-    fn look(&self, text: &[u8], starts: Range<usize>, ended: bool) -> FamilyMatch {
-        let mut sight = FamilyMatch { found: None, undecided: None };
+    fn search(&self, text: &[u8], starts: Range<usize>, ended: bool) -> FamilyMatch {
+        let mut sight = FamilyMatch { key: None, undecided: None };
         let Some(probes) = &self.probes else { return sight };
-        probes.visit(text, &starts, |start, shape| {
-            match shape.stands_at(text, start, ended) {
-                Verdict::Differs => {}
-                Verdict::Ends(end) => sight.found = Some((shape.family, start..end)),
+        probes.for_each_prefix(text, &starts, |start, shape| {
+            match shape.match_at(text, start, ended) {
+                Verdict::Mismatch => {}
+                Verdict::Match(end) => sight.key = Some((shape.family, start..end)),
                 Verdict::Undecided => sight.undecided = Some(sight.undecided.map_or(start, |first| first.min(start))),
             }
-            sight.found.is_none()
+            sight.key.is_none()
         });
         sight
     }

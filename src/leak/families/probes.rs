@@ -11,17 +11,17 @@ pub(super) struct Probes {
     /// A bit for each pair that is in any trio.
     pairs: Box<[u64; 1024]>,
     /// The probes of each bucket of pairs.
-    buckets: Vec<Vec<Probe>>,
+    buckets: Vec<Vec<PairProbe>>,
     /// Length of the longest prefix.
     longest: usize,
 }
 
 /// Half of a trio.
-struct Probe {
+struct PairProbe {
     pair: u16,
-    trio: [u8; 3],
+    trigram: [u8; 3],
     /// Where in the trio the pair is: 0 or 1.
-    shift: usize,
+    pair_offset: usize,
     /// The shapes whose prefixes contain the trio, and its offset in each.
     shapes: Vec<(usize, &'static Shape)>,
 }
@@ -48,14 +48,14 @@ impl Probes {
             *word |= 1 << (pair & 63);
         }
         let Some(bucket) = self.buckets.get_mut(bucket_of(pair)) else { return };
-        match bucket.iter_mut().find(|probe| (probe.trio, probe.shift) == (trio, shift)) {
+        match bucket.iter_mut().find(|probe| (probe.trigram, probe.pair_offset) == (trio, shift)) {
             Some(probe) => probe.shapes.push(owner),
-            None => bucket.push(Probe { pair, trio, shift, shapes: vec![owner] }),
+            None => bucket.push(PairProbe { pair, trigram: trio, pair_offset: shift, shapes: vec![owner] }),
         }
     }
 
     /// Names each place within `starts` where a shape's prefix stands, until told to stop.
-    pub(super) fn visit(
+    pub(super) fn for_each_prefix(
         &self,
         text: &[u8],
         starts: &Range<usize>,
@@ -70,10 +70,10 @@ impl Probes {
             room.copy_from_slice(rest);
         }
         for block in blocks.iter().chain([&last]) {
-            let mut hits = self.hits(block);
+            let mut hits = self.pair_hits(block);
             while hits != 0 {
                 let place = at.saturating_add(hits.trailing_zeros() as usize);
-                if !self.closer(text, starts, place, &mut visitor) {
+                if !self.check_pair(text, starts, place, &mut visitor) {
                     return;
                 }
                 hits &= hits.wrapping_sub(1);
@@ -83,7 +83,7 @@ impl Probes {
     }
 
     /// A bit for each even place in a block where a pair stands.
-    fn hits(&self, block: &[u8; BLOCK]) -> u32 {
+    fn pair_hits(&self, block: &[u8; BLOCK]) -> u32 {
         let (pairs, _) = block.as_chunks::<2>();
         (0..).step_by(2).zip(pairs).fold(0, |hits, (place, pair)| {
             let pair = u16::from_le_bytes(*pair);
@@ -93,7 +93,7 @@ impl Probes {
     }
 
     /// Looks at the place of a pair.
-    fn closer(
+    fn check_pair(
         &self,
         text: &[u8],
         starts: &Range<usize>,
@@ -103,8 +103,9 @@ impl Probes {
         let Some(pair) = text.get(place..).and_then(|rest| rest.first_chunk()) else { return true };
         let pair = u16::from_le_bytes(*pair);
         for probe in self.buckets.get(bucket_of(pair)).into_iter().flatten().filter(|probe| probe.pair == pair) {
-            let trio = place.checked_sub(probe.shift);
-            let Some(trio) = trio.filter(|at| text.get(*at..).is_some_and(|rest| rest.starts_with(&probe.trio))) else {
+            let trio = place.checked_sub(probe.pair_offset);
+            let Some(trio) = trio.filter(|at| text.get(*at..).is_some_and(|rest| rest.starts_with(&probe.trigram)))
+            else {
                 continue;
             };
             for (offset, shape) in &probe.shapes {

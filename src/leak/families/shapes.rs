@@ -15,7 +15,7 @@ pub(super) struct Shape {
     /// A check for all of `parts` together.
     check: Check,
     /// The characters that may stand on neither side: they would make the key part of something longer.
-    apart: Set,
+    boundary: Set,
     /// The prefix is a name, which may be the end of a longer one.
     is_named: bool,
 }
@@ -93,101 +93,101 @@ impl Set {
 /// Whether a shape stands where its prefix does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    Differs,
+    Mismatch,
     /// It does, and the key ends here.
-    Ends(usize),
+    Match(usize),
     /// It fits so far, and the next bytes decide.
     Undecided,
 }
 
 /// The longest look-behind, in bytes.
-pub(super) const LONGEST_BEFORE: usize = 16;
+pub(super) const MAX_LOOKBEHIND: usize = 16;
 /// No key is longer, with what is looked at behind it.
-pub(super) const LONGEST: usize = 1024;
+pub(super) const MAX_KEY: usize = 1024;
 /// No prefix is longer.
-pub(super) const LONGEST_PREFIX: usize = 40;
+pub(super) const MAX_PREFIX: usize = 40;
 /// The longest look-ahead behind a key, in bytes.
 #[cfg(test)]
-const LONGEST_BEHIND: usize = 8;
+const MAX_LOOKAHEAD: usize = 8;
 
 impl Shape {
     const fn new(family: Family, prefix: &'static [u8], parts: &'static [Part], check: Check) -> Self {
-        Self { family, prefix, parts, check, apart: Set::Base64Url, is_named: false }
+        Self { family, prefix, parts, check, boundary: Set::Base64Url, is_named: false }
     }
 
     /// For a prefix that base64 may contain.
     const fn within_base64(self) -> Self {
-        Self { apart: Set::Base64Any, ..self }
+        Self { boundary: Set::Base64Any, ..self }
     }
 
     /// The account key of Azure behind its name: `AccountKey=…`, `"accountKey": "…"`, `STORAGE_ACCOUNT_KEY: …`.
     const fn account_key(name: &'static [u8]) -> Self {
-        Self { is_named: true, ..Self::new(Family::Azure, name, ACCOUNT_KEY, Check::StorageKey).within_base64() }
+        Self { is_named: true, ..Self::new(Family::Azure, name, ACCOUNT_KEY, Check::AzureStorageKey).within_base64() }
     }
 
     const fn armour(prefix: &'static [u8], parts: &'static [Part]) -> Self {
-        Self { apart: Set::Dashes, ..Self::new(Family::PrivateKey, prefix, parts, Check::Enough) }
+        Self { boundary: Set::Dashes, ..Self::new(Family::PrivateKey, prefix, parts, Check::None) }
     }
 
     /// How much has to be there to judge any text.
     #[cfg(test)]
-    pub(super) fn longest(&self) -> usize {
-        let newline = 7 + MAX_INDENTATION;
+    pub(super) fn max_len(&self) -> usize {
+        let newline = 7 + MAX_INDENT;
         let parts = self.parts.iter().map(|part| match part {
             Part::Between(_, count, _) | Part::Exactly(count, _) => *count,
             Part::Headers => MAX_HEADERS * (MAX_HEADER + newline) + newline,
-            Part::Line(_) => JOINED + newline,
+            Part::Line(_) => MAX_LINE + newline,
             Part::Newline => newline,
             Part::Text(text) => text.len(),
         });
-        self.prefix.len() + parts.sum::<usize>() + LONGEST_BEHIND
+        self.prefix.len() + parts.sum::<usize>() + MAX_LOOKAHEAD
     }
 
     /// Judges what stands at `start`, where the prefix is. What has come is all there is, or goes on.
-    pub(super) fn stands_at(&self, text: &[u8], start: usize, ended: bool) -> Verdict {
+    pub(super) fn match_at(&self, text: &[u8], start: usize, ended: bool) -> Verdict {
         let (before, from_start) = text.split_at_checked(start).unwrap_or_default();
-        if !self.is_named && last_of(before).is_some_and(|byte| self.apart.has(byte)) {
-            return Verdict::Differs;
+        if !self.is_named && last_char(before).is_some_and(|byte| self.boundary.has(byte)) {
+            return Verdict::Mismatch;
         }
         let mut reader = Reader { rest: from_start.get(self.prefix.len()..).unwrap_or_default(), ended };
         let body = reader.rest;
-        if let Err(stop) = self.parts.iter().try_for_each(|part| reader.take(part)) {
+        if let Err(stop) = self.parts.iter().try_for_each(|part| reader.match_part(part)) {
             return stop.into();
         }
         let length = body.len().saturating_sub(reader.rest.len());
         match reader.rest.first() {
             // Armour has been seen enough of, whatever comes.
-            _ if matches!(self.apart, Set::Dashes) => {}
+            _ if matches!(self.boundary, Set::Dashes) => {}
             None if !ended => return Verdict::Undecided,
-            Some(byte) if self.apart.has(*byte) => return Verdict::Differs,
-            Some(b'=') if matches!(self.apart, Set::Base64Any) => return Verdict::Differs,
+            Some(byte) if self.boundary.has(*byte) => return Verdict::Mismatch,
+            Some(b'=') if matches!(self.boundary, Set::Base64Any) => return Verdict::Mismatch,
             _ => {}
         }
-        if !self.check.holds(body.get(..length).unwrap_or_default()) {
-            return Verdict::Differs;
+        if !self.check.passes(body.get(..length).unwrap_or_default()) {
+            return Verdict::Mismatch;
         }
         if matches!(self.check, Check::Aws) {
             match is_in_signed_url(before, reader) {
                 Ok(false) => {}
-                Ok(true) => return Verdict::Differs,
+                Ok(true) => return Verdict::Mismatch,
                 Err(stop) => return stop.into(),
             }
         }
-        Verdict::Ends(start.saturating_add(self.prefix.len()).saturating_add(length))
+        Verdict::Match(start.saturating_add(self.prefix.len()).saturating_add(length))
     }
 }
 
 /// Why a text does not go on as a shape does.
-enum Stop {
+enum MatchError {
     Differs,
     Undecided,
 }
 
-impl From<Stop> for Verdict {
-    fn from(stop: Stop) -> Self {
+impl From<MatchError> for Verdict {
+    fn from(stop: MatchError) -> Self {
         match stop {
-            Stop::Differs => Self::Differs,
-            Stop::Undecided => Self::Undecided,
+            MatchError::Differs => Self::Mismatch,
+            MatchError::Undecided => Self::Undecided,
         }
     }
 }
@@ -199,12 +199,12 @@ struct Reader<'t> {
 }
 
 impl Reader<'_> {
-    fn take(&mut self, part: &Part) -> Result<(), Stop> {
+    fn match_part(&mut self, part: &Part) -> Result<(), MatchError> {
         match part {
             Part::Between(least, most, set) => {
                 let run = self.run(most.saturating_add(1), *set);
                 if run == self.rest.len() && run <= *most && !self.ended {
-                    return Err(Stop::Undecided);
+                    return Err(MatchError::Undecided);
                 }
                 self.skip_if((*least..=*most).contains(&run), run)
             }
@@ -224,50 +224,50 @@ impl Reader<'_> {
         self.rest.iter().take(most).take_while(|byte| set.has(**byte)).count()
     }
 
-    fn skip_if(&mut self, fits: bool, count: usize) -> Result<(), Stop> {
+    fn skip_if(&mut self, fits: bool, count: usize) -> Result<(), MatchError> {
         if fits {
             self.rest = self.rest.get(count..).unwrap_or_default();
             return Ok(());
         }
         let goes_on = count == self.rest.len() && !self.ended;
-        Err(if goes_on { Stop::Undecided } else { Stop::Differs })
+        Err(if goes_on { MatchError::Undecided } else { MatchError::Differs })
     }
 
-    fn text(&mut self, text: &[u8]) -> Result<(), Stop> {
+    fn text(&mut self, text: &[u8]) -> Result<(), MatchError> {
         let same = self.rest.iter().zip(text).take_while(|(a, b)| a == b).count();
         self.skip_if(same == text.len(), same)
     }
 
-    fn newline(&mut self) -> Result<(), Stop> {
-        self.any(NEWLINES)?;
-        let indentation = self.rest.iter().take(MAX_INDENTATION).take_while(|byte| matches!(byte, b' ' | b'\t'));
+    fn newline(&mut self) -> Result<(), MatchError> {
+        self.any_of(NEWLINES)?;
+        let indentation = self.rest.iter().take(MAX_INDENT).take_while(|byte| matches!(byte, b' ' | b'\t'));
         self.skip_if(true, indentation.count())
     }
 
     /// The first of the texts that comes now. None is the beginning of another.
-    fn any(&mut self, texts: &[&[u8]]) -> Result<(), Stop> {
-        let mut stop = Stop::Differs;
+    fn any_of(&mut self, texts: &[&[u8]]) -> Result<(), MatchError> {
+        let mut stop = MatchError::Differs;
         for text in texts {
             match self.text(text) {
                 Ok(()) => return Ok(()),
-                Err(Stop::Undecided) => stop = Stop::Undecided,
-                Err(Stop::Differs) => {}
+                Err(MatchError::Undecided) => stop = MatchError::Undecided,
+                Err(MatchError::Differs) => {}
             }
         }
         Err(stop)
     }
 
-    fn line(&mut self, least: usize) -> Result<(), Stop> {
-        let run = self.run(JOINED, Set::Base64);
+    fn line(&mut self, least: usize) -> Result<(), MatchError> {
+        let run = self.run(MAX_LINE, Set::Base64);
         self.skip_if(run >= least, run)?;
         let over = self.rest.is_empty() && self.ended;
-        if run == JOINED || over || self.rest.first() == Some(&b'=') {
+        if run == MAX_LINE || over || self.rest.first() == Some(&b'=') {
             return Ok(());
         }
         self.newline()
     }
 
-    fn headers(&mut self) -> Result<(), Stop> {
+    fn headers(&mut self) -> Result<(), MatchError> {
         for _ in 0..MAX_HEADERS {
             let mut empty = *self;
             match empty.newline() {
@@ -275,26 +275,26 @@ impl Reader<'_> {
                     *self = empty;
                     return Ok(());
                 }
-                Err(Stop::Undecided) => return Err(Stop::Undecided),
-                Err(Stop::Differs) => {}
+                Err(MatchError::Undecided) => return Err(MatchError::Undecided),
+                Err(MatchError::Differs) => {}
             }
-            self.take(&Part::Between(1, MAX_HEADER, Set::Printable))?;
+            self.match_part(&Part::Between(1, MAX_HEADER, Set::Printable))?;
             self.newline()?;
         }
-        Err(Stop::Differs)
+        Err(MatchError::Differs)
     }
 }
 
 const NEWLINES: &[&[u8]] = &[b"\n", b"\r\n", b"\\n", b"\\r\\n", b"\\\\n", b"\\\\r\\\\n", b"%0A", b"%0D%0A"];
 /// RFC 2045 has the longest lines, of 76.
-const JOINED: usize = 100;
-const MAX_INDENTATION: usize = 32;
+const MAX_LINE: usize = 100;
+const MAX_INDENT: usize = 32;
 const MAX_HEADERS: usize = 4;
 const MAX_HEADER: usize = 80;
 
 /// The last character of a text, with an escape undone: behind `\n` or `%3D` a key stands as alone as behind what
 /// they mean.
-fn last_of(before: &[u8]) -> Option<u8> {
+fn last_char(before: &[u8]) -> Option<u8> {
     let hex = |digits: &[u8]| u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok();
     if let [.., b'%', a, b] | [.., b'\\', b'u', b'0', b'0', a, b] = before
         && let Some(byte) = hex(&[*a, *b])
@@ -310,13 +310,13 @@ fn last_of(before: &[u8]) -> Option<u8> {
 
 /// True for an id in a URL that was signed: before the date of its credential scope, `AKIA…%2F20260102%2F…` (version
 /// 4), or in version 2. Such URLs are made to be handed on. A slash that is not escaped is a neighbour already.
-fn is_in_signed_url(before: &[u8], mut after: Reader<'_>) -> Result<bool, Stop> {
+fn is_in_signed_url(before: &[u8], mut after: Reader<'_>) -> Result<bool, MatchError> {
     if before.ends_with(b"?AWSAccessKeyId=") || before.ends_with(b"&AWSAccessKeyId=") {
         return Ok(true);
     }
-    match after.any(&[b"%2F20", b"%2f20", b"%252F20"]) {
+    match after.any_of(&[b"%2F20", b"%2f20", b"%252F20"]) {
         Ok(()) => Ok(true),
-        Err(Stop::Differs) => Ok(false),
+        Err(MatchError::Differs) => Ok(false),
         Err(stop) => Err(stop),
     }
 }
@@ -331,7 +331,7 @@ use Set::{
 const MIXED: Check = Check::Mixed(2, 2, 1);
 const HEX: Check = Check::Mixed(0, 1, 1);
 
-pub(super) const INFIX_OF_GROQ: &[u8] = b"WGdyb3FY";
+pub(super) const GROQ_INFIX: &[u8] = b"WGdyb3FY";
 
 /// 64 bytes in base64, behind what stands between a name and its value.
 const ACCOUNT_KEY: &[Part] = &[Between(1, 8, Assignment), Exactly(85, Base64), Exactly(1, LastOfTwo), Text(b"==")];
@@ -414,12 +414,7 @@ pub(super) const SHAPES: &[Shape] = &[
     Shape::new(Family::GitLab, b"glagent-", &[Exactly(50, Base64Url)], MIXED),
     Shape::new(Family::Google, b"AIzaSy", &[Exactly(33, Base64Url)], MIXED).within_base64(),
     Shape::new(Family::Grafana, b"glsa_", &[Exactly(32, Alphanumeric), Text(b"_"), Exactly(8, Hex)], MIXED),
-    Shape::new(
-        Family::Groq,
-        b"gsk_",
-        &[Exactly(20, Alphanumeric), Text(INFIX_OF_GROQ), Exactly(24, Alphanumeric)],
-        MIXED,
-    ),
+    Shape::new(Family::Groq, b"gsk_", &[Exactly(20, Alphanumeric), Text(GROQ_INFIX), Exactly(24, Alphanumeric)], MIXED),
     Shape::new(Family::HuggingFace, b"hf_", &[Exactly(34, Letters)], Check::Mixed(10, 6, 0)),
     Shape::new(Family::HuggingFace, b"api_org_", &[Exactly(34, Letters)], Check::Mixed(10, 6, 0)),
     Shape::new(Family::LangSmith, b"lsv2_pt_", LANGSMITH, HEX),

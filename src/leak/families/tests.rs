@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::checks::{INFIX_OF_OPENAI, crc62};
-use super::shapes::{INFIX_OF_GROQ, LONGEST, LONGEST_PREFIX, SHAPES, Verdict};
+use super::checks::{OPENAI_INFIX, crc62};
+use super::shapes::{GROQ_INFIX, MAX_KEY, MAX_PREFIX, SHAPES, Verdict};
 use super::{Families, Family, FamilyStream};
 
 const UPPER: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -57,7 +57,7 @@ fn checked(prefix: &str, length: usize) -> String {
 }
 
 fn openai(prefix: &str, half: usize, draw: fn(usize) -> String) -> String {
-    format!("{prefix}{}{}{}", draw(half), str::from_utf8(INFIX_OF_OPENAI).unwrap(), draw(half))
+    format!("{prefix}{}{}{}", draw(half), str::from_utf8(OPENAI_INFIX).unwrap(), draw(half))
 }
 
 fn account_key(before: &str) -> String {
@@ -65,7 +65,7 @@ fn account_key(before: &str) -> String {
 }
 
 fn groq() -> String {
-    format!("gsk_{}{}{}", base62(20), str::from_utf8(INFIX_OF_GROQ).unwrap(), base62(24))
+    format!("gsk_{}{}{}", base62(20), str::from_utf8(GROQ_INFIX).unwrap(), base62(24))
 }
 
 /// One of each shape that ends with its last character.
@@ -254,7 +254,7 @@ fn an_account_key_is_found_behind_its_name_however_it_is_written() {
 
 #[test]
 fn halves_of_different_lengths_are_no_key_of_openai() {
-    let infix = str::from_utf8(INFIX_OF_OPENAI).unwrap();
+    let infix = str::from_utf8(OPENAI_INFIX).unwrap();
     for (before, after) in [(20, 21), (21, 20), (19, 20), (58, 57), (74, 58), (20, 58), (30, 30), (57, 58)] {
         for prefix in ["sk-", "sk-proj-", "sk-my-name-"] {
             let text = format!("{prefix}{}{infix}{}", base62(before), base62(after));
@@ -430,7 +430,7 @@ fn every_row_of_the_table_has_a_key_in_the_test() {
     for (row, shape) in SHAPES.iter().enumerate() {
         let fits = |text: &String| {
             text.as_bytes().starts_with(shape.prefix)
-                && matches!(shape.stands_at(text.as_bytes(), 0, true), Verdict::Ends(_))
+                && matches!(shape.match_at(text.as_bytes(), 0, true), Verdict::Match(_))
         };
         assert!(texts.iter().any(fits), "row {row}, {}", String::from_utf8_lossy(shape.prefix));
     }
@@ -446,8 +446,8 @@ fn every_row_of_the_table_has_a_key_in_the_test() {
 fn no_shape_is_longer_than_what_is_held_back() {
     const { assert!(FamilyStream::DELAY < 2048) };
     for shape in SHAPES {
-        assert!(shape.longest() <= LONGEST, "{}", String::from_utf8_lossy(shape.prefix));
-        assert!(shape.prefix.len() <= LONGEST_PREFIX && shape.prefix.len() >= 3);
+        assert!(shape.max_len() <= MAX_KEY, "{}", String::from_utf8_lossy(shape.prefix));
+        assert!(shape.prefix.len() <= MAX_PREFIX && shape.prefix.len() >= 3);
     }
 }
 
@@ -468,12 +468,12 @@ fn only_what_was_asked_for_is_found() {
 /// Returns the find of a stream fed in pieces of these lengths, repeated.
 fn streamed(text: &[u8], lengths: &[usize]) -> Option<Family> {
     let mut lookout = FamilyStream::new(Arc::new(all()));
-    let room = lookout.room();
+    let room = lookout.capacity();
     let mut rest = text;
     for length in lengths.iter().cycle() {
         let (piece, after) = rest.split_at(rest.len().min(*length));
         lookout.feed(piece);
-        assert_eq!(lookout.room(), room, "the buffer never grows");
+        assert_eq!(lookout.capacity(), room, "the buffer never grows");
         rest = after;
         if rest.is_empty() {
             break;
@@ -576,7 +576,7 @@ proptest! {
     fn the_search_equals_trying_everywhere(text in texts()) {
         let tried = (0..text.len()).any(|start| {
             SHAPES.iter().any(|shape| {
-                text[start..].starts_with(shape.prefix) && matches!(shape.stands_at(&text, start, true), Verdict::Ends(_))
+                text[start..].starts_with(shape.prefix) && matches!(shape.match_at(&text, start, true), Verdict::Match(_))
             })
         });
         prop_assert_eq!(all().find(&text).is_some(), tried);
