@@ -1,4 +1,4 @@
-//! A queue of delayed bytes; unchanged pieces are not copied.
+//! A queue of delayed bytes. Unchanged pieces are not copied.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,12 +7,12 @@ use bytes::{Bytes, BytesMut};
 
 use super::redact::mask;
 
-/// Pieces that are smaller are put together, or a sender of single bytes would fill our memory.
+/// Pieces below this size in bytes are merged. Otherwise a sender of single bytes could fill the memory.
 const SMALL_PIECE: usize = 512;
-/// As long as these are not larger.
+/// The size in bytes from which a merged piece does not grow further.
 const MAX_MERGED: usize = 4096;
 
-/// Bytes that wait, and where in the stream they stand.
+/// Delayed bytes and their positions in the stream.
 #[derive(Default)]
 pub(super) struct DelayQueue {
     pieces: VecDeque<Bytes>,
@@ -21,12 +21,12 @@ pub(super) struct DelayQueue {
 }
 
 impl DelayQueue {
-    /// Where the next byte will stand.
+    /// Returns the position of the next byte.
     pub(super) fn end(&self) -> u64 {
         self.to
     }
 
-    /// How many bytes wait.
+    /// Returns the number of delayed bytes.
     pub(super) fn len(&self) -> usize {
         usize::try_from(self.to.saturating_sub(self.from)).unwrap_or(usize::MAX)
     }
@@ -47,7 +47,7 @@ impl DelayQueue {
         }
     }
 
-    /// The next piece that stands before `until`.
+    /// Returns the next piece before `until`.
     pub(super) fn pop(&mut self, until: u64) -> Option<Bytes> {
         let most = usize::try_from(until.saturating_sub(self.from)).unwrap_or(usize::MAX);
         if most == 0 {
@@ -59,7 +59,7 @@ impl DelayQueue {
         Some(piece)
     }
 
-    /// Overwrites what waits of a part of the stream.
+    /// Overwrites the delayed bytes of a range of the stream.
     pub(super) fn overwrite(&mut self, part: Range<u64>) {
         let mut at = self.from;
         for piece in &mut self.pieces {
@@ -76,7 +76,7 @@ impl DelayQueue {
     }
 }
 
-/// The same bytes, to be written to. A copy only if somebody else has them, too.
+/// Makes bytes mutable. They are copied only if they are shared.
 fn into_mut(bytes: Bytes) -> BytesMut {
     bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&*shared))
 }

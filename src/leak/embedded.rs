@@ -1,7 +1,11 @@
 //! Finds values in embedded base64: JSON strings, `data:` URLs (RFC 2397), form fields, multipart bodies (RFC 2045
 //! §6.8). The decoded text may be escaped or encoded again, so it is scanned as a text of its own.
 //!
-//! A value that stands there as it is needs none of this: its base64 is one of its forms.
+//! An unescaped value needs no decoding, because its base64 is one of its forms.
+//!
+//! A *run* is a sequence of bytes that may be base64, escapes of it, or line breaks. Bytes between runs, and runs too
+//! short for a value, are skipped. A *segment* is base64 within a run. It starts after a byte that may precede it, such
+//! as a quote, or after a blank line, and ends before the next byte that is neither base64 nor a line break.
 
 use std::collections::VecDeque;
 
@@ -11,58 +15,58 @@ use super::stream::{ScanStream, complete};
 use super::unescape::{MAX_ESCAPE, ParsedEscape, PositionedByte, Unescaper, parse_escape};
 use super::views::{Match, Matches};
 
-/// Characters are looked at in blocks of this size, in bytes.
+/// The number of characters that are classified at a time.
 const BLOCK: usize = 8;
-/// Bytes that are decoded at once.
+/// The maximum number of characters that are decoded at a time.
 const DECODED: usize = 3 * 1024;
 
-/// The encoded parts of a stream, as far as it has been read.
+/// The scanner of the base64 segments of a stream.
 #[derive(Default)]
 pub(super) struct EmbeddedBase64 {
     /// The byte before the next one.
     previous: u8,
     position: u64,
-    /// In a stretch of bytes that parts are made of; what is between such stretches is passed over.
+    /// The next byte belongs to a run.
     is_in_run: bool,
     unescaper: Unescaper,
-    /// The bytes that begin here are a part.
+    /// A segment may start at the next byte.
     may_start: bool,
-    /// Line breaks without a character between them.
+    /// The number of line breaks since the last character.
     line_breaks: u8,
     is_decoding: bool,
-    /// The part under way, or the last one: the next takes its room.
+    /// The current segment, or the last one, whose memory the next segment reuses.
     segment: Box<Segment>,
 }
 
-/// A part under way.
+/// A base64 segment and the scan of its decoded bytes.
 #[derive(Clone, Default)]
 struct Segment {
     scan: ScanStream,
-    /// Where characters stand, for as many as a value may have.
+    /// The positions of the latest characters: as many as the longest value may need.
     char_spans: VecDeque<CharSpan>,
-    /// Characters that came so far, and bytes that they stand for.
+    /// The number of characters so far. `decoded` is the number of bytes decoded from them.
     chars: u64,
     decoded: u64,
-    /// Characters that do not make up bytes yet.
+    /// The bits of the `group_len` characters of an incomplete group.
     group_bits: u32,
     group_len: u8,
     buffer: Vec<u8>,
     matches: Matches,
 }
 
-/// Where characters stand, from one on.
+/// The positions of consecutive characters.
 #[derive(Clone, Copy, Default)]
 struct CharSpan {
     first_char: u64,
     from: u64,
-    /// Where the next would stand if it followed, and was not escaped.
+    /// The position after the last character, where the next one extends this span unless it is escaped.
     next: u64,
-    /// Of each.
+    /// The length of each character in the stream.
     width: u64,
 }
 
 impl EmbeddedBase64 {
-    /// Looks through the parts in the next bytes.
+    /// Scans the segments in the next bytes.
     pub(super) fn feed(&mut self, index: &Index, text: &[u8], matches: &mut Matches) {
         let mut at = 0_usize;
         while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
@@ -81,7 +85,8 @@ impl EmbeddedBase64 {
         self.previous = text.last().copied().unwrap_or(self.previous);
     }
 
-    /// Goes on in a stretch: by a run of characters, or by a byte.
+    /// Reads within a run: as many base64 characters as there are, or one escape, or one byte. Returns the number of
+    /// bytes read.
     fn walk(&mut self, index: &Index, text: &[u8], place: u64, matches: &mut Matches) -> usize {
         if self.unescaper.is_idle() {
             let run = base64_len(text);
@@ -111,7 +116,7 @@ impl EmbeddedBase64 {
         1
     }
 
-    /// Takes what is not a character at once, if all of it is there.
+    /// Adds a complete escape, or a byte that is not base64, at once. Returns the number of bytes read.
     fn push_escape(&mut self, index: &Index, text: &[u8], place: u64, matches: &mut Matches) -> Option<usize> {
         let byte = *text.first().filter(|byte| has_kind(**byte, RUN))?;
         let escape = if begins_escape(byte) {
@@ -130,14 +135,14 @@ impl EmbeddedBase64 {
         Some(used)
     }
 
-    /// Takes what does not stand in a run.
+    /// Adds a byte that is not part of a sequence of plain characters.
     fn push_byte(&mut self, index: &Index, PositionedByte { byte, from, to }: PositionedByte, matches: &mut Matches) {
         match byte {
             b'\r' => {}
             b'\n' => {
                 self.line_breaks = self.line_breaks.saturating_add(1);
                 if self.line_breaks == 2 {
-                    // The head of a part of a multipart body ends in a blank line.
+                    // A blank line ends the head of a multipart body part.
                     self.end_segment(index, matches);
                     self.may_start = true;
                 }
@@ -162,7 +167,7 @@ impl EmbeddedBase64 {
         }
     }
 
-    /// The part under way ends here.
+    /// Ends the current segment.
     fn end_segment(&mut self, index: &Index, matches: &mut Matches) {
         if std::mem::take(&mut self.is_decoding) {
             self.segment.flush(index);
@@ -172,7 +177,7 @@ impl EmbeddedBase64 {
         }
     }
 
-    /// Nothing more comes.
+    /// Ends the stream.
     pub(super) fn end(&mut self, index: &Index, matches: &mut Matches) {
         let mut given = Vec::new();
         self.unescaper.end(&mut |placed| given.push(placed));
@@ -180,14 +185,14 @@ impl EmbeddedBase64 {
         self.end_segment(index, matches);
     }
 
-    /// The halves of values at the end that begin before a place: where, and their numbers.
+    /// Returns the partial matches at the end that start before a position: their starts and owners.
     pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
         if !self.is_decoding {
             return Vec::new();
         }
         let mut ended = None;
         if !self.unescaper.is_idle() {
-            // An escape that has not ended may have said what it stands for.
+            // An incomplete escape may already determine the decoded byte.
             let mut last = Vec::new();
             self.unescaper.clone().end(&mut |placed| last.push(placed));
             let part: &mut Segment = ended.insert((*self.segment).clone());
@@ -204,14 +209,14 @@ impl EmbeddedBase64 {
 }
 
 impl Segment {
-    /// Begins anew, and keeps the room it has.
+    /// Resets to the start of another segment and keeps the allocated memory.
     fn clear(&mut self) {
         self.scan.clear();
         self.char_spans.clear();
         (self.chars, self.decoded, self.group_bits, self.group_len) = (0, 0, 0, 0);
     }
 
-    /// Decodes characters that stand one after the other, or one that is escaped.
+    /// Decodes consecutive characters, or a single escaped one.
     fn push(&mut self, index: &Index, run: &[u8], (from, to): (u64, u64)) {
         let length = run.len() as u64;
         let is_escaped = to.saturating_sub(from) != length;
@@ -265,15 +270,15 @@ impl Segment {
         ([a, b], usize::from(self.group_len.saturating_sub(1)).min(2))
     }
 
-    /// Decodes what is left of a group.
+    /// Decodes the bytes of an incomplete group.
     fn flush(&mut self, index: &Index) {
         let (bytes, length) = self.partial_group();
         self.scan_decoded(index, bytes.get(..length).unwrap_or_default());
         (self.group_bits, self.group_len) = (0, 0);
     }
 
-    /// The halves of values at the end, with what is left of a group if that or something else that has not been looked
-    /// through stands before a place.
+    /// Returns the partial matches at the end. They include an incomplete group and unsearched bytes if the first of
+    /// these is before a position.
     fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
         let (bytes, length) = self.partial_group();
         let left = (length > 0).then_some(self.decoded);
@@ -295,7 +300,7 @@ impl Segment {
         self.decoded = self.decoded.saturating_add(decoded.len() as u64);
     }
 
-    /// Gives on what was found, in places of the stream.
+    /// Passes on the matches with their positions in the stream.
     fn report(&mut self, matches: &mut Matches) {
         let Self { char_spans: places, matches: found, .. } = self;
         matches.merge_partial(found);
@@ -306,48 +311,48 @@ impl Segment {
         }
     }
 
-    /// Where a decoded byte begins.
+    /// Returns the position of a decoded byte.
     fn byte_start(&self, decoded: u64) -> u64 {
         char_position(&self.char_spans, first_char_of(decoded)).0
     }
 }
 
-/// The character that a decoded byte begins in: three bytes are four characters.
+/// Returns the character in which a decoded byte starts. Four characters encode three bytes.
 const fn first_char_of(decoded: u64) -> u64 {
     decoded.saturating_mul(8) / 6
 }
 
-/// The character that a decoded byte ends in.
+/// Returns the character in which a decoded byte ends.
 const fn last_char_of(decoded: u64) -> u64 {
     decoded.saturating_mul(8).saturating_add(7) / 6
 }
 
-/// From where to where a character stands.
+/// Returns the start and the end of a character in the stream.
 fn char_position(places: &VecDeque<CharSpan>, character: u64) -> (u64, u64) {
     let behind = places.iter().rfind(|place| place.first_char <= character).copied().unwrap_or_default();
     let from = behind.from.saturating_add(character.saturating_sub(behind.first_char));
     (from, from.saturating_add(behind.width))
 }
 
-/// True if a part may stand behind this byte: in quotes, as a field or an element.
+/// Returns true if a segment may follow this byte: at the start of a quoted string, a field or an element.
 const fn may_precede_segment(before: u8) -> bool {
     matches!(before, b'"' | b'\'' | b',' | b'=' | b'>')
 }
 
-/// Where the next stretch begins that has so many bytes, or that the text ends in; what it is made of, is
-/// [`STRETCH`]. In shorter ones there is no value but those that stand there as they are.
+/// Returns the offset of the next run of at least `least` bytes, or of the run at the end of the text. Shorter runs
+/// contain only values that the other forms find.
 fn find_run(text: &[u8], least: usize) -> usize {
     let mut start = 0_usize;
     loop {
         let rest = text.get(start..).unwrap_or_default();
         let near = rest.get(..least).unwrap_or(rest);
-        // From behind: most stretches are short, and then most bytes need no look.
+        // Most runs are short. Searching backwards reads the fewest bytes.
         let Some(other) = near.iter().rposition(|byte| !has_kind(*byte, RUN)) else { return start };
         start = start.saturating_add(other).saturating_add(1);
     }
 }
 
-/// How many characters of base64 a text begins with.
+/// Returns the number of base64 characters at the start of a text.
 fn base64_len(text: &[u8]) -> usize {
     let all = |block: &[u8; BLOCK]| block.iter().fold(BASE64, |all, byte| all & kind(*byte)) == BASE64;
     let (blocks, _) = text.as_chunks::<BLOCK>();
@@ -356,9 +361,9 @@ fn base64_len(text: &[u8]) -> usize {
     full.saturating_add(rest.iter().take_while(|byte| has_kind(**byte, BASE64)).count())
 }
 
-/// A character of base64.
+/// The flag of base64 characters.
 const BASE64: u8 = 0x40;
-/// A character of a part: base64, escapes of it, and line breaks.
+/// The flag of bytes that runs consist of: base64, escapes of it, and line breaks.
 const RUN: u8 = 0x80;
 
 fn has_kind(byte: u8, mask: u8) -> bool {
@@ -374,7 +379,7 @@ fn sextet(byte: u8) -> u8 {
     kind(byte) & 0x3f
 }
 
-/// The kind of each byte, and its base64 value.
+/// The flags of each byte, and its base64 value.
 #[expect(clippy::indexing_slicing, reason = "a byte is less than 256, and this is done while compiling")]
 const KINDS: [u8; 256] = {
     let mut table = [0; 256];
@@ -413,7 +418,7 @@ mod tests {
 
     const VALUE: &[u8] = b"s3cr3t/+?value";
 
-    /// The hits, and the half at the end.
+    /// The matches, and the partial match at the end.
     type Outcome = (Vec<Match>, Option<(u64, u32)>);
 
     fn scan(matcher: &Matcher, pieces: &[&[u8]]) -> Outcome {
@@ -425,7 +430,7 @@ mod tests {
         parts.end(&matcher.index, &mut matches);
         let mut matches = matches.complete;
         matches.sort_unstable();
-        // Both of two readings may have it.
+        // Two views may report the same match.
         matches.dedup();
         (matches, half)
     }
@@ -452,7 +457,7 @@ mod tests {
             (format!("data:text/plain;base64,{part}"), true),
             (format!("<a>{part}</a>"), true),
             (format!("encoding: base64\r\n\r\n{lines}--"), true),
-            // The text before the blank line does not belong to the part.
+            // The text before the blank line does not belong to the segment.
             (format!("boundary=abcde\r\n\r\n{part}"), true),
             (format!(r#"{{"a":"--x\r\n\r\n{part}\r\n"}}"#), true),
             (format!(r#""{}""#, slashes.replace('/', r"\/")), true),
@@ -461,7 +466,7 @@ mod tests {
             (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa%22{part}%22"), true),
             (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa&quot;{part}&quot;"), true),
             (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\\u0022{part}\\u0022"), true),
-            // Nothing says that these are base64 as a whole.
+            // Nothing indicates that these are base64 as a whole.
             (format!(" {part} "), false),
             (format!(" {}{rest} ", percent(first)), false),
             (format!("\"abc.{part}\""), false),
@@ -480,7 +485,7 @@ mod tests {
     #[test]
     fn what_was_found_is_covered_to_the_last_byte_of_its_last_escape() {
         let hex: String = VALUE.iter().map(|byte| format!("{byte:02x}")).collect();
-        // 28 digits: the last two characters are the last byte's.
+        // 28 digits. The last two characters encode the last byte.
         let coded = STANDARD.encode(hex);
         let plain = coded.trim_end_matches('=');
         for (from, text) in [(1, format!("\"{plain}\"")), (1, format!("\"{}\"", percent(plain)))] {

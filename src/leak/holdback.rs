@@ -11,36 +11,37 @@ use super::matcher::{Finding, Matcher};
 use super::scanner::Scanner;
 use super::views::Matches;
 
-/// Bytes between marks, at least: a bound for how many there are.
+/// The minimum distance between marks in bytes. It limits the number of marks.
 const MIN_MARK_DISTANCE: u64 = 256;
 
-/// A stream on its way out.
+/// An outgoing stream.
 ///
-/// Until a value is complete, the bytes released and the time of release depend on lengths and pauses alone: the lag is
-/// constant, and all of it is released when the sender pauses or a message ends. At such a point, half of a
-/// value or more at the end is a find too, because the value could otherwise leave in two parts.
+/// Until a value is complete, the bytes released and the time of release depend on lengths and pauses only. The lag is
+/// constant, and all bytes are released when the sender pauses or a message ends. At such a point, a partial match of
+/// half of a value or more is a find too, because the value could otherwise leave in two parts.
 ///
-/// The bytes sent may differ from the text searched: a coded body, the frames of a connection. Then the text is
-/// searched, and the bytes wait until their text has been.
+/// The bytes sent may differ from the searched text, as with a coded body or the frames of a connection. Then the text
+/// is searched, and the bytes are held until their text has been searched.
 pub struct Holdback {
     matcher: Arc<Matcher>,
     text_scanner: Scanner,
-    /// Looks through what is sent, if it says something else: coded bytes and heads of frames have room for other
-    /// things, and nobody knows whether who gets them reads them as they should be read.
+    /// Searches the sent bytes if they differ from the text. Coded bytes and frame headers have room for other data,
+    /// and the recipient may not decode them.
     sent_scanner: Option<Scanner>,
-    /// Up to where what is sent says the text up to where; none if they are the same.
+    /// Pairs of the number of bytes sent and the number of text bytes that they correspond to. `None` if both are the
+    /// same.
     marks: Option<VecDeque<(u64, u64)>>,
     queue: DelayQueue,
     releasable_to: u64,
     text_matches: Matches,
-    /// The hits in the bytes sent, where they differ from the text.
+    /// The matches in the sent bytes.
     sent_matches: Matches,
-    /// Looks for keys that are not ours. What is held back is longer than any of them.
+    /// Searches for keys of families. The lag is longer than any of them.
     family_stream: Option<FamilyStream>,
 }
 
 impl Holdback {
-    /// For bytes that are sent as they are read.
+    /// Creates a stream whose sent bytes are the text.
     #[must_use]
     pub fn new(matcher: Arc<Matcher>) -> Self {
         let (text, queue) = (Scanner::default(), DelayQueue::default());
@@ -58,22 +59,22 @@ impl Holdback {
         }
     }
 
-    /// For a text behind a coding, or in frames.
+    /// Creates a stream of coded or framed text.
     #[must_use]
     pub fn coded(matcher: Arc<Matcher>) -> Self {
         Self { sent_scanner: Some(Scanner::default()), marks: Some(VecDeque::new()), ..Self::new(matcher) }
     }
 
-    /// Takes bytes that are sent as they are read.
+    /// Adds bytes that are sent and searched.
     ///
     /// # Errors
-    /// The finding; after it nothing more may be released.
+    /// The finding. Nothing may be released after it.
     pub fn feed(&mut self, bytes: Bytes) -> Result<(), Finding> {
         self.queue.push(bytes.clone());
         self.read(&bytes)
     }
 
-    /// Takes bytes that are sent, but say something else.
+    /// Adds bytes that are sent, but differ from the text.
     ///
     /// # Errors
     /// As [`Self::feed`].
@@ -85,7 +86,7 @@ impl Holdback {
         self.check_matches()
     }
 
-    /// Looks through text.
+    /// Searches text.
     ///
     /// # Errors
     /// As [`Self::feed`].
@@ -97,7 +98,7 @@ impl Holdback {
         self.check_matches()
     }
 
-    /// Looks through a whole text beside the stream.
+    /// Searches a whole text that is not part of the stream.
     ///
     /// # Errors
     /// As [`Self::feed`].
@@ -105,7 +106,7 @@ impl Holdback {
         self.matcher.find(text).map_or(Ok(()), Err)
     }
 
-    /// Looks for values in a name.
+    /// Searches a name.
     ///
     /// # Errors
     /// As [`Self::feed`].
@@ -113,11 +114,11 @@ impl Holdback {
         self.matcher.find_in_name(name).map_or(Ok(()), Err)
     }
 
-    /// The bytes sent up to there correspond to the text read so far.
+    /// Records that the first `sent` bytes correspond to the text read so far.
     pub fn settle(&mut self, sent: u64) {
         let read = self.text_scanner.position();
         if let Some(marks) = &mut self.marks {
-            // Marks that are close to each other need not be told apart.
+            // Marks that are close together are merged.
             let before = marks.len().checked_sub(2).and_then(|at| marks.get(at)).map_or(0, |(sent, _)| *sent);
             if sent.saturating_sub(before) < MIN_MARK_DISTANCE {
                 marks.pop_back();
@@ -126,13 +127,13 @@ impl Holdback {
         }
     }
 
-    /// How many bytes came that are sent.
+    /// Returns the number of bytes added that are sent.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.queue.end()
     }
 
-    /// Lets go of what lags behind far enough.
+    /// Releases the bytes beyond the lag.
     ///
     /// # Errors
     /// As [`Self::feed`].
@@ -141,7 +142,7 @@ impl Holdback {
         self.release(self.text_scanner.position().saturating_sub(lag), self.queue.end().saturating_sub(lag))
     }
 
-    /// A message has ended: as [`Self::pause`].
+    /// Ends a message, with the effect of [`Self::pause`].
     ///
     /// # Errors
     /// As [`Self::pause`].
@@ -151,7 +152,7 @@ impl Holdback {
         self.pause()
     }
 
-    /// The sender pauses: lets go of all that has been looked through.
+    /// Releases all bytes, because the sender pauses.
     ///
     /// # Errors
     /// As [`Self::feed`]; half of a value at the end is a find.
@@ -177,7 +178,7 @@ impl Holdback {
         Ok(())
     }
 
-    /// Lets go of what says text before `read`, and was sent before `sent`.
+    /// Releases the bytes before `sent` that correspond to text before `read`.
     fn release(&mut self, read: u64, sent: u64) -> Result<(), Finding> {
         let index = &self.matcher.index;
         let due = match &mut self.marks {
@@ -199,12 +200,12 @@ impl Holdback {
         Ok(())
     }
 
-    /// The next piece that may leave.
+    /// Returns the next released piece.
     pub fn take(&mut self) -> Option<Bytes> {
         self.queue.pop(self.releasable_to)
     }
 
-    /// How many bytes are held, or may leave and have not left yet.
+    /// Returns the number of bytes that are held, or are released and not yet taken.
     #[must_use]
     pub fn held(&self) -> usize {
         self.queue.len()
@@ -221,7 +222,7 @@ mod tests {
     use super::*;
     use crate::leak::families::{Families, Family};
 
-    /// A pause releases all bytes, so a key at the end of a piece must be found without the bytes behind it.
+    /// A pause releases all bytes, so a key at the end of a piece must be found without the bytes after it.
     #[test]
     fn a_key_of_a_family_does_not_leave_at_a_pause() {
         let families = Arc::new(Families::of([Family::DigitalOcean]));
@@ -239,14 +240,14 @@ mod tests {
             };
             assert_eq!(fed(), Err(Finding::from(Family::DigitalOcean)), "cut at {cut}");
         }
-        // One character less is no key, and goes.
+        // One character less is no key, so it is released.
         let mut hold = Holdback::new(matcher);
         hold.feed(Bytes::copy_from_slice(key.get(1..).unwrap_or_default().as_bytes())).unwrap();
         hold.pause().unwrap();
         assert_eq!(hold.take().map(|piece| piece.len()), Some(key.len() - 1));
     }
 
-    /// So many pieces of one value are no accident, whatever follows each of them; a new message may have as many again.
+    /// Very many parts of one value are a find, whatever follows them. Each message has its own count.
     #[test]
     fn pieces_without_end_are_a_find() {
         let value = b"tok7q2zt9lmx4vbn8kcyw3pd";
@@ -261,7 +262,7 @@ mod tests {
         assert_eq!(found.map_err(|found| found.whose), Err(crate::leak::ValueOwner::Token));
     }
 
-    /// Nobody sees a zero-width character, whoever wrote it and however; it may come in pieces.
+    /// Zero-width characters are invisible in any encoding, and may be cut into pieces.
     #[test]
     fn a_value_with_unseen_characters_in_it_does_not_leave() {
         let value = b"tok7q2zt9lmx4vbn8kcyw3pd";

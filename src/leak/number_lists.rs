@@ -7,23 +7,23 @@ use super::matcher::Index;
 use super::stream::ScanStream;
 use super::views::{Match, Matches};
 
-/// Bytes of a list for each byte that it stands for, at least: a digit, and what separates it from the next.
+/// The minimum number of bytes that encode one byte in a list: a digit and a separator.
 const MIN_ENCODED_LEN: usize = 2;
-/// So many bytes in a row that are no digits end a list.
+/// The maximum number of separators between two numbers. A longer gap ends a list.
 const MAX_GAP: u8 = 64;
 
-/// Lists in a stream, as far as it has come.
+/// The scanner of the number lists of a stream.
 #[derive(Default)]
 pub(super) struct NumberLists {
     position: u64,
-    /// In a stretch of bytes that lists are made of; what is between such stretches is passed over.
+    /// The next byte belongs to a run of bytes that lists consist of. Bytes between runs are skipped.
     is_in_run: bool,
     decimal: List<10>,
     hex: List<16>,
 }
 
 impl NumberLists {
-    /// Looks through the lists in the next bytes.
+    /// Scans the lists in the next bytes.
     pub(super) fn feed(&mut self, index: &Index, text: &[u8], matches: &mut Matches) {
         let mut at = 0_usize;
         while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
@@ -56,37 +56,37 @@ impl NumberLists {
         self.hex.finish(index, matches);
     }
 
-    /// Nothing more comes.
+    /// Ends the stream.
     pub(super) fn end(&mut self, index: &Index, matches: &mut Matches) {
         self.finish(index, matches);
     }
 
-    /// The halves of values at the end that begin before a place: where, and their numbers.
+    /// Returns the partial matches at the end that start before a position: their starts and owners.
     pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
         let halves = [self.decimal.partials(index, before), self.hex.partials(index, before)];
         halves.into_iter().flatten().filter(|(from, _)| *from < before).collect()
     }
 }
 
-/// A list under way, or the last one: the next takes its room.
+/// The current list, or the last one, whose memory the next list reuses.
 #[derive(Default)]
 struct List<const RADIX: u32> {
     scan: ScanStream,
     matches: Matches,
-    /// Where the last numbers stand, and how many came before them.
+    /// The positions of the latest numbers. `dropped` is the number of positions before them that are no longer kept.
     positions: VecDeque<(u64, u64)>,
     dropped: u64,
     /// Bytes decoded from numbers and not yet searched.
     decoded: Vec<u8>,
     number: u32,
     digits: u8,
-    /// Where the number under way begins.
+    /// The position of the current number.
     number_start: u64,
     gap: u8,
 }
 
 impl<const RADIX: u32> List<RADIX> {
-    /// Most digits of a number, and least.
+    /// The minimum and the maximum number of digits of a number.
     const DIGITS: (u8, u8) = if RADIX == 10 { (1, 3) } else { (2, 2) };
 
     fn walk(&mut self, index: &Index, text: &[u8], place: u64, matches: &mut Matches) {
@@ -103,7 +103,7 @@ impl<const RADIX: u32> List<RADIX> {
             }
             let number = self.number.saturating_mul(RADIX).saturating_add(digit);
             if self.digits == Self::DIGITS.1 || number > u32::from(u8::MAX) {
-                // Something else stands right before or behind a list.
+                // The digits before or after a list are adjacent to it.
                 let (from, digits) = (self.number_start, self.digits);
                 self.finish(index, matches);
                 (self.number, self.digits) = (number % RADIX.pow(digits.into()), digits);
@@ -112,7 +112,7 @@ impl<const RADIX: u32> List<RADIX> {
                 (self.number, self.digits) = (number, self.digits.saturating_add(1));
             }
         } else if RADIX == 16 && matches!(byte, b'x' | b'X') && (self.number, self.digits) == (0, 1) {
-            // `0x` before the digits.
+            // A `0x` prefix.
             self.digits = 0;
         } else if is_separator(byte, RADIX) {
             if self.digits > 0 {
@@ -127,7 +127,7 @@ impl<const RADIX: u32> List<RADIX> {
         }
     }
 
-    /// A number has ended.
+    /// Ends the current number.
     fn end_number(&mut self, index: &Index, at: u64, matches: &mut Matches) {
         let (number, digits) = (std::mem::take(&mut self.number), std::mem::take(&mut self.digits));
         match u8::try_from(number) {
@@ -140,7 +140,7 @@ impl<const RADIX: u32> List<RADIX> {
         }
     }
 
-    /// Looks through what the numbers stand for.
+    /// Searches the decoded bytes.
     fn scan_decoded(&mut self, index: &Index, matches: &mut Matches) {
         if self.decoded.is_empty() {
             return;
@@ -155,7 +155,7 @@ impl<const RADIX: u32> List<RADIX> {
         }
     }
 
-    /// Passes on what was found, in places of the stream.
+    /// Passes on the matches with their positions in the stream.
     fn report(&mut self, matches: &mut Matches) {
         matches.merge_partial(&mut self.matches);
         for Match { owner, from, to } in std::mem::take(&mut self.matches.complete) {
@@ -165,13 +165,13 @@ impl<const RADIX: u32> List<RADIX> {
         }
     }
 
-    /// Where a number stands; one that has gone stood before the first that is there.
+    /// Returns the position of a number.
     fn position_of(&self, number: u64) -> (u64, u64) {
         let at = usize::try_from(number.saturating_sub(self.dropped)).unwrap_or(usize::MAX);
         self.positions.get(at).or(self.positions.back()).copied().unwrap_or_default()
     }
 
-    /// The list ends here.
+    /// Ends the current list.
     fn finish(&mut self, index: &Index, matches: &mut Matches) {
         if self.digits >= Self::DIGITS.0 && self.digits <= Self::DIGITS.1 && self.number <= u32::from(u8::MAX) {
             let length = u64::from(self.digits);
@@ -182,7 +182,7 @@ impl<const RADIX: u32> List<RADIX> {
         if self.positions.is_empty() {
             return;
         }
-        // Most digits are in no list, and a short one holds nothing.
+        // Most digits belong to no list, and a short list contains no value.
         if self.dropped > 0 || self.positions.len() >= index.shortest {
             self.scan.feed(index, &self.decoded, &mut self.matches);
             self.scan.end(index, &mut self.matches);
@@ -203,7 +203,7 @@ impl<const RADIX: u32> List<RADIX> {
     }
 }
 
-/// True for what may stand between two numbers.
+/// Returns true for a byte that may separate two numbers.
 fn is_separator(byte: u8, radix: u32) -> bool {
     match byte {
         b',' | b';' | b' ' | b'\t' | b'\r' | b'\n' => true,
@@ -212,18 +212,18 @@ fn is_separator(byte: u8, radix: u32) -> bool {
     }
 }
 
-/// True for what lists are made of.
+/// Returns true for a byte that lists consist of.
 fn is_list_byte(byte: u8) -> bool {
     byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X') || is_separator(byte, 16)
 }
 
-/// Where the next stretch of bytes begins that lists are made of: one of so many bytes, or one that the text ends in.
+/// Returns the offset of the next run of at least `least` list bytes, or of the run at the end of the text.
 fn find_run(text: &[u8], least: usize) -> usize {
     let mut start = 0_usize;
     loop {
         let rest = text.get(start..).unwrap_or_default();
         let near = rest.get(..least).unwrap_or(rest);
-        // From behind: most stretches are short, and then most bytes need no look.
+        // Most runs are short. Searching backwards reads the fewest bytes.
         let Some(other) = near.iter().rposition(|byte| !is_list_byte(*byte)) else { return start };
         start = start.saturating_add(other).saturating_add(1);
     }

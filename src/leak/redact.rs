@@ -1,4 +1,4 @@
-//! Overwrites values in a stream, byte for byte, wherever it is cut.
+//! Overwrites values in a stream, byte for byte, regardless of how the stream is cut into pieces.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -16,56 +16,56 @@ use crate::model::name::CredentialName;
 /// The byte that overwrites values.
 const MASK: u8 = b'*';
 
-/// Overwrites bytes. Line breaks within stay: they may be what holds the text together.
+/// Overwrites bytes except for line breaks, which may be syntax.
 pub(super) fn mask(bytes: &mut [u8]) {
     bytes.iter_mut().filter(|byte| !is_line_break(**byte)).for_each(|byte| *byte = MASK);
 }
 
-/// A stream on its way back, with values overwritten.
+/// A response stream in which values are overwritten.
 ///
-/// The last bytes are held back, always as many: how much depends on no match, or who sends could learn from
-/// it how far a guess is right. When the stream pauses they go, and if they end with half a value or more,
-/// that part is overwritten.
+/// A constant number of bytes is held back. It depends on no match, because it would otherwise reveal to a sender how
+/// much of a guess is right. At a pause all bytes are released. If they end with half of a value or more, that part is
+/// overwritten.
 ///
-/// A redaction confirms a guess, so it counts as a find ([`Self::finds`]), with one exception: a whole value that was
-/// sent in this exchange comes back. A value repeated in an answer confirms nothing new, and counts once.
+/// A redaction confirms a guess, so it counts as a find ([`Self::finds`]). The exception is a whole value that was sent
+/// in this exchange and comes back. A value repeated in a response confirms nothing new and counts once.
 pub struct Redactor {
     matcher: Arc<Matcher>,
     /// The credential that was sent.
     sent_credential: Option<CredentialName>,
     scanner: Scanner,
     queue: DelayQueue,
-    /// Up to where it may go.
+    /// The position up to which bytes are released.
     releasable_to: u64,
     matches: Matches,
-    /// The last part of the stream that was overwritten.
+    /// The range that was overwritten last.
     overwritten: Range<u64>,
     count: u64,
     owners: BTreeSet<u32>,
     finds: u64,
-    /// The values that have been counted as finds for standing there as a whole.
+    /// The owners whose whole values have been counted as finds.
     counted_owners: BTreeSet<ValueOwner>,
-    /// Parts of the value that was sent, which the rest may follow, each in a reading of its own.
+    /// Parts of the sent value that the rest may still follow. Each belongs to another view.
     pending_parts: Vec<Range<u64>>,
-    /// The last whole values. The halves of these are no parts.
+    /// The latest whole values. Halves within them are not counted.
     recent_matches: VecDeque<Range<u64>>,
     /// The start of the last first half that was counted as a find. A longer part from there is the same find.
     counted_half_start: Option<u64>,
 }
 
-/// So many whole values are remembered: readings of one place agree on where it ends, or lag by a few bytes.
+/// The number of whole values that are kept. The matches of several views at one place end at most a few bytes apart.
 const MAX_RECENT_MATCHES: usize = 8;
-/// So many parts may wait for their rest; more are finds at once.
+/// The maximum number of pending parts. Further parts count as finds at once.
 const MAX_PARTS: usize = 64;
 
 impl Redactor {
-    /// A redactor at the beginning of a stream, in an exchange in which no credential was sent.
+    /// Creates a redactor for a stream of an exchange in which no credential was sent.
     #[must_use]
     pub fn new(matcher: Arc<Matcher>) -> Self {
         Self::after(matcher, None)
     }
 
-    /// A redactor at the beginning of a stream, in an exchange in which this credential was sent.
+    /// Creates a redactor for a stream of an exchange in which this credential was sent.
     #[must_use]
     pub fn after(matcher: Arc<Matcher>, sent: Option<CredentialName>) -> Self {
         Self {
@@ -86,13 +86,13 @@ impl Redactor {
         }
     }
 
-    /// One for another stream of the same exchange, in which the same values are overwritten.
+    /// Creates a redactor for another stream of the same exchange.
     #[must_use]
     pub fn beside(&self) -> Self {
         Self::after(self.matcher.clone(), self.sent_credential.clone())
     }
 
-    /// Takes bytes in.
+    /// Adds bytes.
     pub fn feed(&mut self, bytes: Bytes) {
         self.scanner.feed(&self.matcher.index, &bytes, &mut self.matches);
         self.queue.push(bytes);
@@ -102,18 +102,18 @@ impl Redactor {
         self.release(self.queue.end().saturating_sub(lag));
     }
 
-    /// A message of the stream has ended: as [`Self::pause`].
+    /// Ends a message, with the effect of [`Self::pause`].
     pub fn end_message(&mut self) {
         self.matches.reset_partial();
         self.pause();
     }
 
-    /// The stream pauses: gives out what is held back.
+    /// Releases all bytes, because the stream pauses.
     pub fn pause(&mut self) {
         self.release(self.queue.end());
     }
 
-    /// The stream has ended.
+    /// Ends the stream.
     pub fn end(&mut self) {
         self.scanner.end(&self.matcher.index, &mut self.matches);
         self.overwrite_matches();
@@ -123,12 +123,12 @@ impl Redactor {
         }
     }
 
-    /// The next piece that is certain by now.
+    /// Returns the next released piece.
     pub fn take(&mut self) -> Option<Bytes> {
         self.queue.pop(self.releasable_to)
     }
 
-    /// Gives out what stands before `due`. Half a value or more that is not yet at its end goes overwritten.
+    /// Releases the bytes before `due`. Half of a value or more at the end is overwritten.
     fn release(&mut self, due: u64) {
         if due <= self.releasable_to {
             return;
@@ -136,10 +136,10 @@ impl Redactor {
         let halves = self.scanner.partials(&self.matcher.index, due);
         if let Some((from, owner)) = halves.iter().min().copied()
             && due.max(from) > self.releasable_to
-            // The end of a whole value may begin another one, and has been overwritten.
+            // The end of a whole value may be the start of another one, and is already overwritten.
             && !(self.overwritten.start <= from && due <= self.overwritten.end)
         {
-            // Several values may begin alike.
+            // Several values may have the same start.
             if halves.iter().any(|(_, owner)| self.was_sent(*owner)) {
                 self.add_part(from..due);
             } else if self.counted_half_start != Some(from) {
@@ -150,7 +150,7 @@ impl Redactor {
         self.releasable_to = due;
     }
 
-    /// Parts of the value that was sent are finds if the rest does not follow.
+    /// Counts the pending parts that the rest of the value does not follow as finds.
     fn resolve_parts(&mut self) {
         if self.pending_parts.is_empty() {
             return;
@@ -165,7 +165,7 @@ impl Redactor {
         }
     }
 
-    /// Notes a part of the value that was sent. One that has grown is the same.
+    /// Adds a part of the sent value, or extends the pending part with the same start.
     fn add_part(&mut self, place: Range<u64>) {
         if let Some(part) = self.pending_parts.iter_mut().find(|part| part.start == place.start) {
             part.end = part.end.max(place.end);
@@ -196,21 +196,21 @@ impl Redactor {
             self.overwrite_range(from..to, owner);
         }
         if let Some(owner) = self.matches.guessed_owner() {
-            // Nothing of it can be overwritten, but somebody tries.
+            // There is nothing to overwrite, but the sender is guessing.
             self.count_whole(owner);
         }
     }
 
-    /// Notes a whole value: a find, unless it was sent.
+    /// Counts a whole value as a find unless it was sent.
     fn count_whole(&mut self, owner: u32) {
-        // Of `user:password`, both are one value.
+        // `user:password` and its password count as one value.
         let whose = self.matcher.value_owners(owner).next().cloned();
         if !self.was_sent(owner) && whose.is_some_and(|whose| self.counted_owners.insert(whose)) {
             self.add_find();
         }
     }
 
-    /// Notes half of the value that was sent: a find, unless the other half stands beside it.
+    /// Counts half of the sent value as a find unless it belongs to a whole value.
     fn count_half(&mut self, half: Half, place: Range<u64>) {
         if self.recent_matches.iter().any(|whole| whole.start <= place.start && place.end <= whole.end) {
             return;
@@ -232,7 +232,7 @@ impl Redactor {
             .any(|whose| matches!(whose, ValueOwner::Credential(name) if Some(name) == sent))
     }
 
-    /// Overwrites a part of the stream, as far as it has not gone. Places that touch are one.
+    /// Overwrites a range of the held bytes. Adjacent and overlapping ranges count as one.
     fn overwrite_range(&mut self, place: Range<u64>, owner: u32) {
         let Range { start, end } = self.overwritten;
         if place.start >= end {
@@ -244,13 +244,13 @@ impl Redactor {
         self.queue.overwrite(place);
     }
 
-    /// How many bytes are held back, or may go and have not gone yet.
+    /// Returns the number of bytes that are held, or are released and not yet taken.
     #[must_use]
     pub fn held(&self) -> usize {
         self.queue.len()
     }
 
-    /// Overwrites values in a whole text that stands beside the stream. None if there were none.
+    /// Overwrites values in a whole text that is not part of the stream. Returns `None` if there are none.
     pub fn whole(&mut self, text: &[u8]) -> Option<Vec<u8>> {
         let places = self.matcher.ranges(text);
         let mut bytes = (!places.is_empty()).then(|| text.to_vec())?;
@@ -274,7 +274,7 @@ impl Redactor {
         Some(bytes)
     }
 
-    /// True if a name holds a value: then it cannot be passed on at all.
+    /// Returns true if a name contains a value, in which case it cannot be passed on.
     pub fn is_in_name(&mut self, name: &str) -> bool {
         let owner = self.matcher.owner_in_name(name);
         if let Some(owner) = owner {
@@ -289,7 +289,7 @@ impl Redactor {
         owner.is_some()
     }
 
-    /// How many places were overwritten so far.
+    /// Returns the number of overwritten ranges so far.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
@@ -302,7 +302,7 @@ impl Redactor {
         found.into_iter()
     }
 
-    /// How many finds there were so far. If nothing more comes, a part that waits for its rest is one as well.
+    /// Returns the number of finds so far. At the end of the response, pending parts are finds too.
     #[must_use]
     pub fn finds(&self, is_over: bool) -> u64 {
         self.finds.saturating_add(if is_over { self.pending_parts.len() as u64 } else { 0 })
@@ -399,7 +399,7 @@ mod tests {
         }
     }
 
-    /// Half of a value, where a shorter one ends or the form is longer than the value.
+    /// Half of a value where a shorter value ends, or where the form is longer than the value.
     #[test]
     fn half_of_a_value_is_half_of_it_in_every_form() {
         let rows: [(&[u8], &[u8], &[u8]); 4] = [
@@ -421,7 +421,7 @@ mod tests {
         }
     }
 
-    /// Returns the finds of a redactor that is fed these pieces, with a pause behind each.
+    /// Returns the finds of a redactor that is fed these pieces with a pause after each.
     fn finds(sent: Option<&str>, pieces: &[&[u8]]) -> u64 {
         let matcher = Arc::new(Matcher::new([(named("KEY"), VALUE)].into_iter()));
         let mut redactor = Redactor::after(matcher, sent.map(CredentialName::new));
@@ -432,7 +432,7 @@ mod tests {
         redactor.finds(true)
     }
 
-    /// A mask confirms what was guessed.
+    /// A redaction confirms a guess.
     #[test]
     fn a_mask_is_a_find_unless_the_value_was_sent_and_came_back_whole() {
         let (half, rest) = VALUE.split_at(14);
@@ -462,7 +462,7 @@ mod tests {
         Redactor::after(Arc::new(Matcher::new([value].into_iter())), sent.map(CredentialName::new))
     }
 
-    /// Half of a long value is overwritten wherever it stands, and is a find unless it is part of a whole that was sent.
+    /// Half of a long value is overwritten everywhere, and is a find unless it is part of a whole value that was sent.
     #[test]
     fn halves_of_long_values_are_overwritten_and_counted() {
         let (half, rest) = LONG.split_at(20);
@@ -510,7 +510,7 @@ mod tests {
                 assert_eq!(redactor.finds(true), want, "{name} {credential:?} in a field");
             }
         }
-        // Each half without the rest counts where the value was sent.
+        // Each half without the rest counts if the value was sent.
         let mut redactor = long(Some("KEY"));
         redactor.feed([&first[..], &first, &second, LONG, &first].concat().into());
         redactor.end();

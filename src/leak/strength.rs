@@ -1,11 +1,12 @@
-//! Estimates the guesses that a value takes. A reaction to a value confirms a guess, so weak values are not searched
-//! for.
+//! Estimates the number of guesses that a value takes. A reaction to a value confirms a guess, so weak values are not
+//! searched for.
 
 use super::MIN_VALUE;
 
-/// Fewer guesses than this make a value weak.
+/// The minimum number of guesses of a strong value.
 const MIN_STRONG_GUESSES: u64 = 1 << 40;
-/// The estimator grows faster than linear: it reads so many characters, and more of them only where these are weak.
+/// The number of characters that are estimated first. [`MAX_ESTIMATE`] characters are estimated only if the first ones
+/// are weak, because the cost of the estimator grows faster than linearly.
 const FIRST_ESTIMATE: usize = 40;
 const MAX_ESTIMATE: usize = 100;
 
@@ -13,37 +14,36 @@ const MAX_ESTIMATE: usize = 100;
 pub const WEAK: &str = "it is injected, but masked only in answers of the exchange in which it was sent, and not looked \
                         for in requests";
 
-/// Behind a prefix that other keys have as well, half of a value must take so many guesses to be told from theirs: eight
-/// random bytes take more.
+/// The minimum number of guesses for half of a value after the prefix that it shares with other keys. Eight random
+/// bytes take more.
 const MIN_HALF_GUESSES: u64 = 1 << 26;
-/// Strong values of so many bytes or more are looked for in halves as well.
+/// The minimum length of a strong value whose halves are searched for too, in bytes.
 pub const MIN_HALVED: usize = 32;
 
 /// How hard a value is to guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strength {
-    /// It is looked for everywhere, and so are these halves of it.
+    /// The value is searched for everywhere, and so are these halves of it.
     Strong(Halves),
-    /// It is masked only in answers of the exchange in which it was sent, and looked for nowhere else.
+    /// The value is redacted only in responses of the exchange in which it was sent, and searched for nowhere else.
     Weak(Weakness),
 }
 
-/// The halves of a value that are looked for alone: those of a value of [`MIN_HALVED`] bytes or more that are strong
-/// themselves. A half that can be guessed, or that is mostly a prefix of its kind of keys, would stand in texts that have
-/// nothing to do with it.
+/// The halves of a value that are searched for on their own: those of a value of [`MIN_HALVED`] bytes or more that are
+/// strong themselves. A half that is guessable or mostly a public prefix would occur in unrelated texts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Halves {
     pub(super) first: bool,
     pub(super) second: bool,
-    /// The bytes from the beginning of the value that count as a part of it at a pause or the end of a text: half of the
-    /// value or more, and strong themselves. Without it only the whole value counts.
+    /// The minimum number of bytes at the start of the value that count as a part of it at a pause or at the end of a
+    /// text. They are at least half of the value and strong themselves. Without it only the whole value counts.
     pub(super) part: Option<usize>,
 }
 
-/// Why a value is weak.
+/// The reason why a value is weak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Weakness {
-    /// About so many guesses find it, as a power of two.
+    /// The approximate number of guesses, as a power of two.
     #[error("about 2^{0} guesses find it, and 2^40 are the least")]
     Guessable(u32),
     /// Shorter than [`MIN_VALUE`].
@@ -52,9 +52,9 @@ pub enum Weakness {
 }
 
 impl Strength {
-    /// Estimates the guesses that the secret part of a value takes.
+    /// Estimates the number of guesses that the secret part of a value takes.
     ///
-    /// The estimator copies it into memory that is not wiped.
+    /// The estimator copies the value into memory that is not wiped.
     #[must_use]
     pub fn of(secret: &[u8]) -> Self {
         match weakness(secret) {
@@ -75,18 +75,17 @@ impl Strength {
         }
     }
 
-    /// True for a value that is looked for everywhere.
+    /// Returns true for a value that is searched for everywhere.
     #[must_use]
     pub fn is_strong(self) -> bool {
         matches!(self, Self::Strong(_))
     }
 }
 
-/// Returns the length of the shortest beginning of a value that has at least half of its secret part and is strong
-/// without the prefix that all keys of its kind have.
+/// Returns the minimum length of a start of the value that has at least half of its secret part and is strong without
+/// the public prefix of its kind of keys.
 ///
-/// A part that can be guessed must not count: the reaction to it would confirm the guess, and with it known the rest
-/// could be guessed too.
+/// A guessable part must not count. The reaction to it would confirm the guess, and the rest could then be guessed too.
 fn strong_part(value: &[u8]) -> Option<usize> {
     let own = distinctive_part(value);
     let offset = memchr::memmem::rfind(value, own).filter(|_| !own.is_empty())?;
@@ -98,11 +97,11 @@ fn strong_part(value: &[u8]) -> Option<usize> {
     lengths.into_iter().find(is_strong).map(|length| offset.saturating_add(public).saturating_add(length))
 }
 
-/// Names of fields of connection strings that hold a secret, in lower case and without blanks.
+/// Fields of connection strings that hold a secret, in lower case and without blanks.
 const SECRET_FIELDS: [&[u8]; 6] = [b"password", b"pwd", b"key", b"secret", b"signature", b"token"];
 
-/// Returns the part of a value that no other value has. The rest of a signed token (JWT, RFC 7519) names its issuer and
-/// audience, that of a URL its host, that of a connection string the server: other texts contain them as well.
+/// Returns the part of a value that is distinctive. The rest of a signed token (JWT, RFC 7519) names its issuer and
+/// audience, that of a URL its host, that of a connection string the server. Other texts contain them as well.
 fn distinctive_part(value: &[u8]) -> &[u8] {
     if value.starts_with(b"eyJ") && value.contains(&b'.') {
         return value.rsplit(|byte| *byte == b'.').next().unwrap_or_default();
@@ -132,15 +131,15 @@ fn distinctive_part(value: &[u8]) -> &[u8] {
     if value.starts_with(b"{") { &[] } else { value }
 }
 
-/// The halves of a value, or of the part of it that is its own; both have the byte in the middle if there is one.
+/// Returns the halves of the distinctive part of a value. Both contain the middle byte if the length is odd.
 pub(super) fn halves(value: &[u8]) -> (&[u8], &[u8]) {
     let value = distinctive_part(value);
     let first = value.get(..value.len().div_ceil(2)).unwrap_or_default();
     (first, value.get(value.len() / 2..).unwrap_or_default())
 }
 
-/// Returns the length of the prefix that a kind of keys has, such as `sk-ant-api03-`: words of up to eight letters and
-/// up to two digits behind them, each followed by a separator.
+/// Returns the length of the public prefix of a kind of keys, such as `sk-ant-api03-`: words of up to eight letters and
+/// up to two digits after them, each followed by a separator.
 fn kind_prefix_len(value: &[u8]) -> usize {
     const MAX_WORD: usize = 8;
     const MAX_DIGITS: usize = 2;
@@ -160,7 +159,7 @@ fn kind_prefix_len(value: &[u8]) -> usize {
     end
 }
 
-/// Why a value is weak, if it is.
+/// Returns the reason why a value is weak, or `None` for a strong one.
 fn weakness(secret: &[u8]) -> Option<Weakness> {
     if secret.len() < MIN_VALUE {
         return Some(Weakness::Short);
@@ -169,7 +168,7 @@ fn weakness(secret: &[u8]) -> Option<Weakness> {
     (known < MIN_STRONG_GUESSES).then(|| Weakness::Guessable(known.max(1).ilog2()))
 }
 
-/// About how many guesses find a value.
+/// Returns the approximate number of guesses that find a value.
 fn guesses(secret: &[u8]) -> u64 {
     let text = String::from_utf8_lossy(secret);
     let guesses = |most: usize| {
