@@ -327,7 +327,7 @@ mod tests {
         /// Compares with the simplest possible search. Few letters make many overlapping patterns, many letters make
         /// rows.
         #[test]
-        fn agrees_with_looking_at_every_place(
+        fn agrees_with_naive_search(
             patterns in prop_oneof![
                 proptest::collection::vec(proptest::collection::vec(0_u8..3, 1..7), 1..6),
                 proptest::collection::vec(proptest::collection::vec(0_u8..12, 1..4), 1..60),

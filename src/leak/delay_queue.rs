@@ -49,26 +49,26 @@ impl DelayQueue {
 
     /// Returns the next piece before `until`.
     pub(super) fn pop(&mut self, until: u64) -> Option<Bytes> {
-        let most = usize::try_from(until.saturating_sub(self.from)).unwrap_or(usize::MAX);
-        if most == 0 {
+        let max_len = usize::try_from(until.saturating_sub(self.from)).unwrap_or(usize::MAX);
+        if max_len == 0 {
             return None;
         }
         let first = self.pieces.front_mut()?;
-        let piece = if first.len() > most { first.split_to(most) } else { self.pieces.pop_front()? };
+        let piece = if first.len() > max_len { first.split_to(max_len) } else { self.pieces.pop_front()? };
         self.from = self.from.saturating_add(piece.len() as u64);
         Some(piece)
     }
 
     /// Overwrites the delayed bytes of a range of the stream.
-    pub(super) fn overwrite(&mut self, part: Range<u64>) {
+    pub(super) fn overwrite(&mut self, range: Range<u64>) {
         let mut at = self.from;
         for piece in &mut self.pieces {
             let end = at.saturating_add(piece.len() as u64);
-            let (from, to) = (part.start.max(at), part.end.min(end));
+            let (from, to) = (range.start.max(at), range.end.min(end));
             if from < to {
-                let within = |place: u64| usize::try_from(place.saturating_sub(at)).unwrap_or(usize::MAX);
+                let offset = |place: u64| usize::try_from(place.saturating_sub(at)).unwrap_or(usize::MAX);
                 let mut changed = into_mut(std::mem::take(piece));
-                mask(changed.get_mut(within(from)..within(to)).unwrap_or_default());
+                mask(changed.get_mut(offset(from)..offset(to)).unwrap_or_default());
                 *piece = changed.freeze();
             }
             at = end;

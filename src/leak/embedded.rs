@@ -70,16 +70,16 @@ impl EmbeddedBase64 {
     pub(super) fn feed(&mut self, index: &Index, text: &[u8], matches: &mut Matches) {
         let mut at = 0_usize;
         while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
-            let taken = if self.is_in_run {
+            let read = if self.is_in_run {
                 self.walk(index, rest, self.position.saturating_add(at as u64), matches)
             } else {
                 let start = find_run(rest, index.shortest.saturating_mul(4).div_ceil(3));
-                let before = at.saturating_add(start).checked_sub(1).and_then(|last| text.get(last));
-                self.may_start = may_precede_segment(before.copied().unwrap_or(self.previous));
+                let previous = at.saturating_add(start).checked_sub(1).and_then(|last| text.get(last));
+                self.may_start = may_precede_segment(previous.copied().unwrap_or(self.previous));
                 (self.is_in_run, self.line_breaks) = (start < rest.len(), 0);
                 start
             };
-            at = at.saturating_add(taken);
+            at = at.saturating_add(read);
         }
         self.position = self.position.saturating_add(text.len() as u64);
         self.previous = text.last().copied().unwrap_or(self.previous);
@@ -87,28 +87,28 @@ impl EmbeddedBase64 {
 
     /// Reads within a run: as many base64 characters as there are, or one escape, or one byte. Returns the number of
     /// bytes read.
-    fn walk(&mut self, index: &Index, text: &[u8], place: u64, matches: &mut Matches) -> usize {
+    fn walk(&mut self, index: &Index, text: &[u8], position: u64, matches: &mut Matches) -> usize {
         if self.unescaper.is_idle() {
-            let run = base64_len(text);
-            if run > 0 {
-                let end = place.saturating_add(run as u64);
-                self.push_chars(index, text.get(..run).unwrap_or_default(), (place, end), matches);
-                return run;
+            let chars = base64_len(text);
+            if chars > 0 {
+                let end = position.saturating_add(chars as u64);
+                self.push_chars(index, text.get(..chars).unwrap_or_default(), (position, end), matches);
+                return chars;
             }
-            if let Some(taken) = self.push_escape(index, text, place, matches) {
-                return taken;
+            if let Some(read) = self.push_escape(index, text, position, matches) {
+                return read;
             }
         }
         let byte = text.first().copied().unwrap_or_default();
-        let (mut given, mut n) = ([PositionedByte::default(); 16], 0_usize);
-        let placed = PositionedByte { byte, from: place, to: place.saturating_add(1) };
-        self.unescaper.push(placed, &mut |placed| {
-            if let Some(next) = given.get_mut(n) {
-                *next = placed;
+        let (mut decoded, mut n) = ([PositionedByte::default(); 16], 0_usize);
+        let positioned = PositionedByte { byte, from: position, to: position.saturating_add(1) };
+        self.unescaper.push(positioned, &mut |positioned| {
+            if let Some(next) = decoded.get_mut(n) {
+                *next = positioned;
                 n = n.saturating_add(1);
             }
         });
-        given.get(..n).unwrap_or_default().iter().for_each(|placed| self.push_byte(index, *placed, matches));
+        decoded.get(..n).unwrap_or_default().iter().for_each(|positioned| self.push_byte(index, *positioned, matches));
         if !has_kind(byte, RUN) {
             self.end_segment(index, matches);
             self.is_in_run = false;
@@ -117,7 +117,7 @@ impl EmbeddedBase64 {
     }
 
     /// Adds a complete escape, or a byte that is not base64, at once. Returns the number of bytes read.
-    fn push_escape(&mut self, index: &Index, text: &[u8], place: u64, matches: &mut Matches) -> Option<usize> {
+    fn push_escape(&mut self, index: &Index, text: &[u8], position: u64, matches: &mut Matches) -> Option<usize> {
         let byte = *text.first().filter(|byte| has_kind(**byte, RUN))?;
         let escape = if begins_escape(byte) {
             parse_escape(text.get(..MAX_ESCAPE).unwrap_or(text))
@@ -129,9 +129,11 @@ impl EmbeddedBase64 {
             ParsedEscape::Plain => 1,
             ParsedEscape::Incomplete => return None,
         };
-        let to = place.saturating_add(used as u64);
+        let to = position.saturating_add(used as u64);
         let bytes = if let ParsedEscape::Escape(stands_for, _) = &escape { stands_for.as_bytes() } else { &[byte] };
-        bytes.iter().for_each(|byte| self.push_byte(index, PositionedByte { byte: *byte, from: place, to }, matches));
+        bytes
+            .iter()
+            .for_each(|byte| self.push_byte(index, PositionedByte { byte: *byte, from: position, to }, matches));
         Some(used)
     }
 
@@ -155,14 +157,14 @@ impl EmbeddedBase64 {
         }
     }
 
-    fn push_chars(&mut self, index: &Index, run: &[u8], (from, to): (u64, u64), matches: &mut Matches) {
+    fn push_chars(&mut self, index: &Index, chars: &[u8], (from, to): (u64, u64), matches: &mut Matches) {
         self.line_breaks = 0;
         if std::mem::take(&mut self.may_start) {
             self.is_decoding = true;
             self.segment.clear();
         }
         if self.is_decoding {
-            self.segment.push(index, run, (from, to));
+            self.segment.push(index, chars, (from, to));
             self.segment.report(matches);
         }
     }
@@ -171,17 +173,17 @@ impl EmbeddedBase64 {
     fn end_segment(&mut self, index: &Index, matches: &mut Matches) {
         if std::mem::take(&mut self.is_decoding) {
             self.segment.flush(index);
-            let Segment { scan, matches: found, .. } = &mut *self.segment;
-            scan.end(index, found);
+            let Segment { scan, matches: segment_matches, .. } = &mut *self.segment;
+            scan.end(index, segment_matches);
             self.segment.report(matches);
         }
     }
 
     /// Ends the stream.
     pub(super) fn end(&mut self, index: &Index, matches: &mut Matches) {
-        let mut given = Vec::new();
-        self.unescaper.end(&mut |placed| given.push(placed));
-        given.into_iter().for_each(|placed| self.push_byte(index, placed, matches));
+        let mut decoded = Vec::new();
+        self.unescaper.end(&mut |positioned| decoded.push(positioned));
+        decoded.into_iter().for_each(|positioned| self.push_byte(index, positioned, matches));
         self.end_segment(index, matches);
     }
 
@@ -194,17 +196,18 @@ impl EmbeddedBase64 {
         if !self.unescaper.is_idle() {
             // An incomplete escape may already determine the decoded byte.
             let mut last = Vec::new();
-            self.unescaper.clone().end(&mut |placed| last.push(placed));
-            let part: &mut Segment = ended.insert((*self.segment).clone());
-            for PositionedByte { byte, from, to } in last.into_iter().take_while(|placed| has_kind(placed.byte, BASE64))
+            self.unescaper.clone().end(&mut |positioned| last.push(positioned));
+            let segment: &mut Segment = ended.insert((*self.segment).clone());
+            for PositionedByte { byte, from, to } in
+                last.into_iter().take_while(|positioned| has_kind(positioned.byte, BASE64))
             {
-                part.push(index, &[byte], (from, to));
+                segment.push(index, &[byte], (from, to));
             }
         }
-        let part = ended.as_mut().unwrap_or(&mut self.segment);
-        let halves = part.partials(index, before);
-        let placed = halves.into_iter().map(|(from, owner)| (part.byte_start(from), owner));
-        placed.filter(|(from, _)| *from < before).collect()
+        let segment = ended.as_mut().unwrap_or(&mut self.segment);
+        let partials = segment.partials(index, before);
+        let positioned = partials.into_iter().map(|(from, owner)| (segment.byte_start(from), owner));
+        positioned.filter(|(from, _)| *from < before).collect()
     }
 }
 
@@ -217,8 +220,8 @@ impl Segment {
     }
 
     /// Decodes consecutive characters, or a single escaped one.
-    fn push(&mut self, index: &Index, run: &[u8], (from, to): (u64, u64)) {
-        let length = run.len() as u64;
+    fn push(&mut self, index: &Index, chars: &[u8], (from, to): (u64, u64)) {
+        let length = chars.len() as u64;
         let is_escaped = to.saturating_sub(from) != length;
         if let Some(last) =
             self.char_spans.back_mut().filter(|last| last.next == from && last.width == 1 && !is_escaped)
@@ -226,31 +229,31 @@ impl Segment {
             last.next = to;
         } else {
             let oldest = first_char_of(self.decoded.saturating_sub(index.patterns.automaton.longest() as u64));
-            while self.char_spans.get(1).is_some_and(|place| place.first_char <= oldest) {
+            while self.char_spans.get(1).is_some_and(|span| span.first_char <= oldest) {
                 self.char_spans.pop_front();
             }
             let width = if is_escaped { to.saturating_sub(from) } else { 1 };
             self.char_spans.push_back(CharSpan { first_char: self.chars, from, next: to, width });
         }
         self.chars = self.chars.saturating_add(length);
-        for run in run.chunks(DECODED) {
-            self.decode(run);
+        for chars in chars.chunks(DECODED) {
+            self.decode(chars);
             let out = std::mem::take(&mut self.buffer);
             self.scan_decoded(index, &out);
             self.buffer = out;
         }
     }
 
-    fn decode(&mut self, mut run: &[u8]) {
+    fn decode(&mut self, mut chars: &[u8]) {
         self.buffer.clear();
-        while let Some((byte, rest)) = run.split_first() {
+        while let Some((byte, rest)) = chars.split_first() {
             if self.group_len == 0
-                && let Some((group, rest)) = run.split_first_chunk()
+                && let Some((group, rest)) = chars.split_first_chunk()
             {
                 let [a, b, c, d] = group.map(|byte| u32::from(sextet(byte)));
                 let [_, bytes @ ..] = (a << 18 | b << 12 | c << 6 | d).to_be_bytes();
                 self.buffer.extend_from_slice(&bytes);
-                run = rest;
+                chars = rest;
                 continue;
             }
             self.group_bits = self.group_bits << 6 | u32::from(sextet(*byte));
@@ -260,7 +263,7 @@ impl Segment {
                 self.buffer.extend_from_slice(&bytes);
                 (self.group_bits, self.group_len) = (0, 0);
             }
-            run = rest;
+            chars = rest;
         }
     }
 
@@ -281,18 +284,18 @@ impl Segment {
     /// these is before a position.
     fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
         let (bytes, length) = self.partial_group();
-        let left = (length > 0).then_some(self.decoded);
-        let pending = self.scan.first_unsearched().into_iter().chain(left).min();
-        let is_all = pending.is_some_and(|pending| self.byte_start(pending) < before);
-        if length == 0 || !is_all {
-            return self.scan.partials_with(index, u64::MAX, is_all);
+        let group = (length > 0).then_some(self.decoded);
+        let pending = self.scan.first_unsearched().into_iter().chain(group).min();
+        let with_unsearched = pending.is_some_and(|pending| self.byte_start(pending) < before);
+        if length == 0 || !with_unsearched {
+            return self.scan.partials_with(index, u64::MAX, with_unsearched);
         }
         let mut scan = self.scan.clone();
         let mut matches = Matches::default();
         scan.feed(index, bytes.get(..length).unwrap_or_default(), &mut matches);
-        let mut halves = scan.partials(index, u64::MAX);
-        halves.extend(complete(&matches));
-        halves
+        let mut partials = scan.partials(index, u64::MAX);
+        partials.extend(complete(&matches));
+        partials
     }
 
     fn scan_decoded(&mut self, index: &Index, decoded: &[u8]) {
@@ -302,11 +305,11 @@ impl Segment {
 
     /// Passes on the matches with their positions in the stream.
     fn report(&mut self, matches: &mut Matches) {
-        let Self { char_spans: places, matches: found, .. } = self;
-        matches.merge_partial(found);
-        for Match { owner, from, to } in found.complete.drain(..) {
-            let (from, _) = char_position(places, first_char_of(from));
-            let (_, to) = char_position(places, last_char_of(to.saturating_sub(1)));
+        let Self { char_spans, matches: segment_matches, .. } = self;
+        matches.merge_partial(segment_matches);
+        for Match { owner, from, to } in segment_matches.complete.drain(..) {
+            let (from, _) = char_position(char_spans, first_char_of(from));
+            let (_, to) = char_position(char_spans, last_char_of(to.saturating_sub(1)));
             matches.complete.push(Match { owner, from, to });
         }
     }
@@ -328,27 +331,27 @@ const fn last_char_of(decoded: u64) -> u64 {
 }
 
 /// Returns the start and the end of a character in the stream.
-fn char_position(places: &VecDeque<CharSpan>, character: u64) -> (u64, u64) {
-    let behind = places.iter().rfind(|place| place.first_char <= character).copied().unwrap_or_default();
-    let from = behind.from.saturating_add(character.saturating_sub(behind.first_char));
-    (from, from.saturating_add(behind.width))
+fn char_position(char_spans: &VecDeque<CharSpan>, character: u64) -> (u64, u64) {
+    let span = char_spans.iter().rfind(|span| span.first_char <= character).copied().unwrap_or_default();
+    let from = span.from.saturating_add(character.saturating_sub(span.first_char));
+    (from, from.saturating_add(span.width))
 }
 
 /// Returns true if a segment may follow this byte: at the start of a quoted string, a field or an element.
-const fn may_precede_segment(before: u8) -> bool {
-    matches!(before, b'"' | b'\'' | b',' | b'=' | b'>')
+const fn may_precede_segment(previous: u8) -> bool {
+    matches!(previous, b'"' | b'\'' | b',' | b'=' | b'>')
 }
 
 /// Returns the offset of the next run of at least `least` bytes, or of the run at the end of the text. Shorter runs
 /// contain only values that the other forms find.
-fn find_run(text: &[u8], least: usize) -> usize {
+fn find_run(text: &[u8], min_len: usize) -> usize {
     let mut start = 0_usize;
     loop {
         let rest = text.get(start..).unwrap_or_default();
-        let near = rest.get(..least).unwrap_or(rest);
+        let window = rest.get(..min_len).unwrap_or(rest);
         // Most runs are short. Searching backwards reads the fewest bytes.
-        let Some(other) = near.iter().rposition(|byte| !has_kind(*byte, RUN)) else { return start };
-        start = start.saturating_add(other).saturating_add(1);
+        let Some(last) = window.iter().rposition(|byte| !has_kind(*byte, RUN)) else { return start };
+        start = start.saturating_add(last).saturating_add(1);
     }
 }
 
@@ -426,13 +429,13 @@ mod tests {
         for piece in pieces {
             parts.feed(&matcher.index, piece, &mut matches);
         }
-        let half = parts.partials(&matcher.index, u64::MAX).into_iter().min();
+        let partial = parts.partials(&matcher.index, u64::MAX).into_iter().min();
         parts.end(&matcher.index, &mut matches);
         let mut matches = matches.complete;
         matches.sort_unstable();
         // Two views may report the same match.
         matches.dedup();
-        (matches, half)
+        (matches, partial)
     }
 
     fn matcher() -> Matcher {
@@ -444,32 +447,33 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_found_behind_what_opens_it_however_it_is_written() {
-        let part = STANDARD.encode(VALUE.iter().map(|byte| format!("\\u{byte:04x}")).collect::<String>());
-        let (first, rest) = part.split_at(3);
-        let lines = part.as_bytes().chunks(20).map(|line| String::from_utf8_lossy(line) + "\r\n").collect::<String>();
+    fn finds_values_in_segments_in_any_notation() {
+        let segment = STANDARD.encode(VALUE.iter().map(|byte| format!("\\u{byte:04x}")).collect::<String>());
+        let (first, rest) = segment.split_at(3);
+        let lines =
+            segment.as_bytes().chunks(20).map(|line| String::from_utf8_lossy(line) + "\r\n").collect::<String>();
         let slashes = STANDARD.encode(format!("\u{ffff}{}", percent("s3cr3t/+?value")));
         assert!(slashes[..12].contains('/'), "{slashes}");
         let rows = [
-            (format!(r#"{{"a":"{part}"}}"#), true),
-            (format!("a={part}&b=1"), true),
-            (format!("a='{part}'"), true),
-            (format!("data:text/plain;base64,{part}"), true),
-            (format!("<a>{part}</a>"), true),
+            (format!(r#"{{"a":"{segment}"}}"#), true),
+            (format!("a={segment}&b=1"), true),
+            (format!("a='{segment}'"), true),
+            (format!("data:text/plain;base64,{segment}"), true),
+            (format!("<a>{segment}</a>"), true),
             (format!("encoding: base64\r\n\r\n{lines}--"), true),
             // The text before the blank line does not belong to the segment.
-            (format!("boundary=abcde\r\n\r\n{part}"), true),
-            (format!(r#"{{"a":"--x\r\n\r\n{part}\r\n"}}"#), true),
+            (format!("boundary=abcde\r\n\r\n{segment}"), true),
+            (format!(r#"{{"a":"--x\r\n\r\n{segment}\r\n"}}"#), true),
             (format!(r#""{}""#, slashes.replace('/', r"\/")), true),
             (format!(r#""{}{rest}""#, percent(first)), true),
-            (format!("{}{}{}", percent("{\"a\":\""), percent(&part), percent("\"}")), true),
-            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa%22{part}%22"), true),
-            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa&quot;{part}&quot;"), true),
-            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\\u0022{part}\\u0022"), true),
+            (format!("{}{}{}", percent("{\"a\":\""), percent(&segment), percent("\"}")), true),
+            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa%22{segment}%22"), true),
+            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa&quot;{segment}&quot;"), true),
+            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\\u0022{segment}\\u0022"), true),
             // Nothing indicates that these are base64 as a whole.
-            (format!(" {part} "), false),
+            (format!(" {segment} "), false),
             (format!(" {}{rest} ", percent(first)), false),
-            (format!("\"abc.{part}\""), false),
+            (format!("\"abc.{segment}\""), false),
         ];
         let matcher = matcher();
         for (text, want) in rows {
@@ -483,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_is_covered_to_the_last_byte_of_its_last_escape() {
+    fn a_match_covers_its_last_escape() {
         let hex: String = VALUE.iter().map(|byte| format!("{byte:02x}")).collect();
         // 28 digits. The last two characters encode the last byte.
         let coded = STANDARD.encode(hex);
@@ -529,7 +533,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_same_is_found_wherever_it_is_cut(
+        fn matches_do_not_depend_on_cuts(
             pieces in proptest::collection::vec(piece(), 0..12),
             cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..12),
         ) {

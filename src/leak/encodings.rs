@@ -116,7 +116,7 @@ mod tests {
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
     #[test]
-    fn forms_are_what_encoders_write_around_a_value() {
+    fn encoders_produce_one_of_the_forms() {
         let value = b"s3cr3t/+? value";
         let forms: Vec<_> = forms(SearchTerm { value, public: 0, min_partial: None, is_whole_only: false })
             .into_iter()

@@ -135,7 +135,7 @@ mod tests {
 
     /// Compares with the ranges that Unicode lists for the property.
     #[test]
-    fn code_points_that_nobody_sees() {
+    fn ignorable_code_points_match_unicode() {
         let ranges = [
             (0xad, 0xad),
             (0x34f, 0x34f),

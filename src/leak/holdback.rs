@@ -181,22 +181,23 @@ impl Holdback {
     /// Releases the bytes before `sent` that correspond to text before `read`.
     fn release(&mut self, read: u64, sent: u64) -> Result<(), Finding> {
         let index = &self.matcher.index;
-        let due = match &mut self.marks {
+        let releasable_to = match &mut self.marks {
             None => read,
             Some(marks) => {
-                let mut due = self.releasable_to;
+                let mut releasable_to = self.releasable_to;
                 while let Some((until, _)) = marks.pop_front_if(|(until, says)| *says <= read && *until <= sent) {
-                    due = due.max(until);
+                    releasable_to = releasable_to.max(until);
                 }
-                due
+                releasable_to
             }
         };
-        let of_text = self.text_scanner.first_partial(index, read);
-        let half = of_text.or_else(|| self.sent_scanner.as_mut().and_then(|sent| sent.first_partial(index, due)));
-        if let Some((_, owner)) = half {
+        let in_text = self.text_scanner.first_partial(index, read);
+        let partial =
+            in_text.or_else(|| self.sent_scanner.as_mut().and_then(|sent| sent.first_partial(index, releasable_to)));
+        if let Some((_, owner)) = partial {
             return Err(self.matcher.finding(owner));
         }
-        self.releasable_to = self.releasable_to.max(due);
+        self.releasable_to = self.releasable_to.max(releasable_to);
         Ok(())
     }
 
@@ -224,7 +225,7 @@ mod tests {
 
     /// A pause releases all bytes, so a key at the end of a piece must be found without the bytes after it.
     #[test]
-    fn a_key_of_a_family_does_not_leave_at_a_pause() {
+    fn a_family_key_is_not_released_at_a_pause() {
         let families = Arc::new(Families::of([Family::DigitalOcean]));
         let matcher = Arc::new(Matcher::default().with_families(&families));
         let key = format!("dop_v1_{}", "0f1e2d3c4b5a6978".repeat(4));
@@ -249,7 +250,7 @@ mod tests {
 
     /// Very many parts of one value are a find, whatever follows them. Each message has its own count.
     #[test]
-    fn pieces_without_end_are_a_find() {
+    fn many_partial_matches_are_a_find() {
         let value = b"tok7q2zt9lmx4vbn8kcyw3pd";
         let matcher = Arc::new(Matcher::new([(crate::leak::ValueOwner::Token, &value[..])].into_iter()));
         let miss = [value.get(..23).unwrap_or_default(), b"!!"].concat();
@@ -264,7 +265,7 @@ mod tests {
 
     /// Zero-width characters are invisible in any encoding, and may be cut into pieces.
     #[test]
-    fn a_value_with_unseen_characters_in_it_does_not_leave() {
+    fn a_value_with_invisible_characters_is_not_released() {
         let value = b"tok7q2zt9lmx4vbn8kcyw3pd";
         let matcher = Arc::new(Matcher::new([(crate::leak::ValueOwner::Token, &value[..])].into_iter()));
         let unseen =

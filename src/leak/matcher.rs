@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_found_in_each_form_and_nothing_else_is() {
+    fn finds_every_form_and_nothing_else() {
         let base64 = |before: &str| {
             base64::engine::general_purpose::STANDARD.encode([before.as_bytes(), VALUE, b" after"].concat())
         };
@@ -463,29 +463,29 @@ mod tests {
         // Once more, with base64 around a whole part.
         let engine = base64::engine::general_purpose::STANDARD;
         let inner: String = VALUE.iter().map(|b| format!("%{b:02x}")).collect();
-        let partial = engine.encode(format!("some text before {inner} and after"));
-        let lines: Vec<_> = partial.as_bytes().chunks(76).map(|line| std::str::from_utf8(line).unwrap()).collect();
+        let encoded = engine.encode(format!("some text before {inner} and after"));
+        let lines: Vec<_> = encoded.as_bytes().chunks(76).map(|line| std::str::from_utf8(line).unwrap()).collect();
         for text in [
-            format!(r#"{{"image": "{partial}"}}"#),
-            format!(r#"{{"image": "{}"}}"#, partial.replace('/', "\\/")),
+            format!(r#"{{"image": "{encoded}"}}"#),
+            format!(r#"{{"image": "{}"}}"#, encoded.replace('/', "\\/")),
             format!(r#"{{"image": "{}\n"}}"#, lines.join("\\n")),
-            format!("<img src='data:image/png;base64,{partial}'>"),
-            format!("a=1&data={}", partial.replace('+', "%2B").replace('=', "%3D")),
+            format!("<img src='data:image/png;base64,{encoded}'>"),
+            format!("a=1&data={}", encoded.replace('+', "%2B").replace('=', "%3D")),
             format!("data={}", lines.join("\r\n")),
             format!("Content-Transfer-Encoding: base64\r\n\r\n{}", lines.join("\r\n")),
             format!(
                 "Content-Transfer-Encoding: base64\n\n{}",
-                partial
+                encoded
                     .as_bytes()
                     .chunks(75)
                     .map(|line| std::str::from_utf8(line).unwrap())
                     .collect::<Vec<_>>()
                     .join("\n")
             ),
-            format!("url=data%3Aimage%2Fpng%3Bbase64%2C{}", partial.replace('+', "%2B").replace('/', "%2F")),
-            format!("%7B%22k%22%3A%22{}%22%7D", partial.replace('+', "%2B").replace('/', "%2F")),
-            format!("a=\\n{partial}"),
-            format!("<a>{partial}</a>"),
+            format!("url=data%3Aimage%2Fpng%3Bbase64%2C{}", encoded.replace('+', "%2B").replace('/', "%2F")),
+            format!("%7B%22k%22%3A%22{}%22%7D", encoded.replace('+', "%2B").replace('/', "%2F")),
+            format!("a=\\n{encoded}"),
+            format!("<a>{encoded}</a>"),
         ] {
             assert!(matcher().find(text.as_bytes()).is_some(), "{text}");
         }
@@ -496,7 +496,7 @@ mod tests {
 
     /// Apparent escapes in the value itself are decoded together with those around it.
     #[test]
-    fn a_value_that_looks_escaped_is_found_behind_escapes() {
+    fn finds_values_that_contain_apparent_escapes() {
         for value in [&br"p%41ss\nw&amp;rd-x9"[..], br"a\u0041b%2541c&lt;d%e9f", b"100%25%25pure"] {
             let matcher = Matcher::new([(ValueOwner::Token, value)].into_iter());
             let json = serde_json::to_string(std::str::from_utf8(value).unwrap()).unwrap();
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_found_in_a_host_whatever_its_case_and_labels() {
+    fn finds_values_in_host_names_in_any_case_and_labels() {
         let owner = ValueOwner::Credential(CredentialName::new("KEY"));
         let matcher = Matcher::new([Value::new(owner, b"Ghp_0123456789abcdefGHIJ")].into_iter());
         for host in [
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_down_holds_no_value() {
+    fn cleaned_text_contains_no_value() {
         let rows = [
             ("/a/sk-live-51H/8xPq+Zz~0 w/b", "/a/***********************/b"),
             ("/a/%73k-live-51H%2F8xPq%2BZz~0%20w", "/a/*******************************"),

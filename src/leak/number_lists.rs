@@ -27,10 +27,10 @@ impl NumberLists {
     pub(super) fn feed(&mut self, index: &Index, text: &[u8], matches: &mut Matches) {
         let mut at = 0_usize;
         while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
-            let place = self.position.saturating_add(at as u64);
-            let taken = if self.is_in_run {
+            let position = self.position.saturating_add(at as u64);
+            let read = if self.is_in_run {
                 let length = rest.iter().take_while(|byte| is_list_byte(**byte)).count();
-                self.walk(index, rest.get(..length).unwrap_or_default(), place, matches);
+                self.walk(index, rest.get(..length).unwrap_or_default(), position, matches);
                 if length < rest.len() {
                     self.finish(index, matches);
                 }
@@ -40,14 +40,14 @@ impl NumberLists {
                 self.is_in_run = start < rest.len();
                 start
             };
-            at = at.saturating_add(taken);
+            at = at.saturating_add(read);
         }
         self.position = self.position.saturating_add(text.len() as u64);
     }
 
-    fn walk(&mut self, index: &Index, text: &[u8], place: u64, matches: &mut Matches) {
-        self.decimal.walk(index, text, place, matches);
-        self.hex.walk(index, text, place, matches);
+    fn walk(&mut self, index: &Index, text: &[u8], position: u64, matches: &mut Matches) {
+        self.decimal.walk(index, text, position, matches);
+        self.hex.walk(index, text, position, matches);
     }
 
     fn finish(&mut self, index: &Index, matches: &mut Matches) {
@@ -63,8 +63,8 @@ impl NumberLists {
 
     /// Returns the partial matches at the end that start before a position: their starts and owners.
     pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
-        let halves = [self.decimal.partials(index, before), self.hex.partials(index, before)];
-        halves.into_iter().flatten().filter(|(from, _)| *from < before).collect()
+        let partials = [self.decimal.partials(index, before), self.hex.partials(index, before)];
+        partials.into_iter().flatten().filter(|(from, _)| *from < before).collect()
     }
 }
 
@@ -89,8 +89,8 @@ impl<const RADIX: u32> List<RADIX> {
     /// The minimum and the maximum number of digits of a number.
     const DIGITS: (u8, u8) = if RADIX == 10 { (1, 3) } else { (2, 2) };
 
-    fn walk(&mut self, index: &Index, text: &[u8], place: u64, matches: &mut Matches) {
-        for (at, byte) in (place..).zip(text) {
+    fn walk(&mut self, index: &Index, text: &[u8], position: u64, matches: &mut Matches) {
+        for (at, byte) in (position..).zip(text) {
             self.push_byte(index, *byte, at, matches);
         }
         self.scan_decoded(index, matches);
@@ -197,9 +197,9 @@ impl<const RADIX: u32> List<RADIX> {
     }
 
     fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
-        let is_all = self.scan.first_unsearched().is_some_and(|pending| self.position_of(pending).0 < before);
-        let halves = self.scan.partials_with(index, u64::MAX, is_all);
-        halves.into_iter().map(|(from, owner)| (self.position_of(from).0, owner)).collect()
+        let with_unsearched = self.scan.first_unsearched().is_some_and(|pending| self.position_of(pending).0 < before);
+        let partials = self.scan.partials_with(index, u64::MAX, with_unsearched);
+        partials.into_iter().map(|(from, owner)| (self.position_of(from).0, owner)).collect()
     }
 }
 
@@ -218,14 +218,14 @@ fn is_list_byte(byte: u8) -> bool {
 }
 
 /// Returns the offset of the next run of at least `least` list bytes, or of the run at the end of the text.
-fn find_run(text: &[u8], least: usize) -> usize {
+fn find_run(text: &[u8], min_len: usize) -> usize {
     let mut start = 0_usize;
     loop {
         let rest = text.get(start..).unwrap_or_default();
-        let near = rest.get(..least).unwrap_or(rest);
+        let window = rest.get(..min_len).unwrap_or(rest);
         // Most runs are short. Searching backwards reads the fewest bytes.
-        let Some(other) = near.iter().rposition(|byte| !is_list_byte(*byte)) else { return start };
-        start = start.saturating_add(other).saturating_add(1);
+        let Some(last) = window.iter().rposition(|byte| !is_list_byte(*byte)) else { return start };
+        start = start.saturating_add(last).saturating_add(1);
     }
 }
 
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_as_a_list_of_numbers_is_found_wherever_it_is_cut() {
+    fn finds_number_lists_at_any_cut() {
         let matcher = Matcher::new([(ValueOwner::Token, VALUE)].into_iter());
         let list =
             |each: &dyn Fn(&u8) -> String, between: &str| VALUE.iter().map(each).collect::<Vec<_>>().join(between);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn other_lists_are_no_value() {
+    fn ignores_other_lists() {
         let matcher = Matcher::new([(ValueOwner::Token, VALUE)].into_iter());
         let short = VALUE[1..].iter().map(u8::to_string).collect::<Vec<_>>().join(",");
         let numbers = (0..5000).map(|n| n.to_string()).collect::<Vec<_>>().join(", ");

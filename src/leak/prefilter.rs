@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_is_found_wherever_it_begins() {
+    fn finds_patterns_at_any_offset() {
         for pattern in [&b"sk-live_0123456789abcdefXYZ/and-more-of-it"[..], b"8bytes+/", b"4byt", b"twelve bytes"] {
             for lead in [0, 4, 16] {
                 let prefilter = Prefilter::new(&[(form(pattern, lead), 7)]);
@@ -376,7 +376,7 @@ mod tests {
 
     /// A guess with less than a whole group right costs the same as any other.
     #[test]
-    fn seven_right_bytes_are_no_candidate() {
+    fn seven_matching_bytes_are_no_candidate() {
         let pattern = b"ghp_R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
         let prefilter = Prefilter::new(&[(form(pattern, 16), 0)]);
         for start in 0..pattern.len() - 7 {
@@ -392,7 +392,7 @@ mod tests {
     /// The automaton does not run for a pattern without its last byte. From half of the pattern on it is a partial
     /// match.
     #[test]
-    fn all_of_a_pattern_has_to_be_right() {
+    fn only_complete_patterns_are_candidates() {
         let pattern = b"ghp_R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
         let mut whole = form(pattern, 16);
         whole.min_partial = 20;
@@ -412,7 +412,7 @@ mod tests {
 
     /// A sender who knows a prefix cannot try the next byte, because no group has only one unknown byte.
     #[test]
-    fn windows_keep_off_what_may_be_known() {
+    fn windows_avoid_public_prefixes() {
         let pattern = b"sk-ant-api03-R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
         for (length, known) in [(16, 10), (17, 11), (20, 12), (24, 12), (31, 12), (49, 19)] {
             for _ in 0..50 {

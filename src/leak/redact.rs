@@ -128,26 +128,26 @@ impl Redactor {
         self.queue.pop(self.releasable_to)
     }
 
-    /// Releases the bytes before `due`. Half of a value or more at the end is overwritten.
-    fn release(&mut self, due: u64) {
-        if due <= self.releasable_to {
+    /// Releases the bytes before `releasable_to`. Half of a value or more at the end is overwritten.
+    fn release(&mut self, releasable_to: u64) {
+        if releasable_to <= self.releasable_to {
             return;
         }
-        let halves = self.scanner.partials(&self.matcher.index, due);
-        if let Some((from, owner)) = halves.iter().min().copied()
-            && due.max(from) > self.releasable_to
+        let partials = self.scanner.partials(&self.matcher.index, releasable_to);
+        if let Some((from, owner)) = partials.iter().min().copied()
+            && releasable_to.max(from) > self.releasable_to
             // The end of a whole value may be the start of another one, and is already overwritten.
-            && !(self.overwritten.start <= from && due <= self.overwritten.end)
+            && !(self.overwritten.start <= from && releasable_to <= self.overwritten.end)
         {
             // Several values may have the same start.
-            if halves.iter().any(|(_, owner)| self.was_sent(*owner)) {
-                self.add_part(from..due);
+            if partials.iter().any(|(_, owner)| self.was_sent(*owner)) {
+                self.add_part(from..releasable_to);
             } else if self.counted_half_start != Some(from) {
                 self.add_find();
             }
-            self.overwrite_range(from..due, owner);
+            self.overwrite_range(from..releasable_to, owner);
         }
-        self.releasable_to = due;
+        self.releasable_to = releasable_to;
     }
 
     /// Counts the pending parts that the rest of the value does not follow as finds.
@@ -155,22 +155,22 @@ impl Redactor {
         if self.pending_parts.is_empty() {
             return;
         }
-        let going_on = self.scanner.partials(&self.matcher.index, u64::MAX);
-        let going_on: Vec<u64> =
-            going_on.into_iter().filter(|(_, owner)| self.was_sent(*owner)).map(|(from, _)| from).collect();
+        let continued = self.scanner.partials(&self.matcher.index, u64::MAX);
+        let continued: Vec<u64> =
+            continued.into_iter().filter(|(_, owner)| self.was_sent(*owner)).map(|(from, _)| from).collect();
         let before = self.pending_parts.len();
-        self.pending_parts.retain(|part| going_on.iter().any(|from| *from <= part.start));
+        self.pending_parts.retain(|part| continued.iter().any(|from| *from <= part.start));
         for _ in self.pending_parts.len()..before {
             self.add_find();
         }
     }
 
     /// Adds a part of the sent value, or extends the pending part with the same start.
-    fn add_part(&mut self, place: Range<u64>) {
-        if let Some(part) = self.pending_parts.iter_mut().find(|part| part.start == place.start) {
-            part.end = part.end.max(place.end);
+    fn add_part(&mut self, range: Range<u64>) {
+        if let Some(part) = self.pending_parts.iter_mut().find(|part| part.start == range.start) {
+            part.end = part.end.max(range.end);
         } else if self.pending_parts.len() < MAX_PARTS {
-            self.pending_parts.push(place);
+            self.pending_parts.push(range);
         } else {
             self.add_find();
         }
@@ -204,20 +204,20 @@ impl Redactor {
     /// Counts a whole value as a find unless it was sent.
     fn count_whole(&mut self, owner: u32) {
         // `user:password` and its password count as one value.
-        let whose = self.matcher.value_owners(owner).next().cloned();
-        if !self.was_sent(owner) && whose.is_some_and(|whose| self.counted_owners.insert(whose)) {
+        let value_owner = self.matcher.value_owners(owner).next().cloned();
+        if !self.was_sent(owner) && value_owner.is_some_and(|value_owner| self.counted_owners.insert(value_owner)) {
             self.add_find();
         }
     }
 
     /// Counts half of the sent value as a find unless it belongs to a whole value.
-    fn count_half(&mut self, half: Half, place: Range<u64>) {
-        if self.recent_matches.iter().any(|whole| whole.start <= place.start && place.end <= whole.end) {
+    fn count_half(&mut self, half: Half, range: Range<u64>) {
+        if self.recent_matches.iter().any(|whole| whole.start <= range.start && range.end <= whole.end) {
             return;
         }
         match half {
             Half::Second => self.add_find(),
-            Half::First => self.add_part(place),
+            Half::First => self.add_part(range),
         }
     }
 
@@ -229,19 +229,19 @@ impl Redactor {
         let sent = self.sent_credential.as_ref();
         self.matcher
             .value_owners(owner)
-            .any(|whose| matches!(whose, ValueOwner::Credential(name) if Some(name) == sent))
+            .any(|owner| matches!(owner, ValueOwner::Credential(name) if Some(name) == sent))
     }
 
     /// Overwrites a range of the held bytes. Adjacent and overlapping ranges count as one.
-    fn overwrite_range(&mut self, place: Range<u64>, owner: u32) {
+    fn overwrite_range(&mut self, range: Range<u64>, owner: u32) {
         let Range { start, end } = self.overwritten;
-        if place.start >= end {
+        if range.start >= end {
             self.count = self.count.saturating_add(1);
         }
-        let start = if place.start > end { place.start } else { start.min(place.start) };
-        self.overwritten = start..end.max(place.end);
+        let start = if range.start > end { range.start } else { start.min(range.start) };
+        self.overwritten = start..end.max(range.end);
         self.owners.insert(owner);
-        self.queue.overwrite(place);
+        self.queue.overwrite(range);
     }
 
     /// Returns the number of bytes that are held, or are released and not yet taken.
@@ -252,22 +252,22 @@ impl Redactor {
 
     /// Overwrites values in a whole text that is not part of the stream. Returns `None` if there are none.
     pub fn whole(&mut self, text: &[u8]) -> Option<Vec<u8>> {
-        let places = self.matcher.ranges(text);
-        let mut bytes = (!places.is_empty()).then(|| text.to_vec())?;
-        let mut done = 0;
-        let wholes = places.iter().filter(|(_, owner)| self.matcher.half(*owner).is_none());
-        let wholes: Vec<Range<usize>> = wholes.map(|(place, _)| place.clone()).collect();
-        for (place, owner) in places {
-            if place.start >= done {
+        let ranges = self.matcher.ranges(text);
+        let mut bytes = (!ranges.is_empty()).then(|| text.to_vec())?;
+        let mut overwritten_to = 0;
+        let whole_ranges = ranges.iter().filter(|(_, owner)| self.matcher.half(*owner).is_none());
+        let whole_ranges: Vec<Range<usize>> = whole_ranges.map(|(range, _)| range.clone()).collect();
+        for (range, owner) in ranges {
+            if range.start >= overwritten_to {
                 self.count = self.count.saturating_add(1);
             }
-            done = done.max(place.end);
-            mask(bytes.get_mut(place.clone()).unwrap_or_default());
+            overwritten_to = overwritten_to.max(range.end);
+            mask(bytes.get_mut(range.clone()).unwrap_or_default());
             self.owners.insert(owner);
             let is_half = self.matcher.half(owner).is_some();
             if !is_half || !self.was_sent(owner) {
                 self.count_whole(owner);
-            } else if wholes.iter().all(|whole| place.start < whole.start || whole.end < place.end) {
+            } else if whole_ranges.iter().all(|whole| range.start < whole.start || whole.end < range.end) {
                 self.add_find();
             }
         }
@@ -348,7 +348,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whole_equals_cut_anywhere(parts in proptest::collection::vec(
+        fn output_does_not_depend_on_cuts(parts in proptest::collection::vec(
             prop_oneof![
                 Just(VALUE.to_vec()),
                 Just(b"Z2hwXzAxMjM0NTY3ODlhYmNkZWZnaGlq".to_vec()),
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_in_two_pieces_with_a_pause_between_never_shows_half_of_it() {
+    fn a_pause_inside_a_value_releases_less_than_half() {
         for cut in 0..=VALUE.len() {
             let text = [b"before ", VALUE, b" after"].concat();
             let out = through(&[&text[..7 + cut], &text[7 + cut..]], true);
@@ -385,7 +385,7 @@ mod tests {
 
     /// The output and its timing must not depend on how much of a guess is right.
     #[test]
-    fn the_lag_depends_on_no_match() {
+    fn the_lag_does_not_depend_on_matches() {
         for guess in 0..VALUE.len() / 2 {
             let mut text = vec![b'x'; 20_000];
             text.extend_from_slice(&VALUE[..guess]);
@@ -401,7 +401,7 @@ mod tests {
 
     /// Half of a value where a shorter value ends, or where the form is longer than the value.
     #[test]
-    fn half_of_a_value_is_half_of_it_in_every_form() {
+    fn redacts_half_of_a_value_in_every_form() {
         let rows: [(&[u8], &[u8], &[u8]); 4] = [
             (b"p4ssw0rd", b"tok3n-0123456789-p4ssw0rd-z", b"tok3n-0123456789-p4ssw0rd"),
             (b"another-value", b"a/bcdefghijklmnopqrstuvwx0////////", b"a%2Fbcdefghijklmnopqrstuv"),
@@ -416,8 +416,8 @@ mod tests {
             let mut want = text.to_vec();
             mask(&mut want);
             assert_eq!(taken(&mut redactor), want, "{}", String::from_utf8_lossy(text));
-            assert!(redactor.found().any(|whose| whose.contains(&&named("B"))));
-            assert_eq!(redactor.count(), 1, "one place");
+            assert!(redactor.found().any(|owner| owner.contains(&&named("B"))));
+            assert_eq!(redactor.count(), 1, "one range");
         }
     }
 
@@ -434,7 +434,7 @@ mod tests {
 
     /// A redaction confirms a guess.
     #[test]
-    fn a_mask_is_a_find_unless_the_value_was_sent_and_came_back_whole() {
+    fn a_redaction_is_a_find_unless_the_whole_sent_value_returns() {
         let (half, rest) = VALUE.split_at(14);
         let (more, last) = rest.split_at(4);
         type Row<'r> = (&'r str, Option<&'r str>, &'r [&'r [u8]], u64);
@@ -464,13 +464,13 @@ mod tests {
 
     /// Half of a long value is overwritten everywhere, and is a find unless it is part of a whole value that was sent.
     #[test]
-    fn halves_of_long_values_are_overwritten_and_counted() {
+    fn redacts_and_counts_halves_of_long_values() {
         let (half, rest) = LONG.split_at(20);
         let hex: Vec<u8> = rest.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect();
         let echo = String::from_utf8_lossy(LONG).replace('/', "\\/").into_bytes();
-        let masked = |text: &[u8], place: Range<usize>| {
+        let masked = |text: &[u8], range: Range<usize>| {
             let mut text = text.to_vec();
-            mask(&mut text[place]);
+            mask(&mut text[range]);
             text
         };
         let first = [half, b", and text"].concat();
@@ -487,7 +487,7 @@ mod tests {
             ("whole", LONG, 0..40, 1, 0),
             ("escaped echoes", &echoes, 0..41, 1, 0),
         ];
-        for (name, text, place, unsent, sent) in rows {
+        for (name, text, range, unsent, sent) in rows {
             for (credential, want) in [(None, unsent), (Some("OTHER"), unsent), (Some("KEY"), sent)] {
                 for cut in 0..=text.len() {
                     let mut redactor = long(credential);
@@ -497,9 +497,9 @@ mod tests {
                     redactor.end();
                     let out = taken(&mut redactor);
                     let want_out = if name == "escaped echoes" {
-                        [0..41, 43..84, 86..127].into_iter().fold(text.to_vec(), |text, place| masked(&text, place))
+                        [0..41, 43..84, 86..127].into_iter().fold(text.to_vec(), |text, range| masked(&text, range))
                     } else {
-                        masked(text, place.clone())
+                        masked(text, range.clone())
                     };
                     assert_eq!(out, want_out, "{name} {credential:?} cut at {cut}");
                     assert_eq!(redactor.finds(true), want, "{name} {credential:?} cut at {cut}");

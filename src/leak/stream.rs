@@ -220,7 +220,7 @@ mod tests {
 
     /// Encoders indent lines.
     #[test]
-    fn lines_may_be_indented() {
+    fn finds_values_in_indented_lines() {
         let value = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
         let matcher = Matcher::new([(ValueOwner::Token, &value[..])].into_iter());
         let base64 = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, value);
@@ -245,7 +245,7 @@ mod tests {
 
     /// A view that diverges late takes into account which bytes other views have already decoded.
     #[test]
-    fn two_families_in_one_value_are_read_alike_wherever_they_are_cut() {
+    fn two_families_in_one_value_match_at_any_cut() {
         let matcher = Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)));
         let text = br"p4s/w0rd%37\u0030%33%34\u0037%33%32\u0066%37%37\u0033%30%37\u0032%36%34";
         for cut in 0..=text.len() {
@@ -256,7 +256,7 @@ mod tests {
 
     /// An escape inside an escape: the inner view continues from the state that the outer views had before it.
     #[test]
-    fn an_escape_within_an_escape_is_read_alike_wherever_it_is_cut() {
+    fn nested_escapes_match_at_any_cut() {
         let matcher = Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)));
         let value = b"s3cr3t/+? value, longer";
         let write = |at: usize, outer: &dyn Fn(u8) -> String, inner: &dyn Fn(u8) -> String| -> String {
@@ -292,7 +292,7 @@ mod tests {
 
     /// `%0c` is one byte, so its last character starts no match in any later view.
     #[test]
-    fn what_an_escape_has_used_up_begins_nothing() {
+    fn decoded_bytes_start_no_match() {
         let matcher = Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)));
         let text = b"a%0%63%7a%254ej%63%6a%254e0%4c%79%2573/%49%48%255ah%62%48%2556l";
         for cut in 0..=text.len() {
@@ -341,7 +341,7 @@ mod tests {
     proptest! {
         /// The prefilter, blocks and views neither lose, add nor move a match.
         #[test]
-        fn agrees_with_another_engine_wherever_it_is_cut(
+        fn agrees_with_another_engine_at_any_cut(
             parts in proptest::collection::vec(part(), 0..12),
             cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..12),
         ) {

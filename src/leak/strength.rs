@@ -11,8 +11,8 @@ const FIRST_ESTIMATE: usize = 40;
 const MAX_ESTIMATE: usize = 100;
 
 /// The consequence of a weak value, for operators who have to change it.
-pub const WEAK: &str = "it is injected, but masked only in answers of the exchange in which it was sent, and not looked \
-                        for in requests";
+pub const WEAK: &str = "it is injected, but redacted only in responses of the exchange in which it was sent, and not \
+                        searched for in requests";
 
 /// The minimum number of guesses for half of a value after the prefix that it shares with other keys. Eight random
 /// bytes take more.
@@ -44,7 +44,7 @@ pub struct Halves {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Weakness {
     /// The approximate number of guesses, as a power of two.
-    #[error("about 2^{0} guesses find it, and 2^40 are the least")]
+    #[error("about 2^{0} guesses find it, but at least 2^40 are required")]
     Guessable(u32),
     /// Shorter than [`MIN_VALUE`].
     #[error("it is shorter than {MIN_VALUE} bytes")]
@@ -64,10 +64,10 @@ impl Strength {
             }
             None => {
                 let (first, second) = halves(secret);
-                let behind = first.get(kind_prefix_len(first)..).unwrap_or_default();
-                let is_own = behind.len() >= MIN_VALUE && guesses(behind) >= MIN_HALF_GUESSES;
+                let after_prefix = first.get(kind_prefix_len(first)..).unwrap_or_default();
+                let is_distinctive = after_prefix.len() >= MIN_VALUE && guesses(after_prefix) >= MIN_HALF_GUESSES;
                 Self::Strong(Halves {
-                    first: is_own && weakness(first).is_none(),
+                    first: is_distinctive && weakness(first).is_none(),
                     second: weakness(second).is_none(),
                     part: strong_part(secret),
                 })
@@ -87,10 +87,10 @@ impl Strength {
 ///
 /// A guessable part must not count. The reaction to it would confirm the guess, and the rest could then be guessed too.
 fn strong_part(value: &[u8]) -> Option<usize> {
-    let own = distinctive_part(value);
-    let offset = memchr::memmem::rfind(value, own).filter(|_| !own.is_empty())?;
-    let public = kind_prefix_len(own);
-    let secret = own.get(public..).unwrap_or_default();
+    let distinctive = distinctive_part(value);
+    let offset = memchr::memmem::rfind(value, distinctive).filter(|_| !distinctive.is_empty())?;
+    let public = kind_prefix_len(distinctive);
+    let secret = distinctive.get(public..).unwrap_or_default();
     let eighths = |n: usize| secret.len().saturating_mul(n).div_ceil(8).max(MIN_VALUE);
     let lengths = [4, 5, 6, 7].map(eighths).into_iter().filter(|length| *length < secret.len());
     let is_strong = |length: &usize| secret.get(..*length).is_some_and(|part| weakness(part).is_none());
@@ -164,22 +164,22 @@ fn weakness(secret: &[u8]) -> Option<Weakness> {
     if secret.len() < MIN_VALUE {
         return Some(Weakness::Short);
     }
-    let known = guesses(secret);
-    (known < MIN_STRONG_GUESSES).then(|| Weakness::Guessable(known.max(1).ilog2()))
+    let estimate = guesses(secret);
+    (estimate < MIN_STRONG_GUESSES).then(|| Weakness::Guessable(estimate.max(1).ilog2()))
 }
 
 /// Returns the approximate number of guesses that find a value.
 fn guesses(secret: &[u8]) -> u64 {
     let text = String::from_utf8_lossy(secret);
-    let guesses = |most: usize| {
-        let read: zeroize::Zeroizing<String> = zeroize::Zeroizing::new(text.chars().take(most).collect());
-        zxcvbn::zxcvbn(&read, &[]).guesses()
+    let guesses = |max_chars: usize| {
+        let chars: zeroize::Zeroizing<String> = zeroize::Zeroizing::new(text.chars().take(max_chars).collect());
+        zxcvbn::zxcvbn(&chars, &[]).guesses()
     };
-    let mut known = guesses(FIRST_ESTIMATE);
-    if known < MIN_STRONG_GUESSES && secret.len() > FIRST_ESTIMATE {
-        known = guesses(MAX_ESTIMATE);
+    let mut estimate = guesses(FIRST_ESTIMATE);
+    if estimate < MIN_STRONG_GUESSES && secret.len() > FIRST_ESTIMATE {
+        estimate = guesses(MAX_ESTIMATE);
     }
-    known
+    estimate
 }
 
 #[cfg(test)]
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_that_can_be_guessed_are_not_looked_for_alone() {
+    fn guessable_halves_are_not_searched_for() {
         let rows = [
             ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", true, true),
             ("k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf", true, true),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_can_be_guessed_or_are_public_do_not_count() {
+    fn guessable_or_public_parts_do_not_count() {
         let rows = [
             ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", Some(22)),
             ("acme_live_k7Qz2mXv9LpW4sVt6eRRu8Yb", Some(10 + 15)),

@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes_are_undone_once_and_the_rest_is_left() {
+    fn decodes_escapes_once_and_keeps_other_bytes() {
         let rows = [
             ("%41%42c", "ABc"),
             ("%2541", "%41"),
@@ -623,7 +623,7 @@ mod tests {
     proptest! {
         /// Every input byte is in the output in order and with its position, either alone or in an escape.
         #[test]
-        fn places_cover_the_text(text in "[%\\\\&ux#;0-9a-f{}amp]{0,40}") {
+        fn positions_cover_the_text(text in "[%\\\\&ux#;0-9a-f{}amp]{0,40}") {
             let mut ranges = Vec::new();
             let mut unescape = Unescaper::default();
             let mut keep = |positioned: PositionedByte| ranges.push((positioned.from, positioned.to));

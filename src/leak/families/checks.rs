@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_the_one_of_zip_in_six_digits() {
+    fn crc62_is_crc32_in_six_digits() {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926, "the check value of CRC-32/ISO-HDLC");
         assert_eq!(crc32(b""), 0);
         assert_eq!(&crc62(b""), b"000000");
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_aws_have_an_account_in_them() {
+    fn aws_ids_contain_an_account() {
         // The one with the account 029608264753 of Aidan Steele's "AWS Access Key ID formats".
         for good in ["QNZGKIQY56JQ7WML", "IOSFODNN7AAAAAAA", "JAAAAAAAAAAAAAAA", "QAAAAAAAAAAAAAAA"] {
             assert!(is_aws_id(good.as_bytes()), "{good}");
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn placeholders_are_known_by_what_no_one_draws() {
+    fn recognizes_placeholders() {
         for text in ["xxxxxxxxxxxx", "aB3dddddd9", "a123456789b", "567890123", "abcdefgh", "IOSFODNN7EXAMPLE"] {
             assert!(is_placeholder(text.as_bytes()), "{text}");
         }

@@ -23,7 +23,7 @@ fn find(text: impl AsRef<[u8]>) -> Option<Family> {
 }
 
 /// Made-up characters, the same each time. No key is written down here, real or not: other scanners read this too.
-fn drawn(length: usize, alphabet: &str) -> String {
+fn pseudo_random(length: usize, alphabet: &str) -> String {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ length as u64;
     let next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -33,21 +33,21 @@ fn drawn(length: usize, alphabet: &str) -> String {
 }
 
 fn base62(length: usize) -> String {
-    drawn(length, &[DIGITS, UPPER, LOWER].concat())
+    pseudo_random(length, &[DIGITS, UPPER, LOWER].concat())
 }
 
 fn url(length: usize) -> String {
     // Does not end in - or _, so that a row reads as one word.
-    let body = drawn(length - 1, &[DIGITS, UPPER, LOWER, "-_"].concat());
+    let body = pseudo_random(length - 1, &[DIGITS, UPPER, LOWER, "-_"].concat());
     body + "k"
 }
 
 fn hex(length: usize) -> String {
-    drawn(length, HEX)
+    pseudo_random(length, HEX)
 }
 
 fn digits(length: usize) -> String {
-    drawn(length, "9180273645")
+    pseudo_random(length, "9180273645")
 }
 
 fn checked(prefix: &str, length: usize) -> String {
@@ -70,16 +70,16 @@ fn groq() -> String {
 
 /// One of each shape that ends with its last character.
 fn keys() -> Vec<(Family, String)> {
-    let aws = |prefix: &str| format!("{prefix}Q{}", drawn(15, BASE32));
+    let aws = |prefix: &str| format!("{prefix}Q{}", pseudo_random(15, BASE32));
     vec![
-        (Family::Age, format!("AGE-SECRET-KEY-1{}", drawn(58, "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L"))),
+        (Family::Age, format!("AGE-SECRET-KEY-1{}", pseudo_random(58, "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L"))),
         (Family::Anthropic, format!("sk-ant-api03-{}AA", url(93))),
         (Family::Anthropic, format!("sk-ant-admin01-{}AA", url(93))),
         (Family::Anthropic, format!("sk-ant-oat01-{}AA", url(93))),
         (Family::Aws, aws("AKIA")),
         (Family::Aws, aws("ASIA")),
-        (Family::Aws, format!("AKIAJ{}", drawn(15, BASE32))),
-        (Family::Atlassian, format!("ATATT3{}={}", url(177), drawn(8, "0123456789ABCDEF"))),
+        (Family::Aws, format!("AKIAJ{}", pseudo_random(15, BASE32))),
+        (Family::Atlassian, format!("ATATT3{}={}", url(177), pseudo_random(8, "0123456789ABCDEF"))),
         (Family::Azure, account_key("AccountKey=")),
         (Family::Azure, account_key("accountKey\": \"")),
         (Family::Azure, account_key("accountkey=")),
@@ -95,7 +95,7 @@ fn keys() -> Vec<(Family, String)> {
         (Family::DigitalOcean, format!("dor_v1_{}", hex(64))),
         (Family::Docker, format!("dckr_pat_{}", url(27))),
         (Family::Doppler, format!("dp.pt.{}", base62(43))),
-        (Family::Dynatrace, format!("dt0c01.{}.{}", drawn(24, BASE32), drawn(64, BASE32))),
+        (Family::Dynatrace, format!("dt0c01.{}.{}", pseudo_random(24, BASE32), pseudo_random(64, BASE32))),
         (Family::Fly, format!("fo1_{}", url(43))),
         (Family::GitHub, checked("ghp_", 36)),
         (Family::GitHub, checked("gho_", 36)),
@@ -104,8 +104,8 @@ fn keys() -> Vec<(Family, String)> {
         (Family::GitHub, checked("ghr_", 76)),
         (Family::GitHub, format!("github_pat_{}_{}", base62(22), base62(59))),
         (Family::GitLab, format!("glpat-{}", url(20))),
-        (Family::GitLab, format!("glpat-{}.01.{}", url(43), drawn(9, HEX))),
-        (Family::GitLab, format!("glpat-{}.{}", url(300), drawn(9, HEX))),
+        (Family::GitLab, format!("glpat-{}.01.{}", url(43), pseudo_random(9, HEX))),
+        (Family::GitLab, format!("glpat-{}.{}", url(300), pseudo_random(9, HEX))),
         (Family::GitLab, format!("gldt-{}", url(20))),
         (Family::GitLab, format!("glptt-{}", hex(40))),
         (Family::GitLab, format!("gloas-{}", hex(64))),
@@ -113,12 +113,12 @@ fn keys() -> Vec<(Family, String)> {
         (Family::Google, format!("AIzaSy{}", url(33))),
         (Family::Grafana, format!("glsa_{}_{}", base62(32), hex(8))),
         (Family::Groq, groq()),
-        (Family::HuggingFace, format!("hf_{}", drawn(34, &[UPPER, LOWER].concat()))),
-        (Family::HuggingFace, format!("api_org_{}", drawn(34, &[UPPER, LOWER].concat()))),
+        (Family::HuggingFace, format!("hf_{}", pseudo_random(34, &[UPPER, LOWER].concat()))),
+        (Family::HuggingFace, format!("api_org_{}", pseudo_random(34, &[UPPER, LOWER].concat()))),
         (Family::LangSmith, format!("lsv2_pt_{}_{}", hex(32), hex(10))),
         (Family::LangSmith, format!("lsv2_sk_{}_{}", hex(32), hex(10))),
         (Family::Linear, format!("lin_api_{}", base62(40))),
-        (Family::NewRelic, format!("NRAK-{}", drawn(27, &[UPPER, DIGITS].concat()))),
+        (Family::NewRelic, format!("NRAK-{}", pseudo_random(27, &[UPPER, DIGITS].concat()))),
         (Family::Notion, format!("ntn_{}{}", digits(11), base62(35))),
         (Family::Npm, checked("npm_", 36)),
         (Family::OpenAi, openai("sk-", 20, base62)),
@@ -151,7 +151,7 @@ fn keys() -> Vec<(Family, String)> {
         (Family::Shopify, format!("shpca_{}", hex(32))),
         (Family::Shopify, format!("shppa_{}", hex(32))),
         (Family::Shopify, format!("shpss_{}", hex(32))),
-        (Family::Slack, format!("xapp-1-A{}-{}-{}", drawn(10, BASE32), digits(13), hex(64))),
+        (Family::Slack, format!("xapp-1-A{}-{}-{}", pseudo_random(10, BASE32), digits(13), hex(64))),
         (Family::Slack, format!("xoxb-{}-{}-{}", digits(12), digits(13), base62(24))),
         (Family::Slack, format!("xoxp-{}-{}-{}-{}", digits(11), digits(12), digits(13), hex(32))),
         (Family::Stripe, format!("sk_live_{}", base62(24))),
@@ -165,7 +165,7 @@ fn keys() -> Vec<(Family, String)> {
 }
 
 /// The beginnings of private keys, with a newline to be filled in.
-fn armours() -> Vec<String> {
+fn armored_keys() -> Vec<String> {
     let label = |label: &str| format!("-----BEGIN {label}-----");
     let der = format!("MIIE{}", base62(60));
     let encrypted = format!("{{n}}Proc-Type: 4,ENCRYPTED{{n}}DEK-Info: AES-128-CBC,{}{{n}}{{n}}", hex(32));
@@ -183,7 +183,7 @@ fn armours() -> Vec<String> {
 }
 
 #[test]
-fn every_shape_is_found_alone_and_between_what_usually_stands_beside() {
+fn finds_every_shape_alone_and_in_context() {
     for (family, key) in keys() {
         for text in [
             key.clone(),
@@ -203,7 +203,7 @@ fn every_shape_is_found_alone_and_between_what_usually_stands_beside() {
 }
 
 #[test]
-fn near_misses_are_not_found() {
+fn ignores_near_misses() {
     for (family, key) in keys() {
         let (but_last, last) = key.split_at(key.len() - 1);
         let (first, but_first) = key.split_at(1);
@@ -227,7 +227,7 @@ fn near_misses_are_not_found() {
 }
 
 #[test]
-fn an_account_key_is_found_behind_its_name_however_it_is_written() {
+fn finds_account_keys_after_their_name() {
     let names = ["AccountKey", "accountKey", "accountkey", "storageAccountKey", "storage_account_key"];
     for name in names.into_iter().chain(["AZURE_STORAGE_ACCOUNT_KEY", "--account-key"]) {
         for between in
@@ -253,7 +253,7 @@ fn an_account_key_is_found_behind_its_name_however_it_is_written() {
 }
 
 #[test]
-fn halves_of_different_lengths_are_no_key_of_openai() {
+fn openai_halves_have_equal_lengths() {
     let infix = str::from_utf8(OPENAI_INFIX).unwrap();
     for (before, after) in [(20, 21), (21, 20), (19, 20), (58, 57), (74, 58), (20, 58), (30, 30), (57, 58)] {
         for prefix in ["sk-", "sk-proj-", "sk-my-name-"] {
@@ -277,7 +277,7 @@ fn halves_of_different_lengths_are_no_key_of_openai() {
 }
 
 #[test]
-fn tokens_of_vault_have_bounds() {
+fn vault_tokens_have_length_limits() {
     for (prefix, least, most) in [("hvs.", 90, 120), ("hvb.", 138, 300)] {
         for (length, want) in
             [(least - 1, None), (least, Some(Family::Vault)), (most, Some(Family::Vault)), (most + 1, None)]
@@ -288,7 +288,7 @@ fn tokens_of_vault_have_bounds() {
 }
 
 #[test]
-fn a_wrong_checksum_is_no_key() {
+fn ignores_wrong_checksums() {
     for prefix in ["ghp_", "gho_", "ghu_", "ghs_", "npm_"] {
         assert_eq!(find(format!("{prefix}{}", base62(36))), None, "{prefix}");
         let key = checked(prefix, 36);
@@ -302,7 +302,7 @@ fn a_wrong_checksum_is_no_key() {
 }
 
 #[test]
-fn what_documentation_and_programs_hold_is_not_found() {
+fn ignores_placeholders_and_identifiers() {
     let x = |count: usize| "x".repeat(count);
     let rows = [
         // AWS's own example, in all of its documentation: known to all, so no key.
@@ -373,8 +373,8 @@ fn what_documentation_and_programs_hold_is_not_found() {
 
 /// Ids in URLs that are made to be handed on; the rest of what is needed is a signature.
 #[test]
-fn ids_in_signed_urls_are_not_found() {
-    let id = format!("AKIAQ{}", drawn(15, BASE32));
+fn ignores_ids_in_signed_urls() {
+    let id = format!("AKIAQ{}", pseudo_random(15, BASE32));
     for text in [
         format!("?X-Amz-Credential={id}%2F20261101%2Feu-west-1%2Fs3%2Faws4_request&X-Amz-Date="),
         format!("AWS4-HMAC-SHA256 Credential={id}/20261101/eu-west-1/s3/aws4_request, SignedHeaders="),
@@ -389,9 +389,9 @@ fn ids_in_signed_urls_are_not_found() {
 }
 
 #[test]
-fn base64_that_has_a_prefix_in_it_is_not_found() {
-    let id = format!("AKIAQ{}", drawn(15, BASE32));
-    let (cio, google) = (format!("cio{}", base62(32)), format!("AIzaSy{}", drawn(33, LOWER)));
+fn ignores_prefixes_inside_base64() {
+    let id = format!("AKIAQ{}", pseudo_random(15, BASE32));
+    let (cio, google) = (format!("cio{}", base62(32)), format!("AIzaSy{}", pseudo_random(33, LOWER)));
     for key in [id, cio, google] {
         for (before, behind) in
             [("/", "/"), ("+", " "), (" ", "+"), ("iVBORw0KGgo", " "), ("\"", "=="), ("-", ""), ("", "/")]
@@ -403,8 +403,8 @@ fn base64_that_has_a_prefix_in_it_is_not_found() {
 }
 
 #[test]
-fn private_keys_are_found_however_their_lines_end() {
-    for row in armours() {
+fn finds_private_keys_with_any_line_ending() {
+    for row in armored_keys() {
         for newline in ["\n", "\r\n", "\\n", "\\r\\n", "\\\\n", "\n    ", "\r\n\t\t"] {
             let text = row.replace("{n}", newline);
             assert_eq!(find(&text), Some(Family::PrivateKey), "{text}");
@@ -424,9 +424,12 @@ fn private_keys_are_found_however_their_lines_end() {
 
 /// A row of the table without a key in the tests would be found here.
 #[test]
-fn every_row_of_the_table_has_a_key_in_the_test() {
-    let texts: Vec<String> =
-        keys().into_iter().map(|(_, key)| key).chain(armours().iter().map(|row| row.replace("{n}", "\n"))).collect();
+fn every_shape_has_a_test_key() {
+    let texts: Vec<String> = keys()
+        .into_iter()
+        .map(|(_, key)| key)
+        .chain(armored_keys().iter().map(|row| row.replace("{n}", "\n")))
+        .collect();
     for (row, shape) in SHAPES.iter().enumerate() {
         let fits = |text: &String| {
             text.as_bytes().starts_with(shape.prefix)
@@ -443,7 +446,7 @@ fn every_row_of_the_table_has_a_key_in_the_test() {
 
 /// A caller holds back 4 KiB.
 #[test]
-fn no_shape_is_longer_than_what_is_held_back() {
+fn no_shape_exceeds_the_lag() {
     const { assert!(FamilyStream::DELAY < 2048) };
     for shape in SHAPES {
         assert!(shape.max_len() <= MAX_KEY, "{}", String::from_utf8_lossy(shape.prefix));
@@ -452,7 +455,7 @@ fn no_shape_is_longer_than_what_is_held_back() {
 }
 
 #[test]
-fn only_what_was_asked_for_is_found() {
+fn finds_only_enabled_families() {
     let none = Families::default();
     assert!(none.is_empty() && Families::of([]).is_empty() && !all().is_empty());
     for (family, key) in keys() {
@@ -483,8 +486,8 @@ fn streamed(text: &[u8], lengths: &[usize]) -> Option<Family> {
 }
 
 #[test]
-fn a_stream_shows_what_the_whole_shows_wherever_it_is_cut() {
-    let armours = armours().into_iter().map(|row| (Family::PrivateKey, row.replace("{n}", "\r\n")));
+fn a_stream_agrees_with_the_whole_text_at_any_cut() {
+    let armours = armored_keys().into_iter().map(|row| (Family::PrivateKey, row.replace("{n}", "\r\n")));
     for (family, key) in keys().into_iter().chain(armours) {
         let text = format!("a=b\\n{key} and\n");
         for cut in 0..text.len() {
@@ -499,7 +502,7 @@ fn a_stream_shows_what_the_whole_shows_wherever_it_is_cut() {
 }
 
 #[test]
-fn a_key_on_any_edge_of_large_pieces_is_found() {
+fn finds_keys_at_the_edges_of_large_pieces() {
     let key = checked("ghp_", 36);
     for before in (0..60).chain(1_000..1_100).chain(4_050..4_100) {
         let text = [vec![b'.'; before], key.clone().into_bytes(), vec![b'.'; 9_000]].concat();
@@ -510,7 +513,7 @@ fn a_key_on_any_edge_of_large_pieces_is_found() {
 }
 
 #[test]
-fn a_lookout_can_be_used_again() {
+fn a_stream_can_be_reused() {
     let key = checked("npm_", 36);
     let (begun, rest) = key.split_at(10);
     let mut lookout = FamilyStream::new(Arc::new(all()));
@@ -522,9 +525,9 @@ fn a_lookout_can_be_used_again() {
 }
 
 /// Texts of what keys are made of: whole ones, halves, prefixes, neighbours and noise.
-fn texts() -> impl Strategy<Value = Vec<u8>> {
+fn key_texts() -> impl Strategy<Value = Vec<u8>> {
     let mut keys: Vec<Vec<u8>> = keys().into_iter().map(|(_, key)| key.into_bytes()).collect();
-    keys.extend(armours().into_iter().map(|row| row.replace("{n}", "\n").into_bytes()));
+    keys.extend(armored_keys().into_iter().map(|row| row.replace("{n}", "\n").into_bytes()));
     let whole = prop::sample::select(keys);
     let broken = (whole.clone(), any::<prop::sample::Index>(), any::<u8>()).prop_map(|(mut key, at, byte)| {
         let at = at.index(key.len());
@@ -543,7 +546,7 @@ fn texts() -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// Texts without keys: random bytes in the encodings of requests, words, and prefixes of keys among them.
-fn ordinary() -> impl Strategy<Value = String> {
+fn ordinary_text() -> impl Strategy<Value = String> {
     let prefixes: Vec<String> = SHAPES.iter().map(|shape| String::from_utf8_lossy(shape.prefix).into_owned()).collect();
     let drawn = prop_oneof![
         "[A-Za-z0-9+/]{0,400}(=|==)?",
@@ -560,12 +563,12 @@ fn ordinary() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn ordinary_text_is_not_found(text in ordinary()) {
+    fn ignores_ordinary_text(text in ordinary_text()) {
         prop_assert_eq!(find(&text), None);
     }
 
     #[test]
-    fn whole_equals_cut_anywhere(text in texts(), lengths in prop::collection::vec(1_usize..1500, 1..6)) {
+    fn a_stream_agrees_with_the_whole_text(text in key_texts(), lengths in prop::collection::vec(1_usize..1500, 1..6)) {
         let whole = all().find(&text).is_some();
         prop_assert_eq!(streamed(&text, &lengths).is_some(), whole);
         prop_assert_eq!(streamed(&text, &[1]).is_some(), whole);
@@ -573,7 +576,7 @@ proptest! {
 
     /// The quick search leaves nothing out that trying every shape at every place would find.
     #[test]
-    fn the_search_equals_trying_everywhere(text in texts()) {
+    fn the_search_agrees_with_naive_search(text in key_texts()) {
         let tried = (0..text.len()).any(|start| {
             SHAPES.iter().any(|shape| {
                 text[start..].starts_with(shape.prefix) && matches!(shape.match_at(&text, start, true), Verdict::Match(_))
