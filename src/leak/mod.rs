@@ -9,9 +9,9 @@
 //! The layers, from the outside to the inside:
 //!
 //! 1. `holdback` scans outgoing bytes and holds them back while a value may be incomplete. `redact` overwrites values
-//!   in responses.
+//!    in responses.
 //! 2. `scanner` scans a stream as it arrives, regardless of how it is cut: its bytes (`stream`), embedded base64 and
-//!   lists of numbers.
+//!    lists of numbers.
 //! 3. `views` searches the bytes in several views, because recipients decode escapes differently.
 //! 4. In each view, `prefilter` finds candidates and `automaton` verifies them.
 //!

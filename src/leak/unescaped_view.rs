@@ -24,7 +24,7 @@ impl UnescapedView {
 
     /// As [`Self::new`], where other views have already decoded escapes.
     pub(super) fn starting_after(families: EscapeFamilies, decoded_to: DecodedTo) -> Self {
-        Self { families, decoded_to: decoded_to, unescaper: Unescaper::new(families), ..Self::default() }
+        Self { families, decoded_to, unescaper: Unescaper::new(families), ..Self::default() }
     }
 
     /// Returns the escapes decoded so far.

@@ -1,4 +1,4 @@
-//! Tests of the families against real and made-up keys.
+//! Tests of the families with real and generated keys.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn find(text: impl AsRef<[u8]>) -> Option<Family> {
     all().find(text.as_ref())
 }
 
-/// Made-up characters, the same each time. No key is written down here, real or not: other scanners read this too.
+/// Returns pseudo-random characters, always the same. The tests contain no key, because other scanners read them too.
 fn pseudo_random(length: usize, alphabet: &str) -> String {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ length as u64;
     let next = || {
@@ -68,7 +68,7 @@ fn groq() -> String {
     format!("gsk_{}{}{}", base62(20), str::from_utf8(GROQ_INFIX).unwrap(), base62(24))
 }
 
-/// One of each shape that ends with its last character.
+/// Returns a key of each shape that ends with its last character.
 fn keys() -> Vec<(Family, String)> {
     let aws = |prefix: &str| format!("{prefix}Q{}", pseudo_random(15, BASE32));
     vec![
@@ -164,7 +164,7 @@ fn keys() -> Vec<(Family, String)> {
     ]
 }
 
-/// The beginnings of private keys, with a newline to be filled in.
+/// Returns the starts of private keys, with placeholders for the newlines.
 fn armored_keys() -> Vec<String> {
     let label = |label: &str| format!("-----BEGIN {label}-----");
     let der = format!("MIIE{}", base62(60));
@@ -209,13 +209,13 @@ fn ignores_near_misses() {
         let (first, but_first) = key.split_at(1);
         let other_case = if first == first.to_lowercase() { first.to_uppercase() } else { first.to_lowercase() };
         let mut rows = vec![key.to_uppercase(), key.to_lowercase()];
-        // The name of an account key is written in several ways, and may be the end of a longer one.
+        // The name of an account key has several spellings, and may be the end of a longer name.
         if family != Family::Azure {
             rows.extend([but_first.to_owned(), format!("{other_case}{but_first}")]);
             rows.extend(["A", "z", "9", "_", "-"].map(|before| format!("{before}{key}")));
         }
         let behind: &[&str] = if family == Family::Azure { &["="] } else { &["A", "z", "9", "_", "-"] };
-        // Tokens of PyPI and Vault have no length of their own.
+        // PyPI and Vault tokens have no fixed length.
         if !matches!(family, Family::PyPi | Family::Vault) {
             rows.extend([but_last.to_owned(), format!("{but_last}.{last}")]);
             rows.extend(behind.iter().map(|behind| format!("{key}{behind}")));
@@ -269,7 +269,7 @@ fn openai_halves_have_equal_lengths() {
     ] {
         assert_eq!(find(&text), None, "{text}");
     }
-    // The infix may also stand in a half.
+    // The infix may also occur in a half.
     let key = format!("sk-proj-{}{infix}{}{infix}{}", base62(30), base62(20), base62(74 - 36 + 36));
     assert_eq!(find(&key), None, "{key}");
     let half = format!("{}{infix}{}", base62(30), base62(36));
@@ -297,7 +297,7 @@ fn ignores_wrong_checksums() {
     }
     // Account 1 099 511 627 775 has thirteen digits.
     assert_eq!(find("AKIA77777777Q7777777"), None);
-    // The time before accounts were in it began with I or J, and today's begin with Q or later.
+    // Ids without an account start with I or J, and ids with one with Q or later.
     assert_eq!(find("AKIAA7RW2T5QK3JNB6XD"), None);
 }
 
@@ -305,7 +305,7 @@ fn ignores_wrong_checksums() {
 fn ignores_placeholders_and_identifiers() {
     let x = |count: usize| "x".repeat(count);
     let rows = [
-        // AWS's own example, in all of its documentation: known to all, so no key.
+        // AWS's example in all of its documentation is public.
         "AKIAIOSFODNN7EXAMPLE".to_owned(),
         "ASIAIOSFODNN7EXAMPLE".to_owned(),
         "AKIAI44QH8DHBEXAMPLE".to_owned(),
@@ -335,7 +335,7 @@ fn ignores_placeholders_and_identifiers() {
         format!("dop_v1_{}", "0123456789abcdef".repeat(4)),
         format!("SG.{}.{}", x(22), x(43)),
         format!("AccountKey={}==", "A".repeat(86)),
-        // Of the storage emulator, published by Microsoft.
+        // The key of the storage emulator, published by Microsoft.
         "AccountKey=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
             .to_owned(),
         format!("AccountKey={}B==", base62(85)),
@@ -371,7 +371,7 @@ fn ignores_placeholders_and_identifiers() {
     }
 }
 
-/// Ids in URLs that are made to be handed on; the rest of what is needed is a signature.
+/// Signed URLs are meant to be shared, and contain no secret besides the signature.
 #[test]
 fn ignores_ids_in_signed_urls() {
     let id = format!("AKIAQ{}", pseudo_random(15, BASE32));
@@ -413,7 +413,7 @@ fn finds_private_keys_with_any_line_ending() {
         assert_eq!(find(row.replace("{n}", " ")), None, "{row}");
         assert_eq!(find(row.replace("{n}", "\n").to_lowercase()), None, "{row}");
     }
-    // Joined into one line, or a line of its own with its padding.
+    // Joined into one line, or a short line with its padding.
     let begins = "-----BEGIN PRIVATE KEY-----\\nMC4CAQAwBQYDK2VwBCIEI";
     for rest in [base62(900), base62(42) + "=", base62(43) + "\\n-----END", base62(42)] {
         assert_eq!(find(format!("{begins}{rest}")), Some(Family::PrivateKey), "{rest}");
@@ -422,7 +422,7 @@ fn finds_private_keys_with_any_line_ending() {
     assert_eq!(find(format!("{account}{}", base62(40))), Some(Family::PrivateKey));
 }
 
-/// A row of the table without a key in the tests would be found here.
+/// Fails for a row of the table without a test key.
 #[test]
 fn every_shape_has_a_test_key() {
     let texts: Vec<String> = keys()
@@ -464,25 +464,25 @@ fn finds_only_enabled_families() {
         let others = Family::ALL.into_iter().filter(|other| *other != family);
         assert_eq!(Families::of(others).find(key.as_bytes()), None, "{key}");
     }
-    let mut lookout = FamilyStream::new(Arc::new(none));
-    assert_eq!((lookout.feed(keys()[0].1.as_bytes()), lookout.end()), (None, None));
+    let mut stream = FamilyStream::new(Arc::new(none));
+    assert_eq!((stream.feed(keys()[0].1.as_bytes()), stream.end()), (None, None));
 }
 
 /// Returns the find of a stream fed in pieces of these lengths, repeated.
 fn streamed(text: &[u8], lengths: &[usize]) -> Option<Family> {
-    let mut lookout = FamilyStream::new(Arc::new(all()));
-    let room = lookout.capacity();
+    let mut stream = FamilyStream::new(Arc::new(all()));
+    let room = stream.capacity();
     let mut rest = text;
     for length in lengths.iter().cycle() {
         let (piece, after) = rest.split_at(rest.len().min(*length));
-        lookout.feed(piece);
-        assert_eq!(lookout.capacity(), room, "the buffer never grows");
+        stream.feed(piece);
+        assert_eq!(stream.capacity(), room, "the buffer never grows");
         rest = after;
         if rest.is_empty() {
             break;
         }
     }
-    lookout.end()
+    stream.end()
 }
 
 #[test]
@@ -516,15 +516,15 @@ fn finds_keys_at_the_edges_of_large_pieces() {
 fn a_stream_can_be_reused() {
     let key = checked("npm_", 36);
     let (begun, rest) = key.split_at(10);
-    let mut lookout = FamilyStream::new(Arc::new(all()));
-    assert_eq!((lookout.feed(begun.as_bytes()), lookout.end()), (None, None));
-    assert_eq!((lookout.feed(rest.as_bytes()), lookout.end()), (None, None), "two streams are not one");
-    assert_eq!((lookout.feed(key.as_bytes()), lookout.feed(b" ")), (None, Some(Family::Npm)));
-    assert_eq!((lookout.feed(b"more"), lookout.end()), (Some(Family::Npm), Some(Family::Npm)));
-    assert_eq!(lookout.end(), None);
+    let mut stream = FamilyStream::new(Arc::new(all()));
+    assert_eq!((stream.feed(begun.as_bytes()), stream.end()), (None, None));
+    assert_eq!((stream.feed(rest.as_bytes()), stream.end()), (None, None), "two streams are not one");
+    assert_eq!((stream.feed(key.as_bytes()), stream.feed(b" ")), (None, Some(Family::Npm)));
+    assert_eq!((stream.feed(b"more"), stream.end()), (Some(Family::Npm), Some(Family::Npm)));
+    assert_eq!(stream.end(), None);
 }
 
-/// Texts of what keys are made of: whole ones, halves, prefixes, neighbours and noise.
+/// Generates texts from whole keys, halves, prefixes, neighbors and noise.
 fn key_texts() -> impl Strategy<Value = Vec<u8>> {
     let mut keys: Vec<Vec<u8>> = keys().into_iter().map(|(_, key)| key.into_bytes()).collect();
     keys.extend(armored_keys().into_iter().map(|row| row.replace("{n}", "\n").into_bytes()));
@@ -545,7 +545,7 @@ fn key_texts() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat())
 }
 
-/// Texts without keys: random bytes in the encodings of requests, words, and prefixes of keys among them.
+/// Generates texts without keys: random bytes in the encodings of requests, words, and prefixes of keys.
 fn ordinary_text() -> impl Strategy<Value = String> {
     let prefixes: Vec<String> = SHAPES.iter().map(|shape| String::from_utf8_lossy(shape.prefix).into_owned()).collect();
     let drawn = prop_oneof![
@@ -574,7 +574,7 @@ proptest! {
         prop_assert_eq!(streamed(&text, &[1]).is_some(), whole);
     }
 
-    /// The quick search leaves nothing out that trying every shape at every place would find.
+    /// The search finds all keys that trying every shape at every offset finds.
     #[test]
     fn the_search_agrees_with_naive_search(text in key_texts()) {
         let tried = (0..text.len()).any(|start| {
