@@ -56,7 +56,7 @@ impl Automaton {
         forms.retain(|(form, _)| !form.bytes.is_empty());
         forms.sort_by(|(a, _), (b, _)| a.bytes.cmp(&b.bytes));
         let longest = forms.iter().map(|(form, _)| form.bytes.len()).max().unwrap_or_default();
-        let most = forms.iter().map(|(form, _)| form.bytes.len()).sum::<usize>().saturating_add(1);
+        let max_nodes = forms.iter().map(|(form, _)| form.bytes.len()).sum::<usize>().saturating_add(1);
         let mut patterns: Vec<Pattern> = Vec::with_capacity(forms.len());
         for (form, owner) in forms {
             match patterns.last_mut().filter(|(last, _)| last.bytes == form.bytes) {
@@ -69,7 +69,7 @@ impl Automaton {
         }
         // Allocated in the final size, because a growing vector would leave unwiped copies behind.
         let mut this = Self {
-            nodes: Zeroizing::new(Vec::with_capacity(most)),
+            nodes: Zeroizing::new(Vec::with_capacity(max_nodes)),
             root: Zeroizing::new([0; 256]),
             rows: Zeroizing::default(),
             sets: vec![Vec::new()],
@@ -105,10 +105,10 @@ impl Automaton {
                 start = end;
             }
             let children = self.nodes.len().saturating_sub(first);
-            let only = self.node(to_u32(first)).byte;
+            let first_byte = self.node(to_u32(first)).byte;
             if let Some(node) = self.nodes.get_mut(at) {
                 node.first_child = to_u32(first);
-                node.first_byte = only;
+                node.first_byte = first_byte;
                 node.children = u8::try_from(children).unwrap_or(u8::MAX);
             }
             at = at.saturating_add(1);
@@ -163,12 +163,12 @@ impl Automaton {
     /// together.
     fn order_depth_first(&mut self) {
         let mut order = Vec::with_capacity(self.nodes.len());
-        let mut places = vec![0; self.nodes.len()];
+        let mut new_indices = vec![0; self.nodes.len()];
         let mut next: Vec<_> = std::iter::once(0..1).collect();
         while let Some(children) = next.pop() {
             for node in children.clone() {
-                if let Some(place) = places.get_mut(node as usize) {
-                    *place = to_u32(order.len());
+                if let Some(index) = new_indices.get_mut(node as usize) {
+                    *index = to_u32(order.len());
                 }
                 order.push(node);
             }
@@ -177,15 +177,15 @@ impl Automaton {
                 (node.children > 0).then(|| node.first_child..node.first_child.saturating_add(u32::from(node.children)))
             }));
         }
-        let place = |node: u32| places.get(node as usize).copied().unwrap_or_default();
+        let new_index = |node: u32| new_indices.get(node as usize).copied().unwrap_or_default();
         let mut nodes = Zeroizing::new(Vec::with_capacity(self.nodes.capacity()));
         nodes.extend(order.iter().map(|node| {
             let node = self.node(*node);
-            let first_child = if node.children > 0 { place(node.first_child) } else { 0 };
-            Node { fail: place(node.fail), output: place(node.output), first_child, ..node }
+            let first_child = if node.children > 0 { new_index(node.first_child) } else { 0 };
+            Node { fail: new_index(node.fail), output: new_index(node.output), first_child, ..node }
         }));
         self.nodes = nodes;
-        self.root.iter_mut().for_each(|child| *child = place(*child));
+        self.root.iter_mut().for_each(|child| *child = new_index(*child));
     }
 
     /// Builds the rows of the nodes with many children. This is the last step, because the others iterate over the
@@ -200,8 +200,8 @@ impl Automaton {
             }
             let mut row = [0; 256];
             for child in (node.first_child..).take(node.children.into()) {
-                if let Some(place) = row.get_mut(usize::from(self.node(child).byte)) {
-                    *place = child;
+                if let Some(entry) = row.get_mut(usize::from(self.node(child).byte)) {
+                    *entry = child;
                 }
             }
             if let Some(node) = self.nodes.get_mut(at) {
@@ -258,7 +258,7 @@ impl Automaton {
         self.owners(node.partial).first().copied()
     }
 
-    /// Returns the longest suffix of a state, or the state itself, whose length satisfies the predicate.
+    /// Returns the longest among a state and its suffixes with a length that satisfies the predicate.
     pub(super) fn longest_suffix(&self, mut state: State, predicate: impl Fn(usize) -> bool) -> State {
         while state != 0 && !predicate(self.depth_and_match(state).0) {
             state = self.node(state).fail;

@@ -66,7 +66,7 @@ impl DelayQueue {
             let end = at.saturating_add(piece.len() as u64);
             let (from, to) = (range.start.max(at), range.end.min(end));
             if from < to {
-                let offset = |place: u64| usize::try_from(place.saturating_sub(at)).unwrap_or(usize::MAX);
+                let offset = |position: u64| usize::try_from(position.saturating_sub(at)).unwrap_or(usize::MAX);
                 let mut changed = into_mut(std::mem::take(piece));
                 mask(changed.get_mut(offset(from)..offset(to)).unwrap_or_default());
                 *piece = changed.freeze();

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use super::fold::{begins_escape, is_line_break};
 use super::matcher::Index;
-use super::stream::{ScanStream, complete};
+use super::stream::{ScanStream, complete_values};
 use super::unescape::{MAX_ESCAPE, ParsedEscape, PositionedByte, Unescaper, parse_escape};
 use super::views::{Match, Matches};
 
@@ -294,7 +294,7 @@ impl Segment {
         let mut matches = Matches::default();
         scan.feed(index, bytes.get(..length).unwrap_or_default(), &mut matches);
         let mut partials = scan.partials(index, u64::MAX);
-        partials.extend(complete(&matches));
+        partials.extend(complete_values(&matches));
         partials
     }
 
@@ -342,7 +342,7 @@ const fn may_precede_segment(previous: u8) -> bool {
     matches!(previous, b'"' | b'\'' | b',' | b'=' | b'>')
 }
 
-/// Returns the offset of the next run of at least `least` bytes, or of the run at the end of the text. Shorter runs
+/// Returns the offset of the next run of at least `min_len` bytes, or of the run at the end of the text. Shorter runs
 /// contain only values that the other forms find.
 fn find_run(text: &[u8], min_len: usize) -> usize {
     let mut start = 0_usize;

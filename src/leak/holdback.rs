@@ -44,18 +44,17 @@ impl Holdback {
     /// Creates a stream whose sent bytes are the text.
     #[must_use]
     pub fn new(matcher: Arc<Matcher>) -> Self {
-        let (text, queue) = (Scanner::default(), DelayQueue::default());
-        let lookout = (!matcher.families.is_empty()).then(|| FamilyStream::new(matcher.families.clone()));
+        let family_stream = (!matcher.families.is_empty()).then(|| FamilyStream::new(matcher.families.clone()));
         Self {
             matcher,
-            text_scanner: text,
+            text_scanner: Scanner::default(),
             sent_scanner: None,
             marks: None,
-            queue,
+            queue: DelayQueue::default(),
             releasable_to: 0,
             text_matches: Matches::default(),
             sent_matches: Matches::default(),
-            family_stream: lookout,
+            family_stream,
         }
     }
 
@@ -92,7 +91,7 @@ impl Holdback {
     /// As [`Self::feed`].
     pub fn read(&mut self, text: &[u8]) -> Result<(), Finding> {
         self.text_scanner.feed(&self.matcher.index, text, &mut self.text_matches);
-        if let Some(family) = self.family_stream.as_mut().and_then(|lookout| lookout.feed(text)) {
+        if let Some(family) = self.family_stream.as_mut().and_then(|families| families.feed(text)) {
             return Err(family.into());
         }
         self.check_matches()
@@ -185,15 +184,15 @@ impl Holdback {
             None => read,
             Some(marks) => {
                 let mut releasable_to = self.releasable_to;
-                while let Some((until, _)) = marks.pop_front_if(|(until, says)| *says <= read && *until <= sent) {
+                while let Some((until, _)) = marks.pop_front_if(|(until, text)| *text <= read && *until <= sent) {
                     releasable_to = releasable_to.max(until);
                 }
                 releasable_to
             }
         };
         let in_text = self.text_scanner.first_partial(index, read);
-        let partial =
-            in_text.or_else(|| self.sent_scanner.as_mut().and_then(|sent| sent.first_partial(index, releasable_to)));
+        let partial = in_text
+            .or_else(|| self.sent_scanner.as_mut().and_then(|scanner| scanner.first_partial(index, releasable_to)));
         if let Some((_, owner)) = partial {
             return Err(self.matcher.finding(owner));
         }

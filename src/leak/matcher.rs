@@ -325,8 +325,8 @@ impl Matcher {
         // A field name may be escaped, and has no case even so.
         let once = name.bytes().any(begins_escape).then(|| unescape::unescape_once(name.as_bytes()));
         let twice = once.as_ref().map(|once| unescape::unescape_once(once));
-        let undone = [&once, &twice].into_iter().flatten().map(|text| text.as_slice());
-        let folded = [name.as_bytes(), joined.as_bytes()].into_iter().chain(undone).find_map(|text| {
+        let decoded = [&once, &twice].into_iter().flatten().map(|text| text.as_slice());
+        let folded = [name.as_bytes(), joined.as_bytes()].into_iter().chain(decoded).find_map(|text| {
             let mut text = without_ignorable(text);
             text.iter_mut().for_each(|byte| *byte = fold(byte.to_ascii_lowercase()));
             self.index.names.find_first(&text)
@@ -366,10 +366,10 @@ impl Matcher {
         let (mut scanner, mut matches) = (Scanner::default(), Matches::default());
         scanner.feed(&self.index, text, &mut matches);
         scanner.end(&self.index, &mut matches);
-        let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
+        let offset = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
         let mut ranges: Vec<_> =
-            matches.complete.iter().map(|Match { owner, from, to }| (place(*from)..place(*to), *owner)).collect();
-        ranges.sort_by_key(|(place, _)| place.start);
+            matches.complete.iter().map(|Match { owner, from, to }| (offset(*from)..offset(*to), *owner)).collect();
+        ranges.sort_by_key(|(range, _)| range.start);
         ranges
     }
 
@@ -381,8 +381,8 @@ impl Matcher {
             return Cow::Borrowed(text);
         }
         let mut bytes = text.as_bytes().to_vec();
-        for (place, _) in ranges {
-            mask(bytes.get_mut(place).unwrap_or_default());
+        for (range, _) in ranges {
+            mask(bytes.get_mut(range).unwrap_or_default());
         }
         Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
     }

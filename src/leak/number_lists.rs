@@ -103,7 +103,7 @@ impl<const RADIX: u32> List<RADIX> {
             }
             let number = self.number.saturating_mul(RADIX).saturating_add(digit);
             if self.digits == Self::DIGITS.1 || number > u32::from(u8::MAX) {
-                // The digits before or after a list are adjacent to it.
+                // Other digits directly precede or follow a list.
                 let (from, digits) = (self.number_start, self.digits);
                 self.finish(index, matches);
                 (self.number, self.digits) = (number % RADIX.pow(digits.into()), digits);
@@ -165,7 +165,7 @@ impl<const RADIX: u32> List<RADIX> {
         }
     }
 
-    /// Returns the position of a number.
+    /// Returns the start and the end of a number. Dropped numbers have those of the first kept one.
     fn position_of(&self, number: u64) -> (u64, u64) {
         let at = usize::try_from(number.saturating_sub(self.dropped)).unwrap_or(usize::MAX);
         self.positions.get(at).or(self.positions.back()).copied().unwrap_or_default()
@@ -217,7 +217,7 @@ fn is_list_byte(byte: u8) -> bool {
     byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X') || is_separator(byte, 16)
 }
 
-/// Returns the offset of the next run of at least `least` list bytes, or of the run at the end of the text.
+/// Returns the offset of the next run of at least `min_len` list bytes, or of the run at the end of the text.
 fn find_run(text: &[u8], min_len: usize) -> usize {
     let mut start = 0_usize;
     loop {
@@ -242,10 +242,10 @@ mod tests {
             numbers.feed(&matcher.index, piece, &mut matches);
         }
         numbers.end(&matcher.index, &mut matches);
-        let mut places: Vec<_> = matches.complete.iter().map(|matched| (matched.from, matched.to)).collect();
-        places.sort_unstable();
-        places.dedup();
-        places
+        let mut ranges: Vec<_> = matches.complete.iter().map(|matched| (matched.from, matched.to)).collect();
+        ranges.sort_unstable();
+        ranges.dedup();
+        ranges
     }
 
     #[test]
@@ -274,8 +274,8 @@ mod tests {
             let want = vec![(from, from + list.len() as u64)];
             for cut in 0..=text.len() {
                 let (one, two) = text.as_bytes().split_at(cut);
-                let places = found(&matcher, &[one, two]);
-                assert!(places.len() == 1 && places[0].1 == want[0].1, "{text} at {cut}: {places:?} {want:?}");
+                let ranges = found(&matcher, &[one, two]);
+                assert!(ranges.len() == 1 && ranges[0].1 == want[0].1, "{text} at {cut}: {ranges:?} {want:?}");
             }
             assert!(!found(&matcher, &[list.as_bytes()]).is_empty(), "{list}");
         }

@@ -171,15 +171,15 @@ impl Prefilter {
         let equal = self.groups.get(first..)?.iter().take_while(|known| **known == group).count();
         let mut first_partial = None;
         for origin in self.origins.get(first..first.saturating_add(equal))? {
-            let Some(begin) = at.checked_sub(origin.offset) else { continue };
-            let bytes = |length: usize| text.get(begin..begin.saturating_add(length));
+            let Some(start) = at.checked_sub(origin.offset) else { continue };
+            let bytes = |length: usize| text.get(start..start.saturating_add(length));
             // Both are computed, so that the time does not depend on whether the part is right.
             let is_whole = bytes(origin.region).is_some_and(|region| self.has_region(region));
             let partial = origin
                 .partial
                 .and_then(bytes)
                 .and_then(|partial| self.owner_of_partial(partial))
-                .map(|owner| (owner, begin));
+                .map(|owner| (owner, start));
             if is_whole {
                 return Some(Candidate { at, partial: None });
             }
@@ -286,8 +286,8 @@ fn choose_window(form: &Form, window: usize, width: usize, random: &mut Random) 
         let window = form.bytes.get(at..at.saturating_add(window)).unwrap_or_default();
         window.windows(width).map(distinct).min().unwrap_or_default().min(MIN_DISTINCT)
     };
-    let most = (low..=high).map(variety).max().unwrap_or_default();
-    let best: Vec<usize> = (low..=high).filter(|at| variety(*at) == most).collect();
+    let max_variety = (low..=high).map(variety).max().unwrap_or_default();
+    let best: Vec<usize> = (low..=high).filter(|at| variety(*at) == max_variety).collect();
     let chosen = usize::try_from(random.next() >> 32).unwrap_or_default().checked_rem(best.len());
     chosen.and_then(|at| best.get(at)).copied().unwrap_or(low)
 }
@@ -307,8 +307,8 @@ fn spellings(group: &[u8]) -> Vec<u64> {
         for known in spellings {
             for byte in unfolded(*byte) {
                 let mut one = known;
-                if let Some(place) = one.get_mut(at) {
-                    *place = byte & 0xdf;
+                if let Some(entry) = one.get_mut(at) {
+                    *entry = byte & 0xdf;
                 }
                 next.push(one);
             }

@@ -9,7 +9,7 @@ use super::views::Matches;
 /// The state of the scan of one stream.
 #[derive(Default)]
 pub(super) struct Scanner {
-    scan: ScanStream,
+    stream: ScanStream,
     base64: EmbeddedBase64,
     numbers: NumberLists,
 }
@@ -17,13 +17,13 @@ pub(super) struct Scanner {
 impl Scanner {
     /// Returns the number of bytes fed so far.
     pub(super) fn position(&self) -> u64 {
-        self.scan.position()
+        self.stream.position()
     }
 
     /// Searches the next bytes.
     pub(super) fn feed(&mut self, index: &Index, text: &[u8], matches: &mut Matches) {
         let before = matches.complete.len();
-        self.scan.feed(index, text, matches);
+        self.stream.feed(index, text, matches);
         self.base64.feed(index, text, matches);
         self.numbers.feed(index, text, matches);
         sort_from(&mut matches.complete, before);
@@ -32,7 +32,7 @@ impl Scanner {
     /// Ends the stream.
     pub(super) fn end(&mut self, index: &Index, matches: &mut Matches) {
         let before = matches.complete.len();
-        self.scan.end(index, matches);
+        self.stream.end(index, matches);
         self.base64.end(index, matches);
         self.numbers.end(index, matches);
         sort_from(&mut matches.complete, before);
@@ -45,7 +45,7 @@ impl Scanner {
 
     /// Returns the partial matches at the end that start before a position: their starts and owners.
     pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
-        let mut partials = self.scan.partials(index, before);
+        let mut partials = self.stream.partials(index, before);
         partials.extend(self.base64.partials(index, before));
         partials.extend(self.numbers.partials(index, before));
         partials

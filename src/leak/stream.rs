@@ -99,13 +99,13 @@ impl ScanStream {
         let mut matches = Matches::default();
         at_end.end(index, &mut matches);
         partials.extend(at_end.partials(index, before));
-        partials.extend(complete(&matches).filter(|(from, _)| *from < before));
+        partials.extend(complete_values(&matches).filter(|(from, _)| *from < before));
         partials
     }
 }
 
 /// Returns the values that are complete if the stream ends here.
-pub(super) fn complete(matches: &Matches) -> impl Iterator<Item = (u64, u32)> {
+pub(super) fn complete_values(matches: &Matches) -> impl Iterator<Item = (u64, u32)> {
     matches.complete.iter().map(|matched| (matched.from, matched.owner))
 }
 
@@ -286,7 +286,7 @@ mod tests {
     /// Returns true if all expected matches are found. A further match may only be the end of an expected one: a view
     /// that diverges inside an escape does not have the start of that escape.
     fn agree(found: &Ends, expected: &Ends) -> bool {
-        let is_within = |(to, from): &(u64, u64)| expected.iter().any(|(end, begin)| end == to && begin < from);
+        let is_within = |(to, from): &(u64, u64)| expected.iter().any(|(end, start)| end == to && start < from);
         expected.is_subset(found) && found.difference(expected).all(is_within)
     }
 
@@ -301,7 +301,7 @@ mod tests {
         }
     }
 
-    fn part() -> impl Strategy<Value = Vec<u8>> {
+    fn text_piece() -> impl Strategy<Value = Vec<u8>> {
         let all: Vec<Vec<u8>> = VALUES
             .iter()
             .flat_map(|value| {
@@ -342,7 +342,7 @@ mod tests {
         /// The prefilter, blocks and views neither lose, add nor move a match.
         #[test]
         fn agrees_with_another_engine_at_any_cut(
-            parts in proptest::collection::vec(part(), 0..12),
+            parts in proptest::collection::vec(text_piece(), 0..12),
             cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..12),
         ) {
             let matcher = Matcher::new(VALUES.into_iter().map(|value| (ValueOwner::Token, value)));

@@ -1,8 +1,8 @@
 //! One view of a stream: bytes, raw or with escapes decoded, the position of each byte in the stream, and the state of
 //! the search.
 //!
-//! Line breaks, the indentation after them and invisible code points are left out of the searched text. Three offsets
-//! have to be told apart: a *position* in the stream, an offset in the text of a [`Buffer`], and an offset in the
+//! Line breaks, the indentation after them and invisible code points are left out of the searched text. There are three
+//! kinds of offsets: a *position* in the stream, an offset in the text of a [`Buffer`], and an offset in the
 //! *joined* text, which is that text without the skipped bytes. [`Span`]s map the text to positions, and [`Line`]s map
 //! the joined text to the text.
 //!

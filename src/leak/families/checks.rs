@@ -44,14 +44,14 @@ fn is_openai(body: &[u8]) -> bool {
     let places = body.windows(OPENAI_INFIX.len()).enumerate().filter(|(_, window)| *window == OPENAI_INFIX);
     places.map(|(at, _)| at).any(|at| {
         let half = body.len().saturating_sub(at).saturating_sub(OPENAI_INFIX.len());
-        let Some((name, drawn)) = at.checked_sub(half).and_then(|start| body.split_at_checked(start)) else {
+        let Some((name, random)) = at.checked_sub(half).and_then(|start| body.split_at_checked(start)) else {
             return false;
         };
         OPENAI_HALVES.contains(&half)
             && name.last().is_none_or(|byte| *byte == b'-')
-            && (half != 20 || drawn.iter().all(u8::is_ascii_alphanumeric))
-            && is_mixed(drawn, 2, 2, 1)
-            && !is_placeholder(drawn)
+            && (half != 20 || random.iter().all(u8::is_ascii_alphanumeric))
+            && is_mixed(random, 2, 2, 1)
+            && !is_placeholder(random)
     })
 }
 
@@ -78,7 +78,7 @@ fn is_placeholder(body: &[u8]) -> bool {
 const EXAMPLE: &[u8] = b"example";
 
 fn is_mixed(body: &[u8], upper: usize, lower: usize, digits: usize) -> bool {
-    let at_least = |least: usize, kind: fn(&u8) -> bool| body.iter().filter(|byte| kind(byte)).count() >= least;
+    let at_least = |min: usize, kind: fn(&u8) -> bool| body.iter().filter(|byte| kind(byte)).count() >= min;
     at_least(upper, u8::is_ascii_uppercase)
         && at_least(lower, u8::is_ascii_lowercase)
         && at_least(digits, u8::is_ascii_digit)
@@ -104,12 +104,12 @@ fn base32(byte: u8) -> Option<u64> {
 }
 
 fn ends_with_crc(body: &[u8]) -> bool {
-    body.split_last_chunk::<6>().is_some_and(|(drawn, checksum)| crc62(drawn) == *checksum)
+    body.split_last_chunk::<6>().is_some_and(|(random, checksum)| crc62(random) == *checksum)
 }
 
 /// Returns the CRC-32 of zip files as six base 62 digits, in GitHub's format.
-pub(super) fn crc62(drawn: &[u8]) -> [u8; 6] {
-    let mut rest = crc32(drawn);
+pub(super) fn crc62(body: &[u8]) -> [u8; 6] {
+    let mut rest = crc32(body);
     let mut text = [b'0'; 6];
     for digit in text.iter_mut().rev() {
         *digit = BASE62.get((rest % 62) as usize).copied().unwrap_or_default();

@@ -66,8 +66,8 @@ impl Probes {
         let (blocks, rest) = region.as_chunks::<BLOCK>();
         let mut at = starts.start;
         let mut last = [0; BLOCK];
-        if let Some(room) = last.get_mut(..rest.len()) {
-            room.copy_from_slice(rest);
+        if let Some(buffer) = last.get_mut(..rest.len()) {
+            buffer.copy_from_slice(rest);
         }
         for block in blocks.iter().chain([&last]) {
             let mut pair_bits = self.pair_hits(block);

@@ -214,11 +214,11 @@ fn ignores_near_misses() {
             rows.extend([but_first.to_owned(), format!("{other_case}{but_first}")]);
             rows.extend(["A", "z", "9", "_", "-"].map(|before| format!("{before}{key}")));
         }
-        let behind: &[&str] = if family == Family::Azure { &["="] } else { &["A", "z", "9", "_", "-"] };
+        let after: &[&str] = if family == Family::Azure { &["="] } else { &["A", "z", "9", "_", "-"] };
         // PyPI and Vault tokens have no fixed length.
         if !matches!(family, Family::PyPi | Family::Vault) {
             rows.extend([but_last.to_owned(), format!("{but_last}.{last}")]);
-            rows.extend(behind.iter().map(|behind| format!("{key}{behind}")));
+            rows.extend(after.iter().map(|after| format!("{key}{after}")));
         }
         for text in rows.into_iter().filter(|text| *text != key) {
             assert_eq!(find(&text), None, "{text} is not quite {key}");
@@ -234,8 +234,8 @@ fn finds_account_keys_after_their_name() {
             ["=", ":", ": ", " = ", " ", "\":\"", "\": \"", "': '", " => '", "=\"", "\\\":\\\"", "=`", "', '"]
         {
             let text = account_key(&format!("{name}{between}"));
-            for (before, behind) in [("", ""), ("{\"", "\"}"), ("export ", ";EndpointSuffix=x"), ("\n  ", "\n")] {
-                assert_eq!(find(format!("{before}{text}{behind}")), Some(Family::Azure), "{before}{text}{behind}");
+            for (before, after) in [("", ""), ("{\"", "\"}"), ("export ", ";EndpointSuffix=x"), ("\n  ", "\n")] {
+                assert_eq!(find(format!("{before}{text}{after}")), Some(Family::Azure), "{before}{text}{after}");
             }
             let (key, padding) = text.split_at(text.len() - 3);
             for near in [format!("{key}B=="), format!("{key}Q="), format!("{key}Q==="), format!("{key}Q==A")] {
@@ -278,9 +278,8 @@ fn openai_halves_have_equal_lengths() {
 
 #[test]
 fn vault_tokens_have_length_limits() {
-    for (prefix, least, most) in [("hvs.", 90, 120), ("hvb.", 138, 300)] {
-        for (length, want) in
-            [(least - 1, None), (least, Some(Family::Vault)), (most, Some(Family::Vault)), (most + 1, None)]
+    for (prefix, min, max) in [("hvs.", 90, 120), ("hvb.", 138, 300)] {
+        for (length, want) in [(min - 1, None), (min, Some(Family::Vault)), (max, Some(Family::Vault)), (max + 1, None)]
         {
             assert_eq!(find(format!("{prefix}{}", url(length))), want, "{prefix} and {length}");
         }
@@ -393,10 +392,10 @@ fn ignores_prefixes_inside_base64() {
     let id = format!("AKIAQ{}", pseudo_random(15, BASE32));
     let (cio, google) = (format!("cio{}", base62(32)), format!("AIzaSy{}", pseudo_random(33, LOWER)));
     for key in [id, cio, google] {
-        for (before, behind) in
+        for (before, after) in
             [("/", "/"), ("+", " "), (" ", "+"), ("iVBORw0KGgo", " "), ("\"", "=="), ("-", ""), ("", "/")]
         {
-            let text = format!("{before}{key}{behind}");
+            let text = format!("{before}{key}{after}");
             assert_eq!(find(&text), None, "{text}");
         }
     }
@@ -515,9 +514,9 @@ fn finds_keys_at_the_edges_of_large_pieces() {
 #[test]
 fn a_stream_can_be_reused() {
     let key = checked("npm_", 36);
-    let (begun, rest) = key.split_at(10);
+    let (start, rest) = key.split_at(10);
     let mut stream = FamilyStream::new(Arc::new(all()));
-    assert_eq!((stream.feed(begun.as_bytes()), stream.end()), (None, None));
+    assert_eq!((stream.feed(start.as_bytes()), stream.end()), (None, None));
     assert_eq!((stream.feed(rest.as_bytes()), stream.end()), (None, None), "two streams are not one");
     assert_eq!((stream.feed(key.as_bytes()), stream.feed(b" ")), (None, Some(Family::Npm)));
     assert_eq!((stream.feed(b"more"), stream.end()), (Some(Family::Npm), Some(Family::Npm)));
