@@ -131,7 +131,7 @@ pub(super) struct Index {
 /// A value, with all credentials and tokens that have it.
 struct Owner {
     value_owners: Vec<ValueOwner>,
-    /// Compares values without storing them.
+    /// The hash of the value. It compares values without storing them.
     hash: TokenHash,
     /// The half, if this is one half of a value that is searched for on its own.
     half: Option<Half>,
@@ -225,7 +225,7 @@ impl Matcher {
         for (at, (SearchTerm { value, .. }, halves)) in distinct.iter().enumerate() {
             let (first, second) = strength::halves(value);
             let halves = [(halves.first, first, Half::First), (halves.second, second, Half::Second)];
-            for (_, value, half) in halves.into_iter().filter(|(is_wanted, ..)| *is_wanted) {
+            for (_, value, half) in halves.into_iter().filter(|(is_enabled, ..)| *is_enabled) {
                 add(SearchTerm { value, public: 0, min_partial: None, is_whole_only: true }, to_u32(owners.len()));
                 let value_owners = owners.get(at).map(|owner| owner.value_owners.clone()).unwrap_or_default();
                 owners.push(Owner { value_owners, hash: TokenHash::of(value), half: Some(half) });
