@@ -10,8 +10,8 @@
 //! * Without escapes, all views are equal and only the raw view is searched.
 //! * At the first escape a derived view *diverges*: it forks the search state of its parent and from then on receives
 //!   the parent's bytes with the escapes decoded.
-//! * Once all bytes that can still belong to a match follow the last decoded escape, it would find the same matches as
-//!   its parent. It *converges* and is dropped until the next escape.
+//! * Once all bytes that can still belong to a match follow the last decoded escape, the view would find the same
+//!   matches as its parent. It *converges* and is dropped until the next escape.
 //! * The single-family views exist only from the second family on. Before that, they would equal the view in which all
 //!   families are decoded.
 //!
