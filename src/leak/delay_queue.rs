@@ -1,4 +1,4 @@
-//! A queue of delayed bytes; unchanged pieces are not copied.
+//! A queue of delayed bytes. Unchanged pieces are not copied.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,12 +7,12 @@ use bytes::{Bytes, BytesMut};
 
 use super::redact::mask;
 
-/// Pieces that are smaller are put together, or a sender of single bytes would fill our memory.
-const SMALL: usize = 512;
-/// As long as these are not larger.
-const MERGED: usize = 4096;
+/// Pieces below this size in bytes are merged. Otherwise a sender of single bytes could fill the memory.
+const SMALL_PIECE: usize = 512;
+/// The size in bytes from which a merged piece does not grow further.
+const MAX_MERGED: usize = 4096;
 
-/// Bytes that wait, and where in the stream they stand.
+/// Delayed bytes and their positions in the stream.
 #[derive(Default)]
 pub(super) struct DelayQueue {
     pieces: VecDeque<Bytes>,
@@ -21,12 +21,12 @@ pub(super) struct DelayQueue {
 }
 
 impl DelayQueue {
-    /// Where the next byte will stand.
+    /// Returns the position of the next byte.
     pub(super) fn end(&self) -> u64 {
         self.to
     }
 
-    /// How many bytes wait.
+    /// Returns the number of delayed bytes.
     pub(super) fn len(&self) -> usize {
         usize::try_from(self.to.saturating_sub(self.from)).unwrap_or(usize::MAX)
     }
@@ -36,10 +36,10 @@ impl DelayQueue {
             return;
         }
         self.to = self.to.saturating_add(bytes.len() as u64);
-        let merges = |last: &mut Bytes| bytes.len() < SMALL && last.len() < MERGED;
+        let merges = |last: &mut Bytes| bytes.len() < SMALL_PIECE && last.len() < MAX_MERGED;
         match self.pieces.pop_back_if(merges) {
             Some(last) => {
-                let mut merged = own(last);
+                let mut merged = into_mut(last);
                 merged.extend_from_slice(&bytes);
                 self.pieces.push_back(merged.freeze());
             }
@@ -47,28 +47,28 @@ impl DelayQueue {
         }
     }
 
-    /// The next piece that stands before `until`.
+    /// Returns the next piece before `until`.
     pub(super) fn pop(&mut self, until: u64) -> Option<Bytes> {
-        let most = usize::try_from(until.saturating_sub(self.from)).unwrap_or(usize::MAX);
-        if most == 0 {
+        let max_len = usize::try_from(until.saturating_sub(self.from)).unwrap_or(usize::MAX);
+        if max_len == 0 {
             return None;
         }
         let first = self.pieces.front_mut()?;
-        let piece = if first.len() > most { first.split_to(most) } else { self.pieces.pop_front()? };
+        let piece = if first.len() > max_len { first.split_to(max_len) } else { self.pieces.pop_front()? };
         self.from = self.from.saturating_add(piece.len() as u64);
         Some(piece)
     }
 
-    /// Overwrites what waits of a part of the stream.
-    pub(super) fn overwrite(&mut self, part: Range<u64>) {
+    /// Overwrites the delayed bytes of a range of the stream.
+    pub(super) fn overwrite(&mut self, range: Range<u64>) {
         let mut at = self.from;
         for piece in &mut self.pieces {
             let end = at.saturating_add(piece.len() as u64);
-            let (from, to) = (part.start.max(at), part.end.min(end));
+            let (from, to) = (range.start.max(at), range.end.min(end));
             if from < to {
-                let within = |place: u64| usize::try_from(place.saturating_sub(at)).unwrap_or(usize::MAX);
-                let mut changed = own(std::mem::take(piece));
-                mask(changed.get_mut(within(from)..within(to)).unwrap_or_default());
+                let offset = |position: u64| usize::try_from(position.saturating_sub(at)).unwrap_or(usize::MAX);
+                let mut changed = into_mut(std::mem::take(piece));
+                mask(changed.get_mut(offset(from)..offset(to)).unwrap_or_default());
                 *piece = changed.freeze();
             }
             at = end;
@@ -76,7 +76,7 @@ impl DelayQueue {
     }
 }
 
-/// The same bytes, to be written to. A copy only if somebody else has them, too.
-fn own(bytes: Bytes) -> BytesMut {
+/// Makes bytes mutable. They are copied only if they are shared.
+fn into_mut(bytes: Bytes) -> BytesMut {
     bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&*shared))
 }

@@ -1,381 +1,396 @@
 //! Finds values in embedded base64: JSON strings, `data:` URLs (RFC 2397), form fields, multipart bodies (RFC 2045
 //! §6.8). The decoded text may be escaped or encoded again, so it is scanned as a text of its own.
 //!
-//! A value that stands there as it is needs none of this: its base64 is one of its forms.
+//! An unescaped value needs no decoding, because its base64 is one of its forms.
+//!
+//! A *run* is a sequence of bytes that may be base64, escapes of it, or line breaks. Bytes between runs, and runs too
+//! short for a value, are skipped. A *segment* is base64 within a run. It starts after a byte that may precede it, such
+//! as a quote, or after a blank line, and ends before the next byte that is neither base64 nor a line break.
 
 use std::collections::VecDeque;
 
-use super::fold::{begins_escape, is_break};
+use super::fold::{begins_escape, is_line_break};
 use super::matcher::Index;
-use super::stream::{ScanStream, wholes};
-use super::unescape::{Front, LONGEST, Placed, Unescape, front};
-use super::views::{Hit, Hits};
+use super::stream::{ScanStream, complete_values};
+use super::unescape::{MAX_ESCAPE, ParsedEscape, PositionedByte, Unescaper, parse_escape};
+use super::views::{Match, Matches};
 
-/// Characters are looked at in blocks of this size, in bytes.
+/// The number of characters that are classified at a time.
 const BLOCK: usize = 8;
-/// Bytes that are decoded at once.
+/// The maximum number of characters that are decoded at a time.
 const DECODED: usize = 3 * 1024;
 
-/// The encoded parts of a stream, as far as it has been read.
+/// The scanner of the base64 segments of a stream.
 #[derive(Default)]
 pub(super) struct EmbeddedBase64 {
     /// The byte before the next one.
-    before: u8,
-    at: u64,
-    /// In a stretch of bytes that parts are made of; what is between such stretches is passed over.
-    is_walking: bool,
-    unescape: Unescape,
-    /// The bytes that begin here are a part.
-    is_declared: bool,
-    /// Line breaks without a character between them.
-    breaks: u8,
+    previous: u8,
+    position: u64,
+    /// The next byte belongs to a run.
+    is_in_run: bool,
+    unescaper: Unescaper,
+    /// A segment may start at the next byte.
+    may_start: bool,
+    /// The number of line breaks since the last character.
+    line_breaks: u8,
     is_decoding: bool,
-    /// The part under way, or the last one: the next takes its room.
-    part: Box<Part>,
+    /// The current segment, or the last one, whose memory the next segment reuses.
+    segment: Box<Segment>,
 }
 
-/// A part under way.
+/// A base64 segment and the scan of its decoded bytes.
 #[derive(Clone, Default)]
-struct Part {
+struct Segment {
     scan: ScanStream,
-    /// Where characters stand, for as many as a value may have.
-    places: VecDeque<Place>,
-    /// Characters that came so far, and bytes that they stand for.
-    read: u64,
+    /// The positions of the latest characters: as many as the longest value may need.
+    char_spans: VecDeque<CharSpan>,
+    /// The number of characters so far. `decoded` is the number of bytes decoded from them.
+    chars: u64,
     decoded: u64,
-    /// Characters that do not make up bytes yet.
-    bits: u32,
-    characters: u8,
-    out: Vec<u8>,
-    hits: Hits,
+    /// The bits of the `group_len` characters of an incomplete group.
+    group_bits: u32,
+    group_len: u8,
+    buffer: Vec<u8>,
+    matches: Matches,
 }
 
-/// Where characters stand, from one on.
+/// The positions of consecutive characters.
 #[derive(Clone, Copy, Default)]
-struct Place {
-    character: u64,
+struct CharSpan {
+    first_char: u64,
     from: u64,
-    /// Where the next would stand if it followed, and was not escaped.
+    /// The position after the last character, where the next one extends this span unless it is escaped.
     next: u64,
-    /// Of each.
+    /// The length of each character in the stream.
     width: u64,
 }
 
 impl EmbeddedBase64 {
-    /// Looks through the parts in the next bytes.
-    pub(super) fn feed(&mut self, index: &Index, text: &[u8], hits: &mut Hits) {
+    /// Scans the segments in the next bytes.
+    pub(super) fn feed(&mut self, index: &Index, text: &[u8], matches: &mut Matches) {
         let mut at = 0_usize;
         while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
-            let taken = if self.is_walking {
-                self.walk(index, rest, self.at.saturating_add(at as u64), hits)
+            let read = if self.is_in_run {
+                self.walk(index, rest, self.position.saturating_add(at as u64), matches)
             } else {
-                let start = stretch(rest, index.shortest.saturating_mul(4).div_ceil(3));
-                let before = at.saturating_add(start).checked_sub(1).and_then(|last| text.get(last));
-                self.is_declared = opens(before.copied().unwrap_or(self.before));
-                (self.is_walking, self.breaks) = (start < rest.len(), 0);
+                let start = find_run(rest, index.shortest.saturating_mul(4).div_ceil(3));
+                let previous = at.saturating_add(start).checked_sub(1).and_then(|last| text.get(last));
+                self.may_start = may_precede_segment(previous.copied().unwrap_or(self.previous));
+                (self.is_in_run, self.line_breaks) = (start < rest.len(), 0);
                 start
             };
-            at = at.saturating_add(taken);
+            at = at.saturating_add(read);
         }
-        self.at = self.at.saturating_add(text.len() as u64);
-        self.before = text.last().copied().unwrap_or(self.before);
+        self.position = self.position.saturating_add(text.len() as u64);
+        self.previous = text.last().copied().unwrap_or(self.previous);
     }
 
-    /// Goes on in a stretch: by a run of characters, or by a byte.
-    fn walk(&mut self, index: &Index, text: &[u8], place: u64, hits: &mut Hits) -> usize {
-        if self.unescape.is_idle() {
-            let run = run(text);
-            if run > 0 {
-                let end = place.saturating_add(run as u64);
-                self.characters(index, text.get(..run).unwrap_or_default(), (place, end), hits);
-                return run;
+    /// Reads within a run: as many base64 characters as there are, or one escape, or one byte. Returns the number of
+    /// bytes read.
+    fn walk(&mut self, index: &Index, text: &[u8], position: u64, matches: &mut Matches) -> usize {
+        if self.unescaper.is_idle() {
+            let chars = base64_len(text);
+            if chars > 0 {
+                let end = position.saturating_add(chars as u64);
+                self.push_chars(index, text.get(..chars).unwrap_or_default(), (position, end), matches);
+                return chars;
             }
-            if let Some(taken) = self.escape(index, text, place, hits) {
-                return taken;
+            if let Some(read) = self.push_escape(index, text, position, matches) {
+                return read;
             }
         }
         let byte = text.first().copied().unwrap_or_default();
-        let (mut given, mut n) = ([Placed::default(); 16], 0_usize);
-        let placed = Placed { byte, from: place, to: place.saturating_add(1) };
-        self.unescape.push(placed, &mut |placed| {
-            if let Some(next) = given.get_mut(n) {
-                *next = placed;
+        let (mut decoded, mut n) = ([PositionedByte::default(); 16], 0_usize);
+        let positioned = PositionedByte { byte, from: position, to: position.saturating_add(1) };
+        self.unescaper.push(positioned, &mut |positioned| {
+            if let Some(next) = decoded.get_mut(n) {
+                *next = positioned;
                 n = n.saturating_add(1);
             }
         });
-        given.get(..n).unwrap_or_default().iter().for_each(|placed| self.take(index, *placed, hits));
-        if !is(byte, STRETCH) {
-            self.finish(index, hits);
-            self.is_walking = false;
+        decoded.get(..n).unwrap_or_default().iter().for_each(|positioned| self.push_byte(index, *positioned, matches));
+        if !has_kind(byte, RUN) {
+            self.end_segment(index, matches);
+            self.is_in_run = false;
         }
         1
     }
 
-    /// Takes what is not a character at once, if all of it is there.
-    fn escape(&mut self, index: &Index, text: &[u8], place: u64, hits: &mut Hits) -> Option<usize> {
-        let byte = *text.first().filter(|byte| is(**byte, STRETCH))?;
-        let escape = if begins_escape(byte) { front(text.get(..LONGEST).unwrap_or(text)) } else { Front::Plain };
-        let used = match &escape {
-            Front::Escape(_, used) => *used,
-            Front::Plain => 1,
-            Front::Begun => return None,
+    /// Adds a complete escape, or a byte that is not base64, at once. Returns the number of bytes read.
+    fn push_escape(&mut self, index: &Index, text: &[u8], position: u64, matches: &mut Matches) -> Option<usize> {
+        let byte = *text.first().filter(|byte| has_kind(**byte, RUN))?;
+        let escape = if begins_escape(byte) {
+            parse_escape(text.get(..MAX_ESCAPE).unwrap_or(text))
+        } else {
+            ParsedEscape::Plain
         };
-        let to = place.saturating_add(used as u64);
-        let bytes = if let Front::Escape(stands_for, _) = &escape { stands_for.as_bytes() } else { &[byte] };
-        bytes.iter().for_each(|byte| self.take(index, Placed { byte: *byte, from: place, to }, hits));
+        let used = match &escape {
+            ParsedEscape::Escape(_, used) => *used,
+            ParsedEscape::Plain => 1,
+            ParsedEscape::Incomplete => return None,
+        };
+        let to = position.saturating_add(used as u64);
+        let bytes = if let ParsedEscape::Escape(stands_for, _) = &escape { stands_for.as_bytes() } else { &[byte] };
+        bytes
+            .iter()
+            .for_each(|byte| self.push_byte(index, PositionedByte { byte: *byte, from: position, to }, matches));
         Some(used)
     }
 
-    /// Takes what does not stand in a run.
-    fn take(&mut self, index: &Index, Placed { byte, from, to }: Placed, hits: &mut Hits) {
+    /// Adds a byte that is not part of a sequence of plain characters.
+    fn push_byte(&mut self, index: &Index, PositionedByte { byte, from, to }: PositionedByte, matches: &mut Matches) {
         match byte {
             b'\r' => {}
             b'\n' => {
-                self.breaks = self.breaks.saturating_add(1);
-                if self.breaks == 2 {
-                    // The head of a part of a multipart body ends in a blank line.
-                    self.finish(index, hits);
-                    self.is_declared = true;
+                self.line_breaks = self.line_breaks.saturating_add(1);
+                if self.line_breaks == 2 {
+                    // A blank line ends the head of a multipart body part.
+                    self.end_segment(index, matches);
+                    self.may_start = true;
                 }
             }
-            _ if is(byte, BASE64) => self.characters(index, &[byte], (from, to), hits),
+            _ if has_kind(byte, BASE64) => self.push_chars(index, &[byte], (from, to), matches),
             _ => {
-                self.finish(index, hits);
-                (self.is_declared, self.breaks) = (opens(byte), 0);
+                self.end_segment(index, matches);
+                (self.may_start, self.line_breaks) = (may_precede_segment(byte), 0);
             }
         }
     }
 
-    fn characters(&mut self, index: &Index, run: &[u8], (from, to): (u64, u64), hits: &mut Hits) {
-        self.breaks = 0;
-        if std::mem::take(&mut self.is_declared) {
+    fn push_chars(&mut self, index: &Index, chars: &[u8], (from, to): (u64, u64), matches: &mut Matches) {
+        self.line_breaks = 0;
+        if std::mem::take(&mut self.may_start) {
             self.is_decoding = true;
-            self.part.clear();
+            self.segment.clear();
         }
         if self.is_decoding {
-            self.part.read(index, run, (from, to));
-            self.part.give(hits);
+            self.segment.push(index, chars, (from, to));
+            self.segment.report(matches);
         }
     }
 
-    /// The part under way ends here.
-    fn finish(&mut self, index: &Index, hits: &mut Hits) {
+    /// Ends the current segment.
+    fn end_segment(&mut self, index: &Index, matches: &mut Matches) {
         if std::mem::take(&mut self.is_decoding) {
-            self.part.flush(index);
-            let Part { scan, hits: found, .. } = &mut *self.part;
-            scan.end(index, found);
-            self.part.give(hits);
+            self.segment.flush(index);
+            let Segment { scan, matches: segment_matches, .. } = &mut *self.segment;
+            scan.end(index, segment_matches);
+            self.segment.report(matches);
         }
     }
 
-    /// Nothing more comes.
-    pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
-        let mut given = Vec::new();
-        self.unescape.end(&mut |placed| given.push(placed));
-        given.into_iter().for_each(|placed| self.take(index, placed, hits));
-        self.finish(index, hits);
+    /// Ends the stream.
+    pub(super) fn end(&mut self, index: &Index, matches: &mut Matches) {
+        let mut decoded = Vec::new();
+        self.unescaper.end(&mut |positioned| decoded.push(positioned));
+        decoded.into_iter().for_each(|positioned| self.push_byte(index, positioned, matches));
+        self.end_segment(index, matches);
     }
 
-    /// The halves of values at the end that begin before a place: where, and their numbers.
-    pub(super) fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+    /// Returns the partial matches at the end that start before a position: their starts and owners.
+    pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
         if !self.is_decoding {
             return Vec::new();
         }
         let mut ended = None;
-        if !self.unescape.is_idle() {
-            // An escape that has not ended may have said what it stands for.
+        if !self.unescaper.is_idle() {
+            // An incomplete escape may already determine the decoded byte.
             let mut last = Vec::new();
-            self.unescape.clone().end(&mut |placed| last.push(placed));
-            let part: &mut Part = ended.insert((*self.part).clone());
-            for Placed { byte, from, to } in last.into_iter().take_while(|placed| is(placed.byte, BASE64)) {
-                part.read(index, &[byte], (from, to));
+            self.unescaper.clone().end(&mut |positioned| last.push(positioned));
+            let segment: &mut Segment = ended.insert((*self.segment).clone());
+            for PositionedByte { byte, from, to } in
+                last.into_iter().take_while(|positioned| has_kind(positioned.byte, BASE64))
+            {
+                segment.push(index, &[byte], (from, to));
             }
         }
-        let part = ended.as_mut().unwrap_or(&mut self.part);
-        let halves = part.halves(index, before);
-        let placed = halves.into_iter().map(|(from, owner)| (part.place(from), owner));
-        placed.filter(|(from, _)| *from < before).collect()
+        let segment = ended.as_mut().unwrap_or(&mut self.segment);
+        let partials = segment.partials(index, before);
+        let positioned = partials.into_iter().map(|(from, owner)| (segment.byte_start(from), owner));
+        positioned.filter(|(from, _)| *from < before).collect()
     }
 }
 
-impl Part {
-    /// Begins anew, and keeps the room it has.
+impl Segment {
+    /// Resets to the start of another segment and keeps the allocated memory.
     fn clear(&mut self) {
         self.scan.clear();
-        self.places.clear();
-        (self.read, self.decoded, self.bits, self.characters) = (0, 0, 0, 0);
+        self.char_spans.clear();
+        (self.chars, self.decoded, self.group_bits, self.group_len) = (0, 0, 0, 0);
     }
 
-    /// Decodes characters that stand one after the other, or one that is escaped.
-    fn read(&mut self, index: &Index, run: &[u8], (from, to): (u64, u64)) {
-        let length = run.len() as u64;
+    /// Decodes consecutive characters, or a single escaped one.
+    fn push(&mut self, index: &Index, chars: &[u8], (from, to): (u64, u64)) {
+        let length = chars.len() as u64;
         let is_escaped = to.saturating_sub(from) != length;
-        if let Some(last) = self.places.back_mut().filter(|last| last.next == from && last.width == 1 && !is_escaped) {
+        if let Some(last) =
+            self.char_spans.back_mut().filter(|last| last.next == from && last.width == 1 && !is_escaped)
+        {
             last.next = to;
         } else {
-            let oldest = character(self.decoded.saturating_sub(index.patterns.automaton.longest() as u64));
-            while self.places.get(1).is_some_and(|place| place.character <= oldest) {
-                self.places.pop_front();
+            let oldest = first_char_of(self.decoded.saturating_sub(index.patterns.automaton.longest() as u64));
+            while self.char_spans.get(1).is_some_and(|span| span.first_char <= oldest) {
+                self.char_spans.pop_front();
             }
             let width = if is_escaped { to.saturating_sub(from) } else { 1 };
-            self.places.push_back(Place { character: self.read, from, next: to, width });
+            self.char_spans.push_back(CharSpan { first_char: self.chars, from, next: to, width });
         }
-        self.read = self.read.saturating_add(length);
-        for run in run.chunks(DECODED) {
-            self.decode(run);
-            let out = std::mem::take(&mut self.out);
-            self.look(index, &out);
-            self.out = out;
+        self.chars = self.chars.saturating_add(length);
+        for chars in chars.chunks(DECODED) {
+            self.decode(chars);
+            let out = std::mem::take(&mut self.buffer);
+            self.scan_decoded(index, &out);
+            self.buffer = out;
         }
     }
 
-    fn decode(&mut self, mut run: &[u8]) {
-        self.out.clear();
-        while let Some((byte, rest)) = run.split_first() {
-            if self.characters == 0
-                && let Some((group, rest)) = run.split_first_chunk()
+    fn decode(&mut self, mut chars: &[u8]) {
+        self.buffer.clear();
+        while let Some((byte, rest)) = chars.split_first() {
+            if self.group_len == 0
+                && let Some((group, rest)) = chars.split_first_chunk()
             {
                 let [a, b, c, d] = group.map(|byte| u32::from(sextet(byte)));
                 let [_, bytes @ ..] = (a << 18 | b << 12 | c << 6 | d).to_be_bytes();
-                self.out.extend_from_slice(&bytes);
-                run = rest;
+                self.buffer.extend_from_slice(&bytes);
+                chars = rest;
                 continue;
             }
-            self.bits = self.bits << 6 | u32::from(sextet(*byte));
-            self.characters = self.characters.saturating_add(1);
-            if self.characters == 4 {
-                let [_, bytes @ ..] = self.bits.to_be_bytes();
-                self.out.extend_from_slice(&bytes);
-                (self.bits, self.characters) = (0, 0);
+            self.group_bits = self.group_bits << 6 | u32::from(sextet(*byte));
+            self.group_len = self.group_len.saturating_add(1);
+            if self.group_len == 4 {
+                let [_, bytes @ ..] = self.group_bits.to_be_bytes();
+                self.buffer.extend_from_slice(&bytes);
+                (self.group_bits, self.group_len) = (0, 0);
             }
-            run = rest;
+            chars = rest;
         }
     }
 
     /// Returns the bytes of an incomplete group, and their number.
-    fn left(&self) -> ([u8; 2], usize) {
-        let [_, a, b, _] = (self.bits << (6 * u32::from(4_u8.saturating_sub(self.characters)))).to_be_bytes();
-        ([a, b], usize::from(self.characters.saturating_sub(1)).min(2))
+    fn partial_group(&self) -> ([u8; 2], usize) {
+        let [_, a, b, _] = (self.group_bits << (6 * u32::from(4_u8.saturating_sub(self.group_len)))).to_be_bytes();
+        ([a, b], usize::from(self.group_len.saturating_sub(1)).min(2))
     }
 
-    /// Decodes what is left of a group.
+    /// Decodes the bytes of an incomplete group.
     fn flush(&mut self, index: &Index) {
-        let (bytes, length) = self.left();
-        self.look(index, bytes.get(..length).unwrap_or_default());
-        (self.bits, self.characters) = (0, 0);
+        let (bytes, length) = self.partial_group();
+        self.scan_decoded(index, bytes.get(..length).unwrap_or_default());
+        (self.group_bits, self.group_len) = (0, 0);
     }
 
-    /// The halves of values at the end, with what is left of a group if that or something else that has not been looked
-    /// through stands before a place.
-    fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
-        let (bytes, length) = self.left();
-        let left = (length > 0).then_some(self.decoded);
-        let pending = self.scan.pending().into_iter().chain(left).min();
-        let is_all = pending.is_some_and(|pending| self.place(pending) < before);
-        if length == 0 || !is_all {
-            return self.scan.halves_of(index, u64::MAX, is_all);
+    /// Returns the partial matches at the end. They include an incomplete group and unsearched bytes if the first of
+    /// these is before a position.
+    fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+        let (bytes, length) = self.partial_group();
+        let group = (length > 0).then_some(self.decoded);
+        let pending = self.scan.first_unsearched().into_iter().chain(group).min();
+        let with_unsearched = pending.is_some_and(|pending| self.byte_start(pending) < before);
+        if length == 0 || !with_unsearched {
+            return self.scan.partials_with(index, u64::MAX, with_unsearched);
         }
         let mut scan = self.scan.clone();
-        let mut hits = Hits::default();
-        scan.feed(index, bytes.get(..length).unwrap_or_default(), &mut hits);
-        let mut halves = scan.halves(index, u64::MAX);
-        halves.extend(wholes(&hits));
-        halves
+        let mut matches = Matches::default();
+        scan.feed(index, bytes.get(..length).unwrap_or_default(), &mut matches);
+        let mut partials = scan.partials(index, u64::MAX);
+        partials.extend(complete_values(&matches));
+        partials
     }
 
-    fn look(&mut self, index: &Index, decoded: &[u8]) {
-        self.scan.feed(index, decoded, &mut self.hits);
+    fn scan_decoded(&mut self, index: &Index, decoded: &[u8]) {
+        self.scan.feed(index, decoded, &mut self.matches);
         self.decoded = self.decoded.saturating_add(decoded.len() as u64);
     }
 
-    /// Gives on what was found, in places of the stream.
-    fn give(&mut self, hits: &mut Hits) {
-        let Self { places, hits: found, .. } = self;
-        hits.take_misses(found);
-        for Hit { owner, from, to } in found.places.drain(..) {
-            let (from, _) = place(places, character(from));
-            let (_, to) = place(places, last_character(to.saturating_sub(1)));
-            hits.places.push(Hit { owner, from, to });
+    /// Passes on the matches with their positions in the stream.
+    fn report(&mut self, matches: &mut Matches) {
+        let Self { char_spans, matches: segment_matches, .. } = self;
+        matches.merge_partial(segment_matches);
+        for Match { owner, from, to } in segment_matches.complete.drain(..) {
+            let (from, _) = char_position(char_spans, first_char_of(from));
+            let (_, to) = char_position(char_spans, last_char_of(to.saturating_sub(1)));
+            matches.complete.push(Match { owner, from, to });
         }
     }
 
-    /// Where a decoded byte begins.
-    fn place(&self, decoded: u64) -> u64 {
-        place(&self.places, character(decoded)).0
+    /// Returns the position of a decoded byte.
+    fn byte_start(&self, decoded: u64) -> u64 {
+        char_position(&self.char_spans, first_char_of(decoded)).0
     }
 }
 
-/// The character that a decoded byte begins in: three bytes are four characters.
-const fn character(decoded: u64) -> u64 {
+/// Returns the character in which a decoded byte starts. Four characters encode three bytes.
+const fn first_char_of(decoded: u64) -> u64 {
     decoded.saturating_mul(8) / 6
 }
 
-/// The character that a decoded byte ends in.
-const fn last_character(decoded: u64) -> u64 {
+/// Returns the character in which a decoded byte ends.
+const fn last_char_of(decoded: u64) -> u64 {
     decoded.saturating_mul(8).saturating_add(7) / 6
 }
 
-/// From where to where a character stands.
-fn place(places: &VecDeque<Place>, character: u64) -> (u64, u64) {
-    let behind = places.iter().rfind(|place| place.character <= character).copied().unwrap_or_default();
-    let from = behind.from.saturating_add(character.saturating_sub(behind.character));
-    (from, from.saturating_add(behind.width))
+/// Returns the start and the end of a character in the stream.
+fn char_position(char_spans: &VecDeque<CharSpan>, character: u64) -> (u64, u64) {
+    let span = char_spans.iter().rfind(|span| span.first_char <= character).copied().unwrap_or_default();
+    let from = span.from.saturating_add(character.saturating_sub(span.first_char));
+    (from, from.saturating_add(span.width))
 }
 
-/// True if a part may stand behind this byte: in quotes, as a field or an element.
-const fn opens(before: u8) -> bool {
-    matches!(before, b'"' | b'\'' | b',' | b'=' | b'>')
+/// Returns true if a segment may follow this byte: at the start of a quoted string, a field or an element.
+const fn may_precede_segment(previous: u8) -> bool {
+    matches!(previous, b'"' | b'\'' | b',' | b'=' | b'>')
 }
 
-/// Where the next stretch begins that has so many bytes, or that the text ends in; what it is made of, is
-/// [`STRETCH`]. In shorter ones there is no value but those that stand there as they are.
-fn stretch(text: &[u8], least: usize) -> usize {
+/// Returns the offset of the next run of at least `min_len` bytes, or of the run at the end of the text. Shorter runs
+/// contain only values that the other forms find.
+fn find_run(text: &[u8], min_len: usize) -> usize {
     let mut start = 0_usize;
     loop {
         let rest = text.get(start..).unwrap_or_default();
-        let near = rest.get(..least).unwrap_or(rest);
-        // From behind: most stretches are short, and then most bytes need no look.
-        let Some(other) = near.iter().rposition(|byte| !is(*byte, STRETCH)) else { return start };
-        start = start.saturating_add(other).saturating_add(1);
+        let window = rest.get(..min_len).unwrap_or(rest);
+        // Most runs are short. Searching backwards reads the fewest bytes.
+        let Some(last) = window.iter().rposition(|byte| !has_kind(*byte, RUN)) else { return start };
+        start = start.saturating_add(last).saturating_add(1);
     }
 }
 
-/// How many characters of base64 a text begins with.
-fn run(text: &[u8]) -> usize {
-    let all = |block: &[u8; BLOCK]| block.iter().fold(BASE64, |all, byte| all & kinds(*byte)) == BASE64;
+/// Returns the number of base64 characters at the start of a text.
+fn base64_len(text: &[u8]) -> usize {
+    let all = |block: &[u8; BLOCK]| block.iter().fold(BASE64, |all, byte| all & kind(*byte)) == BASE64;
     let (blocks, _) = text.as_chunks::<BLOCK>();
     let full = blocks.iter().take_while(|block| all(block)).count().saturating_mul(BLOCK);
     let rest = text.get(full..).unwrap_or_default();
-    full.saturating_add(rest.iter().take_while(|byte| is(**byte, BASE64)).count())
+    full.saturating_add(rest.iter().take_while(|byte| has_kind(**byte, BASE64)).count())
 }
 
-/// A character of base64.
+/// The flag of base64 characters.
 const BASE64: u8 = 0x40;
-/// A character of a part: base64, escapes of it, and line breaks.
-const STRETCH: u8 = 0x80;
+/// The flag of bytes that runs consist of: base64, escapes of it, and line breaks.
+const RUN: u8 = 0x80;
 
-fn is(byte: u8, kind: u8) -> bool {
-    kinds(byte) & kind != 0
+fn has_kind(byte: u8, mask: u8) -> bool {
+    kind(byte) & mask != 0
 }
 
-fn kinds(byte: u8) -> u8 {
+fn kind(byte: u8) -> u8 {
     KINDS.get(usize::from(byte)).copied().unwrap_or_default()
 }
 
 /// Returns the value of a base64 character.
 fn sextet(byte: u8) -> u8 {
-    kinds(byte) & 0x3f
+    kind(byte) & 0x3f
 }
 
-/// The kind of each byte, and its base64 value.
+/// The flags of each byte, and its base64 value.
 #[expect(clippy::indexing_slicing, reason = "a byte is less than 256, and this is done while compiling")]
 const KINDS: [u8; 256] = {
     let mut table = [0; 256];
     let mut byte = 0_u8;
     while byte < u8::MAX {
         table[byte as usize] = match value(byte) {
-            Some(sextet) => BASE64 | STRETCH | sextet,
-            None if begins_escape(byte) || is_break(byte) || matches!(byte, b'#' | b';' | b'{' | b'}') => STRETCH,
+            Some(sextet) => BASE64 | RUN | sextet,
+            None if begins_escape(byte) || is_line_break(byte) || matches!(byte, b'#' | b';' | b'{' | b'}') => RUN,
             None => 0,
         };
         byte = byte.wrapping_add(1);
@@ -406,21 +421,21 @@ mod tests {
 
     const VALUE: &[u8] = b"s3cr3t/+?value";
 
-    /// The hits, and the half at the end.
-    type Told = (Vec<Hit>, Option<(u64, u32)>);
+    /// The matches, and the partial match at the end.
+    type Outcome = (Vec<Match>, Option<(u64, u32)>);
 
-    fn told(matcher: &Matcher, pieces: &[&[u8]]) -> Told {
-        let (mut parts, mut hits) = (EmbeddedBase64::default(), Hits::default());
+    fn scan(matcher: &Matcher, pieces: &[&[u8]]) -> Outcome {
+        let (mut parts, mut matches) = (EmbeddedBase64::default(), Matches::default());
         for piece in pieces {
-            parts.feed(&matcher.index, piece, &mut hits);
+            parts.feed(&matcher.index, piece, &mut matches);
         }
-        let half = parts.halves(&matcher.index, u64::MAX).into_iter().min();
-        parts.end(&matcher.index, &mut hits);
-        let mut hits = hits.places;
-        hits.sort_unstable();
-        // Both of two readings may have it.
-        hits.dedup();
-        (hits, half)
+        let partial = parts.partials(&matcher.index, u64::MAX).into_iter().min();
+        parts.end(&matcher.index, &mut matches);
+        let mut matches = matches.complete;
+        matches.sort_unstable();
+        // Two views may report the same match.
+        matches.dedup();
+        (matches, partial)
     }
 
     fn matcher() -> Matcher {
@@ -432,54 +447,59 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_found_behind_what_opens_it_however_it_is_written() {
-        let part = STANDARD.encode(VALUE.iter().map(|byte| format!("\\u{byte:04x}")).collect::<String>());
-        let (first, rest) = part.split_at(3);
-        let lines = part.as_bytes().chunks(20).map(|line| String::from_utf8_lossy(line) + "\r\n").collect::<String>();
+    fn finds_values_in_segments_in_any_notation() {
+        let segment = STANDARD.encode(VALUE.iter().map(|byte| format!("\\u{byte:04x}")).collect::<String>());
+        let (first, rest) = segment.split_at(3);
+        let lines =
+            segment.as_bytes().chunks(20).map(|line| String::from_utf8_lossy(line) + "\r\n").collect::<String>();
         let slashes = STANDARD.encode(format!("\u{ffff}{}", percent("s3cr3t/+?value")));
         assert!(slashes[..12].contains('/'), "{slashes}");
         let rows = [
-            (format!(r#"{{"a":"{part}"}}"#), true),
-            (format!("a={part}&b=1"), true),
-            (format!("a='{part}'"), true),
-            (format!("data:text/plain;base64,{part}"), true),
-            (format!("<a>{part}</a>"), true),
+            (format!(r#"{{"a":"{segment}"}}"#), true),
+            (format!("a={segment}&b=1"), true),
+            (format!("a='{segment}'"), true),
+            (format!("data:text/plain;base64,{segment}"), true),
+            (format!("<a>{segment}</a>"), true),
             (format!("encoding: base64\r\n\r\n{lines}--"), true),
-            // The text before the blank line does not belong to the part.
-            (format!("boundary=abcde\r\n\r\n{part}"), true),
-            (format!(r#"{{"a":"--x\r\n\r\n{part}\r\n"}}"#), true),
+            // The text before the blank line does not belong to the segment.
+            (format!("boundary=abcde\r\n\r\n{segment}"), true),
+            (format!(r#"{{"a":"--x\r\n\r\n{segment}\r\n"}}"#), true),
             (format!(r#""{}""#, slashes.replace('/', r"\/")), true),
             (format!(r#""{}{rest}""#, percent(first)), true),
-            (format!("{}{}{}", percent("{\"a\":\""), percent(&part), percent("\"}")), true),
-            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa%22{part}%22"), true),
-            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa&quot;{part}&quot;"), true),
-            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\\u0022{part}\\u0022"), true),
-            // Nothing says that these are base64 as a whole.
-            (format!(" {part} "), false),
+            (format!("{}{}{}", percent("{\"a\":\""), percent(&segment), percent("\"}")), true),
+            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa%22{segment}%22"), true),
+            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa&quot;{segment}&quot;"), true),
+            (format!("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\\u0022{segment}\\u0022"), true),
+            // Nothing indicates that these are base64 as a whole.
+            (format!(" {segment} "), false),
             (format!(" {}{rest} ", percent(first)), false),
-            (format!("\"abc.{part}\""), false),
+            (format!("\"abc.{segment}\""), false),
         ];
         let matcher = matcher();
         for (text, want) in rows {
-            let (hits, _) = told(&matcher, &[text.as_bytes()]);
-            assert_eq!(!hits.is_empty(), want, "{text}");
+            let (matches, _) = scan(&matcher, &[text.as_bytes()]);
+            assert_eq!(!matches.is_empty(), want, "{text}");
             for cut in 1..text.len() {
                 let (a, b) = text.as_bytes().split_at(cut);
-                assert_eq!(told(&matcher, &[a, b]).0, hits, "{text} at {cut}");
+                assert_eq!(scan(&matcher, &[a, b]).0, matches, "{text} at {cut}");
             }
         }
     }
 
     #[test]
-    fn what_was_found_is_covered_to_the_last_byte_of_its_last_escape() {
+    fn a_match_covers_its_last_escape() {
         let hex: String = VALUE.iter().map(|byte| format!("{byte:02x}")).collect();
-        // 28 digits: the last two characters are the last byte's.
+        // 28 digits. The last two characters encode the last byte.
         let coded = STANDARD.encode(hex);
         let plain = coded.trim_end_matches('=');
         for (from, text) in [(1, format!("\"{plain}\"")), (1, format!("\"{}\"", percent(plain)))] {
-            let (hits, _) = told(&matcher(), &[text.as_bytes()]);
+            let (matches, _) = scan(&matcher(), &[text.as_bytes()]);
             let to = text.len() as u64 - 1;
-            assert_eq!(hits.iter().map(|hit| (hit.from, hit.to)).collect::<Vec<_>>(), [(from, to)], "{text}");
+            assert_eq!(
+                matches.iter().map(|matched| (matched.from, matched.to)).collect::<Vec<_>>(),
+                [(from, to)],
+                "{text}"
+            );
         }
     }
 
@@ -513,7 +533,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_same_is_found_wherever_it_is_cut(
+        fn matches_do_not_depend_on_cuts(
             pieces in proptest::collection::vec(piece(), 0..12),
             cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..12),
         ) {
@@ -521,7 +541,7 @@ mod tests {
             let mut at: Vec<_> = cuts.iter().map(|cut| cut.index(text.len() + 1)).chain([0, text.len()]).collect();
             at.sort_unstable();
             let pieces: Vec<_> = at.windows(2).map(|w| &text.as_bytes()[w[0]..w[1]]).collect();
-            prop_assert_eq!(told(&matcher, &pieces), told(&matcher, &[text.as_bytes()]));
+            prop_assert_eq!(scan(&matcher, &pieces), scan(&matcher, &[text.as_bytes()]));
         }
     }
 }

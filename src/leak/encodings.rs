@@ -1,5 +1,5 @@
-//! The encodings of a value that can be listed. Encodings that cannot, because any byte may be escaped or not, are
-//! undone instead: see `unescape`.
+//! The encodings of a value that can be enumerated. Escapes cannot, because any byte may be escaped or not. They are
+//! decoded instead, see `unescape`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -8,88 +8,88 @@ use zeroize::Zeroizing;
 use super::fold::{fold, without_ignorable};
 use super::unescape;
 
-/// Values shorter than this are weak, in bytes: they stand in texts that have nothing to do with them.
+/// Values shorter than this are weak, in bytes, because they occur in unrelated texts.
 pub const MIN_VALUE: usize = 8;
-/// Values shorter than this are not looked for at all, in bytes.
+/// Values shorter than this are not searched for, in bytes.
 pub(super) const MIN_SEARCHED: usize = 4;
-/// The filter prefers bytes of a form that stand behind so many bytes of the value: prefixes of well-known kinds of
-/// keys are no secret.
-const PREFIX: usize = 16;
+/// The prefilter prefers bytes after this many bytes of the value, because the prefixes of well-known keys are public.
+const PUBLIC_PREFIX: usize = 16;
 
-/// A form of a value, folded.
+/// One folded encoding of a value.
 pub(super) struct Form {
     pub(super) bytes: Zeroizing<Vec<u8>>,
-    /// From how many bytes on the beginning of it counts as half of the value.
-    pub(super) half: usize,
-    /// How many bytes of it stand for the value's first [`PREFIX`] bytes.
-    pub(super) lead: usize,
+    /// The minimum length of a prefix of the form that counts as a partial match.
+    pub(super) min_partial: usize,
+    /// The number of bytes of the form that encode the first [`PUBLIC_PREFIX`] bytes of the value.
+    pub(super) prefix_len: usize,
 }
 
-/// A value to look for: some bytes, and what may stand before the secret part of them.
+/// A value to search for.
 #[derive(Clone, Copy)]
-pub(super) struct Searched<'v> {
-    /// All of it.
+pub(super) struct SearchTerm<'v> {
+    /// All bytes of the value.
     pub(super) value: &'v [u8],
-    /// Bytes before the secret part, such as the user of `user:password`.
+    /// The number of bytes before the secret part, such as the user of `user:password`.
     pub(super) public: usize,
-    /// The length of the shortest beginning that counts as a part, if that is not half of the secret part.
-    pub(super) part: Option<usize>,
-    /// No part of it counts.
-    pub(super) is_whole: bool,
+    /// The minimum length of a prefix that counts as a partial match, if it is not half of the secret part.
+    pub(super) min_partial: Option<usize>,
+    /// No prefix counts as a partial match.
+    pub(super) is_whole_only: bool,
 }
 
-/// All forms of a value, each once.
-pub(super) fn of(Searched { value, public, part, is_whole }: Searched<'_>) -> Vec<Form> {
-    let least = value.len().clamp(MIN_SEARCHED, MIN_VALUE);
-    let raw_half = |length: usize| {
-        if let Some(part) = part {
-            // Undone escapes make a value shorter, and its parts with it.
-            return part.saturating_mul(length).checked_div(value.len()).unwrap_or(length).max(MIN_VALUE);
+/// Returns all forms of a value without duplicates.
+pub(super) fn forms(SearchTerm { value, public, min_partial, is_whole_only }: SearchTerm<'_>) -> Vec<Form> {
+    let min_len = value.len().clamp(MIN_SEARCHED, MIN_VALUE);
+    let raw_min_partial = |length: usize| {
+        if let Some(min_partial) = min_partial {
+            // Decoded escapes shorten a value and its parts in proportion.
+            return min_partial.saturating_mul(length).checked_div(value.len()).unwrap_or(length).max(MIN_VALUE);
         }
         let secret = length.saturating_sub(public);
         public.saturating_add(secret.div_ceil(2).max(MIN_VALUE))
     };
     let mut forms: Vec<Form> = Vec::new();
-    let mut add = |bytes: Zeroizing<Vec<u8>>, half: usize, lead: usize| {
+    let mut add = |bytes: Zeroizing<Vec<u8>>, min_partial: usize, prefix_len: usize| {
         let bytes: Zeroizing<Vec<u8>> = Zeroizing::new(bytes.iter().map(|byte| fold(*byte)).collect());
-        if bytes.len() >= least && forms.iter().all(|form| form.bytes != bytes) {
-            let half = if is_whole { bytes.len() } else { half };
-            forms.push(Form { bytes, half, lead });
+        if bytes.len() >= min_len && forms.iter().all(|form| form.bytes != bytes) {
+            let min_partial = if is_whole_only { bytes.len() } else { min_partial };
+            forms.push(Form { bytes, min_partial, prefix_len });
         }
     };
-    // Code points that nobody sees are left out of texts.
-    add(without_ignorable(value), raw_half(value.len()), PREFIX);
-    // Where escapes are undone, those that the value itself seems to hold are undone with them.
-    let mut undone = Zeroizing::new(value.to_vec());
+    // Invisible code points are removed from searched texts.
+    add(without_ignorable(value), raw_min_partial(value.len()), PUBLIC_PREFIX);
+    // If the value itself contains apparent escapes, they are decoded together with those of the text.
+    let mut decoded = Zeroizing::new(value.to_vec());
     for _ in 0..2 {
-        undone = unescape::undone(&undone);
-        undone.retain(|byte| fold(*byte) != super::fold::SKIPPED);
-        let seen = without_ignorable(&undone);
-        let half = raw_half(seen.len());
-        add(seen, half, PREFIX);
+        decoded = unescape::unescape_once(&decoded);
+        decoded.retain(|byte| fold(*byte) != super::fold::SKIPPED);
+        let visible = without_ignorable(&decoded);
+        let min_partial = raw_min_partial(visible.len());
+        add(visible, min_partial, PUBLIC_PREFIX);
     }
     for offset in 0..3 {
-        let form = aligned(value, offset);
+        let form = base64_at(value, offset);
         let characters = |bytes: usize| bytes.saturating_mul(8).div_ceil(6);
-        let end = offset.saturating_add(raw_half(value.len())).saturating_mul(8) / 6;
-        let half = end.saturating_sub(characters(offset)).min(form.len());
-        add(form, half, characters(PREFIX));
+        let end = offset.saturating_add(raw_min_partial(value.len())).saturating_mul(8) / 6;
+        let min_partial = end.saturating_sub(characters(offset)).min(form.len());
+        add(form, min_partial, characters(PUBLIC_PREFIX));
     }
     let hex = hex(value);
-    let half = raw_half(value.len()).saturating_mul(2);
-    add(hex, half, PREFIX.saturating_mul(2));
+    let min_partial = raw_min_partial(value.len()).saturating_mul(2);
+    add(hex, min_partial, PUBLIC_PREFIX.saturating_mul(2));
     forms
 }
 
-/// The forms of a value in a host's name or a field's: no case, and no dots. Base64 that has lost its case is worth
-/// little, but the name of a field over HTTP/1.1 only loses it on its way to us, and not to the origin.
-pub(super) fn in_name(value: &[u8]) -> impl Iterator<Item = Form> {
+/// Returns the forms of a value in a host name or a field name: in lower case and without dots. Base64 without case is
+/// of little use to a recipient. A field name over HTTP/1.1, however, loses its case only on the way to the proxy, not
+/// on the way to the origin.
+pub(super) fn name_forms(value: &[u8]) -> impl Iterator<Item = Form> {
     let plain: Zeroizing<Vec<u8>> = Zeroizing::new(value.iter().copied().filter(|b| *b != b'.').collect());
-    let coded = (0..3).map(|offset| aligned(value, offset)).collect::<Vec<_>>();
+    let coded = (0..3).map(|offset| base64_at(value, offset)).collect::<Vec<_>>();
     std::iter::once(plain).chain(coded).filter(|bytes| bytes.len() >= MIN_VALUE).map(|bytes| {
         let bytes: Zeroizing<Vec<u8>> =
             Zeroizing::new(bytes.iter().map(|byte| fold(byte.to_ascii_lowercase())).collect());
-        Form { half: bytes.len(), lead: PREFIX, bytes }
+        Form { min_partial: bytes.len(), prefix_len: PUBLIC_PREFIX, bytes }
     })
 }
 
@@ -100,9 +100,8 @@ fn hex(value: &[u8]) -> Zeroizing<Vec<u8>> {
     out
 }
 
-/// The characters of base64 that depend on the value alone when it stands `offset` bytes behind a
-/// multiple of three.
-fn aligned(value: &[u8], offset: usize) -> Zeroizing<Vec<u8>> {
+/// Returns the base64 characters that depend on the value alone if it starts `offset` bytes after a multiple of three.
+fn base64_at(value: &[u8], offset: usize) -> Zeroizing<Vec<u8>> {
     let mut shifted = Zeroizing::new(vec![0; offset]);
     shifted.extend_from_slice(value);
     let encoded = Zeroizing::new(STANDARD_NO_PAD.encode(&*shifted));
@@ -117,9 +116,9 @@ mod tests {
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
     #[test]
-    fn forms_are_what_encoders_write_around_a_value() {
+    fn encoders_produce_one_of_the_forms() {
         let value = b"s3cr3t/+? value";
-        let forms: Vec<_> = of(Searched { value, public: 0, part: None, is_whole: false })
+        let forms: Vec<_> = forms(SearchTerm { value, public: 0, min_partial: None, is_whole_only: false })
             .into_iter()
             .map(|form| String::from_utf8(form.bytes.to_vec()).unwrap())
             .collect();

@@ -1,14 +1,14 @@
-//! Byte classes: bytes that compare equal, bytes that are skipped, and bytes that begin an escape.
+//! Byte classes: bytes that compare equal, bytes that are skipped, and bytes that start an escape.
 
 use memchr::memchr2;
 use zeroize::Zeroizing;
 
-/// A byte skipped wherever it stands: no value holds a line break, and encoders break lines at any column.
+/// The folded line break. It is skipped everywhere, because no value contains one and encoders break lines at any
+/// column.
 pub(super) const SKIPPED: u8 = b'\n';
 
-/// A byte as the automaton reads it. The two alphabets of base64 are one (RFC 4648 §4, §5), a `+` may be a
-/// space of a form, and the digits of hex have no case. For bytes as random as those of a key it makes no
-/// difference; for what is caught it does.
+/// Folds a byte for the automaton. Both base64 alphabets are equal (RFC 4648 §4, §5), a `+` may be a space of a form,
+/// and hex digits have no case. This finds more, and for values as random as keys it adds no false matches.
 pub(super) const fn fold(byte: u8) -> u8 {
     match byte {
         b'\r' => SKIPPED,
@@ -19,29 +19,29 @@ pub(super) const fn fold(byte: u8) -> u8 {
     }
 }
 
-/// All bytes that are read as this one.
+/// Returns all bytes that fold to this one.
 pub(super) fn unfolded(folded: u8) -> impl Iterator<Item = u8> {
     (0..=u8::MAX).filter(move |byte| fold(*byte) == folded)
 }
 
-/// True for a byte that may begin an escape.
+/// Returns true for a byte that may start an escape.
 pub(super) const fn begins_escape(byte: u8) -> bool {
     matches!(byte, b'%' | b'\\' | b'&')
 }
 
-/// True for a byte that is skipped behind a line break: the line may be indented.
+/// Returns true for a byte that is skipped after a line break, because the line may be indented.
 pub(super) const fn is_indent(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t')
 }
 
-/// True for a byte that is skipped.
-pub(super) const fn is_break(byte: u8) -> bool {
+/// Returns true for a byte that is skipped.
+pub(super) const fn is_line_break(byte: u8) -> bool {
     matches!(byte, b'\n' | b'\r')
 }
 
-/// Bytes of a code point at the beginning of a text that nobody sees: zero-width characters, soft hyphens, variation
+/// Returns the length of an invisible code point at the start of a text: zero-width characters, soft hyphens, variation
 /// selectors and the other code points with the property `Default_Ignorable_Code_Point` (Unicode 16.0, UAX #44).
-pub(super) const fn ignorable(text: &[u8]) -> Option<usize> {
+pub(super) const fn ignorable_len(text: &[u8]) -> Option<usize> {
     match text {
         [0xc2, 0xad, ..] | [0xcd, 0x8f, ..] | [0xd8, 0x9c, ..] => Some(2),
         [0xe1, 0x85, 0x9f | 0xa0, ..]
@@ -61,13 +61,13 @@ pub(super) const fn ignorable(text: &[u8]) -> Option<usize> {
     }
 }
 
-/// True for the first byte of a code point that may be ignorable.
+/// Returns true for the first byte of a code point that may be ignorable.
 const fn begins_ignorable(byte: u8) -> bool {
     matches!(byte, 0xc2 | 0xcd | 0xd8 | 0xe1 | 0xe2 | 0xe3 | 0xef | 0xf0 | 0xf3)
 }
 
-/// How many bytes at the end of a text may become an ignorable code point.
-pub(super) fn begun_ignorable(text: &[u8]) -> usize {
+/// Returns the number of bytes at the end of a text that may be the start of an ignorable code point.
+pub(super) fn incomplete_ignorable_len(text: &[u8]) -> usize {
     let is_begun = |tail: &[u8]| {
         let is_first = matches!(tail, [first] if begins_ignorable(*first));
         is_first
@@ -88,10 +88,10 @@ pub(super) fn begun_ignorable(text: &[u8]) -> usize {
     (1..4).find(tail).unwrap_or_default()
 }
 
-/// Where in a text the next thing stands that is skipped, and how many bytes it has. The caller says whether the text is
-/// ASCII: asking for each line break would take quadratic time.
+/// Returns the offset and the length of the next skipped bytes. The caller passes whether the text is ASCII, because
+/// checking it at each line break would take quadratic time.
 pub(super) fn next_skipped(text: &[u8], is_ascii: bool) -> Option<(usize, usize)> {
-    if text.first().is_some_and(|byte| is_break(*byte)) {
+    if text.first().is_some_and(|byte| is_line_break(*byte)) {
         return Some((0, 1));
     }
     if is_ascii {
@@ -100,25 +100,25 @@ pub(super) fn next_skipped(text: &[u8], is_ascii: bool) -> Option<(usize, usize)
     let mut at = 0_usize;
     loop {
         let rest = text.get(at..)?;
-        let stop = rest.iter().position(|byte| is_break(*byte) || begins_ignorable(*byte))?;
+        let stop = rest.iter().position(|byte| is_line_break(*byte) || begins_ignorable(*byte))?;
         at = at.saturating_add(stop);
         let rest = text.get(at..)?;
-        if rest.first().is_some_and(|byte| is_break(*byte)) {
+        if rest.first().is_some_and(|byte| is_line_break(*byte)) {
             return Some((at, 1));
         }
-        if let Some(length) = ignorable(rest) {
+        if let Some(length) = ignorable_len(rest) {
             return Some((at, length));
         }
         at = at.saturating_add(1);
     }
 }
 
-/// A text without ignorable code points.
+/// Returns a text without ignorable code points.
 pub(super) fn without_ignorable(text: &[u8]) -> Zeroizing<Vec<u8>> {
     let mut out = Zeroizing::new(Vec::with_capacity(text.len()));
     let mut rest = text;
     while let Some((byte, more)) = rest.split_first() {
-        rest = match ignorable(rest) {
+        rest = match ignorable_len(rest) {
             Some(length) => rest.get(length..).unwrap_or_default(),
             None => {
                 out.push(*byte);
@@ -133,9 +133,9 @@ pub(super) fn without_ignorable(text: &[u8]) -> Zeroizing<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// Against the property's ranges as Unicode lists them.
+    /// Compares with the ranges that Unicode lists for the property.
     #[test]
-    fn code_points_that_nobody_sees() {
+    fn ignorable_code_points_match_unicode() {
         let ranges = [
             (0xad, 0xad),
             (0x34f, 0x34f),
@@ -159,15 +159,22 @@ mod tests {
             let is = ranges.iter().any(|(low, high)| (*low..=*high).contains(&u32::from(c)));
             let mut buffer = [0; 4];
             let bytes = c.encode_utf8(&mut buffer).as_bytes();
-            assert_eq!(ignorable(bytes), is.then_some(bytes.len()), "{:x}", u32::from(c));
+            assert_eq!(ignorable_len(bytes), is.then_some(bytes.len()), "{:x}", u32::from(c));
             if is {
                 for cut in 1..bytes.len() {
                     let text = [b"x", &bytes[..cut]].concat();
-                    assert_eq!(begun_ignorable(&text), cut, "{:x}", u32::from(c));
+                    assert_eq!(incomplete_ignorable_len(&text), cut, "{:x}", u32::from(c));
                 }
                 assert_eq!(next_skipped(&[b"x\xe2", bytes].concat(), false), Some((2, bytes.len())));
             }
         }
-        assert_eq!((begun_ignorable(b""), begun_ignorable(b"x"), begun_ignorable("\u{200b}".as_bytes())), (0, 0, 0));
+        assert_eq!(
+            (
+                incomplete_ignorable_len(b""),
+                incomplete_ignorable_len(b"x"),
+                incomplete_ignorable_len("\u{200b}".as_bytes())
+            ),
+            (0, 0, 0)
+        );
     }
 }

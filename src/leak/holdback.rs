@@ -9,95 +9,95 @@ use super::delay_queue::DelayQueue;
 use super::families::FamilyStream;
 use super::matcher::{Finding, Matcher};
 use super::scanner::Scanner;
-use super::views::Hits;
+use super::views::Matches;
 
-/// Bytes between marks, at least: a bound for how many there are.
-const CLOSE: u64 = 256;
+/// The minimum distance between marks in bytes. It limits the number of marks.
+const MIN_MARK_DISTANCE: u64 = 256;
 
-/// A stream on its way out.
+/// An outgoing stream.
 ///
-/// Until a value is complete, the bytes released and the time of release depend on lengths and pauses alone: the lag is
-/// constant, and all of it is released when the sender pauses or a message ends. At such a point, half of a
-/// value or more at the end is a find too, because the value could otherwise leave in two parts.
+/// Until a value is complete, the bytes released and the time of release depend on lengths and pauses only. The lag is
+/// constant, and all bytes are released when the sender pauses or a message ends. At such a point, a partial match of
+/// half of a value or more is a find too, because the value could otherwise leave in two parts.
 ///
-/// The bytes sent may differ from the text searched: a coded body, the frames of a connection. Then the text is
-/// searched, and the bytes wait until their text has been.
+/// The bytes sent may differ from the searched text, as with a coded body or the frames of a connection. Then the text
+/// is searched, and the bytes are held until their text has been searched.
 pub struct Holdback {
     matcher: Arc<Matcher>,
-    text: Scanner,
-    /// Looks through what is sent, if it says something else: coded bytes and heads of frames have room for other
-    /// things, and nobody knows whether who gets them reads them as they should be read.
-    sent: Option<Scanner>,
-    /// Up to where what is sent says the text up to where; none if they are the same.
+    text_scanner: Scanner,
+    /// Searches the sent bytes if they differ from the text. Coded bytes and frame headers have room for other data,
+    /// and the recipient may not decode them.
+    sent_scanner: Option<Scanner>,
+    /// Pairs of the number of bytes sent and the number of text bytes that they correspond to. `None` if both are the
+    /// same.
     marks: Option<VecDeque<(u64, u64)>>,
     queue: DelayQueue,
-    due: u64,
-    hits: Hits,
-    /// The hits in the bytes sent, where they differ from the text.
-    hits_sent: Hits,
-    /// Looks for keys that are not ours. What is held back is longer than any of them.
-    lookout: Option<FamilyStream>,
+    releasable_to: u64,
+    text_matches: Matches,
+    /// The matches in the sent bytes.
+    sent_matches: Matches,
+    /// Searches for keys of families. The lag is longer than any of them.
+    family_stream: Option<FamilyStream>,
 }
 
 impl Holdback {
-    /// For bytes that are sent as they are read.
+    /// Creates a stream whose sent bytes are the text.
     #[must_use]
     pub fn new(matcher: Arc<Matcher>) -> Self {
-        let (text, queue) = (Scanner::default(), DelayQueue::default());
-        let lookout = (!matcher.families.is_empty()).then(|| FamilyStream::new(matcher.families.clone()));
+        let family_stream = (!matcher.families.is_empty()).then(|| FamilyStream::new(matcher.families.clone()));
         Self {
             matcher,
-            text,
-            sent: None,
+            text_scanner: Scanner::default(),
+            sent_scanner: None,
             marks: None,
-            queue,
-            due: 0,
-            hits: Hits::default(),
-            hits_sent: Hits::default(),
-            lookout,
+            queue: DelayQueue::default(),
+            releasable_to: 0,
+            text_matches: Matches::default(),
+            sent_matches: Matches::default(),
+            family_stream,
         }
     }
 
-    /// For a text behind a coding, or in frames.
+    /// Creates a stream of coded or framed text.
     #[must_use]
     pub fn coded(matcher: Arc<Matcher>) -> Self {
-        Self { sent: Some(Scanner::default()), marks: Some(VecDeque::new()), ..Self::new(matcher) }
+        Self { sent_scanner: Some(Scanner::default()), marks: Some(VecDeque::new()), ..Self::new(matcher) }
     }
 
-    /// Takes bytes that are sent as they are read.
+    /// Adds bytes that are sent and searched.
     ///
     /// # Errors
-    /// The finding; after it nothing more may be released.
+    /// The finding. Nothing may be released after it.
     pub fn feed(&mut self, bytes: Bytes) -> Result<(), Finding> {
         self.queue.push(bytes.clone());
         self.read(&bytes)
     }
 
-    /// Takes bytes that are sent, but say something else.
+    /// Adds bytes that are sent, but differ from the text.
     ///
     /// # Errors
     /// As [`Self::feed`].
     pub fn send(&mut self, bytes: Bytes) -> Result<(), Finding> {
-        if let Some(scan) = &mut self.sent {
-            scan.feed(&self.matcher.index, &bytes, &mut self.hits_sent);
+        if let Some(scan) = &mut self.sent_scanner {
+            scan.feed(&self.matcher.index, &bytes, &mut self.sent_matches);
         }
         self.queue.push(bytes);
-        self.found()
+        self.check_matches()
     }
 
-    /// Looks through text.
+    /// Searches text.
     ///
     /// # Errors
     /// As [`Self::feed`].
     pub fn read(&mut self, text: &[u8]) -> Result<(), Finding> {
-        self.text.feed(&self.matcher.index, text, &mut self.hits);
-        if let Some(family) = self.lookout.as_mut().and_then(|lookout| lookout.feed(text)) {
+        self.text_scanner.feed(&self.matcher.index, text, &mut self.text_matches);
+        if let Some(family) = self.family_stream.as_mut().and_then(|families| families.feed(text)) {
             return Err(family.into());
         }
-        self.found()
+        self.check_matches()
     }
 
-    /// Looks through a whole text beside the stream.
+    /// Searches a whole text that is not part of the stream.
     ///
     /// # Errors
     /// As [`Self::feed`].
@@ -105,7 +105,7 @@ impl Holdback {
         self.matcher.find(text).map_or(Ok(()), Err)
     }
 
-    /// Looks for values in a name.
+    /// Searches a name.
     ///
     /// # Errors
     /// As [`Self::feed`].
@@ -113,53 +113,53 @@ impl Holdback {
         self.matcher.find_in_name(name).map_or(Ok(()), Err)
     }
 
-    /// The bytes sent up to there correspond to the text read so far.
+    /// Records that the first `sent` bytes correspond to the text read so far.
     pub fn settle(&mut self, sent: u64) {
-        let read = self.text.position();
+        let read = self.text_scanner.position();
         if let Some(marks) = &mut self.marks {
-            // Marks that are close to each other need not be told apart.
+            // Marks that are close together are merged.
             let before = marks.len().checked_sub(2).and_then(|at| marks.get(at)).map_or(0, |(sent, _)| *sent);
-            if sent.saturating_sub(before) < CLOSE {
+            if sent.saturating_sub(before) < MIN_MARK_DISTANCE {
                 marks.pop_back();
             }
             marks.push_back((sent, read));
         }
     }
 
-    /// How many bytes came that are sent.
+    /// Returns the number of bytes added that are sent.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.queue.end()
     }
 
-    /// Lets go of what lags behind far enough.
+    /// Releases the bytes beyond the lag.
     ///
     /// # Errors
     /// As [`Self::feed`].
     pub fn flow(&mut self) -> Result<(), Finding> {
         let lag = self.matcher.lag() as u64;
-        self.release(self.text.position().saturating_sub(lag), self.queue.end().saturating_sub(lag))
+        self.release(self.text_scanner.position().saturating_sub(lag), self.queue.end().saturating_sub(lag))
     }
 
-    /// A message has ended: as [`Self::pause`].
+    /// Ends a message, with the effect of [`Self::pause`].
     ///
     /// # Errors
     /// As [`Self::pause`].
     pub fn end_message(&mut self) -> Result<(), Finding> {
-        self.hits.next_message();
-        self.hits_sent.next_message();
+        self.text_matches.reset_partial();
+        self.sent_matches.reset_partial();
         self.pause()
     }
 
-    /// The sender pauses: lets go of all that has been looked through.
+    /// Releases all bytes, because the sender pauses.
     ///
     /// # Errors
     /// As [`Self::feed`]; half of a value at the end is a find.
     pub fn pause(&mut self) -> Result<(), Finding> {
-        if let Some(family) = self.lookout.as_ref().and_then(FamilyStream::pause) {
+        if let Some(family) = self.family_stream.as_ref().and_then(FamilyStream::pause) {
             return Err(family.into());
         }
-        self.release(self.text.position(), self.queue.end())
+        self.release(self.text_scanner.position(), self.queue.end())
     }
 
     /// Ends the stream and releases everything.
@@ -168,51 +168,52 @@ impl Holdback {
     /// As [`Self::pause`].
     pub fn end(&mut self) -> Result<(), Finding> {
         self.pause()?;
-        self.text.end(&self.matcher.index, &mut self.hits);
-        if let Some(family) = self.lookout.as_mut().and_then(FamilyStream::end) {
+        self.text_scanner.end(&self.matcher.index, &mut self.text_matches);
+        if let Some(family) = self.family_stream.as_mut().and_then(FamilyStream::end) {
             return Err(family.into());
         }
-        self.found()?;
-        self.due = self.queue.end();
+        self.check_matches()?;
+        self.releasable_to = self.queue.end();
         Ok(())
     }
 
-    /// Lets go of what says text before `read`, and was sent before `sent`.
+    /// Releases the bytes before `sent` that correspond to text before `read`.
     fn release(&mut self, read: u64, sent: u64) -> Result<(), Finding> {
         let index = &self.matcher.index;
-        let due = match &mut self.marks {
+        let releasable_to = match &mut self.marks {
             None => read,
             Some(marks) => {
-                let mut due = self.due;
-                while let Some((until, _)) = marks.pop_front_if(|(until, says)| *says <= read && *until <= sent) {
-                    due = due.max(until);
+                let mut releasable_to = self.releasable_to;
+                while let Some((until, _)) = marks.pop_front_if(|(until, text)| *text <= read && *until <= sent) {
+                    releasable_to = releasable_to.max(until);
                 }
-                due
+                releasable_to
             }
         };
-        let of_text = self.text.half(index, read);
-        let half = of_text.or_else(|| self.sent.as_mut().and_then(|sent| sent.half(index, due)));
-        if let Some((_, owner)) = half {
-            return Err(self.matcher.found(owner));
+        let in_text = self.text_scanner.first_partial(index, read);
+        let partial = in_text
+            .or_else(|| self.sent_scanner.as_mut().and_then(|scanner| scanner.first_partial(index, releasable_to)));
+        if let Some((_, owner)) = partial {
+            return Err(self.matcher.finding(owner));
         }
-        self.due = self.due.max(due);
+        self.releasable_to = self.releasable_to.max(releasable_to);
         Ok(())
     }
 
-    /// The next piece that may leave.
+    /// Returns the next released piece.
     pub fn take(&mut self) -> Option<Bytes> {
-        self.queue.pop(self.due)
+        self.queue.pop(self.releasable_to)
     }
 
-    /// How many bytes are held, or may leave and have not left yet.
+    /// Returns the number of bytes that are held, or are released and not yet taken.
     #[must_use]
     pub fn held(&self) -> usize {
         self.queue.len()
     }
 
-    fn found(&mut self) -> Result<(), Finding> {
-        let found = self.matcher.found_among(&self.hits);
-        found.or_else(|| self.matcher.found_among(&self.hits_sent)).map_or(Ok(()), Err)
+    fn check_matches(&mut self) -> Result<(), Finding> {
+        let found = self.matcher.first_finding(&self.text_matches);
+        found.or_else(|| self.matcher.first_finding(&self.sent_matches)).map_or(Ok(()), Err)
     }
 }
 
@@ -221,9 +222,9 @@ mod tests {
     use super::*;
     use crate::leak::families::{Families, Family};
 
-    /// A pause releases all bytes, so a key at the end of a piece must be found without the bytes behind it.
+    /// A pause releases all bytes, so a key at the end of a piece must be found without the bytes after it.
     #[test]
-    fn a_key_of_a_family_does_not_leave_at_a_pause() {
+    fn a_family_key_is_not_released_at_a_pause() {
         let families = Arc::new(Families::of([Family::DigitalOcean]));
         let matcher = Arc::new(Matcher::default().with_families(&families));
         let key = format!("dop_v1_{}", "0f1e2d3c4b5a6978".repeat(4));
@@ -239,16 +240,16 @@ mod tests {
             };
             assert_eq!(fed(), Err(Finding::from(Family::DigitalOcean)), "cut at {cut}");
         }
-        // One character less is no key, and goes.
+        // One character less is no key, so it is released.
         let mut hold = Holdback::new(matcher);
         hold.feed(Bytes::copy_from_slice(key.get(1..).unwrap_or_default().as_bytes())).unwrap();
         hold.pause().unwrap();
         assert_eq!(hold.take().map(|piece| piece.len()), Some(key.len() - 1));
     }
 
-    /// So many pieces of one value are no accident, whatever follows each of them; a new message may have as many again.
+    /// Very many parts of one value are a find, whatever follows them. Each message has its own count.
     #[test]
-    fn pieces_without_end_are_a_find() {
+    fn many_partial_matches_are_a_find() {
         let value = b"tok7q2zt9lmx4vbn8kcyw3pd";
         let matcher = Arc::new(Matcher::new([(crate::leak::ValueOwner::Token, &value[..])].into_iter()));
         let miss = [value.get(..23).unwrap_or_default(), b"!!"].concat();
@@ -261,9 +262,9 @@ mod tests {
         assert_eq!(found.map_err(|found| found.whose), Err(crate::leak::ValueOwner::Token));
     }
 
-    /// Nobody sees a zero-width character, whoever wrote it and however; it may come in pieces.
+    /// Zero-width characters are invisible in any encoding, and may be cut into pieces.
     #[test]
-    fn a_value_with_unseen_characters_in_it_does_not_leave() {
+    fn a_value_with_invisible_characters_is_not_released() {
         let value = b"tok7q2zt9lmx4vbn8kcyw3pd";
         let matcher = Arc::new(Matcher::new([(crate::leak::ValueOwner::Token, &value[..])].into_iter()));
         let unseen =

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use zeroize::Zeroizing;
 
-use super::automaton::{Automaton, narrow};
+use super::automaton::{Automaton, to_u32};
 use super::encodings;
-use super::encodings::{Form, MIN_SEARCHED, MIN_VALUE, Searched};
+use super::encodings::{Form, MIN_SEARCHED, MIN_VALUE, SearchTerm};
 use super::families::{Families, Family};
 use super::fold::{begins_escape, fold, without_ignorable};
 use super::prefilter::Prefilter;
@@ -17,11 +17,11 @@ use super::redact::mask;
 use super::scanner::Scanner;
 use super::strength::{self, Halves, Strength};
 use super::unescape;
-use super::views::{Hit, Hits};
+use super::views::{Match, Matches};
 use crate::model::name::CredentialName;
 use crate::model::secret::TokenHash;
 
-/// A value to look for.
+/// A value to search for.
 ///
 /// ```compile_fail
 /// fn show(value: &exeat::leak::Value<'_>) -> String { format!("{value:?}") } // no Debug
@@ -30,115 +30,119 @@ use crate::model::secret::TokenHash;
 /// fn of<'v>(bytes: &'v [u8]) -> exeat::leak::Value<'v> { exeat::leak::Value::new(exeat::leak::ValueOwner::Token, bytes) }
 /// ```
 pub struct Value<'v> {
-    whose: ValueOwner,
-    searched: Searched<'v>,
+    owner: ValueOwner,
+    term: SearchTerm<'v>,
     halves: Halves,
 }
 
 impl<'v> Value<'v> {
-    /// A value that is secret from its first byte on.
+    /// Creates a value that is secret from its first byte on.
     #[must_use]
-    pub fn new(whose: ValueOwner, value: &'v [u8]) -> Self {
-        Self { whose, searched: Searched { value, public: 0, part: None, is_whole: false }, halves: Halves::default() }
+    pub fn new(owner: ValueOwner, value: &'v [u8]) -> Self {
+        Self {
+            owner,
+            term: SearchTerm { value, public: 0, min_partial: None, is_whole_only: false },
+            halves: Halves::default(),
+        }
     }
 
-    /// The same, and the halves of it that are looked for alone.
+    /// Searches for the strong halves of the value on their own too.
     #[must_use]
     pub fn with_halves(self, strength: Strength) -> Self {
         match strength {
             Strength::Strong(halves) => {
-                let part = halves.part.map(|part| self.searched.public.saturating_add(part));
-                let is_whole = self.searched.is_whole || part.is_none();
-                Self { halves, searched: Searched { part, is_whole, ..self.searched }, ..self }
+                let min_partial = halves.part.map(|partial| self.term.public.saturating_add(partial));
+                let is_whole_only = self.term.is_whole_only || min_partial.is_none();
+                Self { halves, term: SearchTerm { min_partial, is_whole_only, ..self.term }, ..self }
             }
             Strength::Weak(_) => self,
         }
     }
 
-    /// `user:password` of HTTP Basic (RFC 7617), of which the password alone is secret.
+    /// Creates a `user:password` value of HTTP Basic (RFC 7617), in which only the password is secret.
     #[must_use]
-    pub fn basic(whose: ValueOwner, value: &'v [u8]) -> Self {
+    pub fn basic(owner: ValueOwner, value: &'v [u8]) -> Self {
         let public = value.len().saturating_sub(password(value).len());
-        let all = Self::new(whose, value);
-        Self { searched: Searched { public, ..all.searched }, ..all }
+        let all = Self::new(owner, value);
+        Self { term: SearchTerm { public, ..all.term }, ..all }
     }
 
-    /// The same, of which only the whole counts, and no part.
+    /// Searches for the whole value only, so that no part of it counts.
     #[must_use]
     pub fn whole(self) -> Self {
-        let searched = Searched { is_whole: true, ..self.searched };
-        Self { searched, halves: Halves::default(), ..self }
+        let term = SearchTerm { is_whole_only: true, ..self.term };
+        Self { term, halves: Halves::default(), ..self }
     }
 }
 
 impl<'v> From<(ValueOwner, &'v [u8])> for Value<'v> {
-    fn from((whose, value): (ValueOwner, &'v [u8])) -> Self {
-        Self::new(whose, value)
+    fn from((owner, value): (ValueOwner, &'v [u8])) -> Self {
+        Self::new(owner, value)
     }
 }
 
-/// The password of `user:password`; all of a value without a colon.
+/// Returns the password of `user:password`, or all of a value without a colon.
 #[must_use]
 pub fn password(value: &[u8]) -> &[u8] {
     let colon = value.iter().position(|byte| *byte == b':');
     colon.and_then(|at| value.get(at.saturating_add(1)..)).unwrap_or(value)
 }
 
-/// Patterns, and the filter that tells where they may stand.
+/// The automaton over all patterns, and the prefilter that finds candidates for it.
 pub(super) struct Patterns {
     pub(super) automaton: Automaton,
-    pub(super) anchors: Prefilter,
+    pub(super) prefilter: Prefilter,
 }
 
 impl Patterns {
     fn new(forms: Vec<(Form, u32)>) -> Self {
-        let anchors = Prefilter::new(&forms);
-        Self { automaton: Automaton::new(forms), anchors }
+        let prefilter = Prefilter::new(&forms);
+        Self { automaton: Automaton::new(forms), prefilter }
     }
 
-    /// The value of the first pattern in a folded text.
-    fn first(&self, text: &[u8]) -> Option<u32> {
-        let mut look = self.anchors.find(text, 0)?;
-        while look.part.is_some() {
-            look = self.anchors.find(text, look.at.saturating_add(self.anchors.stride()))?;
+    /// Returns the owner of the first pattern in a folded text.
+    fn find_first(&self, text: &[u8]) -> Option<u32> {
+        let mut candidate = self.prefilter.find(text, 0)?;
+        while candidate.partial.is_some() {
+            candidate = self.prefilter.find(text, candidate.at.saturating_add(self.prefilter.stride()))?;
         }
         let mut state = 0;
-        text.get(look.at.saturating_sub(self.anchors.before())..)?.iter().find_map(|byte| {
+        text.get(candidate.at.saturating_sub(self.prefilter.lookbehind())..)?.iter().find_map(|byte| {
             state = self.automaton.step(state, *byte);
-            self.automaton.ends(state).find_map(|(_, owners)| owners.first().copied())
+            self.automaton.matches(state).find_map(|(_, owners)| owners.first().copied())
         })
     }
 }
 
-/// All values of a set in all their forms: made once, used by every stream.
+/// All forms of a set of values. It is built once and shared by all streams.
 pub(super) struct Index {
     pub(super) patterns: Patterns,
-    /// As they may stand in names, which have no case.
+    /// The forms in names, which have no case.
     names: Patterns,
     owners: Vec<Owner>,
-    /// Bytes of the longest value.
+    /// The length of the longest value in bytes.
     longest: usize,
-    /// Bytes of the shortest form of a value.
+    /// The length of the shortest form in bytes.
     pub(super) shortest: usize,
-    /// The length of the shortest part that counts at the end of a text, in bytes.
+    /// The minimum length of a partial match at the end of a text, in bytes.
     shortest_part: usize,
 }
 
-/// A value, and all that it is.
+/// A value, with all credentials and tokens that have it.
 struct Owner {
-    whose: Vec<ValueOwner>,
-    /// Distinguishes it from others.
+    value_owners: Vec<ValueOwner>,
+    /// The hash of the value. It compares values without storing them.
     hash: TokenHash,
-    /// Only this half of a value.
+    /// The half, if this is one half of a value that is searched for on its own.
     half: Option<Half>,
 }
 
-/// A half of a value that is looked for alone.
+/// A half of a value that is searched for on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Half {
-    /// The rest may follow.
+    /// The other half may follow.
     First,
-    /// The rest may have come before.
+    /// The other half may come before.
     Second,
 }
 
@@ -147,9 +151,9 @@ pub(super) enum Half {
 pub enum ValueOwner {
     /// The value of this credential.
     Credential(CredentialName),
-    /// A key of this family, which need not be one of ours.
+    /// A key of this family, which need not be configured in the proxy.
     Family(Family),
-    /// The token that somebody proves with who they are.
+    /// The token that a caller authenticates with.
     Token,
 }
 
@@ -163,10 +167,10 @@ impl std::fmt::Display for ValueOwner {
     }
 }
 
-/// A set of values, ready to be looked for.
+/// A compiled set of values to search for.
 ///
-/// Each task has a set of its own, with its own values and no others: how long a search takes must not depend on what
-/// another task holds.
+/// Each task has a matcher with its own values only, because the search time must not depend on the values of another
+/// task.
 ///
 /// ```compile_fail
 /// fn show(matcher: &exeat::leak::Matcher) -> String { format!("{matcher:?}") } // no Debug
@@ -194,42 +198,42 @@ impl Default for Matcher {
 }
 
 impl Matcher {
-    /// Prepares to look for these values. Those under four bytes are left out.
+    /// Builds a matcher for these values. Values under four bytes are left out.
     pub fn new<'v>(values: impl Iterator<Item = impl Into<Value<'v>>>) -> Self {
         let mut owners: Vec<Owner> = Vec::new();
         let mut known: HashMap<&[u8], usize> = HashMap::new();
-        let mut distinct: Vec<(Searched<'_>, Halves)> = Vec::new();
-        let values = values.map(Into::into).filter(|value| value.searched.value.len() >= MIN_SEARCHED);
-        for Value { whose, searched, halves } in values {
-            let at = *known.entry(searched.value).or_insert_with(|| {
-                distinct.push((searched, halves));
-                owners.push(Owner { whose: Vec::new(), hash: TokenHash::of(searched.value), half: None });
+        let mut distinct: Vec<(SearchTerm<'_>, Halves)> = Vec::new();
+        let values = values.map(Into::into).filter(|value| value.term.value.len() >= MIN_SEARCHED);
+        for Value { owner, term, halves } in values {
+            let at = *known.entry(term.value).or_insert_with(|| {
+                distinct.push((term, halves));
+                owners.push(Owner { value_owners: Vec::new(), hash: TokenHash::of(term.value), half: None });
                 owners.len().saturating_sub(1)
             });
-            if let Some(owner) = owners.get_mut(at).filter(|owner| !owner.whose.contains(&whose)) {
-                owner.whose.push(whose);
+            if let Some(entry) = owners.get_mut(at).filter(|entry| !entry.value_owners.contains(&owner)) {
+                entry.value_owners.push(owner);
             }
         }
         let (mut all, mut names) = (Vec::new(), Vec::new());
-        let mut add = |searched: Searched<'_>, owner: u32| {
-            all.extend(encodings::of(searched).into_iter().map(|form| (form, owner)));
-            names.extend(encodings::in_name(searched.value).map(|form| (form, owner)));
+        let mut add = |term: SearchTerm<'_>, owner: u32| {
+            all.extend(encodings::forms(term).into_iter().map(|form| (form, owner)));
+            names.extend(encodings::name_forms(term.value).map(|form| (form, owner)));
         };
-        for (owner, (searched, _)) in (0..).zip(&distinct) {
-            add(*searched, owner);
+        for (owner, (term, _)) in (0..).zip(&distinct) {
+            add(*term, owner);
         }
-        for (at, (Searched { value, .. }, wanted)) in distinct.iter().enumerate() {
+        for (at, (SearchTerm { value, .. }, halves)) in distinct.iter().enumerate() {
             let (first, second) = strength::halves(value);
-            let halves = [(wanted.first, first, Half::First), (wanted.second, second, Half::Second)];
-            for (_, value, half) in halves.into_iter().filter(|(is_wanted, ..)| *is_wanted) {
-                add(Searched { value, public: 0, part: None, is_whole: true }, narrow(owners.len()));
-                let whose = owners.get(at).map(|owner| owner.whose.clone()).unwrap_or_default();
-                owners.push(Owner { whose, hash: TokenHash::of(value), half: Some(half) });
+            let halves = [(halves.first, first, Half::First), (halves.second, second, Half::Second)];
+            for (_, value, half) in halves.into_iter().filter(|(is_enabled, ..)| *is_enabled) {
+                add(SearchTerm { value, public: 0, min_partial: None, is_whole_only: true }, to_u32(owners.len()));
+                let value_owners = owners.get(at).map(|owner| owner.value_owners.clone()).unwrap_or_default();
+                owners.push(Owner { value_owners, hash: TokenHash::of(value), half: Some(half) });
             }
         }
         let shortest = all.iter().map(|(form, _): &(Form, u32)| form.bytes.len()).min().unwrap_or(MIN_VALUE);
-        let shortest_part = all.iter().map(|(form, _)| form.half).min().unwrap_or(MIN_VALUE).min(shortest);
-        let longest = distinct.iter().map(|(searched, _)| searched.value.len()).max().unwrap_or_default();
+        let shortest_part = all.iter().map(|(form, _)| form.min_partial).min().unwrap_or(MIN_VALUE).min(shortest);
+        let longest = distinct.iter().map(|(term, _)| term.value.len()).max().unwrap_or_default();
         let index = Index {
             patterns: Patterns::new(all),
             names: Patterns::new(names),
@@ -241,13 +245,13 @@ impl Matcher {
         Self { index: Arc::new(index), families: Arc::default() }
     }
 
-    /// Looks for the same values, and for keys of these families.
+    /// Returns a matcher for the same values and for keys of these families.
     #[must_use]
     pub fn with_families(&self, families: &Arc<Families>) -> Self {
         Self { index: self.index.clone(), families: families.clone() }
     }
 
-    /// True if there is nothing to look for.
+    /// Returns true if there is nothing to search for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.families.is_empty() && self.has_no_values()
@@ -257,7 +261,7 @@ impl Matcher {
         self.index.owners.is_empty()
     }
 
-    /// True if both look for the same values.
+    /// Returns true if both search for the same values.
     #[must_use]
     pub fn looks_for_the_same_as(&self, other: &Self) -> bool {
         let hashes = |matcher: &Self| -> std::collections::HashSet<TokenHash> {
@@ -266,15 +270,15 @@ impl Matcher {
         hashes(self) == hashes(other) && *self.families == *other.families
     }
 
-    /// How many bytes of a stream are held back: enough for every value in the widest way to write it, or
-    /// nearly every one. Always as many, or who sends could tell from it how far a guess is right.
+    /// Returns the number of bytes of a stream that are held back: enough for (nearly) every value in its longest
+    /// encoding. The number is constant, because otherwise it would reveal to a sender how much of a guess is right.
     #[must_use]
     pub fn lag(&self) -> usize {
         let widest = self.index.longest.saturating_mul(6).max(self.index.patterns.automaton.longest());
         widest.next_multiple_of(4096)
     }
 
-    /// The first value in a whole text, in whatever form. Texts are bounded by whoever asks.
+    /// Returns the first value in a whole text, in any form. The caller limits the length of the text.
     #[must_use]
     pub fn find(&self, text: &[u8]) -> Option<Finding> {
         if text.len() < self.index.shortest_part && self.families.is_empty() {
@@ -283,102 +287,102 @@ impl Matcher {
         self.find_across(std::iter::once(text))
     }
 
-    /// As [`Self::find`], in texts of which one may begin what another ends.
+    /// As [`Self::find`], in texts where a value may continue from one into the next.
     #[must_use]
     pub fn find_across<'t>(&self, texts: impl Iterator<Item = &'t [u8]>) -> Option<Finding> {
         if self.is_empty() {
             return None;
         }
-        let (mut scan, mut hits) = (Scanner::default(), Hits::default());
+        let (mut scanner, mut matches) = (Scanner::default(), Matches::default());
         for text in texts {
             if let Some(family) = self.families.find(text) {
                 return Some(family.into());
             }
-            scan.feed(&self.index, text, &mut hits);
-            if let Some(found) = self.found_among(&hits) {
-                return Some(found);
+            scanner.feed(&self.index, text, &mut matches);
+            if let Some(finding) = self.first_finding(&matches) {
+                return Some(finding);
             }
         }
-        // A part of a value at the end of a text is a find, as at the end of a body.
-        let part = scan.half(&self.index, u64::MAX);
-        scan.end(&self.index, &mut hits);
-        self.found_among(&hits).or_else(|| part.map(|(_, owner)| self.found(owner)))
+        // A partial match at the end of a text counts, as at the end of a body.
+        let partial = scanner.first_partial(&self.index, u64::MAX);
+        scanner.end(&self.index, &mut matches);
+        self.first_finding(&matches).or_else(|| partial.map(|(_, owner)| self.finding(owner)))
     }
 
-    /// The first value in a host's name, which has no case and cuts what is longer than a label by dots; or
-    /// in a field's name.
+    /// Returns the first value in a host name or a field name. A host name has no case and splits long values into
+    /// labels with dots.
     #[must_use]
     pub fn find_in_name(&self, name: &str) -> Option<Finding> {
-        self.owner_in_name(name).map(|owner| self.found(owner))
+        self.owner_in_name(name).map(|owner| self.finding(owner))
     }
 
-    /// As [`Self::find_in_name`], by number.
+    /// As [`Self::find_in_name`], but returns the owner's number.
     pub(super) fn owner_in_name(&self, name: &str) -> Option<u32> {
         if self.has_no_values() || name.len() < self.index.shortest {
             return None;
         }
         let joined = Zeroizing::new(name.replace('.', ""));
-        // A field's name may be escaped, and has lost its case all the same.
-        let once = name.bytes().any(begins_escape).then(|| unescape::undone(name.as_bytes()));
-        let twice = once.as_ref().map(|once| unescape::undone(once));
-        let undone = [&once, &twice].into_iter().flatten().map(|text| text.as_slice());
-        let folded = [name.as_bytes(), joined.as_bytes()].into_iter().chain(undone).find_map(|text| {
+        // A field name may be escaped, and has no case even so.
+        let once = name.bytes().any(begins_escape).then(|| unescape::unescape_once(name.as_bytes()));
+        let twice = once.as_ref().map(|once| unescape::unescape_once(once));
+        let decoded = [&once, &twice].into_iter().flatten().map(|text| text.as_slice());
+        let folded = [name.as_bytes(), joined.as_bytes()].into_iter().chain(decoded).find_map(|text| {
             let mut text = without_ignorable(text);
             text.iter_mut().for_each(|byte| *byte = fold(byte.to_ascii_lowercase()));
-            self.index.names.first(&text)
+            self.index.names.find_first(&text)
         });
-        let in_text = |text: &[u8]| self.places(text).first().map(|(_, owner)| *owner);
+        let in_text = |text: &[u8]| self.ranges(text).first().map(|(_, owner)| *owner);
         let in_labels = || (joined.len() < name.len()).then(|| in_text(joined.as_bytes())).flatten();
         folded.or_else(|| in_text(name.as_bytes())).or_else(in_labels)
     }
 
     /// Returns the finding for an owner.
-    pub(super) fn found(&self, owner: u32) -> Finding {
-        Finding { whose: self.whose(owner).next().cloned().unwrap_or(ValueOwner::Token) }
+    pub(super) fn finding(&self, owner: u32) -> Finding {
+        Finding { whose: self.value_owners(owner).next().cloned().unwrap_or(ValueOwner::Token) }
     }
 
-    /// The first value in what was found, or the one of which too many parts were.
-    pub(super) fn found_among(&self, hits: &Hits) -> Option<Finding> {
-        let first = hits.places.first().map(|hit| hit.owner);
-        first.or_else(|| hits.guessed()).map(|owner| self.found(owner))
+    /// Returns the first value of the matches, or the one with too many partial matches.
+    pub(super) fn first_finding(&self, matches: &Matches) -> Option<Finding> {
+        let first = matches.complete.first().map(|matched| matched.owner);
+        first.or_else(|| matches.guessed_owner()).map(|owner| self.finding(owner))
     }
 
-    /// The half of a value that this is, if it is not all of one.
+    /// Returns which half of a value this is, or `None` for a whole value.
     pub(super) fn half(&self, owner: u32) -> Option<Half> {
         self.index.owners.get(owner as usize)?.half
     }
 
-    /// All that a value is.
-    pub(super) fn whose(&self, owner: u32) -> impl Iterator<Item = &ValueOwner> {
+    /// Returns all owners of a value.
+    pub(super) fn value_owners(&self, owner: u32) -> impl Iterator<Item = &ValueOwner> {
         let owner = self.index.owners.get(owner as usize);
-        owner.into_iter().flat_map(|owner| &owner.whose)
+        owner.into_iter().flat_map(|owner| &owner.value_owners)
     }
 
-    /// Where values stand in a whole text, in order.
-    pub(super) fn places(&self, text: &[u8]) -> Vec<(Range<usize>, u32)> {
+    /// Returns the ranges of values in a whole text, in order.
+    pub(super) fn ranges(&self, text: &[u8]) -> Vec<(Range<usize>, u32)> {
         if self.has_no_values() || text.len() < self.index.shortest {
             return Vec::new();
         }
-        let (mut scan, mut hits) = (Scanner::default(), Hits::default());
-        scan.feed(&self.index, text, &mut hits);
-        scan.end(&self.index, &mut hits);
-        let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
-        let mut places: Vec<_> =
-            hits.places.iter().map(|Hit { owner, from, to }| (place(*from)..place(*to), *owner)).collect();
-        places.sort_by_key(|(place, _)| place.start);
-        places
+        let (mut scanner, mut matches) = (Scanner::default(), Matches::default());
+        scanner.feed(&self.index, text, &mut matches);
+        scanner.end(&self.index, &mut matches);
+        let offset = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
+        let mut ranges: Vec<_> =
+            matches.complete.iter().map(|Match { owner, from, to }| (offset(*from)..offset(*to), *owner)).collect();
+        ranges.sort_by_key(|(range, _)| range.start);
+        ranges
     }
 
-    /// A text from outside, fit to be written down.
+    /// Overwrites the values in an external text so that it can be logged.
     #[must_use]
     pub fn clean<'t>(&self, text: &'t str) -> Cow<'t, str> {
-        let places = self.places(text.as_bytes());
-        if places.is_empty() {
+        let ranges = self.ranges(text.as_bytes());
+        if ranges.is_empty() {
             return Cow::Borrowed(text);
         }
         let mut bytes = text.as_bytes().to_vec();
-        for (place, _) in places {
-            mask(bytes.get_mut(place).unwrap_or_default());
+        for (range, _) in ranges {
+            mask(bytes.get_mut(range).unwrap_or_default());
         }
         Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
     }
@@ -391,7 +395,7 @@ impl From<Family> for Finding {
 }
 
 impl Finding {
-    /// The credential, if it is one.
+    /// Returns the credential, if the owner is one.
     #[must_use]
     pub fn credential(&self) -> Option<&CredentialName> {
         match &self.whose {
@@ -413,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_found_in_each_form_and_nothing_else_is() {
+    fn finds_every_form_and_nothing_else() {
         let base64 = |before: &str| {
             base64::engine::general_purpose::STANDARD.encode([before.as_bytes(), VALUE, b" after"].concat())
         };
@@ -424,7 +428,7 @@ mod tests {
         let twice = percent.replace('%', "%25");
         let of_base64: String = base64("user:").bytes().map(|b| each(&b)).collect();
         let hex: String = VALUE.iter().map(|b| format!("{b:02X}")).collect();
-        let found = [
+        let finding = [
             String::from_utf8(VALUE.to_vec()).unwrap(),
             base64(""),
             base64("a"),
@@ -451,36 +455,37 @@ mod tests {
             VALUE.iter().map(|b| format!("&#{b:020};")).collect(),
             "sk-live-51H\\/8xPq&plus;Zz~0 w".to_owned(),
         ];
-        for text in found {
+        for text in finding {
             let within = format!("before={text}&after");
             assert!(matcher().find(within.as_bytes()).is_some(), "{within}");
             assert!(matcher().find(text.as_bytes()).is_some(), "{text}");
         }
-        // Once more, around a whole part.
+        // Once more, with base64 around a whole part.
         let engine = base64::engine::general_purpose::STANDARD;
         let inner: String = VALUE.iter().map(|b| format!("%{b:02x}")).collect();
-        let part = engine.encode(format!("some text before {inner} and after"));
-        let lines: Vec<_> = part.as_bytes().chunks(76).map(|line| std::str::from_utf8(line).unwrap()).collect();
+        let encoded = engine.encode(format!("some text before {inner} and after"));
+        let lines: Vec<_> = encoded.as_bytes().chunks(76).map(|line| std::str::from_utf8(line).unwrap()).collect();
         for text in [
-            format!(r#"{{"image": "{part}"}}"#),
-            format!(r#"{{"image": "{}"}}"#, part.replace('/', "\\/")),
+            format!(r#"{{"image": "{encoded}"}}"#),
+            format!(r#"{{"image": "{}"}}"#, encoded.replace('/', "\\/")),
             format!(r#"{{"image": "{}\n"}}"#, lines.join("\\n")),
-            format!("<img src='data:image/png;base64,{part}'>"),
-            format!("a=1&data={}", part.replace('+', "%2B").replace('=', "%3D")),
+            format!("<img src='data:image/png;base64,{encoded}'>"),
+            format!("a=1&data={}", encoded.replace('+', "%2B").replace('=', "%3D")),
             format!("data={}", lines.join("\r\n")),
             format!("Content-Transfer-Encoding: base64\r\n\r\n{}", lines.join("\r\n")),
             format!(
                 "Content-Transfer-Encoding: base64\n\n{}",
-                part.as_bytes()
+                encoded
+                    .as_bytes()
                     .chunks(75)
                     .map(|line| std::str::from_utf8(line).unwrap())
                     .collect::<Vec<_>>()
                     .join("\n")
             ),
-            format!("url=data%3Aimage%2Fpng%3Bbase64%2C{}", part.replace('+', "%2B").replace('/', "%2F")),
-            format!("%7B%22k%22%3A%22{}%22%7D", part.replace('+', "%2B").replace('/', "%2F")),
-            format!("a=\\n{part}"),
-            format!("<a>{part}</a>"),
+            format!("url=data%3Aimage%2Fpng%3Bbase64%2C{}", encoded.replace('+', "%2B").replace('/', "%2F")),
+            format!("%7B%22k%22%3A%22{}%22%7D", encoded.replace('+', "%2B").replace('/', "%2F")),
+            format!("a=\\n{encoded}"),
+            format!("<a>{encoded}</a>"),
         ] {
             assert!(matcher().find(text.as_bytes()).is_some(), "{text}");
         }
@@ -489,9 +494,9 @@ mod tests {
         }
     }
 
-    /// Escapes that the value itself seems to hold are undone with those around it.
+    /// Apparent escapes in the value itself are decoded together with those around it.
     #[test]
-    fn a_value_that_looks_escaped_is_found_behind_escapes() {
+    fn finds_values_that_contain_apparent_escapes() {
         for value in [&br"p%41ss\nw&amp;rd-x9"[..], br"a\u0041b%2541c&lt;d%e9f", b"100%25%25pure"] {
             let matcher = Matcher::new([(ValueOwner::Token, value)].into_iter());
             let json = serde_json::to_string(std::str::from_utf8(value).unwrap()).unwrap();
@@ -506,9 +511,9 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_found_in_a_host_whatever_its_case_and_labels() {
-        let whose = ValueOwner::Credential(CredentialName::new("KEY"));
-        let matcher = Matcher::new([Value::new(whose, b"Ghp_0123456789abcdefGHIJ")].into_iter());
+    fn finds_values_in_host_names_in_any_case_and_labels() {
+        let owner = ValueOwner::Credential(CredentialName::new("KEY"));
+        let matcher = Matcher::new([Value::new(owner, b"Ghp_0123456789abcdefGHIJ")].into_iter());
         for host in [
             "ghp_0123456789abcdefghij.evil.example",
             "x.ghp_01234567.89abcdefghij.evil.example",
@@ -531,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_down_holds_no_value() {
+    fn cleaned_text_contains_no_value() {
         let rows = [
             ("/a/sk-live-51H/8xPq+Zz~0 w/b", "/a/***********************/b"),
             ("/a/%73k-live-51H%2F8xPq%2BZz~0%20w", "/a/*******************************"),

@@ -1,12 +1,26 @@
 //! Finds and redacts credentials in all their encodings. No I/O.
 //!
-//! A value is found in plain form, in base64 and base64url at all three alignments, and in hex (`encodings`); across
-//! line breaks, and behind percent-encoding, string escapes and HTML references, each undone once and twice, all families
-//! together and each alone (`unescape`, `unescaped_view`, `view`, `views`); in embedded base64 (`embedded`), and in lists
-//! of numbers (`number_lists`). [`strength`] tells weak values apart, because a reaction to a guessable value confirms the
-//! guess. Streams are scanned as they arrive, wherever they are cut (`stream`, `scanner`). Outgoing bytes are held back
-//! while a value may be incomplete (`holdback`); in answers values are overwritten (`redact`). [`crate::coding`] decodes
-//! compressed bodies before.
+//! A value is found in plain form, in base64 and base64url at all three alignments, and in hex (`encodings`). It is
+//! also found across line breaks, and behind percent-encoding, string escapes and HTML references, decoded once and
+//! twice, all families together and each alone (`unescape`, `unescaped_view`, `view`, `views`). Embedded base64
+//! (`embedded`) and lists of numbers (`number_lists`) are decoded and scanned too. [`crate::coding`] decompresses
+//! bodies before the scan.
+//!
+//! The layers, from the outside to the inside:
+//!
+//! 1. `holdback` scans outgoing bytes and holds them back while a value may be incomplete. `redact` overwrites values
+//!    in responses.
+//! 2. `scanner` scans a stream as it arrives, regardless of how it is cut: its bytes (`stream`), embedded base64 and
+//!    lists of numbers.
+//! 3. `views` searches the bytes in several views, because recipients decode escapes differently.
+//! 4. In each view, `prefilter` finds candidates and `automaton` verifies them.
+//!
+//! Terms: a *value* is a secret, and its *owner* is its number in the index. A *form* is one encoding of a value. A
+//! *partial match* is the start of a form that has at least half of the value, but not all of it. A *half* is the first
+//! or second half of a long value that is searched for on its own. A *position* is a byte offset in the stream.
+//!
+//! A reaction to a value confirms a guess, so neither the time of a search nor the bytes released may depend on how
+//! much of a guess is right. For the same reason weak values are not searched for ([`strength`]).
 
 mod automaton;
 mod delay_queue;

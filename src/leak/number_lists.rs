@@ -5,206 +5,206 @@ use std::collections::VecDeque;
 
 use super::matcher::Index;
 use super::stream::ScanStream;
-use super::views::{Hit, Hits};
+use super::views::{Match, Matches};
 
-/// Bytes of a list for each byte that it stands for, at least: a digit, and what separates it from the next.
-const LEAST: usize = 2;
-/// So many bytes in a row that are no digits end a list.
+/// The minimum number of bytes that encode one byte in a list: a digit and a separator.
+const MIN_ENCODED_LEN: usize = 2;
+/// The maximum number of separators between two numbers. A longer gap ends a list.
 const MAX_GAP: u8 = 64;
 
-/// Lists in a stream, as far as it has come.
+/// The scanner of the number lists of a stream.
 #[derive(Default)]
 pub(super) struct NumberLists {
-    at: u64,
-    /// In a stretch of bytes that lists are made of; what is between such stretches is passed over.
-    is_walking: bool,
+    position: u64,
+    /// The next byte belongs to a run of bytes that lists consist of. Bytes between runs are skipped.
+    is_in_run: bool,
     decimal: List<10>,
     hex: List<16>,
 }
 
 impl NumberLists {
-    /// Looks through the lists in the next bytes.
-    pub(super) fn feed(&mut self, index: &Index, text: &[u8], hits: &mut Hits) {
+    /// Scans the lists in the next bytes.
+    pub(super) fn feed(&mut self, index: &Index, text: &[u8], matches: &mut Matches) {
         let mut at = 0_usize;
         while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
-            let place = self.at.saturating_add(at as u64);
-            let taken = if self.is_walking {
-                let length = rest.iter().take_while(|byte| is_of_list(**byte)).count();
-                self.walk(index, rest.get(..length).unwrap_or_default(), place, hits);
+            let position = self.position.saturating_add(at as u64);
+            let read = if self.is_in_run {
+                let length = rest.iter().take_while(|byte| is_list_byte(**byte)).count();
+                self.walk(index, rest.get(..length).unwrap_or_default(), position, matches);
                 if length < rest.len() {
-                    self.finish(index, hits);
+                    self.finish(index, matches);
                 }
                 length
             } else {
-                let start = stretch(rest, index.shortest.saturating_mul(LEAST));
-                self.is_walking = start < rest.len();
+                let start = find_run(rest, index.shortest.saturating_mul(MIN_ENCODED_LEN));
+                self.is_in_run = start < rest.len();
                 start
             };
-            at = at.saturating_add(taken);
+            at = at.saturating_add(read);
         }
-        self.at = self.at.saturating_add(text.len() as u64);
+        self.position = self.position.saturating_add(text.len() as u64);
     }
 
-    fn walk(&mut self, index: &Index, text: &[u8], place: u64, hits: &mut Hits) {
-        self.decimal.walk(index, text, place, hits);
-        self.hex.walk(index, text, place, hits);
+    fn walk(&mut self, index: &Index, text: &[u8], position: u64, matches: &mut Matches) {
+        self.decimal.walk(index, text, position, matches);
+        self.hex.walk(index, text, position, matches);
     }
 
-    fn finish(&mut self, index: &Index, hits: &mut Hits) {
-        self.is_walking = false;
-        self.decimal.finish(index, hits);
-        self.hex.finish(index, hits);
+    fn finish(&mut self, index: &Index, matches: &mut Matches) {
+        self.is_in_run = false;
+        self.decimal.finish(index, matches);
+        self.hex.finish(index, matches);
     }
 
-    /// Nothing more comes.
-    pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
-        self.finish(index, hits);
+    /// Ends the stream.
+    pub(super) fn end(&mut self, index: &Index, matches: &mut Matches) {
+        self.finish(index, matches);
     }
 
-    /// The halves of values at the end that begin before a place: where, and their numbers.
-    pub(super) fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
-        let halves = [self.decimal.halves(index, before), self.hex.halves(index, before)];
-        halves.into_iter().flatten().filter(|(from, _)| *from < before).collect()
+    /// Returns the partial matches at the end that start before a position: their starts and owners.
+    pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+        let partials = [self.decimal.partials(index, before), self.hex.partials(index, before)];
+        partials.into_iter().flatten().filter(|(from, _)| *from < before).collect()
     }
 }
 
-/// A list under way, or the last one: the next takes its room.
+/// The current list, or the last one, whose memory the next list reuses.
 #[derive(Default)]
 struct List<const RADIX: u32> {
     scan: ScanStream,
-    hits: Hits,
-    /// Where the last numbers stand, and how many came before them.
-    places: VecDeque<(u64, u64)>,
-    passed: u64,
+    matches: Matches,
+    /// The positions of the latest numbers. `dropped` is the number of positions before them that are no longer kept.
+    positions: VecDeque<(u64, u64)>,
+    dropped: u64,
     /// Bytes decoded from numbers and not yet searched.
-    out: Vec<u8>,
+    decoded: Vec<u8>,
     number: u32,
     digits: u8,
-    /// Where the number under way begins.
-    from: u64,
+    /// The position of the current number.
+    number_start: u64,
     gap: u8,
 }
 
 impl<const RADIX: u32> List<RADIX> {
-    /// Most digits of a number, and least.
+    /// The minimum and the maximum number of digits of a number.
     const DIGITS: (u8, u8) = if RADIX == 10 { (1, 3) } else { (2, 2) };
 
-    fn walk(&mut self, index: &Index, text: &[u8], place: u64, hits: &mut Hits) {
-        for (at, byte) in (place..).zip(text) {
-            self.take(index, *byte, at, hits);
+    fn walk(&mut self, index: &Index, text: &[u8], position: u64, matches: &mut Matches) {
+        for (at, byte) in (position..).zip(text) {
+            self.push_byte(index, *byte, at, matches);
         }
-        self.look(index, hits);
+        self.scan_decoded(index, matches);
     }
 
-    fn take(&mut self, index: &Index, byte: u8, at: u64, hits: &mut Hits) {
+    fn push_byte(&mut self, index: &Index, byte: u8, at: u64, matches: &mut Matches) {
         if let Some(digit) = char::from(byte).to_digit(RADIX) {
             if self.digits == 0 {
-                self.from = at;
+                self.number_start = at;
             }
             let number = self.number.saturating_mul(RADIX).saturating_add(digit);
             if self.digits == Self::DIGITS.1 || number > u32::from(u8::MAX) {
-                // Something else stands right before or behind a list.
-                let (from, digits) = (self.from, self.digits);
-                self.finish(index, hits);
+                // Other digits directly precede or follow a list.
+                let (from, digits) = (self.number_start, self.digits);
+                self.finish(index, matches);
                 (self.number, self.digits) = (number % RADIX.pow(digits.into()), digits);
-                self.from = from.saturating_add(1).max(at.saturating_sub(digits.saturating_sub(1).into()));
+                self.number_start = from.saturating_add(1).max(at.saturating_sub(digits.saturating_sub(1).into()));
             } else {
                 (self.number, self.digits) = (number, self.digits.saturating_add(1));
             }
         } else if RADIX == 16 && matches!(byte, b'x' | b'X') && (self.number, self.digits) == (0, 1) {
-            // `0x` before the digits.
+            // A `0x` prefix.
             self.digits = 0;
-        } else if is_between(byte, RADIX) {
+        } else if is_separator(byte, RADIX) {
             if self.digits > 0 {
-                self.number(index, at, hits);
+                self.end_number(index, at, matches);
             }
             self.gap = self.gap.saturating_add(1);
             if self.gap > MAX_GAP {
-                self.finish(index, hits);
+                self.finish(index, matches);
             }
         } else {
-            self.finish(index, hits);
+            self.finish(index, matches);
         }
     }
 
-    /// A number has ended.
-    fn number(&mut self, index: &Index, at: u64, hits: &mut Hits) {
+    /// Ends the current number.
+    fn end_number(&mut self, index: &Index, at: u64, matches: &mut Matches) {
         let (number, digits) = (std::mem::take(&mut self.number), std::mem::take(&mut self.digits));
         match u8::try_from(number) {
             Ok(byte) if digits >= Self::DIGITS.0 => {
                 self.gap = 0;
-                self.out.push(byte);
-                self.places.push_back((self.from, at));
+                self.decoded.push(byte);
+                self.positions.push_back((self.number_start, at));
             }
-            _ => self.finish(index, hits),
+            _ => self.finish(index, matches),
         }
     }
 
-    /// Looks through what the numbers stand for.
-    fn look(&mut self, index: &Index, hits: &mut Hits) {
-        if self.out.is_empty() {
+    /// Searches the decoded bytes.
+    fn scan_decoded(&mut self, index: &Index, matches: &mut Matches) {
+        if self.decoded.is_empty() {
             return;
         }
-        self.scan.feed(index, &self.out, &mut self.hits);
-        self.out.clear();
-        self.give(hits);
+        self.scan.feed(index, &self.decoded, &mut self.matches);
+        self.decoded.clear();
+        self.report(matches);
         let kept = index.patterns.automaton.longest().saturating_add(usize::from(MAX_GAP));
-        while self.places.len() > kept {
-            self.places.pop_front();
-            self.passed = self.passed.saturating_add(1);
+        while self.positions.len() > kept {
+            self.positions.pop_front();
+            self.dropped = self.dropped.saturating_add(1);
         }
     }
 
-    /// Passes on what was found, in places of the stream.
-    fn give(&mut self, hits: &mut Hits) {
-        hits.take_misses(&mut self.hits);
-        for Hit { owner, from, to } in std::mem::take(&mut self.hits.places) {
-            let (from, _) = self.place(from);
-            let (_, to) = self.place(to.saturating_sub(1));
-            hits.places.push(Hit { owner, from, to });
+    /// Passes on the matches with their positions in the stream.
+    fn report(&mut self, matches: &mut Matches) {
+        matches.merge_partial(&mut self.matches);
+        for Match { owner, from, to } in std::mem::take(&mut self.matches.complete) {
+            let (from, _) = self.position_of(from);
+            let (_, to) = self.position_of(to.saturating_sub(1));
+            matches.complete.push(Match { owner, from, to });
         }
     }
 
-    /// Where a number stands; one that has gone stood before the first that is there.
-    fn place(&self, number: u64) -> (u64, u64) {
-        let at = usize::try_from(number.saturating_sub(self.passed)).unwrap_or(usize::MAX);
-        self.places.get(at).or(self.places.back()).copied().unwrap_or_default()
+    /// Returns the start and the end of a number. Dropped numbers have those of the first kept one.
+    fn position_of(&self, number: u64) -> (u64, u64) {
+        let at = usize::try_from(number.saturating_sub(self.dropped)).unwrap_or(usize::MAX);
+        self.positions.get(at).or(self.positions.back()).copied().unwrap_or_default()
     }
 
-    /// The list ends here.
-    fn finish(&mut self, index: &Index, hits: &mut Hits) {
+    /// Ends the current list.
+    fn finish(&mut self, index: &Index, matches: &mut Matches) {
         if self.digits >= Self::DIGITS.0 && self.digits <= Self::DIGITS.1 && self.number <= u32::from(u8::MAX) {
             let length = u64::from(self.digits);
-            self.out.push(u8::try_from(self.number).unwrap_or_default());
-            self.places.push_back((self.from, self.from.saturating_add(length)));
+            self.decoded.push(u8::try_from(self.number).unwrap_or_default());
+            self.positions.push_back((self.number_start, self.number_start.saturating_add(length)));
         }
         (self.number, self.digits, self.gap) = (0, 0, 0);
-        if self.places.is_empty() {
+        if self.positions.is_empty() {
             return;
         }
-        // Most digits are in no list, and a short one holds nothing.
-        if self.passed > 0 || self.places.len() >= index.shortest {
-            self.scan.feed(index, &self.out, &mut self.hits);
-            self.scan.end(index, &mut self.hits);
-            self.give(hits);
+        // Most digits belong to no list, and a short list contains no value.
+        if self.dropped > 0 || self.positions.len() >= index.shortest {
+            self.scan.feed(index, &self.decoded, &mut self.matches);
+            self.scan.end(index, &mut self.matches);
+            self.report(matches);
         }
         if self.scan.position() > 0 {
             self.scan.clear();
         }
-        self.out.clear();
-        self.places.clear();
-        self.passed = 0;
+        self.decoded.clear();
+        self.positions.clear();
+        self.dropped = 0;
     }
 
-    fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
-        let is_all = self.scan.pending().is_some_and(|pending| self.place(pending).0 < before);
-        let halves = self.scan.halves_of(index, u64::MAX, is_all);
-        halves.into_iter().map(|(from, owner)| (self.place(from).0, owner)).collect()
+    fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+        let with_unsearched = self.scan.first_unsearched().is_some_and(|pending| self.position_of(pending).0 < before);
+        let partials = self.scan.partials_with(index, u64::MAX, with_unsearched);
+        partials.into_iter().map(|(from, owner)| (self.position_of(from).0, owner)).collect()
     }
 }
 
-/// True for what may stand between two numbers.
-fn is_between(byte: u8, radix: u32) -> bool {
+/// Returns true for a byte that may separate two numbers.
+fn is_separator(byte: u8, radix: u32) -> bool {
     match byte {
         b',' | b';' | b' ' | b'\t' | b'\r' | b'\n' => true,
         b'-' | b':' | b'.' | b'_' | b'|' | b'/' => radix == 16,
@@ -212,20 +212,20 @@ fn is_between(byte: u8, radix: u32) -> bool {
     }
 }
 
-/// True for what lists are made of.
-fn is_of_list(byte: u8) -> bool {
-    byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X') || is_between(byte, 16)
+/// Returns true for a byte that lists consist of.
+fn is_list_byte(byte: u8) -> bool {
+    byte.is_ascii_hexdigit() || matches!(byte, b'x' | b'X') || is_separator(byte, 16)
 }
 
-/// Where the next stretch of bytes begins that lists are made of: one of so many bytes, or one that the text ends in.
-fn stretch(text: &[u8], least: usize) -> usize {
+/// Returns the offset of the next run of at least `min_len` list bytes, or of the run at the end of the text.
+fn find_run(text: &[u8], min_len: usize) -> usize {
     let mut start = 0_usize;
     loop {
         let rest = text.get(start..).unwrap_or_default();
-        let near = rest.get(..least).unwrap_or(rest);
-        // From behind: most stretches are short, and then most bytes need no look.
-        let Some(other) = near.iter().rposition(|byte| !is_of_list(*byte)) else { return start };
-        start = start.saturating_add(other).saturating_add(1);
+        let window = rest.get(..min_len).unwrap_or(rest);
+        // Most runs are short. Searching backwards reads the fewest bytes.
+        let Some(last) = window.iter().rposition(|byte| !is_list_byte(*byte)) else { return start };
+        start = start.saturating_add(last).saturating_add(1);
     }
 }
 
@@ -237,19 +237,19 @@ mod tests {
     const VALUE: &[u8] = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
 
     fn found(matcher: &Matcher, pieces: &[&[u8]]) -> Vec<(u64, u64)> {
-        let (mut numbers, mut hits) = (NumberLists::default(), Hits::default());
+        let (mut numbers, mut matches) = (NumberLists::default(), Matches::default());
         for piece in pieces {
-            numbers.feed(&matcher.index, piece, &mut hits);
+            numbers.feed(&matcher.index, piece, &mut matches);
         }
-        numbers.end(&matcher.index, &mut hits);
-        let mut places: Vec<_> = hits.places.iter().map(|hit| (hit.from, hit.to)).collect();
-        places.sort_unstable();
-        places.dedup();
-        places
+        numbers.end(&matcher.index, &mut matches);
+        let mut ranges: Vec<_> = matches.complete.iter().map(|matched| (matched.from, matched.to)).collect();
+        ranges.sort_unstable();
+        ranges.dedup();
+        ranges
     }
 
     #[test]
-    fn a_value_as_a_list_of_numbers_is_found_wherever_it_is_cut() {
+    fn finds_number_lists_at_any_cut() {
         let matcher = Matcher::new([(ValueOwner::Token, VALUE)].into_iter());
         let list =
             |each: &dyn Fn(&u8) -> String, between: &str| VALUE.iter().map(each).collect::<Vec<_>>().join(between);
@@ -274,15 +274,15 @@ mod tests {
             let want = vec![(from, from + list.len() as u64)];
             for cut in 0..=text.len() {
                 let (one, two) = text.as_bytes().split_at(cut);
-                let places = found(&matcher, &[one, two]);
-                assert!(places.len() == 1 && places[0].1 == want[0].1, "{text} at {cut}: {places:?} {want:?}");
+                let ranges = found(&matcher, &[one, two]);
+                assert!(ranges.len() == 1 && ranges[0].1 == want[0].1, "{text} at {cut}: {ranges:?} {want:?}");
             }
             assert!(!found(&matcher, &[list.as_bytes()]).is_empty(), "{list}");
         }
     }
 
     #[test]
-    fn other_lists_are_no_value() {
+    fn ignores_other_lists() {
         let matcher = Matcher::new([(ValueOwner::Token, VALUE)].into_iter());
         let short = VALUE[1..].iter().map(u8::to_string).collect::<Vec<_>>().join(",");
         let numbers = (0..5000).map(|n| n.to_string()).collect::<Vec<_>>().join(", ");

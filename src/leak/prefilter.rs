@@ -1,16 +1,15 @@
 //! A filter that finds candidate positions of patterns without reading every byte.
 //!
-//! Of each pattern a window of some bytes is chosen, and its groups of eight bytes are kept in a table. A search looks
-//! at one group every few bytes; in each window that stands in the text, one of these looks falls on a group of it. A
-//! group that is in the table is a candidate: a keyed hash of the bytes around it is compared with those of the
-//! patterns, and only where it is among them the text is walked through.
+//! For each pattern a *window* is chosen. The window consists of overlapping *groups* of eight bytes, which are stored
+//! in a table. A search probes one group every few bytes (the *stride*). If a text contains a window, one of the probes
+//! falls on one of its groups. A group in the table is a candidate: a keyed hash of the bytes around it is compared
+//! with the hashes of the patterns. Only if one is equal does the automaton read the text.
 //!
-//! The time that a search takes must not tell a sender how far a guess is right. A look reacts to whole groups only:
-//! seven right bytes cost as much as seven wrong ones. A candidate costs one hash over a fixed number of bytes, whatever
-//! these are: of a pattern of up to [`REGION`] bytes all have to be right before anything differs, and of a longer one
-//! its first [`REGION`]. Whether a group is in the table can be told, so windows keep off the beginning of a pattern, which
-//! may be known. The table and the hashes are keyed and the windows are drawn at random, so that nobody can
-//! prepare a text for them.
+//! The search time must not reveal to a sender how much of a guess is right. A probe reacts to whole groups only, so
+//! seven right bytes cost as much as seven wrong ones. A candidate costs one hash over a fixed number of bytes: nothing
+//! differs until all bytes of a pattern are right, or the first [`REGION`] bytes of a longer one. Whether the table has
+//! a group is measurable, so windows avoid the start of a pattern, which may be public. The table and the hashes are
+//! keyed and the windows are chosen at random, so that texts cannot be prepared for them.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -19,71 +18,72 @@ use zeroize::Zeroizing;
 use super::encodings::Form;
 use super::fold::{fold, unfolded};
 
-/// Bytes of a group, and of one where patterns are too short for that.
+/// The length of a group in bytes; [`NARROW`] is used where patterns are too short for [`WIDE`].
 const WIDE: usize = 8;
 const NARROW: usize = 4;
-/// Most bytes from one look to the next.
+/// The maximum number of bytes between two probes.
 const MAX_STRIDE: usize = 8;
-/// Most bytes of a pattern that are compared before the text is walked through, from its first byte on.
+/// The maximum number of bytes at the start of a pattern that are compared before the automaton reads the text.
 const REGION: usize = 64;
-/// A guesser who knows this many bytes at the beginning of a pattern, as with well-known prefixes, lacks at least
-/// [`UNKNOWN`] bytes of each group in its window, if the pattern is long enough: a single missing byte could be tried.
-const KNOWN: usize = 12;
-const UNKNOWN: usize = 5;
-/// Windows are drawn from so many places behind a pattern's lead.
-const SPREAD: usize = 32;
-/// Groups with fewer different bytes than this stand in ordinary texts, in runs: others are preferred.
+/// A sender may know this many bytes at the start of a pattern, as with well-known prefixes. Each group of the window
+/// then has at least [`MIN_UNKNOWN`] unknown bytes if the pattern is long enough, because a single unknown byte could
+/// be tried out.
+const KNOWN_PREFIX: usize = 12;
+const MIN_UNKNOWN: usize = 5;
+/// The number of offsets after a pattern's public prefix among which the window is chosen.
+const WINDOW_SPREAD: usize = 32;
+/// Groups with fewer distinct bytes occur in ordinary texts as runs, so others are preferred.
 const MIN_DISTINCT: usize = 4;
-/// A group is compared without the case of letters.
-const CASELESS: u64 = 0xdfdf_dfdf_dfdf_dfdf;
+/// Groups are compared without the case of letters.
+const CASE_MASK: u64 = 0xdfdf_dfdf_dfdf_dfdf;
 
 pub(super) struct Prefilter {
     bits: Zeroizing<Vec<u64>>,
-    /// The bits of a hash that choose a word.
+    /// The number of bits of a hash that select a word of the table.
     words: u32,
     key: u64,
     width: usize,
     stride: usize,
-    /// How far before a look a pattern may begin.
-    before: usize,
-    /// How many bytes of a pattern have to stand in a text for it to be found.
-    reach: usize,
-    /// All groups, in order, and for each where in a pattern it stands.
+    /// The maximum distance from the start of a pattern to a probe that finds it.
+    lookbehind: usize,
+    /// The number of bytes of a pattern that a text must contain for the pattern to be found.
+    required_len: usize,
+    /// All groups in order. `origins` has the origin of each.
     groups: Zeroizing<Vec<u64>>,
-    candidates: Vec<Candidate>,
+    origins: Vec<GroupOrigin>,
     hasher: RandomState,
     /// Hashes of the first bytes of patterns, in order.
     regions: Zeroizing<Vec<u64>>,
-    /// Hashes of halves of patterns, in order, and whose they are.
-    halves: Zeroizing<Vec<(u64, u32)>>,
+    /// Hashes of partial patterns in order, with their owners.
+    partials: Zeroizing<Vec<(u64, u32)>>,
 }
 
-/// Where in a pattern a group stands, and how much of the pattern is compared.
+/// The offset of a group in a pattern, and the lengths that are compared.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
-    at: usize,
+struct GroupOrigin {
+    offset: usize,
     region: usize,
-    /// How many bytes are half of the pattern; none if that is more than the region.
-    half: Option<usize>,
+    /// The length of a partial match, unless it is longer than the region.
+    partial: Option<usize>,
 }
 
-/// A look that has found something.
+/// A probe that has found a pattern or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Look {
-    /// Where in the text.
+pub(super) struct Candidate {
+    /// The offset of the probe in the text.
     pub(super) at: usize,
-    /// The pattern's owner and where it begins, if only half of the pattern stands there.
-    pub(super) part: Option<(u32, usize)>,
+    /// The owner and the start of the pattern if only a part of it matches.
+    pub(super) partial: Option<(u32, usize)>,
 }
 
 impl Prefilter {
-    /// Prepares to look for these forms.
+    /// Builds the filter for these forms.
     pub(super) fn new(forms: &[(Form, u32)]) -> Self {
         let shortest = forms.iter().map(|(form, _)| form.bytes.len()).min().unwrap_or(WIDE);
         let width = if shortest > WIDE.saturating_add(2) { WIDE } else { NARROW };
         let stride = if width == WIDE {
-            // One of those that have a loop of their own.
-            match shortest.saturating_sub(KNOWN).saturating_sub(UNKNOWN.saturating_sub(1)) {
+            // A stride that [`Self::find_wide`] is compiled for.
+            match shortest.saturating_sub(KNOWN_PREFIX).saturating_sub(MIN_UNKNOWN.saturating_sub(1)) {
                 0..4 => 2,
                 4..8 => 4,
                 _ => MAX_STRIDE,
@@ -94,36 +94,36 @@ impl Prefilter {
         let window = width.saturating_add(stride).saturating_sub(1);
         let mut random = Random::new();
         let hasher = RandomState::new();
-        let (mut before, mut reach) = (0_usize, width);
+        let (mut lookbehind, mut required_len) = (0_usize, width);
         let mut found: Zeroizing<Vec<(u64, usize, usize, usize)>> = Zeroizing::new(Vec::new());
-        let (mut regions, mut halves) = (Zeroizing::new(Vec::new()), Zeroizing::new(Vec::new()));
+        let (mut regions, mut partials) = (Zeroizing::new(Vec::new()), Zeroizing::new(Vec::new()));
         for (form, owner) in forms {
-            let at = place(form, window, width, &mut random);
+            let at = choose_window(form, window, width, &mut random);
             let region = form.bytes.len().min(REGION);
-            let half = if form.half < region { form.half } else { 0 };
-            before = before.max(at.saturating_add(stride).saturating_sub(1));
-            reach = reach.max(before.saturating_add(width)).max(region);
+            let partial = if form.min_partial < region { form.min_partial } else { 0 };
+            lookbehind = lookbehind.max(at.saturating_add(stride).saturating_sub(1));
+            required_len = required_len.max(lookbehind.saturating_add(width)).max(region);
             regions.push(hash(&hasher, form.bytes.get(..region).unwrap_or_default()));
-            if half > 0 {
-                halves.push((hash(&hasher, form.bytes.get(..half).unwrap_or_default()), *owner));
+            if partial > 0 {
+                partials.push((hash(&hasher, form.bytes.get(..partial).unwrap_or_default()), *owner));
             }
             let window = form.bytes.get(at..).unwrap_or_default();
             for (group, at) in window.windows(width).take(stride).zip(at..) {
-                found.extend(written(group).into_iter().map(|group| (group, at, region, half)));
+                found.extend(spellings(group).into_iter().map(|group| (group, at, region, partial)));
             }
         }
         found.sort_unstable();
         found.dedup();
         regions.sort_unstable();
-        halves.sort_unstable();
+        partials.sort_unstable();
         let groups = Zeroizing::new(found.iter().map(|(group, ..)| *group).collect::<Vec<_>>());
-        let candidate = |(_, at, region, half): &(u64, usize, usize, usize)| Candidate {
-            at: *at,
+        let origin = |(_, at, region, partial): &(u64, usize, usize, usize)| GroupOrigin {
+            offset: *at,
             region: *region,
-            half: Some(*half).filter(|half| *half > 0),
+            partial: Some(*partial).filter(|partial| *partial > 0),
         };
-        let candidates = found.iter().map(candidate).collect();
-        // One bit in sixty is set, or fewer; a look asks for two of one word.
+        let origins = found.iter().map(origin).collect();
+        // At most one bit in sixty is set, and a probe tests two bits of one word.
         let size = groups.len().saturating_mul(64).next_power_of_two().clamp(1 << 15, 1 << 23);
         let mut this = Self {
             bits: Zeroizing::new(vec![0; size / 64]),
@@ -131,13 +131,13 @@ impl Prefilter {
             key: random.next() | 1,
             width,
             stride,
-            before,
-            reach,
+            lookbehind,
+            required_len,
             groups,
-            candidates,
+            origins,
             hasher,
             regions,
-            halves,
+            partials,
         };
         let slots: Vec<(usize, u64)> = this.groups.iter().map(|group| this.slot(*group)).collect();
         for (word, bits) in slots {
@@ -148,8 +148,8 @@ impl Prefilter {
         this
     }
 
-    /// The word of a group in the table, and its two bits there: from both halves of a product, so that each bit of the
-    /// group counts.
+    /// Returns the word of a group in the table and its two bits. Both halves of the product are used, so that every
+    /// bit of the group counts.
     #[inline]
     fn slot(&self, group: u64) -> (usize, u64) {
         let product = u128::from(group).wrapping_mul(u128::from(self.key));
@@ -158,55 +158,60 @@ impl Prefilter {
         (word as usize, 1 << (hash & 63) | 1 << (hash >> 6 & 63))
     }
 
-    /// True for nearly no group but those of the table.
+    /// Returns true for the groups of the table, and for few others.
     #[inline]
     fn may_have(&self, group: u64) -> bool {
         let (word, bits) = self.slot(group);
         self.bits.get(word).is_some_and(|word| word & bits == bits)
     }
 
-    /// Compares a text around a group that may be in the table with the patterns.
-    fn check_candidate(&self, text: &[u8], at: usize, group: u64) -> Option<Look> {
+    /// Compares the text around a possible group of the table with the patterns.
+    fn check_candidate(&self, text: &[u8], at: usize, group: u64) -> Option<Candidate> {
         let first = self.groups.partition_point(|known| *known < group);
-        let alike = self.groups.get(first..)?.iter().take_while(|known| **known == group).count();
-        let mut part = None;
-        for candidate in self.candidates.get(first..first.saturating_add(alike))? {
-            let Some(begin) = at.checked_sub(candidate.at) else { continue };
-            let bytes = |length: usize| text.get(begin..begin.saturating_add(length));
-            // Both, so that it takes as long whether or not the half is right.
-            let is_whole = bytes(candidate.region).is_some_and(|region| self.has_region(region));
-            let half =
-                candidate.half.and_then(bytes).and_then(|half| self.owner_of_half(half)).map(|owner| (owner, begin));
+        let equal = self.groups.get(first..)?.iter().take_while(|known| **known == group).count();
+        let mut first_partial = None;
+        for origin in self.origins.get(first..first.saturating_add(equal))? {
+            let Some(start) = at.checked_sub(origin.offset) else { continue };
+            let bytes = |length: usize| text.get(start..start.saturating_add(length));
+            // Both are computed, so that the time does not depend on whether the part is right.
+            let is_whole = bytes(origin.region).is_some_and(|region| self.has_region(region));
+            let partial = origin
+                .partial
+                .and_then(bytes)
+                .and_then(|partial| self.owner_of_partial(partial))
+                .map(|owner| (owner, start));
             if is_whole {
-                return Some(Look { at, part: None });
+                return Some(Candidate { at, partial: None });
             }
-            part = part.or(half);
+            first_partial = first_partial.or(partial);
         }
-        part.map(|part| Look { at, part: Some(part) })
+        first_partial.map(|partial| Candidate { at, partial: Some(partial) })
     }
 
     fn has_region(&self, text: &[u8]) -> bool {
         self.regions.binary_search(&hash(&self.hasher, text)).is_ok()
     }
 
-    fn owner_of_half(&self, text: &[u8]) -> Option<u32> {
+    fn owner_of_partial(&self, text: &[u8]) -> Option<u32> {
         let hash = hash(&self.hasher, text);
-        let first = self.halves.partition_point(|(known, _)| *known < hash);
-        self.halves.get(first).filter(|(known, _)| *known == hash).map(|(_, owner)| *owner)
+        let first = self.partials.partition_point(|(known, _)| *known < hash);
+        self.partials.get(first).filter(|(known, _)| *known == hash).map(|(_, owner)| *owner)
     }
 
-    /// The first look from a place on that finds something: before it begins no pattern that has as many bytes in this
-    /// text as [`Self::reach`].
-    pub(super) fn find(&self, text: &[u8], from: usize) -> Option<Look> {
+    /// Returns the first candidate from an offset on. No pattern starts before it that has at least
+    /// [`Self::required_len`] bytes in the text.
+    pub(super) fn find(&self, text: &[u8], from: usize) -> Option<Candidate> {
         match (self.width, self.stride) {
-            (WIDE, MAX_STRIDE) => self.find_by::<MAX_STRIDE>(text, from),
-            (WIDE, 4) => self.find_by::<4>(text, from),
-            (WIDE, 2) => self.find_by::<2>(text, from),
+            (WIDE, MAX_STRIDE) => self.find_wide::<MAX_STRIDE>(text, from),
+            (WIDE, 4) => self.find_wide::<4>(text, from),
+            (WIDE, 2) => self.find_wide::<2>(text, from),
             _ => {
                 let mut at = from;
-                while let Some(group) = self.group(text, at) {
-                    if let Some(look) = self.may_have(group).then(|| self.check_candidate(text, at, group)).flatten() {
-                        return Some(look);
+                while let Some(group) = self.group_at(text, at) {
+                    if let Some(candidate) =
+                        self.may_have(group).then(|| self.check_candidate(text, at, group)).flatten()
+                    {
+                        return Some(candidate);
                     }
                     at = at.saturating_add(self.stride);
                 }
@@ -215,56 +220,56 @@ impl Prefilter {
         }
     }
 
-    /// The same with wide groups and a stride that the compiler knows.
-    fn find_by<const STRIDE: usize>(&self, text: &[u8], mut from: usize) -> Option<Look> {
+    /// As [`Self::find`], for wide groups and a constant stride.
+    fn find_wide<const STRIDE: usize>(&self, text: &[u8], mut from: usize) -> Option<Candidate> {
         loop {
             let rest = text.get(from..)?;
-            let mut looks = rest.array_windows::<WIDE>().step_by(STRIDE);
-            let found = looks.position(|group| self.may_have(wide(*group)))?;
+            let mut probes = rest.array_windows::<WIDE>().step_by(STRIDE);
+            let found = probes.position(|group| self.may_have(group_key(*group)))?;
             let at = from.saturating_add(found.saturating_mul(STRIDE));
             let group = text.get(at..)?.first_chunk::<WIDE>()?;
-            if let Some(look) = self.check_candidate(text, at, wide(*group)) {
-                return Some(look);
+            if let Some(candidate) = self.check_candidate(text, at, group_key(*group)) {
+                return Some(candidate);
             }
             from = at.saturating_add(STRIDE);
         }
     }
 
-    fn group(&self, text: &[u8], at: usize) -> Option<u64> {
+    fn group_at(&self, text: &[u8], at: usize) -> Option<u64> {
         let rest = text.get(at..)?;
         if self.width == WIDE {
-            return rest.first_chunk::<WIDE>().map(|group| wide(*group));
+            return rest.first_chunk::<WIDE>().map(|group| group_key(*group));
         }
         let [a, b, c, d] = *rest.first_chunk::<NARROW>()?;
-        Some(wide([a, b, c, d, 0, 0, 0, 0]))
+        Some(group_key([a, b, c, d, 0, 0, 0, 0]))
     }
 
-    /// How far before a look a pattern may begin that it finds.
-    pub(super) fn before(&self) -> usize {
-        self.before
+    /// Returns the maximum distance from the start of a pattern to the probe that finds it.
+    pub(super) fn lookbehind(&self) -> usize {
+        self.lookbehind
     }
 
-    /// How many bytes of a pattern have to stand in a text for it to be found there.
-    pub(super) fn reach(&self) -> usize {
-        self.reach
+    /// Returns the number of bytes of a pattern that a text must contain for the pattern to be found.
+    pub(super) fn required_len(&self) -> usize {
+        self.required_len
     }
 
-    /// Bytes of a group.
+    /// Returns the length of a group in bytes.
     pub(super) fn width(&self) -> usize {
         self.width
     }
 
-    /// Bytes from one look to the next.
+    /// Returns the number of bytes from one probe to the next.
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
 }
 
-fn wide(group: [u8; WIDE]) -> u64 {
-    u64::from_le_bytes(group) & CASELESS
+fn group_key(group: [u8; WIDE]) -> u64 {
+    u64::from_le_bytes(group) & CASE_MASK
 }
 
-/// A keyed hash of a text as the automaton reads it, which takes as long for any text of its length.
+/// Returns a keyed hash of a folded text. The time depends on the length only.
 fn hash(hasher: &RandomState, text: &[u8]) -> u64 {
     let mut folded = [0_u8; REGION];
     folded.iter_mut().zip(text).for_each(|(folded, byte)| *folded = fold(*byte));
@@ -273,16 +278,16 @@ fn hash(hasher: &RandomState, text: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Where in a form its window begins: at random among the places with the most different bytes.
-fn place(form: &Form, window: usize, width: usize, random: &mut Random) -> usize {
+/// Returns the offset of the window in a form, chosen at random among those with the most distinct bytes.
+fn choose_window(form: &Form, window: usize, width: usize, random: &mut Random) -> usize {
     let last = form.bytes.len().saturating_sub(window);
-    let (low, high) = (form.lead.min(last), form.lead.saturating_add(SPREAD).min(last));
+    let (low, high) = (form.prefix_len.min(last), form.prefix_len.saturating_add(WINDOW_SPREAD).min(last));
     let variety = |at: usize| {
         let window = form.bytes.get(at..at.saturating_add(window)).unwrap_or_default();
         window.windows(width).map(distinct).min().unwrap_or_default().min(MIN_DISTINCT)
     };
-    let most = (low..=high).map(variety).max().unwrap_or_default();
-    let best: Vec<usize> = (low..=high).filter(|at| variety(*at) == most).collect();
+    let max_variety = (low..=high).map(variety).max().unwrap_or_default();
+    let best: Vec<usize> = (low..=high).filter(|at| variety(*at) == max_variety).collect();
     let chosen = usize::try_from(random.next() >> 32).unwrap_or_default().checked_rem(best.len());
     chosen.and_then(|at| best.get(at)).copied().unwrap_or(low)
 }
@@ -294,28 +299,29 @@ fn distinct(group: &[u8]) -> usize {
     known.len()
 }
 
-/// A group in all ways to write it, without case.
-fn written(group: &[u8]) -> Vec<u64> {
-    let mut written = vec![[0; WIDE]];
+/// Returns all spellings of a folded group, without case.
+fn spellings(group: &[u8]) -> Vec<u64> {
+    let mut spellings = vec![[0; WIDE]];
     for (at, byte) in group.iter().enumerate() {
         let mut next: Vec<[u8; WIDE]> = Vec::new();
-        for known in written {
+        for known in spellings {
             for byte in unfolded(*byte) {
                 let mut one = known;
-                if let Some(place) = one.get_mut(at) {
-                    *place = byte & 0xdf;
+                if let Some(entry) = one.get_mut(at) {
+                    *entry = byte & 0xdf;
                 }
                 next.push(one);
             }
         }
         next.sort_unstable();
         next.dedup();
-        written = next;
+        spellings = next;
     }
-    written.into_iter().map(wide).collect()
+    spellings.into_iter().map(group_key).collect()
 }
 
-/// Random numbers from the system; where it has none, the windows stand at their first place and nothing else changes.
+/// Random numbers seeded by the system. Without a system source the seed is constant, so the choice of windows is too;
+/// nothing else changes.
 struct Random {
     seed: u64,
 }
@@ -325,7 +331,7 @@ impl Random {
         Self { seed: getrandom::u64().unwrap_or(0x9e37_79b9_7f4a_7c15) }
     }
 
-    /// The next one (SplitMix64, Steele et al. 2014).
+    /// Returns the next number (SplitMix64, Steele et al. 2014).
     fn next(&mut self) -> u64 {
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.seed ^ (self.seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -340,71 +346,79 @@ mod tests {
     use crate::leak::fold::fold;
 
     fn form(pattern: &[u8], lead: usize) -> Form {
-        Form { bytes: Zeroizing::new(pattern.iter().map(|byte| fold(*byte)).collect()), half: pattern.len(), lead }
+        Form {
+            bytes: Zeroizing::new(pattern.iter().map(|byte| fold(*byte)).collect()),
+            min_partial: pattern.len(),
+            prefix_len: lead,
+        }
     }
 
     #[test]
-    fn a_pattern_is_found_wherever_it_begins() {
+    fn finds_patterns_at_any_offset() {
         for pattern in [&b"sk-live_0123456789abcdefXYZ/and-more-of-it"[..], b"8bytes+/", b"4byt", b"twelve bytes"] {
             for lead in [0, 4, 16] {
-                let anchors = Prefilter::new(&[(form(pattern, lead), 7)]);
+                let prefilter = Prefilter::new(&[(form(pattern, lead), 7)]);
                 for before in 0..40 {
                     let mut text = vec![b'.'; before];
                     text.extend(pattern.iter().filter_map(|byte| unfolded(fold(*byte)).next()));
-                    text.truncate(before + anchors.reach());
-                    let look = anchors.find(&text, 0).expect("enough of it is there");
-                    assert_eq!(look.part, None);
-                    assert!((before..=before + anchors.before()).contains(&look.at), "{before}: {look:?}");
+                    text.truncate(before + prefilter.required_len());
+                    let candidate = prefilter.find(&text, 0).expect("enough of it is there");
+                    assert_eq!(candidate.partial, None);
+                    assert!(
+                        (before..=before + prefilter.lookbehind()).contains(&candidate.at),
+                        "{before}: {candidate:?}"
+                    );
                 }
-                assert_eq!(anchors.find(&vec![b'.'; 1000], 0), None);
+                assert_eq!(prefilter.find(&vec![b'.'; 1000], 0), None);
             }
         }
     }
 
-    /// A guess of which less than a whole group is right costs what any other costs.
+    /// A guess with less than a whole group right costs the same as any other.
     #[test]
-    fn seven_right_bytes_are_no_candidate() {
+    fn seven_matching_bytes_are_no_candidate() {
         let pattern = b"ghp_R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
-        let anchors = Prefilter::new(&[(form(pattern, 16), 0)]);
+        let prefilter = Prefilter::new(&[(form(pattern, 16), 0)]);
         for start in 0..pattern.len() - 7 {
             let guess = &pattern[start..start + 7];
             let text: Vec<u8> = guess.iter().chain(b"#").copied().cycle().take(4096).collect();
             for (at, group) in text.windows(WIDE).enumerate() {
-                let group = wide(*group.first_chunk().unwrap());
-                assert!(anchors.groups.binary_search(&group).is_err(), "{start} {at}");
+                let group = group_key(*group.first_chunk().unwrap());
+                assert!(prefilter.groups.binary_search(&group).is_err(), "{start} {at}");
             }
         }
     }
 
-    /// A pattern but for its last byte is no reason to walk through the text; from half of it on it is a part.
+    /// The automaton does not run for a pattern without its last byte. From half of the pattern on it is a partial
+    /// match.
     #[test]
-    fn all_of_a_pattern_has_to_be_right() {
+    fn only_complete_patterns_are_candidates() {
         let pattern = b"ghp_R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
         let mut whole = form(pattern, 16);
-        whole.half = 20;
-        let anchors = Prefilter::new(&[(whole, 7)]);
+        whole.min_partial = 20;
+        let prefilter = Prefilter::new(&[(whole, 7)]);
         for right in 0..pattern.len() {
             let guess = [&pattern[..right], b"#"].concat();
             for before in 0..8 {
                 let text = [&vec![b'.'; before], &*guess, &[b'.'; 80]].concat();
                 let mut from = 0;
-                while let Some(look) = anchors.find(&text, from) {
-                    assert_eq!((look.part, right >= 20), (Some((7, before)), true), "{right}");
-                    from = look.at + anchors.stride();
+                while let Some(candidate) = prefilter.find(&text, from) {
+                    assert_eq!((candidate.partial, right >= 20), (Some((7, before)), true), "{right}");
+                    from = candidate.at + prefilter.stride();
                 }
             }
         }
     }
 
-    /// A guesser who knows a prefix cannot try the next byte: no group has only one unknown byte.
+    /// A sender who knows a prefix cannot try the next byte, because no group has only one unknown byte.
     #[test]
-    fn windows_keep_off_what_may_be_known() {
+    fn windows_avoid_public_prefixes() {
         let pattern = b"sk-ant-api03-R7hq2Zt9LmX4vBn8KcYw3PdF6sJg1QaE5uTo";
         for (length, known) in [(16, 10), (17, 11), (20, 12), (24, 12), (31, 12), (49, 19)] {
             for _ in 0..50 {
-                let anchors = Prefilter::new(&[(form(&pattern[..length], 16), 0)]);
-                let first = anchors.candidates.iter().map(|candidate| candidate.at).min().unwrap();
-                assert!(first + WIDE >= known + UNKNOWN, "{length}: {first}");
+                let prefilter = Prefilter::new(&[(form(&pattern[..length], 16), 0)]);
+                let first = prefilter.origins.iter().map(|origin| origin.offset).min().unwrap();
+                assert!(first + WIDE >= known + MIN_UNKNOWN, "{length}: {first}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Overwrites values in a stream, byte for byte, wherever it is cut.
+//! Overwrites values in a stream, byte for byte, regardless of how the stream is cut into pieces.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -7,287 +7,289 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::delay_queue::DelayQueue;
-use super::fold::is_break;
+use super::fold::is_line_break;
 use super::matcher::{Half, Matcher, ValueOwner};
 use super::scanner::Scanner;
-use super::views::{Hit, Hits};
+use super::views::{Match, Matches};
 use crate::model::name::CredentialName;
 
 /// The byte that overwrites values.
 const MASK: u8 = b'*';
 
-/// Overwrites bytes. Line breaks within stay: they may be what holds the text together.
+/// Overwrites bytes except for line breaks, which may be syntax.
 pub(super) fn mask(bytes: &mut [u8]) {
-    bytes.iter_mut().filter(|byte| !is_break(**byte)).for_each(|byte| *byte = MASK);
+    bytes.iter_mut().filter(|byte| !is_line_break(**byte)).for_each(|byte| *byte = MASK);
 }
 
-/// A stream on its way back, with values overwritten.
+/// A response stream in which values are overwritten.
 ///
-/// The last bytes are held back, always as many: how much depends on no match, or who sends could learn from
-/// it how far a guess is right. When the stream pauses they go, and if they end with half a value or more,
-/// that part is overwritten.
+/// A constant number of bytes is held back. It depends on no match, because it would otherwise reveal to a sender how
+/// much of a guess is right. At a pause all bytes are released. If they end with half of a value or more, that part is
+/// overwritten.
 ///
-/// A redaction confirms a guess, so it counts as a find ([`Self::finds`]), with one exception: a whole value that was
-/// sent in this exchange comes back. A value repeated in an answer confirms nothing new, and counts once.
+/// A redaction confirms a guess, so it counts as a find ([`Self::finds`]). The exception is a whole value that was sent
+/// in this exchange and comes back. A value repeated in a response confirms nothing new and counts once.
 pub struct Redactor {
     matcher: Arc<Matcher>,
     /// The credential that was sent.
-    sent: Option<CredentialName>,
-    scan: Scanner,
+    sent_credential: Option<CredentialName>,
+    scanner: Scanner,
     queue: DelayQueue,
-    /// Up to where it may go.
-    due: u64,
-    hits: Hits,
-    /// The last part of the stream that was overwritten.
+    /// The position up to which bytes are released.
+    releasable_to: u64,
+    matches: Matches,
+    /// The range that was overwritten last.
     overwritten: Range<u64>,
     count: u64,
     owners: BTreeSet<u32>,
     finds: u64,
-    /// The values that have been counted as finds for standing there as a whole.
-    counted: BTreeSet<ValueOwner>,
-    /// Parts of the value that was sent, which the rest may follow, each in a reading of its own.
-    parts: Vec<Range<u64>>,
-    /// The last whole values. The halves of these are no parts.
-    wholes: VecDeque<Range<u64>>,
+    /// The owners whose whole values have been counted as finds.
+    counted_owners: BTreeSet<ValueOwner>,
+    /// Parts of the sent value that the rest may still follow. Each belongs to another view.
+    pending_parts: Vec<Range<u64>>,
+    /// The latest whole values. Halves within them are not counted.
+    recent_matches: VecDeque<Range<u64>>,
     /// The start of the last first half that was counted as a find. A longer part from there is the same find.
-    half_counted_at: Option<u64>,
+    counted_half_start: Option<u64>,
 }
 
-/// So many whole values are remembered: readings of one place agree on where it ends, or lag by a few bytes.
-const MAX_WHOLES: usize = 8;
-/// So many parts may wait for their rest; more are finds at once.
+/// The number of whole values that are kept. The matches of several views at one place end at most a few bytes apart.
+const MAX_RECENT_MATCHES: usize = 8;
+/// The maximum number of pending parts. Further parts count as finds at once.
 const MAX_PARTS: usize = 64;
 
 impl Redactor {
-    /// A redactor at the beginning of a stream, in an exchange in which no credential was sent.
+    /// Creates a redactor for a stream of an exchange in which no credential was sent.
     #[must_use]
     pub fn new(matcher: Arc<Matcher>) -> Self {
         Self::after(matcher, None)
     }
 
-    /// A redactor at the beginning of a stream, in an exchange in which this credential was sent.
+    /// Creates a redactor for a stream of an exchange in which this credential was sent.
     #[must_use]
     pub fn after(matcher: Arc<Matcher>, sent: Option<CredentialName>) -> Self {
         Self {
             matcher,
-            sent,
-            scan: Scanner::default(),
+            sent_credential: sent,
+            scanner: Scanner::default(),
             queue: DelayQueue::default(),
-            due: 0,
-            hits: Hits::default(),
+            releasable_to: 0,
+            matches: Matches::default(),
             overwritten: 0..0,
             count: 0,
             owners: BTreeSet::new(),
             finds: 0,
-            counted: BTreeSet::new(),
-            parts: Vec::new(),
-            wholes: VecDeque::new(),
-            half_counted_at: None,
+            counted_owners: BTreeSet::new(),
+            pending_parts: Vec::new(),
+            recent_matches: VecDeque::new(),
+            counted_half_start: None,
         }
     }
 
-    /// One for another stream of the same exchange, in which the same values are overwritten.
+    /// Creates a redactor for another stream of the same exchange.
     #[must_use]
     pub fn beside(&self) -> Self {
-        Self::after(self.matcher.clone(), self.sent.clone())
+        Self::after(self.matcher.clone(), self.sent_credential.clone())
     }
 
-    /// Takes bytes in.
+    /// Adds bytes.
     pub fn feed(&mut self, bytes: Bytes) {
-        self.scan.feed(&self.matcher.index, &bytes, &mut self.hits);
+        self.scanner.feed(&self.matcher.index, &bytes, &mut self.matches);
         self.queue.push(bytes);
-        self.overwrite();
-        self.settle_parts();
+        self.overwrite_matches();
+        self.resolve_parts();
         let lag = self.matcher.lag() as u64;
         self.release(self.queue.end().saturating_sub(lag));
     }
 
-    /// A message of the stream has ended: as [`Self::pause`].
+    /// Ends a message, with the effect of [`Self::pause`].
     pub fn end_message(&mut self) {
-        self.hits.next_message();
+        self.matches.reset_partial();
         self.pause();
     }
 
-    /// The stream pauses: gives out what is held back.
+    /// Releases all bytes, because the stream pauses.
     pub fn pause(&mut self) {
         self.release(self.queue.end());
     }
 
-    /// The stream has ended.
+    /// Ends the stream.
     pub fn end(&mut self) {
-        self.scan.end(&self.matcher.index, &mut self.hits);
-        self.overwrite();
+        self.scanner.end(&self.matcher.index, &mut self.matches);
+        self.overwrite_matches();
         self.pause();
-        for _ in std::mem::take(&mut self.parts) {
-            self.find();
+        for _ in std::mem::take(&mut self.pending_parts) {
+            self.add_find();
         }
     }
 
-    /// The next piece that is certain by now.
+    /// Returns the next released piece.
     pub fn take(&mut self) -> Option<Bytes> {
-        self.queue.pop(self.due)
+        self.queue.pop(self.releasable_to)
     }
 
-    /// Gives out what stands before `due`. Half a value or more that is not yet at its end goes overwritten.
-    fn release(&mut self, due: u64) {
-        if due <= self.due {
+    /// Releases the bytes before `releasable_to`. Half of a value or more at the end is overwritten.
+    fn release(&mut self, releasable_to: u64) {
+        if releasable_to <= self.releasable_to {
             return;
         }
-        let halves = self.scan.halves(&self.matcher.index, due);
-        if let Some((from, owner)) = halves.iter().min().copied()
-            && due.max(from) > self.due
-            // The end of a whole value may begin another one, and has been overwritten.
-            && !(self.overwritten.start <= from && due <= self.overwritten.end)
+        let partials = self.scanner.partials(&self.matcher.index, releasable_to);
+        if let Some((from, owner)) = partials.iter().min().copied()
+            && releasable_to.max(from) > self.releasable_to
+            // The end of a whole value may be the start of another one, and is already overwritten.
+            && !(self.overwritten.start <= from && releasable_to <= self.overwritten.end)
         {
-            // Several values may begin alike.
-            if halves.iter().any(|(_, owner)| self.was_sent(*owner)) {
-                self.add_part(from..due);
-            } else if self.half_counted_at != Some(from) {
-                self.find();
+            // Several values may have the same start.
+            if partials.iter().any(|(_, owner)| self.was_sent(*owner)) {
+                self.add_part(from..releasable_to);
+            } else if self.counted_half_start != Some(from) {
+                self.add_find();
             }
-            self.note(from..due, owner);
+            self.overwrite_range(from..releasable_to, owner);
         }
-        self.due = due;
+        self.releasable_to = releasable_to;
     }
 
-    /// Parts of the value that was sent are finds if the rest does not follow.
-    fn settle_parts(&mut self) {
-        if self.parts.is_empty() {
+    /// Counts the pending parts that the rest of the value does not follow as finds.
+    fn resolve_parts(&mut self) {
+        if self.pending_parts.is_empty() {
             return;
         }
-        let going_on = self.scan.halves(&self.matcher.index, u64::MAX);
-        let going_on: Vec<u64> =
-            going_on.into_iter().filter(|(_, owner)| self.was_sent(*owner)).map(|(from, _)| from).collect();
-        let before = self.parts.len();
-        self.parts.retain(|part| going_on.iter().any(|from| *from <= part.start));
-        for _ in self.parts.len()..before {
-            self.find();
+        let continued = self.scanner.partials(&self.matcher.index, u64::MAX);
+        let continued: Vec<u64> =
+            continued.into_iter().filter(|(_, owner)| self.was_sent(*owner)).map(|(from, _)| from).collect();
+        let before = self.pending_parts.len();
+        self.pending_parts.retain(|part| continued.iter().any(|from| *from <= part.start));
+        for _ in self.pending_parts.len()..before {
+            self.add_find();
         }
     }
 
-    /// Notes a part of the value that was sent. One that has grown is the same.
-    fn add_part(&mut self, place: Range<u64>) {
-        if let Some(part) = self.parts.iter_mut().find(|part| part.start == place.start) {
-            part.end = part.end.max(place.end);
-        } else if self.parts.len() < MAX_PARTS {
-            self.parts.push(place);
+    /// Adds a part of the sent value, or extends the pending part with the same start.
+    fn add_part(&mut self, range: Range<u64>) {
+        if let Some(part) = self.pending_parts.iter_mut().find(|part| part.start == range.start) {
+            part.end = part.end.max(range.end);
+        } else if self.pending_parts.len() < MAX_PARTS {
+            self.pending_parts.push(range);
         } else {
-            self.find();
+            self.add_find();
         }
     }
 
-    fn overwrite(&mut self) {
-        for Hit { owner, from, to } in std::mem::take(&mut self.hits.places) {
+    fn overwrite_matches(&mut self) {
+        for Match { owner, from, to } in std::mem::take(&mut self.matches.complete) {
             match self.matcher.half(owner) {
-                Some(half) if self.was_sent(owner) => self.note_half(half, from..to),
+                Some(half) if self.was_sent(owner) => self.count_half(half, from..to),
                 None => {
-                    self.parts.retain(|part| part.start < from || part.end > to);
-                    self.wholes.truncate(MAX_WHOLES.saturating_sub(1));
-                    self.wholes.push_front(from..to);
-                    self.note_whole(owner);
+                    self.pending_parts.retain(|part| part.start < from || part.end > to);
+                    self.recent_matches.truncate(MAX_RECENT_MATCHES.saturating_sub(1));
+                    self.recent_matches.push_front(from..to);
+                    self.count_whole(owner);
                 }
                 Some(half) => {
-                    self.note_whole(owner);
+                    self.count_whole(owner);
                     if half == Half::First {
-                        self.half_counted_at = Some(from);
+                        self.counted_half_start = Some(from);
                     }
                 }
             }
-            self.note(from..to, owner);
+            self.overwrite_range(from..to, owner);
         }
-        if let Some(owner) = self.hits.guessed() {
-            // Nothing of it can be overwritten, but somebody tries.
-            self.note_whole(owner);
-        }
-    }
-
-    /// Notes a whole value: a find, unless it was sent.
-    fn note_whole(&mut self, owner: u32) {
-        // Of `user:password`, both are one value.
-        let whose = self.matcher.whose(owner).next().cloned();
-        if !self.was_sent(owner) && whose.is_some_and(|whose| self.counted.insert(whose)) {
-            self.find();
+        if let Some(owner) = self.matches.guessed_owner() {
+            // There is nothing to overwrite, but the sender is guessing.
+            self.count_whole(owner);
         }
     }
 
-    /// Notes half of the value that was sent: a find, unless the other half stands beside it.
-    fn note_half(&mut self, half: Half, place: Range<u64>) {
-        if self.wholes.iter().any(|whole| whole.start <= place.start && place.end <= whole.end) {
+    /// Counts a whole value as a find unless it was sent.
+    fn count_whole(&mut self, owner: u32) {
+        // `user:password` and its password count as one value.
+        let value_owner = self.matcher.value_owners(owner).next().cloned();
+        if !self.was_sent(owner) && value_owner.is_some_and(|value_owner| self.counted_owners.insert(value_owner)) {
+            self.add_find();
+        }
+    }
+
+    /// Counts half of the sent value as a find unless it belongs to a whole value.
+    fn count_half(&mut self, half: Half, range: Range<u64>) {
+        if self.recent_matches.iter().any(|whole| whole.start <= range.start && range.end <= whole.end) {
             return;
         }
         match half {
-            Half::Second => self.find(),
-            Half::First => self.add_part(place),
+            Half::Second => self.add_find(),
+            Half::First => self.add_part(range),
         }
     }
 
-    fn find(&mut self) {
+    fn add_find(&mut self) {
         self.finds = self.finds.saturating_add(1);
     }
 
     fn was_sent(&self, owner: u32) -> bool {
-        let sent = self.sent.as_ref();
-        self.matcher.whose(owner).any(|whose| matches!(whose, ValueOwner::Credential(name) if Some(name) == sent))
+        let sent = self.sent_credential.as_ref();
+        self.matcher
+            .value_owners(owner)
+            .any(|owner| matches!(owner, ValueOwner::Credential(name) if Some(name) == sent))
     }
 
-    /// Overwrites a part of the stream, as far as it has not gone. Places that touch are one.
-    fn note(&mut self, place: Range<u64>, owner: u32) {
+    /// Overwrites a range of the held bytes. Adjacent and overlapping ranges count as one.
+    fn overwrite_range(&mut self, range: Range<u64>, owner: u32) {
         let Range { start, end } = self.overwritten;
-        if place.start >= end {
+        if range.start >= end {
             self.count = self.count.saturating_add(1);
         }
-        let start = if place.start > end { place.start } else { start.min(place.start) };
-        self.overwritten = start..end.max(place.end);
+        let start = if range.start > end { range.start } else { start.min(range.start) };
+        self.overwritten = start..end.max(range.end);
         self.owners.insert(owner);
-        self.queue.overwrite(place);
+        self.queue.overwrite(range);
     }
 
-    /// How many bytes are held back, or may go and have not gone yet.
+    /// Returns the number of bytes that are held, or are released and not yet taken.
     #[must_use]
     pub fn held(&self) -> usize {
         self.queue.len()
     }
 
-    /// Overwrites values in a whole text that stands beside the stream. None if there were none.
+    /// Overwrites values in a whole text that is not part of the stream. Returns `None` if there are none.
     pub fn whole(&mut self, text: &[u8]) -> Option<Vec<u8>> {
-        let places = self.matcher.places(text);
-        let mut bytes = (!places.is_empty()).then(|| text.to_vec())?;
-        let mut done = 0;
-        let wholes = places.iter().filter(|(_, owner)| self.matcher.half(*owner).is_none());
-        let wholes: Vec<Range<usize>> = wholes.map(|(place, _)| place.clone()).collect();
-        for (place, owner) in places {
-            if place.start >= done {
+        let ranges = self.matcher.ranges(text);
+        let mut bytes = (!ranges.is_empty()).then(|| text.to_vec())?;
+        let mut overwritten_to = 0;
+        let whole_ranges = ranges.iter().filter(|(_, owner)| self.matcher.half(*owner).is_none());
+        let whole_ranges: Vec<Range<usize>> = whole_ranges.map(|(range, _)| range.clone()).collect();
+        for (range, owner) in ranges {
+            if range.start >= overwritten_to {
                 self.count = self.count.saturating_add(1);
             }
-            done = done.max(place.end);
-            mask(bytes.get_mut(place.clone()).unwrap_or_default());
+            overwritten_to = overwritten_to.max(range.end);
+            mask(bytes.get_mut(range.clone()).unwrap_or_default());
             self.owners.insert(owner);
             let is_half = self.matcher.half(owner).is_some();
             if !is_half || !self.was_sent(owner) {
-                self.note_whole(owner);
-            } else if wholes.iter().all(|whole| place.start < whole.start || whole.end < place.end) {
-                self.find();
+                self.count_whole(owner);
+            } else if whole_ranges.iter().all(|whole| range.start < whole.start || whole.end < range.end) {
+                self.add_find();
             }
         }
         Some(bytes)
     }
 
-    /// True if a name holds a value: then it cannot be passed on at all.
+    /// Returns true if a name contains a value, in which case it cannot be passed on.
     pub fn is_in_name(&mut self, name: &str) -> bool {
         let owner = self.matcher.owner_in_name(name);
         if let Some(owner) = owner {
             self.count = self.count.saturating_add(1);
             self.owners.insert(owner);
             if self.matcher.half(owner).is_some() && self.was_sent(owner) {
-                self.find();
+                self.add_find();
             } else {
-                self.note_whole(owner);
+                self.count_whole(owner);
             }
         }
         owner.is_some()
     }
 
-    /// How many places were overwritten so far.
+    /// Returns the number of overwritten ranges so far.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
@@ -296,14 +298,14 @@ impl Redactor {
     /// Returns the values found so far, each with all of its owners.
     pub fn found(&self) -> impl Iterator<Item = Vec<&ValueOwner>> {
         let found: BTreeSet<Vec<&ValueOwner>> =
-            self.owners.iter().map(|owner| self.matcher.whose(*owner).collect()).collect();
+            self.owners.iter().map(|owner| self.matcher.value_owners(*owner).collect()).collect();
         found.into_iter()
     }
 
-    /// How many finds there were so far. If nothing more comes, a part that waits for its rest is one as well.
+    /// Returns the number of finds so far. At the end of the response, pending parts are finds too.
     #[must_use]
     pub fn finds(&self, is_over: bool) -> u64 {
-        self.finds.saturating_add(if is_over { self.parts.len() as u64 } else { 0 })
+        self.finds.saturating_add(if is_over { self.pending_parts.len() as u64 } else { 0 })
     }
 }
 
@@ -346,7 +348,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whole_equals_cut_anywhere(parts in proptest::collection::vec(
+        fn output_does_not_depend_on_cuts(parts in proptest::collection::vec(
             prop_oneof![
                 Just(VALUE.to_vec()),
                 Just(b"Z2hwXzAxMjM0NTY3ODlhYmNkZWZnaGlq".to_vec()),
@@ -370,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_in_two_pieces_with_a_pause_between_never_shows_half_of_it() {
+    fn a_pause_inside_a_value_releases_less_than_half() {
         for cut in 0..=VALUE.len() {
             let text = [b"before ", VALUE, b" after"].concat();
             let out = through(&[&text[..7 + cut], &text[7 + cut..]], true);
@@ -383,7 +385,7 @@ mod tests {
 
     /// The output and its timing must not depend on how much of a guess is right.
     #[test]
-    fn the_lag_depends_on_no_match() {
+    fn the_lag_does_not_depend_on_matches() {
         for guess in 0..VALUE.len() / 2 {
             let mut text = vec![b'x'; 20_000];
             text.extend_from_slice(&VALUE[..guess]);
@@ -397,9 +399,9 @@ mod tests {
         }
     }
 
-    /// Half of a value, where a shorter one ends or the form is longer than the value.
+    /// Half of a value where a shorter value ends, or where the form is longer than the value.
     #[test]
-    fn half_of_a_value_is_half_of_it_in_every_form() {
+    fn redacts_half_of_a_value_in_every_form() {
         let rows: [(&[u8], &[u8], &[u8]); 4] = [
             (b"p4ssw0rd", b"tok3n-0123456789-p4ssw0rd-z", b"tok3n-0123456789-p4ssw0rd"),
             (b"another-value", b"a/bcdefghijklmnopqrstuvwx0////////", b"a%2Fbcdefghijklmnopqrstuv"),
@@ -414,12 +416,12 @@ mod tests {
             let mut want = text.to_vec();
             mask(&mut want);
             assert_eq!(taken(&mut redactor), want, "{}", String::from_utf8_lossy(text));
-            assert!(redactor.found().any(|whose| whose.contains(&&named("B"))));
-            assert_eq!(redactor.count(), 1, "one place");
+            assert!(redactor.found().any(|owner| owner.contains(&&named("B"))));
+            assert_eq!(redactor.count(), 1, "one range");
         }
     }
 
-    /// Returns the finds of a redactor that is fed these pieces, with a pause behind each.
+    /// Returns the finds of a redactor that is fed these pieces with a pause after each.
     fn finds(sent: Option<&str>, pieces: &[&[u8]]) -> u64 {
         let matcher = Arc::new(Matcher::new([(named("KEY"), VALUE)].into_iter()));
         let mut redactor = Redactor::after(matcher, sent.map(CredentialName::new));
@@ -430,9 +432,9 @@ mod tests {
         redactor.finds(true)
     }
 
-    /// A mask confirms what was guessed.
+    /// A redaction confirms a guess.
     #[test]
-    fn a_mask_is_a_find_unless_the_value_was_sent_and_came_back_whole() {
+    fn a_redaction_is_a_find_unless_the_whole_sent_value_returns() {
         let (half, rest) = VALUE.split_at(14);
         let (more, last) = rest.split_at(4);
         type Row<'r> = (&'r str, Option<&'r str>, &'r [&'r [u8]], u64);
@@ -460,15 +462,15 @@ mod tests {
         Redactor::after(Arc::new(Matcher::new([value].into_iter())), sent.map(CredentialName::new))
     }
 
-    /// Half of a long value is overwritten wherever it stands, and is a find unless it is part of a whole that was sent.
+    /// Half of a long value is overwritten everywhere, and is a find unless it is part of a whole value that was sent.
     #[test]
-    fn halves_of_long_values_are_overwritten_and_counted() {
+    fn redacts_and_counts_halves_of_long_values() {
         let (half, rest) = LONG.split_at(20);
         let hex: Vec<u8> = rest.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect();
         let echo = String::from_utf8_lossy(LONG).replace('/', "\\/").into_bytes();
-        let masked = |text: &[u8], place: Range<usize>| {
+        let masked = |text: &[u8], range: Range<usize>| {
             let mut text = text.to_vec();
-            mask(&mut text[place]);
+            mask(&mut text[range]);
             text
         };
         let first = [half, b", and text"].concat();
@@ -485,7 +487,7 @@ mod tests {
             ("whole", LONG, 0..40, 1, 0),
             ("escaped echoes", &echoes, 0..41, 1, 0),
         ];
-        for (name, text, place, unsent, sent) in rows {
+        for (name, text, range, unsent, sent) in rows {
             for (credential, want) in [(None, unsent), (Some("OTHER"), unsent), (Some("KEY"), sent)] {
                 for cut in 0..=text.len() {
                     let mut redactor = long(credential);
@@ -495,9 +497,9 @@ mod tests {
                     redactor.end();
                     let out = taken(&mut redactor);
                     let want_out = if name == "escaped echoes" {
-                        [0..41, 43..84, 86..127].into_iter().fold(text.to_vec(), |text, place| masked(&text, place))
+                        [0..41, 43..84, 86..127].into_iter().fold(text.to_vec(), |text, range| masked(&text, range))
                     } else {
-                        masked(text, place.clone())
+                        masked(text, range.clone())
                     };
                     assert_eq!(out, want_out, "{name} {credential:?} cut at {cut}");
                     assert_eq!(redactor.finds(true), want, "{name} {credential:?} cut at {cut}");
@@ -508,7 +510,7 @@ mod tests {
                 assert_eq!(redactor.finds(true), want, "{name} {credential:?} in a field");
             }
         }
-        // Each half without the rest counts where the value was sent.
+        // Each half without the rest counts if the value was sent.
         let mut redactor = long(Some("KEY"));
         redactor.feed([&first[..], &first, &second, LONG, &first].concat().into());
         redactor.end();

@@ -1,53 +1,53 @@
-//! Scans a stream as a text: its bytes, and the texts embedded in it.
+//! Scans a stream: its bytes in all views, and the texts embedded in it as base64 or as lists of numbers.
 
 use super::embedded::EmbeddedBase64;
 use super::matcher::Index;
 use super::number_lists::NumberLists;
-use super::stream::{ScanStream, in_order};
-use super::views::Hits;
+use super::stream::{ScanStream, sort_from};
+use super::views::Matches;
 
-/// One stream, as far as it has come.
+/// The state of the scan of one stream.
 #[derive(Default)]
 pub(super) struct Scanner {
-    scan: ScanStream,
-    parts: EmbeddedBase64,
+    stream: ScanStream,
+    base64: EmbeddedBase64,
     numbers: NumberLists,
 }
 
 impl Scanner {
-    /// Bytes that came so far.
+    /// Returns the number of bytes fed so far.
     pub(super) fn position(&self) -> u64 {
-        self.scan.position()
+        self.stream.position()
     }
 
-    /// Looks through the next bytes.
-    pub(super) fn feed(&mut self, index: &Index, text: &[u8], hits: &mut Hits) {
-        let before = hits.places.len();
-        self.scan.feed(index, text, hits);
-        self.parts.feed(index, text, hits);
-        self.numbers.feed(index, text, hits);
-        in_order(&mut hits.places, before);
+    /// Searches the next bytes.
+    pub(super) fn feed(&mut self, index: &Index, text: &[u8], matches: &mut Matches) {
+        let before = matches.complete.len();
+        self.stream.feed(index, text, matches);
+        self.base64.feed(index, text, matches);
+        self.numbers.feed(index, text, matches);
+        sort_from(&mut matches.complete, before);
     }
 
-    /// Nothing more comes.
-    pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
-        let before = hits.places.len();
-        self.scan.end(index, hits);
-        self.parts.end(index, hits);
-        self.numbers.end(index, hits);
-        in_order(&mut hits.places, before);
+    /// Ends the stream.
+    pub(super) fn end(&mut self, index: &Index, matches: &mut Matches) {
+        let before = matches.complete.len();
+        self.stream.end(index, matches);
+        self.base64.end(index, matches);
+        self.numbers.end(index, matches);
+        sort_from(&mut matches.complete, before);
     }
 
-    /// The longest half of a value at the end that begins before a place: where, and its number.
-    pub(super) fn half(&mut self, index: &Index, before: u64) -> Option<(u64, u32)> {
-        self.halves(index, before).into_iter().min()
+    /// Returns the longest partial match at the end that starts before a position: its start and owner.
+    pub(super) fn first_partial(&mut self, index: &Index, before: u64) -> Option<(u64, u32)> {
+        self.partials(index, before).into_iter().min()
     }
 
-    /// The halves of values at the end that begin before a place: where, and their numbers.
-    pub(super) fn halves(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
-        let mut halves = self.scan.halves(index, before);
-        halves.extend(self.parts.halves(index, before));
-        halves.extend(self.numbers.halves(index, before));
-        halves
+    /// Returns the partial matches at the end that start before a position: their starts and owners.
+    pub(super) fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+        let mut partials = self.stream.partials(index, before);
+        partials.extend(self.base64.partials(index, before));
+        partials.extend(self.numbers.partials(index, before));
+        partials
     }
 }

@@ -1,50 +1,50 @@
-//! Estimates the guesses that a value takes. A reaction to a value confirms a guess, so weak values are not searched
-//! for.
+//! Estimates the number of guesses that a value takes. A reaction to a value confirms a guess, so weak values are not
+//! searched for.
 
 use super::MIN_VALUE;
 
-/// Fewer guesses than this make a value weak.
-const STRONG: u64 = 1 << 40;
-/// The estimator grows faster than linear: it reads so many characters, and more of them only where these are weak.
-const FIRST_LOOK: usize = 40;
-const LONGEST_LOOK: usize = 100;
+/// The minimum number of guesses of a strong value.
+const MIN_STRONG_GUESSES: u64 = 1 << 40;
+/// The number of characters that are estimated first. [`MAX_ESTIMATE`] characters are estimated only if the first ones
+/// are weak, because the cost of the estimator grows faster than linearly.
+const FIRST_ESTIMATE: usize = 40;
+const MAX_ESTIMATE: usize = 100;
 
 /// The consequence of a weak value, for operators who have to change it.
-pub const WEAK: &str = "it is injected, but masked only in answers of the exchange in which it was sent, and not looked \
-                        for in requests";
+pub const WEAK: &str = "it is injected, but redacted only in responses of the exchange in which it was sent, and not \
+                        searched for in requests";
 
-/// Behind a prefix that other keys have as well, half of a value must take so many guesses to be told from theirs: eight
-/// random bytes take more.
-const OWN: u64 = 1 << 26;
-/// Strong values of so many bytes or more are looked for in halves as well.
+/// The minimum number of guesses for half of a value after the prefix that it shares with other keys. Eight random
+/// bytes take more.
+const MIN_HALF_GUESSES: u64 = 1 << 26;
+/// The minimum length of a strong value whose halves are searched for too, in bytes.
 pub const MIN_HALVED: usize = 32;
 
 /// How hard a value is to guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strength {
-    /// It is looked for everywhere, and so are these halves of it.
+    /// The value is searched for everywhere, and so are these halves of it.
     Strong(Halves),
-    /// It is masked only in answers of the exchange in which it was sent, and looked for nowhere else.
+    /// The value is redacted only in responses of the exchange in which it was sent, and searched for nowhere else.
     Weak(Weakness),
 }
 
-/// The halves of a value that are looked for alone: those of a value of [`MIN_HALVED`] bytes or more that are strong
-/// themselves. A half that can be guessed, or that is mostly a prefix of its kind of keys, would stand in texts that have
-/// nothing to do with it.
+/// The halves of a value that are searched for on their own: those of a value of [`MIN_HALVED`] bytes or more that are
+/// strong themselves. A half that is guessable or mostly a public prefix would occur in unrelated texts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Halves {
     pub(super) first: bool,
     pub(super) second: bool,
-    /// The bytes from the beginning of the value that count as a part of it at a pause or the end of a text: half of the
-    /// value or more, and strong themselves. Without it only the whole value counts.
+    /// The minimum number of bytes at the start of the value that count as a part of it at a pause or at the end of a
+    /// text. They are at least half of the value and strong themselves. Without it only the whole value counts.
     pub(super) part: Option<usize>,
 }
 
-/// Why a value is weak.
+/// The reason why a value is weak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Weakness {
-    /// About so many guesses find it, as a power of two.
-    #[error("about 2^{0} guesses find it, and 2^40 are the least")]
+    /// The approximate number of guesses, as a power of two.
+    #[error("about 2^{0} guesses find it, but at least 2^40 are required")]
     Guessable(u32),
     /// Shorter than [`MIN_VALUE`].
     #[error("it is shorter than {MIN_VALUE} bytes")]
@@ -52,22 +52,22 @@ pub enum Weakness {
 }
 
 impl Strength {
-    /// Estimates the guesses that the secret part of a value takes.
+    /// Estimates the number of guesses that the secret part of a value takes.
     ///
-    /// The estimator copies it into memory that is not wiped.
+    /// The estimator copies the value into memory that is not wiped.
     #[must_use]
     pub fn of(secret: &[u8]) -> Self {
         match weakness(secret) {
             Some(why) => Self::Weak(why),
-            None if own(secret).len() < MIN_HALVED => {
+            None if distinctive_part(secret).len() < MIN_HALVED => {
                 Self::Strong(Halves { part: strong_part(secret), ..Halves::default() })
             }
             None => {
                 let (first, second) = halves(secret);
-                let behind = first.get(prefix(first)..).unwrap_or_default();
-                let is_own = behind.len() >= MIN_VALUE && guesses(behind) >= OWN;
+                let after_prefix = first.get(kind_prefix_len(first)..).unwrap_or_default();
+                let is_distinctive = after_prefix.len() >= MIN_VALUE && guesses(after_prefix) >= MIN_HALF_GUESSES;
                 Self::Strong(Halves {
-                    first: is_own && weakness(first).is_none(),
+                    first: is_distinctive && weakness(first).is_none(),
                     second: weakness(second).is_none(),
                     part: strong_part(secret),
                 })
@@ -75,23 +75,22 @@ impl Strength {
         }
     }
 
-    /// True for a value that is looked for everywhere.
+    /// Returns true for a value that is searched for everywhere.
     #[must_use]
     pub fn is_strong(self) -> bool {
         matches!(self, Self::Strong(_))
     }
 }
 
-/// Returns the length of the shortest beginning of a value that has at least half of its secret part and is strong
-/// without the prefix that all keys of its kind have.
+/// Returns the minimum length of a start of the value that has at least half of its secret part and is strong without
+/// the public prefix of its kind of keys.
 ///
-/// A part that can be guessed must not count: the reaction to it would confirm the guess, and with it known the rest
-/// could be guessed too.
+/// A guessable part must not count. The reaction to it would confirm the guess, and the rest could then be guessed too.
 fn strong_part(value: &[u8]) -> Option<usize> {
-    let own = own(value);
-    let offset = memchr::memmem::rfind(value, own).filter(|_| !own.is_empty())?;
-    let public = prefix(own);
-    let secret = own.get(public..).unwrap_or_default();
+    let distinctive = distinctive_part(value);
+    let offset = memchr::memmem::rfind(value, distinctive).filter(|_| !distinctive.is_empty())?;
+    let public = kind_prefix_len(distinctive);
+    let secret = distinctive.get(public..).unwrap_or_default();
     let eighths = |n: usize| secret.len().saturating_mul(n).div_ceil(8).max(MIN_VALUE);
     let lengths = [4, 5, 6, 7].map(eighths).into_iter().filter(|length| *length < secret.len());
     let is_strong = |length: &usize| {
@@ -101,7 +100,7 @@ fn strong_part(value: &[u8]) -> Option<usize> {
     lengths.into_iter().find(is_strong).map(|length| offset.saturating_add(public).saturating_add(length))
 }
 
-/// Returns true for a part of a strong value that looks random and has so many characters that it takes [`STRONG`]
+/// Returns true for a part of a strong value that looks random and has so many characters that it takes [`MIN_STRONG_GUESSES`]
 /// guesses.
 ///
 /// The estimator assumes ten possibilities for each character that it cannot explain. A key has more, and with the
@@ -125,16 +124,16 @@ fn is_random(part: &[u8]) -> bool {
     let unexplained = 10_u64.saturating_pow(u32::try_from(part.len().saturating_sub(1)).unwrap_or(u32::MAX));
     part.len() >= MIN_VALUE
         && is_mixed
-        && part.len() as f64 * alphabet.log2() * MARGIN >= STRONG.ilog2().into()
+        && part.len() as f64 * alphabet.log2() * MARGIN >= MIN_STRONG_GUESSES.ilog2().into()
         && guesses(part) >= unexplained
 }
 
-/// Names of fields of connection strings that hold a secret, in lower case and without blanks.
+/// Fields of connection strings that hold a secret, in lower case and without blanks.
 const SECRET_FIELDS: [&[u8]; 6] = [b"password", b"pwd", b"key", b"secret", b"signature", b"token"];
 
-/// Returns the part of a value that no other value has. The rest of a signed token (JWT, RFC 7519) names its issuer and
-/// audience, that of a URL its host, that of a connection string the server: other texts contain them as well.
-fn own(value: &[u8]) -> &[u8] {
+/// Returns the part of a value that is distinctive. The rest of a signed token (JWT, RFC 7519) names its issuer and
+/// audience, that of a URL its host, that of a connection string the server. Other texts contain them as well.
+fn distinctive_part(value: &[u8]) -> &[u8] {
     if value.starts_with(b"eyJ") && value.contains(&b'.') {
         return value.rsplit(|byte| *byte == b'.').next().unwrap_or_default();
     }
@@ -163,16 +162,16 @@ fn own(value: &[u8]) -> &[u8] {
     if value.starts_with(b"{") { &[] } else { value }
 }
 
-/// The halves of a value, or of the part of it that is its own; both have the byte in the middle if there is one.
+/// Returns the halves of the distinctive part of a value. Both contain the middle byte if the length is odd.
 pub(super) fn halves(value: &[u8]) -> (&[u8], &[u8]) {
-    let value = own(value);
+    let value = distinctive_part(value);
     let first = value.get(..value.len().div_ceil(2)).unwrap_or_default();
     (first, value.get(value.len() / 2..).unwrap_or_default())
 }
 
-/// Returns the length of the prefix that a kind of keys has, such as `sk-ant-api03-`: words of up to eight letters and
-/// up to two digits behind them, each followed by a separator.
-fn prefix(value: &[u8]) -> usize {
+/// Returns the length of the public prefix of a kind of keys, such as `sk-ant-api03-`: words of up to eight letters and
+/// up to two digits after them, each followed by a separator.
+fn kind_prefix_len(value: &[u8]) -> usize {
     const MAX_WORD: usize = 8;
     const MAX_DIGITS: usize = 2;
     let mut end = 0_usize;
@@ -191,27 +190,27 @@ fn prefix(value: &[u8]) -> usize {
     end
 }
 
-/// Why a value is weak, if it is.
+/// Returns the reason why a value is weak, or `None` for a strong one.
 fn weakness(secret: &[u8]) -> Option<Weakness> {
     if secret.len() < MIN_VALUE {
         return Some(Weakness::Short);
     }
-    let known = guesses(secret);
-    (known < STRONG).then(|| Weakness::Guessable(known.max(1).ilog2()))
+    let estimate = guesses(secret);
+    (estimate < MIN_STRONG_GUESSES).then(|| Weakness::Guessable(estimate.max(1).ilog2()))
 }
 
-/// About how many guesses find a value.
+/// Returns the approximate number of guesses that find a value.
 fn guesses(secret: &[u8]) -> u64 {
     let text = String::from_utf8_lossy(secret);
-    let guesses = |most: usize| {
-        let read: zeroize::Zeroizing<String> = zeroize::Zeroizing::new(text.chars().take(most).collect());
-        zxcvbn::zxcvbn(&read, &[]).guesses()
+    let guesses = |max_chars: usize| {
+        let chars: zeroize::Zeroizing<String> = zeroize::Zeroizing::new(text.chars().take(max_chars).collect());
+        zxcvbn::zxcvbn(&chars, &[]).guesses()
     };
-    let mut known = guesses(FIRST_LOOK);
-    if known < STRONG && secret.len() > FIRST_LOOK {
-        known = guesses(LONGEST_LOOK);
+    let mut estimate = guesses(FIRST_ESTIMATE);
+    if estimate < MIN_STRONG_GUESSES && secret.len() > FIRST_ESTIMATE {
+        estimate = guesses(MAX_ESTIMATE);
     }
-    known
+    estimate
 }
 
 #[cfg(test)]
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_that_can_be_guessed_are_not_looked_for_alone() {
+    fn guessable_halves_are_not_searched_for() {
         let rows = [
             ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", true, true),
             ("k7Qz2mXv9LpW4sVt6eRRu8YbN3cHd5Jf", true, true),
@@ -276,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_can_be_guessed_or_are_public_do_not_count() {
+    fn guessable_or_public_parts_do_not_count() {
         let rows = [
             ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", Some(22)),
             ("acme_live_k7Qz2mXv9LpW4sVt6eRRu8Yb", Some(10 + 12)),

@@ -1,39 +1,39 @@
-//! Undoes escapes byte by byte: percent-encoding (RFC 3986 §2.1), string escapes of JSON (RFC 8259 §7), JavaScript,
+//! Decodes escapes byte by byte: percent-encoding (RFC 3986 §2.1), string escapes of JSON (RFC 8259 §7), JavaScript,
 //! Python and CSS, and HTML references.
 //!
-//! All families at once, because who escapes chooses freely what to escape and how, or one of them alone, as most
-//! readers do; what is no escape passes as it is.
+//! Either all families are decoded, because a sender is free to choose what to escape and how, or only one of them, as
+//! most recipients do. Bytes that are no escape are passed through.
 
 use memchr::{memchr_iter, memchr3_iter};
 use zeroize::{Zeroize, Zeroizing};
 
-use super::fold::is_break;
+use super::fold::is_line_break;
 
-/// The longest escape that is undone, in bytes: two `\u` of a surrogate pair.
-pub(super) const LONGEST: usize = 12;
-/// Most digits between the braces of `\u{}`.
+/// The maximum length of an escape in bytes: the two `\u` escapes of a surrogate pair.
+pub(super) const MAX_ESCAPE: usize = 12;
+/// The maximum number of digits between the braces of `\u{}`.
 const MAX_BRACED: usize = 8;
-/// Most digits of an escape of CSS.
+/// The maximum number of digits of a CSS escape.
 const MAX_CSS: usize = 6;
 
-/// Families of escapes, each known by the byte that it begins with.
+/// A set of escape families. A family is identified by the first byte of its escapes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Families(u8);
+pub(super) struct EscapeFamilies(u8);
 
-impl Families {
+impl EscapeFamilies {
     /// Percent-encoding.
     const PERCENT: Self = Self(1);
-    /// The escapes of strings.
+    /// String escapes.
     const BACKSLASH: Self = Self(2);
-    /// Character references.
+    /// HTML character references.
     const REFERENCE: Self = Self(4);
-    /// All of them.
+    /// All families.
     pub(super) const ALL: Self = Self(7);
-    /// Each by itself.
+    /// Each family by itself.
     pub(super) const EACH: [Self; 3] = [Self::PERCENT, Self::BACKSLASH, Self::REFERENCE];
 
-    /// Returns the family of escapes that begin with this byte.
-    pub(super) fn of(byte: u8) -> Self {
+    /// Returns the family of the escapes that start with this byte.
+    pub(super) fn of_byte(byte: u8) -> Self {
         match byte {
             b'%' => Self::PERCENT,
             b'\\' => Self::BACKSLASH,
@@ -42,38 +42,38 @@ impl Families {
         }
     }
 
-    /// True if one of these escapes may begin with this byte.
-    pub(super) fn begins(self, byte: u8) -> bool {
-        self.meets(Self::of(byte))
+    /// Returns true if an escape of these families may start with this byte.
+    pub(super) fn may_start_with(self, byte: u8) -> bool {
+        self.intersects(Self::of_byte(byte))
     }
 
-    /// True if both have a family in common.
-    pub(super) fn meets(self, other: Self) -> bool {
+    /// Returns true if the sets have a family in common.
+    pub(super) fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
-    pub(super) fn with(self, other: Self) -> Self {
+    pub(super) fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// True for two families or three.
+    /// Returns true for two or three families.
     pub(super) fn is_mixed(self) -> bool {
         self.0.count_ones() > 1
     }
 
-    /// The families of the escapes that stand in a text, or may begin at its end.
-    pub(super) fn within(text: &[u8]) -> Self {
-        Self::EACH.into_iter().filter(|family| family.next(text, 0).is_some()).fold(Self::default(), Self::with)
+    /// Returns the families of the escapes in a text, including one that may be incomplete at its end.
+    pub(super) fn in_text(text: &[u8]) -> Self {
+        Self::EACH.into_iter().filter(|family| family.find_in(text, 0).is_some()).fold(Self::default(), Self::union)
     }
 
-    /// The next escape from a place on, or what could become one.
-    pub(super) fn next(self, text: &[u8], mut at: usize) -> Option<usize> {
+    /// Returns the offset of the next complete or possibly incomplete escape from `at` on.
+    pub(super) fn find_in(self, text: &[u8], mut at: usize) -> Option<usize> {
         loop {
             let rest = text.get(at..)?;
-            let found = find(rest, self)?;
+            let found = find_candidate(rest, self)?;
             let rest = rest.get(found..)?;
             at = at.saturating_add(found);
-            if may_begin(rest.get(..LONGEST).unwrap_or(rest)) {
+            if may_start_escape(rest.get(..MAX_ESCAPE).unwrap_or(rest)) {
                 return Some(at);
             }
             at = at.saturating_add(1);
@@ -81,150 +81,151 @@ impl Families {
     }
 }
 
-/// For each family, the place in the stream up to which its escapes have been undone.
+/// The end of the last decoded escape of each family, as a position in the stream.
 #[derive(Clone, Copy, Default)]
-pub(super) struct UndoneTo([u64; 3]);
+pub(super) struct DecodedTo([u64; 3]);
 
-impl UndoneTo {
-    /// Notes an escape of these families that ends at a place.
-    pub(super) fn note(&mut self, families: Families, to: u64) {
-        for (family, place) in Families::EACH.into_iter().zip(&mut self.0) {
-            if families.meets(family) {
-                *place = to.max(*place);
+impl DecodedTo {
+    /// Records an escape of these families that ends at a position.
+    pub(super) fn record(&mut self, families: EscapeFamilies, to: u64) {
+        for (family, end) in EscapeFamilies::EACH.into_iter().zip(&mut self.0) {
+            if families.intersects(family) {
+                *end = to.max(*end);
             }
         }
     }
 
-    /// Returns the last of the places for these families.
-    pub(super) fn last(&self, families: Families) -> u64 {
-        let places = Families::EACH.into_iter().zip(self.0);
-        places.filter(|(family, _)| families.meets(*family)).map(|(_, place)| place).max().unwrap_or_default()
+    /// Returns the last end among these families.
+    pub(super) fn latest(&self, families: EscapeFamilies) -> u64 {
+        let ends = EscapeFamilies::EACH.into_iter().zip(self.0);
+        ends.filter(|(family, _)| families.intersects(*family)).map(|(_, end)| end).max().unwrap_or_default()
     }
 
-    /// Returns the families of which escapes have been undone.
-    pub(super) fn families(&self) -> Families {
-        let places = Families::EACH.into_iter().zip(self.0).filter(|(_, place)| *place > 0);
-        places.fold(Families::default(), |known, (family, _)| known.with(family))
+    /// Returns the families of the decoded escapes.
+    pub(super) fn families(&self) -> EscapeFamilies {
+        let ends = EscapeFamilies::EACH.into_iter().zip(self.0).filter(|(_, end)| *end > 0);
+        ends.fold(EscapeFamilies::default(), |all, (family, _)| all.union(family))
     }
 
-    /// Returns the later place of both for each family.
+    /// Returns the later end for each family.
     pub(super) fn max(mut self, other: Self) -> Self {
-        self.0.iter_mut().zip(other.0).for_each(|(place, other)| *place = other.max(*place));
+        self.0.iter_mut().zip(other.0).for_each(|(end, other)| *end = other.max(*end));
         self
     }
 }
 
-/// A byte, and where in the stream it comes from.
+/// A byte with its range of the stream. If an escape encodes the byte, the range is that of the whole escape.
 #[derive(Clone, Copy, Default, Zeroize)]
-pub(super) struct Placed {
+pub(super) struct PositionedByte {
     pub(super) byte: u8,
     pub(super) from: u64,
     pub(super) to: u64,
 }
 
-/// The state of an escape that has begun.
+/// A decoder that is fed byte by byte. It holds the bytes of an incomplete escape.
 #[derive(Clone, Copy)]
-pub(super) struct Unescape {
-    families: Families,
-    held: [Placed; LONGEST],
+pub(super) struct Unescaper {
+    families: EscapeFamilies,
+    held: [PositionedByte; MAX_ESCAPE],
     len: usize,
 }
 
-impl Default for Unescape {
+impl Default for Unescaper {
     fn default() -> Self {
-        Self::of(Families::ALL)
+        Self::new(EscapeFamilies::ALL)
     }
 }
 
-/// The state of the bytes at hand.
-enum Reading {
-    /// The beginning of an escape.
-    Begun,
-    /// An escape of so many bytes.
+/// The result of parsing the start of a text.
+enum Token {
+    /// An incomplete escape.
+    Incomplete,
+    /// An escape of a character, and its length in bytes.
     Char(char, usize),
-    /// An escape of so many bytes that stands for one byte.
+    /// An escape of a byte, and its length in bytes.
     Byte(u8, usize),
     /// No escape.
     Plain,
 }
 
-impl Unescape {
-    /// Undoes the escapes of these families.
-    pub(super) fn of(families: Families) -> Self {
-        Self { families, held: [Placed::default(); LONGEST], len: 0 }
+impl Unescaper {
+    /// Creates a decoder for these families.
+    pub(super) fn new(families: EscapeFamilies) -> Self {
+        Self { families, held: [PositionedByte::default(); MAX_ESCAPE], len: 0 }
     }
 
-    /// Goes on with fewer families.
-    pub(super) fn narrow(&mut self, families: Families) {
+    /// Continues with fewer families.
+    pub(super) fn restrict_to(&mut self, families: EscapeFamilies) {
         self.families = families;
     }
 
-    /// True if no escape has begun.
+    /// Returns true if no escape is pending.
     pub(super) fn is_idle(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the family of the escape that has begun.
-    pub(super) fn begun(&self) -> Families {
+    /// Returns the family of the pending escape.
+    pub(super) fn pending_family(&self) -> EscapeFamilies {
         let first = self.held.get(..self.len).and_then(<[_]>::first);
-        first.map(|first| Families::of(first.byte)).unwrap_or_default()
+        first.map(|first| EscapeFamilies::of_byte(first.byte)).unwrap_or_default()
     }
 
-    /// Takes a byte and gives out what is certain by now.
-    pub(super) fn push(&mut self, placed: Placed, out: &mut impl FnMut(Placed)) {
-        if self.len == 0 && !self.families.begins(placed.byte) {
-            return out(placed);
+    /// Adds a byte and passes on all bytes that are decided.
+    pub(super) fn push(&mut self, positioned: PositionedByte, out: &mut impl FnMut(PositionedByte)) {
+        if self.len == 0 && !self.families.may_start_with(positioned.byte) {
+            return out(positioned);
         }
-        if placed.byte == b'0' && self.is_zero_reference() {
-            // However many there are, they say nothing, and what has begun like this is a reference.
+        if positioned.byte == b'0' && self.is_zero_reference() {
+            // Any number of leading zeros is allowed, and this start can only be that of a reference. They need not be
+            // held.
             if let Some(last) = self.len.checked_sub(1).and_then(|last| self.held.get_mut(last)) {
-                last.to = placed.to;
+                last.to = positioned.to;
             }
             return;
         }
-        if let Some(place) = self.held.get_mut(self.len) {
-            *place = placed;
+        if let Some(slot) = self.held.get_mut(self.len) {
+            *slot = positioned;
             self.len = self.len.saturating_add(1);
         }
-        self.settle(false, out);
+        self.drain(false, out);
     }
 
-    /// True if a numeric reference has begun, and of its number nothing but a zero.
+    /// Returns true if the held bytes are a numeric reference with a zero as its only digit.
     fn is_zero_reference(&self) -> bool {
-        let held = self.held.map(|placed| placed.byte);
+        let held = self.held.map(|positioned| positioned.byte);
         matches!(held.get(..self.len), Some(b"&#0" | b"&#x0" | b"&#X0"))
     }
 
-    /// Nothing more comes.
-    pub(super) fn end(&mut self, out: &mut impl FnMut(Placed)) {
-        self.settle(true, out);
+    /// Ends the text and passes on all held bytes.
+    pub(super) fn end(&mut self, out: &mut impl FnMut(PositionedByte)) {
+        self.drain(true, out);
     }
 
-    fn settle(&mut self, is_end: bool, out: &mut impl FnMut(Placed)) {
+    fn drain(&mut self, is_end: bool, out: &mut impl FnMut(PositionedByte)) {
         while self.len > 0 {
             let held = self.held.get(..self.len).unwrap_or_default();
-            let mut bytes = [0; LONGEST];
-            bytes.iter_mut().zip(held).for_each(|(byte, placed)| *byte = placed.byte);
-            let used = match read(bytes.get(..held.len()).unwrap_or_default(), is_end || held.len() == LONGEST) {
-                Reading::Begun if !is_end => return,
-                Reading::Begun | Reading::Plain => {
-                    held.iter().take(1).for_each(|placed| out(*placed));
+            let mut bytes = [0; MAX_ESCAPE];
+            bytes.iter_mut().zip(held).for_each(|(byte, positioned)| *byte = positioned.byte);
+            let used = match parse(bytes.get(..held.len()).unwrap_or_default(), is_end || held.len() == MAX_ESCAPE) {
+                Token::Incomplete if !is_end => return,
+                Token::Incomplete | Token::Plain => {
+                    held.iter().take(1).for_each(|positioned| out(*positioned));
                     1
                 }
-                Reading::Byte(byte, used) => {
-                    give(held, used, &[byte], out);
+                Token::Byte(byte, used) => {
+                    emit(held, used, &[byte], out);
                     used
                 }
-                Reading::Char(char, used) => {
-                    give(held, used, char.encode_utf8(&mut [0; 4]).as_bytes(), out);
+                Token::Char(char, used) => {
+                    emit(held, used, char.encode_utf8(&mut [0; 4]).as_bytes(), out);
                     used
                 }
             };
             self.held.copy_within(used.min(self.len)..self.len, 0);
             self.len = self.len.saturating_sub(used);
-            // The rest may be plain.
-            while let Some(first) = self.held.get(..self.len).and_then(<[Placed]>::first).copied() {
-                if self.families.begins(first.byte) {
+            // The remaining bytes may not start an escape.
+            while let Some(first) = self.held.get(..self.len).and_then(<[PositionedByte]>::first).copied() {
+                if self.families.may_start_with(first.byte) {
                     break;
                 }
                 out(first);
@@ -235,36 +236,36 @@ impl Unescape {
     }
 }
 
-/// Gives out bytes that all stand where the first so many held ones do.
-fn give(held: &[Placed], used: usize, bytes: &[u8], out: &mut impl FnMut(Placed)) {
+/// Passes on decoded bytes, all with the range of the first `used` held bytes.
+fn emit(held: &[PositionedByte], used: usize, bytes: &[u8], out: &mut impl FnMut(PositionedByte)) {
     let from = held.first().map_or(0, |first| first.from);
     let to = held.get(used.saturating_sub(1)).map_or(from, |last| last.to);
-    bytes.iter().for_each(|byte| out(Placed { byte: *byte, from, to }));
+    bytes.iter().for_each(|byte| out(PositionedByte { byte: *byte, from, to }));
 }
 
-/// The classification of the front of a text.
-pub(super) enum Front {
+/// The result of parsing the start of a text.
+pub(super) enum ParsedEscape {
     /// A possible escape that is incomplete.
-    Begun,
-    /// An escape: what it stands for, and how many bytes it has.
-    Escape(Stands, usize),
+    Incomplete,
+    /// An escape: the decoded bytes and the length of the escape.
+    Escape(Decoded, usize),
     /// No escape.
     Plain,
 }
 
-/// The decoded value of an escape.
-pub(super) struct Stands {
+/// The decoded bytes of an escape.
+pub(super) struct Decoded {
     bytes: [u8; 4],
     length: usize,
 }
 
-impl Stands {
+impl Decoded {
     pub(super) fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 }
 
-impl From<char> for Stands {
+impl From<char> for Decoded {
     fn from(char: char) -> Self {
         let mut bytes = [0; 4];
         let length = char.encode_utf8(&mut bytes).len();
@@ -272,232 +273,232 @@ impl From<char> for Stands {
     }
 }
 
-/// Classifies the front of `bytes`; at most [`LONGEST`] bytes are read.
-pub(super) fn front(bytes: &[u8]) -> Front {
+/// Parses the start of `bytes`. At most [`MAX_ESCAPE`] bytes are read.
+pub(super) fn parse_escape(bytes: &[u8]) -> ParsedEscape {
     if let [b'&', b'#', b'0', ..] | [b'&', b'#', b'x' | b'X', b'0', ..] = bytes {
-        // Zeros may go on for longer than can be seen from here.
-        return Front::Begun;
+        // The zeros may extend beyond the bytes that are visible here.
+        return ParsedEscape::Incomplete;
     }
-    let is_all = bytes.len() >= LONGEST;
-    match read(bytes, is_all) {
-        Reading::Begun if !is_all => Front::Begun,
-        Reading::Begun | Reading::Plain => Front::Plain,
-        Reading::Byte(byte, used) => Front::Escape(Stands { bytes: [byte, 0, 0, 0], length: 1 }, used),
-        Reading::Char(char, used) => Front::Escape(char.into(), used),
+    let is_complete = bytes.len() >= MAX_ESCAPE;
+    match parse(bytes, is_complete) {
+        Token::Incomplete if !is_complete => ParsedEscape::Incomplete,
+        Token::Incomplete | Token::Plain => ParsedEscape::Plain,
+        Token::Byte(byte, used) => ParsedEscape::Escape(Decoded { bytes: [byte, 0, 0, 0], length: 1 }, used),
+        Token::Char(char, used) => ParsedEscape::Escape(char.into(), used),
     }
 }
 
-/// False if the first two bytes of this begin no escape: told faster than what it is.
-fn is_likely(bytes: &[u8]) -> bool {
+/// Returns false if the first two bytes do not start an escape. This check is cheaper than parsing.
+fn looks_like_escape(bytes: &[u8]) -> bool {
     match bytes {
         [b'%', next, ..] => next.is_ascii_hexdigit() || matches!(next, b'u' | b'U'),
         [b'\\', next, ..] => {
             next.is_ascii_digit()
                 || next.is_ascii_punctuation()
                 || matches!(next, b'u' | b'U' | b'x' | b'n' | b'r' | b't' | b'b' | b'f')
-                || stands_for_itself(*next)
-                || is_break(*next)
+                || is_identity_escape(*next)
+                || is_line_break(*next)
         }
         [b'&', next, ..] => next.is_ascii_alphabetic() || *next == b'#',
         _ => true,
     }
 }
 
-/// Where an escape of these families may begin: the next place that looks like it.
-pub(super) fn find(text: &[u8], families: Families) -> Option<usize> {
-    let is_likely = |at: &usize| is_likely(text.get(*at..).unwrap_or_default());
+/// Returns the offset of the next bytes that look like an escape of these families.
+pub(super) fn find_candidate(text: &[u8], families: EscapeFamilies) -> Option<usize> {
+    let is_likely = |at: &usize| looks_like_escape(text.get(*at..).unwrap_or_default());
     match families {
-        Families::PERCENT => memchr_iter(b'%', text).find(is_likely),
-        Families::BACKSLASH => memchr_iter(b'\\', text).find(is_likely),
-        Families::REFERENCE => memchr_iter(b'&', text).find(is_likely),
+        EscapeFamilies::PERCENT => memchr_iter(b'%', text).find(is_likely),
+        EscapeFamilies::BACKSLASH => memchr_iter(b'\\', text).find(is_likely),
+        EscapeFamilies::REFERENCE => memchr_iter(b'&', text).find(is_likely),
         _ => memchr3_iter(b'%', b'\\', b'&', text).find(is_likely),
     }
 }
 
-/// True if an escape stands at the front of this, or may, depending on what follows.
-fn may_begin(bytes: &[u8]) -> bool {
-    !matches!(read(bytes, false), Reading::Plain)
+/// Returns true if the text starts with an escape or with an incomplete one.
+fn may_start_escape(bytes: &[u8]) -> bool {
+    !matches!(parse(bytes, false), Token::Plain)
 }
 
-fn read(bytes: &[u8], is_all: bool) -> Reading {
+fn parse(bytes: &[u8], is_complete: bool) -> Token {
     match bytes {
         [b'%', rest @ ..] => percent(rest),
-        [b'\\', rest @ ..] => backslash(rest, is_all),
-        [b'&', rest @ ..] => reference(rest, is_all),
-        _ => Reading::Plain,
+        [b'\\', rest @ ..] => backslash(rest, is_complete),
+        [b'&', rest @ ..] => reference(rest, is_complete),
+        _ => Token::Plain,
     }
 }
 
-/// So many hex digits at the front, as a number; or whether they may still come.
-fn digits(bytes: &[u8], n: usize) -> Result<u32, Reading> {
+/// Parses `n` hex digits at the start of the text. The error is [`Token::Incomplete`] if digits may still follow, and
+/// [`Token::Plain`] otherwise.
+fn hex_digits(bytes: &[u8], n: usize) -> Result<u32, Token> {
     let mut number = 0;
     for at in 0..n {
-        let Some(byte) = bytes.get(at) else { return Err(Reading::Begun) };
-        let Some(digit) = char::from(*byte).to_digit(16) else { return Err(Reading::Plain) };
+        let Some(byte) = bytes.get(at) else { return Err(Token::Incomplete) };
+        let Some(digit) = char::from(*byte).to_digit(16) else { return Err(Token::Plain) };
         number = (number << 4) | digit;
     }
     Ok(number)
 }
 
-fn percent(rest: &[u8]) -> Reading {
+fn percent(rest: &[u8]) -> Token {
     match rest {
-        [] => Reading::Begun,
-        // As JavaScript's `escape` has it.
-        [b'u' | b'U', rest @ ..] => match digits(rest, 4) {
-            Ok(code) => Reading::Char(char_of(code), 6),
+        [] => Token::Incomplete,
+        // The format of JavaScript's `escape`.
+        [b'u' | b'U', rest @ ..] => match hex_digits(rest, 4) {
+            Ok(code) => Token::Char(to_char(code), 6),
             Err(other) => other,
         },
-        _ => match digits(rest, 2) {
-            Ok(byte) => Reading::Byte(u8::try_from(byte).unwrap_or_default(), 3),
+        _ => match hex_digits(rest, 2) {
+            Ok(byte) => Token::Byte(u8::try_from(byte).unwrap_or_default(), 3),
             Err(other) => other,
         },
     }
 }
 
-/// An escape of CSS (CSS Syntax Level 3 §4.3.7): up to six digits, and a blank that belongs to it. Those of ASCII begin
-/// with a digit from 0 to 9, which is no escape elsewhere.
-fn of_css(rest: &[u8], is_all: bool) -> Reading {
+/// Parses a CSS escape (CSS Syntax Level 3 §4.3.7): up to six hex digits, and a blank that belongs to the escape. Only
+/// those with a decimal first digit are decoded: they cover ASCII, and no other language has such an escape.
+fn css(rest: &[u8], is_complete: bool) -> Token {
     let end = rest.iter().take(MAX_CSS).position(|byte| !byte.is_ascii_hexdigit());
     let length = match end {
         Some(end) => end,
         None if rest.len() >= MAX_CSS => MAX_CSS,
-        None if is_all => rest.len(),
-        None => return Reading::Begun,
+        None if is_complete => rest.len(),
+        None => return Token::Incomplete,
     };
     if length < 2 {
-        return Reading::Plain;
+        return Token::Plain;
     }
     let blank = match rest.get(length) {
         Some(next) => usize::from(matches!(next, b' ' | b'\t')),
-        None if is_all => 0,
-        None => return Reading::Begun,
+        None if is_complete => 0,
+        None => return Token::Incomplete,
     };
-    match digits(rest, length) {
-        Ok(code) => Reading::Char(char_of(code), length.saturating_add(1).saturating_add(blank)),
+    match hex_digits(rest, length) {
+        Ok(code) => Token::Char(to_char(code), length.saturating_add(1).saturating_add(blank)),
         Err(other) => other,
     }
 }
 
-fn backslash(rest: &[u8], is_all: bool) -> Reading {
+fn backslash(rest: &[u8], is_complete: bool) -> Token {
     match rest {
-        [] | [b'u'] => Reading::Begun,
+        [] | [b'u'] => Token::Incomplete,
         [b'u', b'{', rest @ ..] => braced(rest),
-        [b'u', rest @ ..] => match digits(rest, 4) {
-            Ok(high @ 0xd800..=0xdbff) => pair(high, rest.get(4..).unwrap_or_default()),
-            Ok(code) => Reading::Char(char_of(code), 6),
+        [b'u', rest @ ..] => match hex_digits(rest, 4) {
+            Ok(high @ 0xd800..=0xdbff) => surrogate_pair(high, rest.get(4..).unwrap_or_default()),
+            Ok(code) => Token::Char(to_char(code), 6),
             Err(other) => other,
         },
-        [b'U', rest @ ..] => match digits(rest, 8) {
-            Ok(code) => Reading::Char(char_of(code), 10),
+        [b'U', rest @ ..] => match hex_digits(rest, 8) {
+            Ok(code) => Token::Char(to_char(code), 10),
             Err(other) => other,
         },
-        [b'0'..=b'9', ..] => of_css(rest, is_all),
-        [b'x', rest @ ..] => match digits(rest, 2) {
-            Ok(byte) => Reading::Byte(u8::try_from(byte).unwrap_or_default(), 4),
+        [b'0'..=b'9', ..] => css(rest, is_complete),
+        [b'x', rest @ ..] => match hex_digits(rest, 2) {
+            Ok(byte) => Token::Byte(u8::try_from(byte).unwrap_or_default(), 4),
             Err(other) => other,
         },
-        // JSON, JavaScript and shells escape some punctuation, Markdown any (CommonMark 0.31 §2.4).
-        [byte, ..] if byte.is_ascii_punctuation() => Reading::Byte(*byte, 2),
-        [b'n' | b'r', ..] => Reading::Byte(b'\n', 2),
-        [b't', ..] => Reading::Byte(b'\t', 2),
-        [b'b', ..] => Reading::Byte(8, 2),
-        [b'f', ..] => Reading::Byte(12, 2),
-        // The string goes on in the next line.
-        [byte, ..] if is_break(*byte) => Reading::Byte(b'\n', 2),
-        [byte, ..] if stands_for_itself(*byte) => Reading::Byte(*byte, 2),
-        _ => Reading::Plain,
+        // JSON, JavaScript and shells escape some punctuation, Markdown escapes any (CommonMark 0.31 §2.4).
+        [byte, ..] if byte.is_ascii_punctuation() => Token::Byte(*byte, 2),
+        [b'n' | b'r', ..] => Token::Byte(b'\n', 2),
+        [b't', ..] => Token::Byte(b'\t', 2),
+        [b'b', ..] => Token::Byte(8, 2),
+        [b'f', ..] => Token::Byte(12, 2),
+        // A line continuation in a string.
+        [byte, ..] if is_line_break(*byte) => Token::Byte(b'\n', 2),
+        [byte, ..] if is_identity_escape(*byte) => Token::Byte(*byte, 2),
+        _ => Token::Plain,
     }
 }
 
-/// True for a letter that is escaped for nothing: one that begins no escape of JavaScript, Python or CSS, and is no hex
-/// digit (ECMA-262 §12.9.4, NonEscapeCharacter; CSS Syntax Level 3 §4.3.7).
-const fn stands_for_itself(byte: u8) -> bool {
+/// Returns true for a letter whose escape is the letter itself: it starts no escape in JavaScript, Python or CSS, and
+/// is not a hex digit (ECMA-262 §12.9.4, NonEscapeCharacter; CSS Syntax Level 3 §4.3.7).
+const fn is_identity_escape(byte: u8) -> bool {
     byte.is_ascii_alphabetic()
         && !byte.is_ascii_hexdigit()
         && !matches!(byte, b'n' | b'r' | b't' | b'u' | b'v' | b'x' | b'N' | b'U')
 }
 
-/// Behind the first half of a surrogate pair.
-fn pair(high: u32, rest: &[u8]) -> Reading {
-    let alone = Reading::Char(char::REPLACEMENT_CHARACTER, 6);
+/// Parses the rest of a surrogate pair after its high half.
+fn surrogate_pair(high: u32, rest: &[u8]) -> Token {
+    let alone = Token::Char(char::REPLACEMENT_CHARACTER, 6);
     match rest {
-        [] | [b'\\'] => Reading::Begun,
-        [b'\\', b'u', rest @ ..] => match digits(rest, 4) {
+        [] | [b'\\'] => Token::Incomplete,
+        [b'\\', b'u', rest @ ..] => match hex_digits(rest, 4) {
             Ok(low @ 0xdc00..=0xdfff) => {
                 let code = 0x1_0000_u32.saturating_add((high & 0x3ff) << 10).saturating_add(low & 0x3ff);
-                Reading::Char(char_of(code), 12)
+                Token::Char(to_char(code), 12)
             }
-            Err(Reading::Begun) => Reading::Begun,
+            Err(Token::Incomplete) => Token::Incomplete,
             Ok(_) | Err(_) => alone,
         },
         _ => alone,
     }
 }
 
-fn braced(rest: &[u8]) -> Reading {
+fn braced(rest: &[u8]) -> Token {
     let Some(end) = rest.iter().position(|byte| !byte.is_ascii_hexdigit()) else {
-        // Without a bound, what has begun would never end.
-        return if rest.len() > MAX_BRACED { Reading::Plain } else { Reading::Begun };
+        // Without a limit, this escape would stay incomplete forever.
+        return if rest.len() > MAX_BRACED { Token::Plain } else { Token::Incomplete };
     };
-    match (digits(rest, end), rest.get(end)) {
-        (Ok(code), Some(b'}')) if (1..=MAX_BRACED).contains(&end) => {
-            Reading::Char(char_of(code), end.saturating_add(4))
-        }
-        _ => Reading::Plain,
+    match (hex_digits(rest, end), rest.get(end)) {
+        (Ok(code), Some(b'}')) if (1..=MAX_BRACED).contains(&end) => Token::Char(to_char(code), end.saturating_add(4)),
+        _ => Token::Plain,
     }
 }
 
-fn reference(rest: &[u8], is_all: bool) -> Reading {
-    let (digits, radix, before) = match rest {
-        [] | [b'#'] => return Reading::Begun,
-        [b'#', b'x' | b'X', digits @ ..] => (digits, 16, 3_usize),
-        [b'#', digits @ ..] => (digits, 10, 2),
-        _ => return named(rest),
+fn reference(rest: &[u8], is_complete: bool) -> Token {
+    let (digit_bytes, radix, before) = match rest {
+        [] | [b'#'] => return Token::Incomplete,
+        [b'#', b'x' | b'X', digit_bytes @ ..] => (digit_bytes, 16, 3_usize),
+        [b'#', digit_bytes @ ..] => (digit_bytes, 10, 2),
+        _ => return named_reference(rest),
     };
-    let end = digits.iter().position(|byte| !char::from(*byte).is_digit(radix));
+    let end = digit_bytes.iter().position(|byte| !char::from(*byte).is_digit(radix));
     let length = match end {
-        Some(0) => return Reading::Plain,
+        Some(0) => return Token::Plain,
         Some(end) => end,
-        // Browsers need no semicolon at the end.
-        None if is_all && !digits.is_empty() => digits.len(),
-        None => return Reading::Begun,
+        // Browsers do not require the semicolon.
+        None if is_complete && !digit_bytes.is_empty() => digit_bytes.len(),
+        None => return Token::Incomplete,
     };
-    let number = std::str::from_utf8(digits.get(..length).unwrap_or_default()).unwrap_or_default();
+    let number = std::str::from_utf8(digit_bytes.get(..length).unwrap_or_default()).unwrap_or_default();
     let code = u32::from_str_radix(number, radix).unwrap_or(u32::MAX);
-    let semicolon = usize::from(digits.get(length) == Some(&b';'));
-    Reading::Char(char_of(code), before.saturating_add(length).saturating_add(semicolon))
+    let semicolon = usize::from(digit_bytes.get(length) == Some(&b';'));
+    Token::Char(to_char(code), before.saturating_add(length).saturating_add(semicolon))
 }
 
-fn named(rest: &[u8]) -> Reading {
+fn named_reference(rest: &[u8]) -> Token {
     let end = rest.iter().position(|byte| !byte.is_ascii_alphabetic());
-    let Some(name) = rest.get(..end.unwrap_or(rest.len())) else { return Reading::Plain };
+    let Some(name) = rest.get(..end.unwrap_or(rest.len())) else { return Token::Plain };
     match end {
-        None if name.len() < LONGEST.saturating_sub(1) && might_be_named(name) => Reading::Begun,
-        Some(end) if rest.get(end) == Some(&b';') => NAMED
+        None if name.len() < MAX_ESCAPE.saturating_sub(1) && is_name_prefix(name) => Token::Incomplete,
+        Some(end) if rest.get(end) == Some(&b';') => NAMED_REFERENCES
             .iter()
             .find(|(known, _)| *known == name)
-            .map_or_else(|| legacy(rest), |(_, char)| Reading::Char(*char, end.saturating_add(2))),
-        _ => legacy(rest),
+            .map_or_else(|| legacy_reference(rest), |(_, char)| Token::Char(*char, end.saturating_add(2))),
+        _ => legacy_reference(rest),
     }
 }
 
-/// Reads a reference that needs no semicolon (HTML §13.2.5.73, "Named character reference state").
-fn legacy(rest: &[u8]) -> Reading {
-    let known = LEGACY.iter().find(|(name, _)| rest.starts_with(name));
-    known.map_or(Reading::Plain, |(name, char)| Reading::Char(*char, name.len().saturating_add(1)))
+/// Parses a reference that needs no semicolon (HTML §13.2.5.73, "Named character reference state").
+fn legacy_reference(rest: &[u8]) -> Token {
+    let known = LEGACY_REFERENCES.iter().find(|(name, _)| rest.starts_with(name));
+    known.map_or(Token::Plain, |(name, char)| Token::Char(*char, name.len().saturating_add(1)))
 }
 
-/// True if a name begins like this.
-fn might_be_named(begin: &[u8]) -> bool {
-    NAMED.iter().any(|(known, _)| known.first() == begin.first() && known.starts_with(begin)) || begin.is_empty()
+/// Returns true if a name starts like this.
+fn is_name_prefix(start: &[u8]) -> bool {
+    NAMED_REFERENCES.iter().any(|(known, _)| known.first() == start.first() && known.starts_with(start))
+        || start.is_empty()
 }
 
-fn char_of(code: u32) -> char {
+fn to_char(code: u32) -> char {
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// References of ASCII and of code points that are not displayed, which browsers read without a semicolon as well.
-const LEGACY: [(&[u8], char); 9] = [
+/// The references for ASCII and for invisible code points that browsers accept without a semicolon too.
+const LEGACY_REFERENCES: [(&[u8], char); 9] = [
     (b"AMP", '&'),
     (b"GT", '>'),
     (b"LT", '<'),
@@ -509,9 +510,8 @@ const LEGACY: [(&[u8], char); 9] = [
     (b"shy", '\u{ad}'),
 ];
 
-/// Those that stand for ASCII and, if they are short, for code points that nobody sees (HTML, "Named character
-/// references").
-const NAMED: [(&[u8], char); 52] = [
+/// The references for ASCII, and short ones for invisible code points (HTML, "Named character references").
+const NAMED_REFERENCES: [(&[u8], char); 52] = [
     (b"AMP", '&'),
     (b"GT", '>'),
     (b"Hat", '^'),
@@ -566,13 +566,13 @@ const NAMED: [(&[u8], char); 52] = [
     (b"zwnj", '\u{200c}'),
 ];
 
-/// A whole text with its escapes undone once.
-pub(super) fn undone(text: &[u8]) -> Zeroizing<Vec<u8>> {
+/// Decodes the escapes of a whole text once.
+pub(super) fn unescape_once(text: &[u8]) -> Zeroizing<Vec<u8>> {
     let mut out = Zeroizing::new(Vec::with_capacity(text.len()));
-    let mut unescape = Unescape::default();
-    let mut keep = |placed: Placed| out.push(placed.byte);
+    let mut unescape = Unescaper::default();
+    let mut keep = |positioned: PositionedByte| out.push(positioned.byte);
     for byte in text {
-        unescape.push(Placed { byte: *byte, from: 0, to: 0 }, &mut keep);
+        unescape.push(PositionedByte { byte: *byte, from: 0, to: 0 }, &mut keep);
     }
     unescape.end(&mut keep);
     out
@@ -583,12 +583,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn plain(text: &str) -> String {
-        String::from_utf8_lossy(&undone(text.as_bytes())).into_owned()
+    fn unescaped(text: &str) -> String {
+        String::from_utf8_lossy(&unescape_once(text.as_bytes())).into_owned()
     }
 
     #[test]
-    fn escapes_are_undone_once_and_the_rest_is_left() {
+    fn decodes_escapes_once_and_keeps_other_bytes() {
         let rows = [
             ("%41%42c", "ABc"),
             ("%2541", "%41"),
@@ -616,24 +616,24 @@ mod tests {
             ("%\\u0041", "%A"),
         ];
         for (text, want) in rows {
-            assert_eq!(plain(text), want, "{text}");
+            assert_eq!(unescaped(text), want, "{text}");
         }
     }
 
     proptest! {
-        /// Every byte that goes in comes out, alone or in an escape, in order and in its place.
+        /// Every input byte is in the output in order and with its position, either alone or in an escape.
         #[test]
-        fn places_cover_the_text(text in "[%\\\\&ux#;0-9a-f{}amp]{0,40}") {
-            let mut places = Vec::new();
-            let mut unescape = Unescape::default();
-            let mut keep = |placed: Placed| places.push((placed.from, placed.to));
+        fn positions_cover_the_text(text in "[%\\\\&ux#;0-9a-f{}amp]{0,40}") {
+            let mut ranges = Vec::new();
+            let mut unescape = Unescaper::default();
+            let mut keep = |positioned: PositionedByte| ranges.push((positioned.from, positioned.to));
             for (at, byte) in (0..).zip(text.bytes()) {
-                unescape.push(Placed { byte, from: at, to: at + 1 }, &mut keep);
+                unescape.push(PositionedByte { byte, from: at, to: at + 1 }, &mut keep);
             }
             unescape.end(&mut keep);
-            places.dedup();
+            ranges.dedup();
             let mut at = 0;
-            for (from, to) in places {
+            for (from, to) in ranges {
                 prop_assert_eq!(from, at);
                 at = to;
             }

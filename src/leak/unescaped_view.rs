@@ -1,152 +1,157 @@
-//! A view of a stream with its escapes undone, as long as it differs from the stream.
+//! A view with the escapes of some families decoded. It holds data only while it differs from its parent.
 
 use super::automaton::Automaton;
 use super::unescape;
-use super::unescape::{Families, Front, LONGEST, Placed, UndoneTo, Unescape};
-use super::view::{Buffer, Source, place};
+use super::unescape::{DecodedTo, EscapeFamilies, MAX_ESCAPE, ParsedEscape, PositionedByte, Unescaper};
+use super::view::{Buffer, Source, position_from};
 
-/// A reading with escapes of some families undone in another one.
+/// A view in which the escapes of some families of its parent are decoded.
 #[derive(Clone, Default)]
 pub(super) struct UnescapedView {
     pub(super) buffer: Buffer,
-    families: Families,
-    unescape: Unescape,
-    /// The escapes undone so far. What the other has found to begin before the end of one of its own families, this one
-    /// has not.
-    undone_to: UndoneTo,
-    is_parted: bool,
+    families: EscapeFamilies,
+    unescaper: Unescaper,
+    /// The escapes decoded so far. A match that starts before the end of a decoded escape of this view's families
+    /// cannot be taken over from the parent: its first bytes are part of the escape.
+    decoded_to: DecodedTo,
+    is_diverged: bool,
 }
 
 impl UnescapedView {
-    pub(super) fn of(families: Families) -> Self {
-        Self::behind(families, UndoneTo::default())
+    pub(super) fn new(families: EscapeFamilies) -> Self {
+        Self::starting_after(families, DecodedTo::default())
     }
 
-    /// As [`Self::of`], where these escapes have been undone in other ways.
-    pub(super) fn behind(families: Families, undone_to: UndoneTo) -> Self {
-        Self { families, undone_to, unescape: Unescape::of(families), ..Self::default() }
+    /// As [`Self::new`], where other views have already decoded escapes.
+    pub(super) fn starting_after(families: EscapeFamilies, decoded_to: DecodedTo) -> Self {
+        Self { families, decoded_to, unescaper: Unescaper::new(families), ..Self::default() }
     }
 
-    /// Returns the escapes undone so far.
-    pub(super) fn undone_to(&self) -> UndoneTo {
-        self.undone_to
+    /// Returns the escapes decoded so far.
+    pub(super) fn decoded_to(&self) -> DecodedTo {
+        self.decoded_to
     }
 
-    /// The same, of a stream in which no other escapes have been undone so far.
-    pub(super) fn alone(&self, families: Families) -> Self {
-        // An escape that has begun is of these families, or it would not have begun.
-        let mut alone = Self { families, ..self.clone() };
-        alone.unescape.narrow(families);
-        alone
+    /// Returns a copy for fewer families, valid while no other escapes have been decoded.
+    pub(super) fn restricted_to(&self, families: EscapeFamilies) -> Self {
+        // A pending escape is of one of these families, because no others have occurred.
+        let mut restricted = Self { families, ..self.clone() };
+        restricted.unescaper.restrict_to(families);
+        restricted
     }
 
-    /// Begins another stream, in the room that this one has.
+    /// Resets to the start of another stream and keeps the allocated memory.
     pub(super) fn clear(&mut self) {
         let Self { mut buffer, families, .. } = std::mem::take(self);
         buffer.clear();
-        *self = Self { buffer, ..Self::of(families) };
+        *self = Self { buffer, ..Self::new(families) };
     }
 
-    pub(super) fn families(&self) -> Families {
+    pub(super) fn families(&self) -> EscapeFamilies {
         self.families
     }
 
-    /// True while it differs from the other.
-    pub(super) fn is_parted(&self) -> bool {
-        self.is_parted
+    /// Returns true while this view differs from its parent.
+    pub(super) fn is_diverged(&self) -> bool {
+        self.is_diverged
     }
 
-    /// True if an escape has begun that has not ended.
-    pub(super) fn is_amid_escape(&self) -> bool {
-        self.is_parted && !self.unescape.is_idle()
+    /// Returns true if this view holds the start of an incomplete escape.
+    pub(super) fn has_pending_escape(&self) -> bool {
+        self.is_diverged && !self.unescaper.is_idle()
     }
 
-    /// Takes what came of the other.
-    pub(super) fn take(&mut self, other: &Buffer, automaton: &Automaton) {
-        let start = if self.is_parted {
-            other.old()
+    /// Decodes the parent's fresh bytes. A view that has not diverged forks the parent's state first.
+    pub(super) fn feed(&mut self, parent: &Buffer, automaton: &Automaton) {
+        let start = if self.is_diverged {
+            parent.fresh_from()
         } else {
-            self.is_parted = true;
-            self.buffer.follow(other, automaton, self.undone_to.last(self.families))
+            self.is_diverged = true;
+            self.buffer.fork_from(parent, automaton, self.decoded_to.latest(self.families))
         };
-        self.undo(other.source(), start);
+        self.unescape(parent.source(), start);
     }
 
-    /// As [`Self::take`], at the first escape. What of the other was there before does not count as fresh, but for the
-    /// beginning of that escape.
-    pub(super) fn begin(&mut self, other: &Buffer, automaton: &Automaton) {
-        self.is_parted = true;
-        let start = self.buffer.follow(other, automaton, self.undone_to.last(self.families));
-        let old = other.source().bytes.get(start..other.old()).unwrap_or_default();
-        let carried = self.families.next(old, 0).unwrap_or(old.len());
-        self.undo(other.source(), start);
-        self.buffer.carry(carried);
+    /// As [`Self::feed`], at the first escape. Of the bytes that the parent had before, only the start of that escape
+    /// counts as fresh.
+    pub(super) fn feed_first_escape(&mut self, parent: &Buffer, automaton: &Automaton) {
+        self.is_diverged = true;
+        let start = self.buffer.fork_from(parent, automaton, self.decoded_to.latest(self.families));
+        let older = parent.source().bytes.get(start..parent.fresh_from()).unwrap_or_default();
+        let fresh_from = self.families.find_in(older, 0).unwrap_or(older.len());
+        self.unescape(parent.source(), start);
+        self.buffer.set_fresh_from(fresh_from);
     }
 
-    /// Forgets the beginning of an escape of these families: it has been undone elsewhere.
-    pub(super) fn forget_begun(&mut self, families: Families) {
-        if self.unescape.begun().meets(families) {
-            self.unescape = Unescape::of(self.families);
+    /// Discards a pending escape of these families, because another view has decoded it.
+    pub(super) fn discard_pending(&mut self, families: EscapeFamilies) {
+        if self.unescaper.pending_family().intersects(families) {
+            self.unescaper = Unescaper::new(self.families);
         }
     }
 
-    /// Undoes the escapes in what the other says from a byte on.
-    fn undo(&mut self, other: Source<'_>, start: usize) {
-        let Source { bytes, spans } = other;
-        let part = |from: usize, to: usize| bytes.get(from..to).unwrap_or_default();
-        // Bytes before `kept` have been passed on.
+    /// Decodes the escapes of the parent from an offset on.
+    fn unescape(&mut self, parent: Source<'_>, start: usize) {
+        let Source { bytes, spans } = parent;
+        let slice = |from: usize, to: usize| bytes.get(from..to).unwrap_or_default();
+        // Bytes before `kept` have been added to the buffer.
         let (mut kept, mut at) = (start, start);
-        let mut ahead = 0;
+        let mut cursor = 0;
         while at < bytes.len() {
-            if self.unescape.is_idle() {
-                let rest = part(at, bytes.len());
-                // Escapes often stand side by side.
-                if !rest.first().is_some_and(|byte| self.families.begins(*byte)) {
-                    let Some(found) = unescape::find(rest, self.families) else { break };
+            if self.unescaper.is_idle() {
+                let rest = slice(at, bytes.len());
+                // Escapes are often adjacent.
+                if !rest.first().is_some_and(|byte| self.families.may_start_with(*byte)) {
+                    let Some(found) = unescape::find_candidate(rest, self.families) else { break };
                     at = at.saturating_add(found);
                 }
-                let family = bytes.get(at).map(|first| Families::of(*first)).unwrap_or_default();
-                match unescape::front(part(at, bytes.len().min(at.saturating_add(LONGEST)))) {
-                    Front::Plain => {
+                let family = bytes.get(at).map(|first| EscapeFamilies::of_byte(*first)).unwrap_or_default();
+                match unescape::parse_escape(slice(at, bytes.len().min(at.saturating_add(MAX_ESCAPE)))) {
+                    ParsedEscape::Plain => {
                         at = at.saturating_add(1);
                         continue;
                     }
-                    Front::Escape(stands_for, used) => {
-                        self.buffer.copy(other, kept, at, &mut ahead);
-                        let (from, _) = place(spans, at, &mut ahead);
+                    ParsedEscape::Escape(decoded, used) => {
+                        self.buffer.push_from(parent, kept, at, &mut cursor);
+                        let (from, _) = position_from(spans, at, &mut cursor);
                         at = at.saturating_add(used);
-                        let (_, to) = place(spans, at.saturating_sub(1), &mut ahead);
-                        stands_for.as_bytes().iter().for_each(|byte| self.buffer.put(Placed { byte: *byte, from, to }));
-                        self.undone_to.note(family, to);
+                        let (_, to) = position_from(spans, at.saturating_sub(1), &mut cursor);
+                        decoded
+                            .as_bytes()
+                            .iter()
+                            .for_each(|byte| self.buffer.push_byte(PositionedByte { byte: *byte, from, to }));
+                        self.decoded_to.record(family, to);
                         kept = at;
                         continue;
                     }
-                    Front::Begun => self.buffer.copy(other, kept, at, &mut ahead),
+                    ParsedEscape::Incomplete => self.buffer.push_from(parent, kept, at, &mut cursor),
                 }
             }
-            // Its end has not come yet: byte by byte.
+            // The escape is incomplete, so it is decoded byte by byte.
             if let Some(byte) = bytes.get(at) {
-                let (from, to) = place(spans, at, &mut ahead);
-                let Self { unescape, buffer, undone_to, .. } = self;
-                undone_to.note(unescape.begun().with(Families::of(*byte)), to);
-                unescape.push(Placed { byte: *byte, from, to }, &mut |placed| buffer.put(placed));
+                let (from, to) = position_from(spans, at, &mut cursor);
+                let Self { unescaper, buffer, decoded_to, .. } = self;
+                decoded_to.record(unescaper.pending_family().union(EscapeFamilies::of_byte(*byte)), to);
+                unescaper.push(PositionedByte { byte: *byte, from, to }, &mut |placed| buffer.push_byte(placed));
             }
             at = at.saturating_add(1);
             kept = at;
         }
-        self.buffer.copy(other, kept, bytes.len(), &mut ahead);
+        self.buffer.push_from(parent, kept, bytes.len(), &mut cursor);
     }
 
-    /// The other has come to its end.
-    pub(super) fn finish(&mut self) {
-        let Self { unescape, buffer, .. } = self;
-        unescape.end(&mut |placed| buffer.put(placed));
+    /// Ends the parent view.
+    pub(super) fn end(&mut self) {
+        let Self { unescaper, buffer, .. } = self;
+        unescaper.end(&mut |placed| buffer.push_byte(placed));
     }
 
-    /// Drops what has been searched. It ends to differ if the other would find the same from here on.
-    pub(super) fn advance(&mut self, may_join: bool, automaton: &Automaton) {
-        let is_alike = self.unescape.is_idle() && self.buffer.is_behind(self.undone_to.last(self.families), automaton);
-        self.is_parted = !(may_join && is_alike);
-        if self.is_parted { self.buffer.advance() } else { self.buffer.clear() }
+    /// Removes the searched bytes. The view converges if its parent would find the same matches from here on and
+    /// `may_converge` is set.
+    pub(super) fn advance(&mut self, may_converge: bool, automaton: &Automaton) {
+        let would_agree = self.unescaper.is_idle()
+            && self.buffer.starts_at_or_after(self.decoded_to.latest(self.families), automaton);
+        self.is_diverged = !(may_converge && would_agree);
+        if self.is_diverged { self.buffer.advance() } else { self.buffer.clear() }
     }
 }

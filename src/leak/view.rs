@@ -1,204 +1,220 @@
-//! One view of a stream: its bytes, raw or with escapes undone, and their positions in the stream. Line breaks, the
-//! indentation after them and invisible code points are left out of the text searched.
+//! One view of a stream: bytes, raw or with escapes decoded, the position of each byte in the stream, and the state of
+//! the search.
+//!
+//! Line breaks, the indentation after them and invisible code points are left out of the searched text. There are three
+//! kinds of offsets: a *position* in the stream, an offset in the text of a [`Buffer`], and an offset in the
+//! *joined* text, which is that text without the skipped bytes. [`Span`]s map the text to positions, and [`Line`]s map
+//! the joined text to the text.
+//!
+//! A search alternates between two modes. The prefilter jumps to the next candidate. From there the automaton reads
+//! byte by byte, until fewer than [`MIN_WALK_DEPTH`] bytes of any pattern match.
 
 use zeroize::Zeroizing;
 
 use super::automaton::{Automaton, State};
-use super::fold::{begun_ignorable, fold, ignorable, is_break, is_indent, next_skipped};
+use super::fold::{fold, ignorable_len, incomplete_ignorable_len, is_indent, is_line_break, next_skipped};
 use super::matcher::{Index, Patterns};
-use super::unescape::Placed;
-use super::views::{Hit, Hits};
+use super::unescape::PositionedByte;
+use super::views::{Match, Matches};
 
-/// Fewer bytes of a pattern are left to the filter.
-const SHALLOW: usize = 4;
+/// The automaton stops where fewer bytes of a pattern than this match, and the prefilter takes over.
+const MIN_WALK_DEPTH: usize = 4;
 
-/// More bytes than this do not wait for the next ones, but for those that count.
-const MAX_REST: usize = 1024;
+/// The maximum number of unsearched bytes that are kept with line breaks and other skipped bytes among them. Beyond it
+/// the skipped bytes are dropped.
+const MAX_UNSEARCHED: usize = 1024;
 
-/// Where some bytes stand; it goes on to the next span.
+/// The positions of a run of bytes. A span extends to the offset of the next one.
 #[derive(Clone, Copy)]
 pub(super) struct Span {
-    /// Bytes before it.
-    at: u64,
+    /// The offset of the first byte in the text.
+    offset: u64,
     from: u64,
-    /// How much room a byte has: one, and they stand one after the other; or an escape, and all stand there.
+    /// The length of a byte in the stream. With width 1, the bytes are consecutive. Otherwise all bytes of the span are
+    /// decoded from one escape of this length.
     width: u64,
 }
 
 impl Span {
-    /// From where to where a byte of it stands.
-    fn place(&self, byte: u64) -> (u64, u64) {
-        let ahead = if self.width == 1 { byte.saturating_sub(self.at) } else { 0 };
+    /// Returns the start and the end of a byte in the stream.
+    fn position(&self, byte: u64) -> (u64, u64) {
+        let ahead = if self.width == 1 { byte.saturating_sub(self.offset) } else { 0 };
         let from = self.from.saturating_add(ahead);
         (from, from.saturating_add(self.width))
     }
 
-    /// True if it goes on like this.
-    fn goes_on(&self, next: &Self) -> bool {
-        self.width == next.width && self.place(next.at).0 == next.from
+    /// Returns true if `next` continues this span, so that no new span is needed.
+    fn continues_into(&self, next: &Self) -> bool {
+        self.width == next.width && self.position(next.offset).0 == next.from
     }
 }
 
-/// The span of a byte, and where the next one begins.
-fn span(spans: &[Span], byte: u64) -> Option<(&Span, u64)> {
-    let behind = spans.partition_point(|span| span.at <= byte);
-    let next = spans.get(behind).map_or(u64::MAX, |next| next.at);
-    Some((spans.get(behind.checked_sub(1)?)?, next))
+/// Returns the span of a byte and the offset of the next span.
+fn find_span(spans: &[Span], byte: u64) -> Option<(&Span, u64)> {
+    let next_index = spans.partition_point(|span| span.offset <= byte);
+    let next = spans.get(next_index).map_or(u64::MAX, |next| next.offset);
+    Some((spans.get(next_index.checked_sub(1)?)?, next))
 }
 
-fn note(spans: &mut Vec<Span>, next: Span) {
-    if !spans.last().is_some_and(|last| last.goes_on(&next)) {
+fn push_span(spans: &mut Vec<Span>, next: Span) {
+    if !spans.last().is_some_and(|last| last.continues_into(&next)) {
         spans.push(next);
     }
 }
 
-/// Bytes, and where they stand.
+/// Bytes and their positions.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'t> {
     pub(super) bytes: &'t [u8],
     pub(super) spans: &'t [Span],
 }
 
-/// How far a text is looked through.
+/// How far a text is searched.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Until {
-    /// As far as the filter can tell that nothing has begun.
+pub(super) enum SearchMode {
+    /// As far as the prefilter can exclude that a pattern has started.
     Filter,
-    /// To its last byte, but for the beginning of a code point that may be ignorable.
+    /// To the last byte, except for an incomplete code point that may be ignorable.
     Pause,
-    /// To its last byte: nothing more comes.
+    /// To the last byte, because the text is complete.
     End,
 }
 
-/// A line of what is searched: bytes before it, there and with what is skipped.
+/// A line of the searched text: its offset in the joined text and in the text with the skipped bytes.
 #[derive(Clone, Copy)]
 struct Line {
-    at: usize,
-    stands: usize,
+    joined_at: usize,
+    text_at: usize,
 }
 
-/// One way to read a stream, as far as it was searched.
+/// The state of a search in one view.
 #[derive(Clone, Default)]
 pub(super) struct View {
     state: State,
-    /// Bytes searched, line breaks not counted, and how many of these before the last text.
+    /// The number of bytes searched, without skipped bytes: in all, and before the last text.
     read: u64,
-    before: u64,
-    /// Where those stand that the state has seen.
-    seen: Vec<Span>,
-    /// The last text without its line breaks, if it had any, and its lines.
+    read_before: u64,
+    /// The positions of the bytes that the automaton state has matched.
+    state_spans: Vec<Span>,
+    /// The last text without the skipped bytes, if there were any, and its lines.
     joined: Zeroizing<Vec<u8>>,
     lines: Vec<Line>,
-    /// Nothing but blanks has come since the last line break.
+    /// Only blanks have followed the last line break.
     is_indented: bool,
-    /// The value of which half or more stands at the end of what has been searched, and where it begins.
-    part: Option<(u32, u64)>,
+    /// A value of which half or more is at the end of the searched bytes, and its start.
+    partial: Option<(u32, u64)>,
 }
 
 impl View {
-    /// Begins another stream, in the room that this one has.
+    /// Resets to the start of another stream and keeps the allocated memory.
     pub(super) fn clear(&mut self) {
-        let Self { mut seen, mut joined, mut lines, .. } = std::mem::take(self);
-        seen.clear();
+        let Self { mut state_spans, mut joined, mut lines, .. } = std::mem::take(self);
+        state_spans.clear();
         joined.clear();
         lines.clear();
-        *self = Self { seen, joined, lines, ..Self::default() };
+        *self = Self { state_spans, joined, lines, ..Self::default() };
     }
 
-    /// Goes on from where another one is, with what began there at a place or behind it.
-    fn follow(&mut self, other: &Self, automaton: &Automaton, place: u64) {
-        let begin = |depth: usize| other.begin(other.read.saturating_sub(depth as u64));
-        self.state = automaton.shortened(other.state, |depth| begin(depth) >= place);
-        (self.read, self.before) = (other.read, other.read);
-        (self.is_indented, self.part) = (other.is_indented, None);
-        self.seen.clone_from(&other.seen);
+    /// Continues from the state of another view, with the matches that start at or after a position.
+    fn fork_from(&mut self, other: &Self, automaton: &Automaton, position: u64) {
+        let start = |depth: usize| other.byte_start(other.read.saturating_sub(depth as u64));
+        self.state = automaton.longest_suffix(other.state, |depth| start(depth) >= position);
+        (self.read, self.read_before) = (other.read, other.read);
+        (self.is_indented, self.partial) = (other.is_indented, None);
+        self.state_spans.clone_from(&other.state_spans);
     }
 
-    /// Notes the lines of a text, without what they are indented by. True if the text is in one, from its first byte on.
-    fn split(&mut self, text: &[u8]) -> bool {
+    /// Splits a text into lines without their indentation. Returns true if the text is one line from its first byte on.
+    fn split_lines(&mut self, text: &[u8]) -> bool {
         self.lines.clear();
         let is_ascii = text.is_ascii();
         if next_skipped(text, is_ascii).is_none()
             && !(self.is_indented && text.first().is_some_and(|byte| is_indent(*byte)))
         {
             self.is_indented &= text.is_empty();
-            self.lines.push(Line { at: 0, stands: 0 });
+            self.lines.push(Line { joined_at: 0, text_at: 0 });
             return true;
         }
         self.joined.clear();
-        let mut stands = 0;
-        while let Some(rest) = text.get(stands..).filter(|rest| !rest.is_empty()) {
+        let mut offset = 0;
+        while let Some(rest) = text.get(offset..).filter(|rest| !rest.is_empty()) {
             let indent = rest.iter().take_while(|byte| self.is_indented && is_indent(**byte)).count();
             let rest = rest.get(indent..).unwrap_or_default();
             let (length, skipped) = next_skipped(rest, is_ascii).unwrap_or((rest.len(), 0));
-            let is_line_end = rest.get(length).is_some_and(|byte| is_break(*byte));
-            stands = stands.saturating_add(indent);
+            let is_line_end = rest.get(length).is_some_and(|byte| is_line_break(*byte));
+            offset = offset.saturating_add(indent);
             if length > 0 {
-                self.lines.push(Line { at: self.joined.len(), stands });
+                self.lines.push(Line { joined_at: self.joined.len(), text_at: offset });
                 self.joined.extend_from_slice(rest.get(..length).unwrap_or_default());
             }
-            // A line that has not ended may go on with a blank that counts.
+            // An unfinished line may continue with a blank that belongs to the text.
             self.is_indented = is_line_end || (length == 0 && self.is_indented);
-            stands = stands.saturating_add(length).saturating_add(skipped);
+            offset = offset.saturating_add(length).saturating_add(skipped);
         }
         false
     }
 
-    /// Where in the last text a byte stands, and how many follow it in its line.
-    fn stands(&self, at: usize) -> (usize, usize) {
-        let behind = self.lines.partition_point(|line| line.at <= at);
-        let next = self.lines.get(behind).map_or(usize::MAX, |next| next.at);
-        let line = behind.checked_sub(1).and_then(|line| self.lines.get(line));
-        let stands = line.map_or(at, |line| line.stands.saturating_add(at.saturating_sub(line.at)));
-        (stands, next.saturating_sub(at))
+    /// Returns the text offset of a byte of the joined text, and the number of bytes up to the next line.
+    fn text_offset(&self, at: usize) -> (usize, usize) {
+        let next_line = self.lines.partition_point(|line| line.joined_at <= at);
+        let next = self.lines.get(next_line).map_or(usize::MAX, |next| next.joined_at);
+        let line = next_line.checked_sub(1).and_then(|line| self.lines.get(line));
+        let offset = line.map_or(at, |line| line.text_at.saturating_add(at.saturating_sub(line.joined_at)));
+        (offset, next.saturating_sub(at))
     }
 
-    /// Looks through a text, and notes what ends in it. Returns up to where.
-    fn search(&mut self, index: &Index, source: Source<'_>, until: Until, hits: &mut Hits) -> usize {
-        let begun = if until == Until::End { 0 } else { begun_ignorable(source.bytes) };
-        let limit = source.bytes.len().saturating_sub(begun);
+    /// Searches a text and adds the matches that end in it. Returns the offset of the first unsearched byte.
+    fn search(&mut self, index: &Index, source: Source<'_>, mode: SearchMode, matches: &mut Matches) -> usize {
+        let incomplete = if mode == SearchMode::End { 0 } else { incomplete_ignorable_len(source.bytes) };
+        let limit = source.bytes.len().saturating_sub(incomplete);
         let bytes = source.bytes.get(..limit).unwrap_or_default();
-        let is_one = self.split(bytes);
+        let is_single_line = self.split_lines(bytes);
         let joined = std::mem::take(&mut self.joined);
-        let text = if is_one { bytes } else { &joined };
-        self.before = self.read;
-        let read = self.walk(index, source.spans, (text, until == Until::Filter), hits);
-        self.read = self.before.saturating_add(read as u64);
-        if until == Until::End
-            && let Some((owner, from)) = self.part.take()
+        let text = if is_single_line { bytes } else { &joined };
+        self.read_before = self.read;
+        let read = self.walk(index, source.spans, (text, mode == SearchMode::Filter), matches);
+        self.read = self.read_before.saturating_add(read as u64);
+        if mode == SearchMode::End
+            && let Some((owner, from)) = self.partial.take()
         {
-            hits.part(owner, from);
+            matches.add_partial(owner, from);
         }
-        self.see(&index.patterns.automaton, source.spans, read);
-        let end = if read < text.len() { self.stands(read).0 } else { limit };
-        // The rest begins with a byte that counts.
+        self.update_state_spans(&index.patterns.automaton, source.spans, read);
+        let end = if read < text.len() { self.text_offset(read).0 } else { limit };
+        // The rest starts with a byte that is not skipped.
         self.is_indented &= end == limit;
         self.joined = joined;
         end
     }
 
-    fn walk(&mut self, index: &Index, spans: &[Span], (text, is_loose): (&[u8], bool), hits: &mut Hits) -> usize {
-        let Patterns { automaton, anchors } = &index.patterns;
+    fn walk(
+        &mut self,
+        index: &Index,
+        spans: &[Span],
+        (text, is_filtered): (&[u8], bool),
+        matches: &mut Matches,
+    ) -> usize {
+        let Patterns { automaton, prefilter } = &index.patterns;
         let mut state = self.state;
-        // Every byte is looked at up to here at least.
+        // The automaton reads at least every byte before `until`.
         let (mut at, mut until) = (0, 0);
         let mut is_walking = state != 0;
         while at < text.len() {
             if !is_walking {
                 let rest = text.get(at..).unwrap_or_default();
-                let found = self.look(index, (rest, at), spans, hits);
+                let found = self.next_candidate(index, (rest, at), spans, matches);
                 let skipped = match found {
-                    Some(look) => {
-                        until = at.saturating_add(look).saturating_add(anchors.width());
-                        look.saturating_sub(anchors.before())
+                    Some(candidate) => {
+                        until = at.saturating_add(candidate).saturating_add(prefilter.width());
+                        candidate.saturating_sub(prefilter.lookbehind())
                     }
                     None => {
                         until = text.len();
-                        rest.len().saturating_sub(anchors.reach().saturating_sub(1))
+                        rest.len().saturating_sub(prefilter.required_len().saturating_sub(1))
                     }
                 };
                 at = at.saturating_add(skipped);
-                if found.is_none() && is_loose {
+                if found.is_none() && is_filtered {
                     break;
                 }
                 is_walking = true;
@@ -206,16 +222,16 @@ impl View {
             for byte in text.get(at..).unwrap_or_default() {
                 state = automaton.step(state, fold(*byte));
                 at = at.saturating_add(1);
-                let (depth, ends) = automaton.look(state);
-                let next = automaton.part(state).map(|owner| (owner, self.start(at, depth, spans)));
-                let part = std::mem::replace(&mut self.part, next);
-                if ends {
-                    self.hit((automaton, state), at, spans, hits);
-                } else if let (Some((owner, from)), None) = (part, next) {
-                    hits.part(owner, from);
+                let (depth, is_match) = automaton.depth_and_match(state);
+                let next = automaton.partial_owner(state).map(|owner| (owner, self.match_start(at, depth, spans)));
+                let partial = std::mem::replace(&mut self.partial, next);
+                if is_match {
+                    self.record_match((automaton, state), at, spans, matches);
+                } else if let (Some((owner, from)), None) = (partial, next) {
+                    matches.add_partial(owner, from);
                 }
-                if depth < SHALLOW && at.checked_sub(depth).is_some_and(|start| start >= until) {
-                    // So few bytes are better left to the filter.
+                if depth < MIN_WALK_DEPTH && at.checked_sub(depth).is_some_and(|start| start >= until) {
+                    // With so few matching bytes the prefilter is faster.
                     at = at.saturating_sub(depth);
                     (state, is_walking) = (0, false);
                     break;
@@ -226,118 +242,127 @@ impl View {
         at
     }
 
-    /// Where in the rest of the last text a pattern may stand. Notes the halves of values before it.
-    fn look(&self, index: &Index, (rest, at): (&[u8], usize), spans: &[Span], hits: &mut Hits) -> Option<usize> {
-        let anchors = &index.patterns.anchors;
+    /// Returns the offset of the next candidate in the rest of the last text. Counts the partial matches before it.
+    fn next_candidate(
+        &self,
+        index: &Index,
+        (rest, at): (&[u8], usize),
+        spans: &[Span],
+        matches: &mut Matches,
+    ) -> Option<usize> {
+        let prefilter = &index.patterns.prefilter;
         let mut from = 0;
         loop {
-            let look = anchors.find(rest, from)?;
-            let Some((owner, begin)) = look.part else { return Some(look.at) };
-            let stands = self.stands(at.saturating_add(begin)).0 as u64;
-            hits.part(owner, span_place(spans, stands).0);
-            from = look.at.saturating_add(anchors.stride());
+            let candidate = prefilter.find(rest, from)?;
+            let Some((owner, start)) = candidate.partial else { return Some(candidate.at) };
+            let offset = self.text_offset(at.saturating_add(start)).0 as u64;
+            matches.add_partial(owner, position_of(spans, offset).0);
+            from = candidate.at.saturating_add(prefilter.stride());
         }
     }
 
-    /// Notes what ends behind so many bytes of the last text.
-    fn hit(&self, (automaton, state): (&Automaton, State), at: usize, spans: &[Span], hits: &mut Hits) {
-        let found = automaton.ends(state).find_map(|(n, owners)| Some((n, *owners.first()?)));
+    /// Adds the longest match that ends at an offset of the joined text.
+    fn record_match(&self, (automaton, state): (&Automaton, State), at: usize, spans: &[Span], matches: &mut Matches) {
+        let found = automaton.matches(state).find_map(|(n, owners)| Some((n, *owners.first()?)));
         if let Some((length, owner)) = found {
-            let (_, to) = span_place(spans, self.stands(at.saturating_sub(1)).0 as u64);
-            hits.places.push(Hit { owner, from: self.start(at, length, spans), to });
+            let (_, to) = position_of(spans, self.text_offset(at.saturating_sub(1)).0 as u64);
+            matches.complete.push(Match { owner, from: self.match_start(at, length, spans), to });
         }
     }
 
-    /// Where those bytes begin that stand before a place of the last text.
-    fn start(&self, at: usize, length: usize, spans: &[Span]) -> u64 {
+    /// Returns the position of the byte that is `length` bytes before an offset of the joined text.
+    fn match_start(&self, at: usize, length: usize, spans: &[Span]) -> u64 {
         match at.checked_sub(length) {
-            Some(start) => span_place(spans, self.stands(start).0 as u64).0,
-            None => self.begin(self.before.saturating_add(at as u64).saturating_sub(length as u64)),
+            Some(start) => position_of(spans, self.text_offset(start).0 as u64).0,
+            None => self.byte_start(self.read_before.saturating_add(at as u64).saturating_sub(length as u64)),
         }
     }
 
-    /// True if what the state has seen stands at a place or behind it.
-    fn is_behind(&self, place: u64, automaton: &Automaton) -> bool {
-        let (depth, _) = automaton.look(self.state);
-        depth == 0 || self.begin(self.read.saturating_sub(depth as u64)) >= place
+    /// Returns true if the bytes that the automaton state has matched start at or after a position.
+    fn starts_at_or_after(&self, position: u64, automaton: &Automaton) -> bool {
+        let (depth, _) = automaton.depth_and_match(self.state);
+        depth == 0 || self.byte_start(self.read.saturating_sub(depth as u64)) >= position
     }
 
-    /// Where a byte begins that the state has seen.
-    fn begin(&self, byte: u64) -> u64 {
-        span_place(&self.seen, byte).0
+    /// Returns the start of a byte that the automaton state has matched.
+    fn byte_start(&self, byte: u64) -> u64 {
+        position_of(&self.state_spans, byte).0
     }
 
-    /// Notes where those bytes stand that the state has seen, of so many of the last text.
-    fn see(&mut self, automaton: &Automaton, spans: &[Span], read: usize) {
-        let (depth, _) = automaton.look(self.state);
+    /// Updates the spans of the matched bytes after `read` bytes of the joined text.
+    fn update_state_spans(&mut self, automaton: &Automaton, spans: &[Span], read: usize) {
+        let (depth, _) = automaton.depth_and_match(self.state);
         if depth == 0 {
-            return self.seen.clear();
+            return self.state_spans.clear();
         }
         let oldest = self.read.saturating_sub(depth as u64);
-        let old = self.seen.partition_point(|span| span.at <= oldest).saturating_sub(1);
-        // Now and then: what is left moves.
-        if old > self.seen.len() / 2 {
-            self.seen.drain(..old);
+        let old = self.state_spans.partition_point(|span| span.offset <= oldest).saturating_sub(1);
+        // Only now and then, because the remaining spans have to be moved.
+        if old > self.state_spans.len() / 2 {
+            self.state_spans.drain(..old);
         }
         let mut at = read.saturating_sub(depth);
         while at < read {
-            let (stands, line) = self.stands(at);
-            let Some((one, next)) = span(spans, stands as u64) else { return };
-            let (from, _) = one.place(stands as u64);
-            note(&mut self.seen, Span { at: self.before.saturating_add(at as u64), from, width: one.width });
-            let run = usize::try_from(next.saturating_sub(stands as u64)).unwrap_or(usize::MAX);
+            let (offset, line) = self.text_offset(at);
+            let Some((one, next)) = find_span(spans, offset as u64) else { return };
+            let (from, _) = one.position(offset as u64);
+            push_span(
+                &mut self.state_spans,
+                Span { offset: self.read_before.saturating_add(at as u64), from, width: one.width },
+            );
+            let run = usize::try_from(next.saturating_sub(offset as u64)).unwrap_or(usize::MAX);
             at = at.saturating_add(run.min(line).max(1));
         }
     }
 
-    /// The halves of values at the end that begin before a place, the longest first.
-    pub(super) fn halves(&self, automaton: &Automaton, before: u64) -> Vec<(u64, u32)> {
-        let start = |n: usize| self.begin(self.read.saturating_sub(n as u64));
-        let halves = automaton.halves(self.state).map(|(n, owners)| (start(n), owners));
-        let halves = halves.filter(|(from, _)| *from < before);
-        halves.flat_map(|(from, owners)| owners.iter().map(move |owner| (from, *owner))).collect()
+    /// Returns the partial matches at the end that start before a position, the longest first.
+    pub(super) fn partials(&self, automaton: &Automaton, before: u64) -> Vec<(u64, u32)> {
+        let start = |n: usize| self.byte_start(self.read.saturating_sub(n as u64));
+        let partials = automaton.partials(self.state).map(|(n, owners)| (start(n), owners));
+        let partials = partials.filter(|(from, _)| *from < before);
+        partials.flat_map(|(from, owners)| owners.iter().map(move |owner| (from, *owner))).collect()
     }
 }
 
-/// From where to where a byte stands.
-fn span_place(spans: &[Span], byte: u64) -> (u64, u64) {
-    span(spans, byte).map_or((0, 0), |(span, _)| span.place(byte))
+/// Returns the start and the end of a byte in the stream.
+fn position_of(spans: &[Span], byte: u64) -> (u64, u64) {
+    find_span(spans, byte).map_or((0, 0), |(span, _)| span.position(byte))
 }
 
-/// The bytes of a stream in one view that have not been searched yet, and the state of the search.
+/// The unsearched bytes of one view, and the state of its search.
 #[derive(Clone, Default)]
 pub(super) struct Buffer {
-    pub(super) reading: View,
+    pub(super) view: View,
     text: Zeroizing<Vec<u8>>,
     spans: Vec<Span>,
-    /// So much of the text was there before the last bytes came.
-    old: usize,
-    /// So much of it has been searched.
+    /// The offset of the bytes that were added last.
+    fresh_from: usize,
+    /// The number of bytes that have been searched.
     searched: usize,
 }
 
 impl Buffer {
-    /// Begins another stream, in the room that this one has.
+    /// Resets to the start of another stream and keeps the allocated memory.
     pub(super) fn clear(&mut self) {
-        self.reading.clear();
+        self.view.clear();
         self.text.clear();
         self.spans.clear();
-        (self.old, self.searched) = (0, 0);
+        (self.fresh_from, self.searched) = (0, 0);
     }
 
-    /// Goes on from where another one is, with what stands at a place or behind it. Returns where in the text of the
-    /// other that begins.
-    pub(super) fn follow(&mut self, other: &Self, automaton: &Automaton, place: u64) -> usize {
-        self.reading.follow(&other.reading, automaton, place);
+    /// Continues from the state of another buffer, with the bytes at or after a position. Returns the offset of these
+    /// bytes in the other buffer.
+    pub(super) fn fork_from(&mut self, other: &Self, automaton: &Automaton, position: u64) -> usize {
+        self.view.fork_from(&other.view, automaton, position);
         self.text.clear();
         self.spans.clear();
-        (self.old, self.searched) = (0, 0);
-        other.behind(place)
+        (self.fresh_from, self.searched) = (0, 0);
+        other.offset_of(position)
     }
 
-    /// The first byte of the text that stands at a place or behind it.
-    fn behind(&self, place: u64) -> usize {
-        let is_before = |byte: usize| span_place(&self.spans, byte as u64).0 < place;
+    /// Returns the offset of the first byte at or after a position.
+    fn offset_of(&self, position: u64) -> usize {
+        let is_before = |byte: usize| position_of(&self.spans, byte as u64).0 < position;
         let (mut low, mut high) = (0, self.text.len());
         while low < high {
             let middle = low.midpoint(high);
@@ -346,40 +371,40 @@ impl Buffer {
         low
     }
 
-    /// The text, and where it stands.
+    /// Returns the text and its positions.
     pub(super) fn source(&self) -> Source<'_> {
         Source { bytes: &self.text, spans: &self.spans }
     }
 
-    /// The last bytes of the text that came.
+    /// Returns the bytes that were added last.
     pub(super) fn fresh(&self) -> &[u8] {
-        self.text.get(self.old..).unwrap_or_default()
+        self.text.get(self.fresh_from..).unwrap_or_default()
     }
 
-    /// Notes that so many bytes of the text were there before.
-    pub(super) fn carry(&mut self, old: usize) {
-        self.old = old.min(self.text.len());
+    /// Sets the offset of the bytes that count as added last.
+    pub(super) fn set_fresh_from(&mut self, old: usize) {
+        self.fresh_from = old.min(self.text.len());
     }
 
-    /// Where in the text the last bytes begin that came.
-    pub(super) fn old(&self) -> usize {
-        self.old
+    /// Returns the offset of the bytes that were added last.
+    pub(super) fn fresh_from(&self) -> usize {
+        self.fresh_from
     }
 
-    /// Adds bytes that stand one after the other from a place on.
+    /// Adds consecutive bytes that start at a position.
     pub(super) fn push(&mut self, bytes: &[u8], from: u64) {
-        note(&mut self.spans, Span { at: self.text.len() as u64, from, width: 1 });
+        push_span(&mut self.spans, Span { offset: self.text.len() as u64, from, width: 1 });
         self.text.extend_from_slice(bytes);
     }
 
     /// Adds a byte.
-    pub(super) fn put(&mut self, Placed { byte, from, to }: Placed) {
-        note(&mut self.spans, Span { at: self.text.len() as u64, from, width: to.saturating_sub(from) });
+    pub(super) fn push_byte(&mut self, PositionedByte { byte, from, to }: PositionedByte) {
+        push_span(&mut self.spans, Span { offset: self.text.len() as u64, from, width: to.saturating_sub(from) });
         self.text.push(byte);
     }
 
-    /// Adds bytes as another has them, the first of which stands in that span, or a later one.
-    pub(super) fn copy(&mut self, other: Source<'_>, from: usize, to: usize, ahead: &mut usize) {
+    /// Adds bytes of another buffer. `cursor` is the index of a span at or before the first of them, and moves forward.
+    pub(super) fn push_from(&mut self, other: Source<'_>, from: usize, to: usize, cursor: &mut usize) {
         let bytes = other.bytes.get(from..to).unwrap_or_default();
         if bytes.is_empty() {
             return;
@@ -387,103 +412,104 @@ impl Buffer {
         let (mut start, end) = (from as u64, to as u64);
         let first = self.text.len() as u64;
         while start < end {
-            let Some((one, next)) = span_from(other.spans, start, ahead) else { break };
+            let Some((one, next)) = span_at_cursor(other.spans, start, cursor) else { break };
             let at = first.saturating_add(start.saturating_sub(from as u64));
-            note(&mut self.spans, Span { at, from: one.place(start).0, width: one.width });
+            push_span(&mut self.spans, Span { offset: at, from: one.position(start).0, width: one.width });
             start = next;
         }
         self.text.extend_from_slice(bytes);
     }
 
-    /// Looks through the text.
-    pub(super) fn search(&mut self, index: &Index, until: Until, hits: &mut Hits) {
+    /// Searches the text.
+    pub(super) fn search(&mut self, index: &Index, mode: SearchMode, matches: &mut Matches) {
         let source = Source { bytes: &self.text, spans: &self.spans };
-        self.searched = self.reading.search(index, source, until, hits);
+        self.searched = self.view.search(index, source, mode, matches);
     }
 
-    /// Where the first byte stands that has not been searched.
-    pub(super) fn pending(&self) -> Option<u64> {
-        self.text.first().map(|_| span_place(&self.spans, 0).0)
+    /// Returns the position of the first unsearched byte.
+    pub(super) fn first_unsearched(&self) -> Option<u64> {
+        self.text.first().map(|_| position_of(&self.spans, 0).0)
     }
 
-    /// Drops what has been searched. Whoever reads this in another way has taken it.
+    /// Removes the searched bytes. Derived views have already received them.
     pub(super) fn advance(&mut self) {
         let searched = std::mem::take(&mut self.searched);
         let at = searched as u64;
-        let first = self.spans.partition_point(|span| span.at <= at).saturating_sub(1);
+        let first = self.spans.partition_point(|span| span.offset <= at).saturating_sub(1);
         self.spans.drain(..first);
         for span in &mut self.spans {
-            if span.at < at && span.width == 1 {
-                span.from = span.from.saturating_add(at.saturating_sub(span.at));
+            if span.offset < at && span.width == 1 {
+                span.from = span.from.saturating_add(at.saturating_sub(span.offset));
             }
-            span.at = span.at.saturating_sub(at);
+            span.offset = span.offset.saturating_sub(at);
         }
         let searched = searched.min(self.text.len());
         self.text.drain(..searched);
         if self.text.is_empty() {
             self.spans.clear();
         }
-        if self.text.len() > MAX_REST {
+        if self.text.len() > MAX_UNSEARCHED {
             self.drop_skipped();
         }
-        self.old = self.text.len();
+        self.fresh_from = self.text.len();
     }
 
-    /// Drops ignorable code points, line breaks and what follows these as indentation: any number of them may stand
-    /// between the bytes that wait for more.
+    /// Removes ignorable code points, line breaks and indentation. Any number of them may separate the unsearched
+    /// bytes.
     fn drop_skipped(&mut self) {
         let (text, spans) = (std::mem::take(&mut self.text), std::mem::take(&mut self.spans));
-        let mut skipped: Option<Placed> = None;
-        // A code point that has begun may be one that is dropped.
-        let whole = text.len().saturating_sub(begun_ignorable(&text));
-        let mut behind = 0;
+        let mut skipped: Option<PositionedByte> = None;
+        // An incomplete code point may turn out to be ignorable.
+        let complete_len = text.len().saturating_sub(incomplete_ignorable_len(&text));
+        let mut skipped_to = 0;
         for (at, byte) in text.iter().enumerate() {
-            if at == whole {
-                skipped.take().into_iter().for_each(|line_break| self.put(line_break));
+            if at == complete_len {
+                skipped.take().into_iter().for_each(|line_break| self.push_byte(line_break));
             }
-            if at >= whole {
-                let (from, to) = span_place(&spans, at as u64);
-                self.put(Placed { byte: *byte, from, to });
+            if at >= complete_len {
+                let (from, to) = position_of(&spans, at as u64);
+                self.push_byte(PositionedByte { byte: *byte, from, to });
                 continue;
             }
-            if let Some(length) = text.get(at..).and_then(ignorable) {
-                behind = at.saturating_add(length);
+            if let Some(length) = text.get(at..).and_then(ignorable_len) {
+                skipped_to = at.saturating_add(length);
             }
-            if at < behind {
+            if at < skipped_to {
                 continue;
             }
-            let (from, to) = span_place(&spans, at as u64);
-            let placed = Placed { byte: *byte, from, to };
-            if is_break(*byte) {
-                skipped = Some(placed);
+            let (from, to) = position_of(&spans, at as u64);
+            let byte_at = PositionedByte { byte: *byte, from, to };
+            if is_line_break(*byte) {
+                skipped = Some(byte_at);
             } else if skipped.is_none() || !is_indent(*byte) {
                 skipped = None;
-                self.put(placed);
+                self.push_byte(byte_at);
             }
         }
         // The following bytes may continue the indentation.
-        skipped.into_iter().for_each(|line_break| self.put(line_break));
+        skipped.into_iter().for_each(|line_break| self.push_byte(line_break));
     }
 
-    /// True if whatever may be found from here on stands at a place or behind it.
-    pub(super) fn is_behind(&self, place: u64, automaton: &Automaton) -> bool {
-        let first = self.text.get(self.searched).map(|_| span_place(&self.spans, self.searched as u64).0);
-        first.is_none_or(|first| first >= place) && self.reading.is_behind(place, automaton)
+    /// Returns true if every further match starts at or after a position.
+    pub(super) fn starts_at_or_after(&self, position: u64, automaton: &Automaton) -> bool {
+        let first = self.text.get(self.searched).map(|_| position_of(&self.spans, self.searched as u64).0);
+        first.is_none_or(|first| first >= position) && self.view.starts_at_or_after(position, automaton)
     }
 }
 
-/// The span of a byte, which is that one or a later one, and where the next one begins.
-fn span_from<'s>(spans: &'s [Span], byte: u64, ahead: &mut usize) -> Option<(&'s Span, u64)> {
+/// Returns the span of a byte and the offset of the next span. `cursor` is the index of a span at or before that of the
+/// byte, and moves forward.
+fn span_at_cursor<'s>(spans: &'s [Span], byte: u64, cursor: &mut usize) -> Option<(&'s Span, u64)> {
     loop {
-        let next = spans.get(ahead.saturating_add(1)).map_or(u64::MAX, |next| next.at);
+        let next = spans.get(cursor.saturating_add(1)).map_or(u64::MAX, |next| next.offset);
         if next > byte {
-            return Some((spans.get(*ahead)?, next));
+            return Some((spans.get(*cursor)?, next));
         }
-        *ahead = ahead.saturating_add(1);
+        *cursor = cursor.saturating_add(1);
     }
 }
 
-/// From where to where a byte stands, which is in that span, or a later one.
-pub(super) fn place(spans: &[Span], at: usize, ahead: &mut usize) -> (u64, u64) {
-    span_from(spans, at as u64, ahead).map_or((0, 0), |(span, _)| span.place(at as u64))
+/// Returns the start and the end of a byte in the stream. `cursor` is as in [`span_at_cursor`].
+pub(super) fn position_from(spans: &[Span], at: usize, cursor: &mut usize) -> (u64, u64) {
+    span_at_cursor(spans, at as u64, cursor).map_or((0, 0), |(span, _)| span.position(at as u64))
 }

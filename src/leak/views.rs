@@ -1,301 +1,332 @@
-//! The views of a stream: raw, unescaped once and twice; with all families of escapes, and with each alone.
+//! The views of a stream: the raw bytes, and the same bytes with escapes decoded once and twice.
 //!
-//! As long as nothing is escaped these are the same, and only the first is followed; the others part from
-//! it at an escape, and are dropped once they can find nothing else.
+//! Recipients decode escapes differently. One decodes percent-encoding only, another decodes percent-encoding and then
+//! JSON strings. A value has to be found whatever a recipient decodes, so the stream is searched in several views. They
+//! form a tree. Its root is the raw view. Each view has derived views ([`DerivedViews`]): one in which all families of
+//! escapes are decoded, and one for each single family. The tree is [`MAX_DEPTH`] levels deep below the root.
+//!
+//! Most streams have few escapes, so derived views are maintained lazily:
+//!
+//! * Without escapes, all views are equal and only the raw view is searched.
+//! * At the first escape a derived view *diverges*: it forks the search state of its parent and from then on receives
+//!   the parent's bytes with the escapes decoded.
+//! * Once all bytes that can still belong to a match follow the last decoded escape, the view would find the same
+//!   matches as its parent. It *converges* and is dropped until the next escape.
+//! * The single-family views exist only from the second family on. Before that, they would equal the view in which all
+//!   families are decoded.
+//!
+//! Every byte of a view carries its position in the stream, so a match in any view covers a range of the stream.
 
 use std::collections::BTreeMap;
 
 use super::matcher::Index;
-use super::unescape::{Families, LONGEST, UndoneTo};
+use super::unescape::{DecodedTo, EscapeFamilies, MAX_ESCAPE};
 use super::unescaped_view::UnescapedView;
-use super::view::{Buffer, Source, Until};
+use super::view::{Buffer, SearchMode, Source};
 
-/// A value that was found: whose it is, and where in the stream.
+/// A complete value in a stream: the value's number and its range of the stream. The field order is the sort order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Hit {
+pub(super) struct Match {
     pub(super) to: u64,
     pub(super) from: u64,
     pub(super) owner: u32,
 }
 
-/// The hits in a stream so far.
+/// The matches in a stream so far.
 #[derive(Clone, Default)]
-pub(super) struct Hits {
-    pub(super) places: Vec<Hit>,
-    /// For each value, how often half of it or more stood in the stream without the rest, and where it last did.
-    misses: BTreeMap<u32, Misses>,
+pub(super) struct Matches {
+    pub(super) complete: Vec<Match>,
+    /// The partial matches, by value.
+    partial: BTreeMap<u32, PartialMatches>,
 }
 
-/// Parts of one value without the rest.
+/// The partial matches of one value: occurrences of half of it or more that are followed by something else.
 #[derive(Clone, Copy, Default)]
-struct Misses {
+struct PartialMatches {
     count: u64,
-    /// Behind where the last one begins.
-    behind: u64,
+    /// The position after the start of the last one. Matches before it are already counted.
+    next_start: u64,
 }
 
-/// So many parts of one value in one message do not stand there by accident: somebody tries what the rest may be.
-const MOST_MISSES: u64 = 10_000;
+/// The maximum number of partial matches of one value in one message. This many are no accident: the sender is trying
+/// out the rest of the value.
+const MAX_PARTIAL_MATCHES: u64 = 10_000;
 
-impl Hits {
-    /// Notes half of a value or more, from a place on, that something else follows. Several readings may have it: it counts
-    /// once.
-    pub(super) fn part(&mut self, owner: u32, from: u64) {
-        let misses = self.misses.entry(owner).or_default();
-        if from >= misses.behind {
-            misses.count = misses.count.saturating_add(1);
-            misses.behind = from.saturating_add(1);
+impl Matches {
+    /// Counts a partial match that starts at `from`. Several views may report the same one, which counts once.
+    pub(super) fn add_partial(&mut self, owner: u32, from: u64) {
+        let partial = self.partial.entry(owner).or_default();
+        if from >= partial.next_start {
+            partial.count = partial.count.saturating_add(1);
+            partial.next_start = from.saturating_add(1);
         }
     }
 
-    /// Takes over the misses of another stream.
-    pub(super) fn take_misses(&mut self, other: &mut Self) {
-        for (owner, misses) in &mut other.misses {
-            let known = self.misses.entry(*owner).or_default();
-            known.count = known.count.saturating_add(std::mem::take(&mut misses.count));
+    /// Moves the partial match counts of another stream into this one.
+    pub(super) fn merge_partial(&mut self, other: &mut Self) {
+        for (owner, partial) in &mut other.partial {
+            let before = self.partial.entry(*owner).or_default();
+            before.count = before.count.saturating_add(std::mem::take(&mut partial.count));
         }
     }
 
-    /// Another message begins: what stood in the last one by accident counts no longer.
-    pub(super) fn next_message(&mut self) {
-        self.misses.clear();
+    /// Resets the partial match counts, because they apply to one message.
+    pub(super) fn reset_partial(&mut self) {
+        self.partial.clear();
     }
 
-    /// A value of which too many parts stood in the stream.
-    pub(super) fn guessed(&self) -> Option<u32> {
-        self.misses.iter().find(|(_, misses)| misses.count >= MOST_MISSES).map(|(owner, _)| *owner)
+    /// Returns a value that has reached the maximum number of partial matches.
+    pub(super) fn guessed_owner(&self) -> Option<u32> {
+        self.partial.iter().find(|(_, partial)| partial.count >= MAX_PARTIAL_MATCHES).map(|(owner, _)| *owner)
     }
 }
 
-/// A stream as its readers may see it.
+/// All views of one stream.
 #[derive(Clone, Default)]
-pub(super) struct Views {
-    plain: Buffer,
-    once: Level,
+pub(super) struct ViewTree {
+    raw: Buffer,
+    derived: DerivedViews,
 }
 
-/// How often escapes are undone.
-const DEPTH: usize = 2;
+/// The number of times that escapes are decoded.
+const MAX_DEPTH: usize = 2;
 
-impl Views {
-    /// Begins another stream, in the room that this one has.
+impl ViewTree {
+    /// Resets to the start of another stream and keeps the allocated memory.
     pub(super) fn clear(&mut self) {
-        self.plain.clear();
-        self.once.clear();
+        self.raw.clear();
+        self.derived.clear();
     }
 
-    /// Looks through a piece of the stream that stands at a place, and notes what ends in it.
-    pub(super) fn take(&mut self, index: &Index, piece: &[u8], from: u64, hits: &mut Hits) {
-        self.plain.push(piece, from);
-        self.once.take(&self.plain, index, (DEPTH, Until::Filter), hits);
-        self.plain.search(index, Until::Filter, hits);
-        self.plain.advance();
+    /// Searches the next bytes of the stream, which start at position `from`, and adds the matches that end in them.
+    pub(super) fn feed(&mut self, index: &Index, piece: &[u8], from: u64, matches: &mut Matches) {
+        self.raw.push(piece, from);
+        self.derived.feed(&self.raw, index, (MAX_DEPTH, SearchMode::Filter), matches);
+        self.raw.search(index, SearchMode::Filter, matches);
+        self.raw.advance();
     }
 
-    /// True if the stream says the same however it is read.
+    /// Returns true if all views are equal.
     pub(super) fn is_plain(&self) -> bool {
-        !self.once.is_parted()
+        !self.derived.is_diverged()
     }
 
-    /// Looks through the last bytes, though too few of them have come for the filter.
-    pub(super) fn settle(&mut self, index: &Index, hits: &mut Hits) {
-        self.finish(index, Until::Pause, hits);
+    /// Searches the last bytes too, although they are too few for the prefilter.
+    pub(super) fn flush(&mut self, index: &Index, matches: &mut Matches) {
+        self.search_rest(index, SearchMode::Pause, matches);
     }
 
-    fn finish(&mut self, index: &Index, until: Until, hits: &mut Hits) {
-        self.once.take(&self.plain, index, (DEPTH, until), hits);
-        self.plain.search(index, until, hits);
-        self.plain.advance();
+    fn search_rest(&mut self, index: &Index, mode: SearchMode, matches: &mut Matches) {
+        self.derived.feed(&self.raw, index, (MAX_DEPTH, mode), matches);
+        self.raw.search(index, mode, matches);
+        self.raw.advance();
     }
 
-    /// Nothing more comes: an escape may end where nothing follows it.
-    pub(super) fn end(&mut self, index: &Index, hits: &mut Hits) {
-        self.finish(index, Until::End, hits);
-        self.once.end(index, DEPTH, hits);
+    /// Ends the stream. An escape that is still incomplete may be complete at the end of a text.
+    pub(super) fn end(&mut self, index: &Index, matches: &mut Matches) {
+        self.search_rest(index, SearchMode::End, matches);
+        self.derived.end(index, MAX_DEPTH, matches);
     }
 
-    /// Where the first byte stands that some reading has not looked through; none if there is none.
-    pub(super) fn pending(&self) -> Option<u64> {
-        let mut first = self.plain.pending();
-        self.once.each(&mut |undone| {
-            if undone.is_parted() {
-                first = first.into_iter().chain(undone.buffer.pending()).min();
+    /// Returns the position of the first byte that has not been searched in every view.
+    pub(super) fn first_unsearched(&self) -> Option<u64> {
+        let mut first = self.raw.first_unsearched();
+        self.derived.for_each(&mut |view| {
+            if view.is_diverged() {
+                first = first.into_iter().chain(view.buffer.first_unsearched()).min();
             }
         });
         first
     }
 
-    /// True if an escape has begun that has not ended.
-    pub(super) fn is_amid_escape(&self) -> bool {
-        self.once.any(&|undone| undone.is_amid_escape())
+    /// Returns true if some view holds the start of an incomplete escape.
+    pub(super) fn has_pending_escape(&self) -> bool {
+        self.derived.any(&|view| view.has_pending_escape())
     }
 
-    /// The halves of values at the end that begin before a place: where, and their numbers.
-    pub(super) fn halves(&self, index: &Index, before: u64) -> Vec<(u64, u32)> {
-        let mut halves = self.plain.reading.halves(&index.patterns.automaton, before);
-        self.once.each(&mut |undone| {
-            if undone.is_parted() {
-                halves.extend(undone.buffer.reading.halves(&index.patterns.automaton, before));
+    /// Returns the partial matches at the end that start before a position: their starts and owners.
+    pub(super) fn partials(&self, index: &Index, before: u64) -> Vec<(u64, u32)> {
+        let mut partials = self.raw.view.partials(&index.patterns.automaton, before);
+        self.derived.for_each(&mut |view| {
+            if view.is_diverged() {
+                partials.extend(view.buffer.view.partials(&index.patterns.automaton, before));
             }
         });
-        halves
+        partials
     }
 }
 
-/// All ways to undo escapes in one reading: all families at once, and each alone where they are mixed, so that what
-/// looks like an escape of one cannot eat what another stands for.
+/// The views derived from one parent view: one with all families of escapes decoded and, if the stream has several
+/// families, one for each of them. With all families decoded, a sequence that only looks like an escape of one family
+/// may consume bytes of another family's escape. The single-family views are not affected.
 #[derive(Clone, Default)]
-struct Level {
-    all: Option<Box<Branch>>,
-    alone: Vec<Branch>,
+struct DerivedViews {
+    combined: Option<Box<DerivedView>>,
+    single: Vec<DerivedView>,
     /// The families of all escapes so far.
-    seen: Families,
-    /// The escapes that have been undone elsewhere. Nothing begins within one of them here where its family is read.
-    floor: UndoneTo,
+    seen_families: EscapeFamilies,
+    /// The escapes that other views have decoded. A match in a view of the same family cannot start inside one of them.
+    decoded_to: DecodedTo,
 }
 
-/// A way to undo escapes, and what shows then undone in turn.
+/// A view with escapes decoded, and the views derived from it.
 #[derive(Clone)]
-struct Branch {
-    undone: UnescapedView,
-    next: Level,
+struct DerivedView {
+    view: UnescapedView,
+    derived: DerivedViews,
 }
 
-impl Level {
+impl DerivedViews {
     fn clear(&mut self) {
-        self.alone.clear();
-        (self.seen, self.floor) = Default::default();
-        if let Some(all) = &mut self.all {
-            all.undone.clear();
-            all.next.clear();
+        self.single.clear();
+        (self.seen_families, self.decoded_to) = Default::default();
+        if let Some(combined) = &mut self.combined {
+            combined.view.clear();
+            combined.derived.clear();
         }
     }
 
-    fn branches(&self) -> impl Iterator<Item = &Branch> {
-        self.all.iter().map(|all| &**all).chain(&self.alone)
+    fn iter(&self) -> impl Iterator<Item = &DerivedView> {
+        self.combined.iter().map(|combined| &**combined).chain(&self.single)
     }
 
-    fn is_parted(&self) -> bool {
-        self.branches().any(|branch| branch.undone.is_parted())
+    fn is_diverged(&self) -> bool {
+        self.iter().any(|child| child.view.is_diverged())
     }
 
-    fn any(&self, holds: &impl Fn(&UnescapedView) -> bool) -> bool {
-        self.branches().any(|branch| holds(&branch.undone) || branch.next.any(holds))
+    fn any(&self, predicate: &impl Fn(&UnescapedView) -> bool) -> bool {
+        self.iter().any(|child| predicate(&child.view) || child.derived.any(predicate))
     }
 
-    fn each(&self, see: &mut impl FnMut(&UnescapedView)) {
-        for branch in self.branches() {
-            see(&branch.undone);
-            branch.next.each(see);
+    fn for_each(&self, visit: &mut impl FnMut(&UnescapedView)) {
+        for child in self.iter() {
+            visit(&child.view);
+            child.derived.for_each(visit);
         }
     }
 
-    /// Undoes the escapes in what came of a reading, and looks through it.
-    fn take(&mut self, other: &Buffer, index: &Index, (depth, until): (usize, Until), hits: &mut Hits) {
+    /// Decodes the escapes in the parent's fresh bytes and searches the result.
+    fn feed(&mut self, parent: &Buffer, index: &Index, (depth, mode): (usize, SearchMode), matches: &mut Matches) {
         let Some(depth) = depth.checked_sub(1) else { return };
-        let come = self.come(other);
-        if come == Families::default() && !self.is_parted() {
+        let added = self.new_families(parent);
+        if added == EscapeFamilies::default() && !self.is_diverged() {
             return;
         }
-        let seen = self.seen;
-        self.part(come);
-        let floor = self.floor;
-        let parts = |branch: &Branch| !branch.undone.is_parted() && branch.undone.families().meets(come);
-        let siblings = (depth > 0 && self.alone.iter().any(parts)).then(|| self.siblings(seen)).flatten();
-        let all = self.all.get_or_insert_with(|| Box::new(Branch::behind(Families::ALL, floor, floor)));
-        if all.undone.is_parted() || all.undone.families().meets(come) {
-            all.take(other, index, (depth, until), hits);
+        let seen_families = self.seen_families;
+        self.add_families(added);
+        let decoded_to = self.decoded_to;
+        let diverges_now = |child: &DerivedView| !child.view.is_diverged() && child.view.families().intersects(added);
+        let snapshot =
+            (depth > 0 && self.single.iter().any(diverges_now)).then(|| self.snapshot(seen_families)).flatten();
+        let combined = self
+            .combined
+            .get_or_insert_with(|| Box::new(DerivedView::starting_after(EscapeFamilies::ALL, decoded_to, decoded_to)));
+        if combined.view.is_diverged() || combined.view.families().intersects(added) {
+            combined.feed(parent, index, (depth, mode), matches);
         }
-        for branch in &mut self.alone {
-            match siblings.as_ref().filter(|_| parts(branch)) {
-                Some(siblings) => branch.begin(other, siblings, index, (depth, until), hits),
-                None if branch.undone.is_parted() || branch.undone.families().meets(come) => {
-                    branch.take(other, index, (depth, until), hits);
+        for child in &mut self.single {
+            match snapshot.as_ref().filter(|_| diverges_now(child)) {
+                Some(snapshot) => child.feed_first_escape(parent, snapshot, index, (depth, mode), matches),
+                None if child.view.is_diverged() || child.view.families().intersects(added) => {
+                    child.feed(parent, index, (depth, mode), matches);
                 }
                 None => {}
             }
         }
     }
 
-    /// All readings of this level, as they are before what came: what shows undone in turn where a family has had no
-    /// escapes so far. None if they say what is not undone says.
-    fn siblings(&self, seen: Families) -> Option<Self> {
-        let all = self.all.as_ref().filter(|_| self.is_parted())?;
-        let alike = |branch: &Branch| Branch { undone: branch.undone.clone(), next: Self::default() };
-        let alone = self.alone.iter().map(alike).collect();
-        Some(Self { all: Some(Box::new(alike(all))), alone, seen, floor: self.floor })
+    /// Returns a copy of these views before the fresh bytes are added. It becomes the children of a single-family view
+    /// whose family had no escapes so far: up to now, decoding that view again gives what decoding the parent gives.
+    /// Returns `None` if these views equal their parent.
+    fn snapshot(&self, seen_families: EscapeFamilies) -> Option<Self> {
+        let combined = self.combined.as_ref().filter(|_| self.is_diverged())?;
+        let without_children = |child: &DerivedView| DerivedView { view: child.view.clone(), derived: Self::default() };
+        let single = self.single.iter().map(without_children).collect();
+        Some(Self {
+            combined: Some(Box::new(without_children(combined))),
+            single,
+            seen_families,
+            decoded_to: self.decoded_to,
+        })
     }
 
-    /// The families of the escapes in what came.
-    fn come(&self, other: &Buffer) -> Families {
-        // One may have begun in what was there before.
-        let Source { bytes, .. } = other.source();
-        let from = other.old().saturating_sub(LONGEST);
-        Families::within(if self.is_parted() { other.fresh() } else { bytes.get(from..).unwrap_or_default() })
+    /// Returns the families of the escapes in the parent's fresh bytes.
+    fn new_families(&self, parent: &Buffer) -> EscapeFamilies {
+        // An escape may have started in older bytes.
+        let Source { bytes, .. } = parent.source();
+        let from = parent.fresh_from().saturating_sub(MAX_ESCAPE);
+        EscapeFamilies::in_text(if self.is_diverged() { parent.fresh() } else { bytes.get(from..).unwrap_or_default() })
     }
 
-    /// Reads each family alone from when a second one comes on. How far apart they are does not matter: line breaks may
-    /// stand between.
-    fn part(&mut self, come: Families) {
-        let known = self.seen;
-        self.seen = known.with(come);
-        if !self.seen.is_mixed() || !self.alone.is_empty() {
+    /// Records the families of new escapes. Creates the single-family views when a second family occurs. The distance
+    /// between the escapes does not matter, because any number of line breaks may separate them.
+    fn add_families(&mut self, added: EscapeFamilies) {
+        let before = self.seen_families;
+        self.seen_families = before.union(added);
+        if !self.seen_families.is_mixed() || !self.single.is_empty() {
             return;
         }
-        let (all, floor) = (self.all.as_deref(), self.floor);
-        let undone = all.map_or(floor, |all| all.undone.undone_to().max(floor));
-        let alone = |family: Families| {
-            let known = all.filter(|_| known == family).map(|all| all.alone(family));
-            known.unwrap_or_else(|| Branch::behind(family, floor, undone))
+        let (combined, decoded_to) = (self.combined.as_deref(), self.decoded_to);
+        let next = combined.map_or(decoded_to, |combined| combined.view.decoded_to().max(decoded_to));
+        let single = |family: EscapeFamilies| {
+            let before = combined.filter(|_| before == family).map(|combined| combined.restricted_to(family));
+            before.unwrap_or_else(|| DerivedView::starting_after(family, decoded_to, next))
         };
-        self.alone = Families::EACH.into_iter().map(alone).collect();
+        self.single = EscapeFamilies::EACH.into_iter().map(single).collect();
     }
 
-    /// The reading has come to its end.
-    fn end(&mut self, index: &Index, depth: usize, hits: &mut Hits) {
+    /// Ends the parent view.
+    fn end(&mut self, index: &Index, depth: usize, matches: &mut Matches) {
         let Some(depth) = depth.checked_sub(1) else { return };
-        for branch in self.all.iter_mut().map(|all| &mut **all).chain(&mut self.alone) {
-            if branch.undone.is_parted() {
-                branch.undone.finish();
-                branch.search(index, (depth, Until::End), hits);
-                branch.next.end(index, depth, hits);
+        for child in self.combined.iter_mut().map(|combined| &mut **combined).chain(&mut self.single) {
+            if child.view.is_diverged() {
+                child.view.end();
+                child.search(index, (depth, SearchMode::End), matches);
+                child.derived.end(index, depth, matches);
             }
         }
     }
 }
 
-impl Branch {
-    /// One that begins where escapes have been undone up to some place, at its own level and at the next.
-    fn behind(families: Families, floor: UndoneTo, next: UndoneTo) -> Self {
-        let next = Level { floor: next, seen: next.families(), ..Level::default() };
-        Self { undone: UnescapedView::behind(families, floor), next }
+impl DerivedView {
+    /// Creates a view where other views have already decoded escapes, at its own level and at the next one.
+    fn starting_after(families: EscapeFamilies, decoded_to: DecodedTo, next: DecodedTo) -> Self {
+        let next = DerivedViews { decoded_to: next, seen_families: next.families(), ..DerivedViews::default() };
+        Self { view: UnescapedView::starting_after(families, decoded_to), derived: next }
     }
 
-    /// The same for one family alone, of a stream in which it was the only one so far.
-    fn alone(&self, family: Families) -> Self {
-        Self { undone: self.undone.alone(family), next: self.next.clone() }
+    /// Returns a copy for one family, valid while no other family has occurred.
+    fn restricted_to(&self, family: EscapeFamilies) -> Self {
+        Self { view: self.view.restricted_to(family), derived: self.derived.clone() }
     }
 
-    fn take(&mut self, other: &Buffer, index: &Index, how: (usize, Until), hits: &mut Hits) {
-        self.undone.take(other, &index.patterns.automaton);
-        self.search(index, how, hits);
+    fn feed(&mut self, parent: &Buffer, index: &Index, mode: (usize, SearchMode), matches: &mut Matches) {
+        self.view.feed(parent, &index.patterns.automaton);
+        self.search(index, mode, matches);
     }
 
-    /// Takes the first escape of its family: up to there, what shows undone in turn is what its siblings say.
-    fn begin(&mut self, other: &Buffer, siblings: &Level, index: &Index, how: (usize, Until), hits: &mut Hits) {
-        self.undone.begin(other, &index.patterns.automaton);
-        self.next = siblings.clone();
-        let family = self.undone.families();
-        for branch in self.next.all.iter_mut().map(|all| &mut **all).chain(&mut self.next.alone) {
-            branch.undone.forget_begun(family);
+    /// Adds the first escape of this family. The children up to that point are a snapshot of the siblings.
+    fn feed_first_escape(
+        &mut self,
+        parent: &Buffer,
+        snapshot: &DerivedViews,
+        index: &Index,
+        mode: (usize, SearchMode),
+        matches: &mut Matches,
+    ) {
+        self.view.feed_first_escape(parent, &index.patterns.automaton);
+        self.derived = snapshot.clone();
+        let family = self.view.families();
+        for child in self.derived.combined.iter_mut().map(|combined| &mut **combined).chain(&mut self.derived.single) {
+            child.view.discard_pending(family);
         }
-        self.search(index, how, hits);
+        self.search(index, mode, matches);
     }
 
-    /// Looks through what was undone.
-    fn search(&mut self, index: &Index, (depth, until): (usize, Until), hits: &mut Hits) {
-        self.next.take(&self.undone.buffer, index, (depth, until), hits);
-        self.undone.buffer.search(index, until, hits);
-        self.undone.advance(!self.next.is_parted(), &index.patterns.automaton);
+    /// Searches the decoded bytes.
+    fn search(&mut self, index: &Index, (depth, mode): (usize, SearchMode), matches: &mut Matches) {
+        self.derived.feed(&self.view.buffer, index, (depth, mode), matches);
+        self.view.buffer.search(index, mode, matches);
+        self.view.advance(!self.derived.is_diverged(), &index.patterns.automaton);
     }
 }

@@ -1,95 +1,97 @@
-//! Checks beyond a shape: checksums, ids within ids, and bodies that no issuer ever made.
+//! Checks in addition to a shape: checksums, embedded ids, and bodies that no issuer creates.
 
 /// A check for a body of the right length and alphabet.
 #[derive(Clone, Copy)]
 pub(super) enum Check {
-    /// An id of AWS with an account in it, or of the time before that.
+    /// An AWS id that contains an account, or one from before accounts were included.
     Aws,
-    /// The six last digits are the CRC-32 of the others, in base 62.
+    /// The last six digits are the CRC-32 of the others, in base 62.
     Crc62,
     /// No further check.
-    Enough,
-    /// Drawn from the whole alphabet: at least so many upper-case letters, lower-case letters and digits. A
-    /// name in a program has the alphabet as well, and seldom the mixture.
+    None,
+    /// At least this many upper-case letters, lower-case letters and digits. Names in programs have the same alphabet,
+    /// but rarely this mixture.
     Mixed(usize, usize, usize),
-    /// OpenAI's infix between halves of one length; in front of them may stand a kind or a name, and `-`.
+    /// OpenAI's infix between two halves of equal length, which a kind or a name and `-` may precede.
     OpenAi,
-    /// As `Mixed(0, 1, 1)`: 64 bytes in base64, and not the key of the storage emulator, which everybody has.
-    StorageKey,
+    /// 64 bytes in base64 with at least one upper-case letter, lower-case letter and digit, except for the public key
+    /// of the storage emulator.
+    AzureStorageKey,
 }
 
 impl Check {
-    pub(super) fn holds(self, body: &[u8]) -> bool {
+    pub(super) fn passes(self, body: &[u8]) -> bool {
         match self {
             Self::Aws => is_aws_id(body) && !is_placeholder(body),
             Self::Crc62 => ends_with_crc(body),
-            Self::Enough => true,
+            Self::None => true,
             Self::Mixed(upper, lower, digits) => is_mixed(body, upper, lower, digits) && !is_placeholder(body),
             Self::OpenAi => is_openai(body),
-            Self::StorageKey => {
-                let (_, key) = body.split_at_checked(body.len().saturating_sub(STORAGE_KEY)).unwrap_or_default();
-                is_mixed(key, 1, 1, 1) && !is_placeholder(key) && !key.starts_with(EMULATOR_KEY_BEGINS)
+            Self::AzureStorageKey => {
+                let (_, key) = body.split_at_checked(body.len().saturating_sub(STORAGE_KEY_LEN)).unwrap_or_default();
+                is_mixed(key, 1, 1, 1) && !is_placeholder(key) && !key.starts_with(EMULATOR_KEY_PREFIX)
             }
         }
     }
 }
 
 /// "OpenAI" in base64.
-pub(super) const INFIX_OF_OPENAI: &[u8] = b"T3BlbkFJ";
-/// Characters before and after it: of keys of 2024, and of later ones.
-const HALVES_OF_OPENAI: [usize; 3] = [20, 58, 74];
+pub(super) const OPENAI_INFIX: &[u8] = b"T3BlbkFJ";
+/// The numbers of characters before and after the infix: of keys from 2024, and of later ones.
+const OPENAI_HALVES: [usize; 3] = [20, 58, 74];
 
 fn is_openai(body: &[u8]) -> bool {
-    let places = body.windows(INFIX_OF_OPENAI.len()).enumerate().filter(|(_, window)| *window == INFIX_OF_OPENAI);
+    let places = body.windows(OPENAI_INFIX.len()).enumerate().filter(|(_, window)| *window == OPENAI_INFIX);
     places.map(|(at, _)| at).any(|at| {
-        let half = body.len().saturating_sub(at).saturating_sub(INFIX_OF_OPENAI.len());
-        let Some((name, drawn)) = at.checked_sub(half).and_then(|start| body.split_at_checked(start)) else {
+        let half = body.len().saturating_sub(at).saturating_sub(OPENAI_INFIX.len());
+        let Some((name, random)) = at.checked_sub(half).and_then(|start| body.split_at_checked(start)) else {
             return false;
         };
-        HALVES_OF_OPENAI.contains(&half)
+        OPENAI_HALVES.contains(&half)
             && name.last().is_none_or(|byte| *byte == b'-')
-            && (half != 20 || drawn.iter().all(u8::is_ascii_alphanumeric))
-            && is_mixed(drawn, 2, 2, 1)
-            && !is_placeholder(drawn)
+            && (half != 20 || random.iter().all(u8::is_ascii_alphanumeric))
+            && is_mixed(random, 2, 2, 1)
+            && !is_placeholder(random)
     })
 }
 
-/// 64 bytes in base64.
-const STORAGE_KEY: usize = 88;
+/// The length of 64 bytes in base64.
+const STORAGE_KEY_LEN: usize = 88;
 
-/// Of Azurite, in Microsoft's documentation ("Use the Azurite emulator").
-const EMULATOR_KEY_BEGINS: &[u8] = b"Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq";
+/// The start of Azurite's key in Microsoft's documentation ("Use the Azurite emulator").
+const EMULATOR_KEY_PREFIX: &[u8] = b"Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq";
 
-/// Equal bytes in a row that hardly any key has: of 64 drawn from hex one in 18 000, of base 62 one in 10⁷.
-const EQUAL_IN_A_ROW: usize = 6;
-/// Bytes in a row that count up, as in `12345678`.
-const COUNTING_IN_A_ROW: usize = 8;
+/// A number of equal characters in a row that occurs in hardly any key: in 64 random hex digits once in 18 000, in base
+/// 62 once in 10⁷.
+const PLACEHOLDER_EQUAL_RUN: usize = 6;
+/// A number of characters in a row that count up, as in `12345678`.
+const PLACEHOLDER_COUNTING_RUN: usize = 8;
 
-/// `xxxxxxxx`, `12345678`, `EXAMPLE`: what stands in documentation where a key belongs.
+/// Returns true for the placeholders of documentation, such as `xxxxxxxx`, `12345678` or `EXAMPLE`.
 fn is_placeholder(body: &[u8]) -> bool {
     let counts = |pair: &[u8]| matches!(pair, [a, b] if a.checked_add(1) == Some(*b) || (*a, *b) == (b'9', b'0'));
-    body.windows(EQUAL_IN_A_ROW).any(|run| run.windows(2).all(|pair| pair.first() == pair.last()))
-        || body.windows(COUNTING_IN_A_ROW).any(|run| run.windows(2).all(counts))
+    body.windows(PLACEHOLDER_EQUAL_RUN).any(|run| run.windows(2).all(|pair| pair.first() == pair.last()))
+        || body.windows(PLACEHOLDER_COUNTING_RUN).any(|run| run.windows(2).all(counts))
         || body.windows(EXAMPLE.len()).any(|word| word.eq_ignore_ascii_case(EXAMPLE))
 }
 
 const EXAMPLE: &[u8] = b"example";
 
 fn is_mixed(body: &[u8], upper: usize, lower: usize, digits: usize) -> bool {
-    let at_least = |least: usize, kind: fn(&u8) -> bool| body.iter().filter(|byte| kind(byte)).count() >= least;
+    let at_least = |min: usize, kind: fn(&u8) -> bool| body.iter().filter(|byte| kind(byte)).count() >= min;
     at_least(upper, u8::is_ascii_uppercase)
         && at_least(lower, u8::is_ascii_lowercase)
         && at_least(digits, u8::is_ascii_digit)
 }
 
-/// The 16 characters after the prefix. Since 2019 their first bit is one, and the 40 after it are the account's
-/// number, of at most twelve decimal digits. Older ones begin with `I` or `J`.
+/// Checks the 16 characters after the prefix. Since 2019 their first bit is one, and the next 40 bits are the account
+/// number of at most twelve decimal digits. Older ids start with `I` or `J`.
 fn is_aws_id(body: &[u8]) -> bool {
     if matches!(body.first(), Some(b'I' | b'J')) {
         return true;
     }
     let bits = body.iter().take(9).try_fold(0_u64, |bits, byte| Some(bits << 5 | base32(*byte)?));
-    // Of 45 bits: the first, 40 of the account, and four that are not looked at.
+    // Of the 45 bits, the first is one, 40 are the account, and four are ignored.
     bits.is_some_and(|bits| bits >> 44 == 1 && (bits >> 4) & 0xff_ffff_ffff <= 999_999_999_999)
 }
 
@@ -102,12 +104,12 @@ fn base32(byte: u8) -> Option<u64> {
 }
 
 fn ends_with_crc(body: &[u8]) -> bool {
-    body.split_last_chunk::<6>().is_some_and(|(drawn, checksum)| crc62(drawn) == *checksum)
+    body.split_last_chunk::<6>().is_some_and(|(random, checksum)| crc62(random) == *checksum)
 }
 
-/// CRC-32 as in zip, as six digits of base 62, the way GitHub writes it.
-pub(super) fn crc62(drawn: &[u8]) -> [u8; 6] {
-    let mut rest = crc32(drawn);
+/// Returns the CRC-32 of zip files as six base 62 digits, in GitHub's format.
+pub(super) fn crc62(body: &[u8]) -> [u8; 6] {
+    let mut rest = crc32(body);
     let mut text = [b'0'; 6];
     for digit in text.iter_mut().rev() {
         *digit = BASE62.get((rest % 62) as usize).copied().unwrap_or_default();
@@ -118,7 +120,7 @@ pub(super) fn crc62(drawn: &[u8]) -> [u8; 6] {
 
 const BASE62: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// Bit by bit: it is asked of what looks like a key already.
+/// Computed bit by bit, because it only runs for bytes that look like a key.
 fn crc32(bytes: &[u8]) -> u32 {
     let turn = |crc: u32, _| if crc & 1 == 1 { (crc >> 1) ^ 0xedb8_8320 } else { crc >> 1 };
     !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), turn))
@@ -129,17 +131,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_the_one_of_zip_in_six_digits() {
+    fn crc62_is_crc32_in_six_digits() {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926, "the check value of CRC-32/ISO-HDLC");
         assert_eq!(crc32(b""), 0);
         assert_eq!(&crc62(b""), b"000000");
-        // Revoked, and quoted where GitHub's format is explained.
+        // A revoked token, quoted in the explanation of GitHub's format.
         assert_eq!(&crc62(b"zQWBuTSOoRi4A9spHcVY5ncnsDkxkJ"), b"0mLq17");
     }
 
     #[test]
-    fn ids_of_aws_have_an_account_in_them() {
-        // The one with the account 029608264753 of Aidan Steele's "AWS Access Key ID formats".
+    fn aws_ids_contain_an_account() {
+        // The id with account 029608264753 of Aidan Steele's "AWS Access Key ID formats".
         for good in ["QNZGKIQY56JQ7WML", "IOSFODNN7AAAAAAA", "JAAAAAAAAAAAAAAA", "QAAAAAAAAAAAAAAA"] {
             assert!(is_aws_id(good.as_bytes()), "{good}");
         }
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn placeholders_are_known_by_what_no_one_draws() {
+    fn recognizes_placeholders() {
         for text in ["xxxxxxxxxxxx", "aB3dddddd9", "a123456789b", "567890123", "abcdefgh", "IOSFODNN7EXAMPLE"] {
             assert!(is_placeholder(text.as_bytes()), "{text}");
         }

@@ -1,4 +1,4 @@
-//! Measures how often ordinary data matches a family, and the speed of the search. Ignored tests, run by hand:
+//! Measures the rate of false finds in ordinary data and the speed of the search. These tests are ignored by default:
 //!
 //! ```sh
 //! EXEAT_FAMILIES_LOOK_AT=/usr/share:~/.cargo/registry cargo test --release --lib families::measure -- --ignored --nocapture
@@ -12,11 +12,11 @@ use std::{env, fs};
 
 use super::{Families, Family, FamilyStream};
 
-/// The characters printed of a find. The rest may be somebody's key.
+/// The number of characters printed of a find. The rest may be a real key.
 const SHOWN: usize = 14;
 
 #[test]
-#[ignore = "a measurement, of the folders in EXEAT_FAMILIES_LOOK_AT"]
+#[ignore = "measures the folders in EXEAT_FAMILIES_LOOK_AT"]
 fn finds_in_folders() {
     let families = Families::of(Family::ALL);
     let folders = env::var("EXEAT_FAMILIES_LOOK_AT").unwrap_or_default();
@@ -28,7 +28,7 @@ fn finds_in_folders() {
             files += 1;
             bytes += text.len();
             let mut start = 0;
-            while let Some((family, range)) = families.look(&text, start..text.len(), true).found {
+            while let Some((family, range)) = families.search(&text, start..text.len(), true).key {
                 *counts.entry(family).or_default() += 1;
                 let shown = &text[range.start..range.end.min(range.start + SHOWN)];
                 println!("  {} at {} of {}: {}…", family.as_str(), range.start, path.display(), shown.escape_ascii());
@@ -56,7 +56,7 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-#[ignore = "a measurement, for a release build"]
+#[ignore = "measures the speed of a release build"]
 fn speed() {
     const SIZE: usize = 64 << 20;
     let mut state = 1_u64;
@@ -82,7 +82,7 @@ fn speed() {
         ("json", json.iter().copied().cycle().take(SIZE).collect::<Vec<u8>>()),
         ("source", source.iter().copied().cycle().take(SIZE).collect()),
         ("zeros", vec![0; SIZE]),
-        // Made to be slow: beginnings that cannot be told from keys for as long as can be.
+        // The slowest case: starts of keys that stay undecided as long as possible.
         ("half keys", half.into_bytes().into_iter().cycle().take(SIZE).collect()),
     ] {
         let families = Arc::new(Families::of(Family::ALL));
@@ -90,8 +90,8 @@ fn speed() {
             let mut best = f64::MAX;
             for _ in 0..5 {
                 let started = Instant::now();
-                let mut lookout = FamilyStream::new(Arc::clone(&families));
-                let found = text.chunks(piece).find_map(|piece| lookout.feed(piece));
+                let mut stream = FamilyStream::new(Arc::clone(&families));
+                let found = text.chunks(piece).find_map(|piece| stream.feed(piece));
                 assert_eq!(found, None, "{kind}");
                 best = best.min(started.elapsed().as_secs_f64());
             }

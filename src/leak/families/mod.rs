@@ -1,8 +1,8 @@
 //! Finds keys of well-known families by their shape, even if the proxy does not hold them. Off by default.
 //!
-//! Precise rather than complete: each shape has a distinctive prefix, an exact length and alphabet, and the
-//! issuer's checksum where it is known; see `docs/leak-families.md`. Nothing guesses by entropy, because a
-//! request refused for a made-up reason costs more than a key that some other net has to catch.
+//! The shapes favor precision over recall: each has a distinctive prefix, an exact length and alphabet, and the
+//! issuer's checksum if it is known. See `docs/leak-families.md`. Entropy is not used, because a wrongly refused
+//! request costs more than a key that another safeguard has to catch.
 
 mod checks;
 #[cfg(test)]
@@ -22,65 +22,65 @@ pub use stream::FamilyStream;
 /// A family of keys, by issuer or kind. Each can be enabled by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
-    /// Secret keys of age, the file encryption.
+    /// Secret keys of the file encryption tool age.
     Age,
-    /// Keys of Claude's API, and its tokens of subscriptions.
+    /// API keys and subscription tokens of Claude.
     Anthropic,
     /// API tokens of Jira and Confluence.
     Atlassian,
-    /// Ids of access keys, long-term and temporary.
+    /// Long-term and temporary access key ids.
     Aws,
-    /// Account keys of Storage and Cosmos DB behind their name.
+    /// Account keys of Storage and Cosmos DB after their name.
     Azure,
-    /// API keys of Brevo, which was Sendinblue.
+    /// API keys of Brevo, formerly Sendinblue.
     Brevo,
     /// API tokens of crates.io.
     CratesIo,
     /// Personal access tokens.
     Databricks,
-    /// Tokens of people and applications.
+    /// Personal and application tokens.
     DigitalOcean,
     /// Access tokens of Docker Hub.
     Docker,
-    /// Tokens of people.
+    /// Personal tokens.
     Doppler,
     /// Access tokens.
     Dynatrace,
     /// Access tokens of Fly.io.
     Fly,
-    /// Tokens of people, applications and installations.
+    /// Personal, application and installation tokens.
     GitHub,
-    /// Tokens of people, projects, deployments, triggers and agents.
+    /// Personal, project, deploy, trigger and agent tokens.
     GitLab,
     /// API keys of Google Cloud, Maps, Firebase and Gemini.
     Google,
-    /// Tokens of service accounts.
+    /// Service account tokens.
     Grafana,
     /// API keys of Groq.
     Groq,
     /// Tokens of Hugging Face.
     HuggingFace,
-    /// API keys of people and services.
+    /// Personal and service API keys.
     LangSmith,
-    /// API keys of people.
+    /// Personal API keys.
     Linear,
-    /// API keys of people.
+    /// User API keys.
     NewRelic,
-    /// Tokens of integrations.
+    /// Integration tokens.
     Notion,
     /// Tokens of the npm registry.
     Npm,
-    /// Keys of people, projects, services and administrators.
+    /// Personal, project, service account and admin keys.
     OpenAi,
     /// API keys of OpenRouter.
     OpenRouter,
-    /// OAuth access tokens of people.
+    /// OAuth access tokens of users.
     OpenShift,
     /// API keys of Perplexity.
     Perplexity,
     /// API keys.
     Postman,
-    /// Private keys in PEM, OpenSSH's and OpenPGP's armour; also inside JSON, as in Google's service accounts.
+    /// Private keys in PEM, OpenSSH and OpenPGP armor, also inside JSON as in Google's service accounts.
     PrivateKey,
     /// Access tokens.
     Pulumi,
@@ -92,15 +92,15 @@ pub enum Family {
     RubyGems,
     /// API keys of SendGrid.
     SendGrid,
-    /// Tokens of people.
+    /// Personal tokens.
     Sentry,
-    /// Access tokens and secrets of Shopify's applications.
+    /// Access tokens and secrets of Shopify applications.
     Shopify,
-    /// Tokens of bots, people and applications.
+    /// Bot, user and application tokens.
     Slack,
     /// Access tokens.
     Sourcegraph,
-    /// Secret and restricted keys of live mode.
+    /// Live mode secret and restricted keys.
     Stripe,
     /// Service and batch tokens of HashiCorp Vault.
     Vault,
@@ -109,7 +109,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Every family there is.
+    /// All families.
     pub const ALL: [Self; 42] = [
         Self::Age,
         Self::Anthropic,
@@ -155,13 +155,13 @@ impl Family {
         Self::XAi,
     ];
 
-    /// The family that an operator means.
+    /// Returns the family with this name in the configuration.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|family| family.as_str() == name)
     }
 
-    /// Its name in the configuration and in the audit log.
+    /// Returns the name in the configuration and in the audit log.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -211,7 +211,7 @@ impl Family {
     }
 }
 
-/// The families that are looked for; none by default.
+/// The enabled families. None are enabled by default.
 #[derive(Default)]
 pub struct Families {
     wanted: Vec<Family>,
@@ -224,15 +224,15 @@ impl PartialEq for Families {
     }
 }
 
-/// The state of a search in a text, or in a piece of one that continues.
+/// The result of a search in a text, or in a piece of a text that continues.
 struct FamilyMatch {
-    found: Option<(Family, Range<usize>)>,
-    /// Where the first shape begins that fits up to the end of what has come.
+    key: Option<(Family, Range<usize>)>,
+    /// The start of the first shape that matches up to the end of the piece.
     undecided: Option<usize>,
 }
 
 impl Families {
-    /// Prepares to look for these.
+    /// Builds the search for these families.
     pub fn of(list: impl IntoIterator<Item = Family>) -> Self {
         let mut wanted: Vec<Family> = list.into_iter().collect();
         wanted.sort_unstable();
@@ -241,31 +241,31 @@ impl Families {
         Self { probes: (!shapes.is_empty()).then(|| Probes::new(&shapes)), wanted }
     }
 
-    /// True if there is nothing to look for.
+    /// Returns true if there is nothing to search for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.probes.is_none()
     }
 
-    /// A family that a whole text has a key of.
+    /// Returns a family of which a whole text contains a key.
     #[must_use]
     pub fn find(&self, text: &[u8]) -> Option<Family> {
-        self.look(text, 0..text.len(), true).found.map(|(family, _)| family)
+        self.search(text, 0..text.len(), true).key.map(|(family, _)| family)
     }
 
-    /// Looks at the shapes that begin within `starts`; what stands before helps to judge them. The text is all
-    /// there is, or goes on.
-    fn look(&self, text: &[u8], starts: Range<usize>, ended: bool) -> FamilyMatch {
-        let mut sight = FamilyMatch { found: None, undecided: None };
-        let Some(probes) = &self.probes else { return sight };
-        probes.visit(text, &starts, |start, shape| {
-            match shape.stands_at(text, start, ended) {
-                Verdict::Differs => {}
-                Verdict::Ends(end) => sight.found = Some((shape.family, start..end)),
-                Verdict::Undecided => sight.undecided = Some(sight.undecided.map_or(start, |first| first.min(start))),
+    /// Searches for shapes that start within `starts`, with the bytes before as context. `ended` is true if the text
+    /// does not continue.
+    fn search(&self, text: &[u8], starts: Range<usize>, ended: bool) -> FamilyMatch {
+        let mut result = FamilyMatch { key: None, undecided: None };
+        let Some(probes) = &self.probes else { return result };
+        probes.for_each_prefix(text, &starts, |start, shape| {
+            match shape.match_at(text, start, ended) {
+                Verdict::Mismatch => {}
+                Verdict::Match(end) => result.key = Some((shape.family, start..end)),
+                Verdict::Undecided => result.undecided = Some(result.undecided.map_or(start, |first| first.min(start))),
             }
-            sight.found.is_none()
+            result.key.is_none()
         });
-        sight
+        result
     }
 }

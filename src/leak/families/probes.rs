@@ -1,28 +1,28 @@
-//! A filter for prefixes: pairs of bytes, tried at every second place of a text.
+//! A filter for prefixes that tests pairs of bytes at every second offset of a text.
 //!
-//! Of each prefix three bytes are chosen, a trio, and both its pairs noted: one of them begins at an even place. What
-//! is left to do for ordinary bytes is one look into 8 KiB for each two of them.
+//! For each prefix three bytes are chosen, a trigram, and both pairs of it are stored. One of them starts at an even
+//! offset. Ordinary text therefore costs one lookup in an 8 KiB table for every two bytes.
 
 use std::ops::Range;
 
 use super::shapes::Shape;
 
 pub(super) struct Probes {
-    /// A bit for each pair that is in any trio.
+    /// One bit for each pair of any trigram.
     pairs: Box<[u64; 1024]>,
-    /// The probes of each bucket of pairs.
-    buckets: Vec<Vec<Probe>>,
-    /// Length of the longest prefix.
+    /// The probes, in buckets of pairs.
+    buckets: Vec<Vec<PairProbe>>,
+    /// The length of the longest prefix.
     longest: usize,
 }
 
-/// Half of a trio.
-struct Probe {
+/// One pair of a trigram.
+struct PairProbe {
     pair: u16,
-    trio: [u8; 3],
-    /// Where in the trio the pair is: 0 or 1.
-    shift: usize,
-    /// The shapes whose prefixes contain the trio, and its offset in each.
+    trigram: [u8; 3],
+    /// The offset of the pair in the trigram: 0 or 1.
+    pair_offset: usize,
+    /// The shapes whose prefixes contain the trigram, with its offset in each prefix.
     shapes: Vec<(usize, &'static Shape)>,
 }
 
@@ -35,27 +35,27 @@ impl Probes {
         let mut this =
             Self { pairs: Box::new([0; 1024]), buckets: (0..BUCKETS).map(|_| Vec::new()).collect(), longest };
         for shape in shapes {
-            if let Some((offset, trio @ [a, b, c])) = rarest(shape.prefix) {
-                this.add(trio, 0, u16::from_le_bytes([a, b]), (offset, shape));
-                this.add(trio, 1, u16::from_le_bytes([b, c]), (offset, shape));
+            if let Some((prefix_offset, trigram @ [a, b, c])) = rarest(shape.prefix) {
+                this.add(trigram, 0, u16::from_le_bytes([a, b]), (prefix_offset, shape));
+                this.add(trigram, 1, u16::from_le_bytes([b, c]), (prefix_offset, shape));
             }
         }
         this
     }
 
-    fn add(&mut self, trio: [u8; 3], shift: usize, pair: u16, owner: (usize, &'static Shape)) {
+    fn add(&mut self, trigram: [u8; 3], pair_offset: usize, pair: u16, owner: (usize, &'static Shape)) {
         if let Some(word) = self.pairs.get_mut(usize::from(pair >> 6)) {
             *word |= 1 << (pair & 63);
         }
         let Some(bucket) = self.buckets.get_mut(bucket_of(pair)) else { return };
-        match bucket.iter_mut().find(|probe| (probe.trio, probe.shift) == (trio, shift)) {
+        match bucket.iter_mut().find(|probe| (probe.trigram, probe.pair_offset) == (trigram, pair_offset)) {
             Some(probe) => probe.shapes.push(owner),
-            None => bucket.push(Probe { pair, trio, shift, shapes: vec![owner] }),
+            None => bucket.push(PairProbe { pair, trigram, pair_offset, shapes: vec![owner] }),
         }
     }
 
-    /// Names each place within `starts` where a shape's prefix stands, until told to stop.
-    pub(super) fn visit(
+    /// Calls the visitor for each prefix of a shape within `starts`, until the visitor returns false.
+    pub(super) fn for_each_prefix(
         &self,
         text: &[u8],
         starts: &Range<usize>,
@@ -66,51 +66,55 @@ impl Probes {
         let (blocks, rest) = region.as_chunks::<BLOCK>();
         let mut at = starts.start;
         let mut last = [0; BLOCK];
-        if let Some(room) = last.get_mut(..rest.len()) {
-            room.copy_from_slice(rest);
+        if let Some(buffer) = last.get_mut(..rest.len()) {
+            buffer.copy_from_slice(rest);
         }
         for block in blocks.iter().chain([&last]) {
-            let mut hits = self.hits(block);
-            while hits != 0 {
-                let place = at.saturating_add(hits.trailing_zeros() as usize);
-                if !self.closer(text, starts, place, &mut visitor) {
+            let mut pair_bits = self.pair_hits(block);
+            while pair_bits != 0 {
+                let offset = at.saturating_add(pair_bits.trailing_zeros() as usize);
+                if !self.check_pair(text, starts, offset, &mut visitor) {
                     return;
                 }
-                hits &= hits.wrapping_sub(1);
+                pair_bits &= pair_bits.wrapping_sub(1);
             }
             at = at.saturating_add(BLOCK);
         }
     }
 
-    /// A bit for each even place in a block where a pair stands.
-    fn hits(&self, block: &[u8; BLOCK]) -> u32 {
+    /// Returns one bit for each even offset of a block that has a pair.
+    fn pair_hits(&self, block: &[u8; BLOCK]) -> u32 {
         let (pairs, _) = block.as_chunks::<2>();
-        (0..).step_by(2).zip(pairs).fold(0, |hits, (place, pair)| {
+        (0..).step_by(2).zip(pairs).fold(0, |pair_bits, (offset, pair)| {
             let pair = u16::from_le_bytes(*pair);
             let word = self.pairs.get(usize::from(pair >> 6)).copied().unwrap_or_default();
-            hits | ((word >> (pair & 63)) as u32 & 1) << place
+            pair_bits | ((word >> (pair & 63)) as u32 & 1) << offset
         })
     }
 
-    /// Looks at the place of a pair.
-    fn closer(
+    /// Compares the text around a pair with the prefixes. Returns false if the visitor does.
+    fn check_pair(
         &self,
         text: &[u8],
         starts: &Range<usize>,
-        place: usize,
+        offset: usize,
         visitor: &mut impl FnMut(usize, &'static Shape) -> bool,
     ) -> bool {
-        let Some(pair) = text.get(place..).and_then(|rest| rest.first_chunk()) else { return true };
+        let Some(pair) = text.get(offset..).and_then(|rest| rest.first_chunk()) else { return true };
         let pair = u16::from_le_bytes(*pair);
         for probe in self.buckets.get(bucket_of(pair)).into_iter().flatten().filter(|probe| probe.pair == pair) {
-            let trio = place.checked_sub(probe.shift);
-            let Some(trio) = trio.filter(|at| text.get(*at..).is_some_and(|rest| rest.starts_with(&probe.trio))) else {
+            let trigram = offset.checked_sub(probe.pair_offset);
+            let Some(trigram) =
+                trigram.filter(|at| text.get(*at..).is_some_and(|rest| rest.starts_with(&probe.trigram)))
+            else {
                 continue;
             };
-            for (offset, shape) in &probe.shapes {
-                let Some(start) = trio.checked_sub(*offset).filter(|start| starts.contains(start)) else { continue };
-                let stands = text.get(start..).is_some_and(|rest| rest.starts_with(shape.prefix));
-                if stands && !visitor(start, shape) {
+            for (prefix_offset, shape) in &probe.shapes {
+                let Some(start) = trigram.checked_sub(*prefix_offset).filter(|start| starts.contains(start)) else {
+                    continue;
+                };
+                let matches = text.get(start..).is_some_and(|rest| rest.starts_with(shape.prefix));
+                if matches && !visitor(start, shape) {
                     return false;
                 }
             }
@@ -123,7 +127,7 @@ fn bucket_of(pair: u16) -> usize {
     usize::from(pair ^ (pair >> 5)) % BUCKETS
 }
 
-/// The three bytes of a prefix that ordinary text has least often, and where they are.
+/// Returns the three bytes of a prefix that are rarest in ordinary text, and their offset.
 fn rarest(prefix: &[u8]) -> Option<(usize, [u8; 3])> {
     let commonness = |byte: &u8| match byte {
         b'a'..=b'z' => 4,
@@ -131,6 +135,6 @@ fn rarest(prefix: &[u8]) -> Option<(usize, [u8; 3])> {
         b'A'..=b'Z' => 2,
         _ => 1,
     };
-    let trios = (0..).zip(prefix.windows(3)).filter_map(|(at, trio)| Some((at, *trio.first_chunk()?)));
-    trios.min_by_key(|(_, trio)| trio.iter().map(commonness).sum::<u32>())
+    let trigrams = (0..).zip(prefix.windows(3)).filter_map(|(at, trigram)| Some((at, *trigram.first_chunk()?)));
+    trigrams.min_by_key(|(_, trigram)| trigram.iter().map(commonness).sum::<u32>())
 }

@@ -1,6 +1,6 @@
-//! The table of shapes of keys, and the matcher for one shape.
+//! The table of key shapes, and the matcher for one shape.
 //!
-//! Sources are in `docs/leak-families.md`, beside what was left out and why.
+//! The sources are in `docs/leak-families.md`, with the keys that were left out and the reasons.
 
 use super::Family;
 use super::checks::Check;
@@ -8,28 +8,29 @@ use super::checks::Check;
 /// One form of a family's keys.
 pub(super) struct Shape {
     pub(super) family: Family,
-    /// At least three bytes; the search goes by them.
+    /// At least three bytes, which the search looks up.
     pub(super) prefix: &'static [u8],
     /// The parts that follow the prefix.
     parts: &'static [Part],
     /// A check for all of `parts` together.
     check: Check,
-    /// The characters that may stand on neither side: they would make the key part of something longer.
-    apart: Set,
-    /// The prefix is a name, which may be the end of a longer one.
+    /// The characters that may be adjacent to the key on neither side, because it would be part of a longer word.
+    boundary: Set,
+    /// The prefix is a name, which may be the end of a longer name.
     is_named: bool,
 }
 
-/// A stretch of a key. Each takes all it can, so the next must begin with a byte that it does not take.
+/// A part of a key. Each part consumes as many bytes as it can, so the next part must start with a byte that it does
+/// not accept.
 enum Part {
     Between(usize, usize, Set),
     Exactly(usize, Set),
-    /// Lines such as `Proc-Type: 4,ENCRYPTED`, or none, and the empty line after them.
+    /// Any number of lines such as `Proc-Type: 4,ENCRYPTED`, and the empty line after them.
     Headers,
-    /// A line of base64, at least so long, and its end: what documentation shortens goes on with dots. From a length
-    /// that no line has it is enough, as the lines were joined.
+    /// A line of base64 of at least this length and its end. Shortened keys in documentation end in dots instead.
+    /// Beyond the maximum length of a line no end is required, because the lines have been joined.
     Line(usize),
-    /// The end of a line, also escaped as in JSON or a URL, and the next one's indentation.
+    /// A line break, possibly escaped as in JSON or a URL, and the indentation of the next line.
     Newline,
     Text(&'static [u8]),
 }
@@ -40,23 +41,23 @@ enum Set {
     Base32,
     /// RFC 4648 §4, without the padding.
     Base64,
-    /// As above, with the padding and what base64url has instead.
+    /// As above, with the characters of base64url.
     Base64Any,
-    /// RFC 4648 §5, which is also what is in a word.
+    /// RFC 4648 §5. These are also the characters of a word.
     Base64Url,
     /// As above, with the padding.
     Base64UrlPadded,
     Alphanumeric,
     /// The separator between a name and its value in a command, a connection string, JSON, YAML or a program.
     Assignment,
-    /// The alphabet of bech32 (BIP 173), in upper case.
+    /// The upper-case alphabet of bech32 (BIP 173).
     Bech32,
     Dashes,
     Digits,
-    /// In lower case.
+    /// Lower-case hex digits.
     Hex,
     Letters,
-    /// The last of two base64 characters that encode one byte, before the padding.
+    /// The second of two base64 characters that encode one byte, before the padding.
     LastOfTwo,
     /// The alphabet of base 36.
     LowerOrDigits,
@@ -90,104 +91,105 @@ impl Set {
     }
 }
 
-/// Whether a shape stands where its prefix does.
+/// The result of matching a shape at its prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    Differs,
-    /// It does, and the key ends here.
-    Ends(usize),
-    /// It fits so far, and the next bytes decide.
+    Mismatch,
+    /// The shape matches, and the key ends here.
+    Match(usize),
+    /// The shape matches so far, and the next bytes decide.
     Undecided,
 }
 
-/// The longest look-behind, in bytes.
-pub(super) const LONGEST_BEFORE: usize = 16;
-/// No key is longer, with what is looked at behind it.
-pub(super) const LONGEST: usize = 1024;
-/// No prefix is longer.
-pub(super) const LONGEST_PREFIX: usize = 40;
-/// The longest look-ahead behind a key, in bytes.
+/// The maximum look-behind in bytes.
+pub(super) const MAX_LOOKBEHIND: usize = 16;
+/// The maximum length of a key and its look-ahead, in bytes.
+pub(super) const MAX_KEY: usize = 1024;
+/// The maximum length of a prefix, in bytes.
+pub(super) const MAX_PREFIX: usize = 40;
+/// The maximum look-ahead after a key, in bytes.
 #[cfg(test)]
-const LONGEST_BEHIND: usize = 8;
+const MAX_LOOKAHEAD: usize = 8;
 
 impl Shape {
     const fn new(family: Family, prefix: &'static [u8], parts: &'static [Part], check: Check) -> Self {
-        Self { family, prefix, parts, check, apart: Set::Base64Url, is_named: false }
+        Self { family, prefix, parts, check, boundary: Set::Base64Url, is_named: false }
     }
 
-    /// For a prefix that base64 may contain.
+    /// Sets the boundary for a prefix that may occur in base64.
     const fn within_base64(self) -> Self {
-        Self { apart: Set::Base64Any, ..self }
+        Self { boundary: Set::Base64Any, ..self }
     }
 
-    /// The account key of Azure behind its name: `AccountKey=…`, `"accountKey": "…"`, `STORAGE_ACCOUNT_KEY: …`.
+    /// Creates the shape of an Azure account key after its name: `AccountKey=…`, `"accountKey": "…"`,
+    /// `STORAGE_ACCOUNT_KEY: …`.
     const fn account_key(name: &'static [u8]) -> Self {
-        Self { is_named: true, ..Self::new(Family::Azure, name, ACCOUNT_KEY, Check::StorageKey).within_base64() }
+        Self { is_named: true, ..Self::new(Family::Azure, name, ACCOUNT_KEY, Check::AzureStorageKey).within_base64() }
     }
 
     const fn armour(prefix: &'static [u8], parts: &'static [Part]) -> Self {
-        Self { apart: Set::Dashes, ..Self::new(Family::PrivateKey, prefix, parts, Check::Enough) }
+        Self { boundary: Set::Dashes, ..Self::new(Family::PrivateKey, prefix, parts, Check::None) }
     }
 
-    /// How much has to be there to judge any text.
+    /// Returns the number of bytes that decide any text.
     #[cfg(test)]
-    pub(super) fn longest(&self) -> usize {
-        let newline = 7 + MAX_INDENTATION;
+    pub(super) fn max_len(&self) -> usize {
+        let newline = 7 + MAX_INDENT;
         let parts = self.parts.iter().map(|part| match part {
             Part::Between(_, count, _) | Part::Exactly(count, _) => *count,
             Part::Headers => MAX_HEADERS * (MAX_HEADER + newline) + newline,
-            Part::Line(_) => JOINED + newline,
+            Part::Line(_) => MAX_LINE + newline,
             Part::Newline => newline,
             Part::Text(text) => text.len(),
         });
-        self.prefix.len() + parts.sum::<usize>() + LONGEST_BEHIND
+        self.prefix.len() + parts.sum::<usize>() + MAX_LOOKAHEAD
     }
 
-    /// Judges what stands at `start`, where the prefix is. What has come is all there is, or goes on.
-    pub(super) fn stands_at(&self, text: &[u8], start: usize, ended: bool) -> Verdict {
+    /// Matches the shape at `start`, where its prefix is. `ended` is true if the text does not continue.
+    pub(super) fn match_at(&self, text: &[u8], start: usize, ended: bool) -> Verdict {
         let (before, from_start) = text.split_at_checked(start).unwrap_or_default();
-        if !self.is_named && last_of(before).is_some_and(|byte| self.apart.has(byte)) {
-            return Verdict::Differs;
+        if !self.is_named && last_char(before).is_some_and(|byte| self.boundary.has(byte)) {
+            return Verdict::Mismatch;
         }
         let mut reader = Reader { rest: from_start.get(self.prefix.len()..).unwrap_or_default(), ended };
         let body = reader.rest;
-        if let Err(stop) = self.parts.iter().try_for_each(|part| reader.take(part)) {
-            return stop.into();
+        if let Err(error) = self.parts.iter().try_for_each(|part| reader.match_part(part)) {
+            return error.into();
         }
         let length = body.len().saturating_sub(reader.rest.len());
         match reader.rest.first() {
-            // Armour has been seen enough of, whatever comes.
-            _ if matches!(self.apart, Set::Dashes) => {}
+            // The part of an armored key that has matched is enough.
+            _ if matches!(self.boundary, Set::Dashes) => {}
             None if !ended => return Verdict::Undecided,
-            Some(byte) if self.apart.has(*byte) => return Verdict::Differs,
-            Some(b'=') if matches!(self.apart, Set::Base64Any) => return Verdict::Differs,
+            Some(byte) if self.boundary.has(*byte) => return Verdict::Mismatch,
+            Some(b'=') if matches!(self.boundary, Set::Base64Any) => return Verdict::Mismatch,
             _ => {}
         }
-        if !self.check.holds(body.get(..length).unwrap_or_default()) {
-            return Verdict::Differs;
+        if !self.check.passes(body.get(..length).unwrap_or_default()) {
+            return Verdict::Mismatch;
         }
         if matches!(self.check, Check::Aws) {
             match is_in_signed_url(before, reader) {
                 Ok(false) => {}
-                Ok(true) => return Verdict::Differs,
-                Err(stop) => return stop.into(),
+                Ok(true) => return Verdict::Mismatch,
+                Err(error) => return error.into(),
             }
         }
-        Verdict::Ends(start.saturating_add(self.prefix.len()).saturating_add(length))
+        Verdict::Match(start.saturating_add(self.prefix.len()).saturating_add(length))
     }
 }
 
-/// Why a text does not go on as a shape does.
-enum Stop {
+/// The reason why a text does not match a part.
+enum MatchError {
     Differs,
     Undecided,
 }
 
-impl From<Stop> for Verdict {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::Differs => Self::Differs,
-            Stop::Undecided => Self::Undecided,
+impl From<MatchError> for Verdict {
+    fn from(error: MatchError) -> Self {
+        match error {
+            MatchError::Differs => Self::Mismatch,
+            MatchError::Undecided => Self::Undecided,
         }
     }
 }
@@ -199,75 +201,75 @@ struct Reader<'t> {
 }
 
 impl Reader<'_> {
-    fn take(&mut self, part: &Part) -> Result<(), Stop> {
+    fn match_part(&mut self, part: &Part) -> Result<(), MatchError> {
         match part {
-            Part::Between(least, most, set) => {
-                let run = self.run(most.saturating_add(1), *set);
-                if run == self.rest.len() && run <= *most && !self.ended {
-                    return Err(Stop::Undecided);
+            Part::Between(min, max, set) => {
+                let run = self.run(max.saturating_add(1), *set);
+                if run == self.rest.len() && run <= *max && !self.ended {
+                    return Err(MatchError::Undecided);
                 }
-                self.skip_if((*least..=*most).contains(&run), run)
+                self.skip_if((*min..=*max).contains(&run), run)
             }
             Part::Exactly(count, set) => {
                 let run = self.run(*count, *set);
                 self.skip_if(run == *count, run)
             }
             Part::Headers => self.headers(),
-            Part::Line(least) => self.line(*least),
+            Part::Line(min) => self.line(*min),
             Part::Newline => self.newline(),
             Part::Text(text) => self.text(text),
         }
     }
 
-    /// How many bytes of the set come now, up to a number.
-    fn run(&self, most: usize, set: Set) -> usize {
-        self.rest.iter().take(most).take_while(|byte| set.has(**byte)).count()
+    /// Returns the number of bytes of a set at the start of the rest, up to `max`.
+    fn run(&self, max: usize, set: Set) -> usize {
+        self.rest.iter().take(max).take_while(|byte| set.has(**byte)).count()
     }
 
-    fn skip_if(&mut self, fits: bool, count: usize) -> Result<(), Stop> {
+    fn skip_if(&mut self, fits: bool, count: usize) -> Result<(), MatchError> {
         if fits {
             self.rest = self.rest.get(count..).unwrap_or_default();
             return Ok(());
         }
-        let goes_on = count == self.rest.len() && !self.ended;
-        Err(if goes_on { Stop::Undecided } else { Stop::Differs })
+        let may_continue = count == self.rest.len() && !self.ended;
+        Err(if may_continue { MatchError::Undecided } else { MatchError::Differs })
     }
 
-    fn text(&mut self, text: &[u8]) -> Result<(), Stop> {
-        let same = self.rest.iter().zip(text).take_while(|(a, b)| a == b).count();
-        self.skip_if(same == text.len(), same)
+    fn text(&mut self, text: &[u8]) -> Result<(), MatchError> {
+        let equal = self.rest.iter().zip(text).take_while(|(a, b)| a == b).count();
+        self.skip_if(equal == text.len(), equal)
     }
 
-    fn newline(&mut self) -> Result<(), Stop> {
-        self.any(NEWLINES)?;
-        let indentation = self.rest.iter().take(MAX_INDENTATION).take_while(|byte| matches!(byte, b' ' | b'\t'));
+    fn newline(&mut self) -> Result<(), MatchError> {
+        self.any_of(NEWLINES)?;
+        let indentation = self.rest.iter().take(MAX_INDENT).take_while(|byte| matches!(byte, b' ' | b'\t'));
         self.skip_if(true, indentation.count())
     }
 
-    /// The first of the texts that comes now. None is the beginning of another.
-    fn any(&mut self, texts: &[&[u8]]) -> Result<(), Stop> {
-        let mut stop = Stop::Differs;
+    /// Skips the first text that matches. No text may be a prefix of another.
+    fn any_of(&mut self, texts: &[&[u8]]) -> Result<(), MatchError> {
+        let mut error = MatchError::Differs;
         for text in texts {
             match self.text(text) {
                 Ok(()) => return Ok(()),
-                Err(Stop::Undecided) => stop = Stop::Undecided,
-                Err(Stop::Differs) => {}
+                Err(MatchError::Undecided) => error = MatchError::Undecided,
+                Err(MatchError::Differs) => {}
             }
         }
-        Err(stop)
+        Err(error)
     }
 
-    fn line(&mut self, least: usize) -> Result<(), Stop> {
-        let run = self.run(JOINED, Set::Base64);
-        self.skip_if(run >= least, run)?;
-        let over = self.rest.is_empty() && self.ended;
-        if run == JOINED || over || self.rest.first() == Some(&b'=') {
+    fn line(&mut self, min: usize) -> Result<(), MatchError> {
+        let run = self.run(MAX_LINE, Set::Base64);
+        self.skip_if(run >= min, run)?;
+        let is_end = self.rest.is_empty() && self.ended;
+        if run == MAX_LINE || is_end || self.rest.first() == Some(&b'=') {
             return Ok(());
         }
         self.newline()
     }
 
-    fn headers(&mut self) -> Result<(), Stop> {
+    fn headers(&mut self) -> Result<(), MatchError> {
         for _ in 0..MAX_HEADERS {
             let mut empty = *self;
             match empty.newline() {
@@ -275,26 +277,26 @@ impl Reader<'_> {
                     *self = empty;
                     return Ok(());
                 }
-                Err(Stop::Undecided) => return Err(Stop::Undecided),
-                Err(Stop::Differs) => {}
+                Err(MatchError::Undecided) => return Err(MatchError::Undecided),
+                Err(MatchError::Differs) => {}
             }
-            self.take(&Part::Between(1, MAX_HEADER, Set::Printable))?;
+            self.match_part(&Part::Between(1, MAX_HEADER, Set::Printable))?;
             self.newline()?;
         }
-        Err(Stop::Differs)
+        Err(MatchError::Differs)
     }
 }
 
 const NEWLINES: &[&[u8]] = &[b"\n", b"\r\n", b"\\n", b"\\r\\n", b"\\\\n", b"\\\\r\\\\n", b"%0A", b"%0D%0A"];
-/// RFC 2045 has the longest lines, of 76.
-const JOINED: usize = 100;
-const MAX_INDENTATION: usize = 32;
+/// The longest lines are those of RFC 2045, with 76 characters.
+const MAX_LINE: usize = 100;
+const MAX_INDENT: usize = 32;
 const MAX_HEADERS: usize = 4;
 const MAX_HEADER: usize = 80;
 
-/// The last character of a text, with an escape undone: behind `\n` or `%3D` a key stands as alone as behind what
-/// they mean.
-fn last_of(before: &[u8]) -> Option<u8> {
+/// Returns the last character of a text with an escape decoded, because `\n` or `%3D` separates a key just as the
+/// character that it encodes does.
+fn last_char(before: &[u8]) -> Option<u8> {
     let hex = |digits: &[u8]| u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok();
     if let [.., b'%', a, b] | [.., b'\\', b'u', b'0', b'0', a, b] = before
         && let Some(byte) = hex(&[*a, *b])
@@ -308,16 +310,16 @@ fn last_of(before: &[u8]) -> Option<u8> {
     }
 }
 
-/// True for an id in a URL that was signed: before the date of its credential scope, `AKIA…%2F20260102%2F…` (version
-/// 4), or in version 2. Such URLs are made to be handed on. A slash that is not escaped is a neighbour already.
-fn is_in_signed_url(before: &[u8], mut after: Reader<'_>) -> Result<bool, Stop> {
+/// Returns true for an id in a signed URL: before the date of its credential scope, `AKIA…%2F20260102%2F…` (version 4),
+/// or in version 2. Such URLs are meant to be shared. An unescaped slash is already excluded by the boundary.
+fn is_in_signed_url(before: &[u8], mut after: Reader<'_>) -> Result<bool, MatchError> {
     if before.ends_with(b"?AWSAccessKeyId=") || before.ends_with(b"&AWSAccessKeyId=") {
         return Ok(true);
     }
-    match after.any(&[b"%2F20", b"%2f20", b"%252F20"]) {
+    match after.any_of(&[b"%2F20", b"%2f20", b"%252F20"]) {
         Ok(()) => Ok(true),
-        Err(Stop::Differs) => Ok(false),
-        Err(stop) => Err(stop),
+        Err(MatchError::Differs) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -327,29 +329,29 @@ use Set::{
     LowerOrDigits, UpperOrDigits,
 };
 
-/// For bodies of base 62 or 64 without a checksum.
+/// For bodies in base 62 or 64 without a checksum.
 const MIXED: Check = Check::Mixed(2, 2, 1);
 const HEX: Check = Check::Mixed(0, 1, 1);
 
-pub(super) const INFIX_OF_GROQ: &[u8] = b"WGdyb3FY";
+pub(super) const GROQ_INFIX: &[u8] = b"WGdyb3FY";
 
-/// 64 bytes in base64, behind what stands between a name and its value.
+/// 64 bytes in base64 after the separator between a name and its value.
 const ACCOUNT_KEY: &[Part] = &[Between(1, 8, Assignment), Exactly(85, Base64), Exactly(1, LastOfTwo), Text(b"==")];
 const LANGSMITH: &[Part] = &[Exactly(32, Hex), Text(b"_"), Exactly(10, Hex)];
 const ANTHROPIC: &[Part] = &[Exactly(93, Base64Url), Text(b"AA")];
 
-/// Thirty drawn, six of checksum.
+/// Thirty random characters and a checksum of six.
 const CHECKED_36: &[Part] = &[Exactly(36, Alphanumeric)];
 const CHECKED_76: &[Part] = &[Exactly(76, Alphanumeric)];
 
-/// The old form, and the one with the account in it.
+/// The old format, and the one that contains the account.
 const STRIPE_24: &[Part] = &[Exactly(24, Alphanumeric)];
 const STRIPE_99: &[Part] = &[Text(b"51"), Exactly(97, Alphanumeric)];
 
-/// A macaroon for `pypi.org` or `test.pypi.org`, with an identifier of 36 bytes, which is a UUID.
+/// A macaroon for `pypi.org` or `test.pypi.org`. Its identifier is a UUID of 36 bytes.
 const PYPI: &[Part] = &[Between(90, 600, Base64Url)];
 
-/// DER begins with a sequence, whose tag begins with M in base64.
+/// DER starts with the tag of a sequence, which is M in base64.
 const DER: &[Part] = &[Newline, Text(b"M"), Line(39)];
 /// RFC 1421 §4.6: encrypted, with headers.
 const TRADITIONAL: &[Part] = &[Newline, Text(b"Proc-Type: 4,ENCRYPTED"), Newline, Headers, Line(40)];
@@ -414,12 +416,7 @@ pub(super) const SHAPES: &[Shape] = &[
     Shape::new(Family::GitLab, b"glagent-", &[Exactly(50, Base64Url)], MIXED),
     Shape::new(Family::Google, b"AIzaSy", &[Exactly(33, Base64Url)], MIXED).within_base64(),
     Shape::new(Family::Grafana, b"glsa_", &[Exactly(32, Alphanumeric), Text(b"_"), Exactly(8, Hex)], MIXED),
-    Shape::new(
-        Family::Groq,
-        b"gsk_",
-        &[Exactly(20, Alphanumeric), Text(INFIX_OF_GROQ), Exactly(24, Alphanumeric)],
-        MIXED,
-    ),
+    Shape::new(Family::Groq, b"gsk_", &[Exactly(20, Alphanumeric), Text(GROQ_INFIX), Exactly(24, Alphanumeric)], MIXED),
     Shape::new(Family::HuggingFace, b"hf_", &[Exactly(34, Letters)], Check::Mixed(10, 6, 0)),
     Shape::new(Family::HuggingFace, b"api_org_", &[Exactly(34, Letters)], Check::Mixed(10, 6, 0)),
     Shape::new(Family::LangSmith, b"lsv2_pt_", LANGSMITH, HEX),
@@ -441,9 +438,9 @@ pub(super) const SHAPES: &[Shape] = &[
     Shape::armour(b"-----BEGIN EC PRIVATE KEY-----", TRADITIONAL),
     Shape::armour(b"-----BEGIN DSA PRIVATE KEY-----", DER),
     Shape::armour(b"-----BEGIN DSA PRIVATE KEY-----", TRADITIONAL),
-    // "openssh-key-v1" and its zero, in base64.
+    // "openssh-key-v1" with its zero byte, in base64.
     Shape::armour(b"-----BEGIN OPENSSH PRIVATE KEY-----", &[Newline, Text(b"b3BlbnNzaC1rZXktdjEA"), Line(20)]),
-    // RFC 9580 §6.2; a secret key's packet begins with 0x94 to 0x97, or with 0xc5 (§4.2), so with l or x.
+    // RFC 9580 §6.2. A secret key packet starts with 0x94 to 0x97 or with 0xc5 (§4.2), which is l or x in base64.
     Shape::armour(b"-----BEGIN PGP PRIVATE KEY BLOCK-----", &[Newline, Headers, Text(b"l"), Line(39)]),
     Shape::armour(b"-----BEGIN PGP PRIVATE KEY BLOCK-----", &[Newline, Headers, Text(b"x"), Line(39)]),
     Shape::new(Family::Pulumi, b"pul-", &[Exactly(40, Hex)], HEX),

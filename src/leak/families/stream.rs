@@ -1,102 +1,105 @@
-//! Finds keys of families in a stream, wherever it is cut.
+//! Finds keys of families in a stream, regardless of how the stream is cut into pieces.
 
 use std::sync::Arc;
 
 use zeroize::Zeroizing;
 
-use super::shapes::{LONGEST, LONGEST_BEFORE, LONGEST_PREFIX};
+use super::shapes::{MAX_KEY, MAX_LOOKBEHIND, MAX_PREFIX};
 use super::{Families, Family};
 
-/// Looks at a stream as it passes. A key is found once what stands behind it has come, or the end: at most
-/// [`FamilyStream::DELAY`] bytes after it began, so what leaves has to be held back by as much.
+/// Searches a stream piece by piece. A key is found once the bytes that decide about it have been fed, or at the end of
+/// the stream. That is at most [`FamilyStream::DELAY`] bytes after its start, so outgoing bytes must be held back by as
+/// much.
 pub struct FamilyStream {
     families: Arc<Families>,
-    /// The end of what has come: where a key may have begun, and what stands before. It may hold a key, so it is
-    /// wiped, and never grows.
+    /// The end of the stream so far: all undecided starts of keys, and their context before. It may contain a key, so
+    /// it is wiped and never reallocated.
     tail: Zeroizing<Vec<u8>>,
-    /// From where in the tail keys may begin that are not decided yet.
-    open: usize,
+    /// The offset in the tail from which keys may start that are not decided.
+    undecided_from: usize,
     found: Option<Family>,
 }
 
-/// The bytes needed at once to decide about every start before them.
-const REACH: usize = LONGEST + LONGEST_BEFORE;
+/// The number of bytes that decide about the starts before them.
+const MIN_TAIL: usize = MAX_KEY + MAX_LOOKBEHIND;
 
 impl FamilyStream {
-    /// How far the end of a key, and what decides about it, may be from its beginning.
-    pub const DELAY: usize = LONGEST;
+    /// The maximum distance from the start of a key to the last byte that decides about it, in bytes.
+    pub const DELAY: usize = MAX_KEY;
 
-    /// At the beginning of a stream.
+    /// Creates the search for a new stream.
     #[must_use]
     pub fn new(families: Arc<Families>) -> Self {
-        let room = if families.is_empty() { 0 } else { REACH.saturating_mul(2) };
-        Self { families, tail: Zeroizing::new(Vec::with_capacity(room)), open: 0, found: None }
+        let room = if families.is_empty() { 0 } else { MIN_TAIL.saturating_mul(2) };
+        Self { families, tail: Zeroizing::new(Vec::with_capacity(room)), undecided_from: 0, found: None }
     }
 
-    /// Looks at what came next. Once a family has been found it stays the answer.
+    /// Searches the next bytes. After a find, the same family is returned for the rest of the stream.
     pub fn feed(&mut self, bytes: &[u8]) -> Option<Family> {
         if self.found.is_some() || self.families.is_empty() {
             return self.found;
         }
         let old = self.tail.len();
-        let (head, rest) = bytes.split_at_checked(REACH).unwrap_or((bytes, &[]));
+        let (head, rest) = bytes.split_at_checked(MIN_TAIL).unwrap_or((bytes, &[]));
         self.tail.extend_from_slice(head);
         if rest.is_empty() {
-            return self.look_at_tail();
+            return self.search_tail();
         }
-        // All that begins in the tail can be decided now; what begins after needs no copy.
-        let begun_before = self.open..old.saturating_add(LONGEST_BEFORE);
-        self.found = self.families.look(&self.tail, begun_before, false).found.map(|(family, _)| family);
+        // All starts in the tail can be decided now. Later starts are searched without a copy.
+        let tail_starts = self.undecided_from..old.saturating_add(MAX_LOOKBEHIND);
+        self.found = self.families.search(&self.tail, tail_starts, false).key.map(|(family, _)| family);
         if self.found.is_none() {
-            let sight = self.families.look(bytes, LONGEST_BEFORE..bytes.len(), false);
-            self.found = sight.found.map(|(family, _)| family);
-            let (kept, open) = what_stays(bytes, LONGEST_BEFORE, sight.undecided);
+            let result = self.families.search(bytes, MAX_LOOKBEHIND..bytes.len(), false);
+            self.found = result.key.map(|(family, _)| family);
+            let (retained, undecided_from) = retained_tail(bytes, MAX_LOOKBEHIND, result.undecided);
             self.tail.clear();
-            self.tail.extend_from_slice(kept);
-            self.open = open;
+            self.tail.extend_from_slice(retained);
+            self.undecided_from = undecided_from;
         }
         self.found
     }
 
-    /// The stream pauses, and what has come may leave: a key that it ends with counts, as nobody knows what follows.
-    /// The text that follows is searched as if there had been no pause.
+    /// Returns a key at the end of the bytes so far, because a pause may release them. The bytes that follow are
+    /// searched as if there had been no pause.
     #[must_use]
     pub fn pause(&self) -> Option<Family> {
-        let last = || self.families.look(&self.tail, self.open..self.tail.len(), true).found.map(|(family, _)| family);
+        let last = || {
+            self.families.search(&self.tail, self.undecided_from..self.tail.len(), true).key.map(|(family, _)| family)
+        };
         self.found.or_else(last)
     }
 
-    /// The stream is over: decides about what it ended with, and is at the beginning of another.
+    /// Ends the stream, decides about the key at its end, and resets to the start of another stream.
     pub fn end(&mut self) -> Option<Family> {
         let last = self.pause();
         self.tail.clear();
-        (self.open, self.found) = (0, None);
+        (self.undecided_from, self.found) = (0, None);
         last
     }
 
-    /// How much memory it has.
+    /// Returns the capacity of the tail.
     #[cfg(test)]
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn capacity(&self) -> usize {
         self.tail.capacity()
     }
 
-    fn look_at_tail(&mut self) -> Option<Family> {
-        let sight = self.families.look(&self.tail, self.open..self.tail.len(), false);
-        let (kept, open) = what_stays(&self.tail, self.open, sight.undecided);
-        let gone = self.tail.len().saturating_sub(kept.len());
-        self.tail.drain(..gone);
-        self.open = open;
-        self.found = sight.found.map(|(family, _)| family);
+    fn search_tail(&mut self) -> Option<Family> {
+        let result = self.families.search(&self.tail, self.undecided_from..self.tail.len(), false);
+        let (retained, undecided_from) = retained_tail(&self.tail, self.undecided_from, result.undecided);
+        let removed = self.tail.len().saturating_sub(retained.len());
+        self.tail.drain(..removed);
+        self.undecided_from = undecided_from;
+        self.found = result.key.map(|(family, _)| family);
         self.found
     }
 }
 
-/// The end of a text that was looked at from `first` on: from where it is not decided, and what stands before that.
-/// Also where in it the undecided begins.
-fn what_stays(text: &[u8], first: usize, undecided: Option<usize>) -> (&[u8], usize) {
-    // Half a prefix is not seen as anything yet.
-    let unseen = text.len().saturating_sub(LONGEST_PREFIX);
-    let open = undecided.map_or(unseen, |start| start.min(unseen)).max(first);
-    let kept_from = open.saturating_sub(LONGEST_BEFORE);
-    (text.get(kept_from..).unwrap_or_default(), open.saturating_sub(kept_from))
+/// Returns the part of a text that has to be kept after a search from `first` on: the undecided starts and their
+/// context. Also returns the offset of the first undecided start in it.
+fn retained_tail(text: &[u8], first: usize, undecided: Option<usize>) -> (&[u8], usize) {
+    // An incomplete prefix has not been reported.
+    let complete_prefixes = text.len().saturating_sub(MAX_PREFIX);
+    let undecided_from = undecided.map_or(complete_prefixes, |start| start.min(complete_prefixes)).max(first);
+    let retained_from = undecided_from.saturating_sub(MAX_LOOKBEHIND);
+    (text.get(retained_from..).unwrap_or_default(), undecided_from.saturating_sub(retained_from))
 }

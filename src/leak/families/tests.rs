@@ -1,11 +1,11 @@
-//! Tests of the families against real and made-up keys.
+//! Tests of the families with real and generated keys.
 
 use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::checks::{INFIX_OF_OPENAI, crc62};
-use super::shapes::{INFIX_OF_GROQ, LONGEST, LONGEST_PREFIX, SHAPES, Verdict};
+use super::checks::{OPENAI_INFIX, crc62};
+use super::shapes::{GROQ_INFIX, MAX_KEY, MAX_PREFIX, SHAPES, Verdict};
 use super::{Families, Family, FamilyStream};
 
 const UPPER: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -22,8 +22,8 @@ fn find(text: impl AsRef<[u8]>) -> Option<Family> {
     all().find(text.as_ref())
 }
 
-/// Made-up characters, the same each time. No key is written down here, real or not: other scanners read this too.
-fn drawn(length: usize, alphabet: &str) -> String {
+/// Returns pseudo-random characters, always the same. The tests contain no key, because other scanners read them too.
+fn pseudo_random(length: usize, alphabet: &str) -> String {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ length as u64;
     let next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -33,21 +33,21 @@ fn drawn(length: usize, alphabet: &str) -> String {
 }
 
 fn base62(length: usize) -> String {
-    drawn(length, &[DIGITS, UPPER, LOWER].concat())
+    pseudo_random(length, &[DIGITS, UPPER, LOWER].concat())
 }
 
 fn url(length: usize) -> String {
     // Does not end in - or _, so that a row reads as one word.
-    let body = drawn(length - 1, &[DIGITS, UPPER, LOWER, "-_"].concat());
+    let body = pseudo_random(length - 1, &[DIGITS, UPPER, LOWER, "-_"].concat());
     body + "k"
 }
 
 fn hex(length: usize) -> String {
-    drawn(length, HEX)
+    pseudo_random(length, HEX)
 }
 
 fn digits(length: usize) -> String {
-    drawn(length, "9180273645")
+    pseudo_random(length, "9180273645")
 }
 
 fn checked(prefix: &str, length: usize) -> String {
@@ -57,7 +57,7 @@ fn checked(prefix: &str, length: usize) -> String {
 }
 
 fn openai(prefix: &str, half: usize, draw: fn(usize) -> String) -> String {
-    format!("{prefix}{}{}{}", draw(half), str::from_utf8(INFIX_OF_OPENAI).unwrap(), draw(half))
+    format!("{prefix}{}{}{}", draw(half), str::from_utf8(OPENAI_INFIX).unwrap(), draw(half))
 }
 
 fn account_key(before: &str) -> String {
@@ -65,21 +65,21 @@ fn account_key(before: &str) -> String {
 }
 
 fn groq() -> String {
-    format!("gsk_{}{}{}", base62(20), str::from_utf8(INFIX_OF_GROQ).unwrap(), base62(24))
+    format!("gsk_{}{}{}", base62(20), str::from_utf8(GROQ_INFIX).unwrap(), base62(24))
 }
 
-/// One of each shape that ends with its last character.
+/// Returns a key of each shape that ends with its last character.
 fn keys() -> Vec<(Family, String)> {
-    let aws = |prefix: &str| format!("{prefix}Q{}", drawn(15, BASE32));
+    let aws = |prefix: &str| format!("{prefix}Q{}", pseudo_random(15, BASE32));
     vec![
-        (Family::Age, format!("AGE-SECRET-KEY-1{}", drawn(58, "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L"))),
+        (Family::Age, format!("AGE-SECRET-KEY-1{}", pseudo_random(58, "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L"))),
         (Family::Anthropic, format!("sk-ant-api03-{}AA", url(93))),
         (Family::Anthropic, format!("sk-ant-admin01-{}AA", url(93))),
         (Family::Anthropic, format!("sk-ant-oat01-{}AA", url(93))),
         (Family::Aws, aws("AKIA")),
         (Family::Aws, aws("ASIA")),
-        (Family::Aws, format!("AKIAJ{}", drawn(15, BASE32))),
-        (Family::Atlassian, format!("ATATT3{}={}", url(177), drawn(8, "0123456789ABCDEF"))),
+        (Family::Aws, format!("AKIAJ{}", pseudo_random(15, BASE32))),
+        (Family::Atlassian, format!("ATATT3{}={}", url(177), pseudo_random(8, "0123456789ABCDEF"))),
         (Family::Azure, account_key("AccountKey=")),
         (Family::Azure, account_key("accountKey\": \"")),
         (Family::Azure, account_key("accountkey=")),
@@ -95,7 +95,7 @@ fn keys() -> Vec<(Family, String)> {
         (Family::DigitalOcean, format!("dor_v1_{}", hex(64))),
         (Family::Docker, format!("dckr_pat_{}", url(27))),
         (Family::Doppler, format!("dp.pt.{}", base62(43))),
-        (Family::Dynatrace, format!("dt0c01.{}.{}", drawn(24, BASE32), drawn(64, BASE32))),
+        (Family::Dynatrace, format!("dt0c01.{}.{}", pseudo_random(24, BASE32), pseudo_random(64, BASE32))),
         (Family::Fly, format!("fo1_{}", url(43))),
         (Family::GitHub, checked("ghp_", 36)),
         (Family::GitHub, checked("gho_", 36)),
@@ -104,8 +104,8 @@ fn keys() -> Vec<(Family, String)> {
         (Family::GitHub, checked("ghr_", 76)),
         (Family::GitHub, format!("github_pat_{}_{}", base62(22), base62(59))),
         (Family::GitLab, format!("glpat-{}", url(20))),
-        (Family::GitLab, format!("glpat-{}.01.{}", url(43), drawn(9, HEX))),
-        (Family::GitLab, format!("glpat-{}.{}", url(300), drawn(9, HEX))),
+        (Family::GitLab, format!("glpat-{}.01.{}", url(43), pseudo_random(9, HEX))),
+        (Family::GitLab, format!("glpat-{}.{}", url(300), pseudo_random(9, HEX))),
         (Family::GitLab, format!("gldt-{}", url(20))),
         (Family::GitLab, format!("glptt-{}", hex(40))),
         (Family::GitLab, format!("gloas-{}", hex(64))),
@@ -113,12 +113,12 @@ fn keys() -> Vec<(Family, String)> {
         (Family::Google, format!("AIzaSy{}", url(33))),
         (Family::Grafana, format!("glsa_{}_{}", base62(32), hex(8))),
         (Family::Groq, groq()),
-        (Family::HuggingFace, format!("hf_{}", drawn(34, &[UPPER, LOWER].concat()))),
-        (Family::HuggingFace, format!("api_org_{}", drawn(34, &[UPPER, LOWER].concat()))),
+        (Family::HuggingFace, format!("hf_{}", pseudo_random(34, &[UPPER, LOWER].concat()))),
+        (Family::HuggingFace, format!("api_org_{}", pseudo_random(34, &[UPPER, LOWER].concat()))),
         (Family::LangSmith, format!("lsv2_pt_{}_{}", hex(32), hex(10))),
         (Family::LangSmith, format!("lsv2_sk_{}_{}", hex(32), hex(10))),
         (Family::Linear, format!("lin_api_{}", base62(40))),
-        (Family::NewRelic, format!("NRAK-{}", drawn(27, &[UPPER, DIGITS].concat()))),
+        (Family::NewRelic, format!("NRAK-{}", pseudo_random(27, &[UPPER, DIGITS].concat()))),
         (Family::Notion, format!("ntn_{}{}", digits(11), base62(35))),
         (Family::Npm, checked("npm_", 36)),
         (Family::OpenAi, openai("sk-", 20, base62)),
@@ -151,7 +151,7 @@ fn keys() -> Vec<(Family, String)> {
         (Family::Shopify, format!("shpca_{}", hex(32))),
         (Family::Shopify, format!("shppa_{}", hex(32))),
         (Family::Shopify, format!("shpss_{}", hex(32))),
-        (Family::Slack, format!("xapp-1-A{}-{}-{}", drawn(10, BASE32), digits(13), hex(64))),
+        (Family::Slack, format!("xapp-1-A{}-{}-{}", pseudo_random(10, BASE32), digits(13), hex(64))),
         (Family::Slack, format!("xoxb-{}-{}-{}", digits(12), digits(13), base62(24))),
         (Family::Slack, format!("xoxp-{}-{}-{}-{}", digits(11), digits(12), digits(13), hex(32))),
         (Family::Stripe, format!("sk_live_{}", base62(24))),
@@ -164,8 +164,8 @@ fn keys() -> Vec<(Family, String)> {
     ]
 }
 
-/// The beginnings of private keys, with a newline to be filled in.
-fn armours() -> Vec<String> {
+/// Returns the starts of private keys, with placeholders for the newlines.
+fn armored_keys() -> Vec<String> {
     let label = |label: &str| format!("-----BEGIN {label}-----");
     let der = format!("MIIE{}", base62(60));
     let encrypted = format!("{{n}}Proc-Type: 4,ENCRYPTED{{n}}DEK-Info: AES-128-CBC,{}{{n}}{{n}}", hex(32));
@@ -183,7 +183,7 @@ fn armours() -> Vec<String> {
 }
 
 #[test]
-fn every_shape_is_found_alone_and_between_what_usually_stands_beside() {
+fn finds_every_shape_alone_and_in_context() {
     for (family, key) in keys() {
         for text in [
             key.clone(),
@@ -203,22 +203,22 @@ fn every_shape_is_found_alone_and_between_what_usually_stands_beside() {
 }
 
 #[test]
-fn near_misses_are_not_found() {
+fn ignores_near_misses() {
     for (family, key) in keys() {
         let (but_last, last) = key.split_at(key.len() - 1);
         let (first, but_first) = key.split_at(1);
         let other_case = if first == first.to_lowercase() { first.to_uppercase() } else { first.to_lowercase() };
         let mut rows = vec![key.to_uppercase(), key.to_lowercase()];
-        // The name of an account key is written in several ways, and may be the end of a longer one.
+        // The name of an account key has several spellings, and may be the end of a longer name.
         if family != Family::Azure {
             rows.extend([but_first.to_owned(), format!("{other_case}{but_first}")]);
             rows.extend(["A", "z", "9", "_", "-"].map(|before| format!("{before}{key}")));
         }
-        let behind: &[&str] = if family == Family::Azure { &["="] } else { &["A", "z", "9", "_", "-"] };
-        // Tokens of PyPI and Vault have no length of their own.
+        let after: &[&str] = if family == Family::Azure { &["="] } else { &["A", "z", "9", "_", "-"] };
+        // PyPI and Vault tokens have no fixed length.
         if !matches!(family, Family::PyPi | Family::Vault) {
             rows.extend([but_last.to_owned(), format!("{but_last}.{last}")]);
-            rows.extend(behind.iter().map(|behind| format!("{key}{behind}")));
+            rows.extend(after.iter().map(|after| format!("{key}{after}")));
         }
         for text in rows.into_iter().filter(|text| *text != key) {
             assert_eq!(find(&text), None, "{text} is not quite {key}");
@@ -227,15 +227,15 @@ fn near_misses_are_not_found() {
 }
 
 #[test]
-fn an_account_key_is_found_behind_its_name_however_it_is_written() {
+fn finds_account_keys_after_their_name() {
     let names = ["AccountKey", "accountKey", "accountkey", "storageAccountKey", "storage_account_key"];
     for name in names.into_iter().chain(["AZURE_STORAGE_ACCOUNT_KEY", "--account-key"]) {
         for between in
             ["=", ":", ": ", " = ", " ", "\":\"", "\": \"", "': '", " => '", "=\"", "\\\":\\\"", "=`", "', '"]
         {
             let text = account_key(&format!("{name}{between}"));
-            for (before, behind) in [("", ""), ("{\"", "\"}"), ("export ", ";EndpointSuffix=x"), ("\n  ", "\n")] {
-                assert_eq!(find(format!("{before}{text}{behind}")), Some(Family::Azure), "{before}{text}{behind}");
+            for (before, after) in [("", ""), ("{\"", "\"}"), ("export ", ";EndpointSuffix=x"), ("\n  ", "\n")] {
+                assert_eq!(find(format!("{before}{text}{after}")), Some(Family::Azure), "{before}{text}{after}");
             }
             let (key, padding) = text.split_at(text.len() - 3);
             for near in [format!("{key}B=="), format!("{key}Q="), format!("{key}Q==="), format!("{key}Q==A")] {
@@ -253,8 +253,8 @@ fn an_account_key_is_found_behind_its_name_however_it_is_written() {
 }
 
 #[test]
-fn halves_of_different_lengths_are_no_key_of_openai() {
-    let infix = str::from_utf8(INFIX_OF_OPENAI).unwrap();
+fn openai_halves_have_equal_lengths() {
+    let infix = str::from_utf8(OPENAI_INFIX).unwrap();
     for (before, after) in [(20, 21), (21, 20), (19, 20), (58, 57), (74, 58), (20, 58), (30, 30), (57, 58)] {
         for prefix in ["sk-", "sk-proj-", "sk-my-name-"] {
             let text = format!("{prefix}{}{infix}{}", base62(before), base62(after));
@@ -269,7 +269,7 @@ fn halves_of_different_lengths_are_no_key_of_openai() {
     ] {
         assert_eq!(find(&text), None, "{text}");
     }
-    // The infix may also stand in a half.
+    // The infix may also occur in a half.
     let key = format!("sk-proj-{}{infix}{}{infix}{}", base62(30), base62(20), base62(74 - 36 + 36));
     assert_eq!(find(&key), None, "{key}");
     let half = format!("{}{infix}{}", base62(30), base62(36));
@@ -277,10 +277,9 @@ fn halves_of_different_lengths_are_no_key_of_openai() {
 }
 
 #[test]
-fn tokens_of_vault_have_bounds() {
-    for (prefix, least, most) in [("hvs.", 90, 120), ("hvb.", 138, 300)] {
-        for (length, want) in
-            [(least - 1, None), (least, Some(Family::Vault)), (most, Some(Family::Vault)), (most + 1, None)]
+fn vault_tokens_have_length_limits() {
+    for (prefix, min, max) in [("hvs.", 90, 120), ("hvb.", 138, 300)] {
+        for (length, want) in [(min - 1, None), (min, Some(Family::Vault)), (max, Some(Family::Vault)), (max + 1, None)]
         {
             assert_eq!(find(format!("{prefix}{}", url(length))), want, "{prefix} and {length}");
         }
@@ -288,7 +287,7 @@ fn tokens_of_vault_have_bounds() {
 }
 
 #[test]
-fn a_wrong_checksum_is_no_key() {
+fn ignores_wrong_checksums() {
     for prefix in ["ghp_", "gho_", "ghu_", "ghs_", "npm_"] {
         assert_eq!(find(format!("{prefix}{}", base62(36))), None, "{prefix}");
         let key = checked(prefix, 36);
@@ -297,15 +296,15 @@ fn a_wrong_checksum_is_no_key() {
     }
     // Account 1 099 511 627 775 has thirteen digits.
     assert_eq!(find("AKIA77777777Q7777777"), None);
-    // The time before accounts were in it began with I or J, and today's begin with Q or later.
+    // Ids without an account start with I or J, and ids with one with Q or later.
     assert_eq!(find("AKIAA7RW2T5QK3JNB6XD"), None);
 }
 
 #[test]
-fn what_documentation_and_programs_hold_is_not_found() {
+fn ignores_placeholders_and_identifiers() {
     let x = |count: usize| "x".repeat(count);
     let rows = [
-        // AWS's own example, in all of its documentation: known to all, so no key.
+        // AWS's example in all of its documentation is public.
         "AKIAIOSFODNN7EXAMPLE".to_owned(),
         "ASIAIOSFODNN7EXAMPLE".to_owned(),
         "AKIAI44QH8DHBEXAMPLE".to_owned(),
@@ -335,7 +334,7 @@ fn what_documentation_and_programs_hold_is_not_found() {
         format!("dop_v1_{}", "0123456789abcdef".repeat(4)),
         format!("SG.{}.{}", x(22), x(43)),
         format!("AccountKey={}==", "A".repeat(86)),
-        // Of the storage emulator, published by Microsoft.
+        // The key of the storage emulator, published by Microsoft.
         "AccountKey=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
             .to_owned(),
         format!("AccountKey={}B==", base62(85)),
@@ -371,10 +370,10 @@ fn what_documentation_and_programs_hold_is_not_found() {
     }
 }
 
-/// Ids in URLs that are made to be handed on; the rest of what is needed is a signature.
+/// Signed URLs are meant to be shared, and contain no secret besides the signature.
 #[test]
-fn ids_in_signed_urls_are_not_found() {
-    let id = format!("AKIAQ{}", drawn(15, BASE32));
+fn ignores_ids_in_signed_urls() {
+    let id = format!("AKIAQ{}", pseudo_random(15, BASE32));
     for text in [
         format!("?X-Amz-Credential={id}%2F20261101%2Feu-west-1%2Fs3%2Faws4_request&X-Amz-Date="),
         format!("AWS4-HMAC-SHA256 Credential={id}/20261101/eu-west-1/s3/aws4_request, SignedHeaders="),
@@ -389,22 +388,22 @@ fn ids_in_signed_urls_are_not_found() {
 }
 
 #[test]
-fn base64_that_has_a_prefix_in_it_is_not_found() {
-    let id = format!("AKIAQ{}", drawn(15, BASE32));
-    let (cio, google) = (format!("cio{}", base62(32)), format!("AIzaSy{}", drawn(33, LOWER)));
+fn ignores_prefixes_inside_base64() {
+    let id = format!("AKIAQ{}", pseudo_random(15, BASE32));
+    let (cio, google) = (format!("cio{}", base62(32)), format!("AIzaSy{}", pseudo_random(33, LOWER)));
     for key in [id, cio, google] {
-        for (before, behind) in
+        for (before, after) in
             [("/", "/"), ("+", " "), (" ", "+"), ("iVBORw0KGgo", " "), ("\"", "=="), ("-", ""), ("", "/")]
         {
-            let text = format!("{before}{key}{behind}");
+            let text = format!("{before}{key}{after}");
             assert_eq!(find(&text), None, "{text}");
         }
     }
 }
 
 #[test]
-fn private_keys_are_found_however_their_lines_end() {
-    for row in armours() {
+fn finds_private_keys_with_any_line_ending() {
+    for row in armored_keys() {
         for newline in ["\n", "\r\n", "\\n", "\\r\\n", "\\\\n", "\n    ", "\r\n\t\t"] {
             let text = row.replace("{n}", newline);
             assert_eq!(find(&text), Some(Family::PrivateKey), "{text}");
@@ -413,7 +412,7 @@ fn private_keys_are_found_however_their_lines_end() {
         assert_eq!(find(row.replace("{n}", " ")), None, "{row}");
         assert_eq!(find(row.replace("{n}", "\n").to_lowercase()), None, "{row}");
     }
-    // Joined into one line, or a line of its own with its padding.
+    // Joined into one line, or a short line with its padding.
     let begins = "-----BEGIN PRIVATE KEY-----\\nMC4CAQAwBQYDK2VwBCIEI";
     for rest in [base62(900), base62(42) + "=", base62(43) + "\\n-----END", base62(42)] {
         assert_eq!(find(format!("{begins}{rest}")), Some(Family::PrivateKey), "{rest}");
@@ -422,15 +421,18 @@ fn private_keys_are_found_however_their_lines_end() {
     assert_eq!(find(format!("{account}{}", base62(40))), Some(Family::PrivateKey));
 }
 
-/// A row of the table without a key in the tests would be found here.
+/// Fails for a row of the table without a test key.
 #[test]
-fn every_row_of_the_table_has_a_key_in_the_test() {
-    let texts: Vec<String> =
-        keys().into_iter().map(|(_, key)| key).chain(armours().iter().map(|row| row.replace("{n}", "\n"))).collect();
+fn every_shape_has_a_test_key() {
+    let texts: Vec<String> = keys()
+        .into_iter()
+        .map(|(_, key)| key)
+        .chain(armored_keys().iter().map(|row| row.replace("{n}", "\n")))
+        .collect();
     for (row, shape) in SHAPES.iter().enumerate() {
         let fits = |text: &String| {
             text.as_bytes().starts_with(shape.prefix)
-                && matches!(shape.stands_at(text.as_bytes(), 0, true), Verdict::Ends(_))
+                && matches!(shape.match_at(text.as_bytes(), 0, true), Verdict::Match(_))
         };
         assert!(texts.iter().any(fits), "row {row}, {}", String::from_utf8_lossy(shape.prefix));
     }
@@ -443,16 +445,16 @@ fn every_row_of_the_table_has_a_key_in_the_test() {
 
 /// A caller holds back 4 KiB.
 #[test]
-fn no_shape_is_longer_than_what_is_held_back() {
+fn no_shape_exceeds_the_lag() {
     const { assert!(FamilyStream::DELAY < 2048) };
     for shape in SHAPES {
-        assert!(shape.longest() <= LONGEST, "{}", String::from_utf8_lossy(shape.prefix));
-        assert!(shape.prefix.len() <= LONGEST_PREFIX && shape.prefix.len() >= 3);
+        assert!(shape.max_len() <= MAX_KEY, "{}", String::from_utf8_lossy(shape.prefix));
+        assert!(shape.prefix.len() <= MAX_PREFIX && shape.prefix.len() >= 3);
     }
 }
 
 #[test]
-fn only_what_was_asked_for_is_found() {
+fn finds_only_enabled_families() {
     let none = Families::default();
     assert!(none.is_empty() && Families::of([]).is_empty() && !all().is_empty());
     for (family, key) in keys() {
@@ -461,30 +463,30 @@ fn only_what_was_asked_for_is_found() {
         let others = Family::ALL.into_iter().filter(|other| *other != family);
         assert_eq!(Families::of(others).find(key.as_bytes()), None, "{key}");
     }
-    let mut lookout = FamilyStream::new(Arc::new(none));
-    assert_eq!((lookout.feed(keys()[0].1.as_bytes()), lookout.end()), (None, None));
+    let mut stream = FamilyStream::new(Arc::new(none));
+    assert_eq!((stream.feed(keys()[0].1.as_bytes()), stream.end()), (None, None));
 }
 
 /// Returns the find of a stream fed in pieces of these lengths, repeated.
 fn streamed(text: &[u8], lengths: &[usize]) -> Option<Family> {
-    let mut lookout = FamilyStream::new(Arc::new(all()));
-    let room = lookout.room();
+    let mut stream = FamilyStream::new(Arc::new(all()));
+    let room = stream.capacity();
     let mut rest = text;
     for length in lengths.iter().cycle() {
         let (piece, after) = rest.split_at(rest.len().min(*length));
-        lookout.feed(piece);
-        assert_eq!(lookout.room(), room, "the buffer never grows");
+        stream.feed(piece);
+        assert_eq!(stream.capacity(), room, "the buffer never grows");
         rest = after;
         if rest.is_empty() {
             break;
         }
     }
-    lookout.end()
+    stream.end()
 }
 
 #[test]
-fn a_stream_shows_what_the_whole_shows_wherever_it_is_cut() {
-    let armours = armours().into_iter().map(|row| (Family::PrivateKey, row.replace("{n}", "\r\n")));
+fn a_stream_agrees_with_the_whole_text_at_any_cut() {
+    let armours = armored_keys().into_iter().map(|row| (Family::PrivateKey, row.replace("{n}", "\r\n")));
     for (family, key) in keys().into_iter().chain(armours) {
         let text = format!("a=b\\n{key} and\n");
         for cut in 0..text.len() {
@@ -499,7 +501,7 @@ fn a_stream_shows_what_the_whole_shows_wherever_it_is_cut() {
 }
 
 #[test]
-fn a_key_on_any_edge_of_large_pieces_is_found() {
+fn finds_keys_at_the_edges_of_large_pieces() {
     let key = checked("ghp_", 36);
     for before in (0..60).chain(1_000..1_100).chain(4_050..4_100) {
         let text = [vec![b'.'; before], key.clone().into_bytes(), vec![b'.'; 9_000]].concat();
@@ -510,21 +512,21 @@ fn a_key_on_any_edge_of_large_pieces_is_found() {
 }
 
 #[test]
-fn a_lookout_can_be_used_again() {
+fn a_stream_can_be_reused() {
     let key = checked("npm_", 36);
-    let (begun, rest) = key.split_at(10);
-    let mut lookout = FamilyStream::new(Arc::new(all()));
-    assert_eq!((lookout.feed(begun.as_bytes()), lookout.end()), (None, None));
-    assert_eq!((lookout.feed(rest.as_bytes()), lookout.end()), (None, None), "two streams are not one");
-    assert_eq!((lookout.feed(key.as_bytes()), lookout.feed(b" ")), (None, Some(Family::Npm)));
-    assert_eq!((lookout.feed(b"more"), lookout.end()), (Some(Family::Npm), Some(Family::Npm)));
-    assert_eq!(lookout.end(), None);
+    let (start, rest) = key.split_at(10);
+    let mut stream = FamilyStream::new(Arc::new(all()));
+    assert_eq!((stream.feed(start.as_bytes()), stream.end()), (None, None));
+    assert_eq!((stream.feed(rest.as_bytes()), stream.end()), (None, None), "two streams are not one");
+    assert_eq!((stream.feed(key.as_bytes()), stream.feed(b" ")), (None, Some(Family::Npm)));
+    assert_eq!((stream.feed(b"more"), stream.end()), (Some(Family::Npm), Some(Family::Npm)));
+    assert_eq!(stream.end(), None);
 }
 
-/// Texts of what keys are made of: whole ones, halves, prefixes, neighbours and noise.
-fn texts() -> impl Strategy<Value = Vec<u8>> {
+/// Generates texts from whole keys, halves, prefixes, neighbors and noise.
+fn key_texts() -> impl Strategy<Value = Vec<u8>> {
     let mut keys: Vec<Vec<u8>> = keys().into_iter().map(|(_, key)| key.into_bytes()).collect();
-    keys.extend(armours().into_iter().map(|row| row.replace("{n}", "\n").into_bytes()));
+    keys.extend(armored_keys().into_iter().map(|row| row.replace("{n}", "\n").into_bytes()));
     let whole = prop::sample::select(keys);
     let broken = (whole.clone(), any::<prop::sample::Index>(), any::<u8>()).prop_map(|(mut key, at, byte)| {
         let at = at.index(key.len());
@@ -542,8 +544,8 @@ fn texts() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat())
 }
 
-/// Texts without keys: random bytes in the encodings of requests, words, and prefixes of keys among them.
-fn ordinary() -> impl Strategy<Value = String> {
+/// Generates texts without keys: random bytes in the encodings of requests, words, and prefixes of keys.
+fn ordinary_text() -> impl Strategy<Value = String> {
     let prefixes: Vec<String> = SHAPES.iter().map(|shape| String::from_utf8_lossy(shape.prefix).into_owned()).collect();
     let drawn = prop_oneof![
         "[A-Za-z0-9+/]{0,400}(=|==)?",
@@ -560,23 +562,23 @@ fn ordinary() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn ordinary_text_is_not_found(text in ordinary()) {
+    fn ignores_ordinary_text(text in ordinary_text()) {
         prop_assert_eq!(find(&text), None);
     }
 
     #[test]
-    fn whole_equals_cut_anywhere(text in texts(), lengths in prop::collection::vec(1_usize..1500, 1..6)) {
+    fn a_stream_agrees_with_the_whole_text(text in key_texts(), lengths in prop::collection::vec(1_usize..1500, 1..6)) {
         let whole = all().find(&text).is_some();
         prop_assert_eq!(streamed(&text, &lengths).is_some(), whole);
         prop_assert_eq!(streamed(&text, &[1]).is_some(), whole);
     }
 
-    /// The quick search leaves nothing out that trying every shape at every place would find.
+    /// The search finds all keys that trying every shape at every offset finds.
     #[test]
-    fn the_search_equals_trying_everywhere(text in texts()) {
+    fn the_search_agrees_with_naive_search(text in key_texts()) {
         let tried = (0..text.len()).any(|start| {
             SHAPES.iter().any(|shape| {
-                text[start..].starts_with(shape.prefix) && matches!(shape.stands_at(&text, start, true), Verdict::Ends(_))
+                text[start..].starts_with(shape.prefix) && matches!(shape.match_at(&text, start, true), Verdict::Match(_))
             })
         });
         prop_assert_eq!(all().find(&text).is_some(), tried);
