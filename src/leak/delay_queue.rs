@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 
-use super::redact::mask;
+use super::mask::mask;
 
 /// Pieces below this size in bytes are merged. Otherwise a sender of single bytes could fill the memory.
 const SMALL_PIECE: usize = 512;

@@ -10,10 +10,10 @@
 use std::collections::VecDeque;
 
 use super::fold::{begins_escape, is_line_break};
-use super::matcher::Index;
+use super::index::Index;
+use super::matches::{Match, Matches};
 use super::stream::{ScanStream, complete_values};
 use super::unescape::{MAX_ESCAPE, ParsedEscape, PositionedByte, Unescaper, parse_escape};
-use super::views::{Match, Matches};
 
 /// The number of characters that are classified at a time.
 const BLOCK: usize = 8;
@@ -417,7 +417,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::leak::matcher::{Matcher, ValueOwner};
+    use crate::leak::{Matcher, ValueOwner};
 
     const VALUE: &[u8] = b"s3cr3t/+?value";
 

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use super::delay_queue::DelayQueue;
 use super::families::FamilyStream;
 use super::matcher::{Finding, Matcher};
+use super::matches::Matches;
 use super::scanner::Scanner;
-use super::views::Matches;
 
 /// The minimum distance between marks in bytes. It limits the number of marks.
 const MIN_MARK_DISTANCE: u64 = 256;

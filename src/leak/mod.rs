@@ -29,7 +29,10 @@ mod encodings;
 pub mod families;
 mod fold;
 mod holdback;
+mod index;
+mod mask;
 mod matcher;
+mod matches;
 mod number_lists;
 mod prefilter;
 mod redact;
@@ -43,5 +46,6 @@ mod views;
 
 pub use encodings::MIN_VALUE;
 pub use holdback::Holdback;
-pub use matcher::{Finding, Matcher, Value, ValueOwner, password};
+pub use index::ValueOwner;
+pub use matcher::{Finding, Matcher, Value, password};
 pub use redact::Redactor;

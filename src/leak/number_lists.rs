@@ -3,9 +3,9 @@
 
 use std::collections::VecDeque;
 
-use super::matcher::Index;
+use super::index::Index;
+use super::matches::{Match, Matches};
 use super::stream::ScanStream;
-use super::views::{Match, Matches};
 
 /// The minimum number of bytes that encode one byte in a list: a digit and a separator.
 const MIN_ENCODED_LEN: usize = 2;
@@ -232,7 +232,7 @@ fn find_run(text: &[u8], min_len: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::leak::matcher::{Matcher, ValueOwner};
+    use crate::leak::{Matcher, ValueOwner};
 
     const VALUE: &[u8] = b"k7Qz2mXv9LpW4sVt6eRRu8Yb";
 

@@ -7,19 +7,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::delay_queue::DelayQueue;
-use super::fold::is_line_break;
-use super::matcher::{Half, Matcher, ValueOwner};
+use super::index::{Half, ValueOwner};
+use super::mask::mask;
+use super::matcher::Matcher;
+use super::matches::{Match, Matches};
 use super::scanner::Scanner;
-use super::views::{Match, Matches};
 use crate::model::name::CredentialName;
-
-/// The byte that overwrites values.
-const MASK: u8 = b'*';
-
-/// Overwrites bytes except for line breaks, which may be syntax.
-pub(super) fn mask(bytes: &mut [u8]) {
-    bytes.iter_mut().filter(|byte| !is_line_break(**byte)).for_each(|byte| *byte = MASK);
-}
 
 /// A response stream in which values are overwritten.
 ///

@@ -1,10 +1,10 @@
 //! Scans a stream: its bytes in all views, and the texts embedded in it as base64 or as lists of numbers.
 
 use super::embedded::EmbeddedBase64;
-use super::matcher::Index;
+use super::index::Index;
+use super::matches::Matches;
 use super::number_lists::NumberLists;
 use super::stream::{ScanStream, sort_from};
-use super::views::Matches;
 
 /// The state of the scan of one stream.
 #[derive(Default)]

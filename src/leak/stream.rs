@@ -1,8 +1,9 @@
 //! Scans the bytes of a stream in all their views, regardless of how the stream is cut into pieces.
 
-use super::matcher::Index;
+use super::index::Index;
+use super::matches::{Match, Matches};
 use super::unescape::{EscapeFamilies, MAX_ESCAPE};
-use super::views::{Match, Matches, ViewTree};
+use super::views::ViewTree;
 
 /// The number of bytes that are searched at a time.
 const BLOCK: usize = 4096;
@@ -124,7 +125,8 @@ mod tests {
     use super::*;
     use crate::leak::encodings;
     use crate::leak::fold::{fold, ignorable_len, is_indent, is_line_break};
-    use crate::leak::matcher::{Matcher, ValueOwner};
+    use crate::leak::index::ValueOwner;
+    use crate::leak::matcher::Matcher;
     use crate::leak::unescape::{PositionedByte, Unescaper};
 
     const VALUES: [&[u8]; 4] =

@@ -13,9 +13,9 @@ use zeroize::Zeroizing;
 
 use super::automaton::{Automaton, State};
 use super::fold::{fold, ignorable_len, incomplete_ignorable_len, is_indent, is_line_break, next_skipped};
-use super::matcher::{Index, Patterns};
+use super::index::{Index, Patterns};
+use super::matches::{Match, Matches};
 use super::unescape::PositionedByte;
-use super::views::{Match, Matches};
 
 /// The automaton stops where fewer bytes of a pattern than this match, and the prefilter takes over.
 const MIN_WALK_DEPTH: usize = 4;
