@@ -14,7 +14,7 @@ use crate::daemon::vault;
 use crate::flow::Services;
 use crate::model::name::is_plain;
 use crate::model::secret::Secret;
-use crate::policy::compile::usable;
+use crate::policy::source::usable;
 use crate::vault::{Entry, VaultError};
 
 /// Returns true for paths of this module.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 
-use super::record;
+use super::timestamp;
 use crate::model::name::{ExecutionId, TaskName};
 use crate::model::peer::PeerNetwork;
 
@@ -73,7 +73,7 @@ impl Counted {
             Source::Unknown(network) => (None, None, Some(network.as_str())),
         };
         let count = self.codes.values().fold(0, |sum: u64, n| sum.saturating_add(*n));
-        let (ts, since, codes) = (record::now(), self.since.as_str(), &self.codes);
+        let (ts, since, codes) = (timestamp::now(), self.since.as_str(), &self.codes);
         let event = if *apart == Some(ANSWERED) { "closed" } else { "refused" };
         let line = Line { ts, event, since, task, execution, callers, verdict: "counted", count, codes };
         serde_json::to_string(&line).unwrap_or_default()
@@ -114,7 +114,7 @@ impl Flood {
             window.lines = window.lines.saturating_add(1);
             return true;
         }
-        window.since.get_or_insert_with(record::now);
+        window.since.get_or_insert_with(timestamp::now);
         let count = window.codes.entry(what).or_default();
         *count = count.saturating_add(1);
         false

@@ -6,4 +6,5 @@ mod flood;
 pub mod record;
 pub mod replay;
 pub mod sink;
+mod timestamp;
 pub mod verify;

@@ -4,20 +4,19 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use http::Request;
 use parking_lot::Mutex;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::finds::{FindReporter, Finds};
 use super::flood::{self, Source};
 use super::sink::{Announce, Sink, SinkError};
+use super::timestamp;
 use crate::files;
 use crate::leak::{Finding, Matcher, ValueOwner};
 use crate::model::limited::{ExchangeLimit, ReachedLimit};
@@ -802,7 +801,7 @@ impl Record {
     }
 
     fn stamped(&self, event: &'static str) -> Line {
-        let mut line = Line { ts: now(), event, ..self.line.clone() };
+        let mut line = Line { ts: timestamp::now(), event, ..self.line.clone() };
         if self.caller.is_none()
             && let Some(path) = &mut line.path
         {
@@ -888,7 +887,7 @@ impl Decision<'_> {
             #[serde(flatten)]
             decision: &'l Decision<'l>,
         }
-        sink.write_and_wait(&Line { ts: now(), event: "approval", decision: self }).await
+        sink.write_and_wait(&Line { ts: timestamp::now(), event: "approval", decision: self }).await
     }
 }
 
@@ -915,12 +914,6 @@ impl Alarm<'_> {
             entry: &'l Alarm<'l>,
         }
         let alarm = "an entry of the ledger does not verify";
-        sink.write(&Line { ts: now(), event: "alarm", alarm, entry: self }, Announce::No);
+        sink.write(&Line { ts: timestamp::now(), event: "alarm", alarm, entry: self }, Announce::No);
     }
-}
-
-/// Returns the current time in the format of audit lines: RFC 3339, UTC.
-#[must_use]
-pub(super) fn now() -> String {
-    OffsetDateTime::from(SystemTime::now()).format(&Rfc3339).unwrap_or_default()
 }

@@ -24,8 +24,9 @@ use super::terminal::{clean, escaped, print, say};
 use super::{Exit, paths};
 use crate::files;
 use crate::model::secret::Secret;
-use crate::policy::compile::{AdminAddress, read_source, usable};
+use crate::policy::compile::AdminAddress;
 use crate::policy::settings::ListenAt;
+use crate::policy::source::{read_source, usable};
 
 /// Until somebody takes the connection.
 const TO_CONNECT: Duration = Duration::from_secs(5);

@@ -6,8 +6,9 @@ use super::Exit;
 use super::terminal::say;
 use crate::daemon::reload::ConfigFile;
 use crate::daemon::vault;
-use crate::policy::compile::{self, AdminAddress, CompileContext, Config, Problem};
+use crate::policy::compile::{self, AdminAddress, Config, Problem};
 use crate::policy::settings::Vault;
+use crate::policy::source::CompileContext;
 
 /// The state directory where the file names none: systemd's, the user's, or the service's.
 pub(super) fn state_dir() -> PathBuf {

@@ -26,9 +26,10 @@ use crate::daemon::vault;
 use crate::files;
 use crate::model::host::Host;
 use crate::model::name::TaskName;
-use crate::policy::compile::{self, CompileContext, Config, Problem};
+use crate::policy::compile::{self, Config, Problem};
 use crate::policy::credential::Credential;
 use crate::policy::rule::Policy;
+use crate::policy::source::CompileContext;
 
 /// Flags of `exeat run`.
 ///

@@ -14,7 +14,7 @@ use crate::daemon::vault;
 use crate::leak::strength::{Strength, WEAK};
 use crate::model::name::is_plain;
 use crate::model::secret::Secret;
-use crate::policy::compile::usable;
+use crate::policy::source::usable;
 use crate::vault::{Entry, MAX_VALUE, Vault};
 
 /// Where secrets belong that no `--workspace` is given for.

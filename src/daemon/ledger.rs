@@ -13,8 +13,8 @@ use crate::audit::sink::Sink;
 use crate::files;
 use crate::ledger::{Alarm, Connect, Connecting, Ledger, Seal, Server, Stream};
 use crate::model::host::Host;
-use crate::policy::compile;
 use crate::policy::settings::{LedgerAt, Settings};
+use crate::policy::source;
 use crate::policy::store::PolicyStore;
 use crate::stages::forward::connect_own_server;
 use crate::stages::pin::Resolver;
@@ -39,7 +39,7 @@ pub(crate) fn open(
     };
     let env = |name: &str| std::env::var(name).ok();
     let read_password =
-        |source| compile::read_source(source, &env).map_err(|why| io::Error::other(format!("password: {why}")));
+        |source| source::read_source(source, &env).map_err(|why| io::Error::other(format!("password: {why}")));
     let password = password.as_ref().map(read_password).transpose()?;
     let server = Server::parse(url).map_err(io::Error::other)?.with_password(user.clone(), password);
     let connect = connect(settings, &server, policies, resolver, tls);

@@ -29,9 +29,9 @@ use crate::flow::listener::{ConnectionSetup, Inherited, Listener};
 use crate::flow::{Services, accept, webhooks};
 use crate::model::descriptors::Descriptors;
 use crate::model::secret::TokenHash;
-use crate::policy::compile;
 use crate::policy::rule::Policy;
 use crate::policy::settings::{Durability, ListenAt, Roots, Settings};
+use crate::policy::source;
 use crate::policy::store::PolicyStore;
 use crate::stages::forward::Forwarder;
 use crate::stages::pin::{OwnEndpoints, Resolver};
@@ -325,7 +325,7 @@ fn admin_token(settings: &Settings) -> Result<TokenHash, StartError> {
     let env = |name: &str| std::env::var(name).ok();
     let token = match &settings.admin.token {
         Some(source) => {
-            compile::read_source(source, &env).map_err(|why| StartError::AdminToken(why.to_string()))?.expose().to_vec()
+            source::read_source(source, &env).map_err(|why| StartError::AdminToken(why.to_string()))?.expose().to_vec()
         }
         None => match env("EXEAT_ADMIN_TOKEN") {
             Some(token) => token.into_bytes(),

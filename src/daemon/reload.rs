@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 use super::vault;
 use crate::flow::Services;
-use crate::policy::compile::{self, CompileContext, Config, Problem};
+use crate::policy::compile::{self, Config, Problem};
+use crate::policy::source::CompileContext;
 use crate::tls::crl;
 
 /// A changed file is loaded after it has not changed for this long, because editors and mounts write in several steps.

@@ -9,8 +9,8 @@ use sha2::{Digest, Sha256};
 use crate::audit::chain::ChainKey;
 use crate::files;
 use crate::model::secret::Secret;
-use crate::policy::compile::{SecretSource, SourceError, read_source, usable};
 use crate::policy::settings::{self, Settings, Source};
+use crate::policy::source::{SecretSource, SourceError, read_source, usable};
 use crate::vault::{Entry, MasterKey, Opened, Vault, VaultError};
 
 /// The workspace of the daemon's own secrets. Operators cannot access it, because it is not a valid workspace name.

@@ -18,6 +18,7 @@ pub use super::reader::Problem;
 use super::reader::{Findings, UNKNOWN_KEY};
 use super::rule::{Integration, Mode, Network, Policy, Task};
 use super::settings::{LedgerAt, ListenAt, Settings, Source, Vault};
+use super::source::{CompileContext, read_source};
 use super::webhook;
 use crate::leak::families::Families;
 use crate::leak::strength::Strength;
@@ -35,38 +36,6 @@ pub struct Config {
     pub policy: Policy,
     /// Warnings about keys that are valid but possibly unintended.
     pub warnings: Vec<Problem>,
-}
-
-/// The surroundings that a configuration refers to.
-pub struct CompileContext<'a> {
-    /// The directory that relative paths start from.
-    pub base: &'a Path,
-    /// The default state directory, for files without `state_dir`.
-    pub state_dir: &'a Path,
-    /// Looks up an environment variable.
-    pub env: &'a dyn Fn(&str) -> Option<String>,
-    /// The vault.
-    pub secrets: &'a dyn SecretSource,
-}
-
-/// A store in which `secret:NAME` is looked up.
-pub trait SecretSource {
-    /// Returns the secret with this workspace and name from the vault at `place`.
-    ///
-    /// # Errors
-    /// [`SourceError::Missing`] if there is no such secret, [`SourceError::Unusable`] if the vault cannot be read.
-    fn secret(&self, place: &Vault, workspace: &str, name: &str) -> Result<Secret, SourceError>;
-}
-
-/// The error of a source that yields no secret.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SourceError {
-    /// The secret does not exist.
-    #[error("{0}")]
-    Missing(String),
-    /// The secret exists but cannot be used.
-    #[error("{0}")]
-    Unusable(String),
 }
 
 /// Compiles a configuration file's text.
@@ -128,39 +97,6 @@ fn settings_of(section: &str, text: &str, base: &Path, state_dir: &Path) -> Resu
             if problems.is_empty() { Ok(file.settings) } else { Err(problems) }
         }
     }
-}
-
-/// Reads a secret from an environment variable or a file.
-///
-/// # Errors
-/// [`SourceError`] if the secret is unset, unreadable or blank, or contains control characters.
-pub fn read_source(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, SourceError> {
-    let missing = |why: String| SourceError::Missing(why);
-    let mut bytes = match source {
-        Source::Env(name) => env(name).ok_or_else(|| missing(format!("the variable {name} is not set")))?.into_bytes(),
-        Source::File(path) => {
-            std::fs::read(path).map_err(|error| missing(format!("{} cannot be read: {error}", path.display())))?
-        }
-        Source::Secret(name) => return Err(missing(format!("the vault secret {name} cannot be used here"))),
-    };
-    if matches!(source, Source::File(_)) && bytes.last() == Some(&b'\n') {
-        bytes.pop();
-    }
-    usable(Secret::new(bytes))
-}
-
-/// Returns the secret if it is valid in a header field.
-///
-/// # Errors
-/// [`SourceError::Unusable`] for a secret that is blank or contains control characters.
-pub fn usable(secret: Secret) -> Result<Secret, SourceError> {
-    if secret.expose().iter().any(u8::is_ascii_control) {
-        return Err(SourceError::Unusable("the value contains control characters".to_owned()));
-    }
-    if secret.expose().trim_ascii().is_empty() {
-        return Err(SourceError::Unusable("the value is empty".to_owned()));
-    }
-    Ok(secret)
 }
 
 fn assemble(file: File, context: &CompileContext<'_>, findings: &Findings) -> (Settings, Policy) {
@@ -600,6 +536,7 @@ pub(super) mod tests {
 
     use super::super::plan::{Calls, Oversize, Sizes};
     use super::super::settings::ListenAt;
+    use super::super::source::{SecretSource, SourceError};
     use super::*;
     use crate::model::tool::Kind;
 

@@ -10,11 +10,11 @@ use http::header::{
 };
 use toml::Value;
 
-use super::compile::{CompileContext, SourceError, read_source};
 use super::credential::{Auth, Binding, Credential};
 use super::reader::{Findings, Readable, Section, choice};
 use super::rule::{Integration, Mode};
 use super::settings::{Settings, Source};
+use super::source::{CompileContext, SourceError, read_source};
 use crate::leak;
 use crate::leak::strength::{Halves, Strength, WEAK};
 use crate::model::host::Host;

@@ -14,5 +14,6 @@ pub mod plan;
 mod reader;
 pub mod rule;
 pub mod settings;
+pub mod source;
 pub mod store;
 mod webhook;

@@ -164,11 +164,12 @@ impl ProxyAuthorization {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::compile::{self, CompileContext, SourceError};
+    use crate::policy::compile;
     use crate::policy::settings::Vault;
+    use crate::policy::source::{CompileContext, SecretSource, SourceError};
 
     struct NoSecrets;
-    impl compile::SecretSource for NoSecrets {
+    impl SecretSource for NoSecrets {
         fn secret(&self, _: &Vault, _: &str, name: &str) -> Result<crate::model::secret::Secret, SourceError> {
             Err(SourceError::Missing(name.to_owned()))
         }

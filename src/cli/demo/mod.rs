@@ -29,8 +29,9 @@ use crate::daemon::Daemon;
 use crate::daemon::vault;
 use crate::files;
 use crate::model::host::Host;
-use crate::policy::compile::{self, CompileContext};
+use crate::policy::compile;
 use crate::policy::settings::ListenAt;
+use crate::policy::source::CompileContext;
 use crate::tls::authority::Authority;
 
 /// The servers and directories of the demo.

@@ -126,7 +126,8 @@ async fn a_value_is_in_no_log_record_argument_or_file() {
 #[ignore = "panics on purpose; run by its other half"]
 fn a_process_that_panics() {
     use exeat::model::secret::Secret;
-    use exeat::policy::compile::{self, CompileContext};
+    use exeat::policy::compile;
+    use exeat::policy::source::CompileContext;
     let Ok(value) = std::env::var("EXEAT_TEST_VALUE") else { return };
     let dir = tempfile::tempdir().unwrap();
     let text = "[credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"a.example\"]\n\

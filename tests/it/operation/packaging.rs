@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use exeat::daemon::vault;
-use exeat::policy::compile::{self, CompileContext, Config};
+use exeat::policy::compile::{self, Config};
+use exeat::policy::source::CompileContext;
 
 use crate::lab;
 use crate::operation::cli::exeat;

@@ -1,0 +1,12 @@
+//! The time format of audit lines.
+
+use std::time::SystemTime;
+
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+/// Returns the current time in the format of audit lines: RFC 3339, UTC.
+#[must_use]
+pub(super) fn now() -> String {
+    OffsetDateTime::from(SystemTime::now()).format(&Rfc3339).unwrap_or_default()
+}
