@@ -4,6 +4,7 @@ mod approval;
 mod audit;
 mod ca;
 mod check;
+mod child;
 pub mod demo;
 mod env;
 mod execution;

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
 use std::sync::Arc;
@@ -12,10 +11,10 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
-use tokio::process::{Child, Command};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::process::Command;
 use toml::Table;
 
+use super::child::{Signals, exit_code, not_run};
 use super::handover::Environment;
 use super::placeholder;
 use super::placeholder::{Hidden, PlaceholderCredential};
@@ -189,61 +188,6 @@ fn without(command: &mut Command, rest: &[String], keys: &[Hidden], hidden: Vec<
     {
         command.env_remove(name);
     }
-}
-
-/// Says why, and with what status a shell would.
-pub(super) fn not_run(program: &str, error: &io::Error) -> ExitStatus {
-    let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
-    say(format_args!("exeat: {}: {error}", clean(program)));
-    ExitStatus::from_raw(code << 8)
-}
-
-/// The signals that may arrive while the command runs.
-pub(super) struct Signals {
-    interrupt: Signal,
-    quit: Signal,
-    terminate: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    pub(super) fn new() -> io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            quit: signal(SignalKind::quit())?,
-            terminate: signal(SignalKind::terminate())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
-    }
-
-    /// The terminal sends Ctrl-C and its relatives to the child as well, so they are nothing to pass on; TERM
-    /// and HUP are.
-    pub(super) async fn next(&mut self) -> Option<rustix::process::Signal> {
-        tokio::select! {
-            _ = self.interrupt.recv() => None,
-            _ = self.quit.recv() => None,
-            _ = self.terminate.recv() => Some(rustix::process::Signal::TERM),
-            _ = self.hangup.recv() => Some(rustix::process::Signal::HUP),
-        }
-    }
-
-    pub(super) async fn wait(&mut self, mut child: Child) -> io::Result<ExitStatus> {
-        loop {
-            let passed_on = tokio::select! {
-                status = child.wait() => return status,
-                signal = self.next() => signal,
-            };
-            let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
-            if let (Some(pid), Some(signal)) = (pid, passed_on) {
-                rustix::process::kill_process(pid, signal)?;
-            }
-        }
-    }
-}
-
-pub(super) fn exit_code(status: ExitStatus) -> ExitCode {
-    let code = status.code().unwrap_or_else(|| 128_i32.saturating_add(status.signal().unwrap_or_default()));
-    ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
 /// The parts of a command's proxy.

@@ -8,7 +8,7 @@ use rustix::mount::{MountFlags, mount};
 use rustix::process::{Pid, WaitOptions, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::super::run::{Signals, exit_code, not_run};
+use super::super::child::{Signals, exit_code, not_run};
 use super::super::terminal;
 use super::{Failed, InsideArgs, failed, namespace, privilege, syscalls};
 

@@ -27,7 +27,7 @@ use clap::Args;
 use tokio::process::Command;
 
 use super::Exit;
-use super::run::{Signals, exit_code};
+use super::child::{Signals, exit_code};
 use super::terminal::{self, say};
 
 /// Where the command finds the proxy: on a loopback that nobody else has.

@@ -83,6 +83,7 @@ fn some_things_have_one_home() {
             &[
                 "src/model/secret.rs",
                 "src/policy/compile.rs",
+                "src/policy/source.rs",
                 "src/policy/credential.rs",
                 "src/policy/credential_file.rs",
                 "src/vault/format.rs",
