@@ -179,12 +179,14 @@ struct HeadProgress {
     has_left: bool,
     /// The counter of sent heads of the latest connection, and its value before the request.
     last: Option<(Arc<AtomicU64>, u64)>,
+    /// The head is queued on a shared connection, which may send it even if the exchange is aborted.
+    is_queued: bool,
 }
 
 impl HeadProgress {
     fn has_left(&self) -> bool {
         let counted = |(heads, before): &(Arc<AtomicU64>, u64)| heads.load(Ordering::Relaxed) > *before;
-        self.has_left || self.last.as_ref().is_some_and(counted)
+        self.has_left || self.is_queued || self.last.as_ref().is_some_and(counted)
     }
 }
 
@@ -249,11 +251,17 @@ impl TransferCounts {
         }
     }
 
-    /// Records that the request is passed to a connection, which counts the heads it sends.
-    pub fn sends(&self, heads: Arc<AtomicU64>) {
+    /// Records that the request is passed to a connection, which counts the heads it sends. A shared connection queues
+    /// the head: until [`Self::settle_head`] is called, it counts as sent.
+    pub fn sends(&self, heads: Arc<AtomicU64>, is_shared: bool) {
         let before = heads.load(Ordering::Relaxed);
         let mut known = self.heads.lock();
-        *known = HeadProgress { has_left: known.has_left(), last: Some((heads, before)) };
+        *known = HeadProgress { has_left: known.has_left(), last: Some((heads, before)), is_queued: is_shared };
+    }
+
+    /// Records that the connection has responded or failed, so that no head is queued any longer.
+    pub fn settle_head(&self) {
+        self.heads.lock().is_queued = false;
     }
 
     /// Returns whether the request's head was sent. With concurrent heads, true means that at least one was sent.

@@ -325,14 +325,15 @@ impl Forwarder {
             record.address(lease.address());
             record.alpn(lease.alpn());
             let traffic = lease.traffic();
-            record.counts().sends(traffic.heads.clone());
+            record.counts().sends(traffic.heads.clone(), lease.is_h2());
             let copy = if lease.is_reused() { RetryCopy::of(&request) } else { None };
             let (shaped, received) = (adapt(request, &lease), traffic.received.load(Ordering::Relaxed));
-            let SendError { unsent, error } =
-                match await_head(timeouts.response_header, &record.counts(), lease.send(shaped)).await? {
-                    Ok(response) => return Ok((response, lease)),
-                    Err(error) => error,
-                };
+            let sent = await_head(timeouts.response_header, &record.counts(), lease.send(shaped)).await?;
+            record.counts().settle_head();
+            let SendError { unsent, error } = match sent {
+                Ok(response) => return Ok((response, lease)),
+                Err(error) => error,
+            };
             if let Some(unsent) = unsent.filter(|_| lease.is_reused()) {
                 request = unsent;
                 continue;

@@ -4,4 +4,5 @@ pub mod credits;
 pub mod executions;
 pub mod memory;
 pub mod plans;
+pub mod queued_heads;
 pub mod shared_memory;
