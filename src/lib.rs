@@ -5,7 +5,7 @@
 //! | step | evidence it leaves | question |
 //! |---|---|---|
 //! | [`stages::identify`] | `Caller` | who is the caller |
-//! | [`stages::throttle`] | `Taken` | is the caller within its limits and not stopped |
+//! | [`stages::throttle`] | `CountedCall` | is the caller within its limits and not stopped |
 //! | [`stages::parse`] | [`model::target::Target`] | what is the destination, in normal form |
 //! | [`stages::authorize`] | `Admitted`, `Grant` | is the destination allowed; with this method, path and credential |
 //! | [`stages::inspect`] | `Cleared` | does the request contain no secret |

@@ -27,14 +27,14 @@ pub(super) const ANSWERED: &str = "answered";
 pub(super) enum Source {
     /// An execution of a task.
     Execution(TaskName, ExecutionId),
-    /// All executions above [`MOST`], together.
+    /// All executions above [`MAX_WINDOWS`], together.
     Others,
     /// Unauthenticated callers from one network. With a quota per address, a client with many addresses could flood
     /// the log and memory. With one quota for all, a noisy sandbox could hide attempts from elsewhere.
     Unknown(PeerNetwork),
 }
 
-/// The key of a window: a source, and the code if it is one of [`APART`].
+/// The key of a window: a source, and the code if it is one of [`SEPARATE_CODES`].
 type Key = (Source, Option<&'static str>);
 
 /// The count of refusals without a line of their own.

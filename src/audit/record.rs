@@ -718,7 +718,7 @@ impl Record {
     ///
     /// # Errors
     /// [`Fail::AuditUnavailable`] if the sink cannot take it: then nothing may be sent.
-    pub async fn decided(&mut self) -> Verdict<()> {
+    pub async fn write_decision(&mut self) -> Verdict<()> {
         let mut line = self.stamped("decided");
         line.verdict = "allow";
         self.progress = Progress::Deciding;

@@ -12,10 +12,10 @@ use crate::flow::listener::{Inherited, Listener};
 /// The name of the socket for the operator; all others are for sandboxes.
 const ADMIN: &str = "admin";
 
-/// Sockets that the service manager has opened for us.
+/// Returns the sockets that the service manager has opened for the daemon.
 ///
 /// # Errors
-/// One of them is no stream socket that listens: then something else was meant.
+/// One of them is not a listening stream socket.
 pub(super) fn inherited() -> io::Result<Inherited> {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
@@ -44,26 +44,26 @@ fn take(sockets: &mut ListenFd, at: usize) -> io::Result<Listener> {
     Listener::unix(UnixListener::from_std(socket)?)
 }
 
-/// It listens.
+/// Reports that the daemon is ready.
 pub(super) fn ready(status: &str) {
-    say(&[NotifyState::Ready, NotifyState::Status(status)]);
+    notify(&[NotifyState::Ready, NotifyState::Status(status)]);
 }
 
-/// It reads its configuration again; [`ready`] follows.
+/// Reports that the daemon reads its configuration again. [`ready`] ends the reload.
 pub(super) fn reloading() {
     match NotifyState::monotonic_usec_now() {
-        Ok(now) => say(&[NotifyState::Reloading, now]),
+        Ok(now) => notify(&[NotifyState::Reloading, now]),
         Err(error) => tracing::warn!(%error, "cannot notify the service manager of the reload"),
     }
 }
 
-/// It lets what is in flight finish.
+/// Reports that the daemon finishes the exchanges in flight and stops.
 pub(super) fn stopping() {
-    say(&[NotifyState::Stopping]);
+    notify(&[NotifyState::Stopping]);
 }
 
-/// Nothing happens where nobody asked for it.
-fn say(states: &[NotifyState<'_>]) {
+/// Notifies the service manager, if it has asked for notifications.
+fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "cannot notify the service manager");
     }

@@ -35,7 +35,7 @@ use crate::stages::identify::Caller;
 use crate::stages::limit::redact::Texts;
 use crate::stages::parse;
 use crate::stages::pin::PinnedTarget;
-use crate::stages::throttle::Taken;
+use crate::stages::throttle::CountedCall;
 use crate::tls::probe::Certificate;
 
 /// The kind of call as which requests are counted.
@@ -157,7 +157,7 @@ pub(super) async fn answer(
 }
 
 impl SelfRequest<'_> {
-    async fn take_call(&self, head: &mut Parts, record: &mut Record) -> Verdict<Taken> {
+    async fn take_call(&self, head: &mut Parts, record: &mut Record) -> Verdict<CountedCall> {
         let taken = self.services.throttle.take(self.policy, self.caller, KIND, record).await?;
         parse::head(head)?;
         Ok(taken)
@@ -303,7 +303,7 @@ impl SelfRequest<'_> {
     async fn query_destination(
         &self,
         query: DestinationQuery,
-        taken: &Taken,
+        taken: &CountedCall,
         head: &Parts,
         record: &mut Record,
     ) -> Verdict<SelfReply> {
@@ -313,7 +313,7 @@ impl SelfRequest<'_> {
         let admitted = authorize::destination_to_probe(self.policy, self.caller, taken, target, record)?;
         record.rule(admitted.allowed().rule());
         let pinned = services.resolver.pin(self.policy, &admitted, record).await?;
-        record.decided().await?;
+        record.write_decision().await?;
         // DNS and the audit log may have taken long, so the policy is read again.
         let policy = services.policies.snapshot();
         let admitted = authorize::destination_again(&policy, &admitted)?;

@@ -41,7 +41,7 @@ use crate::stages::forward::OriginStream;
 use crate::stages::identify::Caller;
 use crate::stages::message::h2_trailers::MarkTrailers;
 use crate::stages::pin::PinnedTarget;
-use crate::stages::throttle::{Prepaid, Taken};
+use crate::stages::throttle::{CountedCall, Prepaid};
 use crate::stages::{parse, sni};
 use crate::tls::hello::{self, Hello, MAX_HELLO, Progress};
 
@@ -84,7 +84,7 @@ pub(super) async fn open_requested(
 
 fn authorize_target(
     policy: &Policy,
-    (caller, taken): (&Caller, Taken),
+    (caller, taken): (&Caller, CountedCall),
     request: Request<Incoming>,
     record: &mut Record,
 ) -> Verdict<(Admitted, Request<Incoming>)> {
@@ -169,7 +169,7 @@ impl Tunnel {
 
     /// Splices the tunnel without reading its bytes, for as long as the policy allows it.
     async fn run_opaque(self, client: &Client, stream: ClientStream, origin: OriginStream, mut record: Record) {
-        if let Err(refusal) = record.decided().await {
+        if let Err(refusal) = record.write_decision().await {
             return record.failed(refusal);
         }
         let services = &client.services;
@@ -426,7 +426,13 @@ impl InnerServer {
 
     /// Counts a request as a call. The first raw request uses the call of the CONNECT. If it is refused or aborted
     /// before it is counted, that call is left for the next request.
-    async fn take_call(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
+    async fn take_call(
+        &self,
+        policy: &Policy,
+        caller: &Caller,
+        kind: Kind,
+        record: &mut Record,
+    ) -> Verdict<CountedCall> {
         let throttle = &self.client.services.throttle;
         let prepaid = if kind == Kind::Raw { self.prepaid().take() } else { None };
         let Some(prepaid) = prepaid else { return throttle.take(policy, caller, kind, record).await };

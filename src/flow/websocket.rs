@@ -21,7 +21,7 @@ use super::respond::{self, AnswerBody};
 use crate::audit::finds::FindReporter;
 use crate::audit::record::Record;
 use crate::model::refusal::{Deny, Fail, Refusal};
-use crate::stages::forward::{Relay, Switched};
+use crate::stages::forward::{Relay, UpgradedOrigin};
 use crate::stages::message::websocket;
 use crate::stages::message::websocket::{Downward, RelayError, Upward};
 
@@ -55,7 +55,7 @@ pub(super) fn respond(
     mut record: Record,
 ) -> Response<AnswerBody> {
     let services = &client.services;
-    let Switched { response, relay: accepted } = match answer {
+    let UpgradedOrigin { response, relay: accepted } = match answer {
         Answer::Response(checked) => return respond::origin(services, checked, record),
         Answer::Upgrade(switched) => switched,
     };

@@ -190,7 +190,7 @@ pub(super) fn decide(known: &mut Approval, decision: Decision, now: Millis) -> D
     }
 }
 
-/// Removes approvals that ended long ago, and the oldest ended ones above [`MOST_ENDED`].
+/// Removes approvals that ended long ago, and the oldest ended ones above [`MAX_ENDED`].
 fn remove_old(all: &mut Vec<Approval>, now: Millis) {
     all.retain(|known| known.expires_at.plus(SHOWN_FOR) > now);
     let mut surplus = all.iter().filter(|known| !known.is_open(now)).count().saturating_sub(MAX_ENDED);

@@ -52,7 +52,7 @@ pub enum LedgerError {
     /// The id is in use.
     #[error("the id is in use")]
     Exists,
-    /// [`MOST_EXECUTIONS`] are live.
+    /// [`MAX_EXECUTIONS`] are live.
     #[error("there are too many executions")]
     Full,
     /// The store does not answer, cannot be written, or returns an invalid answer.
@@ -257,7 +257,7 @@ impl Ledger {
         }
     }
 
-    /// Adds a tool call to its execution's record, which keeps the last [`MOST_CALLS`]. A call that the client only
+    /// Adds a tool call to its execution's record, which keeps the last [`MAX_CALLS`]. A call that the client only
     /// reported never displaces one that the proxy handled.
     ///
     /// # Errors

@@ -39,7 +39,7 @@ pub enum HostError {
     Empty,
     /// A numeric last label in a text that is not a strict dotted quad.
     #[error("an IPv4 address that is not in dotted decimal")]
-    OddIpv4,
+    NonCanonicalIpv4,
     /// A name of more than 253 bytes, or a label of more than 63.
     #[error("a name or label that is too long")]
     TooLong,
@@ -117,7 +117,7 @@ impl HostName {
             }
         }
         if name.rsplit('.').next().is_some_and(numeric) {
-            return name.parse::<Ipv4Addr>().map(|ip| Host::Ip(ip.into())).map_err(|_| HostError::OddIpv4);
+            return name.parse::<Ipv4Addr>().map(|ip| Host::Ip(ip.into())).map_err(|_| HostError::NonCanonicalIpv4);
         }
         Ok(Host::Name(Self(name.into())))
     }
@@ -179,15 +179,15 @@ mod tests {
             ("exa\u{ad}mple.com", Err(HostError::BadByte)),
             ("127.0.0.1", name("127.0.0.1")),
             ("127.0.0.1.", name("127.0.0.1")),
-            ("127.1", Err(HostError::OddIpv4)),
-            ("2130706433", Err(HostError::OddIpv4)),
-            ("0x7f.1", Err(HostError::OddIpv4)),
-            ("0x7f000001", Err(HostError::OddIpv4)),
-            ("a.0x", Err(HostError::OddIpv4)),
-            ("0177.0.0.1", Err(HostError::OddIpv4)),
-            ("127.0.0.01", Err(HostError::OddIpv4)),
-            ("1.2.3.256", Err(HostError::OddIpv4)),
-            ("1.2.3.4.5", Err(HostError::OddIpv4)),
+            ("127.1", Err(HostError::NonCanonicalIpv4)),
+            ("2130706433", Err(HostError::NonCanonicalIpv4)),
+            ("0x7f.1", Err(HostError::NonCanonicalIpv4)),
+            ("0x7f000001", Err(HostError::NonCanonicalIpv4)),
+            ("a.0x", Err(HostError::NonCanonicalIpv4)),
+            ("0177.0.0.1", Err(HostError::NonCanonicalIpv4)),
+            ("127.0.0.01", Err(HostError::NonCanonicalIpv4)),
+            ("1.2.3.256", Err(HostError::NonCanonicalIpv4)),
+            ("1.2.3.4.5", Err(HostError::NonCanonicalIpv4)),
             ("１２７.0.0.1", Err(HostError::BadByte)),
             ("[::1]", name("[::1]")),
             ("[::FFFF:127.0.0.1]", name("[::ffff:127.0.0.1]")),

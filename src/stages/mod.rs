@@ -15,3 +15,4 @@ mod sharded;
 pub mod sni;
 mod socket_quota;
 pub mod throttle;
+pub(crate) mod work_slice;

@@ -29,7 +29,13 @@ pub(super) struct Ports {
 
 /// All scenes, in the order in which they are played.
 pub(super) fn all(ports: &Ports, key: &str) -> Vec<Scene> {
-    let parts = [passing(ports), malformed(ports), not_allowed(ports), credentials(ports, key), leading_astray(ports)];
+    let parts = [
+        passing(ports),
+        malformed(ports),
+        not_allowed(ports),
+        credentials(ports, key),
+        unreachable_or_unsafe_origins(ports),
+    ];
     parts.into_iter().flatten().collect()
 }
 
@@ -122,7 +128,7 @@ fn credentials(ports: &Ports, key: &str) -> Vec<Scene> {
     ]
 }
 
-fn leading_astray(ports: &Ports) -> Vec<Scene> {
+fn unreachable_or_unsafe_origins(ports: &Ports) -> Vec<Scene> {
     let Ports { lying, broken, dead, own, .. } = ports;
     let slow = format!("https://{}/slow", ports.api());
     let stranger = "an origin with a stranger's certificate";

@@ -11,6 +11,8 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
+use crate::stages::work_slice::WorkSlice;
+
 /// A stream with bytes that were read ahead put back before it.
 pub(super) struct Rewind<T> {
     prefix: Bytes,
@@ -301,6 +303,7 @@ where
     W: AsyncWrite + Unpin,
 {
     let mut buffer = vec![0; BUFFER];
+    let mut slice = WorkSlice::begin();
     loop {
         let read = tokio::select! {
             biased;
@@ -315,6 +318,11 @@ where
             Some(n) => {
                 let Some(bytes) = buffer.get(..n).filter(|bytes| !bytes.is_empty()) else { break };
                 let out = filter.pass(bytes)?;
+                if slice.is_over() {
+                    // Tokio's own budget counts reads, and one read may hold thousands of messages.
+                    tokio::task::yield_now().await;
+                    slice = WorkSlice::begin();
+                }
                 clock.wait(to.write_all(&out)).await?;
                 count(n);
             }

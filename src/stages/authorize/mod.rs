@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use self::credential::SelectedCredential;
 use super::identify::{Caller, Proof};
-use super::throttle::Taken;
+use super::throttle::CountedCall;
 use crate::audit::record::Record;
 use crate::coding::{DecodeLimits, Direction};
 use crate::leak::Matcher;
@@ -327,7 +327,7 @@ impl Grant {
 pub fn destination(
     policy: &Policy,
     caller: &Caller,
-    _taken: &Taken,
+    _taken: &CountedCall,
     (target, parts): (Target, &Parts),
     record: &mut Record,
 ) -> Verdict<Admitted> {
@@ -347,7 +347,7 @@ pub fn destination(
 pub fn destination_to_probe(
     policy: &Policy,
     caller: &Caller,
-    _taken: &Taken,
+    _taken: &CountedCall,
     target: Target,
     record: &mut Record,
 ) -> Verdict<Admitted> {
@@ -391,7 +391,7 @@ pub fn plain_http_inside(policy: &Policy, admitted: &Admitted) -> Verdict<Admitt
 pub fn request(
     policy: &Policy,
     admitted: &Admitted,
-    _taken: Taken,
+    _taken: CountedCall,
     parts: &Parts,
     record: &mut Record,
 ) -> Verdict<Grant> {

@@ -103,7 +103,7 @@ pub struct Received {
 }
 
 /// A WebSocket accepted by the origin and not yet relayed.
-pub struct Switched {
+pub struct UpgradedOrigin {
     /// The response head.
     pub response: Response<()>,
     /// The relay to run.
@@ -133,7 +133,7 @@ impl Received {
     ///
     /// # Errors
     /// The response, if it is another one.
-    pub fn switch(mut self) -> Result<Switched, Box<Self>> {
+    pub fn into_upgrade(mut self) -> Result<UpgradedOrigin, Box<Self>> {
         let Some(origin) = self.switched.take() else { return Err(Box::new(self)) };
         let Self { response, lease, limits, started, guard, values, reservation, withdrawn, .. } = self;
         let timeouts = limits.timeouts;
@@ -149,7 +149,7 @@ impl Received {
             withdrawn,
             lease: Box::new(lease),
         };
-        Ok(Switched { response: Response::from_parts(head, ()), relay })
+        Ok(UpgradedOrigin { response: Response::from_parts(head, ()), relay })
     }
 }
 

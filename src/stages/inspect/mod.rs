@@ -18,7 +18,8 @@ use self::outbound::{OutboundBody, OutboundError, PORTION};
 use super::authorize::Grant;
 use super::body_budget::EVICTED;
 use super::inject::unsent_fields::UnsentFields;
-use super::message::request_body::{PORTIONS_PER_POLL, RequestBody};
+use super::message::request_body::RequestBody;
+use super::work_slice::WorkSlice;
 use crate::audit::record::Record;
 use crate::leak::Finding;
 use crate::model::limited::ExchangeLimit;
@@ -70,7 +71,7 @@ impl Cleared {
 /// no room for the body, or evicts it after it has stalled.
 ///
 /// [`Fail::Overloaded`]: crate::model::refusal::Fail::Overloaded
-pub async fn gather(grant: &Grant, head: &Parts, body: RequestBody, record: &mut Record) -> Verdict<RequestBody> {
+pub async fn buffer_body(grant: &Grant, head: &Parts, body: RequestBody, record: &mut Record) -> Verdict<RequestBody> {
     body.check_size()?;
     let max = grant.limits().request.unwrap_or(MAX_APPROVED);
     match grant.approval() {
@@ -165,7 +166,7 @@ async fn scan_buffered(
     trailers: Option<&HeaderMap>,
 ) -> Result<(), OutboundError> {
     let mut rest = data.clone();
-    let mut portions = 0_usize;
+    let mut slice = WorkSlice::begin();
     while !rest.is_empty() || outbound.has_work() {
         if !outbound.has_work() {
             outbound.push(rest.split_to(PORTION.min(rest.len())))?;
@@ -173,10 +174,9 @@ async fn scan_buffered(
         outbound.work()?;
         // The data is already in memory, so the scanner's copy is dropped.
         while outbound.take().is_some() {}
-        portions = portions.wrapping_add(1);
-        if portions.is_multiple_of(PORTIONS_PER_POLL) {
-            // Yield to other tasks.
+        if slice.is_over() {
             tokio::task::yield_now().await;
+            slice = WorkSlice::begin();
         }
     }
     trailers.map_or(Ok(()), |trailers| outbound.trailers(trailers))?;

@@ -129,7 +129,7 @@ enum FrameOutcome {
 /// # Errors
 /// [`Fail::ResponseTooLarge`] if it exceeds the limit and must not be truncated; [`Fail::UpstreamProtocol`] if its
 /// first bytes cannot be decoded; the refusal that has stopped the exchange in the meantime.
-pub async fn check(received: Received, record: &mut Record) -> Verdict<CheckedResponse> {
+pub async fn redact_and_check(received: Received, record: &mut Record) -> Verdict<CheckedResponse> {
     let Received { response, lease, limits, reader, started, guard, mut withdrawn, .. } = received;
     let (status, timeouts) = (response.status(), limits.timeouts);
     let mut response = redact::head(response, guard);

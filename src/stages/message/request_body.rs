@@ -22,6 +22,7 @@ use crate::stages::body_budget::{Budget, Full, Reservation};
 use crate::stages::inject::strip;
 use crate::stages::inspect::outbound::{OutboundBody, OutboundError};
 use crate::stages::message::late_trailers::Trailers;
+use crate::stages::work_slice::WorkSlice;
 
 /// The reason why a body ended early.
 #[derive(Debug, thiserror::Error)]
@@ -88,8 +89,6 @@ enum PauseTimer {
 const PAUSE: Duration = Duration::from_millis(50);
 /// The longest time that data is held, even if the stream keeps trickling.
 const MAX_HELD: Duration = Duration::from_millis(500);
-/// The number of portions scanned before the task yields.
-pub(crate) const PORTIONS_PER_POLL: usize = 8;
 /// The most bytes preallocated for a body.
 const MAX_PREALLOCATED: usize = 64 * 1024;
 
@@ -290,7 +289,8 @@ impl RequestBody {
         scan: &mut ScannedBody,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Frame<Bytes>>, FrameError>> {
-        for _ in 0..PORTIONS_PER_POLL {
+        let slice = WorkSlice::begin();
+        while !slice.is_over() {
             if let Some(data) = scan.outbound.take() {
                 return Poll::Ready(Ok(Some(Frame::data(data))));
             }

@@ -36,13 +36,13 @@ const MINUTE: Duration = Duration::from_secs(60);
 ///
 /// ```compile_fail
 /// // A call that was not counted cannot be authorized.
-/// let taken = exeat::stages::throttle::Taken(());
+/// let taken = exeat::stages::throttle::CountedCall(());
 /// ```
 /// ```
-/// fn wants(_: exeat::stages::throttle::Taken) {}
+/// fn wants(_: exeat::stages::throttle::CountedCall) {}
 /// ```
 #[derive(Debug)]
-pub struct Taken(());
+pub struct CountedCall(());
 
 /// The call that was counted for opening a tunnel. The first raw request in the tunnel redeems it; it stays counted for
 /// a tunnel without one.
@@ -79,7 +79,13 @@ impl Throttle {
     /// # Errors
     /// [`Deny::ExecutionStopped`]; [`Deny::ExecutionLimit`], [`Deny::RateLimited`] or [`Deny::ConcurrencyLimited`];
     /// [`Deny::CallerUnknown`] if the execution no longer exists; [`Fail::LedgerUnavailable`].
-    pub async fn take(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
+    pub async fn take(
+        &self,
+        policy: &Policy,
+        caller: &Caller,
+        kind: Kind,
+        record: &mut Record,
+    ) -> Verdict<CountedCall> {
         let limits = limits(policy, caller, kind);
         self.enter(policy, caller, (kind, &limits), record)?;
         self.count(policy, caller, kind, record).await
@@ -95,7 +101,7 @@ impl Throttle {
         policy: &Policy,
         caller: &Caller,
         record: &mut Record,
-    ) -> Verdict<(Taken, Prepaid)> {
+    ) -> Verdict<(CountedCall, Prepaid)> {
         let taken = self.take(policy, caller, Kind::Raw, record).await?;
         Ok((taken, Prepaid { at: Instant::now() }))
     }
@@ -113,7 +119,7 @@ impl Throttle {
         caller: &Caller,
         prepaid: &mut Option<Prepaid>,
         record: &mut Record,
-    ) -> Verdict<Taken> {
+    ) -> Verdict<CountedCall> {
         let is_valid = |prepaid: &Prepaid| prepaid.at.elapsed() < MINUTE && self.is_counted(caller, prepaid);
         if !prepaid.as_ref().is_some_and(is_valid) {
             *prepaid = None;
@@ -121,7 +127,7 @@ impl Throttle {
         }
         self.check_unmetered(policy, caller, Kind::Raw, record).await?;
         *prepaid = None;
-        Ok(Taken(()))
+        Ok(CountedCall(()))
     }
 
     /// Returns the call of a tunnel whose request was counted as another one. If the ledger is unavailable, the call
@@ -178,7 +184,7 @@ impl Throttle {
         check_result(asked, record).map(drop)
     }
 
-    async fn count(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<Taken> {
+    async fn count(&self, policy: &Policy, caller: &Caller, kind: Kind, record: &mut Record) -> Verdict<CountedCall> {
         let limits = limits(policy, caller, kind);
         let taken = self.ledger.take(caller.facts(), kind, caps(&limits.calls), Millis::now()).await;
         check_result(taken, record)
@@ -214,10 +220,10 @@ fn caps(calls: &Calls) -> Caps {
     Caps { per_execution: calls.per_execution, per_minute: calls.per_minute }
 }
 
-fn check_result(taken: Result<TakeResult, LedgerError>, record: &mut Record) -> Verdict<Taken> {
+fn check_result(taken: Result<TakeResult, LedgerError>, record: &mut Record) -> Verdict<CountedCall> {
     let limited = |name, limit, within, retry_after| ReachedLimit { name, limit, scope: within, retry_after };
     match taken {
-        Ok(TakeResult::Counted { .. }) => Ok(Taken(())),
+        Ok(TakeResult::Counted { .. }) => Ok(CountedCall(())),
         Ok(TakeResult::ExecutionLimit { limit }) => {
             let limited = limited("calls_per_execution", limit, LimitScope::Execution, None);
             Err(record.limited(Deny::ExecutionLimit, limited))

@@ -6,3 +6,4 @@ pub mod memory;
 pub mod plans;
 pub mod queued_heads;
 pub mod shared_memory;
+pub mod tiny_messages;
