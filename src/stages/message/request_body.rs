@@ -1,5 +1,7 @@
 //! The request body sent to the origin: buffered or scanned for `inspect`, and sent by `forward`.
 
+use std::error::Error as _;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -360,8 +362,10 @@ impl RequestBody {
         };
         self.idle_timer = None;
         self.counts.tick();
-        if let Some(Err(_)) = frame {
-            self.counts.client_failed();
+        match &frame {
+            Some(Err(error)) if is_malformed(error) => self.counts.stop(Deny::RequestMalformed.into(), None),
+            Some(Err(_)) => self.counts.client_failed(),
+            Some(Ok(_)) | None => {}
         }
         let length = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len) as u64;
         if let Some(left) = &mut self.remaining {
@@ -431,6 +435,12 @@ impl Body for RequestBody {
             Source::Buffered { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
         }
     }
+}
+
+/// Returns true for an error in the framing of an HTTP/1.1 body, false if the client has disconnected.
+fn is_malformed(error: &hyper::Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| matches!(cause.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData))
 }
 
 /// Bytes that return their charge to the budget on drop.

@@ -5,3 +5,4 @@ pub mod audit_floods;
 pub mod fleet;
 pub mod kill_9;
 pub mod ledger;
+pub mod malformed_bodies;
