@@ -1,7 +1,7 @@
 //! Verifies a log. Distinguishes a changed line, a truncation and an incomplete last line.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -74,12 +74,11 @@ type Seen = (Option<String>, Vec<PathBuf>);
 fn verify_once(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<(Report, Seen)> {
     let text = head.map(|file| fs::read_to_string(file).unwrap_or_default());
     let expected = text.as_deref().map(|text| key.open_head(text).map(|head| head.mac));
-    let mut files: Vec<PathBuf> = sink::rotated(path)?.into_iter().map(|(_, file)| file).collect();
-    files.push(path.to_owned());
+    let files = open_all(path)?;
     let mut walk = Walk { key, reached: false, expected, previous: None, report: Report::new(files.len()) };
-    let seen = (text, files.clone());
-    for file in files {
-        if !walk.file(&file)? {
+    let seen = (text, files.iter().map(|(path, _)| path.clone()).collect());
+    for (path, file) in files {
+        if !walk.file(&path, file)? {
             return Ok((walk.report, seen));
         }
     }
@@ -93,6 +92,32 @@ fn verify_once(path: &Path, key: &ChainKey, head: Option<&Path>) -> io::Result<(
     }
     Ok((walk.report, seen))
 }
+
+/// Opens all files of a log, the oldest first. A rotation between two of them would leave a gap, so they are opened again
+/// until none has happened. Open files can be read to their end even if they are rotated or deleted.
+fn open_all(path: &Path) -> io::Result<Vec<(PathBuf, fs::File)>> {
+    let list = || -> io::Result<Vec<PathBuf>> {
+        let rotated = sink::rotated(path)?.into_iter().map(|(_, file)| file);
+        Ok(rotated.chain([path.to_owned()]).collect())
+    };
+    let mut names = list()?;
+    let mut last = Err(io::Error::other("the log is rotated too often to be read"));
+    for _ in 0..MAX_OPENS {
+        let files: io::Result<Vec<_>> = names.iter().map(|name| Ok((name.clone(), fs::File::open(name)?))).collect();
+        let again = list()?;
+        match files {
+            Ok(files) if again == names => return Ok(files),
+            Ok(_) => {}
+            // Between two steps of a rotation the current file does not exist.
+            Err(error) => last = Err(error),
+        }
+        names = again;
+    }
+    last
+}
+
+/// The maximum number of attempts to open all files between two rotations.
+const MAX_OPENS: usize = 100;
 
 impl Report {
     fn new(files: usize) -> Self {
@@ -111,8 +136,9 @@ struct Walk<'k> {
 
 impl Walk<'_> {
     /// Reads a file. Returns false if verification ends here.
-    fn file(&mut self, file: &Path) -> io::Result<bool> {
-        let bytes = fs::read(file)?;
+    fn file(&mut self, path: &Path, mut file: fs::File) -> io::Result<bool> {
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
         let mut torn: Option<&[u8]> = None;
         for (number, line) in bytes.split_inclusive(|b| *b == b'\n').enumerate() {
             let Some(line) = line.strip_suffix(b"\n") else {
@@ -129,11 +155,11 @@ impl Walk<'_> {
                 }
                 // A fragment that a crash left; the next line must state its hash.
                 None if torn.is_none() && text.and_then(chain::mac_of).is_none() => torn = Some(line),
-                None => return Ok(self.changed(file, number)),
+                None => return Ok(self.changed(path, number)),
             }
         }
         if torn.is_some() {
-            return Ok(self.changed(file, bytes.split(|b| *b == b'\n').count().saturating_sub(2)));
+            return Ok(self.changed(path, bytes.split(|b| *b == b'\n').count().saturating_sub(2)));
         }
         Ok(true)
     }
