@@ -13,7 +13,7 @@ use super::terminal::{clean, print, quoted, say, table};
 use super::{Exit, env};
 use crate::model::name::is_plain;
 
-/// The longest that an execution may last, in seconds.
+/// The maximum duration of an execution, in seconds.
 const YEAR: u64 = 365 * 24 * 3600;
 
 /// Flags of `exeat execution`.
@@ -25,25 +25,25 @@ pub(super) struct ExecutionArgs {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Begin one, and print what a sandbox needs to use the proxy as it
+    /// Start an execution and print the variables for its sandbox
     ///
-    /// Prints lines for `eval` in a shell or for pasting: EXEAT_EXECUTION, the id, and HTTPS_PROXY (with the other
-    /// names that clients know it by), the proxy's URL with the token in it. The token is shown only once.
+    /// Prints shell lines, for `eval` or for pasting: EXEAT_EXECUTION is the id, and HTTPS_PROXY and the other names
+    /// that clients use are the proxy's URL with the token. The token is shown only once.
     Start(StartArgs),
-    /// Show one: what it has used up, and what it may
+    /// Show the usage and the limits of an execution
     Show {
-        /// Its id; that of a static token is its task's name
+        /// The execution's id; for a static token, the name of its task
         id: String,
-        /// Print it as JSON
+        /// Print as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Stop one: what it has under way ends, and what it asks is refused (execution_stopped)
+    /// Stop an execution: abort its requests and refuse new ones (execution_stopped)
     Stop {
-        /// Its id; that of a static token is its task's name
+        /// The execution's id; for a static token, the name of its task
         id: String,
     },
-    /// List them, the oldest first; what has ended is known for another hour
+    /// List the executions, oldest first; ended ones are listed for an hour
     List {
         /// Only those of this task
         #[arg(long, value_name = "TASK")]
@@ -52,9 +52,9 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// List the latest tool calls of one
+    /// List the latest tool calls of an execution
     Calls {
-        /// Its id; that of a static token is its task's name
+        /// The execution's id; for a static token, the name of its task
         id: String,
         /// Print the list as JSON
         #[arg(long)]
@@ -64,18 +64,18 @@ enum Action {
 
 #[derive(Args)]
 struct StartArgs {
-    /// Of which task
+    /// The task
     task: String,
-    /// How long it lasts, such as 30m, 2h or 7d; a year at most [default: 1d]
+    /// Its duration, such as 30m, 2h or 7d; at most a year [default: 1d]
     #[arg(long, value_name = "TIME", value_parser = seconds)]
     expires: Option<u64>,
-    /// From where its token may be used, such as 10.0.0.0/8 [default: anywhere]
+    /// The network from which its token may be used, such as 10.0.0.0/8 [default: any]
     #[arg(long, value_name = "CIDR", value_parser = network)]
     peers: Option<IpNet>,
-    /// Begin the execution of the task's static token anew: nothing counted, and not stopped
+    /// Restart the execution of the task's static token, with all counters at zero
     #[arg(long = "static", conflicts_with_all = ["expires", "peers"])]
     is_static: bool,
-    /// Print the daemon's answer as JSON
+    /// Print the daemon's reply as JSON
     #[arg(long)]
     json: bool,
 }

@@ -20,13 +20,13 @@ use crate::policy::rule::{AccessKind, MatchedRules, Mode, Policy, Task};
 /// Flags of `exeat explain`.
 #[derive(Args)]
 pub(super) struct ExplainArgs {
-    /// Task that makes the request
+    /// The task that makes the request
     #[arg(long, value_name = "TASK")]
     task: String,
     /// The method
     #[arg(short = 'X', long = "method", value_name = "METHOD", default_value = "GET")]
     method: Method,
-    /// As a call of this tool
+    /// Explain it as a call of this tool
     #[arg(long, value_name = "NAME", value_parser = tool)]
     tool: Option<Tool>,
     /// Print the steps as JSON

@@ -29,14 +29,14 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::terminal;
 
-/// A forward egress proxy between AI-agent sandboxes and the internet. Nothing leaves without a permit.
+/// A forward HTTP egress proxy between AI-agent sandboxes and the internet
 #[derive(Parser)]
 #[command(name = "exeat", version, about, max_term_width = 110)]
 struct Cli {
     /// The configuration file [default: built in; it denies everything]
     #[arg(short = 'c', long = "config", value_name = "FILE", env = "EXEAT_CONFIG", global = true)]
     config: Option<PathBuf>,
-    /// Where the admin listener is, for what asks it: http://ADDRESS:PORT or unix:PATH [default: as configured]
+    /// The daemon's admin listener: http://ADDRESS:PORT or unix:PATH [default: as configured]
     #[arg(long, value_name = "URL", env = "EXEAT_ADMIN", hide_env_values = true, global = true)]
     admin: Option<String>,
     #[command(subcommand)]
@@ -47,60 +47,61 @@ struct Cli {
 enum Command {
     /// Run the daemon
     ///
-    /// SIGHUP, or a change of the file, reloads the policy; SIGTERM lets requests in flight finish.
+    /// SIGHUP or a change of the configuration file reloads the policy. SIGTERM stops the daemon after the requests in
+    /// flight.
     Serve(serve::ServeArgs),
-    /// Run one command behind a proxy of its own
+    /// Run a command behind its own proxy
     Run(run::RunArgs),
     /// The steps of `run --isolate` between exeat and the command
     #[command(hide = true)]
     Inside(isolate::InsideArgs),
-    /// A tour that needs no network: requests that pass, and one that is refused for each reason
+    /// Show requests that pass, and one refused for each reason, without a network
     Demo,
-    /// Check the configuration and name every problem at once
+    /// Check the configuration and report all problems
     Check {
         /// Print the problems as JSON
         #[arg(long)]
         json: bool,
-        /// Ask DNS, too, where registered webhooks lead
+        /// Also resolve the hosts of registered webhooks
         #[arg(long)]
         online: bool,
     },
-    /// Tell what would happen to a request, step by step, without sending anything
+    /// Explain step by step how a request would be handled, without sending it
     Explain(explain::ExplainArgs),
-    /// Print the variables that make clients use the proxy and trust its CA
+    /// Print the environment variables with which clients use the proxy and trust its CA
     Env {
-        /// Task whose token to use
+        /// The task whose token is used
         #[arg(long, value_name = "TASK")]
         task: String,
-        /// In which syntax
+        /// The output syntax
         #[arg(long, value_enum, default_value_t = Shell::Sh)]
         shell: Shell,
     },
-    /// The interception CA, which clients in the sandbox must trust
+    /// Create or show the interception CA, which clients must trust
     Ca {
         #[command(subcommand)]
         action: CaAction,
     },
-    /// Secrets of the vault, which credentials take their values from
+    /// Manage the secrets in the vault, to which credentials refer
     Secret(secret::SecretArgs),
-    /// Executions: runs of tasks with a token of their own, begun, shown and stopped by the running daemon
+    /// Start, show and stop executions: runs of a task with their own token
     ///
-    /// This and `approvals`, `approve` and `deny` ask the daemon over its admin listener. Its token is taken from
-    /// EXEAT_ADMIN_TOKEN, else as the configuration says, else from the state directory; on a Unix socket the daemon's
-    /// own user needs none.
+    /// This command and `approvals`, `approve` and `deny` use the admin listener of the running daemon. The admin token
+    /// is read from EXEAT_ADMIN_TOKEN, from the source in the configuration, or from the state directory. On a Unix
+    /// socket, the daemon's own user needs no token.
     Execution(execution::ExecutionArgs),
-    /// List the requests that wait for an approval
+    /// List the pending approvals
     Approvals {
         /// Print the list as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Let a request that waits for an approval through, once
+    /// Approve a pending request, once
     Approve {
         /// The approval's id
         id: String,
     },
-    /// Refuse a request that waits for an approval
+    /// Deny a pending request
     Deny {
         /// The approval's id
         id: String,
@@ -110,13 +111,13 @@ enum Command {
         #[command(subcommand)]
         action: AuditAction,
     },
-    /// Print a script that completes commands and flags in a shell
+    /// Print a shell completion script
     Completions {
-        /// For which shell
+        /// The shell
         #[arg(value_enum)]
         shell: manual::Completed,
     },
-    /// Print a manual page; `exeat man | man -l -` shows it
+    /// Print a manual page, to be shown with `exeat man | man -l -`
     Man(manual::ManArgs),
 }
 
@@ -129,27 +130,27 @@ enum Shell {
 
 #[derive(Subcommand)]
 enum CaAction {
-    /// Make the CA if there is none
+    /// Create the CA if it does not exist
     Init,
-    /// Show where it is, its fingerprint and when it expires
+    /// Show its path, fingerprint and expiry
     Show,
-    /// Print it with the machine's own roots as one PEM bundle
+    /// Print it together with the system's root certificates as a PEM bundle
     Bundle,
 }
 
 #[derive(Subcommand)]
 enum AuditAction {
-    /// Tell a whole log from a changed, cut or torn one
+    /// Verify that the log is complete and unchanged
     Verify(VerifyArgs),
-    /// Print the last lines for people
+    /// Print the last lines in a readable form
     Tail {
-        /// Only what was refused
+        /// Only refused requests
         #[arg(long)]
         denied: bool,
-        /// How many lines
+        /// The number of lines
         #[arg(short = 'n', default_value_t = 20)]
         lines: usize,
-        /// Print the lines as they are
+        /// Print the lines as JSON
         #[arg(long)]
         json: bool,
     },
@@ -157,19 +158,19 @@ enum AuditAction {
 
 #[derive(Args)]
 struct VerifyArgs {
-    /// The log [default: the configured one]
+    /// The log file [default: as configured]
     file: Option<PathBuf>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Exit codes of every command but `run`, which returns its child's.
+/// The exit codes of all commands except `run`, which returns that of its child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
     Done = 0,
     Failed = 1,
-    /// Also what clap exits with.
+    /// Also the exit code of clap.
     Usage = 2,
     Refused = 3,
 }
@@ -180,11 +181,11 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Parses the command line and does what it says.
+/// Runs the command line.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    // Its first step writes to files in /proc that an undumpable process does not own.
+    // The first step of `inside` writes to files in /proc, which a process without core dumps does not own.
     if !matches!(cli.command, Command::Inside(_)) {
         terminal::undumpable();
     }

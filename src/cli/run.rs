@@ -32,44 +32,47 @@ use crate::policy::source::CompileContext;
 
 /// Flags of `exeat run`.
 ///
-/// The command is told to use the proxy and to trust its CA. Without `--isolate` it is not locked in: a program
-/// that ignores the variables connects directly.
+/// The command gets the variables with which clients use the proxy and trust its CA. Without `--isolate`, a program that
+/// ignores them connects directly.
 #[derive(Args)]
-#[command(after_long_help = "Without --isolate this is no jail: a program that ignores the proxy variables connects \
-directly. With it, the command has a network of its own that ends at the proxy, sees no processes but its own, makes no \
-Unix sockets, and is killed with all that it started when it or exeat ends; if that cannot be had, it is not run. \
-127.0.0.1 is its own then: --allow http://127.0.0.1:8080 means the machine's, through the proxy. It is a jail for the \
-network, not for files: what it writes and others run later runs outside.\n\nExamples:\n  \
+#[command(
+    after_long_help = "Without --isolate, the command is not confined: a program that ignores the proxy variables \
+connects directly. With --isolate, the command has its own network, which leads only to the proxy, sees only its own \
+processes, and cannot create Unix sockets. It is killed together with its children when it or exeat ends. If it cannot \
+be isolated, it is not run. 127.0.0.1 is then the command's own loopback; --allow http://127.0.0.1:8080 allows the \
+machine's, through the proxy. Only the network is isolated, not files: a program that the command writes and that is \
+run later by others runs outside.\n\nExamples:\n  \
 exeat run --allow example.org -- curl https://example.org/\n  \
 exeat run --allow '*.example.org' --allow http://127.0.0.1:8080 -- ./agent\n  \
 exeat run --credential GITHUB_TOKEN=bearer@api.github.com -- ./agent\n  \
 exeat run --isolate --allow example.org -- ./agent\n  \
-exeat run --learn -- pip download six")]
+exeat run --learn -- pip download six"
+)]
 pub(super) struct RunArgs {
-    /// A host the command may reach: HOST, HOST:PORT, *.HOST, or http://HOST for plain HTTP. An address
-    /// that is written out is reached even if it is private; a name never leads to such an address
+    /// A host that the command may reach: HOST, HOST:PORT, *.HOST, or http://HOST for plain HTTP. An IP address is
+    /// reached even if it is private; a name is never resolved to such an address
     #[arg(long, value_name = "HOST")]
     allow: Vec<String>,
-    /// A key that the command may use and not see: NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD or
-    /// query:PARAMETER. The value is that of the variable NAME; in its place the command finds a placeholder of
-    /// the same shape, which becomes the key on its way to HOST and nowhere else. HOST is allowed by it. May be
-    /// repeated, also for further hosts of one key, which is sent to all of them in the same way
+    /// A key that the command can use but not see: NAME=HOW@HOST, where HOW is bearer, basic, header:FIELD or
+    /// query:PARAMETER. The value is read from the variable NAME. The command gets a placeholder of the same format
+    /// instead, which the proxy replaces with the key in requests to HOST only. This also allows HOST. Can be repeated,
+    /// also for more hosts of the same key, which is then sent to all of them in the same way
     #[arg(long, value_name = "NAME=HOW@HOST")]
     credential: Vec<String>,
-    /// Use the integrations and credentials of this task of the configuration, too
+    /// Also use the integrations and credentials of this task in the configuration
     #[arg(long, value_name = "TASK")]
     task: Option<String>,
-    /// Let every public https destination through and list what would have been refused
+    /// Allow every public https destination, and list those that would have been refused
     #[arg(long)]
     learn: bool,
-    /// Leave the command no way out but the proxy: its own network, processes and mounts, without root (Linux)
+    /// Isolate the command: its own network, processes and mounts, with the proxy as the only way out (Linux, no root)
     #[arg(long)]
     isolate: bool,
-    /// With --isolate: let the command make Unix sockets. Then it reaches those in the file system that are
-    /// not covered, see the operations manual
+    /// With --isolate, allow the command to create Unix sockets. It can then connect to those in the file system that
+    /// are not hidden; see the operations manual
     #[arg(long, requires = "isolate")]
     unix_sockets: bool,
-    /// No summary at the end
+    /// Print no summary at the end
     #[arg(short, long)]
     quiet: bool,
     /// The command and its arguments

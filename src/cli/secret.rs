@@ -17,13 +17,13 @@ use crate::model::secret::Secret;
 use crate::policy::source::usable;
 use crate::vault::{Entry, MAX_VALUE, Vault};
 
-/// Where secrets belong that no `--workspace` is given for.
+/// The workspace without `--workspace`.
 const DEFAULT: &str = "default";
 
 /// Flags of `exeat secret`.
 #[derive(Args)]
 pub(super) struct SecretArgs {
-    /// Workspace of the secrets, as named by the task. Without it `default`; for `list`, all
+    /// The workspace of the secrets, as in the task. Without it, `default`, and all for `list`
     #[arg(long, value_name = "W", global = true)]
     workspace: Option<String>,
     #[command(subcommand)]
@@ -32,7 +32,7 @@ pub(super) struct SecretArgs {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Show names and dates; values are never shown
+    /// List names and dates, never values
     List {
         /// Print the list as JSON
         #[arg(long)]
@@ -40,15 +40,15 @@ enum Action {
     },
     /// Set a value, from standard input or a hidden prompt
     ///
-    /// The value is kept exactly; of what comes from standard input, one final newline is cut. A running daemon
-    /// takes it up at its next reload.
+    /// The value is stored unchanged, except that one trailing newline is removed from standard input. A running daemon
+    /// uses it from its next reload.
     Set {
-        /// Name that credentials refer to, as in value = "secret:NAME"
+        /// The name to which credentials refer, as in value = "secret:NAME"
         name: String,
     },
-    /// Remove a value
+    /// Delete a value
     Delete {
-        /// Name of the secret
+        /// The name of the secret
         name: String,
     },
 }

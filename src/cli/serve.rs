@@ -12,7 +12,7 @@ use crate::daemon::reload::Reloaded;
 /// Flags of `exeat serve`.
 #[derive(Args)]
 pub(super) struct ServeArgs {
-    /// Do not confine the process (seccomp, landlock): for kernels and file systems where that gets in the way
+    /// Do not confine the process (seccomp, Landlock), on kernels and file systems that do not support it
     #[arg(long)]
     no_confine: bool,
 }
