@@ -3,9 +3,10 @@
 
 use std::collections::VecDeque;
 
+use super::encodings::MIN_VALUE;
 use super::index::Index;
 use super::matches::{Match, Matches};
-use super::stream::ScanStream;
+use super::stream::{ScanStream, complete_values};
 
 /// The minimum number of bytes that encode one byte in a list: a digit and a separator.
 const MIN_ENCODED_LEN: usize = 2;
@@ -198,7 +199,14 @@ impl<const RADIX: u32> List<RADIX> {
 
     fn partials(&mut self, index: &Index, before: u64) -> Vec<(u64, u32)> {
         let with_unsearched = self.scan.first_unsearched().is_some_and(|pending| self.position_of(pending).0 < before);
-        let partials = self.scan.partials_with(index, u64::MAX, with_unsearched);
+        let mut partials = self.scan.partials_with(index, u64::MAX, with_unsearched);
+        if self.digits >= Self::DIGITS.0 && self.positions.len() >= MIN_VALUE {
+            // The number at the end may be complete.
+            let (mut scan, mut matches) = (self.scan.clone(), Matches::default());
+            scan.feed(index, &[u8::try_from(self.number).unwrap_or_default()], &mut matches);
+            partials.extend(scan.partials(index, u64::MAX));
+            partials.extend(complete_values(&matches));
+        }
         partials.into_iter().map(|(from, owner)| (self.position_of(from).0, owner)).collect()
     }
 }

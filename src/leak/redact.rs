@@ -42,7 +42,8 @@ pub struct Redactor {
     pending_parts: Vec<Range<u64>>,
     /// The latest whole values. Halves within them are not counted.
     recent_matches: VecDeque<Range<u64>>,
-    /// The start of the last first half that was counted as a find. A longer part from there is the same find.
+    /// The start of the first half that was counted last, until a pause. The part before that pause is the same find; a
+    /// longer one would confirm another guess.
     counted_half_start: Option<u64>,
 }
 
@@ -141,6 +142,8 @@ impl Redactor {
             self.overwrite_range(from..releasable_to, owner);
         }
         self.releasable_to = releasable_to;
+        // What is shown from here on is another find.
+        self.counted_half_start = self.counted_half_start.filter(|start| *start >= releasable_to);
     }
 
     /// Counts the pending parts that the rest of the value does not follow as finds.
@@ -180,8 +183,7 @@ impl Redactor {
                     self.count_whole(owner);
                 }
                 Some(half) => {
-                    self.count_whole(owner);
-                    if half == Half::First {
+                    if self.count_whole(owner) && half == Half::First {
                         self.counted_half_start = Some(from);
                     }
                 }
@@ -194,13 +196,16 @@ impl Redactor {
         }
     }
 
-    /// Counts a whole value as a find unless it was sent.
-    fn count_whole(&mut self, owner: u32) {
+    /// Counts a value as a find unless it was sent or has been counted. Returns true if it is a find.
+    fn count_whole(&mut self, owner: u32) -> bool {
         // `user:password` and its password count as one value.
         let value_owner = self.matcher.value_owners(owner).next().cloned();
-        if !self.was_sent(owner) && value_owner.is_some_and(|value_owner| self.counted_owners.insert(value_owner)) {
+        let is_find =
+            !self.was_sent(owner) && value_owner.is_some_and(|value_owner| self.counted_owners.insert(value_owner));
+        if is_find {
             self.add_find();
         }
+        is_find
     }
 
     /// Counts half of the sent value as a find unless it belongs to a whole value.

@@ -66,11 +66,11 @@ impl Strength {
                 let (first, second) = halves(secret);
                 let after_prefix = first.get(kind_prefix_len(first)..).unwrap_or_default();
                 let is_distinctive = after_prefix.len() >= MIN_VALUE && guesses(after_prefix) >= MIN_HALF_GUESSES;
-                Self::Strong(Halves {
-                    first: is_distinctive && weakness(first).is_none(),
-                    second: weakness(second).is_none(),
-                    part: strong_part(secret),
-                })
+                let is_first_searched = is_distinctive && weakness(first).is_none();
+                // A part that is longer than the first half would not continue a match of that half.
+                let first_end = memchr::memmem::rfind(secret, first).map_or(secret.len(), |at| at + first.len());
+                let part = strong_part(secret).map(|part| if is_first_searched { part.min(first_end) } else { part });
+                Self::Strong(Halves { first: is_first_searched, second: weakness(second).is_none(), part })
             }
         }
     }
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn guessable_or_public_parts_do_not_count() {
         let rows = [
-            ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", Some(22)),
+            ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", Some(20)),
             ("acme_live_k7Qz2mXv9LpW4sVt6eRRu8Yb", Some(10 + 12)),
             ("acme_live_k7Qz2mXv9L", Some(10 + 8)),
             ("550e8400-e29b-41d4-a716-446655440000", Some(18)),

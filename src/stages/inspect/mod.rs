@@ -151,12 +151,19 @@ fn find_in_fields(grant: &Grant, headers: &HeaderMap) -> Option<Finding> {
     };
     let unsent = UnsentFields::of(grant, headers);
     let sent = || headers.iter().filter(|(name, _)| !unsent.contains(name)).map(|(_, value)| value.as_bytes());
-    let across = || values.find_across(sent());
+    // Over HTTP/2 a value may begin and end with blanks, which an HTTP/1.1 origin ignores (RFC 9110 §5.5).
+    let across = || values.find_across(sent()).or_else(|| values.find_across(sent().map(<[u8]>::trim_ascii)));
     // Cookies are separate fields in all but syntax.
     let cookies = || headers.get_all(COOKIE).iter().flat_map(|field| field.as_bytes().split(|byte| *byte == b';'));
     let unnamed = |cookie: &'_ [u8]| cookie.iter().position(|byte| *byte == b'=').map_or(0, |at| at.saturating_add(1));
-    let cookie_values = || cookies().map(|cookie| cookie.get(unnamed(cookie)..).unwrap_or_default());
+    let cookie_values = || cookies().map(|cookie| unquoted(cookie.get(unnamed(cookie)..).unwrap_or_default()));
     scanned.find_map(one).or_else(across).or_else(|| values.find_across(cookie_values()))
+}
+
+/// Returns the value of a cookie without blanks around it and without quotes, which servers ignore (RFC 6265 §4.1.1).
+fn unquoted(value: &[u8]) -> &[u8] {
+    let value = value.trim_ascii();
+    value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\"")).unwrap_or(value)
 }
 
 /// Scans a buffered body.

@@ -182,7 +182,7 @@ impl OutboundBody {
             self.hold.name(name.as_str())?;
             self.hold.beside(value.as_bytes())?;
             // A value may be split between the body and the trailers.
-            self.hold.read(value.as_bytes())?;
+            self.hold.read(value.as_bytes().trim_ascii())?;
         }
         Ok(())
     }
@@ -346,7 +346,8 @@ fn check_media_type(headers: &HeaderMap) -> Verdict<()> {
 
 /// Returns the media type in lower case.
 fn media_type(headers: &HeaderMap) -> Vec<u8> {
-    headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default().to_ascii_lowercase()
+    // Over HTTP/2 a value may begin with a blank, which an HTTP/1.1 origin ignores (RFC 9110 §5.5).
+    headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default().trim_ascii().to_ascii_lowercase()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! No value of a credential leaves or comes back: every form, on every surface, by every way in.
 
 pub mod benign;
+pub mod blanks_and_lists;
 pub mod decoys;
 pub mod disguised_values;
 pub mod echoes;
@@ -8,6 +9,7 @@ pub mod evasions;
 
 pub mod finds;
 pub mod forms;
+pub mod growing_parts;
 pub mod guessing_sandbox;
 pub mod halves;
 pub mod inbound;
