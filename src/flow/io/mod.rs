@@ -318,17 +318,18 @@ where
             Some(n) => {
                 let Some(bytes) = buffer.get(..n).filter(|bytes| !bytes.is_empty()) else { break };
                 let out = filter.pass(bytes)?;
-                if slice.is_over() {
-                    // Tokio's own budget counts reads, and one read may hold thousands of messages.
-                    tokio::task::yield_now().await;
-                    slice = WorkSlice::begin();
-                }
                 clock.wait(to.write_all(&out)).await?;
                 count(n);
             }
         }
         clock.wait(to.flush()).await?;
         filter.written()?;
+        if slice.is_over() {
+            // Tokio's own budget counts reads, and one read may hold thousands of messages. Only here is the output at a
+            // point where the direction may be stopped.
+            tokio::task::yield_now().await;
+            slice = WorkSlice::begin();
+        }
     }
     clock.wait(to.shutdown()).await
 }
