@@ -162,7 +162,7 @@ pub fn websocket(data: &[u8]) {
         let redactor = || (!matcher.is_empty()).then(|| Redactor::new(matcher.clone()));
         let down = |pieces: &[&[u8]]| {
             let (mut down, mut out) = (Downward::new(redactor()), Vec::new());
-            let stop = pieces.iter().find_map(|piece| down.pass(piece, &mut out).err());
+            let stop = pieces.iter().find_map(|piece| down.pass(piece, &mut out, |_| Ok(())).err());
             let ends = down.is_between_frames();
             let paused = down.pause();
             assert!(stop.is_some() || !ends || paused.is_empty());

@@ -27,6 +27,8 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The finds of all executions, and which executions are stopped. The receiver of [`Self::notes`] writes them to the
 /// journal, so that they survive a restart.
 pub struct Finds {
+    /// Returns the number of finds that stops an execution under the current policy.
+    max_finds: Box<dyn Fn() -> u32 + Send + Sync>,
     found: watch::Sender<FindCounts>,
     /// Finds recorded per execution, including those of requests in flight when the execution was stopped.
     noted: Mutex<HashMap<ExecutionId, u32>>,
@@ -58,25 +60,32 @@ impl FindReporter {
     }
 
     /// Records the total number of finds in the response so far.
-    pub fn reached(&mut self, finds: u64) {
+    ///
+    /// # Errors
+    /// [`Deny::ExecutionStopped`] if a new find has stopped the execution. The bytes with that find must not be sent,
+    /// because they would confirm more guesses than the limit allows.
+    pub fn reached(&mut self, finds: u64) -> Verdict<()> {
+        if self.noted >= finds {
+            return Ok(());
+        }
         while self.noted < finds {
             self.noted = self.noted.saturating_add(1);
             if let Some(execution) = &self.execution {
                 self.finds.note(execution);
             }
         }
-    }
-}
-
-impl Default for Finds {
-    fn default() -> Self {
-        let (notes, inbox) = mpsc::channel(MAX_EVENTS);
-        let (found, inbox) = (watch::Sender::new(HashMap::new()), Mutex::new(Some(inbox)));
-        Self { found, noted: Mutex::default(), notes, inbox }
+        self.execution.as_ref().map_or(Ok(()), |execution| self.finds.check(execution))
     }
 }
 
 impl Finds {
+    /// Creates counts without finds. `max_finds` returns the number of finds that stops an execution.
+    pub fn new(max_finds: impl Fn() -> u32 + Send + Sync + 'static) -> Self {
+        let (notes, inbox) = mpsc::channel(MAX_EVENTS);
+        let (found, inbox) = (watch::Sender::new(HashMap::new()), Mutex::new(Some(inbox)));
+        Self { max_finds: Box::new(max_finds), found, noted: Mutex::default(), notes, inbox }
+    }
+
     /// Returns the receiver of events for the journal; `None` on the second call.
     #[must_use]
     pub fn notes(&self) -> Option<mpsc::Receiver<FindEvent>> {
@@ -152,15 +161,16 @@ impl Finds {
         });
     }
 
-    /// Checks that an execution has fewer than `most` finds and is not stopped.
+    /// Checks that an execution has fewer finds than the limit and is not stopped.
     ///
     /// # Errors
     /// [`Deny::ExecutionStopped`].
-    pub fn check(&self, execution: &ExecutionId, most: u32) -> Verdict<()> {
+    pub fn check(&self, execution: &ExecutionId) -> Verdict<()> {
+        let max_finds = (self.max_finds)();
         let found = self.found.borrow();
         let count = found.get(execution).copied();
         let count = count.unwrap_or(if found.len() < MAX_EXECUTIONS { 0 } else { u32::MAX });
-        if count >= most { Err(Deny::ExecutionStopped.into()) } else { Ok(()) }
+        if count >= max_finds { Err(Deny::ExecutionStopped.into()) } else { Ok(()) }
     }
 
     /// Subscribes to all changes of the counts.
@@ -172,6 +182,8 @@ impl Finds {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
     use crate::model::name::TaskName;
 
@@ -181,30 +193,50 @@ mod tests {
 
     #[test]
     fn an_execution_is_stopped_at_the_limit_of_finds() {
-        let finds = Finds::default();
+        let limit = Arc::new(AtomicU32::new(3));
+        let finds = Finds::new({
+            let limit = limit.clone();
+            move || limit.load(Ordering::Relaxed)
+        });
         let (a, b) = (execution("a"), execution("b"));
         for n in 0..3 {
-            assert!(finds.check(&a, 3).is_ok(), "{n}");
+            assert!(finds.check(&a).is_ok(), "{n}");
             finds.note(&a);
         }
-        assert_eq!(finds.check(&a, 3), Err(Deny::ExecutionStopped.into()));
-        assert!(finds.check(&a, 4).is_ok() && finds.check(&b, 1).is_ok());
+        assert_eq!(finds.check(&a), Err(Deny::ExecutionStopped.into()));
+        assert!(finds.check(&b).is_ok());
+        limit.store(4, Ordering::Relaxed);
+        assert!(finds.check(&a).is_ok());
+    }
+
+    /// A response reports its finds as a total. The report that reaches the limit is refused, and so is each later one.
+    #[test]
+    fn a_report_that_reaches_the_limit_is_refused() {
+        let finds = Arc::new(Finds::new(|| 3));
+        let mut reporter = FindReporter::new(&finds, Some(execution("a")), 0);
+        let mut other = FindReporter::new(&finds, Some(execution("a")), 0);
+        let stopped = Err(Deny::ExecutionStopped.into());
+        assert_eq!((reporter.reached(1), reporter.reached(1), other.reached(1)), (Ok(()), Ok(()), Ok(())));
+        assert_eq!((reporter.reached(2), reporter.reached(3), other.reached(2)), (stopped, stopped, stopped));
+        assert_eq!(FindReporter::new(&finds, Some(execution("b")), 0).reached(100), stopped);
     }
 
     #[test]
     fn executions_above_the_maximum_count_as_stopped() {
-        let finds = Finds::default();
+        let finds = Finds::new(|| 3);
         finds.note(&execution("known"));
-        assert!(finds.check(&execution("new"), 1).is_ok());
+        assert!(finds.check(&execution("new")).is_ok());
         for n in 1..MAX_EXECUTIONS {
             finds.restore(&execution(&n.to_string()), 1);
         }
         finds.note(&execution("one more"));
         assert_eq!(finds.known().len(), MAX_EXECUTIONS);
         for name in ["one more", "new"] {
-            assert_eq!(finds.check(&execution(name), 1000), Err(Deny::ExecutionStopped.into()), "{name}");
+            assert_eq!(finds.check(&execution(name)), Err(Deny::ExecutionStopped.into()), "{name}");
         }
         finds.note(&execution("known"));
-        assert!(finds.check(&execution("known"), 3).is_ok() && finds.check(&execution("known"), 2).is_err());
+        assert!(finds.check(&execution("known")).is_ok());
+        finds.note(&execution("known"));
+        assert!(finds.check(&execution("known")).is_err());
     }
 }

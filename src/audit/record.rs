@@ -639,11 +639,13 @@ impl Record {
     }
 
     /// Records the total number of finds in the response so far.
-    pub fn finds_in_answer(&mut self, finds: u64) {
-        if finds > self.finds_in_answer {
-            self.find_reporter().reached(finds);
-            self.finds_in_answer = finds;
-        }
+    ///
+    /// # Errors
+    /// As [`FindReporter::reached`].
+    pub fn finds_in_answer(&mut self, finds: u64) -> Verdict<()> {
+        let mut reporter = self.find_reporter();
+        self.finds_in_answer = self.finds_in_answer.max(finds);
+        reporter.reached(finds)
     }
 
     /// Returns a reporter that counts the finds in the rest of the response.

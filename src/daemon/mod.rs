@@ -275,7 +275,10 @@ fn services(
     let resolver = Arc::new(Resolver::new(&settings.dns, &tls, own, &descriptors).map_err(StartError::Resolver)?);
     let policies = Arc::new(PolicyStore::new(policy));
     let ledger = Arc::new(ledger::open(&settings, &policies, &resolver, &tls, &audit).map_err(StartError::Ledger)?);
-    let finds = Arc::new(Finds::default());
+    let finds = Arc::new(Finds::new({
+        let policies = policies.clone();
+        move || policies.snapshot().leak().max_finds()
+    }));
     let connection_setup = ConnectionSetup::new(&settings.proxy)?;
     let caller_connections =
         Arc::new(CallerConnections::new(settings.proxy.max_connections_per_caller, descriptors.connections));

@@ -318,7 +318,7 @@ impl SelfRequest<'_> {
         let policy = services.policies.snapshot();
         let admitted = authorize::destination_again(&policy, &admitted)?;
         let pinned = services.resolver.confirm(&policy, &admitted, &pinned, record)?;
-        services.finds.check(self.caller.execution(), policy.leak().max_finds())?;
+        services.finds.check(self.caller.execution())?;
         let reply = match query {
             DestinationQuery::Resolve => json!({ "addresses": pinned.address_texts().collect::<Vec<_>>() }),
             DestinationQuery::Certificate => self.certificate(&pinned, record).await?,
@@ -331,8 +331,7 @@ impl SelfRequest<'_> {
     async fn certificate(&self, pinned: &PinnedTarget, record: &mut Record) -> Verdict<Value> {
         let probed = self.services.forwarder.probe_certificate(pinned, self.caller.execution(), record).await?;
         // An execution that was stopped in the meantime gets no response.
-        let policy = self.services.policies.snapshot();
-        self.services.finds.check(self.caller.execution(), policy.leak().max_finds())?;
+        self.services.finds.check(self.caller.execution())?;
         // The texts come from the origin, which may have received a value. Only the caller's own values are redacted,
         // as another redaction would reveal that a value exists. A redacted value confirms a guess, so it counts as a
         // find.
@@ -356,7 +355,7 @@ impl SelfRequest<'_> {
             "reason": probed.doubt.map(&mut clean),
             "chain": chain,
         });
-        texts.note(record);
+        texts.note(record)?;
         Ok(document)
     }
 

@@ -191,7 +191,7 @@ impl Tunnel {
                 return record.failed(refusal);
             }
             checked_generation = policy.generation();
-            if let Err(refusal) = services.finds.check(self.admitted.caller().execution(), policy.leak().max_finds()) {
+            if let Err(refusal) = services.finds.check(self.admitted.caller().execution()) {
                 return record.failed(refusal);
             }
             tokio::select! {

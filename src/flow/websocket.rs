@@ -87,7 +87,8 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
         down: DownFilter { inner: down, finder: record.find_reporter(), state: WriteState::new(&protocol_error) },
     };
     let unread = directions.relay(&client, (client_io, origin_io), (idle, until), withdrawn, &mut record).await;
-    directions.down.finder.reached(directions.down.inner.finds(true));
+    // Nothing is sent after this.
+    let _ = directions.down.finder.reached(directions.down.inner.finds(true));
     if let Some((count, names)) = directions.down.inner.found() {
         record.redacted(count, &names);
     }
@@ -292,6 +293,7 @@ impl RelayDirections {
             (Some(RelayError::Broken(broken)), _) => {
                 (Some(broken.code()), RelayEnd::Refused(Deny::RequestMalformed.into()))
             }
+            (_, Some(RelayError::Stopped(refusal))) => (Some(close_code(refusal)), RelayEnd::Refused(refusal)),
             (_, Some(_)) => (Some(websocket::INTERNAL_ERROR), RelayEnd::Refused(Fail::UpstreamProtocol.into())),
             // After a close frame from each side, the way the connections end does not matter.
             _ if self.up.inner.is_closed() && self.down.inner.is_closed() => (None, RelayEnd::Completed),
@@ -345,9 +347,7 @@ impl Filter for DownFilter {
             self.inner.await_close();
         }
         let mut out = Vec::new();
-        let passed = self.inner.pass(bytes, &mut out);
-        self.finder.reached(self.inner.finds(false));
-        if let Err(error) = passed {
+        if let Err(error) = self.inner.pass(bytes, &mut out, |finds| self.finder.reached(finds)) {
             let close_frame = websocket::close_frame(websocket::INTERNAL_ERROR, false);
             self.state.end_direction(error, self.inner.is_between_frames(), &close_frame, &mut out)?;
         }
@@ -358,10 +358,13 @@ impl Filter for DownFilter {
         self.inner.holds()
     }
 
-    fn pause(&mut self) -> Vec<u8> {
+    fn pause(&mut self) -> io::Result<Vec<u8>> {
         let paused = self.inner.pause();
-        self.finder.reached(self.inner.finds(false));
-        paused
+        if let Err(refusal) = self.finder.reached(self.inner.finds(false)) {
+            let stopped = RelayError::Stopped(refusal);
+            self.state.end_direction(stopped, self.inner.is_between_frames(), &[], &mut Vec::new())?;
+        }
+        Ok(paused)
     }
 
     fn written(&mut self) -> io::Result<()> {

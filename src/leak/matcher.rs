@@ -112,6 +112,15 @@ pub struct Finding {
     pub whose: ValueOwner,
 }
 
+/// The matches in a whole text.
+#[derive(Default)]
+pub(super) struct TextMatches {
+    /// The ranges of values and their owners, in order.
+    pub(super) ranges: Vec<(Range<usize>, u32)>,
+    /// The partial matches at the end: their starts and owners.
+    pub(super) partials: Vec<(usize, u32)>,
+}
+
 impl Default for Matcher {
     fn default() -> Self {
         Self::new(std::iter::empty::<Value<'_>>())
@@ -243,14 +252,17 @@ impl Matcher {
             return None;
         }
         let joined = Zeroizing::new(name.replace('.', ""));
-        // A field name may be escaped, and has no case even so.
+        // A field name may be escaped, and has no case even so. The dots of a value may be escaped too.
         let once = name.bytes().any(begins_escape).then(|| unescape::unescape_once(name.as_bytes()));
         let twice = once.as_ref().map(|once| unescape::unescape_once(once));
         let decoded = [&once, &twice].into_iter().flatten().map(|text| text.as_slice());
-        let folded = [name.as_bytes(), joined.as_bytes()].into_iter().chain(decoded).find_map(|text| {
+        let folded = std::iter::once(name.as_bytes()).chain(decoded).find_map(|text| {
             let mut text = without_ignorable(text);
             text.iter_mut().for_each(|byte| *byte = fold(byte.to_ascii_lowercase()));
-            self.index.names.find_first(&text)
+            self.index.names.find_first(&text).or_else(|| {
+                text.retain(|byte| *byte != b'.');
+                self.index.names.find_first(&text)
+            })
         });
         let in_text = |text: &[u8]| self.ranges(text).first().map(|(_, owner)| *owner);
         let in_labels = || (joined.len() < name.len()).then(|| in_text(joined.as_bytes())).flatten();
@@ -281,17 +293,23 @@ impl Matcher {
 
     /// Returns the ranges of values in a whole text, in order.
     pub(super) fn ranges(&self, text: &[u8]) -> Vec<(Range<usize>, u32)> {
-        if self.has_no_values() || text.len() < self.index.shortest {
-            return Vec::new();
+        self.text_matches(text).ranges
+    }
+
+    /// Returns all matches in a whole text.
+    pub(super) fn text_matches(&self, text: &[u8]) -> TextMatches {
+        if self.has_no_values() || text.len() < self.index.shortest_part {
+            return TextMatches::default();
         }
         let (mut scanner, mut matches) = (Scanner::default(), Matches::default());
         scanner.feed(&self.index, text, &mut matches);
+        let partials = scanner.partials(&self.index, u64::MAX);
         scanner.end(&self.index, &mut matches);
         let offset = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
         let mut ranges: Vec<_> =
             matches.complete.iter().map(|Match { owner, from, to }| (offset(*from)..offset(*to), *owner)).collect();
         ranges.sort_by_key(|(range, _)| range.start);
-        ranges
+        TextMatches { ranges, partials: partials.into_iter().map(|(from, owner)| (offset(from), owner)).collect() }
     }
 
     /// Overwrites the values in an external text so that it can be logged.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::delay_queue::DelayQueue;
 use super::index::{Half, ValueOwner};
 use super::mask::mask;
-use super::matcher::Matcher;
+use super::matcher::{Matcher, TextMatches};
 use super::matches::{Match, Matches};
 use super::scanner::Scanner;
 use crate::model::name::CredentialName;
@@ -109,9 +109,13 @@ impl Redactor {
 
     /// Ends the stream.
     pub fn end(&mut self) {
+        let end = self.queue.end();
+        // Ending the scanner completes a pending escape, after which the part before it is no longer at the end.
+        let partials =
+            if end > self.releasable_to { self.scanner.partials(&self.matcher.index, end) } else { Vec::new() };
         self.scanner.end(&self.matcher.index, &mut self.matches);
         self.overwrite_matches();
-        self.pause();
+        self.release_with(end, &partials);
         for _ in std::mem::take(&mut self.pending_parts) {
             self.add_find();
         }
@@ -124,10 +128,14 @@ impl Redactor {
 
     /// Releases the bytes before `releasable_to`. Half of a value or more at the end is overwritten.
     fn release(&mut self, releasable_to: u64) {
-        if releasable_to <= self.releasable_to {
-            return;
+        if releasable_to > self.releasable_to {
+            let partials = self.scanner.partials(&self.matcher.index, releasable_to);
+            self.release_with(releasable_to, &partials);
         }
-        let partials = self.scanner.partials(&self.matcher.index, releasable_to);
+    }
+
+    /// As [`Self::release`], with the partial matches at the end.
+    fn release_with(&mut self, releasable_to: u64, partials: &[(u64, u32)]) {
         if let Some((from, owner)) = partials.iter().min().copied()
             && releasable_to.max(from) > self.releasable_to
             // The end of a whole value may be the start of another one, and is already overwritten.
@@ -177,7 +185,8 @@ impl Redactor {
             match self.matcher.half(owner) {
                 Some(half) if self.was_sent(owner) => self.count_half(half, from..to),
                 None => {
-                    self.pending_parts.retain(|part| part.start < from || part.end > to);
+                    // The part may end with text after the value, up to the pause.
+                    self.pending_parts.retain(|part| !(from..to).contains(&part.start));
                     self.recent_matches.truncate(MAX_RECENT_MATCHES.saturating_sub(1));
                     self.recent_matches.push_front(from..to);
                     self.count_whole(owner);
@@ -248,10 +257,20 @@ impl Redactor {
         self.queue.len()
     }
 
-    /// Overwrites values in a whole text that is not part of the stream. Returns `None` if there are none.
+    /// Overwrites values in a whole text that is not part of the stream, and half of a value or more at its end.
+    /// Returns `None` if there are none.
     pub fn whole(&mut self, text: &[u8]) -> Option<Vec<u8>> {
-        let ranges = self.matcher.ranges(text);
-        let mut bytes = (!ranges.is_empty()).then(|| text.to_vec())?;
+        let TextMatches { ranges, partials } = self.matcher.text_matches(text);
+        let partial = partials.into_iter().min();
+        let partial = partial
+            .filter(|(from, _)| !ranges.iter().any(|(range, _)| range.start <= *from && range.end == text.len()));
+        let mut bytes = (!ranges.is_empty() || partial.is_some()).then(|| text.to_vec())?;
+        // The part that begins with a first half is the same find as that half.
+        let is_half_at = |at| {
+            let mut ranges = ranges.iter();
+            ranges.any(|(range, owner)| range.start == at && self.matcher.half(*owner).is_some())
+        };
+        let is_counted = partial.is_some_and(|(from, _)| is_half_at(from));
         let mut overwritten_to = 0;
         let whole_ranges = ranges.iter().filter(|(_, owner)| self.matcher.half(*owner).is_none());
         let whole_ranges: Vec<Range<usize>> = whole_ranges.map(|(range, _)| range.clone()).collect();
@@ -266,6 +285,16 @@ impl Redactor {
             if !is_half || !self.was_sent(owner) {
                 self.count_whole(owner);
             } else if whole_ranges.iter().all(|whole| range.start < whole.start || whole.end < range.end) {
+                self.add_find();
+            }
+        }
+        if let Some((from, owner)) = partial {
+            if from >= overwritten_to {
+                self.count = self.count.saturating_add(1);
+            }
+            mask(bytes.get_mut(from..).unwrap_or_default());
+            self.owners.insert(owner);
+            if !is_counted {
                 self.add_find();
             }
         }

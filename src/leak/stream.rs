@@ -92,10 +92,13 @@ impl ScanStream {
             self.flush(index, &mut Matches::default());
         }
         let mut partials = self.views.partials(index, before);
-        if !self.views.has_pending_escape() {
+        // Only an incomplete code point is still unsearched after a flush.
+        let has_incomplete = with_unsearched && self.first_unsearched().is_some();
+        if !self.views.has_pending_escape() && !has_incomplete {
             return partials;
         }
-        // An incomplete escape may already determine the decoded byte.
+        // An incomplete escape may already determine the decoded byte, and an incomplete code point may be part of a
+        // value.
         let mut at_end = self.views.clone();
         let mut matches = Matches::default();
         at_end.end(index, &mut matches);

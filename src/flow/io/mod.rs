@@ -212,8 +212,11 @@ pub(super) trait Filter {
     }
 
     /// Returns held bytes when no input is available.
-    fn pause(&mut self) -> Vec<u8> {
-        Vec::new()
+    ///
+    /// # Errors
+    /// As [`Self::pass`].
+    fn pause(&mut self) -> io::Result<Vec<u8>> {
+        Ok(Vec::new())
     }
 
     /// Called after output has been written.
@@ -234,7 +237,7 @@ impl<F: Filter> Filter for &mut F {
         (**self).holds()
     }
 
-    fn pause(&mut self) -> Vec<u8> {
+    fn pause(&mut self) -> io::Result<Vec<u8>> {
         (**self).pause()
     }
 
@@ -312,7 +315,7 @@ where
         };
         match read {
             None => {
-                let held = filter.pause();
+                let held = filter.pause()?;
                 clock.wait(to.write_all(&held)).await?;
             }
             Some(n) => {

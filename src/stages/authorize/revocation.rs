@@ -32,7 +32,7 @@ pub(crate) fn revoked(
         loop {
             found.mark_unchanged();
             let policy = changes.borrow_and_update().clone();
-            let stopped = finds.check(check.execution(), policy.leak().max_finds());
+            let stopped = finds.check(check.execution());
             if let Err(refusal) = stopped.and_then(|()| still_allowed(&policy, &check, &addresses)) {
                 return refusal;
             }

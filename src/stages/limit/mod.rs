@@ -134,7 +134,10 @@ pub async fn redact_and_check(received: Received, record: &mut Record) -> Verdic
     let (status, timeouts) = (response.status(), limits.timeouts);
     let mut response = redact::head(response, guard);
     response.body_mut().count(record.counts());
-    record.finds_in_answer(response.body().finds(false));
+    if let Err(refusal) = record.finds_in_answer(response.body().finds(false)) {
+        record_finds(response.body(), record);
+        return Err(refusal);
+    }
     // The framing depends on the head alone, not on how much of the body has arrived.
     let (hint, ended) = (response.body().size_hint(), response.body().is_end_stream());
     let declared = hint.exact();
@@ -242,7 +245,8 @@ pub fn response(bounded: CheckedResponse, record: Record) -> Response<ResponseBo
 
 /// Records the credentials found in a response, however the exchange ends.
 fn record_finds(inner: &RedactedBody, record: &mut Record) {
-    record.finds_in_answer(inner.finds(true));
+    // Nothing is sent after this.
+    let _ = record.finds_in_answer(inner.finds(true));
     if let Some((count, whose)) = inner.found() {
         record.redacted(count, &whose);
     }
@@ -324,7 +328,10 @@ impl Body for ResponseBody {
         };
         let (answer, complete) = loop {
             let polled = Pin::new(&mut exchange.inner).poll_frame(cx);
-            exchange.record.finds_in_answer(exchange.inner.finds(false));
+            if let Err(refusal) = exchange.record.finds_in_answer(exchange.inner.finds(false)) {
+                exchange.record.failed(refusal);
+                break (Some(Err(BodyError::Over)), false);
+            }
             let Poll::Ready(frame) = polled else {
                 live.waker = Some(cx.waker().clone());
                 return Poll::Pending;

@@ -160,11 +160,15 @@ impl Texts {
     }
 
     /// Records the redactions. Each overwritten value confirms the caller's guess, so it counts as a find.
-    pub fn note(self, record: &mut Record) {
-        record.finds_in_answer(self.0.finds(true));
+    ///
+    /// # Errors
+    /// As [`Record::finds_in_answer`].
+    pub fn note(self, record: &mut Record) -> Verdict<()> {
+        let reported = record.finds_in_answer(self.0.finds(true));
         if self.0.count() > 0 {
             record.redacted(self.0.count(), &self.0.found().collect::<Vec<_>>());
         }
+        reported
     }
 }
 

@@ -18,7 +18,7 @@ pub use super::ws_frames::Broken;
 use super::ws_frames::{FrameReader, Piece};
 pub use crate::leak::Finding;
 use crate::leak::{Holdback, Matcher, Redactor, ValueOwner};
-use crate::model::refusal::{Deny, Verdict};
+use crate::model::refusal::{Deny, Refusal, Verdict};
 use crate::model::tool::EXEAT_TOOL;
 use crate::stages::body_budget::Reservation;
 
@@ -124,6 +124,8 @@ pub enum RelayError {
     Leak(Finding),
     /// Too many frame heads are held for the payload they carry: fragments without payload.
     TooBig,
+    /// A find in an answer has stopped the execution.
+    Stopped(Refusal),
     /// The peer answered the proxy's close frame with its own, which is not forwarded.
     Closed,
 }
@@ -158,8 +160,8 @@ impl Direction {
     /// Parses bytes. `forward` appends to `out` the part of a piece that may be forwarded, and returns whether the
     /// output ends on a frame boundary.
     ///
-    /// After an error, no more bytes may be passed in. `out` is then cut to the last complete frame. A find or an
-    /// oversized message leaves nothing in `out`.
+    /// After an error, no more bytes may be passed in. `out` is then cut to the last complete frame. An error of
+    /// `forward` leaves nothing in `out`.
     fn pass(
         &mut self,
         mut rest: &[u8],
@@ -381,18 +383,25 @@ impl Downward {
         Self { direction: Direction::of(FrameReader::of_origin()), redactor: redacted }
     }
 
-    /// Parses bytes and appends to `out` those that are fully redacted.
+    /// Parses bytes and appends to `out` those that are fully redacted. `report` gets the number of finds after each
+    /// piece, because one read may contain many messages.
     ///
     /// # Errors
     /// [`RelayError::Broken`] and [`RelayError::Closed`]; no more bytes may be passed in after them. `out` holds the
-    /// complete frames before the error, which may be forwarded.
-    pub fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
+    /// complete frames before the error, which may be forwarded. [`RelayError::Stopped`] if `report` returns an error;
+    /// `out` holds nothing then.
+    pub fn pass(
+        &mut self,
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+        mut report: impl FnMut(u64) -> Verdict<()>,
+    ) -> Result<(), RelayError> {
         let redacted = &mut self.redactor;
         self.direction.pass(bytes, out, |piece, out| {
-            Ok(match redacted {
-                Some(redacted) => redacted.take(&piece, out),
-                None => piece.pass(out),
-            })
+            let Some(redacted) = redacted else { return Ok(piece.pass(out)) };
+            let ends = redacted.take(&piece, out);
+            report(redacted.finds(false)).map_err(RelayError::Stopped)?;
+            Ok(ends)
         })
     }
 
@@ -429,7 +438,7 @@ impl Downward {
     /// Returns the number of finds. With `is_over`, includes those that count only if the stream ends here.
     #[must_use]
     pub fn finds(&self, is_over: bool) -> u64 {
-        self.redactors().map(|redactor| redactor.finds(is_over)).sum()
+        self.redactor.as_ref().map_or(0, |redacted| redacted.finds(is_over))
     }
 
     /// Returns the number of redactions and the owners of the redacted values, or `None` without redactions.
@@ -445,6 +454,10 @@ impl Downward {
 }
 
 impl FrameRedactor {
+    fn finds(&self, is_over: bool) -> u64 {
+        self.messages.finds(is_over).saturating_add(self.controls.finds(is_over))
+    }
+
     fn take(&mut self, piece: &Piece<'_>, out: &mut Vec<u8>) -> bool {
         let (redactor, bytes, ends) = match piece {
             Piece::Head(head) => {

@@ -87,7 +87,7 @@ impl Throttle {
         record: &mut Record,
     ) -> Verdict<CountedCall> {
         let limits = limits(policy, caller, kind);
-        self.enter(policy, caller, (kind, &limits), record)?;
+        self.enter(caller, (kind, &limits), record)?;
         self.count(policy, caller, kind, record).await
     }
 
@@ -179,7 +179,7 @@ impl Throttle {
         record: &mut Record,
     ) -> Verdict<()> {
         let limits = limits(policy, caller, kind);
-        self.enter(policy, caller, (kind, &limits), record)?;
+        self.enter(caller, (kind, &limits), record)?;
         let asked = self.ledger.peek(caller.facts(), kind, Caps::default(), Millis::now()).await;
         check_result(asked, record).map(drop)
     }
@@ -191,14 +191,8 @@ impl Throttle {
     }
 
     /// Checks the limits that do not need the ledger.
-    fn enter(
-        &self,
-        policy: &Policy,
-        caller: &Caller,
-        (kind, limits): (Kind, &Limits),
-        record: &mut Record,
-    ) -> Verdict<()> {
-        self.finds.check(caller.execution(), policy.leak().max_finds())?;
+    fn enter(&self, caller: &Caller, (kind, limits): (Kind, &Limits), record: &mut Record) -> Verdict<()> {
+        self.finds.check(caller.execution())?;
         let permit = self.limiters.enter(caller.execution(), kind, limits).map_err(|limited| {
             let deny =
                 if limited.scope == LimitScope::Concurrent { Deny::ConcurrencyLimited } else { Deny::RateLimited };

@@ -77,7 +77,7 @@ fn passed<'b>(bytes: impl IntoIterator<Item = &'b [u8]>, masked: bool, scanned: 
     let mut down = Downward::new(scanned.then(|| Redactor::new(values())));
     let mut out = Vec::new();
     for bytes in bytes {
-        let passed = if masked { up.pass(bytes, &mut out) } else { down.pass(bytes, &mut out) };
+        let passed = if masked { up.pass(bytes, &mut out) } else { down.pass(bytes, &mut out, |_| Ok(())) };
         match passed {
             Ok(()) => {}
             Err(RelayError::Broken(broken)) => return (out, End::Broken(broken)),

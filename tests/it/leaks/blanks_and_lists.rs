@@ -214,3 +214,40 @@ async fn a_whole_value_in_a_list_of_numbers_does_not_leave_as_a_message() {
     }
     assert!(left.is_empty(), "{left:#?}");
 }
+
+/// A value with a dot, percent-encoded in part, as the name of a field.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_with_a_dot_does_not_pass_percent_encoded_in_the_name_of_a_field() {
+    let value = "SG.k7Qz2mXv9LpW4sVt6eRRu8";
+    let field = Field::holding(&[("KEY", value)]).await;
+    let escaped: String = value
+        .chars()
+        .enumerate()
+        .map(|(n, c)| if n % 5 == 1 { format!("%{:02X}", u32::from(c)) } else { c.into() })
+        .collect();
+    let mut passed = Vec::new();
+    for way in Way::ALL {
+        for name in [value.to_owned(), escaped.clone()] {
+            let name = format!("x-{}", name.to_ascii_lowercase());
+            let ask = Ask { fields: vec![(name.clone().into_bytes(), "1".into())], ..Ask::default() };
+            if field.road(way).send("name", &ask).await.status == 200 {
+                passed.push((way, name));
+            }
+        }
+    }
+    assert!(passed.is_empty(), "{passed:#?}");
+}
+
+/// The first half ends within a character beyond ASCII.
+#[test]
+fn half_of_a_long_value_that_ends_within_a_character_does_not_leave_at_a_pause() {
+    let value = "k7Qz2mXv9LpW4sVt6€Ru8YbwN3cHd5JfTg";
+    let strength = Strength::of(value.as_bytes());
+    let value_of = Value::new(ValueOwner::Token, value.as_bytes()).with_halves(strength);
+    let matcher = Arc::new(Matcher::new(std::iter::once(value_of)));
+    let half = value.len().div_ceil(2);
+    let mut hold = Holdback::new(matcher);
+    let fed = hold.feed(Bytes::copy_from_slice(&value.as_bytes()[..half])).and_then(|()| hold.pause());
+    let left = std::iter::from_fn(|| hold.take()).flatten().count();
+    assert!(fed.is_err() && left == 0, "{left} of {half} bytes of the first half have left");
+}

@@ -8,10 +8,13 @@ use exeat::leak::strength::Strength;
 use exeat::leak::{Matcher, Redactor, Value, ValueOwner};
 use exeat::model::name::CredentialName;
 
+use tokio::io::AsyncReadExt;
+
+use super::blanks_and_lists::lists;
 use super::origin::Words;
-use super::road::{Ask, Way};
+use super::road::{Ask, Way, unmasked};
 use super::{Field, Origins, config};
-use crate::lab::Ground;
+use crate::lab::{Ground, PATIENCE};
 
 const SHORT: &str = "k7Qz2mXv9LpW4sVt6eRRu8Yb";
 const LONG: &str = "k7Qz2mXv9LpW4sVt6eRRu8YbwN3cHd5JfTgA1xZq";
@@ -116,7 +119,7 @@ async fn three_echoes_in_small_pieces_stop_nobody() {
 fn a_whole_value_in_a_list_of_numbers_is_not_shown_at_a_pause() {
     let url = "https://hooks.slack.com/services/T01ABCDEF23/B04GHIJKL56/k7Qz2mXv9LpW4sVt6eRRu8Yb";
     let mut shown = Vec::new();
-    for list in super::blanks_and_lists::lists(url) {
+    for list in lists(url) {
         let text = format!("{{\"data\":[{list}]}}");
         let (out, finds) = through(Redactor::new(matcher(url)), text.as_bytes(), text.len() - 2, true);
         if out == text.as_bytes() {
@@ -124,4 +127,121 @@ fn a_whole_value_in_a_list_of_numbers_is_not_shown_at_a_pause() {
         }
     }
     assert!(shown.is_empty(), "{shown:#?}");
+}
+
+/// An origin that knows the first half tries the characters of the rest in many frames that arrive together. Each mask is
+/// a find, and the frames after the last permitted find are not sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn frames_that_arrive_together_confirm_no_more_guesses_than_the_limit() {
+    let half = LONG.len() / 2;
+    let mut guesses = Vec::new();
+    for at in half..LONG.len() {
+        let right = LONG.as_bytes()[at];
+        for guess in (b'0'..=b'z').filter(u8::is_ascii_alphanumeric) {
+            guesses.push([&LONG.as_bytes()[..at], &[guess]].concat());
+            if guess == right {
+                break;
+            }
+        }
+    }
+    let frames = guesses.iter().map(|text| [unmasked(1, true, text), unmasked(1, true, b" ")].concat());
+    for (way, pieces) in
+        [(Way::Http, vec![frames.clone().flatten().collect()]), (Way::Https, frames.clone().collect::<Vec<_>>())]
+    {
+        let field = three_finds(LONG).await;
+        field.origin(way).says("guess", Words { pieces, ..Words::default() });
+        let (mut stream, mut received) = field.socket(way, "guess").await;
+        let end = async { while stream.read_buf(&mut received).await.is_ok_and(|n| n > 0) {} };
+        tokio::time::timeout(PATIENCE, end).await.expect("the execution is stopped");
+        let masks = received.split(|byte| *byte != b'*').filter(|run| run.len() >= half).count();
+        assert!(masks < 3, "{way:?}: {masks} masks in {} bytes", received.len());
+        let line = field.lab.ended(0).await;
+        assert_eq!(line["code"], "execution_stopped", "{line}");
+    }
+}
+
+/// The end of a field is an end: a part of a value there is overwritten, and is a find.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_at_the_end_of_a_field_or_trailer_of_an_answer_is_overwritten() {
+    let field = Field::holding(&[("KEY", SHORT)]).await;
+    let part = &SHORT.as_bytes()[..SHORT.len() - 1];
+    for way in Way::ALL {
+        let words = Words {
+            status: 200,
+            fields: vec![("x-echo".into(), [b"key ", part].concat())],
+            pieces: vec![b"nothing".to_vec()],
+            trailers: vec![("x-last".into(), part.to_vec())],
+            ..Words::default()
+        };
+        field.origin(way).says("part", words);
+        let ask = Ask { fields: vec![("te".into(), "trailers".into())], ..Ask::default() };
+        let answer = field.road(way).send("part", &ask).await;
+        let mask = "*".repeat(part.len());
+        assert_eq!(answer.header("x-echo"), Some(format!("key {mask}").as_str()), "{way:?}: {answer:?}");
+        let trailer = answer.trailers.get("x-last").map(|value| value.to_str().unwrap());
+        assert!(trailer.is_none_or(|value| value == mask), "{way:?}: {trailer:?}");
+    }
+}
+
+/// Returns the finds and the redacted text of a field.
+fn field_finds(value: &str, sent: Option<CredentialName>, text: &str) -> (u64, String) {
+    let mut redactor = Redactor::after(matcher(value), sent);
+    let redacted = redactor.whole(text.as_bytes());
+    let shown = redacted.map_or(text.to_owned(), |bytes| String::from_utf8(bytes).unwrap());
+    (redactor.finds(true), shown)
+}
+
+#[test]
+fn a_part_at_the_end_of_a_field_counts_once() {
+    for sent in [None, Some(key())] {
+        for (value, from, to, want) in [
+            (SHORT, 0, 15, 1),
+            (SHORT, 0, 7, 0),
+            (LONG, 0, 25, 1),
+            (LONG, 0, 20, 1),
+            (LONG, 0, 10, 0),
+            (LONG, 20, 40, 1),
+            (LONG, 21, 40, 0),
+        ] {
+            let text = format!("key {}", &value[from..to]);
+            let (finds, shown) = field_finds(value, sent.clone(), &text);
+            let masked = format!("key {}", "*".repeat(to - from));
+            assert_eq!((finds, shown), (want, if want > 0 { masked } else { text.clone() }), "{text} {sent:?}");
+        }
+        let (finds, shown) = field_finds(SHORT, sent.clone(), &format!("{}...", &SHORT[..20]));
+        assert_eq!((finds, shown), (0, format!("{}...", &SHORT[..20])), "followed by other text");
+        let whole = field_finds(SHORT, sent.clone(), SHORT).0;
+        assert_eq!(whole, u64::from(sent.is_none()), "the whole value");
+    }
+}
+
+/// The end of a body is an end, also if an escape seems to begin there.
+#[test]
+fn a_part_at_the_end_of_an_answer_before_an_incomplete_escape_is_overwritten() {
+    let matcher = matcher(SHORT);
+    let part = &SHORT[..SHORT.len() - 1];
+    let json: String = part.bytes().map(|byte| format!("\\u{byte:04x}")).collect();
+    for end in ["", "%", "\\", "&", "&#", "%2", "\\u00"] {
+        for text in [format!("{part}{end}"), format!("{json}{end}")] {
+            assert!(matcher.find(text.as_bytes()).is_some(), "a request with {text} is refused");
+            for (cut, pauses) in [(0, false), (text.len(), true), (text.len() - 1, false), (text.len() / 2, true)] {
+                let (out, finds) = through(Redactor::new(matcher.clone()), text.as_bytes(), cut, pauses);
+                assert!(out != text.as_bytes() && finds > 0, "{text} cut at {cut}");
+            }
+        }
+    }
+}
+
+/// A value that ends with the start of an escape, in a list before a pause: its echo is no find.
+#[test]
+fn the_echo_of_a_value_with_an_escape_at_its_end_is_no_find() {
+    let value = "k7Qz2mXv9LpW4sVt6eRRu8Y%";
+    for list in lists(value).into_iter().chain([value.to_owned()]) {
+        let text = format!("[{list} \n\n and so on");
+        for cut in list.len()..list.len() + 4 {
+            let (out, finds) = through(Redactor::after(matcher(value), Some(key())), text.as_bytes(), cut, true);
+            assert_eq!(finds, 0, "cut at {cut}: {}", String::from_utf8_lossy(&out));
+            assert!(out.ends_with(b"and so on"), "{}", String::from_utf8_lossy(&out));
+        }
+    }
 }

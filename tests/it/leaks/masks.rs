@@ -34,15 +34,28 @@ async fn three_answers_with_a_value_that_was_not_sent_stop_the_execution() {
             let echo = lab.by(way, "GET", &whole, SENT, "").await;
             assert_eq!((echo.status.as_u16(), echo.text().contains(KEY)), (200, false), "{way:?}");
         }
-        for n in 0..3 {
+        for _ in 0..2 {
             let answer = lab.by(way, "GET", &whole, &[], "").await;
             assert!(answer.status == 200 && !answer.text().contains(KEY) && answer.text().contains("a ***"), "{way:?}");
+        }
+        assert_not_answered(&lab, &whole, "").await;
+        for n in 0..3 {
             let line = lab.ended(5 + n).await;
             let alarm = line["alarm"].as_str().unwrap_or_default();
             assert!(alarm.contains("KEY") && line["redacted"] == 2, "{way:?} {line}");
+            assert_eq!(line["code"].as_str(), (n == 2).then_some("execution_stopped"), "{way:?} {line}");
         }
         lab.by(Way::Absolute, "GET", &whole, &[], "").await.assert_refused(403, "execution_stopped");
     }
+}
+
+/// The response with the find that reaches the limit does not arrive.
+async fn assert_not_answered(lab: &Lab, url: &str, fields: &str) {
+    let authority = url.split('/').nth(2).unwrap();
+    let auth = crate::lab::client::auth();
+    let head = format!("GET {url} HTTP/1.1\r\nhost: {authority}\r\nproxy-authorization: {auth}\r\n{fields}\r\n");
+    let answer = lab.raw(&head).await;
+    assert!(!answer.contains("**"), "{answer}");
 }
 
 /// A part at the end, with nothing behind it, answers a guess whoever sent what.
@@ -51,10 +64,14 @@ async fn parts_without_the_rest_are_finds() {
     for fields in [&[][..], SENT] {
         let (lab, _origin, url) = lab("bearer", KEY, &[("part", format!("x {}", &KEY[..23]))]).await;
         let part = format!("{url}/files/part");
-        for n in 0..3 {
+        for _ in 0..2 {
             // Also of a value that was sent: nothing follows that completes it.
             let answer = lab.by(Way::TunnelH2, "GET", &part, fields, "").await;
             assert_eq!(answer.text(), format!("x {}", "*".repeat(23)), "{fields:?}");
+        }
+        let selected = if fields.is_empty() { "" } else { "exeat-credential: KEY\r\n" };
+        assert_not_answered(&lab, &part, selected).await;
+        for n in 0..3 {
             assert!(lab.ended(n).await["alarm"].is_string(), "{fields:?}");
         }
         lab.by(Way::Absolute, "GET", &part, fields, "").await.assert_refused(403, "execution_stopped");
