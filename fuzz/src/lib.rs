@@ -111,8 +111,14 @@ pub fn scan(data: &[u8]) {
 /// Decoders keep to their bounds, and give out the same wherever what is coded is cut.
 pub fn coding(data: &[u8]) {
     let Some((kinds, data)) = data.split_first() else { return };
-    let kind = |bits: u8| [Coding::Brotli, Coding::Deflate, Coding::Gzip, Coding::Zstd][usize::from(bits & 3)];
-    let codings = if kinds & 0x80 == 0 { vec![kind(*kinds)] } else { vec![kind(*kinds), kind(kinds >> 2)] };
+    let kind = |bits: u8| match bits & 7 {
+        0 | 4 => Coding::Brotli,
+        1 | 5 => Coding::Deflate,
+        2 | 6 => Coding::Gzip,
+        3 => Coding::Zstd,
+        _ => Coding::AwsChunked,
+    };
+    let codings = if kinds & 0x80 == 0 { vec![kind(*kinds)] } else { vec![kind(*kinds), kind(kinds >> 3)] };
     let bounds = DecodeLimits { total: 1 << 20, ratio: 100, direction: Direction::Received };
     let decode = |pieces: &[&[u8]]| {
         let mut decoder = Decoder::new(&codings, bounds).expect("no more codings than may be");
@@ -230,7 +236,7 @@ fn texts() -> Vec<Vec<u8>> {
 
 fn codings() -> Vec<Vec<u8>> {
     // `hello hello hello` in each, and an empty gzip.
-    let some: [&[u8]; 5] = [
+    let some: [&[u8]; 6] = [
         &[
             0, 9, 9, 9, 9, 0x0b, 0x08, 0x80, b'h', b'e', b'l', b'l', b'o', b' ', b'h', b'e', b'l', b'l', b'o', b' ',
             b'h', b'e', b'l', b'l', b'o', 3,
@@ -238,7 +244,8 @@ fn codings() -> Vec<Vec<u8>> {
         &[1, 9, 9, 9, 9, 0x78, 0x9c, 0xcb, 0x48, 0xcd, 0xc9, 0xc9, 0x57, 0xc8, 0x40, 0x27, 0, 0x3a, 0xc1, 6, 0x5c],
         &[2, 9, 9, 9, 9, 0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         &[3, 9, 9, 9, 9, 0x28, 0xb5, 0x2f, 0xfd, 0x20, 5, 0x29, 0, 0, b'h', b'e', b'l', b'l', b'o'],
-        &[0x8b, 9, 9, 9, 9, 0x28, 0xb5, 0x2f, 0xfd, 0x20, 5, 0x29, 0, 0, b'h', b'e', b'l', b'l', b'o'],
+        b"\x07\x09\x09\x09\x095;chunk-signature=00ff\r\nhello\r\n0\r\nx-amz-checksum-crc32:NhCmhg==\r\n\r\n",
+        &[0x93, 9, 9, 9, 9, 0x28, 0xb5, 0x2f, 0xfd, 0x20, 5, 0x29, 0, 0, b'h', b'e', b'l', b'l', b'o'],
     ];
     some.map(<[u8]>::to_vec).to_vec()
 }

@@ -5,6 +5,7 @@
 //! needs an unsupported feature. Some bytes of a coded body are stored as they are and not decoded: gzip names and
 //! comments, zstd skippable frames, brotli metadata. A scanner must therefore scan the coded bytes too.
 
+mod aws_chunked;
 mod brotli;
 mod budget;
 mod deflate;
@@ -14,6 +15,7 @@ mod zstd;
 
 use std::collections::VecDeque;
 
+use self::aws_chunked::AwsChunked;
 use self::brotli::Brotli;
 pub use self::budget::is_window_memory_short;
 use self::deflate::{Deflate, Gzip};
@@ -33,6 +35,8 @@ const MAX_MARKS: usize = 64;
 /// A supported content coding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coding {
+    /// The framing of Amazon's signed uploads. Only requests have it.
+    AwsChunked,
     /// RFC 7932.
     Brotli,
     /// RFC 1950, or raw RFC 1951, which some servers send.
@@ -44,7 +48,7 @@ pub enum Coding {
 }
 
 impl Coding {
-    /// Parses a token of `Content-Encoding`.
+    /// Parses a token of `Content-Encoding` in either direction. [`Self::AwsChunked`] is not among them.
     #[must_use]
     pub fn named(token: &str) -> Option<Self> {
         let names = [("br", Self::Brotli), ("deflate", Self::Deflate), ("gzip", Self::Gzip), ("zstd", Self::Zstd)];
@@ -56,6 +60,7 @@ impl Coding {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::AwsChunked => "aws-chunked",
             Self::Brotli => "br",
             Self::Deflate => "deflate",
             Self::Gzip => "gzip",
@@ -227,6 +232,7 @@ struct Layer {
 }
 
 enum Format {
+    AwsChunked(AwsChunked),
     Brotli(Box<Brotli>),
     Deflate(Box<Deflate>),
     Gzip(Box<Gzip>),
@@ -236,6 +242,7 @@ enum Format {
 impl Layer {
     fn new(coding: Coding, direction: Direction) -> Self {
         let format = match coding {
+            Coding::AwsChunked => Format::AwsChunked(AwsChunked::default()),
             Coding::Brotli => Format::Brotli(Box::new(Brotli::new(direction))),
             Coding::Deflate => Format::Deflate(Box::default()),
             Coding::Gzip => Format::Gzip(Box::default()),
@@ -247,6 +254,7 @@ impl Layer {
     fn decode(&mut self, coded: &mut &[u8], out: &mut Vec<u8>, scratch: &mut [u8]) -> Result<bool, DecodeError> {
         let (left, known) = (coded.len(), out.len());
         let more = match &mut self.format {
+            Format::AwsChunked(chunks) => chunks.decode(coded, out),
             Format::Brotli(brotli) => brotli.decode(coded, out, scratch),
             Format::Deflate(deflate) => deflate.decode(coded, out, scratch),
             Format::Gzip(gzip) => gzip.decode(coded, out, scratch),
@@ -278,6 +286,7 @@ impl Layer {
     fn is_whole(&self) -> bool {
         self.taken == 0
             || match &self.format {
+                Format::AwsChunked(chunks) => chunks.is_whole(),
                 Format::Brotli(brotli) => brotli.is_whole(),
                 Format::Deflate(deflate) => deflate.is_whole(),
                 Format::Gzip(gzip) => gzip.is_whole(),

@@ -12,10 +12,11 @@ use super::budget::{ALL_WINDOWS, WindowMemory};
 use super::*;
 
 const FREE: DecodeLimits = DecodeLimits { total: u64::MAX, ratio: u64::MAX, direction: Direction::Received };
-const ALL: [Coding; 4] = [Coding::Brotli, Coding::Deflate, Coding::Gzip, Coding::Zstd];
+const ALL: [Coding; 5] = [Coding::AwsChunked, Coding::Brotli, Coding::Deflate, Coding::Gzip, Coding::Zstd];
 
 fn encode(coding: Coding, text: &[u8]) -> Vec<u8> {
     match coding {
+        Coding::AwsChunked => aws_chunked(text, 1000),
         Coding::Brotli => brotlied(text, 22, false),
         Coding::Deflate => {
             let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
@@ -25,6 +26,17 @@ fn encode(coding: Coding, text: &[u8]) -> Vec<u8> {
         Coding::Gzip => gzipped(text, GzBuilder::new()),
         Coding::Zstd => ruzstd::encoding::compress_to_vec(text, ruzstd::encoding::CompressionLevel::Fastest),
     }
+}
+
+fn aws_chunked(text: &[u8], size: usize) -> Vec<u8> {
+    let signature = "b055".repeat(16);
+    let mut coded = Vec::new();
+    for chunk in text.chunks(size) {
+        coded.extend(format!("{:x};chunk-signature={signature}\r\n", chunk.len()).into_bytes());
+        coded.extend([chunk, b"\r\n"].concat());
+    }
+    coded.extend(format!("0;chunk-signature={signature}\r\nx-amz-checksum-crc32:sOO8/Q==\r\n\r\n").into_bytes());
+    coded
 }
 
 fn brotlied(text: &[u8], lgwin: i32, large_window: bool) -> Vec<u8> {
@@ -135,6 +147,42 @@ fn some_codings() -> impl Strategy<Value = Vec<Coding>> {
 }
 
 #[test]
+fn aws_chunks_are_joined_and_malformed_ones_refused() {
+    let fine = [
+        "3\r\nabc\r\n2;chunk-signature=00ff\r\nde\r\n0\r\n\r\n",
+        "0000003\r\nabc\r\n2\r\nde\r\n0;chunk-signature=00ff\r\n\r\n",
+        "5\r\nabcde\r\n0\r\nx-amz-checksum-crc32:sOO8/Q==\r\n\r\n",
+        "5\r\nabcde\r\n0\r\nx-amz-checksum-crc32:sOO8/Q==\r\nx-amz-trailer-signature:00ff\r\n\r\n",
+    ];
+    for coded in fine {
+        assert_eq!(decode(&[Coding::AwsChunked], [coded.as_bytes()]).unwrap(), b"abcde", "{coded:?}");
+        let cut = decode(&[Coding::AwsChunked], coded.as_bytes().chunks(1));
+        assert_eq!(cut.unwrap(), b"abcde", "{coded:?}");
+    }
+    let bad = [
+        "abcde".to_owned(),
+        ";x\r\nabc\r\n0\r\n\r\n".to_owned(),
+        "\r\nabc\r\n0\r\n\r\n".to_owned(),
+        "3\nabc\n0\n\n".to_owned(),
+        "3 \r\nabc\r\n0\r\n\r\n".to_owned(),
+        "3;a b\r\nabc\r\n0\r\n\r\n".to_owned(),
+        "3\r\nabcd\r\n0\r\n\r\n".to_owned(),
+        "3\r\nabc".to_owned(),
+        "3\r\nabc\r\n".to_owned(),
+        "3\r\nabc\r\n0".to_owned(),
+        "3\r\nabc\r\n0\r\n".to_owned(),
+        "3\r\nabc\r\n0\r\nx-amz\r\n".to_owned(),
+        "3\r\nabc\r\n0\r\n\r\nx".to_owned(),
+        "10000000000000000\r\nabc\r\n0\r\n\r\n".to_owned(),
+        format!("3;{}\r\nabc\r\n0\r\n\r\n", "x".repeat(1100)),
+        format!("0\r\n{}\r\n", "x".repeat(17_000)),
+    ];
+    for coded in bad {
+        assert_eq!(decode(&[Coding::AwsChunked], [coded.as_bytes()]), Err(DecodeError::Malformed), "{coded:?}");
+    }
+}
+
+#[test]
 fn tokens_parse_as_codings() {
     let rows = [
         ("gzip", Some(Coding::Gzip)),
@@ -151,7 +199,8 @@ fn tokens_parse_as_codings() {
         assert_eq!(Coding::named(token), want, "{token}");
     }
     for coding in ALL {
-        assert_eq!(Coding::named(coding.as_str()), Some(coding));
+        let want = Some(coding).filter(|coding| *coding != Coding::AwsChunked);
+        assert_eq!(Coding::named(coding.as_str()), want);
     }
 }
 
@@ -514,6 +563,7 @@ proptest! {
     #[test]
     fn any_bytes_are_bounded(mut bytes in vec(any::<u8>(), 0..2000), coding in proptest::sample::select(&ALL[..]), begun: bool) {
         let begin: &[u8] = match coding {
+            Coding::AwsChunked => b"3ff;",
             Coding::Brotli => b"\x0b",
             Coding::Deflate => b"\x78\x9c",
             Coding::Gzip => b"\x1f\x8b\x08\0\0\0\0\0\0\0",

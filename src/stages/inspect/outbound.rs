@@ -103,7 +103,7 @@ impl OutboundBody {
     /// [`Deny::RequestMalformed`] for two media types, because the origin may use either.
     pub(crate) fn of(parts: &Parts, values: &Arc<Matcher>, bounds: DecodeLimits) -> Verdict<Self> {
         check_media_type(&parts.headers)?;
-        let codings = codings(&parts.headers, &CONTENT_ENCODING).ok_or(Deny::ContentCodingUnsupported)?;
+        let codings = request_codings(&parts.headers).ok_or(Deny::ContentCodingUnsupported)?;
         let (hold, reader) = match (codings.as_slice(), message_coding(&parts.headers)?) {
             ([], None) => (Holdback::new(values.clone()), BodyReader::Plain),
             ([], Some(coding)) => {
@@ -303,14 +303,35 @@ impl Message {
     }
 }
 
-/// Values of the field that mean no coding. Amazon's clients have two of their own.
+/// Values of the field that mean no coding. Amazon's clients have one of their own. An `aws-chunked` response is the
+/// stored data without the framing.
 const NO_CODING: [&str; 6] = ["", "amz-1.0", "aws-chunked", "identity", "none", "utf-8"];
+
+/// The field in which Amazon's clients announce chunks, which `Content-Encoding` may leave out.
+const AMZ_CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
 
 /// Returns the codings named by a field, in order, or `None` if one of them cannot be decoded.
 pub(crate) fn codings(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<Coding>> {
+    let named = tokens(headers, name).filter(|token| !NO_CODING.contains(&&**token));
+    named.map(|token| Coding::named(&token)).collect()
+}
+
+/// As [`codings`], for the body of a request. Its chunks are the outermost coding, wherever the field names them.
+fn request_codings(headers: &HeaderMap) -> Option<Vec<Coding>> {
+    let mut codings = codings(headers, &CONTENT_ENCODING)?;
+    let mut announced = headers.get_all(AMZ_CONTENT_SHA256).iter();
+    let is_streaming =
+        |value: &HeaderValue| value.as_bytes().trim_ascii().to_ascii_lowercase().starts_with(b"streaming-");
+    if announced.any(is_streaming) || tokens(headers, &CONTENT_ENCODING).any(|token| token == "aws-chunked") {
+        codings.push(Coding::AwsChunked);
+    }
+    Some(codings)
+}
+
+/// Returns the elements of a list, in lower case.
+fn tokens(headers: &HeaderMap, name: &HeaderName) -> impl Iterator<Item = String> {
     let tokens = headers.get_all(name).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    let tokens = tokens.map(|token| String::from_utf8_lossy(token.trim_ascii()).to_ascii_lowercase());
-    tokens.filter(|token| !NO_CODING.contains(&&**token)).map(|token| Coding::named(&token)).collect()
+    tokens.map(|token| String::from_utf8_lossy(token.trim_ascii()).to_ascii_lowercase())
 }
 
 /// Returns the coding of compressed messages for a body of messages. The inner option is `None` if it cannot be

@@ -195,3 +195,53 @@ async fn chunks_behind_a_decoy() {
         assert_refused(LEAK, &[("KEY", VALUE)], way, "chunks", ask).await;
     }
 }
+
+/// A body in the chunks of Amazon's signed uploads.
+fn aws_chunked(text: &[u8], size: usize) -> Vec<u8> {
+    let mut body = Vec::new();
+    for chunk in text.chunks(size) {
+        body.extend(format!("{:x};chunk-signature=00ff\r\n", chunk.len()).bytes());
+        body.extend([chunk, b"\r\n"].concat());
+    }
+    body.extend(b"0\r\nx-amz-checksum-crc32:sOO8/Q==\r\n\r\n");
+    body
+}
+
+/// S3 stores the data without the framing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_in_chunks_of_a_signed_upload() {
+    let announcements = [
+        ("content-encoding", "aws-chunked"),
+        ("content-encoding", "AWS-Chunked"),
+        ("x-amz-content-sha256", "STREAMING-UNSIGNED-PAYLOAD-TRAILER"),
+    ];
+    for way in Way::ALL {
+        for (name, value) in announcements {
+            let ask = |payload| Ask { fields: vec![field(name, value.as_bytes())], payload, ..Ask::default() };
+            let body = aws_chunked(format!("k={VALUE}").as_bytes(), 8);
+            assert_refused(LEAK, &[("KEY", VALUE)], way, value, ask(Payload::Known(body))).await;
+            let malformed = ask(Payload::Known(b"not in chunks".to_vec()));
+            assert_refused(UNSUPPORTED, &[("KEY", VALUE)], way, value, malformed).await;
+        }
+        let twice = vec![field("content-encoding", b"aws-chunked,gzip")];
+        let body = aws_chunked(&encode("gzip", b"text"), 100);
+        let ask = Ask { fields: twice, payload: Payload::Known(body), ..Ask::default() };
+        assert_refused(UNSUPPORTED, &[("KEY", VALUE)], way, "two codings", ask).await;
+    }
+}
+
+/// An upload of two megabytes arrives unchanged.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signed_upload_passes_unchanged() {
+    let proxy = Field::holding(&[("KEY", VALUE)]).await;
+    let text: Vec<u8> = (0..250_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let body = aws_chunked(&text, 65_536);
+    for way in Way::ALL {
+        for payload in [Payload::Known(body.clone()), Payload::Pieces(vec![body.clone()])] {
+            let fields = vec![field("content-encoding", b"aws-chunked")];
+            let answer = proxy.road(way).send("upload", &Ask { fields, payload, ..Ask::default() }).await;
+            assert_eq!(answer.status, 200, "{way:?}: {answer:?}");
+            assert!(proxy.origin(way).arrived("upload").unwrap().body == body, "{way:?}");
+        }
+    }
+}
