@@ -151,8 +151,8 @@ fn time(body: &[u8], matcher: &Arc<Matcher>) -> f64 {
             let mut out = Vec::new();
             more = decoder.decode(&mut rest, &mut out).unwrap();
             hold.read(&out).unwrap();
-            hold.settle(decoder.settled());
-            hold.flow().unwrap();
+            hold.mark(decoder.settled());
+            hold.release_beyond_lag().unwrap();
             while hold.take().is_some() {}
         }
     }

@@ -64,7 +64,7 @@ fn sent(pieces: &[&[u8]], pausing: bool) -> Option<Vec<u8>> {
         if pausing {
             hold.pause().ok()?;
         }
-        hold.flow().ok()?;
+        hold.release_beyond_lag().ok()?;
         out.extend(std::iter::from_fn(|| hold.take()).flatten());
     }
     hold.end().ok()?;

@@ -408,9 +408,9 @@ impl Record {
         let path = head.uri().path();
         // A malformed webhook call is hashed too: its path is just as secret.
         let mut tools = head.headers().get_all(EXEAT_TOOL).iter();
-        let path = if tools
-            .any(|tool| Tool::named(&String::from_utf8_lossy(tool.as_bytes())).is_none_or(|tool| tool == Tool::Webhook))
-        {
+        let path = if tools.any(|tool| {
+            Tool::from_name(&String::from_utf8_lossy(tool.as_bytes())).is_none_or(|tool| tool == Tool::Webhook)
+        }) {
             format!("sha256:{}", files::hex(&Sha256::digest(path)))
         } else {
             path.to_owned()
@@ -422,7 +422,7 @@ impl Record {
 
     /// Records a request to the proxy itself that counts as a call. The verb takes the place of a tool; the path of the
     /// request is not the destination's, so it is removed.
-    pub fn asks(&mut self, verb: &'static str) {
+    pub fn proxy_call(&mut self, verb: &'static str) {
         self.line.tool = Some(verb);
         self.line.path = None;
     }
@@ -463,7 +463,7 @@ impl Record {
     pub fn url_without(&self, own: &Matcher) -> Option<String> {
         let (ToolTarget { path, .. }, asked) = (self.call.as_ref()?, self.requested_host.as_deref()?);
         let host = if own.find_in_name(asked).is_none() { asked } else { REDACTED };
-        let url = self.at(host, &cut(&own.clean(path), MAX_PATH));
+        let url = self.at(host, &cut(&own.redact(path), MAX_PATH));
         // A value that is a URL can span host and path, and the host is in lower case.
         Some(url).filter(|url| own.find(url.as_bytes()).is_none() && own.find_in_name(url).is_none())
     }
@@ -486,7 +486,7 @@ impl Record {
     }
 
     /// Records a value found in a request that is refused for another reason. It counts as a find too.
-    pub fn found_besides(&mut self, found: &Finding, place: &str) {
+    pub fn additional_find(&mut self, found: &Finding, place: &str) {
         self.note_where_found(found, place);
         self.note_find();
     }
@@ -498,7 +498,7 @@ impl Record {
     }
 
     fn note_where_found(&mut self, found: &Finding, place: &str) {
-        self.rule(match &found.whose {
+        self.rule(match &found.owner {
             ValueOwner::Credential(name) => format!("{name}: its value is in {place}"),
             other => format!("{other} is in {place}"),
         });
@@ -564,7 +564,7 @@ impl Record {
     /// credential's value used as a name is not; it counts as a find.
     pub fn unknown_credential(&mut self, name: &str, values: &Matcher) -> Refusal {
         if let Some(found) = values.find(name.as_bytes()).or_else(|| values.find_in_name(name)) {
-            self.found_besides(&found, "the place of a credential's name");
+            self.additional_find(&found, "the place of a credential's name");
         } else if is_plain(name) {
             self.rule(format!("{name}: the task has no such credential"));
             self.about = Some(CredentialName::new(name));
@@ -657,13 +657,13 @@ impl Record {
 
     /// Removes credentials from an external text.
     #[must_use]
-    pub fn clean<'t>(&self, text: &'t str) -> std::borrow::Cow<'t, str> {
-        self.values.clean(text)
+    pub fn redact<'t>(&self, text: &'t str) -> std::borrow::Cow<'t, str> {
+        self.values.redact(text)
     }
 
     /// Redacts a text, then truncates it. The other order could leave a part of a value that is not found.
     fn noted(&self, text: &str, most: usize) -> String {
-        cut(&self.clean(text), most)
+        cut(&self.redact(text), most)
     }
 
     /// Records the dialled address.

@@ -143,7 +143,7 @@ fn credentials(task: &Task, kind: Kind, target: &Target, allowed: &MatchedRules)
 }
 
 fn tool(name: &str) -> Result<Tool, String> {
-    Tool::named(name).ok_or_else(|| format!("one of {}", Tool::ALL.map(Tool::as_str).join(", ")))
+    Tool::from_name(name).ok_or_else(|| format!("one of {}", Tool::ALL.map(Tool::as_str).join(", ")))
 }
 
 /// Addresses that are known without asking anybody.

@@ -50,7 +50,7 @@ pub enum Coding {
 impl Coding {
     /// Parses a token of `Content-Encoding` in either direction. [`Self::AwsChunked`] is not among them.
     #[must_use]
-    pub fn named(token: &str) -> Option<Self> {
+    pub fn from_token(token: &str) -> Option<Self> {
         let names = [("br", Self::Brotli), ("deflate", Self::Deflate), ("gzip", Self::Gzip), ("zstd", Self::Zstd)];
         let token = if token.eq_ignore_ascii_case("x-gzip") { "gzip" } else { token };
         names.into_iter().find(|(name, _)| token.eq_ignore_ascii_case(name)).map(|(_, coding)| coding)

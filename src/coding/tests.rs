@@ -196,11 +196,11 @@ fn tokens_parse_as_codings() {
         ("", None),
     ];
     for (token, want) in rows {
-        assert_eq!(Coding::named(token), want, "{token}");
+        assert_eq!(Coding::from_token(token), want, "{token}");
     }
     for coding in ALL {
         let want = Some(coding).filter(|coding| *coding != Coding::AwsChunked);
-        assert_eq!(Coding::named(coding.as_str()), want);
+        assert_eq!(Coding::from_token(coding.as_str()), want);
     }
 }
 

@@ -105,7 +105,7 @@ impl Services {
         let policy = self.policies.snapshot();
         let task = record.task().and_then(|task| policy.task(&TaskName::new(task)));
         if let Some(found) = task.and_then(|task| record.own_in_call(task.own())) {
-            record.found_besides(&found, "the refused call");
+            record.additional_find(&found, "the refused call");
         }
     }
 }

@@ -32,7 +32,7 @@ use crate::policy::plan::{Limits, Oversize};
 use crate::policy::rule::{Policy, Task};
 use crate::stages::authorize::{self, Admitted};
 use crate::stages::identify::Caller;
-use crate::stages::limit::redact::Texts;
+use crate::stages::limit::redact::TextRedactor;
 use crate::stages::parse;
 use crate::stages::pin::PinnedTarget;
 use crate::stages::throttle::CountedCall;
@@ -136,7 +136,7 @@ pub(super) async fn answer(
     services.throttle.take_self_request(caller, record)?;
     let reply = match page {
         Page::Destination(query) if head.method == Method::GET => {
-            record.asks(query.as_str());
+            record.proxy_call(query.as_str());
             let taken = api.take_call(&mut head, record).await?;
             let counts = record.counts();
             return api.with_timeout(&counts, api.query_destination(query, &taken, &head, record)).await;
@@ -279,7 +279,7 @@ impl SelfRequest<'_> {
         let call = report.into_call(record.id()).ok_or(Deny::RequestMalformed)?;
         // The response repeats the report unredacted. A redaction would reveal that it contains another task's value.
         let reply = SelfReply::Document(json!(truncated(call.clone())));
-        let clean = |text: &str| record.clean(text).into_owned();
+        let clean = |text: &str| record.redact(text).into_owned();
         let stored = truncated(ToolCall {
             tool: clean(&call.tool),
             url: clean(&call.url),
@@ -335,9 +335,9 @@ impl SelfRequest<'_> {
         // The texts come from the origin, which may have received a value. Only the caller's own values are redacted,
         // as another redaction would reveal that a value exists. A redacted value confirms a guess, so it counts as a
         // find.
-        let mut texts = Texts::without(self.task.own().clone());
+        let mut texts = TextRedactor::new(self.task.own().clone());
         let mut clean = |text: String| {
-            let mut text = texts.clean(text);
+            let mut text = texts.redact(text);
             text.truncate(text.floor_char_boundary(MAX_TEXT));
             text
         };
@@ -355,7 +355,7 @@ impl SelfRequest<'_> {
             "reason": probed.doubt.map(&mut clean),
             "chain": chain,
         });
-        texts.note(record)?;
+        texts.record(record)?;
         Ok(document)
     }
 
@@ -499,7 +499,7 @@ fn storable_url(url: &str, tool: &str) -> String {
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     let scheme = if scheme.is_empty() { String::new() } else { format!("{scheme}://") };
     // An unknown tool is treated like a webhook, because its name may be a misspelling.
-    if !url.is_empty() && Tool::named(tool).is_none_or(|tool| tool == Tool::Webhook) {
+    if !url.is_empty() && Tool::from_name(tool).is_none_or(|tool| tool == Tool::Webhook) {
         return format!("{scheme}{host}/sha256:{}", files::hex(&Sha256::digest(path)));
     }
     format!("{scheme}{host}{path}")

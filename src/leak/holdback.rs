@@ -101,7 +101,7 @@ impl Holdback {
     ///
     /// # Errors
     /// As [`Self::feed`].
-    pub fn beside(&self, text: &[u8]) -> Result<(), Finding> {
+    pub fn check_text(&self, text: &[u8]) -> Result<(), Finding> {
         self.matcher.find(text).map_or(Ok(()), Err)
     }
 
@@ -109,12 +109,12 @@ impl Holdback {
     ///
     /// # Errors
     /// As [`Self::feed`].
-    pub fn name(&self, name: &str) -> Result<(), Finding> {
+    pub fn check_name(&self, name: &str) -> Result<(), Finding> {
         self.matcher.find_in_name(name).map_or(Ok(()), Err)
     }
 
     /// Records that the first `sent` bytes correspond to the text read so far.
-    pub fn settle(&mut self, sent: u64) {
+    pub fn mark(&mut self, sent: u64) {
         let read = self.text_scanner.position();
         if let Some(marks) = &mut self.marks {
             // Marks that are close together are merged.
@@ -136,7 +136,7 @@ impl Holdback {
     ///
     /// # Errors
     /// As [`Self::feed`].
-    pub fn flow(&mut self) -> Result<(), Finding> {
+    pub fn release_beyond_lag(&mut self) -> Result<(), Finding> {
         let lag = self.matcher.lag() as u64;
         self.release(self.text_scanner.position().saturating_sub(lag), self.queue.end().saturating_sub(lag))
     }
@@ -259,7 +259,7 @@ mod tests {
             hold.end_message().unwrap();
         }
         let found = hold.feed(miss.repeat(20_000).into());
-        assert_eq!(found.map_err(|found| found.whose), Err(crate::leak::ValueOwner::Token));
+        assert_eq!(found.map_err(|found| found.owner), Err(crate::leak::ValueOwner::Token));
     }
 
     /// Zero-width characters are invisible in any encoding, and may be cut into pieces.

@@ -109,7 +109,7 @@ pub struct Matcher {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The owner of the value.
-    pub whose: ValueOwner,
+    pub owner: ValueOwner,
 }
 
 /// The matches in a whole text.
@@ -193,7 +193,7 @@ impl Matcher {
 
     /// Returns true if both search for the same values.
     #[must_use]
-    pub fn looks_for_the_same_as(&self, other: &Self) -> bool {
+    pub fn is_equivalent_to(&self, other: &Self) -> bool {
         let hashes = |matcher: &Self| -> std::collections::HashSet<TokenHash> {
             matcher.index.owners.iter().map(|owner| owner.hash).collect()
         };
@@ -271,7 +271,7 @@ impl Matcher {
 
     /// Returns the finding for an owner.
     pub(super) fn finding(&self, owner: u32) -> Finding {
-        Finding { whose: self.value_owners(owner).next().cloned().unwrap_or(ValueOwner::Token) }
+        Finding { owner: self.value_owners(owner).next().cloned().unwrap_or(ValueOwner::Token) }
     }
 
     /// Returns the first value of the matches, or the one with too many partial matches.
@@ -314,7 +314,7 @@ impl Matcher {
 
     /// Overwrites the values in an external text so that it can be logged.
     #[must_use]
-    pub fn clean<'t>(&self, text: &'t str) -> Cow<'t, str> {
+    pub fn redact<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let ranges = self.ranges(text.as_bytes());
         if ranges.is_empty() {
             return Cow::Borrowed(text);
@@ -329,7 +329,7 @@ impl Matcher {
 
 impl From<Family> for Finding {
     fn from(family: Family) -> Self {
-        Self { whose: ValueOwner::Family(family) }
+        Self { owner: ValueOwner::Family(family) }
     }
 }
 
@@ -337,7 +337,7 @@ impl Finding {
     /// Returns the credential, if the owner is one.
     #[must_use]
     pub fn credential(&self) -> Option<&CredentialName> {
-        match &self.whose {
+        match &self.owner {
             ValueOwner::Credential(name) => Some(name),
             ValueOwner::Family(_) | ValueOwner::Token => None,
         }
@@ -482,7 +482,7 @@ mod tests {
             ("/harmless?x=1", "/harmless?x=1"),
         ];
         for (text, want) in rows {
-            assert_eq!(matcher().clean(text), want);
+            assert_eq!(matcher().redact(text), want);
         }
     }
 }

@@ -56,12 +56,12 @@ impl Redactor {
     /// Creates a redactor for a stream of an exchange in which no credential was sent.
     #[must_use]
     pub fn new(matcher: Arc<Matcher>) -> Self {
-        Self::after(matcher, None)
+        Self::with_sent(matcher, None)
     }
 
     /// Creates a redactor for a stream of an exchange in which this credential was sent.
     #[must_use]
-    pub fn after(matcher: Arc<Matcher>, sent: Option<CredentialName>) -> Self {
+    pub fn with_sent(matcher: Arc<Matcher>, sent: Option<CredentialName>) -> Self {
         Self {
             matcher,
             sent_credential: sent,
@@ -82,8 +82,8 @@ impl Redactor {
 
     /// Creates a redactor for another stream of the same exchange.
     #[must_use]
-    pub fn beside(&self) -> Self {
-        Self::after(self.matcher.clone(), self.sent_credential.clone())
+    pub fn sibling(&self) -> Self {
+        Self::with_sent(self.matcher.clone(), self.sent_credential.clone())
     }
 
     /// Adds bytes.
@@ -259,7 +259,7 @@ impl Redactor {
 
     /// Overwrites values in a whole text that is not part of the stream, and half of a value or more at its end.
     /// Returns `None` if there are none.
-    pub fn whole(&mut self, text: &[u8]) -> Option<Vec<u8>> {
+    pub fn redact_text(&mut self, text: &[u8]) -> Option<Vec<u8>> {
         let TextMatches { ranges, partials } = self.matcher.text_matches(text);
         let partial = partials.into_iter().min();
         let partial = partial
@@ -302,7 +302,7 @@ impl Redactor {
     }
 
     /// Returns true if a name contains a value, in which case it cannot be passed on.
-    pub fn is_in_name(&mut self, name: &str) -> bool {
+    pub fn check_name(&mut self, name: &str) -> bool {
         let owner = self.matcher.owner_in_name(name);
         if let Some(owner) = owner {
             self.count = self.count.saturating_add(1);
@@ -451,7 +451,7 @@ mod tests {
     /// Returns the finds of a redactor that is fed these pieces with a pause after each.
     fn finds(sent: Option<&str>, pieces: &[&[u8]]) -> u64 {
         let matcher = Arc::new(Matcher::new([(named("KEY"), VALUE)].into_iter()));
-        let mut redactor = Redactor::after(matcher, sent.map(CredentialName::new));
+        let mut redactor = Redactor::with_sent(matcher, sent.map(CredentialName::new));
         for piece in pieces {
             redactor.feed(Bytes::copy_from_slice(piece));
             redactor.pause();
@@ -486,7 +486,7 @@ mod tests {
 
     fn long(sent: Option<&str>) -> Redactor {
         let value = Value::new(named("KEY"), LONG).with_halves(Strength::of(LONG));
-        Redactor::after(Arc::new(Matcher::new([value].into_iter())), sent.map(CredentialName::new))
+        Redactor::with_sent(Arc::new(Matcher::new([value].into_iter())), sent.map(CredentialName::new))
     }
 
     /// Half of a long value is overwritten everywhere, and is a find unless it is part of a whole value that was sent.
@@ -533,7 +533,7 @@ mod tests {
                     assert!(redactor.found().count() <= 1);
                 }
                 let mut redactor = long(credential);
-                redactor.whole(text);
+                redactor.redact_text(text);
                 assert_eq!(redactor.finds(true), want, "{name} {credential:?} in a field");
             }
         }

@@ -95,7 +95,7 @@ impl Target {
     ///
     /// # Errors
     /// [`TargetError`] for userinfo, an invalid port, or an ambiguous host.
-    pub fn named(scheme: Scheme, authority: &str) -> Result<Self, TargetError> {
+    pub fn from_authority(scheme: Scheme, authority: &str) -> Result<Self, TargetError> {
         // `http::Authority` accepts userinfo and invalid ports; `new` rejects them.
         let authority: Authority = authority.parse().map_err(|_| TargetError)?;
         Self::new(scheme, &authority, false)

@@ -56,7 +56,7 @@ impl Tool {
 
     /// Returns the tool of that name.
     #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|tool| tool.as_str() == name)
     }
 
@@ -88,7 +88,7 @@ impl Kind {
         match (fields.next(), fields.next()) {
             (None, _) => Ok(Self::Raw),
             (Some(name), None) => {
-                name.to_str().ok().and_then(Tool::named).map(Self::Tool).ok_or(Deny::ToolNotEnabled.into())
+                name.to_str().ok().and_then(Tool::from_name).map(Self::Tool).ok_or(Deny::ToolNotEnabled.into())
             }
             (Some(_), Some(_)) => Err(Deny::RequestMalformed.into()),
         }

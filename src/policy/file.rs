@@ -91,14 +91,14 @@ pub(super) fn read(text: &str, base: &Path, default_state_dir: &Path, findings: 
     let ledger = ledger(root.section("ledger"), &dir, base, findings);
     let leak = leak(root.section("leak"), findings);
     let integrations =
-        root.named("integrations").into_iter().map(|(name, section)| (name, integration(section, findings))).collect();
-    let plans = root.named("plans").into_iter().map(|(name, section)| (name, plan(section, findings))).collect();
+        root.tables("integrations").into_iter().map(|(name, section)| (name, integration(section, findings))).collect();
+    let plans = root.tables("plans").into_iter().map(|(name, section)| (name, plan(section, findings))).collect();
     let credentials = root
-        .named("credentials")
+        .tables("credentials")
         .into_iter()
         .map(|(name, section)| (name, credential_file::read(section, base)))
         .collect();
-    let tasks = root.named("tasks").into_iter().map(|(name, section)| (name, task(section, base))).collect();
+    let tasks = root.tables("tasks").into_iter().map(|(name, section)| (name, task(section, base))).collect();
     Some(File {
         settings: Settings { state_dir: dir, proxy, admin, interception, upstream, dns, vault, audit, ledger },
         allow_cidrs: allow_cidrs.unwrap_or_default(),
@@ -512,7 +512,7 @@ impl Readable for Source {
 impl Readable for Tool {
     fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
         let text = String::read(value, path, findings)?;
-        let tool = Self::named(&text);
+        let tool = Self::from_name(&text);
         if tool.is_none() {
             let known = Self::ALL.map(Self::as_str).join(", ");
             findings.problem(path, format!("{text:?} is not a tool"), format!("one of {known}"));
@@ -524,7 +524,7 @@ impl Readable for Tool {
 impl Readable for Family {
     fn read(value: Value, path: &str, findings: &Findings) -> Option<Self> {
         let text = String::read(value, path, findings)?;
-        let family = Self::named(&text);
+        let family = Self::from_name(&text);
         if family.is_none() {
             let known = Self::ALL.map(Self::as_str).join(", ");
             findings.problem(path, format!("{text:?} is not a key family"), format!("one of {known}"));

@@ -99,7 +99,7 @@ impl<'f> Section<'f> {
     }
 
     /// Returns the named tables in a table, such as `[tasks]`.
-    pub(super) fn named(&mut self, key: &'static str) -> Vec<(String, Section<'f>)> {
+    pub(super) fn tables(&mut self, key: &'static str) -> Vec<(String, Section<'f>)> {
         let mut section = self.section(key);
         let table = std::mem::take(&mut section.table);
         table

@@ -244,7 +244,7 @@ impl UnsentCall {
             return Outcome { result, state: State::Denied };
         }
         // Refused before it was looked through, a name that is none of ours may hold anything.
-        let is_ours = Tool::named(&self.tool).is_some();
+        let is_ours = Tool::from_name(&self.tool).is_some();
         let tool = if is_leak || !is_ours { String::new() } else { result.tool.clone() };
         refusal(refused, ToolCallResult { tool, ..result })
     }

@@ -157,7 +157,7 @@ impl Family {
 
     /// Returns the family with this name in the configuration.
     #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|family| family.as_str() == name)
     }
 

@@ -438,9 +438,9 @@ fn every_shape_has_a_test_key() {
     }
     for family in Family::ALL {
         assert!(SHAPES.iter().any(|shape| shape.family == family), "{family:?}");
-        assert_eq!(Family::named(family.as_str()), Some(family));
+        assert_eq!(Family::from_name(family.as_str()), Some(family));
     }
-    assert_eq!(Family::named("Aws"), None);
+    assert_eq!(Family::from_name("Aws"), None);
 }
 
 /// A caller holds back 4 KiB.

@@ -150,7 +150,7 @@ impl RevocationCheck {
                 return Err(Deny::CredentialNotBound.into());
             }
         }
-        if self.values.as_ref().is_some_and(|values| !values.looks_for_the_same_as(task.own())) {
+        if self.values.as_ref().is_some_and(|values| !values.is_equivalent_to(task.own())) {
             // The client may retry. The new request is then scanned for the new values.
             return Err(Fail::Draining.into());
         }
@@ -490,7 +490,7 @@ fn same_authority(target: &Target, parts: &Parts) -> Verdict<()> {
         return Err(Deny::RequestMalformed.into());
     }
     for name in [in_uri, in_field].into_iter().flatten() {
-        let named = std::str::from_utf8(name).ok().and_then(|text| Target::named(target.scheme(), text).ok());
+        let named = std::str::from_utf8(name).ok().and_then(|text| Target::from_authority(target.scheme(), text).ok());
         if named.as_ref() != Some(target) {
             return Err(Deny::AuthorityMismatch.into());
         }

@@ -392,7 +392,7 @@ impl Forwarder {
 fn handshake_failed(error: &std::io::Error, record: &mut Record) -> Refusal {
     let failure = failure::of_handshake(error);
     // The names in a certificate are untrusted text.
-    let error = record.clean(&error.to_string()).into_owned();
+    let error = record.redact(&error.to_string()).into_owned();
     record.rule(format!("origin handshake: {error}"));
     tracing::info!(error, host = record.host(), "TLS handshake with the origin failed");
     record.tls_failed(failure)

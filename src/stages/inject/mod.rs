@@ -181,7 +181,7 @@ fn decodable(headers: &HeaderMap) -> Option<HeaderValue> {
     let known = |accepted: &&str| {
         let name = accepted.split(';').next().unwrap_or_default().trim();
         let fits = |coding| !(coding::is_window_memory_short() && matches!(coding, Coding::Brotli | Coding::Zstd));
-        name.eq_ignore_ascii_case("identity") || Coding::named(name).is_some_and(fits)
+        name.eq_ignore_ascii_case("identity") || Coding::from_token(name).is_some_and(fits)
     };
     let fields = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let kept: Vec<&str> = fields.flat_map(|value| value.split(',')).map(str::trim).filter(known).collect();

@@ -148,8 +148,8 @@ impl OutboundBody {
                 self.waiting.advance(taken);
                 self.hold.read(text)?;
                 text.clear();
-                self.hold.settle(decoder.settled());
-                self.hold.flow()?;
+                self.hold.mark(decoder.settled());
+                self.hold.release_beyond_lag()?;
                 // Codings can contain a lot of data that produces no text.
                 let idle = self.waiting.is_empty() && !*more;
                 return if idle && self.hold.held() > MAX_WITHOUT_TEXT {
@@ -163,14 +163,14 @@ impl OutboundBody {
                 return messages.read(portion, &mut self.hold);
             }
         }
-        Ok(self.hold.flow()?)
+        Ok(self.hold.release_beyond_lag()?)
     }
 
     /// Releases the scanned bytes when the sender pauses. Messages are released only when complete.
     pub(crate) fn pause(&mut self) -> Result<(), OutboundError> {
         match &self.reader {
             BodyReader::Plain => {}
-            BodyReader::Coded { decoder, .. } => self.hold.settle(decoder.settled_at_pause()),
+            BodyReader::Coded { decoder, .. } => self.hold.mark(decoder.settled_at_pause()),
             BodyReader::Messages(_) => return Ok(()),
         }
         Ok(self.hold.pause()?)
@@ -179,8 +179,8 @@ impl OutboundBody {
     /// Scans the trailers.
     pub(crate) fn trailers(&mut self, trailers: &HeaderMap) -> Result<(), OutboundError> {
         for (name, value) in trailers {
-            self.hold.name(name.as_str())?;
-            self.hold.beside(value.as_bytes())?;
+            self.hold.check_name(name.as_str())?;
+            self.hold.check_text(value.as_bytes())?;
             // A value may be split between the body and the trailers.
             self.hold.read(value.as_bytes().trim_ascii())?;
         }
@@ -225,7 +225,7 @@ impl OutboundBody {
         let BodyReader::Messages(messages) = &mut self.reader else { return Ok(()) };
         messages.crowded = crowded;
         if crowded && messages.message.as_ref().is_some_and(|message| message.decoder.is_none()) {
-            self.hold.flow()?;
+            self.hold.release_beyond_lag()?;
         }
         Ok(())
     }
@@ -257,7 +257,7 @@ impl GrpcMessages {
             }
             if let Some(message) = self.message.take_if(|message| message.left == 0) {
                 message.decoder.map_or(Ok(()), |decoder| decoder.end())?;
-                hold.settle(hold.sent());
+                hold.mark(hold.sent());
                 hold.end_message()?;
             }
         }
@@ -285,9 +285,9 @@ impl Message {
         let Some(decoder) = &mut self.decoder else {
             hold.read(piece)?;
             // Marked even while the message is held as a whole: the budget may run out before its end.
-            hold.settle(hold.sent());
+            hold.mark(hold.sent());
             if self.size > MAX_HELD_MESSAGE || crowded {
-                hold.flow()?;
+                hold.release_beyond_lag()?;
             }
             return Ok(());
         };
@@ -313,7 +313,7 @@ const AMZ_CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sh
 /// Returns the codings named by a field, in order, or `None` if one of them cannot be decoded.
 pub(crate) fn codings(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<Coding>> {
     let named = tokens(headers, name).filter(|token| !NO_CODING.contains(&&**token));
-    named.map(|token| Coding::named(&token)).collect()
+    named.map(|token| Coding::from_token(&token)).collect()
 }
 
 /// As [`codings`], for the body of a request. Its chunks are the outermost coding, wherever the field names them.

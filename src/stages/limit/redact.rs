@@ -127,7 +127,7 @@ pub(crate) fn head(
     let raw = |body| CountedBody { body, counts: None };
     let Some((guard, undo)) = guard else { return response.map(|body| RedactedBody { inner: raw(body), guard: None }) };
     let (mut parts, body) = response.into_parts();
-    let mut redactor = Redactor::after(guard.values, guard.sent);
+    let mut redactor = Redactor::with_sent(guard.values, guard.sent);
     let decoder = match undo {
         ContentDecoder::Identity => None,
         ContentDecoder::Coding(decoder) => {
@@ -144,18 +144,18 @@ pub(crate) fn head(
 }
 
 /// Redacts texts of an origin that appear in the proxy's own responses. No credential was sent for these texts.
-pub struct Texts(Redactor);
+pub struct TextRedactor(Redactor);
 
-impl Texts {
+impl TextRedactor {
     /// Redacts these values.
     #[must_use]
-    pub fn without(values: Arc<Matcher>) -> Self {
+    pub fn new(values: Arc<Matcher>) -> Self {
         Self(Redactor::new(values))
     }
 
     /// Returns the text with values overwritten.
-    pub fn clean(&mut self, text: String) -> String {
-        let redacted = self.0.whole(text.as_bytes());
+    pub fn redact(&mut self, text: String) -> String {
+        let redacted = self.0.redact_text(text.as_bytes());
         redacted.map_or(text, |bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -163,7 +163,7 @@ impl Texts {
     ///
     /// # Errors
     /// As [`Record::finds_in_answer`].
-    pub fn note(self, record: &mut Record) -> Verdict<()> {
+    pub fn record(self, record: &mut Record) -> Verdict<()> {
         let reported = record.finds_in_answer(self.0.finds(true));
         if self.0.count() > 0 {
             record.redacted(self.0.count(), &self.0.found().collect::<Vec<_>>());
@@ -188,12 +188,12 @@ fn remove_coding_fields(headers: &mut HeaderMap) {
 
 /// Overwrites values in header fields, and removes fields whose names contain a value.
 fn redact_fields(headers: &mut HeaderMap, redactor: &mut Redactor) {
-    let named: Vec<HeaderName> = headers.keys().filter(|name| redactor.is_in_name(name.as_str())).cloned().collect();
+    let named: Vec<HeaderName> = headers.keys().filter(|name| redactor.check_name(name.as_str())).cloned().collect();
     for name in named {
         headers.remove(name);
     }
     for value in headers.values_mut() {
-        let redacted = redactor.whole(value.as_bytes()).map(Bytes::from);
+        let redacted = redactor.redact_text(value.as_bytes()).map(Bytes::from);
         if let Some(Ok(redacted)) = redacted.map(HeaderValue::from_maybe_shared) {
             *value = redacted;
         }

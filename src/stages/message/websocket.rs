@@ -288,7 +288,7 @@ impl MessageScan {
                 self.control(frame, &head.unmasked(bytes, 0), out)?;
                 if head.is_close() && self.lagging {
                     // Nothing follows that could end the message.
-                    self.messages.settle(self.messages.sent());
+                    self.messages.mark(self.messages.sent());
                     self.end(out)?;
                 }
             }
@@ -304,7 +304,7 @@ impl MessageScan {
     fn control(&mut self, frame: Vec<u8>, payload: &[u8], out: &mut Vec<u8>) -> Result<(), RelayError> {
         self.controls.send(frame.into())?;
         self.controls.read(payload)?;
-        self.controls.settle(self.controls.sent());
+        self.controls.mark(self.controls.sent());
         self.controls.end_message()?;
         while let Some(piece) = self.controls.take() {
             if self.lagging {
@@ -327,12 +327,12 @@ impl MessageScan {
         let mut fits = |held: usize| reservation.as_mut().is_none_or(|it| it.hold(held as u64).is_ok());
         self.lagging |= self.size > MAX_MESSAGE || !fits(messages.held());
         // Marked even while the message is held as a whole: the budget may run out before its end.
-        messages.settle(messages.sent());
+        messages.mark(messages.sent());
         if ends {
             return self.end(out);
         }
         if self.lagging {
-            messages.flow()?;
+            messages.release_beyond_lag()?;
         }
         while let Some(piece) = messages.take() {
             out.extend_from_slice(&piece);
@@ -379,7 +379,7 @@ impl Downward {
     /// Redacts with the redactor that processed the response head.
     #[must_use]
     pub fn new(redactor: Option<Redactor>) -> Self {
-        let redacted = redactor.map(|messages| FrameRedactor { controls: messages.beside(), messages });
+        let redacted = redactor.map(|messages| FrameRedactor { controls: messages.sibling(), messages });
         Self { direction: Direction::of(FrameReader::of_origin()), redactor: redacted }
     }
 

@@ -132,7 +132,7 @@ fn check_name(name: &str, before: &[Draft]) -> Result<(), String> {
     if primitive(name).is_some() {
         return Err(format!("{name} is the name of a primitive"));
     }
-    if Tool::named(name).is_some() {
+    if Tool::from_name(name).is_some() {
         return Err(format!("{name} is the name of a built-in tool"));
     }
     match before.iter().find(|other| other.name == name) {

@@ -34,7 +34,8 @@ fn decoy() -> String {
 
 fn leaves(pieces: &[&[u8]]) -> bool {
     let mut hold = Holdback::new(matcher(&[("KEY", VALUE)]));
-    let mut feed = |piece: &&[u8]| hold.feed(Bytes::copy_from_slice(piece)).and_then(|()| hold.flow()).is_ok();
+    let mut feed =
+        |piece: &&[u8]| hold.feed(Bytes::copy_from_slice(piece)).and_then(|()| hold.release_beyond_lag()).is_ok();
     pieces.iter().all(&mut feed) && hold.end().is_ok()
 }
 
@@ -84,7 +85,7 @@ fn line_breaks_take_linear_time() {
         let began = Instant::now();
         for piece in text.chunks(16 * 1024) {
             hold.feed(Bytes::copy_from_slice(piece)).unwrap();
-            hold.flow().unwrap();
+            hold.release_beyond_lag().unwrap();
             while hold.take().is_some() {}
         }
         began.elapsed()
@@ -127,7 +128,7 @@ fn an_echo_of_one_of_two_values_that_begin_alike_is_no_find() {
     let values = [("ANON", anon.as_bytes()), ("SERVICE", service.as_bytes())];
     for (name, value) in values {
         for length in [1, 2, 3, 110] {
-            let mut redactor = Redactor::after(matcher(&values), Some(CredentialName::new(name)));
+            let mut redactor = Redactor::with_sent(matcher(&values), Some(CredentialName::new(name)));
             let pieces = value.chunks(length).map(Bytes::copy_from_slice);
             let more = [Bytes::from_static(b" and so on")];
             assert_eq!(finds(&mut redactor, pieces.chain(more)), 0, "{name} by {length}");
@@ -140,7 +141,7 @@ fn an_echo_of_one_of_two_values_that_begin_alike_is_no_find() {
 fn words_in_a_stream_are_no_finds_for_a_weak_value() {
     let weak = Value::new(named("WEAK"), b"password123").whole();
     let matcher = Arc::new(Matcher::new([weak].into_iter()));
-    let mut redactor = Redactor::after(matcher, Some(CredentialName::new("WEAK")));
+    let mut redactor = Redactor::with_sent(matcher, Some(CredentialName::new("WEAK")));
     let words = ["Enter your ", "password", " here, then the ", "password", " again: ", "password", "!"];
     assert_eq!(finds(&mut redactor, words.map(Bytes::from)), 0);
     assert_eq!(redactor.count(), 0);
@@ -165,6 +166,6 @@ fn a_list_of_other_tokens_is_no_find() {
 
 #[test]
 fn one_echo_without_its_end_is_one_find() {
-    let mut redactor = Redactor::after(matcher(&[("KEY", VALUE)]), Some(CredentialName::new("KEY")));
+    let mut redactor = Redactor::with_sent(matcher(&[("KEY", VALUE)]), Some(CredentialName::new("KEY")));
     assert_eq!(finds(&mut redactor, [Bytes::from_static(&VALUE[..14]), Bytes::from_static(&VALUE[14..18])]), 1);
 }

@@ -31,7 +31,7 @@ fn left(matcher: &Arc<Matcher>, pieces: &[&[u8]]) -> (Vec<u8>, bool) {
     let (mut hold, mut out) = (Holdback::new(matcher.clone()), Vec::new());
     for piece in pieces {
         for piece in piece.chunks(1000) {
-            if hold.feed(Bytes::copy_from_slice(piece)).and_then(|()| hold.flow()).is_err() {
+            if hold.feed(Bytes::copy_from_slice(piece)).and_then(|()| hold.release_beyond_lag()).is_err() {
                 return (out, true);
             }
             out.extend(taken(&mut hold));
@@ -111,7 +111,7 @@ fn the_same_token_renewed_is_no_find() {
     let renewed = of(1_700_086_400, "RvGcU3hZk1mQp8sTnWx2Yb5Ae7Lc9Dd0Ff4Jj6Kk8Mm");
     let shared = held.bytes().zip(renewed.bytes()).take_while(|(a, b)| a == b).count();
     assert!(shared > held.len().div_ceil(2));
-    let mut redactor = Redactor::after(matcher(&[("KEY", held.as_bytes())]), Some(CredentialName::new("KEY")));
+    let mut redactor = Redactor::with_sent(matcher(&[("KEY", held.as_bytes())]), Some(CredentialName::new("KEY")));
     for _ in 0..3 {
         redactor.feed(format!("{{\"access_token\":\"{renewed}\"}}\n").into());
     }
@@ -182,7 +182,7 @@ fn an_echo_in_two_encodings_is_no_find() {
         let text = format!("{{\"a\":[\"{before}\"],\"text\":\"{value}\"}}").replace(&format!("\"{list}\""), &list);
         let mut wrong = Vec::new();
         for cut in 0..=text.len() {
-            let mut redactor = Redactor::after(matcher.clone(), Some(CredentialName::new("KEY")));
+            let mut redactor = Redactor::with_sent(matcher.clone(), Some(CredentialName::new("KEY")));
             let (first, second) = text.as_bytes().split_at(cut);
             redactor.feed(Bytes::copy_from_slice(first));
             redactor.feed(Bytes::copy_from_slice(second));
@@ -218,7 +218,7 @@ fn misses(matcher: &Arc<Matcher>, unit: &str, piece: usize) -> Option<usize> {
     let mut at = 0;
     for piece in text.as_bytes().chunks(piece) {
         at += piece.len();
-        if hold.feed(Bytes::copy_from_slice(piece)).and_then(|()| hold.flow()).is_err() {
+        if hold.feed(Bytes::copy_from_slice(piece)).and_then(|()| hold.release_beyond_lag()).is_err() {
             return Some(at / unit.len());
         }
         while hold.take().is_some() {}

@@ -88,7 +88,7 @@ fn an_echo_of_a_key_with_a_public_prefix_is_no_find_wherever_it_is_cut() {
         let text = format!("echo {value} and more");
         for cut in 0..=text.len() {
             for pauses in [false, true] {
-                let redactor = Redactor::after(matcher(value), Some(key()));
+                let redactor = Redactor::with_sent(matcher(value), Some(key()));
                 let (out, finds) = through(redactor, text.as_bytes(), cut, pauses);
                 assert!(!String::from_utf8_lossy(&out).contains(value));
                 if finds > 0 {
@@ -185,8 +185,8 @@ async fn a_part_at_the_end_of_a_field_or_trailer_of_an_answer_is_overwritten() {
 
 /// Returns the finds and the redacted text of a field.
 fn field_finds(value: &str, sent: Option<CredentialName>, text: &str) -> (u64, String) {
-    let mut redactor = Redactor::after(matcher(value), sent);
-    let redacted = redactor.whole(text.as_bytes());
+    let mut redactor = Redactor::with_sent(matcher(value), sent);
+    let redacted = redactor.redact_text(text.as_bytes());
     let shown = redacted.map_or(text.to_owned(), |bytes| String::from_utf8(bytes).unwrap());
     (redactor.finds(true), shown)
 }
@@ -239,7 +239,7 @@ fn the_echo_of_a_value_with_an_escape_at_its_end_is_no_find() {
     for list in lists(value).into_iter().chain([value.to_owned()]) {
         let text = format!("[{list} \n\n and so on");
         for cut in list.len()..list.len() + 4 {
-            let (out, finds) = through(Redactor::after(matcher(value), Some(key())), text.as_bytes(), cut, true);
+            let (out, finds) = through(Redactor::with_sent(matcher(value), Some(key())), text.as_bytes(), cut, true);
             assert_eq!(finds, 0, "cut at {cut}: {}", String::from_utf8_lossy(&out));
             assert!(out.ends_with(b"and so on"), "{}", String::from_utf8_lossy(&out));
         }

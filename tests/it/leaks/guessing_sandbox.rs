@@ -59,7 +59,7 @@ fn left(steps: &[Step], guess: &str) -> Vec<usize> {
             }
             Step::Pause => hold.pause().unwrap(),
         }
-        hold.flow().unwrap();
+        hold.release_beyond_lag().unwrap();
         while let Some(piece) = hold.take() {
             sum += piece.len();
         }

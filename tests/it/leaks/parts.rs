@@ -33,7 +33,7 @@ async fn lab(value: &str, pages: &[(String, String)]) -> (Lab, Origin, String) {
 fn redactor(value: &[u8], sent: Option<&str>) -> Redactor {
     let owner = ValueOwner::Credential(CredentialName::new("KEY"));
     let value = Value::new(owner, value).with_halves(Strength::of(value));
-    Redactor::after(Arc::new(Matcher::new([value].into_iter())), sent.map(CredentialName::new))
+    Redactor::with_sent(Arc::new(Matcher::new([value].into_iter())), sent.map(CredentialName::new))
 }
 
 /// A strong value of which the half is weak is read with two dictionaries: wrong words cost nothing, and each right half
@@ -104,7 +104,7 @@ fn public_beginnings_before_a_pause_are_no_finds() {
 fn half_of_the_value_that_was_sent_in_the_name_of_a_field_is_a_find() {
     for half in [&LONG[..20], &LONG[20..]] {
         let mut redactor = redactor(LONG, Some("KEY"));
-        assert!(redactor.is_in_name(std::str::from_utf8(half).unwrap()));
+        assert!(redactor.check_name(std::str::from_utf8(half).unwrap()));
         assert_eq!(redactor.finds(true), 1);
     }
 }

@@ -78,7 +78,7 @@ fn sent(text: &Text, pieces: &[(&[u8], bool)]) -> (Vec<u8>, bool) {
     let mut out = Vec::new();
     for (piece, pauses) in pieces {
         let passes = hold.feed(Bytes::copy_from_slice(piece)).is_ok()
-            && if *pauses { hold.pause().is_ok() } else { hold.flow().is_ok() };
+            && if *pauses { hold.pause().is_ok() } else { hold.release_beyond_lag().is_ok() };
         if !passes {
             return (out, true);
         }
