@@ -121,7 +121,7 @@ fn walk(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>)
 /// Which credentials would go where; never their values.
 fn credentials(task: &Task, kind: Kind, target: &Target, allowed: &MatchedRules) -> Vec<String> {
     let required: Vec<_> = allowed.required().map(CredentialName::as_str).collect();
-    let bound = task.credentials().iter().filter(|credential| credential.is_bound_to(target, allowed));
+    let bound = task.credentials().iter().filter(|credential| allowed.may_receive(credential, target));
     let tell = |credential: &Arc<Credential>| {
         let (name, auth) = (credential.name(), credential.auth());
         if credential.value().is_none() {

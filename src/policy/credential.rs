@@ -5,7 +5,6 @@ use std::sync::Arc;
 use http::HeaderName;
 use http::header::AUTHORIZATION;
 
-use super::rule::MatchedRules;
 use crate::leak::strength::Strength;
 use crate::leak::{self, Value, ValueOwner};
 use crate::model::host::Host;
@@ -152,13 +151,12 @@ impl Credential {
         })
     }
 
-    /// Whether the credential may be sent to a destination that `allowed` permits. The scheme must be https, the
-    /// credential must be bound to the host and port, and an integration must name the host.
-    #[must_use]
-    pub fn is_bound_to(&self, target: &Target, allowed: &MatchedRules) -> bool {
+    /// Whether the scheme is https and the credential is bound to the host and port. Whether it may be sent there, only
+    /// [`MatchedRules::may_receive`](super::rule::MatchedRules::may_receive) decides.
+    pub(super) fn is_bound_to(&self, target: &Target) -> bool {
         let fits =
             |bound: &Binding| bound.host == *target.host() && bound.port.is_none_or(|port| port == target.port());
-        target.scheme() == Scheme::Https && allowed.takes_credentials() && self.bound.iter().any(fits)
+        target.scheme() == Scheme::Https && self.bound.iter().any(fits)
     }
 
     /// Whether a host could return the value. Every host that receives the value may store it.

@@ -509,9 +509,11 @@ impl MatchedRules {
         self.rules.iter().filter_map(|rule| rule.require_credential.as_ref())
     }
 
-    /// Whether the destination may receive credentials. Only hosts that an integration names may.
-    pub(super) fn takes_credentials(&self) -> bool {
-        !self.rules.is_empty() && !self.is_public_rule()
+    /// Whether a credential may be sent to a destination that these rules allow. The scheme must be https, the
+    /// credential must be bound to the host and port, and an integration must name the host.
+    #[must_use]
+    pub fn may_receive(&self, credential: &Credential, target: &Target) -> bool {
+        !self.rules.is_empty() && !self.is_public_rule() && credential.is_bound_to(target)
     }
 
     /// Whether the destination is allowed only as part of the public internet. `[network].allow_cidrs` does not apply
@@ -844,7 +846,7 @@ mod tests {
         for (task, url, want) in rows {
             let (task, target) = (policy.task(&TaskName::new(task)).unwrap(), target(url));
             let allowed = task.destination(&target, RAW).unwrap();
-            assert_eq!(task.credentials()[0].is_bound_to(&target, &allowed), want, "{url}");
+            assert_eq!(allowed.may_receive(&task.credentials()[0], &target), want, "{url}");
         }
     }
 

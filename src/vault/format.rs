@@ -11,14 +11,27 @@ use sha2::Sha256;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
+use super::error::VaultError;
 use super::master::{Key, MasterKey};
-use super::{Entry, VaultError};
 use crate::files;
 use crate::model::name::is_plain;
 use crate::model::secret::Secret;
 
 const FORMAT: &str = "exeat-vault-1";
 const NONCE: usize = 12;
+
+/// The public metadata of a secret.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Entry {
+    /// The workspace.
+    pub workspace: String,
+    /// The name.
+    pub name: String,
+    /// When it was first set, in seconds since 1970.
+    pub created: u64,
+    /// When it was last set, in seconds since 1970.
+    pub updated: u64,
+}
 
 /// The content of the vault.
 #[derive(Default)]

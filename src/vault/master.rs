@@ -9,7 +9,7 @@ use hkdf::Hkdf;
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
-use super::VaultError;
+use super::error::VaultError;
 use crate::files;
 use crate::model::secret::Secret;
 

@@ -4,6 +4,7 @@
 //! removed records are detected, and so is a wrong key. Replacing the whole file with an earlier version is not
 //! detected.
 
+mod error;
 mod format;
 mod master;
 
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::files;
 use crate::model::secret::Secret;
 
+pub use self::error::VaultError;
+pub use self::format::Entry;
 use self::format::{Content, Record};
 pub use self::master::MasterKey;
 
@@ -39,47 +42,6 @@ impl Opened {
     pub fn get(&self, workspace: &str, name: &str) -> Option<Secret> {
         self.0.get(workspace, name).map(|value| Secret::new(value.expose().to_vec()))
     }
-}
-
-/// The public metadata of a secret.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Entry {
-    /// The workspace.
-    pub workspace: String,
-    /// The name.
-    pub name: String,
-    /// When it was first set, in seconds since 1970.
-    pub created: u64,
-    /// When it was last set, in seconds since 1970.
-    pub updated: u64,
-}
-
-/// Why the vault cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum VaultError {
-    /// The list of records was changed.
-    #[error("the vault was changed: records were added, removed or relabelled")]
-    Altered,
-    /// Reading or writing failed.
-    #[error("the vault cannot be read or written: {0}")]
-    Io(#[from] io::Error),
-    /// The master key is missing or unusable.
-    #[error("the master key: {0}")]
-    Key(String),
-    /// A record was changed or moved to another name.
-    #[error("the vault was changed: the record {workspace}/{name} is not the one that was written")]
-    Swapped {
-        /// The workspace that the record claims.
-        workspace: String,
-        /// The name that the record claims.
-        name: String,
-    },
-    /// The file is truncated or is not a vault.
-    #[error("the vault file is truncated or is not a vault")]
-    Torn,
-    /// The file was sealed with another master key.
-    #[error("the master key is not the one that the vault was created with")]
-    WrongKey,
 }
 
 impl Vault {

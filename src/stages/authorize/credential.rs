@@ -103,7 +103,7 @@ pub(crate) fn select(
     swaps.search(parts, named.as_ref(), record)?;
     let PlaceholderSearch { credential, mut swaps, .. } = swaps;
     let always = || {
-        let goes = |c: &&Arc<Credential>| c.is_always_injected() && c.is_bound_to(target, allowed);
+        let goes = |c: &&Arc<Credential>| c.is_always_injected() && allowed.may_receive(c, target);
         task.credentials().iter().find(goes).filter(|_| kind.takes_placeholders()).cloned()
     };
     let credential = credential.or_else(always);
@@ -119,7 +119,7 @@ pub(crate) fn select(
     if credential.value().is_none() {
         return Err(record.refused_for(Deny::CredentialUnknown, credential.name(), "it has no value"));
     }
-    if !credential.is_bound_to(target, allowed) {
+    if !allowed.may_receive(&credential, target) {
         return Err(not_bound(record, &credential, "it is bound to other destinations"));
     }
     // The text around a placeholder could be a key of the sandbox's own.

@@ -146,7 +146,7 @@ impl RevocationCheck {
         if let Some(name) = &self.credential {
             let known = task.credentials().iter().find(|credential| credential.name() == name);
             let known = known.filter(|credential| credential.value().is_some()).ok_or(Deny::CredentialUnknown)?;
-            if !known.is_bound_to(&current.target, &matched.allowed) {
+            if !matched.allowed.may_receive(known, &current.target) {
                 return Err(Deny::CredentialNotBound.into());
             }
         }
