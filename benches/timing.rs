@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use exeat::coding::{Coding, DecodeLimits, Decoder, Direction};
+use exeat::coding::{Coding, DecodeLimits, Decoder};
 use exeat::leak::strength::Strength;
 use exeat::leak::{Holdback, Matcher, Value, ValueOwner};
 use exeat::model::name::CredentialName;
@@ -140,9 +140,9 @@ fn round(whose: &str, (known, text): (usize, Text), size: &Size, each: usize) ->
 
 /// Seconds that it takes to look through a coded body.
 fn time(body: &[u8], matcher: &Arc<Matcher>) -> f64 {
-    let bounds = DecodeLimits { total: u64::MAX, ratio: u64::MAX, direction: Direction::Sent };
+    let bounds = DecodeLimits { total: u64::MAX, ratio: u64::MAX };
     let began = Instant::now();
-    let mut decoder = Decoder::new(&[Coding::Gzip], bounds).unwrap();
+    let mut decoder = Decoder::new(&[Coding::Gzip], bounds, &Arc::default()).unwrap();
     let mut hold = Holdback::coded(matcher.clone());
     for portion in body.chunks(16 * 1024) {
         hold.send(Bytes::copy_from_slice(portion)).unwrap();

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use bytes::Bytes;
-use exeat::coding::{DecodeLimits, Coding, Decoder, Direction, STEP};
+use exeat::coding::{Coding, DecodeLimits, Decoder, STEP};
 use exeat::leak::{Holdback, Matcher, Redactor, ValueOwner};
 use exeat::stages::message::websocket::{Downward, Upward};
 use exeat::tls::hello::{self, Progress};
@@ -119,9 +119,9 @@ pub fn coding(data: &[u8]) {
         _ => Coding::AwsChunked,
     };
     let codings = if kinds & 0x80 == 0 { vec![kind(*kinds)] } else { vec![kind(*kinds), kind(kinds >> 3)] };
-    let bounds = DecodeLimits { total: 1 << 20, ratio: 100, direction: Direction::Received };
+    let bounds = DecodeLimits { total: 1 << 20, ratio: 100 };
     let decode = |pieces: &[&[u8]]| {
-        let mut decoder = Decoder::new(&codings, bounds).expect("no more codings than may be");
+        let mut decoder = Decoder::new(&codings, bounds, &Arc::default()).expect("no more codings than may be");
         let mut all = Vec::new();
         for piece in pieces {
             let mut rest = *piece;

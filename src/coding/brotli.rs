@@ -1,9 +1,11 @@
 //! Brotli (RFC 7932).
 
+use std::sync::Arc;
+
 use brotli_decompressor::{BrotliDecompressStream, BrotliResult, BrotliState, StandardAlloc};
 
-use super::budget::WindowMemory;
-use super::{DecodeError, Direction, STEP};
+use super::budget::{WindowMemory, WindowPool};
+use super::{DecodeError, STEP};
 
 /// Returns the window size of a brotli stream in bits, from its first byte (RFC 7932 §9.1).
 pub(super) fn window_bits(first: u8) -> u32 {
@@ -25,12 +27,12 @@ pub(super) struct Brotli {
 
 impl Brotli {
     /// Creates a decoder that refuses windows larger than RFC 7932 allows.
-    pub(super) fn new(direction: Direction) -> Self {
+    pub(super) fn new(pool: Arc<WindowPool>) -> Self {
         let alloc = StandardAlloc::default;
         Self {
             state: BrotliState::new_strict(alloc(), alloc(), alloc()),
             ended: false,
-            room: WindowMemory::new(direction),
+            room: WindowMemory::new(pool),
             has_started: false,
             decoded: 0,
         }

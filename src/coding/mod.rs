@@ -14,10 +14,11 @@ mod tests;
 mod zstd;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use self::aws_chunked::AwsChunked;
 use self::brotli::Brotli;
-pub use self::budget::is_window_memory_short;
+pub use self::budget::WindowPool;
 use self::deflate::{Deflate, Gzip};
 use self::zstd::Zstd;
 
@@ -76,8 +77,6 @@ pub struct DecodeLimits {
     pub total: u64,
     /// The maximum number of decoded bytes per coded byte. It does not apply to the first 4 MiB.
     pub ratio: u64,
-    /// The direction of the body, which selects the memory limit for its window.
-    pub direction: Direction,
 }
 
 impl DecodeLimits {
@@ -114,13 +113,14 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Creates a decoder for codings in the order of `Content-Encoding`. Returns `None` for none or more than two.
+    /// Creates a decoder for codings in the order of `Content-Encoding`. Their windows are charged to `pool`. Returns
+    /// `None` for none or more than two.
     #[must_use]
-    pub fn new(codings: &[Coding], bounds: DecodeLimits) -> Option<Self> {
+    pub fn new(codings: &[Coding], bounds: DecodeLimits, pool: &Arc<WindowPool>) -> Option<Self> {
         let (last, before) = codings.split_last().filter(|_| codings.len() <= MAX_CODINGS)?;
         Some(Self {
-            outer: Layer::new(*last, bounds.direction),
-            inner: before.first().map(|coding| Inner::new(*coding, bounds.direction)),
+            outer: Layer::new(*last, pool),
+            inner: before.first().map(|coding| Inner::new(*coding, pool)),
             bounds,
             scratch: vec![0; STEP].into_boxed_slice(),
             failed: None,
@@ -198,8 +198,8 @@ struct Inner {
 }
 
 impl Inner {
-    fn new(coding: Coding, direction: Direction) -> Self {
-        Self { layer: Layer::new(coding, direction), waiting: Vec::new(), marks: VecDeque::new(), settled: 0 }
+    fn new(coding: Coding, pool: &Arc<WindowPool>) -> Self {
+        Self { layer: Layer::new(coding, pool), waiting: Vec::new(), marks: VecDeque::new(), settled: 0 }
     }
 
     /// Records that the first `given` bytes of the outer coding's output correspond to `settled` coded bytes. If
@@ -240,13 +240,13 @@ enum Format {
 }
 
 impl Layer {
-    fn new(coding: Coding, direction: Direction) -> Self {
+    fn new(coding: Coding, pool: &Arc<WindowPool>) -> Self {
         let format = match coding {
             Coding::AwsChunked => Format::AwsChunked(AwsChunked::default()),
-            Coding::Brotli => Format::Brotli(Box::new(Brotli::new(direction))),
+            Coding::Brotli => Format::Brotli(Box::new(Brotli::new(pool.clone()))),
             Coding::Deflate => Format::Deflate(Box::default()),
             Coding::Gzip => Format::Gzip(Box::default()),
-            Coding::Zstd => Format::Zstd(Box::new(Zstd::new(direction))),
+            Coding::Zstd => Format::Zstd(Box::new(Zstd::new(pool.clone()))),
         };
         Self { format, taken: 0, given: 0, settled: 0 }
     }
@@ -293,13 +293,4 @@ impl Layer {
                 Format::Zstd(zstd) => zstd.is_whole(),
             }
     }
-}
-
-/// The direction of a body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// To the origin.
-    Sent,
-    /// To the client.
-    Received,
 }

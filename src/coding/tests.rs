@@ -8,10 +8,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::brotli::window_bits;
-use super::budget::{ALL_WINDOWS, WindowMemory};
+use super::budget::{CAPACITY, WindowMemory};
 use super::*;
 
-const FREE: DecodeLimits = DecodeLimits { total: u64::MAX, ratio: u64::MAX, direction: Direction::Received };
+const FREE: DecodeLimits = DecodeLimits { total: u64::MAX, ratio: u64::MAX };
 const ALL: [Coding; 5] = [Coding::AwsChunked, Coding::Brotli, Coding::Deflate, Coding::Gzip, Coding::Zstd];
 
 fn encode(coding: Coding, text: &[u8]) -> Vec<u8> {
@@ -71,7 +71,7 @@ struct Run {
 
 impl Run {
     fn new(codings: &[Coding], bounds: DecodeLimits) -> Self {
-        Self { decoder: Decoder::new(codings, bounds).unwrap(), fed: 0, out: Vec::new() }
+        Self { decoder: Decoder::new(codings, bounds, &Arc::default()).unwrap(), fed: 0, out: Vec::new() }
     }
 
     fn feed(&mut self, mut piece: &[u8]) -> Result<(), DecodeError> {
@@ -206,8 +206,8 @@ fn tokens_parse_as_codings() {
 
 #[test]
 fn one_or_two_codings_are_decoded() {
-    assert!(Decoder::new(&[], FREE).is_none());
-    assert!(Decoder::new(&[Coding::Gzip; 3], FREE).is_none());
+    assert!(Decoder::new(&[], FREE, &Arc::default()).is_none());
+    assert!(Decoder::new(&[Coding::Gzip; 3], FREE, &Arc::default()).is_none());
     let text = [lines(500), periodic(300_000)].concat();
     for codings in every_pair() {
         let coded = encode_all(&codings, &text);
@@ -272,8 +272,8 @@ fn an_error_is_permanent() {
 
 #[test]
 fn bombs_exceed_the_limits() {
-    let bounds = DecodeLimits { total: 8 << 20, ratio: u64::MAX, ..FREE };
-    let thrifty = DecodeLimits { total: u64::MAX, ratio: 20, ..FREE };
+    let bounds = DecodeLimits { total: 8 << 20, ratio: u64::MAX };
+    let thrifty = DecodeLimits { total: u64::MAX, ratio: 20 };
     // A frame of RLE blocks: one GiB.
     let blocks = [0x02 | 1 << 1, 0, 0x10, 0].repeat(8192);
     let zstd = [&b"\x28\xb5\x2f\xfd\0\x68"[..], &blocks].concat();
@@ -301,7 +301,7 @@ fn bombs_exceed_the_limits() {
     let mut run = Run::new(&[Coding::Zstd, Coding::Gzip], bounds);
     assert_eq!(run.feed(&encode(Coding::Gzip, &silent)), Err(DecodeError::TooMuch));
     // A small body may have a high ratio.
-    let mut run = Run::new(&[Coding::Gzip], DecodeLimits { total: 65536, ratio: 0, ..FREE });
+    let mut run = Run::new(&[Coding::Gzip], DecodeLimits { total: 65536, ratio: 0 });
     assert_eq!(run.feed(&encode(Coding::Gzip, &zeros[..65536])), Ok(()));
     assert_eq!(run.end(), Ok(()));
 }
@@ -389,16 +389,17 @@ fn windows_share_a_memory_limit() {
         (10..=24).map(window).collect::<Vec<_>>()
     );
     assert_eq!((window_bits(0x0f), window_bits(0x01), window_bits(0x00), window_bits(0x21)), (24, 17, 16, 10));
+    let pool = Arc::<WindowPool>::default();
     let room = |most: u64, decoded: u64| {
-        let mut room = WindowMemory::new(Direction::Received);
+        let mut room = WindowMemory::new(pool.clone());
         room.start_window(most);
         room.reserve(decoded).map(|()| room)
     };
     assert_eq!(room(16 << 20, 1).map(|room| room.taken), Ok(1 << 20), "as much as has been filled");
-    let half = room(ALL_WINDOWS, ALL_WINDOWS * 3 / 4);
-    assert!(half.is_ok() && is_window_memory_short() && room(ALL_WINDOWS, ALL_WINDOWS / 2).is_err());
+    let half = room(CAPACITY, CAPACITY * 3 / 4);
+    assert!(half.is_ok() && pool.is_short() && room(CAPACITY, CAPACITY / 2).is_err());
     drop(half);
-    assert!(room(ALL_WINDOWS, ALL_WINDOWS / 2).is_ok());
+    assert!(room(CAPACITY, CAPACITY / 2).is_ok());
     assert_eq!(decode(&[Coding::Brotli], [&brotlied(b"text", 24, false)[..]]).unwrap(), b"text");
 }
 
@@ -553,7 +554,7 @@ proptest! {
             let place = at as usize % coded.len();
             coded[place] ^= mask;
         }
-        let mut run = Run::new(&codings, DecodeLimits { total: 1 << 20, ratio: 1000, ..FREE });
+        let mut run = Run::new(&codings, DecodeLimits { total: 1 << 20, ratio: 1000 });
         let done = coded.chunks(size).try_for_each(|piece| run.feed(piece)).and_then(|()| run.end());
         prop_assert!(run.out.len() <= (1 << 20) + STEP);
         let checked = [Coding::Deflate, Coding::Gzip].contains(codings.last().unwrap());
@@ -572,7 +573,7 @@ proptest! {
         if begun {
             bytes.splice(..0, begin.iter().copied());
         }
-        let mut run = Run::new(&[coding], DecodeLimits { total: 1 << 20, ratio: 1000, ..FREE });
+        let mut run = Run::new(&[coding], DecodeLimits { total: 1 << 20, ratio: 1000 });
         let _ = run.feed(&bytes);
         prop_assert!(run.out.len() <= (1 << 20) + STEP);
     }

@@ -6,12 +6,13 @@
 
 use std::hash::Hasher;
 use std::io;
+use std::sync::Arc;
 
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use twox_hash::XxHash64;
 
-use super::budget::WindowMemory;
-use super::{DecodeError, Direction, STEP};
+use super::budget::{WindowMemory, WindowPool};
+use super::{DecodeError, STEP};
 
 /// The largest window that HTTP decoders must support and encoders may use (RFC 9659).
 const MAX_WINDOW: u64 = 8 * 1024 * 1024;
@@ -66,12 +67,12 @@ struct BlockHead {
 }
 
 impl Zstd {
-    pub(crate) fn new(direction: Direction) -> Self {
+    pub(crate) fn new(pool: Arc<WindowPool>) -> Self {
         Self {
             at: At::Head,
             held: Vec::new(),
             frame: Frame::default(),
-            room: WindowMemory::new(direction),
+            room: WindowMemory::new(pool),
             blocks: FrameDecoder::new(),
             fresh: Vec::new(),
             returned: 0,

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::sharded::Sharded;
 use crate::audit::record::TransferCounts;
+use crate::coding::WindowPool;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::Fail;
 
@@ -40,6 +41,8 @@ pub struct Budget {
     accounts: Sharded<Accounts>,
     /// Serializes the searches across all executions.
     search: Mutex<()>,
+    request_windows: Arc<WindowPool>,
+    response_windows: Arc<WindowPool>,
 }
 
 type Accounts = HashMap<ExecutionId, Account>;
@@ -119,7 +122,19 @@ impl Budget {
             next_id: AtomicU64::new(0),
             accounts: Sharded::default(),
             search: Mutex::default(),
+            request_windows: Arc::default(),
+            response_windows: Arc::default(),
         }
+    }
+
+    /// Returns the memory for decompressing requests. It has a limit of its own.
+    pub(super) fn request_windows(&self) -> &Arc<WindowPool> {
+        &self.request_windows
+    }
+
+    /// Returns the memory for decompressing responses. It has a limit of its own.
+    pub(super) fn response_windows(&self) -> &Arc<WindowPool> {
+        &self.response_windows
     }
 
     /// Creates an empty reservation for one body. If the body is evicted, its exchange is stopped with
@@ -294,6 +309,10 @@ fn remove_if_empty(shard: &mut Accounts, execution: &ExecutionId) {
 }
 
 impl Reservation {
+    pub(super) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
     /// Sets the number of bytes that the body holds.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use self::credential::SelectedCredential;
 use super::identify::{Caller, Proof};
 use super::throttle::CountedCall;
 use crate::audit::record::Record;
-use crate::coding::{DecodeLimits, Direction};
+use crate::coding::DecodeLimits;
 use crate::leak::Matcher;
 use crate::ledger::Millis;
 use crate::model::name::{CredentialName, ExecutionId};
@@ -440,11 +440,7 @@ fn grant(policy: &Policy, admitted: &Admitted, parts: &Parts, record: &mut Recor
         in_request: task.values().clone(),
         own: task.own().clone(),
         in_response: task.masked_after(chosen.as_ref().map(|chosen| &*chosen.credential)),
-        decoding: DecodeLimits {
-            total: policy.leak().max_decoded(),
-            ratio: policy.leak().max_ratio(),
-            direction: Direction::Sent,
-        },
+        decoding: DecodeLimits { total: policy.leak().max_decoded(), ratio: policy.leak().max_ratio() },
     };
     let may_be_known = task.credentials().iter().any(|credential| credential.could_come_from(to.0.host()));
     Ok(Grant {

@@ -28,8 +28,7 @@ use super::message::request_body::RequestBody;
 use super::message::{headers, query, websocket};
 use super::pin::PinnedTarget;
 use crate::audit::finds::Finds;
-use crate::coding;
-use crate::coding::Coding;
+use crate::coding::{Coding, WindowPool};
 use crate::leak::Matcher;
 use crate::model::refusal::{Deny, Verdict};
 use crate::model::target::Scheme;
@@ -95,7 +94,11 @@ pub fn credential(approved: Approved, pinned: PinnedTarget, via: bool) -> Verdic
     if grant.admitted().target() != pinned.target() {
         return Err(Deny::AuthorityMismatch.into());
     }
-    let (limits, reader, guard) = (grant.limits(), ReportTarget::of(&request, grant.kind()), RedactionPlan::of(&grant));
+    let (limits, reader, guard) = (
+        grant.limits(),
+        ReportTarget::of(&request, grant.kind()),
+        RedactionPlan::of(&grant, request.body().response_windows()),
+    );
     let values = grant.values().clone();
     let request = build(&grant, request, &pinned, via)?;
     let is_websocket = request.extensions().get::<websocket::UpgradeRequest>().is_some();
@@ -114,7 +117,8 @@ fn build(
     body.forbid_trailers_in(grant.injected_placements());
     let upgrade = websocket::parse_upgrade(&parts)?;
     let wants_trailers = headers::accepts_trailers(&parts.headers) && upgrade.is_none();
-    let accepted = (!grant.values_in_response().is_empty()).then(|| accepted_codings(&parts.headers, grant));
+    let accepted = (!grant.values_in_response().is_empty())
+        .then(|| accepted_codings(&parts.headers, grant, body.response_windows()));
     let unsent = UnsentFields::of(grant, &parts.headers);
     headers::retain(&mut parts.headers, |name| !unsent.contains(name));
     if let Some(accepted) = accepted {
@@ -170,17 +174,17 @@ fn set_content_length(parts: &mut Parts, body: &RequestBody) {
 
 /// Returns the codings to request for a response that must be decoded. A range of an encoded representation cannot be
 /// decoded.
-fn accepted_codings(headers: &HeaderMap, grant: &Grant) -> HeaderValue {
+fn accepted_codings(headers: &HeaderMap, grant: &Grant, pool: &WindowPool) -> HeaderValue {
     let is_range = headers.contains_key(RANGE) && !grant.may_know_credential();
-    let accepted = if is_range { None } else { decodable(headers) };
+    let accepted = if is_range { None } else { decodable(headers, pool) };
     accepted.unwrap_or(HeaderValue::from_static("identity"))
 }
 
 /// Returns those of the client's accepted codings that can be decoded.
-fn decodable(headers: &HeaderMap) -> Option<HeaderValue> {
+fn decodable(headers: &HeaderMap, pool: &WindowPool) -> Option<HeaderValue> {
     let known = |accepted: &&str| {
         let name = accepted.split(';').next().unwrap_or_default().trim();
-        let fits = |coding| !(coding::is_window_memory_short() && matches!(coding, Coding::Brotli | Coding::Zstd));
+        let fits = |coding| !(pool.is_short() && matches!(coding, Coding::Brotli | Coding::Zstd));
         name.eq_ignore_ascii_case("identity") || Coding::from_token(name).is_some_and(fits)
     };
     let fields = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());

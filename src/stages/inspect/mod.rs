@@ -112,7 +112,7 @@ pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: 
     if !values.is_empty() {
         check_head(&grant, &parts, record)?;
         if !body.is_end_stream() {
-            let outbound = OutboundBody::of(&parts, values, grant.decode_limits())?;
+            let outbound = OutboundBody::of(&parts, values, grant.decode_limits(), body.request_windows())?;
             if let Some((data, trailers)) = body.buffered() {
                 scan_buffered(outbound, data, trailers).await.map_err(|error| refusal_for(error, record))?;
             } else {

@@ -6,7 +6,7 @@ use bytes::{Buf, Bytes};
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, request::Parts};
 
-use crate::coding::{Coding, DecodeError, DecodeLimits, Decoder};
+use crate::coding::{Coding, DecodeError, DecodeLimits, Decoder, WindowPool};
 use crate::leak::{Finding, Holdback, Matcher};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 
@@ -81,6 +81,7 @@ struct GrpcMessages {
     /// The coding of compressed messages. `None` if it is unknown.
     coding: Option<Vec<Coding>>,
     bounds: DecodeLimits,
+    pool: Arc<WindowPool>,
     head: Vec<u8>,
     /// The current message.
     message: Option<Message>,
@@ -95,23 +96,30 @@ struct Message {
 }
 
 impl OutboundBody {
-    /// Creates a scanner for the body of this request, which must not contain any of these values.
+    /// Creates a scanner for the body of this request, which must not contain any of these values. The windows of its
+    /// coding are charged to `pool`.
     ///
     /// # Errors
     /// [`Deny::ContentCodingUnsupported`] for a coding that cannot be decoded, and for a coding within another or around
     /// messages of gRPC and Connect, because only the outermost bytes and the innermost text are scanned;
     /// [`Deny::RequestMalformed`] for two media types, because the origin may use either.
-    pub(crate) fn of(parts: &Parts, values: &Arc<Matcher>, bounds: DecodeLimits) -> Verdict<Self> {
+    pub(crate) fn of(
+        parts: &Parts,
+        values: &Arc<Matcher>,
+        bounds: DecodeLimits,
+        pool: &Arc<WindowPool>,
+    ) -> Verdict<Self> {
         check_media_type(&parts.headers)?;
         let codings = request_codings(&parts.headers).ok_or(Deny::ContentCodingUnsupported)?;
         let (hold, reader) = match (codings.as_slice(), message_coding(&parts.headers)?) {
             ([], None) => (Holdback::new(values.clone()), BodyReader::Plain),
             ([], Some(coding)) => {
-                let messages = GrpcMessages { coding, bounds, head: Vec::new(), message: None, crowded: false };
+                let (pool, head) = (pool.clone(), Vec::new());
+                let messages = GrpcMessages { coding, bounds, pool, head, message: None, crowded: false };
                 (Holdback::coded(values.clone()), BodyReader::Messages(messages))
             }
             ([_], None) => {
-                let decoder = Decoder::new(&codings, bounds).ok_or(Deny::ContentCodingUnsupported)?;
+                let decoder = Decoder::new(&codings, bounds, pool).ok_or(Deny::ContentCodingUnsupported)?;
                 let reader = BodyReader::Coded { decoder: Box::new(decoder), text: Vec::new(), more: false };
                 (Holdback::coded(values.clone()), reader)
             }
@@ -272,7 +280,7 @@ impl GrpcMessages {
                 return Err(DecodeError::TooMuch.into());
             }
             // A message that is flagged as compressed but has no coding cannot be decoded.
-            Some(Box::new(Decoder::new(coding, self.bounds).ok_or(DecodeError::Malformed)?))
+            Some(Box::new(Decoder::new(coding, self.bounds, &self.pool).ok_or(DecodeError::Malformed)?))
         } else {
             None
         };
@@ -374,10 +382,9 @@ fn media_type(headers: &HeaderMap) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coding::Direction;
     use crate::leak::ValueOwner;
 
-    const BOUNDS: DecodeLimits = DecodeLimits { total: 1 << 20, ratio: 100, direction: Direction::Sent };
+    const BOUNDS: DecodeLimits = DecodeLimits { total: 1 << 20, ratio: 100 };
 
     /// The second one could declare that the body consists of messages.
     #[test]
@@ -394,7 +401,7 @@ mod tests {
         for (kinds, passes) in rows {
             let request = kinds.iter().fold(http::Request::post("/"), |it, kind| it.header(CONTENT_TYPE, *kind));
             let parts = request.body(()).unwrap().into_parts().0;
-            assert_eq!(OutboundBody::of(&parts, &values, BOUNDS).is_ok(), passes, "{kinds:?}");
+            assert_eq!(OutboundBody::of(&parts, &values, BOUNDS, &Arc::default()).is_ok(), passes, "{kinds:?}");
         }
     }
 
@@ -410,7 +417,7 @@ mod tests {
                 request = request.header("grpc-encoding", coding);
             }
             let parts = request.body(()).unwrap().into_parts().0;
-            let mut outbound = OutboundBody::of(&parts, &values, BOUNDS).unwrap();
+            let mut outbound = OutboundBody::of(&parts, &values, BOUNDS, &Arc::default()).unwrap();
             assert!(outbound.push(Bytes::copy_from_slice(&[&[flag, 0, 0, 0, 4][..], b"text"].concat())).is_ok());
             assert_eq!(outbound.work().is_ok(), passes, "{flag} {coding:?}");
         }
@@ -422,7 +429,7 @@ mod tests {
         let values = Arc::new(Matcher::new([(ValueOwner::Token, &b"a-value-to-look-for"[..])].into_iter()));
         let request = http::Request::post("/").header(CONTENT_TYPE, "application/grpc");
         let parts = request.body(()).unwrap().into_parts().0;
-        let mut outbound = OutboundBody::of(&parts, &values, BOUNDS).unwrap();
+        let mut outbound = OutboundBody::of(&parts, &values, BOUNDS, &Arc::default()).unwrap();
         let push = |outbound: &mut OutboundBody, bytes: &[u8]| {
             assert!(outbound.push(Bytes::copy_from_slice(bytes)).is_ok());
             while outbound.has_work() {

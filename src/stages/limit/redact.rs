@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use tokio::time::timeout;
 
 use crate::audit::record::{Record, TransferCounts};
-use crate::coding::{DecodeLimits, Decoder, Direction};
+use crate::coding::{DecodeLimits, Decoder, WindowPool};
 use crate::leak::{Matcher, Redactor, ValueOwner};
 use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Verdict};
@@ -39,6 +39,8 @@ pub(crate) struct RedactionPlan {
     pub(crate) sent: Option<CredentialName>,
     /// The decoding limits for an encoded response.
     pub(crate) bounds: DecodeLimits,
+    /// The memory for its windows.
+    pub(crate) pool: Arc<WindowPool>,
 }
 
 /// The content decoder of a response.
@@ -51,12 +53,13 @@ pub(crate) enum ContentDecoder {
 
 impl RedactionPlan {
     /// Returns the plan for the response to a granted request, or `None` if there are no values to redact.
-    pub(crate) fn of(grant: &Grant) -> Option<Self> {
+    pub(crate) fn of(grant: &Grant, pool: &Arc<WindowPool>) -> Option<Self> {
         let values = grant.values_in_response();
         (!values.is_empty()).then(|| Self {
             values: values.clone(),
             sent: grant.selected_credential().map(|selected| selected.credential.name().clone()),
-            bounds: DecodeLimits { direction: Direction::Received, ..grant.decode_limits() },
+            bounds: grant.decode_limits(),
+            pool: pool.clone(),
         })
     }
 
@@ -78,7 +81,8 @@ impl RedactionPlan {
         if response.status() == StatusCode::PARTIAL_CONTENT {
             return Err(Fail::UpstreamProtocol.into());
         }
-        let decoder = Decoder::new(&codings.unwrap_or_default(), self.bounds).ok_or(Fail::UpstreamProtocol)?;
+        let decoder =
+            Decoder::new(&codings.unwrap_or_default(), self.bounds, &self.pool).ok_or(Fail::UpstreamProtocol)?;
         Ok(ContentDecoder::Coding(Box::new(decoder)))
     }
 }

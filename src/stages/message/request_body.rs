@@ -16,6 +16,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::{h2_trailers, headers};
 use crate::audit::record::{Record, TransferCounts};
 use crate::coding::DecodeError;
+use crate::coding::WindowPool;
 use crate::model::limited::ExchangeLimit;
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
 use crate::policy::credential::Placement;
@@ -216,6 +217,16 @@ impl RequestBody {
         let data = Bytes::from_owner(Charged { data: data.freeze(), _reservation: reservation });
         self.source = Source::Buffered { data: Some(data), trailers };
         Ok(self)
+    }
+
+    /// Returns the memory for decompressing requests.
+    pub(crate) fn request_windows(&self) -> &Arc<WindowPool> {
+        self.reservation.budget().request_windows()
+    }
+
+    /// Returns the memory for decompressing responses.
+    pub(crate) fn response_windows(&self) -> &Arc<WindowPool> {
+        self.reservation.budget().response_windows()
     }
 
     /// Returns a new reservation for the same exchange.
