@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::reply::{Reply, error, ledger_error, read_json};
-use crate::audit::record;
+use crate::audit::decision::RecordedDecision;
 use crate::flow::{Services, documents};
 use crate::ledger::{ApprovalState, Decision, DecisionResult, Millis};
 
@@ -90,7 +90,7 @@ async fn record_decision(services: &Services, id: &str, decision: Decision) -> R
     };
     let (execution, task) = (known.execution.as_str(), known.task.as_str());
     let (method, url, tool) = (&*known.method, &*known.url, known.tool.as_deref());
-    let line = record::Decision { approval: &known.id, decision, execution, task, tool, method, url };
+    let line = RecordedDecision { approval: &known.id, decision, execution, task, tool, method, url };
     line.write(&services.audit).await.map_err(|_| {
         error(StatusCode::SERVICE_UNAVAILABLE, "the decision is stored, but the audit log cannot be written")
     })

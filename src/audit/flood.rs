@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use serde::Serialize;
 
+use super::line::{Event, Line, LineVerdict};
 use super::timestamp;
 use crate::model::name::{ExecutionId, TaskName};
 use crate::model::peer::PeerNetwork;
@@ -46,36 +46,27 @@ pub(super) struct Counted {
     codes: BTreeMap<&'static str, u64>,
 }
 
-/// A line about several refusals, without its MAC.
-#[derive(Serialize)]
-struct Line<'c> {
-    ts: String,
-    event: &'static str,
-    since: &'c str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    task: Option<&'c str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    execution: Option<&'c str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    callers: Option<&'static str>,
-    verdict: &'static str,
-    count: u64,
-    codes: &'c BTreeMap<&'static str, u64>,
-}
-
 impl Counted {
     /// Returns the line as JSON.
     pub(super) fn json(&self) -> String {
         let (source, apart) = &self.key;
         let (task, execution, callers) = match source {
-            Source::Execution(task, execution) => (Some(task.as_str()), Some(execution.as_str()), None),
-            Source::Others => (None, None, Some("other executions")),
-            Source::Unknown(network) => (None, None, Some(network.as_str())),
+            Source::Execution(task, execution) => (Some(task.to_string()), Some(execution.to_string()), None),
+            Source::Others => (None, None, Some("other executions".into())),
+            Source::Unknown(network) => (None, None, Some(network.as_str().into())),
         };
-        let count = self.codes.values().fold(0, |sum: u64, n| sum.saturating_add(*n));
-        let (ts, since, codes) = (timestamp::now(), self.since.as_str(), &self.codes);
-        let event = if *apart == Some(ANSWERED) { "closed" } else { "refused" };
-        let line = Line { ts, event, since, task, execution, callers, verdict: "counted", count, codes };
+        let line = Line {
+            ts: timestamp::now(),
+            event: if *apart == Some(ANSWERED) { Event::Closed } else { Event::Refused },
+            since: Some(self.since.clone()),
+            task,
+            execution,
+            callers,
+            verdict: Some(LineVerdict::Counted),
+            count: Some(self.codes.values().fold(0, |sum: u64, n| sum.saturating_add(*n))),
+            codes: self.codes.iter().map(|(code, count)| ((*code).into(), *count)).collect(),
+            ..Line::default()
+        };
         serde_json::to_string(&line).unwrap_or_default()
     }
 }

@@ -1,8 +1,12 @@
 //! The audit log: chained lines, so that a change or a truncation is detected.
 
 pub mod chain;
+pub mod decision;
 pub mod finds;
 mod flood;
+pub mod ledger_alarm;
+pub mod line;
+pub mod progress;
 pub mod record;
 pub mod replay;
 pub mod sink;

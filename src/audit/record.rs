@@ -2,91 +2,28 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use http::Request;
-use parking_lot::Mutex;
-use serde::Serialize;
 use sha2::{Digest, Sha256};
-use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::finds::{FindReporter, Finds};
 use super::flood::{self, Source};
+use super::line::{Event, Line, LineVerdict};
+use super::progress::TransferCounts;
 use super::sink::{Announce, Sink, SinkError};
 use super::timestamp;
 use crate::files;
 use crate::leak::{Finding, Matcher, ValueOwner};
-use crate::model::limited::{ExchangeLimit, ReachedLimit};
+use crate::model::limited::ReachedLimit;
 use crate::model::name::{CredentialName, ExecutionId, TaskName, is_plain};
 use crate::model::peer::{Peer, PeerNetwork};
 use crate::model::refusal::{Deny, Fail, Refusal, Verdict};
-use crate::model::target::{Scheme, Target};
+use crate::model::target::Target;
 use crate::model::tls::TlsFailure;
 use crate::model::tool::{EXEAT_TOOL, Kind, Tool};
-
-/// One line without its MAC. Unknown fields are omitted.
-#[derive(Clone, Debug, Default, Serialize)]
-struct Line {
-    ts: String,
-    id: String,
-    event: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    task: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    execution: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    peer: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tool: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    method: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    scheme: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    host: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    port: Option<u16>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    credential_used: Option<String>,
-    verdict: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    code: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stage: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rule: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tls_error: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    approval: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    addr: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    alpn: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    repeated: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    response_status: Option<u16>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    request_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    response_size_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    truncated: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    redacted: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    alarm: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    latency_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    credits: Option<f64>,
-}
 
 /// The replacement for a host that contains a credential's value.
 const REDACTED: &str = "[redacted]";
@@ -133,6 +70,8 @@ pub struct Record {
     requested_host: Option<String>,
     /// The tool call as its client wrote it, unredacted. Never logged.
     call: Option<ToolTarget>,
+    /// The code of the refusal.
+    code: Option<&'static str>,
     /// The credential that a refusal is about.
     about: Option<CredentialName>,
     /// The task and execution that finds are counted for.
@@ -153,214 +92,11 @@ pub struct Record {
     always_written: bool,
 }
 
-/// State that the two bodies of an exchange share: the bytes transferred, the time of the last transfer, and how either
-/// side ended.
-#[derive(Debug)]
-pub struct TransferCounts {
-    request: AtomicU64,
-    response: AtomicU64,
-    began: Instant,
-    /// Milliseconds from `began` to the last transfer in either direction.
-    last_transfer: AtomicU64,
-    client_failed: AtomicBool,
-    client_stalled: AtomicBool,
-    request_done: AtomicBool,
-    over: AtomicBool,
-    stopped: OnceLock<(Refusal, Option<Finding>)>,
-    stops: Notify,
-    reached: OnceLock<ExchangeLimit>,
-    heads: Mutex<HeadProgress>,
-}
-
-/// Tracks whether the request's head was sent.
-#[derive(Debug, Default)]
-struct HeadProgress {
-    /// Whether the head was sent on an earlier connection.
-    has_left: bool,
-    /// The counter of sent heads of the latest connection, and its value before the request.
-    last: Option<(Arc<AtomicU64>, u64)>,
-    /// The head is queued on a shared connection, which may send it even if the exchange is aborted.
-    is_queued: bool,
-}
-
-impl HeadProgress {
-    fn has_left(&self) -> bool {
-        let counted = |(heads, before): &(Arc<AtomicU64>, u64)| heads.load(Ordering::Relaxed) > *before;
-        self.has_left || self.is_queued || self.last.as_ref().is_some_and(counted)
-    }
-}
-
 /// The target of a tool call, before redaction.
 struct ToolTarget {
     method: String,
     /// The path; for a webhook, its hash.
     path: String,
-}
-
-impl TransferCounts {
-    pub(crate) fn new() -> Self {
-        Self {
-            request: AtomicU64::new(0),
-            response: AtomicU64::new(0),
-            began: Instant::now(),
-            last_transfer: AtomicU64::new(0),
-            client_failed: AtomicBool::new(false),
-            client_stalled: AtomicBool::new(false),
-            request_done: AtomicBool::new(false),
-            over: AtomicBool::new(false),
-            stopped: OnceLock::new(),
-            stops: Notify::new(),
-            reached: OnceLock::new(),
-            heads: Mutex::default(),
-        }
-    }
-
-    /// Records the limit that the exchange reached, and returns the refusal for it.
-    #[must_use]
-    pub fn reached(&self, bound: ExchangeLimit) -> Refusal {
-        let _ = self.reached.set(bound);
-        bound.refusal()
-    }
-
-    /// Returns the limit that the exchange exceeded, if it was refused for that.
-    #[must_use]
-    pub fn limit_of(&self, refusal: Refusal) -> Option<ExchangeLimit> {
-        self.reached.get().copied().filter(|bound| bound.refusal() == refusal)
-    }
-
-    /// Records that the request must not be sent further, and the find that caused it.
-    pub fn stop(&self, refusal: Refusal, found: Option<Finding>) {
-        let _ = self.stopped.set((refusal, found));
-        self.stops.notify_waiters();
-    }
-
-    /// Returns the refusal if the request must not be sent further.
-    #[must_use]
-    pub fn stopped(&self) -> Option<Refusal> {
-        self.stopped.get().map(|(refusal, _)| *refusal)
-    }
-
-    /// Waits until the request must not be sent further.
-    pub async fn wait_until_stopped(&self) -> Refusal {
-        loop {
-            let stops = self.stops.notified();
-            if let Some(refusal) = self.stopped() {
-                return refusal;
-            }
-            stops.await;
-        }
-    }
-
-    /// Records that the request is passed to a connection, which counts the heads it sends. A shared connection queues
-    /// the head: until [`Self::settle_head`] is called, it counts as sent.
-    pub fn sends(&self, heads: Arc<AtomicU64>, is_shared: bool) {
-        let before = heads.load(Ordering::Relaxed);
-        let mut known = self.heads.lock();
-        *known = HeadProgress { has_left: known.has_left(), last: Some((heads, before)), is_queued: is_shared };
-    }
-
-    /// Records that the connection has responded or failed, so that no head is queued any longer.
-    pub fn settle_head(&self) {
-        self.heads.lock().is_queued = false;
-    }
-
-    /// Returns whether the request's head was sent. With concurrent heads, true means that at least one was sent.
-    #[must_use]
-    pub fn has_left(&self) -> bool {
-        self.heads.lock().has_left()
-    }
-
-    /// Adds bytes sent to the origin.
-    pub fn sent(&self, bytes: usize) {
-        self.request.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.tick();
-    }
-
-    /// Resets the count, for a request that is sent again from its first byte.
-    fn sends_again(&self) {
-        self.request.store(0, Ordering::Relaxed);
-    }
-
-    /// Returns the number of bytes sent to the origin so far.
-    #[must_use]
-    pub fn sent_so_far(&self) -> u64 {
-        self.request.load(Ordering::Relaxed)
-    }
-
-    /// Adds bytes received from the origin.
-    pub fn received(&self, bytes: usize) {
-        self.response.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.tick();
-    }
-
-    /// Returns the number of bytes received from the origin so far.
-    #[must_use]
-    pub fn received_so_far(&self) -> u64 {
-        self.response.load(Ordering::Relaxed)
-    }
-
-    /// Records a transfer.
-    pub fn tick(&self) {
-        let millis = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last_transfer.store(millis, Ordering::Relaxed);
-    }
-
-    /// Returns the time since the last transfer in either direction.
-    #[must_use]
-    pub fn idle_time(&self) -> Duration {
-        self.began.elapsed().saturating_sub(Duration::from_millis(self.last_transfer.load(Ordering::Relaxed)))
-    }
-
-    /// Records that the client sent nothing of its body for `idle`, which exceeds the limit.
-    pub fn client_stalled(&self, idle: Duration) {
-        let _ = self.reached(ExchangeLimit::Idle(idle));
-        self.client_stalled.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether the client's body timed out.
-    #[must_use]
-    pub fn has_client_stalled(&self) -> bool {
-        self.client_stalled.load(Ordering::Relaxed)
-    }
-
-    /// Records that the client disconnected within its body.
-    pub fn client_failed(&self) {
-        self.client_failed.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether the client disconnected within its body.
-    #[must_use]
-    pub fn has_client_failed(&self) -> bool {
-        self.client_failed.load(Ordering::Relaxed)
-    }
-
-    /// Records that the request was passed on completely.
-    pub fn request_done(&self) {
-        self.request_done.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether the request was passed on completely.
-    #[must_use]
-    pub fn is_request_done(&self) -> bool {
-        self.request_done.load(Ordering::Relaxed)
-    }
-
-    /// Ends the exchange: nothing of the request is sent any more.
-    pub fn end(&self) {
-        self.over.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether the request must not continue, for a reason other than its connection.
-    #[must_use]
-    pub fn is_broken_off(&self) -> bool {
-        self.stopped().is_some() || self.has_client_stalled() || self.has_client_failed() || self.is_over()
-    }
-
-    /// Returns whether the exchange has ended.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.over.load(Ordering::Relaxed)
-    }
 }
 
 impl Record {
@@ -378,6 +114,7 @@ impl Record {
             values: values.clone(),
             requested_host: None,
             call: None,
+            code: None,
             about: None,
             caller: None,
             peer_network: peer.network(),
@@ -399,7 +136,7 @@ impl Record {
     /// Records the method and path as the client wrote them, without the query. A webhook's path is secret, so its
     /// hash is recorded instead.
     pub fn request<B>(&mut self, head: &Request<B>) {
-        self.line.tool = Kind::of(head.headers()).ok().and_then(Kind::tool).map(Tool::as_str);
+        self.line.tool = Kind::of(head.headers()).ok().and_then(Kind::tool).map(|tool| tool.as_str().into());
         let method = head.method().as_str();
         self.line.method = Some(self.noted(method, MAX_METHOD));
         if *head.method() == http::Method::CONNECT {
@@ -423,7 +160,7 @@ impl Record {
     /// Records a request to the proxy itself that counts as a call. The verb takes the place of a tool; the path of the
     /// request is not the destination's, so it is removed.
     pub fn proxy_call(&mut self, verb: &'static str) {
-        self.line.tool = Some(verb);
+        self.line.tool = Some(verb.into());
         self.line.path = None;
     }
 
@@ -436,7 +173,7 @@ impl Record {
 
     /// Records the destination.
     pub fn target(&mut self, target: &Target) {
-        self.line.scheme = Some(target.scheme().as_str());
+        self.line.scheme = Some(target.scheme().as_str().into());
         let host = target.host().to_string();
         let cut = self.values.find_in_name(&host).is_some();
         self.line.host = Some(if cut { REDACTED.to_owned() } else { host.clone() });
@@ -463,7 +200,7 @@ impl Record {
     pub fn url_without(&self, own: &Matcher) -> Option<String> {
         let (ToolTarget { path, .. }, asked) = (self.call.as_ref()?, self.requested_host.as_deref()?);
         let host = if own.find_in_name(asked).is_none() { asked } else { REDACTED };
-        let url = self.at(host, &cut(&own.redact(path), MAX_PATH));
+        let url = self.line.url_of(host, &cut(&own.redact(path), MAX_PATH));
         // A value that is a URL can span host and path, and the host is in lower case.
         Some(url).filter(|url| own.find(url.as_bytes()).is_none() && own.find_in_name(url).is_none())
     }
@@ -479,7 +216,7 @@ impl Record {
     #[must_use]
     pub fn own_in_call(&self, own: &Matcher) -> Option<Finding> {
         let (ToolTarget { method, path }, host) = (self.call.as_ref()?, self.requested_host.as_deref()?);
-        let whole = self.at(host, path);
+        let whole = self.line.url_of(host, path);
         own.find_in_name(host)
             .or_else(|| own.find_in_name(&whole))
             .or_else(|| [&whole, path, method].into_iter().find_map(|text| own.find(text.as_bytes())))
@@ -535,16 +272,7 @@ impl Record {
     #[must_use]
     pub fn url(&self) -> String {
         let Some(host) = &self.line.host else { return String::new() };
-        self.at(host, self.line.path.as_deref().unwrap_or_default())
-    }
-
-    fn at(&self, host: &str, path: &str) -> String {
-        let Line { scheme, port, .. } = &self.line;
-        let scheme = scheme.unwrap_or(Scheme::Https.as_str());
-        let usual = if scheme == Scheme::Https.as_str() { 443 } else { 80 };
-        let port = port.filter(|port| *port != usual).map(|port| format!(":{port}")).unwrap_or_default();
-        let slash = if path.starts_with('/') { "" } else { "/" };
-        format!("{scheme}://{host}{port}{slash}{path}")
+        self.line.url_of(host, self.line.path.as_deref().unwrap_or("/"))
     }
 
     /// Returns the method as logged.
@@ -590,7 +318,7 @@ impl Record {
 
     /// Returns a refusal because TLS with the origin failed.
     pub fn tls_failed(&mut self, failure: TlsFailure) -> Refusal {
-        self.line.tls_error = Some(failure.kind.text().name);
+        self.line.tls_error = Some(failure.kind.text().name.into());
         self.tls_failure = Some(failure);
         Fail::TlsFailed.into()
     }
@@ -673,7 +401,7 @@ impl Record {
 
     /// Records the protocol spoken with the origin.
     pub fn alpn(&mut self, alpn: &'static str) {
-        self.line.alpn = Some(alpn);
+        self.line.alpn = Some(alpn.into());
     }
 
     /// Records that the request is sent a second time, because the pooled connection that it was sent on was
@@ -721,8 +449,8 @@ impl Record {
     /// # Errors
     /// [`Fail::AuditUnavailable`] if the sink cannot take it: then nothing may be sent.
     pub async fn write_decision(&mut self) -> Verdict<()> {
-        let mut line = self.stamped("decided");
-        line.verdict = "allow";
+        let mut line = self.stamped(Event::Decided);
+        line.verdict = Some(LineVerdict::Allow);
         self.progress = Progress::Deciding;
         self.sink.opened();
         match self.sink.write_and_wait(&line).await {
@@ -746,16 +474,17 @@ impl Record {
             return self.abandoned();
         }
         let counts = self.counts.clone();
-        if let Some((_, Some(found))) = counts.stopped.get().filter(|(stopped, _)| *stopped == refusal) {
+        if let Some((_, Some(found))) = counts.stopped_with().filter(|(stopped, _)| *stopped == refusal) {
             self.leak(found, "the body");
         }
         let notice = refusal.notice();
-        self.line.code = Some(notice.code);
-        self.line.stage = Some(notice.stage.as_str());
-        self.line.verdict = match refusal {
-            Refusal::Deny(_) => "deny",
-            Refusal::Fail(_) => "fail",
-        };
+        self.code = Some(notice.code);
+        self.line.code = Some(notice.code.into());
+        self.line.stage = Some(notice.stage.as_str().into());
+        self.line.verdict = Some(match refusal {
+            Refusal::Deny(_) => LineVerdict::Deny,
+            Refusal::Fail(_) => LineVerdict::Fail,
+        });
     }
 
     /// Counts a find, once per exchange and only here. Finds count even if the client has disconnected: a guess
@@ -777,18 +506,18 @@ impl Record {
 
     /// Records that the client disconnected before the end.
     pub fn abandoned(&mut self) {
-        self.line.verdict = "abandoned";
+        self.line.verdict = Some(LineVerdict::Abandoned);
     }
 
     /// Records that the proxy answered the request itself. Such an exchange has a single line.
     pub fn answered(&mut self) {
         self.progress = Progress::Answered;
-        self.line.verdict = "allow";
+        self.line.verdict = Some(LineVerdict::Allow);
     }
 
     /// Records that a tunnel ended normally, or that a query was answered.
     pub fn completed(&mut self) {
-        self.line.verdict = "allow";
+        self.line.verdict = Some(LineVerdict::Allow);
     }
 
     /// Returns the task, if the caller is known.
@@ -810,7 +539,7 @@ impl Record {
         }
     }
 
-    fn stamped(&self, event: &'static str) -> Line {
+    fn stamped(&self, event: Event) -> Line {
         let mut line = Line { ts: timestamp::now(), event, ..self.line.clone() };
         if self.caller.is_none()
             && let Some(path) = &mut line.path
@@ -828,28 +557,28 @@ impl Drop for Record {
             Progress::Undecided | Progress::Answered => false,
             Progress::Deciding | Progress::Decided => true,
         };
-        if self.line.verdict.is_empty() {
-            self.line.verdict = if self.line.response_status.is_some() { "allow" } else { "abandoned" };
-        }
+        let is_answered = self.line.response_status.is_some();
+        let default = if is_answered { LineVerdict::Allow } else { LineVerdict::Abandoned };
+        let verdict = *self.line.verdict.get_or_insert(default);
         let refused = self.progress == Progress::Undecided;
-        let what = if refused { self.line.code.unwrap_or(self.line.verdict) } else { flood::ANSWERED };
-        if !decided && !self.always_written && !self.sink.admits(self.source(), what) {
+        let counted_as = if refused { self.code.unwrap_or(verdict.as_str()) } else { flood::ANSWERED };
+        if !decided && !self.always_written && !self.sink.admits(self.source(), counted_as) {
             return;
         }
-        let mut line = self.stamped(if refused { "refused" } else { "closed" });
+        let mut line = self.stamped(if refused { Event::Refused } else { Event::Closed });
         if !decided {
             // The credential was selected but not used.
             line.credential_used = None;
         }
         if decided {
-            line.request_bytes = Some(self.counts.request.load(Ordering::Relaxed));
-            line.response_size_bytes = Some(self.counts.response.load(Ordering::Relaxed));
+            line.request_bytes = Some(self.counts.sent_so_far());
+            line.response_size_bytes = Some(self.counts.received_so_far());
         }
         let elapsed = self.started.elapsed().as_secs_f64() * 1000.0;
         line.latency_ms = Some((elapsed * 1000.0).round() / 1000.0);
         // The credits are due whatever the result: the origin may have processed the request.
         line.credits = line.credential_used.as_ref().filter(|_| decided && self.counts.has_left()).map(|_| FEE);
-        let told = match (line.credits, line.tool, &line.execution) {
+        let told = match (line.credits, &line.tool, &line.execution) {
             (Some(_), _, _) => Announce::Bill,
             (None, Some(_), Some(_)) => Announce::Record,
             (None, ..) => Announce::No,
@@ -863,67 +592,4 @@ impl Drop for Record {
 
 fn cut(text: &str, most: usize) -> String {
     text.chars().take(most).collect()
-}
-
-/// The line for an operator's decision on a pending request.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Decision<'d> {
-    /// The approval's id, as in the lines of the requests.
-    pub approval: &'d str,
-    /// `approve` or `deny`.
-    pub decision: &'static str,
-    /// The execution that made the request.
-    pub execution: &'d str,
-    /// The execution's task.
-    pub task: &'d str,
-    /// The tool, if the request is a tool call.
-    pub tool: Option<&'d str>,
-    /// The request's method.
-    pub method: &'d str,
-    /// The URL as logged.
-    pub url: &'d str,
-}
-
-impl Decision<'_> {
-    /// Writes the line and waits until it is written.
-    ///
-    /// # Errors
-    /// [`SinkError`] if the sink cannot take it.
-    pub async fn write(&self, sink: &Sink) -> Result<(), SinkError> {
-        #[derive(Serialize)]
-        struct Line<'l> {
-            ts: String,
-            event: &'static str,
-            #[serde(flatten)]
-            decision: &'l Decision<'l>,
-        }
-        sink.write_and_wait(&Line { ts: timestamp::now(), event: "approval", decision: self }).await
-    }
-}
-
-/// The line for an entry of the shared ledger that no proxy wrote, or that was moved.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Alarm<'a> {
-    /// `facts`, `request` or `decision`.
-    pub kind: &'static str,
-    /// The server's key of the entry.
-    pub key: &'a str,
-    /// The number of further entries since the last line.
-    pub more: u64,
-}
-
-impl Alarm<'_> {
-    /// Queues the line without waiting.
-    pub fn write(&self, sink: &Sink) {
-        #[derive(Serialize)]
-        struct Line<'l> {
-            ts: String,
-            event: &'static str,
-            alarm: &'static str,
-            #[serde(flatten)]
-            entry: &'l Alarm<'l>,
-        }
-        let alarm = "an entry of the ledger does not verify";
-        sink.write(&Line { ts: timestamp::now(), event: "alarm", alarm, entry: self }, Announce::No);
-    }
 }

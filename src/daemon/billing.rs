@@ -7,12 +7,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
+use crate::audit::line::{Event, Line};
 use crate::audit::replay;
 use crate::audit::sink::Written;
 use crate::flow::Services;
@@ -26,29 +26,6 @@ pub(crate) const MAX_WAITING: usize = 16_384;
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// Lines per batch when the log is replayed.
 const BATCH: usize = 4096;
-
-/// The fields of an audit line that billing needs.
-#[derive(Deserialize)]
-struct Line {
-    #[serde(default)]
-    id: String,
-    ts: String,
-    event: String,
-    execution: Option<String>,
-    tool: Option<String>,
-    method: Option<String>,
-    scheme: Option<String>,
-    host: Option<String>,
-    port: Option<u16>,
-    path: Option<String>,
-    credential_used: Option<String>,
-    code: Option<String>,
-    response_status: Option<u16>,
-    response_size_bytes: Option<u64>,
-    truncated: Option<bool>,
-    latency_ms: Option<f64>,
-    credits: Option<f64>,
-}
 
 /// Processes the lines between the ledger's position and `last`, the MAC of the last line when the log was opened.
 /// Returns false if the ledger is unavailable.
@@ -133,12 +110,12 @@ async fn process(services: &Services, written: &Written, source: LineSource) {
     let lines: Vec<Line> = written.lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let mut bills: HashMap<ExecutionId, u32> = HashMap::new();
     for line in &lines {
-        if let (Some(execution), Some(half_credits)) = (&line.execution, line.half_credits()) {
+        if let (Some(execution), Some(half_credits)) = (&line.execution, half_credits(line)) {
             let sum = bills.entry(ExecutionId::new(execution)).or_default();
             *sum = sum.saturating_add(half_credits);
         }
     }
-    let calls = lines.iter().filter_map(|line| Some((ExecutionId::new(line.execution.as_ref()?), line.call()?)));
+    let calls = lines.iter().filter_map(|line| Some((ExecutionId::new(line.execution.as_ref()?), tool_call(line)?)));
     for (execution, call) in calls {
         if source == LineSource::Replay && is_recorded(services, &execution, &call).await {
             continue;
@@ -171,54 +148,41 @@ async fn retry<F: Future<Output = Result<(), LedgerError>>>(services: &Services,
     }
 }
 
-impl Line {
-    /// Returns the cost of the exchange.
-    fn half_credits(&self) -> Option<u32> {
-        // The proxy writes small multiples of a half.
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
-        let half_credits = (self.credits? * 2.0).round().clamp(0.0, 1_000.0) as u32;
-        (half_credits > 0).then_some(half_credits)
-    }
+/// Returns the cost of the exchange.
+fn half_credits(line: &Line) -> Option<u32> {
+    // The proxy writes small multiples of a half.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
+    let half_credits = (line.credits? * 2.0).round().clamp(0.0, 1_000.0) as u32;
+    (half_credits > 0).then_some(half_credits)
+}
 
-    /// Returns the tool call that the line ends, or `None` if it ends none.
-    fn call(&self) -> Option<ToolCall> {
-        if !matches!(&*self.event, "closed" | "refused") {
-            return None;
-        }
-        let refusal = self.code.as_deref().and_then(Refusal::with_code);
-        let latency_ms = self.latency_ms.unwrap_or_default();
-        Some(ToolCall {
-            id: self.id.clone(),
-            tool: self.tool.clone()?,
-            url: self.url(),
-            method: self.method.clone().unwrap_or_default(),
-            credential_used: self.credential_used.clone(),
-            response_status: self.response_status,
-            response_size_bytes: self.response_size_bytes.unwrap_or_default(),
-            latency_ms,
-            blocked: refusal.is_some_and(Refusal::is_blocked),
-            block_reason: refusal.map(|refusal| refusal.block_reason().to_owned()),
-            truncated: self.truncated.unwrap_or_default(),
-            called_at: self.called_at(latency_ms),
-            reported: false,
-        })
+/// Returns the tool call that the line ends, or `None` if it ends none.
+fn tool_call(line: &Line) -> Option<ToolCall> {
+    if !matches!(line.event, Event::Closed | Event::Refused) {
+        return None;
     }
+    let refusal = line.code.as_deref().and_then(Refusal::with_code);
+    let latency_ms = line.latency_ms.unwrap_or_default();
+    Some(ToolCall {
+        id: line.id.clone(),
+        tool: line.tool.as_deref()?.to_owned(),
+        url: line.target_url().unwrap_or_default(),
+        method: line.method.clone().unwrap_or_default(),
+        credential_used: line.credential_used.clone(),
+        response_status: line.response_status,
+        response_size_bytes: line.response_size_bytes.unwrap_or_default(),
+        latency_ms,
+        blocked: refusal.is_some_and(Refusal::is_blocked),
+        block_reason: refusal.map(|refusal| refusal.block_reason().to_owned()),
+        truncated: line.truncated.unwrap_or_default(),
+        called_at: called_at(line, latency_ms),
+        reported: false,
+    })
+}
 
-    /// Returns the URL without the query, which the log does not contain.
-    fn url(&self) -> String {
-        let Self { scheme: Some(scheme), host: Some(host), port, .. } = self else { return String::new() };
-        let usual = if scheme == "https" { 443 } else { 80 };
-        let port = port.filter(|port| *port != usual).map(|port| format!(":{port}")).unwrap_or_default();
-        let path = self.path.as_deref().unwrap_or_default();
-        // The path of a webhook is a hash without a leading slash.
-        let slash = if path.is_empty() || path.starts_with('/') { "" } else { "/" };
-        format!("{scheme}://{host}{port}{slash}{path}")
-    }
-
-    /// Returns the start of the call: the time of the line, which is written at the end, minus the latency.
-    fn called_at(&self, latency_ms: f64) -> Millis {
-        let ended = OffsetDateTime::parse(&self.ts, &Rfc3339).unwrap_or(OffsetDateTime::UNIX_EPOCH);
-        let took = Duration::try_from_secs_f64(latency_ms / 1000.0).unwrap_or_default();
-        Millis::of(std::time::SystemTime::from(ended).checked_sub(took).unwrap_or(std::time::UNIX_EPOCH))
-    }
+/// Returns the start of the call: the time of the line, which is written at the end, minus the latency.
+fn called_at(line: &Line, latency_ms: f64) -> Millis {
+    let ended = OffsetDateTime::parse(&line.ts, &Rfc3339).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let took = Duration::try_from_secs_f64(latency_ms / 1000.0).unwrap_or_default();
+    Millis::of(std::time::SystemTime::from(ended).checked_sub(took).unwrap_or(std::time::UNIX_EPOCH))
 }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use zeroize::Zeroizing;
 
 use super::vault;
-use crate::audit::record;
+use crate::audit::ledger_alarm::LedgerAlarm;
 use crate::audit::sink::Sink;
 use crate::files;
 use crate::ledger::{Alarm, Connect, Connecting, Ledger, Seal, Server, Stream};
@@ -54,7 +54,7 @@ pub(crate) fn open(
 /// Returns a callback that writes an audit line for each ledger entry that does not verify.
 fn alarm(audit: Arc<Sink>) -> Alarm {
     Arc::new(move |altered| {
-        record::Alarm { kind: altered.kind, key: &altered.key, more: altered.more }.write(&audit);
+        LedgerAlarm { kind: altered.kind, key: &altered.key, more: altered.more }.write(&audit);
     })
 }
 

@@ -20,7 +20,8 @@ use tokio::time::timeout;
 
 use super::Services;
 use super::documents;
-use crate::audit::record::{Record, TransferCounts};
+use crate::audit::progress::TransferCounts;
+use crate::audit::record::Record;
 use crate::files;
 use crate::ledger::{ApprovalState, Counter, ExecutionState, LedgerError, Millis, ToolCall};
 use crate::model::limited::ExchangeLimit;

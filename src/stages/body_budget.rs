@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::sharded::Sharded;
-use crate::audit::record::TransferCounts;
+use crate::audit::progress::TransferCounts;
 use crate::coding::WindowPool;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::Fail;

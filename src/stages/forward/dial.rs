@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::audit::record::TransferCounts;
+use crate::audit::progress::TransferCounts;
 use crate::model::limited::ExchangeLimit;
 use crate::model::name::ExecutionId;
 use crate::model::refusal::{Fail, Verdict};

@@ -13,7 +13,8 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
-use crate::audit::record::{Record, TransferCounts};
+use crate::audit::progress::TransferCounts;
+use crate::audit::record::Record;
 use crate::coding::{DecodeLimits, Decoder, WindowPool};
 use crate::leak::{Matcher, Redactor, ValueOwner};
 use crate::model::name::CredentialName;

@@ -14,7 +14,8 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::{h2_trailers, headers};
-use crate::audit::record::{Record, TransferCounts};
+use crate::audit::progress::TransferCounts;
+use crate::audit::record::Record;
 use crate::coding::DecodeError;
 use crate::coding::WindowPool;
 use crate::model::limited::ExchangeLimit;

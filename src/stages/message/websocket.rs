@@ -514,7 +514,7 @@ pub fn close_frame(code: u16, as_client: bool) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::audit::record::TransferCounts;
+    use crate::audit::progress::TransferCounts;
     use crate::model::name::ExecutionId;
     use crate::stages::body_budget::Budget;
 

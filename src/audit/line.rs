@@ -1,0 +1,216 @@
+//! The lines about requests: the one type in which they are written and read.
+//!
+//! The log has a few other lines, about itself and about the shared ledger. They have an event of their own and none of
+//! the fields here, so they can be read as this type too.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A line about a request, about several counted ones, or about an operator's decision. Its MAC is not part of it.
+/// Fields that do not apply are omitted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the fields are those of the log, which docs/operations.md describes")]
+pub struct Line {
+    /// The time of writing (RFC 3339, UTC).
+    pub ts: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub id: String,
+    pub event: Event,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub execution: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub callers: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub method: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheme: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credential_used: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<LineVerdict>,
+    /// The number of requests that a counted line stands for, in all and by code.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub codes: BTreeMap<Text, u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stage: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_error: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub approval: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decision: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub addr: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alpn: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repeated: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub response_status: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub response_size_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub truncated: Option<bool>,
+    /// The number of redacted places.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub redacted: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alarm: Option<String>,
+    /// The duration of the exchange in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credits: Option<f64>,
+}
+
+/// A text that is constant when it is written.
+pub type Text = Cow<'static, str>;
+
+/// The event that a line reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// An operator decided on a pending request.
+    Approval,
+    /// An exchange ended.
+    Closed,
+    /// A request was allowed and is about to be sent.
+    Decided,
+    /// A request was refused.
+    Refused,
+    /// An event of the log itself, or of a newer version.
+    #[default]
+    #[serde(other)]
+    Other,
+}
+
+/// The verdict on a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LineVerdict {
+    /// The client disconnected before the end.
+    Abandoned,
+    /// The request was allowed.
+    Allow,
+    /// Several requests were counted.
+    Counted,
+    /// A policy or a limit refused the request.
+    Deny,
+    /// The request failed.
+    Fail,
+    /// A verdict of a newer version.
+    #[serde(other)]
+    Other,
+}
+
+impl LineVerdict {
+    /// Returns the text in the log.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Abandoned => "abandoned",
+            Self::Allow => "allow",
+            Self::Counted => "counted",
+            Self::Deny => "deny",
+            Self::Fail => "fail",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl Line {
+    /// Returns true for a request that was refused or failed, and for several of them.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        match self.verdict {
+            Some(LineVerdict::Deny | LineVerdict::Fail) => true,
+            Some(LineVerdict::Counted) => self.event == Event::Refused,
+            _ => false,
+        }
+    }
+
+    /// Returns the URL without the query, which the log does not contain. Returns `None` if no target was parsed.
+    #[must_use]
+    pub fn target_url(&self) -> Option<String> {
+        let host = self.host.as_deref()?;
+        Some(self.url_of(host, self.path.as_deref().unwrap_or_default()))
+    }
+
+    /// Returns the URL of a host and path with this line's scheme and port. The path of a webhook is a hash without a
+    /// leading slash.
+    pub(super) fn url_of(&self, host: &str, path: &str) -> String {
+        let scheme = self.scheme.as_deref().unwrap_or("https");
+        let default_port = if scheme == "https" { 443 } else { 80 };
+        let port = self.port.filter(|port| *port != default_port).map(|port| format!(":{port}")).unwrap_or_default();
+        let slash = if path.is_empty() || path.starts_with('/') { "" } else { "/" };
+        format!("{scheme}://{host}{port}{slash}{path}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_read_as_it_was_written() {
+        let line = Line {
+            ts: "2026-11-22T10:00:00Z".to_owned(),
+            id: "1".to_owned(),
+            event: Event::Closed,
+            scheme: Some("https".into()),
+            host: Some("api.example".to_owned()),
+            port: Some(8443),
+            path: Some("/a".to_owned()),
+            verdict: Some(LineVerdict::Deny),
+            code: Some("leak_detected".into()),
+            latency_ms: Some(1.5),
+            ..Line::default()
+        };
+        let json = serde_json::to_string(&line).unwrap();
+        assert_eq!(
+            json,
+            r#"{"ts":"2026-11-22T10:00:00Z","id":"1","event":"closed","scheme":"https","host":"api.example","port":8443,"path":"/a","verdict":"deny","code":"leak_detected","latency_ms":1.5}"#
+        );
+        assert_eq!(serde_json::from_str::<Line>(&json).unwrap(), line);
+        assert_eq!(line.target_url().as_deref(), Some("https://api.example:8443/a"));
+        assert!(line.is_refusal());
+    }
+
+    /// Lines of other events and of later versions are read too.
+    #[test]
+    fn unknown_events_fields_and_verdicts_are_read() {
+        for json in [
+            r#"{"ts":"2026-11-22T10:00:00Z","event":"opened","prev":"00"}"#,
+            r#"{"ts":"2026-11-22T10:00:00Z","event":"closed_again","verdict":"perhaps","more":[1]}"#,
+        ] {
+            let line: Line = serde_json::from_str(json).unwrap();
+            assert_eq!((line.event, line.is_refusal()), (Event::Other, false));
+        }
+    }
+}

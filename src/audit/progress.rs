@@ -1,0 +1,220 @@
+//! The progress of an exchange, which its two bodies share: bytes, times, and the reason why it was stopped.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::leak::Finding;
+use crate::model::limited::ExchangeLimit;
+use crate::model::refusal::Refusal;
+
+/// State that the two bodies of an exchange share: the bytes transferred, the time of the last transfer, and how either
+/// side ended.
+#[derive(Debug)]
+pub struct TransferCounts {
+    request: AtomicU64,
+    response: AtomicU64,
+    began: Instant,
+    /// Milliseconds from `began` to the last transfer in either direction.
+    last_transfer: AtomicU64,
+    client_failed: AtomicBool,
+    client_stalled: AtomicBool,
+    request_done: AtomicBool,
+    over: AtomicBool,
+    stopped: OnceLock<(Refusal, Option<Finding>)>,
+    stops: Notify,
+    reached: OnceLock<ExchangeLimit>,
+    heads: Mutex<HeadProgress>,
+}
+
+/// Tracks whether the request's head was sent.
+#[derive(Debug, Default)]
+struct HeadProgress {
+    /// Whether the head was sent on an earlier connection.
+    has_left: bool,
+    /// The counter of sent heads of the latest connection, and its value before the request.
+    last: Option<(Arc<AtomicU64>, u64)>,
+    /// The head is queued on a shared connection, which may send it even if the exchange is aborted.
+    is_queued: bool,
+}
+
+impl HeadProgress {
+    fn has_left(&self) -> bool {
+        let counted = |(heads, before): &(Arc<AtomicU64>, u64)| heads.load(Ordering::Relaxed) > *before;
+        self.has_left || self.is_queued || self.last.as_ref().is_some_and(counted)
+    }
+}
+
+impl TransferCounts {
+    pub(crate) fn new() -> Self {
+        Self {
+            request: AtomicU64::new(0),
+            response: AtomicU64::new(0),
+            began: Instant::now(),
+            last_transfer: AtomicU64::new(0),
+            client_failed: AtomicBool::new(false),
+            client_stalled: AtomicBool::new(false),
+            request_done: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            stopped: OnceLock::new(),
+            stops: Notify::new(),
+            reached: OnceLock::new(),
+            heads: Mutex::default(),
+        }
+    }
+
+    /// Records the limit that the exchange reached, and returns the refusal for it.
+    #[must_use]
+    pub fn reached(&self, bound: ExchangeLimit) -> Refusal {
+        let _ = self.reached.set(bound);
+        bound.refusal()
+    }
+
+    /// Returns the limit that the exchange exceeded, if it was refused for that.
+    #[must_use]
+    pub fn limit_of(&self, refusal: Refusal) -> Option<ExchangeLimit> {
+        self.reached.get().copied().filter(|bound| bound.refusal() == refusal)
+    }
+
+    /// Records that the request must not be sent further, and the find that caused it.
+    pub fn stop(&self, refusal: Refusal, found: Option<Finding>) {
+        let _ = self.stopped.set((refusal, found));
+        self.stops.notify_waiters();
+    }
+
+    /// Returns the refusal if the request must not be sent further.
+    #[must_use]
+    pub fn stopped(&self) -> Option<Refusal> {
+        self.stopped.get().map(|(refusal, _)| *refusal)
+    }
+
+    /// As [`Self::stopped`], with the find that caused it.
+    pub(super) fn stopped_with(&self) -> Option<&(Refusal, Option<Finding>)> {
+        self.stopped.get()
+    }
+
+    /// Waits until the request must not be sent further.
+    pub async fn wait_until_stopped(&self) -> Refusal {
+        loop {
+            let stops = self.stops.notified();
+            if let Some(refusal) = self.stopped() {
+                return refusal;
+            }
+            stops.await;
+        }
+    }
+
+    /// Records that the request is passed to a connection, which counts the heads it sends. A shared connection queues
+    /// the head: until [`Self::settle_head`] is called, it counts as sent.
+    pub fn sends(&self, heads: Arc<AtomicU64>, is_shared: bool) {
+        let before = heads.load(Ordering::Relaxed);
+        let mut known = self.heads.lock();
+        *known = HeadProgress { has_left: known.has_left(), last: Some((heads, before)), is_queued: is_shared };
+    }
+
+    /// Records that the connection has responded or failed, so that no head is queued any longer.
+    pub fn settle_head(&self) {
+        self.heads.lock().is_queued = false;
+    }
+
+    /// Returns whether the request's head was sent. With concurrent heads, true means that at least one was sent.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.heads.lock().has_left()
+    }
+
+    /// Adds bytes sent to the origin.
+    pub fn sent(&self, bytes: usize) {
+        self.request.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.tick();
+    }
+
+    /// Resets the count, for a request that is sent again from its first byte.
+    pub(super) fn sends_again(&self) {
+        self.request.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns the number of bytes sent to the origin so far.
+    #[must_use]
+    pub fn sent_so_far(&self) -> u64 {
+        self.request.load(Ordering::Relaxed)
+    }
+
+    /// Adds bytes received from the origin.
+    pub fn received(&self, bytes: usize) {
+        self.response.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.tick();
+    }
+
+    /// Returns the number of bytes received from the origin so far.
+    #[must_use]
+    pub fn received_so_far(&self) -> u64 {
+        self.response.load(Ordering::Relaxed)
+    }
+
+    /// Records a transfer.
+    pub fn tick(&self) {
+        let millis = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_transfer.store(millis, Ordering::Relaxed);
+    }
+
+    /// Returns the time since the last transfer in either direction.
+    #[must_use]
+    pub fn idle_time(&self) -> Duration {
+        self.began.elapsed().saturating_sub(Duration::from_millis(self.last_transfer.load(Ordering::Relaxed)))
+    }
+
+    /// Records that the client sent nothing of its body for `idle`, which exceeds the limit.
+    pub fn client_stalled(&self, idle: Duration) {
+        let _ = self.reached(ExchangeLimit::Idle(idle));
+        self.client_stalled.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the client's body timed out.
+    #[must_use]
+    pub fn has_client_stalled(&self) -> bool {
+        self.client_stalled.load(Ordering::Relaxed)
+    }
+
+    /// Records that the client disconnected within its body.
+    pub fn client_failed(&self) {
+        self.client_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the client disconnected within its body.
+    #[must_use]
+    pub fn has_client_failed(&self) -> bool {
+        self.client_failed.load(Ordering::Relaxed)
+    }
+
+    /// Records that the request was passed on completely.
+    pub fn request_done(&self) {
+        self.request_done.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the request was passed on completely.
+    #[must_use]
+    pub fn is_request_done(&self) -> bool {
+        self.request_done.load(Ordering::Relaxed)
+    }
+
+    /// Ends the exchange: nothing of the request is sent any more.
+    pub fn end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the request must not continue, for a reason other than its connection.
+    #[must_use]
+    pub fn is_broken_off(&self) -> bool {
+        self.stopped().is_some() || self.has_client_stalled() || self.has_client_failed() || self.is_over()
+    }
+
+    /// Returns whether the exchange has ended.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+}
