@@ -121,6 +121,18 @@ fn kinds(values: &[Vec<u8>]) -> Vec<(&'static str, Bytes)> {
     let percent: Vec<u8> = encoded(&short, &|b| format!("%{b:02X}"));
     let twice: Vec<u8> = encoded(&short, &|b| format!("%25{b:02X}"));
     let unicode: Vec<u8> = encoded(&short, &|b| format!("\\u{b:04x}"));
+    let turns = std::cell::Cell::new(0_usize);
+    let mixed: Vec<u8> = encoded(&short, &|b| {
+        turns.set(turns.get() + 1);
+        match turns.get() * 7 % 5 {
+            0 => format!("%{b:02X}"),
+            1 => format!("\\u{b:04x}"),
+            2 => format!("&#x{b:x};"),
+            3 => format!("%5cu{b:04x}"),
+            _ => char::from(b).to_string(),
+        }
+    });
+    let mixed_in_base64 = format!("{{\"data\": \"{}\"}}", STANDARD_NO_PAD.encode(&mixed[..SIZE / 2])).into_bytes();
     let wrapped: Vec<u8> = base64.chunks(76).flat_map(|line| [line, b"\r\n"].concat()).collect();
     let rows = [
         ("random bytes", bytes),
@@ -134,6 +146,8 @@ fn kinds(values: &[Vec<u8>]) -> Vec<(&'static str, Bytes)> {
         ("prefixes, %", percent),
         ("prefixes, %25", twice),
         ("prefixes, \\u", unicode),
+        ("prefixes, all escapes", mixed),
+        ("all escapes, in base64", mixed_in_base64),
     ];
     rows.into_iter().map(|(name, data)| (name, fit(data))).collect()
 }
