@@ -1,4 +1,4 @@
-//! Arguments of a tool call, which a model may give in any shape.
+//! Parses the arguments of a tool call. A model may give them in any shape.
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
@@ -35,12 +35,12 @@ impl From<Refusal> for ArgumentError {
 }
 
 impl<'a> Arguments<'a> {
-    /// A member; `null` is as good as none.
+    /// Returns a member. `null` counts as absent.
     pub(super) fn get(&self, field: &str) -> Option<&'a Value> {
         self.all.get(field).filter(|value| !value.is_null())
     }
 
-    /// A text that has to be there and to say something.
+    /// Returns a required text that is not empty.
     pub(super) fn text(&self, field: &str) -> Result<&'a str, ArgumentError> {
         match self.get(field) {
             None => Err(ArgumentError::malformed(messages::field_required(field, self.tool))),
@@ -64,7 +64,7 @@ impl<'a> Arguments<'a> {
         ArgumentError::malformed(messages::field_wrong(field, must, self.tool))
     }
 
-    /// Parameters of a query: texts, numbers, truth values, and lists of them for more than one of a name.
+    /// Returns the query parameters: texts, numbers, booleans, and lists of them for repeated names.
     pub(super) fn query(&self) -> Result<Vec<(String, String)>, ArgumentError> {
         let mut pairs = Vec::new();
         for (name, value) in self.object("query_params")?.into_iter().flatten() {
@@ -77,12 +77,12 @@ impl<'a> Arguments<'a> {
         Ok(pairs)
     }
 
-    /// Header fields, without those that are not the caller's to set. `may_authorize` says whether `Authorization` is.
+    /// Returns the header fields without those that the caller must not set. `may_authorize` permits `Authorization`.
     pub(super) fn fields(&self, may_authorize: bool) -> Result<HeaderMap, ArgumentError> {
         let mut fields = HeaderMap::new();
         for (name, value) in self.object("headers")?.into_iter().flatten() {
             let text = scalar(value).ok_or_else(|| self.wrong("headers", "must hold strings"))?;
-            // Also in those that are dropped: who writes one of them means no good.
+            // Dropped fields are checked too: a control character is a sign of an attack.
             if name.chars().chain(text.chars()).any(char::is_control) {
                 return Err(Refusal::from(Deny::RequestMalformed).into());
             }
@@ -98,7 +98,7 @@ impl<'a> Arguments<'a> {
         Ok(fields)
     }
 
-    /// A body of JSON, and what says that it is one.
+    /// Returns a JSON body and sets its `Content-Type`.
     pub(super) fn json(&self, fields: &mut HeaderMap) -> Result<Bytes, ArgumentError> {
         let Some(body) = self.object("body")? else { return Ok(Bytes::new()) };
         says_json(fields);
@@ -106,7 +106,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// Leaves a media type that is JSON, and puts it in place of any other.
+/// Keeps a media type that is JSON and replaces any other.
 pub(super) fn says_json(fields: &mut HeaderMap) {
     let is_json = |value: &HeaderValue| {
         let kind = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -130,8 +130,8 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
-/// Whether a field, in small letters, is not for a model or a pack to set: framing, what is of one hop, where it goes,
-/// what speaks to the proxy, and codings that nobody here undoes.
+/// Whether models and packs must not set a field, given in lower case: framing, hop-by-hop and routing fields, fields
+/// for the proxy, and codings that the client does not decode.
 pub(super) fn is_ours(name: &str) -> bool {
     const OURS: [&str; 10] = [
         "accept-encoding",

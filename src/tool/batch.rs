@@ -1,4 +1,4 @@
-//! Runs a model's calls in sequence, and builds the blocks with their results.
+//! Runs a model's calls in sequence and builds the blocks with their results.
 
 use std::collections::HashMap;
 
@@ -8,21 +8,21 @@ use super::outcome::Outcome;
 use super::proxy::Proxy;
 use super::registry::Registry;
 
-/// Why nothing of a batch was run.
+/// Why no call of a batch was run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// It is something else.
+    /// The batch is not an array.
     #[error("a batch is a JSON array of tool_use blocks, or of tool_calls")]
     NotAnArray,
-    /// There is nobody to answer.
+    /// A call has no id, so its result could not be assigned.
     #[error("block {0} has no id to answer to")]
     NoId(usize),
-    /// Two answers could not be told apart.
+    /// Two calls have the same id, so their results could not be told apart.
     #[error("blocks {0} and {1} have the same id")]
     SameId(usize, usize),
 }
 
-/// A call as one of two model APIs writes it.
+/// A call in the format of one of two model APIs.
 struct Block<'a> {
     id: &'a str,
     name: &'a str,
@@ -36,10 +36,10 @@ enum Shape {
     Openai,
 }
 
-/// Runs what a model calls, in order. Blocks of other kinds, such as text, are passed over.
+/// Runs a model's calls in order. Blocks of other kinds, such as text, are skipped.
 ///
 /// # Errors
-/// [`BatchError`] if it cannot be told what to answer; then nothing has been run.
+/// [`BatchError`] if the results could not be assigned to calls. Nothing has been run then.
 pub async fn run(registry: &Registry, proxy: &Proxy, batch: &Value) -> Result<Vec<Value>, BatchError> {
     let all = batch.as_array().ok_or(BatchError::NotAnArray)?;
     let mut blocks = Vec::new();
@@ -72,7 +72,7 @@ fn read(one: &Value, at: usize) -> Result<Option<Block<'_>>, BatchError> {
                 Some(Value::String(text)) => {
                     Some(serde_json::from_str(text).map_err(|_| "Error: arguments are not valid JSON"))
                 }
-                // Some write them as they are.
+                // Some models write the arguments as an object instead of a string.
                 other => other.cloned().map(Ok),
             };
             (Shape::Openai, function.and_then(|function| function.get("name")), input)

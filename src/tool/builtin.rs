@@ -87,7 +87,7 @@ pub(super) fn schema(tool: Tool) -> Value {
     }
 }
 
-/// A request, from what a model gives. Fields are looked at in the order in which the tool's documentation tells of them.
+/// Returns the request for a model's arguments. They are checked in the order of the tool's documentation.
 pub(super) fn call(tool: Tool, all: &Map<String, Value>) -> Result<Call, ArgumentError> {
     let given = Arguments { tool: tool.as_str(), all };
     match tool {
@@ -109,7 +109,7 @@ pub(super) fn call(tool: Tool, all: &Map<String, Value>) -> Result<Call, Argumen
     }
 }
 
-/// One that a pack has put together. What its template writes itself may be an `Authorization`.
+/// Returns the request that a pack has composed. Its template may set `Authorization`.
 pub(super) fn composed(all: &Map<String, Value>, may_authorize: bool) -> Result<Call, ArgumentError> {
     http_request(&Arguments { tool: Tool::HttpRequest.as_str(), all }, may_authorize)
 }
@@ -140,7 +140,8 @@ fn api_call(given: &Arguments<'_>) -> Result<Call, ArgumentError> {
         Some(_) if method == Method::GET => return Err(given.wrong("body", "is not for GET")),
         _ => given.json(&mut fields)?,
     };
-    // A name that cannot stand in a field is nobody's: that is the proxy's to say, after what comes before it.
+    // A name that is invalid in a field is encoded and sent. The proxy refuses it, after everything that it checks
+    // first.
     let odd = || HeaderValue::try_from(utf8_percent_encode(credential, NON_ALPHANUMERIC).to_string());
     let credential =
         HeaderValue::from_str(credential).or_else(|_| odd()).map_err(|_| Refusal::from(Deny::HeadTooLarge))?;
@@ -151,7 +152,7 @@ fn http_request(given: &Arguments<'_>, may_authorize: bool) -> Result<Call, Argu
     let method = match given.get("method") {
         None => Method::GET,
         Some(Value::String(method)) => named(method)
-            // It opens a tunnel, and is no request.
+            // CONNECT opens a tunnel and is not a request.
             .filter(|method| *method != Method::CONNECT)
             .ok_or_else(|| given.wrong("method", "must be an HTTP method"))?,
         Some(_) => return Err(given.wrong("method", "must be a string")),
@@ -181,7 +182,7 @@ fn http_request(given: &Arguments<'_>, may_authorize: bool) -> Result<Call, Argu
     Ok(Call { fields, body, within, ..bare(Tool::HttpRequest, method, uri) })
 }
 
-/// A method. Those that everybody knows may be written small; any other is another one then (RFC 9110 §9.1).
+/// Parses a method. Standard methods may be in lower case; the case of other methods matters (RFC 9110 §9.1).
 fn named(method: &str) -> Option<Method> {
     const KNOWN: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"];
     let known = KNOWN.into_iter().find(|known| known.eq_ignore_ascii_case(method));

@@ -19,34 +19,34 @@ use crate::model::tool::{EXEAT_TIMEOUT, EXEAT_TOOL, Tool};
 use crate::model::wire::{EXEAT_CREDENTIAL, EXEAT_CREDENTIAL_USED, EXEAT_RESPONSE_SIZE, EXEAT_SWAP, EXEAT_TRUNCATED};
 
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("exeat-tools/", env!("CARGO_PKG_VERSION")));
-/// Between two parts of an answer. The proxy's own limit is shorter unless its operator wanted a longer one.
+/// Maximum time between two parts of a response. The proxy's own limit is shorter unless its operator has raised it.
 const TO_GO_ON: Duration = Duration::from_secs(900);
-/// The reason that no code of the proxy's stands for.
+/// The block reason for an unreachable proxy, which no code of the proxy covers.
 const UNREACHED: &str = "proxy_unreachable";
-/// Bytes of a text that the proxy is told. It keeps less, and takes reports of no more than 64 KiB.
+/// Maximum length of a reported text, in bytes. The proxy stores less, and accepts reports of up to 64 KiB.
 const MOST_TOLD: usize = 8000;
 
-/// A request as a tool makes it.
+/// The request of a tool call.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     /// The tool's name, as the model calls it.
     pub(super) name: String,
-    /// As what the proxy judges it.
+    /// The tool as which the proxy judges the call.
     pub(super) tool: Tool,
     pub(super) method: Method,
     pub(super) uri: Uri,
-    /// Without what is ours to set.
+    /// The header fields, without those that the client sets itself.
     pub(super) fields: HeaderMap,
     pub(super) body: Bytes,
-    /// The credential that goes along, by its name.
+    /// The name of the credential to use.
     pub(super) credential: Option<HeaderValue>,
-    /// The nonce that placeholders of credentials begin with; any other text is not a placeholder.
+    /// The nonce that placeholders of credentials begin with. Without it, no text is a placeholder.
     pub(super) nonce: Option<String>,
-    /// Seconds that it may take.
+    /// The timeout, in seconds.
     pub(super) within: Option<u64>,
 }
 
-/// A call that never was one: what is wrong with it was seen here.
+/// A call that was refused before it was sent.
 #[derive(Debug, Default)]
 pub(super) struct UnsentCall {
     pub(super) tool: String,
@@ -58,7 +58,7 @@ pub(super) struct UnsentCall {
 }
 
 impl Call {
-    /// Sends it.
+    /// Sends the request.
     pub(super) async fn perform(self, proxy: &Proxy) -> Outcome {
         let started = Instant::now();
         let mut result = ToolCallResult {
@@ -68,7 +68,7 @@ impl Call {
         };
         let (method, within) = (self.method.to_string(), self.within);
         let url = match &self.nonce {
-            // A mark as its template writes it: the nonce is of this call only.
+            // The record has the placeholder as its template writes it, because the nonce is valid for this call only.
             Some(nonce) => self.uri.to_string().replace(nonce, "secrets"),
             None => self.uri.to_string(),
         };
@@ -79,7 +79,7 @@ impl Call {
                     Err(why) => unreached(&why, result),
                 },
                 Ok(answer) => {
-                    // It has been looked through.
+                    // The proxy has scanned them, so they may be repeated.
                     (result.method, result.url) = (method, url);
                     read(proxy, answer, result, (started, within)).await
                 }
@@ -95,7 +95,7 @@ impl Call {
         *request.method_mut() = self.method;
         *request.uri_mut() = self.uri;
         let mut fields = self.fields;
-        // Many APIs refuse clients that do not say who they are.
+        // Many APIs refuse clients without a `User-Agent`.
         fields.entry(USER_AGENT).or_insert(AGENT);
         fields.entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
         fields.insert(EXEAT_TOOL, HeaderValue::from_static(self.tool.as_str()));
@@ -113,7 +113,7 @@ impl Call {
     }
 }
 
-/// Takes an origin's answer: its beginning for the model, and what is told behind it.
+/// Reads an origin's response: the beginning of its body for the model, and the trailers.
 async fn read(
     proxy: &Proxy,
     answer: Answer,
@@ -147,7 +147,8 @@ async fn read(
     Outcome { result, state: State::Completed }
 }
 
-/// An answer that has no end. Only the proxy's clock and the origin know why; ours tells whether it was the clock.
+/// Returns the outcome of a response that broke off. The proxy's timeout or the origin may be the cause; the elapsed
+/// time shows which.
 async fn broken(proxy: &Proxy, mut result: ToolCallResult, (took, within): (Duration, Option<u64>)) -> Outcome {
     let took = took.as_secs_f64();
     let asked = within.map(|within| Duration::from_secs(within).as_secs_f64());
@@ -197,14 +198,14 @@ fn unreached(why: &ProxyUnreachable, mut result: ToolCallResult) -> Outcome {
 }
 
 impl UnsentCall {
-    /// Tells the proxy, for its record and its count; what it has against the caller comes first.
+    /// Reports the call to the proxy, which records and counts it. The proxy's own objection takes precedence.
     pub(super) async fn told(self, proxy: &Proxy) -> Outcome {
         let started = Instant::now();
         let refusal = self.reason.unwrap_or(Refusal::Deny(Deny::RequestMalformed));
         let tool = if is_plain(&self.tool) { &*self.tool } else { "unknown" };
         let report = json!({
             "tool": tool,
-            // Not for the record: what is repeated below is looked through there, also as pointers write it (RFC 6901).
+            // Not recorded, but scanned, because the text repeats it; also in the form of JSON pointers (RFC 6901).
             "repeated": [told(&self.tool), told(&self.text), told(&self.text).replace("~1", "/").replace("~0", "~")],
             "url": told(&self.url),
             "method": told(&self.method),
@@ -235,22 +236,22 @@ impl UnsentCall {
         timed(outcome, started)
     }
 
-    /// The proxy has something against it, too. What was wrong before a scan is still what is said, unless those words
-    /// hold something of what was asked for.
+    /// Returns the outcome if the proxy refuses the report. A fixed text that was determined before the scan is kept
+    /// even if a leak was found.
     fn overruled(&self, refused: &Refused, result: ToolCallResult) -> Outcome {
         let is_leak = refused.refusal == Some(Deny::LeakDetected.into());
         let is_fixed = self.reason == Some(Deny::CredentialRequired.into());
         if is_leak && is_fixed {
             return Outcome { result, state: State::Denied };
         }
-        // Refused before it was looked through, a name that is none of ours may hold anything.
+        // A refusal before the scan: a name that is not a built-in tool's may contain anything.
         let is_ours = Tool::from_name(&self.tool).is_some();
         let tool = if is_leak || !is_ours { String::new() } else { result.tool.clone() };
         refusal(refused, ToolCallResult { tool, ..result })
     }
 }
 
-/// A method that says no more than which one it is. Any other is a text of the model's.
+/// Returns a standard method. Any other is a text of the model's and is not repeated.
 fn usual(method: &Method) -> &str {
     const USUAL: [Method; 8] = [
         Method::GET,
@@ -265,7 +266,7 @@ fn usual(method: &Method) -> &str {
     if USUAL.contains(method) { method.as_str() } else { "" }
 }
 
-/// As much of a text as a report holds.
+/// Truncates a text to the length that a report may have.
 fn told(text: &str) -> &str {
     text.get(..text.floor_char_boundary(MOST_TOLD)).unwrap_or_default()
 }

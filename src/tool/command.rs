@@ -19,9 +19,9 @@ use super::turn::{self, Turn};
 use super::verbs::Ports;
 use crate::terminal::{clean, print, say, table};
 
-/// Bytes of what is read from stdin.
+/// Maximum size of stdin, in bytes.
 const MAX_INPUT: u64 = 16_000_000;
-/// Bytes of a pack; what reads it takes no more.
+/// Maximum size of a pack, in bytes. The parser accepts no more.
 const MAX_PACK: u64 = 1 << 20;
 
 /// Tools for a model's loop, as a thin client of exeat: what they may do is the proxy's to judge.
@@ -99,7 +99,7 @@ enum PackCommand {
     },
 }
 
-/// Tools of a pack beside those that need none.
+/// Options for a pack whose tools are added to the built-in ones.
 #[derive(Args)]
 struct FromPack {
     /// A pack in YAML, whose tools are added, and whose policy holds for `http_request`
@@ -112,10 +112,10 @@ const DONE: u8 = 0;
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
-/// An error that ends a command.
+/// An error that ends a command: its exit status and text.
 struct Stop(u8, String);
 
-/// Runs what was typed.
+/// Runs the command line.
 #[must_use]
 pub fn main() -> ExitCode {
     crate::terminal::undumpable();
@@ -158,7 +158,7 @@ async fn run(command: Command) -> Result<(), Stop> {
                 Ok(given) => registry.execute(&proxy, &name, &given).await,
                 Err(_) => registry.refuse(&proxy, &name, "Error: arguments are not valid JSON").await,
             };
-            // In the order in which its documentation has the fields.
+            // In the order in which the documentation lists the fields.
             print(format_args!("{}\n", serde_json::to_string_pretty(&outcome.result).unwrap_or_default()));
         }
         Command::Batch(pack) => {
@@ -200,7 +200,7 @@ impl FromPack {
     }
 }
 
-/// A pack's problems, or its gates. Problems are what is asked for: they are data.
+/// Prints a pack's problems or its gates. Problems are the requested data here, so they go to stdout.
 fn check(file: &Path, is_json: bool) -> Result<(), Stop> {
     match Pack::read(&read(file)?) {
         Ok(pack) if is_json => json(&json!({ "problems": [], "gates": pack.gates() })),
@@ -256,7 +256,7 @@ fn stdin() -> Result<String, Stop> {
     String::from_utf8(bytes).map_err(|_| Stop(USAGE, "stdin is not UTF-8".to_owned()))
 }
 
-/// Data, as programs read it.
+/// Prints a JSON document.
 fn json(value: &Value) {
     print(format_args!("{value:#}\n"));
 }

@@ -11,7 +11,7 @@ pub struct Definition {
     pub name: String,
     /// The description.
     pub description: String,
-    /// JSON Schema of its arguments.
+    /// The JSON Schema of its arguments.
     pub schema: Value,
 }
 
@@ -43,7 +43,7 @@ impl Definition {
         Self { name: tool.name.clone(), description: tool.description.clone(), schema: tool.schema.clone() }
     }
 
-    /// As `format` wants it.
+    /// Returns the definition in a format.
     #[must_use]
     pub fn shaped(&self, format: Format) -> Value {
         let Self { name, description, schema } = self;

@@ -1,4 +1,4 @@
-//! Opens sockets, only to the proxy. The system resolver looks up its name, and no other.
+//! Opens sockets, only to the proxy. The system resolver looks up its name and no other.
 
 use std::io;
 use std::path::Path;
@@ -21,7 +21,8 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Proven by the public roots, or by `roots` alone. None if those are unreadable, or the name is none.
+    /// Verifies the certificate with the public roots, or with `roots` alone. Returns `None` if those cannot be read or
+    /// the name is invalid.
     pub(super) fn to(host: &str, roots: Option<&[u8]>) -> Option<Self> {
         let mut store = RootCertStore::empty();
         match roots {
@@ -59,8 +60,8 @@ pub(super) async fn unix(path: &Path) -> io::Result<ReadTimeout<UnixStream>> {
     UnixStream::connect(path).await.map(ReadTimeout::new)
 }
 
-/// A stream to one who may answer and close before all has been asked, or anything: its answer is read all the same.
-/// A proxy that does not read gets a timeout, and bytes that arrive before a request are ignored.
+/// A stream whose response is read even if writing the request fails, because the proxy may answer and close early. A
+/// proxy that does not respond runs into a timeout, and bytes that arrive before the request are ignored.
 pub(super) struct ReadTimeout<S> {
     inner: S,
     has_asked: bool,

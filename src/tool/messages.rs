@@ -1,22 +1,22 @@
-//! The error texts of tools for models, all in one place.
+//! The error texts of tools for models.
 
 use serde_json::Value;
 
 use super::proxy::Refused;
 use crate::model::refusal::{Deny, Fail, Refusal};
 
-/// Longest name that is repeated in a text, in characters.
+/// Maximum length of a repeated name, in characters.
 const MAX_NAME: usize = 64;
-/// Longest host that is repeated: no name is longer (RFC 1035 §2.3.4, without the final dot).
+/// Maximum length of a repeated host. No name is longer (RFC 1035 §2.3.4, without the final dot).
 const MAX_HOST: usize = 253;
 
-/// The text of a refusal that the proxy gave to a call of `tool`, which chose the credential of that name.
+/// Returns the text of a proxy's refusal of a call of `tool`.
 pub(super) fn refused(refused: &Refused, tool: &str) -> String {
     let known = |text: Option<&str>| text.map(name).unwrap_or_default();
     let host = || refused.text("host").map(|host| short(host, MAX_HOST)).unwrap_or_default();
     let limit = |member: &str| refused.problem.get("limit").and_then(|limit| limit.get(member));
     match refused.refusal {
-        // The answer to a HEAD has no body: there is a code, and nothing to put into a text.
+        // A response to HEAD has no body, so only the code is known.
         Some(
             refusal @ (Refusal::Deny(
                 Deny::HostNotAllowed | Deny::AddressNotAllowed | Deny::ExecutionLimit | Deny::RateLimited,
@@ -30,7 +30,7 @@ pub(super) fn refused(refused: &Refused, tool: &str) -> String {
         ),
         Some(Refusal::Deny(Deny::CredentialUnknown)) => credential_unknown(&known(refused.text("credential"))),
         Some(Refusal::Deny(Deny::LeakDetected)) => {
-            // Of somebody else's it does not say the name.
+            // The proxy names only credentials of the task.
             let whose = refused.text("credential").map(|credential| format!(" {}", name(credential)));
             let whose = whose.unwrap_or_default();
             format!("Error: Blocked -- Credential{whose} detected in outbound request. This has been logged.")
@@ -64,7 +64,7 @@ pub(super) fn refused(refused: &Refused, tool: &str) -> String {
     }
 }
 
-/// Any refusal that no text of its own is given for.
+/// Returns the text of a refusal without a text of its own.
 pub(super) fn plain(refusal: Refusal) -> String {
     let notice = refusal.notice();
     format!("Error: {} ({})", notice.title, notice.code)
@@ -105,12 +105,12 @@ pub(super) fn field_wrong(field: &str, must: &str, tool: &str) -> String {
     format!("Error: '{field}' field {must} for {tool}")
 }
 
-/// A name from outside, short and on one line.
+/// Returns an external name, truncated and on one line.
 pub(super) fn name(text: &str) -> String {
     short(text, MAX_NAME)
 }
 
-/// A text from outside on one line, of so many characters at most.
+/// Returns an external text on one line, truncated to `most` characters.
 fn short(text: &str, most: usize) -> String {
     let clean = |c: char| if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') { '\u{fffd}' } else { c };
     let mut short: String = text.chars().take(most).map(clean).collect();
@@ -125,7 +125,7 @@ fn approved(problem: &Value) -> String {
     all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// A number as people write it: `30`, `0.5`.
+/// Formats a number of seconds: `30`, `0.5`.
 fn seconds(number: Option<&Value>) -> String {
     match number.and_then(Value::as_f64) {
         Some(number) => format!("{number}"),

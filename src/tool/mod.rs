@@ -1,9 +1,9 @@
 //! The tool front-end: a thin client of the proxy.
 //!
-//! A tool call is a request with `Exeat-Tool`, sent to the proxy in absolute-form. What may be called, how often, with
-//! which credential and what comes back is the proxy's to judge, as for any client: nothing here holds a secret but the
-//! execution's own token, a rule, or a count. What is written here are words: a model's arguments made into a request,
-//! and an answer or a refusal made into text that a model can read.
+//! A tool call is a request with `Exeat-Tool`, sent to the proxy in absolute-form. The proxy decides what may be
+//! called, how often, with which credential, and what is returned, as for any client. This module holds no secret
+//! except the execution's own token, no rules and no counters. It only converts a model's arguments into a request, and
+//! a response or a refusal into text for a model.
 
 mod arguments;
 pub mod batch;

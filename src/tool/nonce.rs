@@ -1,10 +1,10 @@
 //! The nonce that the placeholders of one call begin with: `${NONCE.NAME}`.
 
-/// Letters of a nonce: 64 of them, so that six random bits are one.
+/// The letters of a nonce. There are 64, so each one encodes six random bits.
 const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 const LENGTH: usize = 32;
 
-/// Returns a nonce that a model cannot guess. Without one a call is not made, because its placeholders would be
+/// Returns a nonce that a model cannot guess. A call without one is not made, because its placeholders would be
 /// ambiguous.
 pub(super) fn nonce() -> Result<String, &'static str> {
     let mut bytes = [0; LENGTH];

@@ -4,55 +4,55 @@ use serde::Serialize;
 
 use crate::model::refusal::Refusal;
 
-/// The result of a tool call, as a loop logs it and a model reads it.
+/// The result of a tool call, for logs and for the model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ToolCallResult {
     /// The tool's name.
     pub tool: String,
     /// The response in tags, or the error text.
     pub content: String,
-    /// Where to.
+    /// The URL.
     pub url: String,
     /// The HTTP method.
     pub method: String,
-    /// The credential that went along, or was asked for.
+    /// The credential that was sent or requested.
     pub credential_used: Option<String>,
-    /// The origin's answer.
+    /// The status of the origin's response.
     pub response_status: Option<u16>,
-    /// Bytes of the body that were taken from the origin, before decoding.
+    /// The number of body bytes received from the origin, before decoding.
     pub response_size_bytes: u64,
-    /// From the call to the end of the answer.
+    /// The time from the call to the end of the response, in milliseconds.
     pub latency_ms: f64,
-    /// Whether a security layer refused it.
+    /// Whether a security layer refused the call.
     pub blocked: bool,
-    /// Why.
+    /// The reason.
     pub block_reason: Option<String>,
 }
 
-/// A result, and what only we need to know of it.
+/// A result and its state, which is not part of it.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The result.
     pub result: ToolCallResult,
-    /// How it went.
+    /// The state of the call.
     pub state: State,
 }
 
-/// How a call went.
+/// The state of a finished call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// There is an answer, whatever its status.
+    /// The origin responded, with any status.
     Completed,
-    /// The operator has to decide first.
+    /// The call waits for an operator's approval.
     AwaitingApproval,
-    /// We will not.
+    /// The call was refused.
     Denied,
-    /// We could not.
+    /// The call failed.
     Failed,
 }
 
 impl State {
-    /// Of a call that was refused.
+    /// Returns the state of a refused call.
     pub(super) fn of(refusal: Option<Refusal>) -> Self {
         use crate::model::refusal::Deny;
         match refusal {
@@ -64,7 +64,7 @@ impl State {
 }
 
 impl Outcome {
-    /// True if the content is no answer but says what went wrong.
+    /// Returns true if the content is an error text and not a response.
     #[must_use]
     pub fn is_error(&self) -> bool {
         self.state != State::Completed

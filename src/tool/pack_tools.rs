@@ -17,12 +17,12 @@ use super::registry::{Handler, RegisterError, Registration, Registry, Running, W
 use super::tool_response::wrapped;
 use crate::model::tool::Tool;
 
-/// For arguments to be checked.
+/// Maximum time for checking arguments.
 const TO_CHECK: Duration = Duration::from_secs(2);
-/// Checks at a time. One that is given up goes on until it ends by itself: the schema and the size of the arguments bound
-/// how long that takes.
+/// Maximum number of concurrent checks. An abandoned check runs to its end; the schema and the size of the arguments
+/// bound its duration.
 static CHECKS: Semaphore = Semaphore::const_new(4);
-/// For arguments as deep as they may be.
+/// The stack size of a check, in bytes, for the deepest permitted arguments.
 const STACK: usize = 8 << 20;
 
 /// A tool of a pack.
@@ -32,10 +32,10 @@ struct PackTool {
 }
 
 impl Registry {
-    /// The tools that need no pack, as far as the pack lets them be called, and the pack's own.
+    /// Registers the built-in tools that the pack allows, and the pack's own tools.
     ///
     /// # Errors
-    /// [`RegisterError`] for a name that is taken, which a pack that was read has none of.
+    /// [`RegisterError`] for a name that is taken. A parsed pack contains none.
     pub fn with_pack(pack: Pack) -> Result<Self, RegisterError> {
         let mut registry = Self::builtin();
         let pack = Arc::new(pack);
@@ -116,7 +116,7 @@ async fn send(proxy: &Proxy, name: &str, rendered: Rendered) -> Outcome {
             call.perform(proxy).await
         }
         Err(wrong) => {
-            // Marks in it are nobody's business.
+            // The text may contain placeholders, which must not be shown.
             let reason = Some(wrong.reason);
             UnsentCall { tool: name.to_owned(), text: wrong.text, reason, ..UnsentCall::default() }.told(proxy).await
         }

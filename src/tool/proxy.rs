@@ -1,4 +1,4 @@
-//! The client of the proxy: its address and token, and one request per connection.
+//! The client of the proxy: its address and token, and one connection per request.
 
 use std::fmt;
 use std::io;
@@ -25,22 +25,22 @@ use crate::model::refusal::Refusal;
 use crate::model::secret::Secret;
 use crate::model::wire::{EXEAT_REFUSAL, EXEAT_REQUEST_ID};
 
-/// Names the proxy; without it, the variable that all clients know.
+/// The variable that names the proxy. Without it, `HTTPS_PROXY` is used.
 pub const EXEAT_PROXY: &str = "EXEAT_PROXY";
 const HTTPS_PROXY: [&str; 2] = ["HTTPS_PROXY", "https_proxy"];
-/// Until the proxy takes the connection.
+/// Maximum time to connect to the proxy.
 const TO_CONNECT: Duration = Duration::from_secs(10);
-/// For a whole call. The proxy's own limits are shorter unless its operator wanted longer ones.
+/// Maximum time for a call. The proxy's own limits are shorter unless its operator has raised them.
 const TO_ANSWER: Duration = Duration::from_secs(900);
-/// Fields of an answer. The proxy takes more from an h2 origin than the hundred that are usual.
+/// Maximum number of fields of a response. An h2 origin may send more than the usual hundred.
 const MAX_FIELDS: usize = 1000;
-/// Bytes of an answer of the proxy's own.
+/// Maximum size of a document of the proxy, in bytes.
 const MAX_DOCUMENT: usize = 4_000_000;
 
-/// Where the proxy is, and who asks.
+/// The address of the proxy, and the caller's credentials.
 pub struct Proxy {
     at: At,
-    /// The value of `Proxy-Authorization`; none where the listener knows who asks.
+    /// The value of `Proxy-Authorization`. `None` if the listener identifies the caller.
     proof: Option<Secret>,
 }
 
@@ -49,22 +49,22 @@ enum At {
     Unix(std::path::PathBuf),
 }
 
-/// Why there is no answer that can be believed.
+/// Why there is no trustworthy response.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyUnreachable {
-    /// Nobody takes the connection.
+    /// The connection was refused.
     #[error("no proxy can be reached at {0}: {1}")]
     Connect(String, io::Error),
     /// The connection broke off.
     #[error("the proxy at {0} broke off the connection")]
     Broken(String),
-    /// There is an answer, and not one of exeat's.
+    /// The response is not one of exeat.
     #[error("what answers at {0} is not an exeat proxy")]
     Odd(String),
-    /// It took too long.
+    /// The request timed out.
     #[error("the proxy at {0} did not answer in time")]
     Late(String),
-    /// The request cannot be written down.
+    /// The request cannot be represented.
     #[error("the request cannot be sent")]
     Unwritable,
 }
@@ -72,29 +72,29 @@ pub enum ProxyUnreachable {
 /// A problem with the proxy URL in the environment. The text is not repeated, because it holds a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
-    /// Nothing is named.
+    /// No proxy is set.
     #[error(
         "EXEAT_PROXY is not set, nor HTTPS_PROXY; `exeat execution start TASK` and `exeat env --task TASK` print what to set"
     )]
     Missing,
-    /// Something is named that is no proxy.
+    /// The value is not a proxy URL.
     #[error(
         "EXEAT_PROXY, or HTTPS_PROXY in its place, is not http://ID:TOKEN@HOST:PORT, https://ID:TOKEN@HOST:PORT or unix:PATH"
     )]
     Malformed,
-    /// The roots to prove the proxy's certificate by cannot be read.
+    /// The root certificates cannot be read.
     #[error("EXEAT_PROXY_CA cannot be read, or holds no certificate in PEM")]
     Roots,
 }
 
-/// An answer that comes from an exeat.
+/// A response of an exeat proxy.
 pub(super) struct Answer {
     pub(super) response: Response<Incoming>,
-    /// The connection, which ends with it.
+    /// The connection. It is closed when the response is dropped.
     connection: Connection,
 }
 
-/// The task of the connection. The response body ends with it.
+/// The task that drives the connection. The response body ends with it.
 pub(super) struct Connection {
     _task: AbortOnDropHandle<()>,
 }
@@ -104,27 +104,27 @@ trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Io for S {}
 
-/// The proxy's reply about itself: a document, or an error.
+/// The proxy's reply about itself: a document or an error.
 pub(super) enum ProxyReply {
-    /// A document. One that there is not is null.
+    /// A document. A missing one is null.
     Document(Value),
-    /// A refusal, by its code, with its problem document.
+    /// A refusal.
     Refused(Refused),
 }
 
-/// A refusal, as it can be believed: by its field alone.
+/// A refusal, recognized by its header field alone, which an origin cannot send.
 pub(super) struct Refused {
-    /// None for one that a newer proxy may have.
+    /// The refusal. `None` for one of a newer proxy.
     pub(super) refusal: Option<Refusal>,
     pub(super) code: String,
     pub(super) problem: Value,
 }
 
 impl Proxy {
-    /// The one that the environment names.
+    /// Returns the proxy that the environment names.
     ///
     /// # Errors
-    /// [`PlaceError`] if none is named, or none that can be understood.
+    /// [`PlaceError`] if there is none, or its URL is invalid.
     pub fn from_env() -> Result<Self, PlaceError> {
         let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty()).map(Zeroizing::new);
         let place =
@@ -136,11 +136,11 @@ impl Proxy {
         Self::at(&place, roots.as_deref())
     }
 
-    /// The one at `place`; with `roots` in PEM, if it speaks TLS and its certificate is proven by none of the public
-    /// ones.
+    /// Returns the proxy at `place`. With TLS, its certificate is verified with the public roots or with `roots` in
+    /// PEM.
     ///
     /// # Errors
-    /// [`PlaceError`] for what is not `http://`, `https://` or `unix:`.
+    /// [`PlaceError`] for anything but `http://`, `https://` or `unix:`.
     pub fn at(place: &str, roots: Option<&[u8]>) -> Result<Self, PlaceError> {
         if let Some(path) = place.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
@@ -163,7 +163,7 @@ impl Proxy {
         let host = uri.host().filter(|host| !host.is_empty() && is_bare).ok_or(PlaceError::Malformed)?;
         let port = match authority.get(host.len()..) {
             Some("") => usual,
-            // Not the usual one in place of one that is none: it would be told the token.
+            // An invalid port is not replaced by the default one, which would receive the token.
             _ => uri.port_u16().filter(|port| *port != 0).ok_or(PlaceError::Malformed)?,
         };
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -172,7 +172,7 @@ impl Proxy {
         Ok(Self { at: At::Tcp { host, port, tls }, proof })
     }
 
-    /// Sends one request through, or asks for one of the proxy's own paths.
+    /// Sends one request through the proxy, or requests one of the proxy's own paths.
     pub(super) async fn send(&self, request: Request<Full<Bytes>>) -> Result<Answer, ProxyUnreachable> {
         let answer = timeout(TO_ANSWER, self.exchange(request))
             .await
@@ -184,7 +184,7 @@ impl Proxy {
         }
     }
 
-    /// Asks for one of the proxy's own paths.
+    /// Requests one of the proxy's own paths.
     pub(super) async fn ask(
         &self,
         method: Method,
@@ -222,7 +222,7 @@ impl Proxy {
         let handshake = http1::Builder::new().max_headers(MAX_FIELDS).handshake(TokioIo::new(stream));
         let (mut sender, connection) = handshake.await.map_err(broken)?;
         let task = tokio::spawn(async move {
-            // How it ends, the one who waits for the answer learns.
+            // Errors reach the caller that waits for the response.
             let _ = connection.await;
         });
         let connection = Connection { _task: AbortOnDropHandle::new(task) };
@@ -238,7 +238,7 @@ impl Proxy {
         })
     }
 
-    /// With what every request to the proxy has.
+    /// Adds the fields of every request to the proxy.
     fn addressed(&self, mut request: Request<Full<Bytes>>) -> Result<Request<Full<Bytes>>, ProxyUnreachable> {
         let host = match request.uri().authority() {
             Some(authority) => authority.as_str().rsplit('@').next().unwrap_or_default().to_owned(),
@@ -260,7 +260,7 @@ impl Proxy {
 }
 
 impl fmt::Display for Proxy {
-    /// Without what proves who asks.
+    /// Formats the address without the credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.at {
             At::Tcp { host, port, tls } => {
@@ -277,17 +277,17 @@ impl fmt::Display for Proxy {
 }
 
 impl Answer {
-    /// The code, if it is a refusal.
+    /// Returns the code of a refusal.
     pub(super) fn refusal(&self) -> Option<&str> {
         self.response.headers().get(EXEAT_REFUSAL).map(|code| code.to_str().unwrap_or("unknown"))
     }
 
-    /// The answer, and what has to be kept until it has been read.
+    /// Returns the response, and the connection that must be kept until it has been read.
     pub(super) fn apart(self) -> (Response<Incoming>, Connection) {
         (self.response, self.connection)
     }
 
-    /// A document of the proxy's own; null for what is none.
+    /// Reads a document of the proxy. Anything else is null.
     pub(super) async fn document(self, proxy: &Proxy) -> Result<Value, ProxyUnreachable> {
         let (response, _connection) = self.apart();
         let body = timeout(TO_ANSWER, Limited::new(response.into_body(), MAX_DOCUMENT).collect()).await;
@@ -296,7 +296,7 @@ impl Answer {
         Ok(serde_json::from_slice(&body.to_bytes()).unwrap_or_default())
     }
 
-    /// As refused, with the problem that the proxy gives.
+    /// Reads a refusal and its problem document.
     pub(super) async fn refused(self, proxy: &Proxy) -> Result<Refused, ProxyUnreachable> {
         let code = self.refusal().unwrap_or_default().to_owned();
         let problem = self.document(proxy).await?;
@@ -309,13 +309,13 @@ impl Refused {
         Self { refusal: Refusal::with_code(&code), code, problem }
     }
 
-    /// A text of the problem document.
+    /// Returns a text of the problem document.
     pub(super) fn text(&self, member: &str) -> Option<&str> {
         self.problem.get(member).and_then(Value::as_str)
     }
 }
 
-/// The value of `Proxy-Authorization` (RFC 7617): what stands before the `@`, with its escapes undone.
+/// Returns the value of `Proxy-Authorization` (RFC 7617) for the decoded userinfo.
 fn proof(userinfo: &str) -> Result<Secret, PlaceError> {
     let (id, token) = userinfo.split_once(':').ok_or(PlaceError::Malformed)?;
     let plain = |text: &str| Zeroizing::new(percent_decode_str(text).collect::<Vec<u8>>());
@@ -324,7 +324,7 @@ fn proof(userinfo: &str) -> Result<Secret, PlaceError> {
     Ok(Secret::new([b"Basic ", coded.as_bytes()].concat()))
 }
 
-/// One number that stands in a field, in the head or behind the body.
+/// Returns the number in a field that occurs once, in the head or the trailers.
 pub(super) fn number(fields: &HeaderMap, name: &HeaderName) -> Option<u64> {
     fields.get(name)?.to_str().ok()?.parse().ok()
 }

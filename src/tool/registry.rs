@@ -19,17 +19,18 @@ use crate::model::tool::Tool;
 
 /// Runs a tool. It receives the model's arguments in any shape, and always returns an outcome.
 pub trait Handler: Send + Sync {
-    /// Runs it.
+    /// Runs the tool.
     fn run<'a>(&'a self, proxy: &'a Proxy, name: &'a str, given: &'a Value) -> Running<'a>;
 
-    /// As what its requests are judged: without that tool the task does not have it. None for one that sends none.
+    /// Returns the tool as which its requests are judged. A task without that tool does not have this one. `None` for a
+    /// tool that sends no requests.
     fn goes_as(&self) -> Option<Tool>;
 }
 
-/// A tool at work.
+/// A running tool.
 pub type Running<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
 
-/// A tool as it is registered.
+/// A registered tool.
 #[derive(Clone)]
 pub struct Registration {
     /// The name for the model: letters, digits, `_` and `-`, at most 64.
@@ -38,19 +39,19 @@ pub struct Registration {
     pub handler: Arc<dyn Handler>,
     /// The description for the model.
     pub description: String,
-    /// JSON Schema of what the model may give it.
+    /// The JSON Schema of its arguments.
     pub schema: Value,
-    /// The credential without which it is of no use.
+    /// The credential that the tool requires.
     pub requires: Option<String>,
 }
 
 /// Why a tool was not registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// Another one has that name.
+    /// The name is taken.
     #[error("there is a tool '{0}' already")]
     Taken(String),
-    /// No model can call it.
+    /// The name is invalid for models.
     #[error("a tool's name is 1 to 64 letters, digits, '_' and '-'")]
     Name,
 }
@@ -59,24 +60,24 @@ pub enum RegisterError {
 #[derive(Default)]
 pub struct Registry {
     tools: Vec<Registration>,
-    /// Names that are known, and not to be called: why.
+    /// Known names that cannot be called, with the reason.
     withheld: Vec<(String, Withheld)>,
 }
 
-/// Why a tool that is known is not to be had.
+/// Why a known tool cannot be called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Withheld {
-    /// A pack's policy does not allow it.
+    /// The pack's policy does not allow it.
     NotEnabled,
-    /// It is one that exeat does not run.
+    /// exeat does not serve it.
     NotServed,
 }
 
-/// One of the tools that need no pack.
+/// A built-in tool.
 struct Builtin(Tool);
 
 impl Registry {
-    /// The tools that need no pack.
+    /// Registers the built-in tools.
     #[must_use]
     pub fn builtin() -> Self {
         let tools = [Tool::ApiCall, Tool::HttpGet, Tool::HttpPost, Tool::Webhook, Tool::HttpRequest];
@@ -91,10 +92,10 @@ impl Registry {
         Self { tools: registered.into(), withheld: elsewhere.collect() }
     }
 
-    /// Adds one.
+    /// Registers a tool.
     ///
     /// # Errors
-    /// [`RegisterError`] for a name that is taken, or none.
+    /// [`RegisterError`] for a name that is taken or invalid.
     pub fn register(&mut self, tool: Registration) -> Result<(), RegisterError> {
         if !is_plain(&tool.name) {
             return Err(RegisterError::Name);
@@ -107,7 +108,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Makes a name known as one that is not to be had.
+    /// Records a name as known but not callable.
     pub fn withhold(&mut self, name: &str, why: Withheld) {
         self.tools.retain(|tool| tool.name != name);
         self.withheld.retain(|(known, _)| known != name);
@@ -126,7 +127,7 @@ impl Registry {
         self.tools.iter().map(Definition::of).collect()
     }
 
-    /// Why a tool is not to be had, whatever the task has: the text for a model.
+    /// Returns the text for a model if a tool cannot be called, whatever the task has.
     pub(super) fn why_withheld(&self, name: &str) -> Option<String> {
         match self.withheld.iter().find(|(known, _)| known == name)? {
             (_, Withheld::NotEnabled) => Some(messages::not_enabled(name)),
@@ -134,19 +135,19 @@ impl Registry {
         }
     }
 
-    /// Answers a call whose arguments could not be read.
+    /// Refuses a call whose arguments could not be parsed.
     pub(super) async fn refuse(&self, proxy: &Proxy, name: &str, text: &str) -> Outcome {
         let reason = Some(Deny::RequestMalformed.into());
         UnsentCall { tool: name.to_owned(), text: text.to_owned(), reason, ..UnsentCall::default() }.told(proxy).await
     }
 
-    /// Runs one.
+    /// Runs a tool.
     pub async fn execute(&self, proxy: &Proxy, name: &str, given: &Value) -> Outcome {
         let Some(tool) = self.tools.iter().find(|tool| tool.name == name) else {
             let text = self.why_withheld(name).unwrap_or_else(|| messages::unknown_tool(name));
             return unsent(name, text).told(proxy).await;
         };
-        // Where it cannot be told, the tool is not run: what the proxy has against the caller is said in place of this.
+        // If the task cannot be determined, the tool is not run. The proxy's refusal is returned instead.
         if tool.requires.is_some() && !Task::of(proxy).await.is_ok_and(|task| is_enabled(tool, &task)) {
             return unsent(name, messages::not_enabled(name)).told(proxy).await;
         }
@@ -167,7 +168,7 @@ impl Handler for Builtin {
     fn run<'a>(&'a self, proxy: &'a Proxy, _name: &'a str, given: &'a Value) -> Running<'a> {
         Box::pin(async move {
             let call = object(given).and_then(|all| builtin::call(self.0, all)).and_then(|mut call| {
-                // A model that writes a placeholder writes text.
+                // A placeholder written by a model is text.
                 let nonce = (self.0 == Tool::HttpRequest).then(nonce).transpose();
                 call.nonce = nonce.map_err(|why| ArgumentError::malformed(format!("Error: {why}")))?;
                 Ok(call)
@@ -184,7 +185,7 @@ impl Handler for Builtin {
     }
 }
 
-/// Arguments, which are an object; none are an empty one.
+/// Returns the arguments as an object. Missing arguments are an empty one.
 pub(super) fn object(given: &Value) -> Result<&Map<String, Value>, ArgumentError> {
     static NONE: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
     match given {
@@ -194,7 +195,7 @@ pub(super) fn object(given: &Value) -> Result<&Map<String, Value>, ArgumentError
     }
 }
 
-/// A call that is not made, with what it would have been as far as it can be said.
+/// Returns a call that was not made, with as much of its request as can be determined.
 pub(super) fn not_sent(tool: &str, given: &Value, wrong: ArgumentError) -> UnsentCall {
     let text = |member: &str| given.get(member).and_then(Value::as_str).unwrap_or_default().to_owned();
     UnsentCall {

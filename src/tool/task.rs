@@ -8,7 +8,7 @@ use super::proxy::{Proxy, ProxyReply, ProxyUnreachable, Refused};
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::tool::Tool;
 
-/// A task, as far as its tools are concerned.
+/// A task and its tools.
 #[derive(Clone, Debug, Default)]
 pub struct Task {
     name: String,
@@ -16,22 +16,22 @@ pub struct Task {
     credentials: Vec<String>,
 }
 
-/// Why nothing is known of the task.
+/// Why the task is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    /// The proxy cannot be asked.
+    /// The proxy is unreachable.
     #[error(transparent)]
     Unreached(#[from] ProxyUnreachable),
-    /// It does not say: the text for a model.
+    /// The proxy refused, with the text for a model.
     #[error("{}", .0.trim_start_matches("Error: "))]
     Refused(String),
 }
 
 impl Task {
-    /// Asks the proxy.
+    /// Requests the task from the proxy.
     ///
     /// # Errors
-    /// [`TaskError`] if it cannot be asked, or does not know the caller.
+    /// [`TaskError`] if the proxy is unreachable or does not know the caller.
     pub async fn of(proxy: &Proxy) -> Result<Self, TaskError> {
         Self::asked(proxy).await?.map_err(|refused| {
             let mut text = messages::refused(&refused, "");
@@ -42,7 +42,7 @@ impl Task {
         })
     }
 
-    /// As [`Self::of`], with the refusal as it is.
+    /// As [`Self::of`], but returns the refusal itself.
     pub(super) async fn asked(proxy: &Proxy) -> Result<Result<Self, Refused>, ProxyUnreachable> {
         match proxy.ask(Method::GET, "/v1/self", None).await? {
             ProxyReply::Document(about) => Ok(Ok(Self::from_document(&about))),
@@ -60,19 +60,19 @@ impl Task {
         }
     }
 
-    /// Its name.
+    /// Returns its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether it has a tool.
+    /// Returns whether it has a tool.
     #[must_use]
     pub fn has(&self, tool: Tool) -> bool {
         self.tools.iter().any(|name| name == tool.as_str())
     }
 
-    /// Whether it has a credential of that name, with a value.
+    /// Returns whether it has a credential with this name that has a value.
     #[must_use]
     pub fn can_use(&self, credential: &str) -> bool {
         self.credentials.iter().any(|name| name == credential)

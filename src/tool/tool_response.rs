@@ -1,15 +1,15 @@
 //! Marks text from outside as data, so that a model does not take it for instructions.
 
-/// Characters of a body that reach the model.
+/// Maximum number of characters of a body for the model.
 pub(super) const MOST: usize = 50_000;
-/// Stands where something was left out.
+/// Replaces the part that was left out.
 const CUT: &str = "... (truncated)";
 const OPEN: &str = "<tool_response>";
 const CLOSE: &str = "</tool_response>";
-/// With `<` or `</` before it, it would look like a tag of ours.
+/// The name of the tags. After `<` or `</`, it would look like such a tag.
 const NAME: &[u8] = b"tool_response";
 
-/// The beginning of a body, kept while the rest of it passes.
+/// The beginning of a body. The rest is discarded.
 #[derive(Default)]
 pub(super) struct KeptText {
     bytes: Vec<u8>,
@@ -17,7 +17,7 @@ pub(super) struct KeptText {
 }
 
 impl KeptText {
-    /// Takes the next bytes, as far as they can matter: no character has more than four, and none is made of less.
+    /// Adds bytes, as far as they can matter. No character has more than four bytes.
     pub(super) fn take(&mut self, more: &[u8]) {
         let most = MOST.saturating_mul(4).saturating_add(4);
         let (taken, left) = more.split_at(more.len().min(most.saturating_sub(self.bytes.len())));
@@ -25,13 +25,13 @@ impl KeptText {
         self.is_cut |= !left.is_empty();
     }
 
-    /// The whole of it in tags. `cut` says that something was left out before it came here.
+    /// Returns the text in tags. `cut` states that something was left out before.
     pub(super) fn wrapped(self, cut: bool) -> String {
         wrapped(&String::from_utf8_lossy(&self.bytes), cut || self.is_cut)
     }
 }
 
-/// Text in tags that nothing in it can close or open anew.
+/// Puts a text in tags that nothing in it can close or open again.
 pub(super) fn wrapped(text: &str, cut: bool) -> String {
     let end = text.char_indices().nth(MOST).map(|(at, _)| at);
     let (kept, cut) = end.and_then(|end| text.get(..end)).map_or((text, cut), |kept| (kept, true));
@@ -52,7 +52,7 @@ pub(super) fn wrapped(text: &str, cut: bool) -> String {
     whole
 }
 
-/// At most that many bytes of a text; of one in tags the tags are kept, and what is between them is counted.
+/// Truncates a text to a number of bytes. The tags are kept, and only the text between them counts.
 pub(super) fn shortened(whole: &str, most: usize) -> String {
     let (before, inner, after) = match whole.split_once(OPEN) {
         Some((before, rest)) if rest.ends_with(CLOSE) => {
@@ -109,12 +109,12 @@ mod tests {
             assert_eq!(kept(more.as_bytes()), want);
             assert_eq!(kept(more.repeat(5).as_bytes()), want);
         }
-        // They are counted before anything is written otherwise.
+        // Characters are counted before anything is escaped.
         let tags = "<tool_response>".repeat(MOST / 15 + 1);
         let shown = kept(tags.as_bytes());
         assert_eq!(shown.matches("&lt;tool_response").count(), MOST / 15, "{}", shown.len());
         assert!(shown.ends_with("... (truncated)</tool_response>"));
-        // Of what is no text each byte is one.
+        // Each byte that is not UTF-8 counts as one character.
         let shown = kept(&[0xff; MOST + 1]);
         assert_eq!(shown.chars().filter(|c| *c == '\u{fffd}').count(), MOST);
         assert_eq!(wrapped("cut before", true), "<tool_response>cut before... (truncated)</tool_response>");
@@ -135,7 +135,7 @@ mod tests {
     }
 
     proptest! {
-        /// However it comes in, there is one tag at each end and none between.
+        /// Whatever the pieces, there is one tag at each end and none between.
         #[test]
         fn a_body_stays_between_its_tags(
             parts in proptest::collection::vec(

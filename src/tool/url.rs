@@ -1,4 +1,4 @@
-//! Converts a URL written by a model into a valid request target. The proxy decides where it may lead.
+//! Converts a URL written by a model into a valid request target. The proxy decides whether it may be requested.
 
 use http::Uri;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
@@ -6,15 +6,15 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use crate::model::host::Host;
 use crate::model::refusal::{Deny, Refusal};
 
-/// Characters that no request line carries (RFC 3986 §2), so that they can only be literal. `%` is not among them.
+/// Characters that are invalid in a request line (RFC 3986 §2), so they can only be literal. `%` is not among them.
 const ODD: &AsciiSet =
     &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'\\').add(b'^').add(b'`').add(b'{').add(b'|').add(b'}');
-/// All but what is unreserved (RFC 3986 §2.3).
+/// All characters that are not unreserved (RFC 3986 §2.3).
 const COMPONENT: &AsciiSet = &percent_encoding::NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-/// Longest that [`Uri`] takes.
+/// Maximum length of a [`Uri`], in bytes.
 const MOST: usize = 65_534;
 
-/// The target of a request, with more of a query if there is.
+/// Returns the target of a request, with additional query parameters.
 pub(super) fn target(text: &str, more: &[(String, String)]) -> Result<Uri, Refusal> {
     let malformed = || Refusal::from(Deny::TargetMalformed);
     if text.chars().any(char::is_control) {
@@ -46,7 +46,7 @@ pub(super) fn target(text: &str, more: &[(String, String)]) -> Result<Uri, Refus
     whole.parse().map_err(|_| malformed())
 }
 
-/// An authority in ASCII.
+/// Returns an authority in ASCII.
 fn plain(authority: &str) -> Option<String> {
     if authority.is_ascii() {
         return Some(authority.to_owned());
@@ -55,7 +55,7 @@ fn plain(authority: &str) -> Option<String> {
         Some((host, port)) => (host, format!(":{port}")),
         None => (authority, String::new()),
     };
-    // As IDNA writes it (UTS #46); what it makes of it is judged as any other.
+    // In the form of IDNA (UTS #46). The result is checked like any other host.
     let host = Host::parse(&idna::domain_to_ascii(host).ok()?).ok()?;
     Some(format!("{host}{port}"))
 }

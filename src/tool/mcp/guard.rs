@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 use super::McpError;
 use crate::model::secret::TokenHash;
 
-/// The credentials that a request must show.
+/// The credentials that a request must present.
 pub(super) struct Guard {
     token: TokenHash,
     hosts: Vec<String>,
@@ -18,7 +18,7 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// With the token that the variable holds.
+    /// Requires the token from this variable.
     pub(super) fn new(
         address: SocketAddr,
         variable: &str,
@@ -34,7 +34,7 @@ impl Guard {
         let exact = |text: &String| exact(text).ok_or_else(|| McpError::NotOrigin(text.clone()));
         let origins = origins.iter().map(exact).collect::<Result<_, _>>()?;
         let token = Zeroizing::new(std::env::var(variable).unwrap_or_default());
-        // One that no header field can carry would lock everybody out.
+        // A token that no header field can carry would lock out every client.
         if token.len() < TokenHash::MIN_TOKEN || !token.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(McpError::NoToken(variable.to_owned(), TokenHash::MIN_TOKEN));
         }
@@ -52,7 +52,7 @@ impl Guard {
         &self.origins
     }
 
-    /// Whether the token is there, once, and the right one: its hash is compared in constant time.
+    /// Whether the token is present exactly once and is correct. Its hash is compared in constant time.
     pub(super) fn knows(&self, fields: &HeaderMap) -> bool {
         let mut fields = fields.get_all(AUTHORIZATION).iter();
         let (Some(field), None) = (fields.next(), fields.next()) else { return false };
@@ -62,14 +62,14 @@ impl Guard {
     }
 }
 
-/// A host, alone or with a port that is a number: `*` is none.
+/// Whether a text is a host, with an optional numeric port. `*` is not a port.
 fn is_host(text: &str) -> bool {
     let Ok(authority) = text.parse::<Authority>() else { return false };
     let host = authority.host();
     !host.is_empty() && !text.contains('@') && (host == text || authority.port_u16().is_some())
 }
 
-/// An origin with its port: without one, the SDK would take any.
+/// Returns an origin with its port. The SDK would accept any port if there were none.
 fn exact(text: &str) -> Option<String> {
     let (scheme, authority) = text.split_once("://")?;
     let uri: Uri = text.parse().ok()?;

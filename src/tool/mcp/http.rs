@@ -27,19 +27,20 @@ use super::sessions::Sessions;
 use super::{MAX_MESSAGE, McpError};
 use crate::terminal::say;
 
-/// The one path there is.
+/// The only path.
 const PATH: &str = "/mcp";
-/// Connections at a time.
+/// Maximum number of connections.
 const MAX_CONNECTIONS: usize = 64;
-/// Bytes of a request's head.
+/// Maximum size of a request's head, in bytes.
 const MAX_HEAD: usize = 32_768;
-/// Header fields of a request.
+/// Maximum number of header fields of a request.
 const MAX_FIELDS: usize = 64;
-/// For a head, also for the next one to come on a connection: clients keep theirs for about a minute.
+/// Maximum time for a head, including the wait for the next request on a connection. Clients keep connections for about
+/// a minute.
 const TO_READ_HEAD: Duration = Duration::from_secs(90);
-/// For a body.
+/// Maximum time for a body.
 const TO_READ_BODY: Duration = Duration::from_secs(30);
-/// For calls that are under way when it ends, and for their answers to leave.
+/// Maximum time for calls in progress and their responses after a shutdown signal.
 const TO_END: Duration = Duration::from_secs(5);
 
 type Reply = Response<BoxBody<Bytes, Infallible>>;
@@ -48,11 +49,11 @@ type Reply = Response<BoxBody<Bytes, Infallible>>;
 struct Listening {
     guard: Guard,
     service: StreamableHttpService<Server, Sessions>,
-    /// No more connections, and no more requests on those that there are.
+    /// Stops accepting connections, and requests on open ones.
     drain: CancellationToken,
 }
 
-/// Serves until a signal ends it.
+/// Serves until a signal arrives.
 pub(super) async fn serve(server: Server, guard: Guard, address: SocketAddr) -> Result<(), McpError> {
     let cannot = |error| McpError::Listen(address, error);
     let listener = TcpListener::bind(address).await.map_err(cannot)?;
@@ -61,7 +62,7 @@ pub(super) async fn serve(server: Server, guard: Guard, address: SocketAddr) -> 
     let ended = async {
         match (&mut term, &mut int) {
             (Ok(term), Ok(int)) => tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} },
-            // Then it ends at once.
+            // A second signal ends the process at once.
             _ => std::future::pending().await,
         }
     };
@@ -93,7 +94,7 @@ async fn accept(listener: &TcpListener, listening: &Arc<Listening>, connections:
                     drop(permit);
                 });
             }
-            // Too many open files, for one.
+            // Too many open files, for example.
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
     }
@@ -104,7 +105,7 @@ impl Listening {
         let config = StreamableHttpServerConfig::default()
             .with_allowed_hosts(guard.hosts(address))
             .with_allowed_origins(guard.origins())
-            // Without this, no allowed origin would mean any.
+            // Without this, an empty list of origins would allow any.
             .enforce_origin_validation()
             .with_max_request_body_bytes(MAX_MESSAGE)
             .with_cancellation_token(stop);
@@ -147,7 +148,7 @@ impl Listening {
             return reply;
         }
         let (mut head, body) = request.into_parts();
-        // The SDK keeps the head, and has no use for this.
+        // The SDK keeps the head and does not need the token.
         head.headers.remove(AUTHORIZATION);
         match timeout(TO_READ_BODY, Limited::new(body, MAX_MESSAGE).collect()).await {
             Ok(Ok(body)) => self.service.handle(Request::from_parts(head, Full::new(body.to_bytes()))).await,

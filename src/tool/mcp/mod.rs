@@ -1,7 +1,7 @@
 //! Serves the tools over the Model Context Protocol, on stdio or HTTP.
 //!
-//! The protocol is the SDK's to speak. Here is what it asks for: which tools there are, what a call comes to, how many
-//! run at once, and who may ask over HTTP.
+//! The SDK implements the protocol. This module provides the tools, their results, the limits, and access control for
+//! HTTP.
 
 mod guard;
 mod http;
@@ -18,7 +18,7 @@ use super::registry::Registry;
 use guard::Guard;
 use server::Server;
 
-/// Bytes of one message.
+/// Maximum size of a message, in bytes.
 const MAX_MESSAGE: usize = 4_000_000;
 
 /// The arguments of the command.
@@ -43,33 +43,33 @@ pub(super) struct Args {
 /// An error that ends the command before its client does.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum McpError {
-    /// Others could listen in: it is plain HTTP.
+    /// The address is not a loopback address. Plain HTTP could be intercepted.
     #[error("{0} is no loopback address; let a server that speaks TLS forward to one")]
     NotLoopback(SocketAddr),
-    /// Anybody on this machine could use the tools.
+    /// There is no token. Any local user could call the tools.
     #[error("{0} is not set to a token of {1} bytes or more, without spaces; try: export {0}=$(openssl rand -hex 32)")]
     NoToken(String, usize),
     #[error("--allow-host takes HOST or HOST:PORT, not {0:?}")]
     NotHost(String),
     #[error("--allow-origin takes SCHEME://HOST or SCHEME://HOST:PORT, not {0:?}")]
     NotOrigin(String),
-    /// The port is taken, or not ours to take.
+    /// The port is in use or not permitted.
     #[error("cannot listen at {0}: {1}")]
     Listen(SocketAddr, io::Error),
-    /// There is no telling which protocol the client speaks.
+    /// The client's first message does not show which protocol it speaks.
     #[error("the client did not begin as the Model Context Protocol does")]
     Beginning,
 }
 
 impl McpError {
-    /// Whether what was typed, or set, is wrong.
+    /// Whether the arguments or the environment are wrong.
     pub(super) fn is_usage(&self) -> bool {
         !matches!(self, Self::Listen(..) | Self::Beginning)
     }
 }
 
 impl Args {
-    /// Serves until the client has gone, or somebody ends it.
+    /// Serves until the client disconnects or a signal arrives.
     pub(super) async fn run(self, registry: Registry, proxy: Proxy) -> Result<(), McpError> {
         crate::terminal::log("warn");
         let server = Server::new(registry, proxy);

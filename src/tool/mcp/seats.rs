@@ -2,19 +2,19 @@
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Calls at a time.
+/// Maximum number of concurrent calls.
 const MOST: usize = 64;
-/// Calls that may wait for one of them to end.
+/// Maximum number of waiting calls.
 const MOST_WAITING: usize = 1024;
 
-/// Places for calls; whoever comes first goes first.
+/// The permits for concurrent calls, granted in order of arrival.
 pub(super) struct Seats {
-    /// Places, and room to wait for them.
+    /// The permits for running calls, and those for waiting ones.
     all: Semaphore,
     running: Semaphore,
 }
 
-/// A call's place.
+/// The permit of a call.
 pub(super) struct Seat<'a> {
     _all: SemaphorePermit<'a>,
     _running: SemaphorePermit<'a>,
@@ -25,14 +25,14 @@ impl Seats {
         Self { all: Semaphore::new(MOST.saturating_add(MOST_WAITING)), running: Semaphore::new(MOST) }
     }
 
-    /// A place, now or later; none if too many wait already.
+    /// Waits for a permit. Returns `None` if too many calls wait already.
     pub(super) async fn take(&self) -> Option<Seat<'_>> {
         let all = self.all.try_acquire().ok()?;
         let running = self.running.acquire().await.ok()?;
         Some(Seat { _all: all, _running: running })
     }
 
-    /// Waits until no call is under way.
+    /// Waits until no call is in progress.
     pub(super) async fn empty(&self) {
         let _all = self.all.acquire_many(u32::try_from(MOST.saturating_add(MOST_WAITING)).unwrap_or(u32::MAX)).await;
     }

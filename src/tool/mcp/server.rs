@@ -22,14 +22,14 @@ use crate::tool::proxy::Proxy;
 use crate::tool::registry::Registry;
 use crate::tool::task::Task;
 
-/// For the proxy to say what the task may do.
+/// Maximum time for the proxy to report what the task may do.
 const TO_LIST: Duration = Duration::from_secs(30);
-/// Between two words on a call that is under way; as long may a client take to read one.
+/// The interval between progress notifications, and the maximum time for a client to read one.
 const BETWEEN: Duration = Duration::from_secs(1);
-/// The key of the structured result beside the text, for programs: clients do not show it to a model.
+/// The key of the structured result for programs. Clients do not show it to a model.
 const META: &str = "exeat/result";
 
-/// The tools, as every session has them.
+/// The tools, shared by all sessions.
 #[derive(Clone)]
 pub(super) struct Server(Arc<Shared>);
 
@@ -44,12 +44,12 @@ impl Server {
         Self(Arc::new(Shared { registry, proxy, seats: Seats::new() }))
     }
 
-    /// Waits until no call is under way.
+    /// Waits until no call is in progress.
     pub(super) async fn idle(&self) {
         self.0.seats.empty().await;
     }
 
-    /// Runs a tool, unless the client wants it no more: then the call is dropped, and with it its connection.
+    /// Runs a tool. A cancelled call is dropped, which closes its connection.
     async fn call(
         &self,
         name: &str,
@@ -58,7 +58,7 @@ impl Server {
     ) -> Result<CallToolResult, ErrorData> {
         tokio::select! {
             biased;
-            // A cancelled request gets no answer.
+            // The client does not get a response to a cancelled request.
             () = context.ct.cancelled() => Err(ErrorData::internal_error("the call was cancelled", None)),
             result = reported(self.run(name, given), context) => Ok(result),
         }
@@ -131,7 +131,7 @@ impl ServerHandler for Server {
     }
 }
 
-/// Does it, and says every second that it is being done, to a client that wants to know.
+/// Runs a future and reports progress every second to a client that requests it.
 async fn reported<T>(work: impl Future<Output = T>, context: &RequestContext<RoleServer>) -> T {
     let Some(token) = context.meta.get_progress_token() else { return work.await };
     let started = Instant::now();
@@ -144,7 +144,7 @@ async fn reported<T>(work: impl Future<Output = T>, context: &RequestContext<Rol
         }
         let progress = ProgressNotificationParam::new(token.clone(), started.elapsed().as_secs_f64());
         let sent = context.peer.notify_progress(progress.with_message("waiting for the answer"));
-        // Sent before the answer, or not at all. Who does not read is not told again.
+        // Progress that the client does not read in time is dropped, so that it cannot arrive after the response.
         if !matches!(timeout(BETWEEN, sent).await, Ok(Ok(()))) {
             return work.await;
         }
@@ -161,7 +161,8 @@ fn tool(definition: Definition) -> Tool {
     Tool::new(name, description, schema).with_annotations(ToolAnnotations::new().read_only(only_reads).open_world(true))
 }
 
-/// The text for the model, and the rest for programs. What went wrong is the model's to know: no error of the protocol.
+/// Returns the text for the model and the structured result for programs. A failed call is a result, not a protocol
+/// error, so that the model sees it.
 fn result(outcome: Outcome) -> CallToolResult {
     let is_error = outcome.is_error();
     let mut rest = match serde_json::to_value(&outcome.result) {

@@ -9,14 +9,14 @@ use rmcp::transport::streamable_http_server::session::local::{LocalSessionManage
 use rmcp::transport::streamable_http_server::session::{ServerSseMessage, SessionManager};
 use tokio::sync::Mutex;
 
-/// Sessions at a time.
+/// Maximum number of sessions.
 const MOST: usize = 64;
-/// Until a session in which nothing happens is over: longer than any call may take.
+/// The idle timeout of a session. It exceeds the longest call.
 const IDLE: Duration = Duration::from_secs(1200);
 
 pub(super) struct Sessions {
     local: LocalSessionManager,
-    /// One begins at a time, so that they can be counted.
+    /// Serializes the creation of sessions, so that they can be counted.
     beginning: Mutex<()>,
 }
 

@@ -12,16 +12,16 @@ use tokio_util::sync::CancellationToken;
 use super::server::Server;
 use super::{MAX_MESSAGE, McpError};
 
-/// For calls that are under way when the client says no more: it may still read.
+/// Maximum time for calls in progress after the end of input. The client may still read.
 const TO_END: Duration = Duration::from_secs(1);
 
-/// The bytes read, and the time of the end of input.
+/// The input, and the time of its end.
 struct Input<R> {
     inner: R,
     ended: CancellationToken,
 }
 
-/// Serves until stdin ends. Calls that are still under way then are dropped.
+/// Serves until stdin ends. Calls that do not end shortly after it are dropped.
 pub(super) async fn serve(server: Server) -> Result<(), McpError> {
     let ended = CancellationToken::new();
     let input = Input { inner: tokio::io::stdin(), ended: ended.clone() };
