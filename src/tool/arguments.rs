@@ -30,7 +30,7 @@ impl ArgumentError {
 
 impl From<Refusal> for ArgumentError {
     fn from(reason: Refusal) -> Self {
-        Self { text: messages::plain(reason), reason }
+        Self { text: messages::default_text(reason), reason }
     }
 }
 
@@ -87,7 +87,7 @@ impl<'a> Arguments<'a> {
                 return Err(Refusal::from(Deny::RequestMalformed).into());
             }
             let name: HeaderName = name.parse().map_err(|_| Refusal::from(Deny::RequestMalformed))?;
-            if is_ours(name.as_str()) || (name == AUTHORIZATION && !may_authorize) {
+            if is_reserved(name.as_str()) || (name == AUTHORIZATION && !may_authorize) {
                 continue;
             }
             let value = HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Refusal::from(Deny::RequestMalformed))?;
@@ -101,13 +101,13 @@ impl<'a> Arguments<'a> {
     /// Returns a JSON body and sets its `Content-Type`.
     pub(super) fn json(&self, fields: &mut HeaderMap) -> Result<Bytes, ArgumentError> {
         let Some(body) = self.object("body")? else { return Ok(Bytes::new()) };
-        says_json(fields);
+        ensure_json_type(fields);
         Ok(written(&Value::Object(body.clone())))
     }
 }
 
 /// Keeps a media type that is JSON and replaces any other.
-pub(super) fn says_json(fields: &mut HeaderMap) {
+pub(super) fn ensure_json_type(fields: &mut HeaderMap) {
     let is_json = |value: &HeaderValue| {
         let kind = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
         kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
@@ -132,7 +132,7 @@ fn scalar(value: &Value) -> Option<String> {
 
 /// Whether models and packs must not set a field, given in lower case: framing, hop-by-hop and routing fields, fields
 /// for the proxy, and codings that the client does not decode.
-pub(super) fn is_ours(name: &str) -> bool {
+pub(super) fn is_reserved(name: &str) -> bool {
     const OURS: [&str; 10] = [
         "accept-encoding",
         "connection",
@@ -219,7 +219,7 @@ mod tests {
             if let Some(given) = given {
                 fields.insert(CONTENT_TYPE, HeaderValue::from_static(given));
             }
-            says_json(&mut fields);
+            ensure_json_type(&mut fields);
             assert_eq!(fields[CONTENT_TYPE], want);
         }
     }

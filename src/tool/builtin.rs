@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue, Method};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
 
-use super::arguments::{ArgumentError, Arguments, says_json, written};
+use super::arguments::{ArgumentError, Arguments, ensure_json_type, written};
 use super::call::Call;
 use super::{messages, url};
 use crate::model::refusal::{Deny, Refusal};
@@ -166,7 +166,7 @@ fn http_request(given: &Arguments<'_>, may_authorize: bool) -> Result<Call, Argu
             Bytes::from(text.clone())
         }
         Some(value) => {
-            says_json(&mut fields);
+            ensure_json_type(&mut fields);
             written(value)
         }
     };

@@ -20,11 +20,11 @@ use crate::model::wire::{EXEAT_CREDENTIAL, EXEAT_CREDENTIAL_USED, EXEAT_RESPONSE
 
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("exeat-tools/", env!("CARGO_PKG_VERSION")));
 /// Maximum time between two parts of a response. The proxy's own limit is shorter unless its operator has raised it.
-const TO_GO_ON: Duration = Duration::from_secs(900);
+const PART_TIMEOUT: Duration = Duration::from_secs(900);
 /// The block reason for an unreachable proxy, which no code of the proxy covers.
-const UNREACHED: &str = "proxy_unreachable";
+const PROXY_UNREACHABLE: &str = "proxy_unreachable";
 /// Maximum length of a reported text, in bytes. The proxy stores less, and accepts reports of up to 64 KiB.
-const MOST_TOLD: usize = 8000;
+const MAX_REPORTED: usize = 8000;
 
 /// The request of a tool call.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl Call {
         let started = Instant::now();
         let mut result = ToolCallResult {
             tool: self.name.clone(),
-            method: usual(&self.method).to_owned(),
+            method: standard_method(&self.method).to_owned(),
             ..ToolCallResult::default()
         };
         let (method, within) = (self.method.to_string(), self.within);
@@ -76,18 +76,18 @@ impl Call {
             Some(request) => match proxy.send(request).await {
                 Ok(answer) if answer.refusal().is_some() => match answer.refused(proxy).await {
                     Ok(refused) => refusal(&refused, result),
-                    Err(why) => unreached(&why, result),
+                    Err(why) => unreachable(&why, result),
                 },
                 Ok(answer) => {
                     // The proxy has scanned them, so they may be repeated.
                     (result.method, result.url) = (method, url);
                     read(proxy, answer, result, (started, within)).await
                 }
-                Err(why) => unreached(&why, result),
+                Err(why) => unreachable(&why, result),
             },
-            None => unreached(&ProxyUnreachable::Unwritable, result),
+            None => unreachable(&ProxyUnreachable::Unwritable, result),
         };
-        timed(outcome, started)
+        with_latency(outcome, started)
     }
 
     fn request(self) -> Option<Request<Full<Bytes>>> {
@@ -120,7 +120,7 @@ async fn read(
     mut result: ToolCallResult,
     (started, within): (Instant, Option<u64>),
 ) -> Outcome {
-    let (response, _connection) = answer.apart();
+    let (response, _connection) = answer.into_parts();
     let (head, mut body) = response.into_parts();
     result.response_status = Some(head.status.as_u16());
     result.credential_used = text(&head.headers, &EXEAT_CREDENTIAL_USED);
@@ -128,13 +128,13 @@ async fn read(
     let mut size = number(&head.headers, &EXEAT_RESPONSE_SIZE);
     let mut kept = KeptText::default();
     loop {
-        let frame = match timeout(TO_GO_ON, body.frame()).await {
+        let frame = match timeout(PART_TIMEOUT, body.frame()).await {
             Ok(None) => break,
             Ok(Some(Ok(frame))) => frame,
             Ok(Some(Err(_))) | Err(_) => return broken(proxy, result, (started.elapsed(), within)).await,
         };
         match frame.into_data() {
-            Ok(data) => kept.take(&data),
+            Ok(data) => kept.push(&data),
             Err(frame) => {
                 let Some(trailers) = frame.trailers_ref() else { continue };
                 truncated |= trailers.contains_key(EXEAT_TRUNCATED);
@@ -143,7 +143,7 @@ async fn read(
         }
     }
     result.response_size_bytes = size.unwrap_or_default();
-    result.content = kept.wrapped(truncated);
+    result.content = kept.into_tags(truncated);
     Outcome { result, state: State::Completed }
 }
 
@@ -165,7 +165,7 @@ async fn broken(proxy: &Proxy, mut result: ToolCallResult, (took, within): (Dura
     };
     let (fail, content) = match limit.filter(|limit| took >= *limit) {
         Some(limit) => (Fail::RequestTimedOut, messages::timed_out(Some(&limit.to_string()))),
-        None => (Fail::UpstreamProtocol, messages::plain(Fail::UpstreamProtocol.into())),
+        None => (Fail::UpstreamProtocol, messages::default_text(Fail::UpstreamProtocol.into())),
     };
     result.response_status = None;
     result.content = content;
@@ -187,29 +187,29 @@ fn refusal(refused: &Refused, mut result: ToolCallResult) -> Outcome {
     Outcome { result, state: State::of(refused.refusal) }
 }
 
-fn unreached(why: &ProxyUnreachable, mut result: ToolCallResult) -> Outcome {
+fn unreachable(why: &ProxyUnreachable, mut result: ToolCallResult) -> Outcome {
     result.content = match why {
-        ProxyUnreachable::Unwritable => messages::plain(Deny::RequestMalformed.into()),
-        why => format!("Error: {why} ({UNREACHED})"),
+        ProxyUnreachable::Unwritable => messages::default_text(Deny::RequestMalformed.into()),
+        why => format!("Error: {why} ({PROXY_UNREACHABLE})"),
     };
     result.blocked = true;
-    result.block_reason = Some(UNREACHED.to_owned());
+    result.block_reason = Some(PROXY_UNREACHABLE.to_owned());
     Outcome { result, state: State::Failed }
 }
 
 impl UnsentCall {
     /// Reports the call to the proxy, which records and counts it. The proxy's own objection takes precedence.
-    pub(super) async fn told(self, proxy: &Proxy) -> Outcome {
+    pub(super) async fn report(self, proxy: &Proxy) -> Outcome {
         let started = Instant::now();
         let refusal = self.reason.unwrap_or(Refusal::Deny(Deny::RequestMalformed));
         let tool = if is_plain(&self.tool) { &*self.tool } else { "unknown" };
         let report = json!({
             "tool": tool,
             // Not recorded, but scanned, because the text repeats it; also in the form of JSON pointers (RFC 6901).
-            "repeated": [told(&self.tool), told(&self.text), told(&self.text).replace("~1", "/").replace("~0", "~")],
-            "url": told(&self.url),
-            "method": told(&self.method),
-            "credential_used": self.credential.as_deref().map(told),
+            "repeated": [truncate(&self.tool), truncate(&self.text), truncate(&self.text).replace("~1", "/").replace("~0", "~")],
+            "url": truncate(&self.url),
+            "method": truncate(&self.method),
+            "credential_used": self.credential.as_deref().map(truncate),
             "block_reason": refusal.block_reason(),
         });
         let result = ToolCallResult {
@@ -230,15 +230,15 @@ impl UnsentCall {
                 };
                 Outcome { result, state: State::Denied }
             }
-            Ok(ProxyReply::Refused(refused)) => self.overruled(&refused, result),
-            Err(why) => unreached(&why, result),
+            Ok(ProxyReply::Refused(refused)) => self.refused_report(&refused, result),
+            Err(why) => unreachable(&why, result),
         };
-        timed(outcome, started)
+        with_latency(outcome, started)
     }
 
     /// Returns the outcome if the proxy refuses the report. A fixed text that was determined before the scan is kept
     /// even if a leak was found.
-    fn overruled(&self, refused: &Refused, result: ToolCallResult) -> Outcome {
+    fn refused_report(&self, refused: &Refused, result: ToolCallResult) -> Outcome {
         let is_leak = refused.refusal == Some(Deny::LeakDetected.into());
         let is_fixed = self.reason == Some(Deny::CredentialRequired.into());
         if is_leak && is_fixed {
@@ -252,7 +252,7 @@ impl UnsentCall {
 }
 
 /// Returns a standard method. Any other is a text of the model's and is not repeated.
-fn usual(method: &Method) -> &str {
+fn standard_method(method: &Method) -> &str {
     const USUAL: [Method; 8] = [
         Method::GET,
         Method::HEAD,
@@ -267,11 +267,11 @@ fn usual(method: &Method) -> &str {
 }
 
 /// Truncates a text to the length that a report may have.
-fn told(text: &str) -> &str {
-    text.get(..text.floor_char_boundary(MOST_TOLD)).unwrap_or_default()
+fn truncate(text: &str) -> &str {
+    text.get(..text.floor_char_boundary(MAX_REPORTED)).unwrap_or_default()
 }
 
-fn timed(mut outcome: Outcome, started: Instant) -> Outcome {
+fn with_latency(mut outcome: Outcome, started: Instant) -> Outcome {
     outcome.result.latency_ms = (started.elapsed().as_secs_f64() * 1_000_000.0).round() / 1000.0;
     outcome
 }

@@ -22,7 +22,7 @@ pub(super) fn refused(refused: &Refused, tool: &str) -> String {
                 Deny::HostNotAllowed | Deny::AddressNotAllowed | Deny::ExecutionLimit | Deny::RateLimited,
             )
             | Refusal::Fail(Fail::ResolveFailed)),
-        ) if refused.problem.is_null() => plain(refusal),
+        ) if refused.problem.is_null() => default_text(refusal),
         Some(Refusal::Deny(Deny::HostNotAllowed)) => format!(
             "Error: URL blocked -- Domain {} not in any approved integration for this task. Approved: [{}]",
             host(),
@@ -59,13 +59,13 @@ pub(super) fn refused(refused: &Refused, tool: &str) -> String {
         Some(Refusal::Deny(Deny::WebhookNotRegistered)) => {
             "Error: webhook URL not registered for this task. Register it in your task settings.".to_owned()
         }
-        Some(other) => plain(other),
+        Some(other) => default_text(other),
         None => format!("Error: the proxy refused the request ({})", name(&refused.code)),
     }
 }
 
 /// Returns the text of a refusal without a text of its own.
-pub(super) fn plain(refusal: Refusal) -> String {
+pub(super) fn default_text(refusal: Refusal) -> String {
     let notice = refusal.notice();
     format!("Error: {} ({})", notice.title, notice.code)
 }

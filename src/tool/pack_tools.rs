@@ -11,14 +11,14 @@ use super::arguments::ArgumentError;
 use super::builtin;
 use super::call::UnsentCall;
 use super::outcome::{Outcome, State, ToolCallResult};
-use super::pack::{Found, Pack, Rendered, Step};
+use super::pack::{Lookup, Pack, Rendered, Step};
 use super::proxy::Proxy;
-use super::registry::{Handler, RegisterError, Registration, Registry, Running, Withheld, not_sent};
-use super::tool_response::wrapped;
+use super::registry::{Handler, RegisterError, Registration, Registry, Running, Withheld, refused_call};
+use super::tool_response::wrap_in_tags;
 use crate::model::tool::Tool;
 
 /// Maximum time for checking arguments.
-const TO_CHECK: Duration = Duration::from_secs(2);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of concurrent checks. An abandoned check runs to its end; the schema and the size of the arguments
 /// bound its duration.
 static CHECKS: Semaphore = Semaphore::const_new(4);
@@ -41,9 +41,9 @@ impl Registry {
         let pack = Arc::new(pack);
         for gate in pack.gates() {
             match pack.find(&gate.name) {
-                Found::Withheld(_) => registry.withhold(&gate.name, Withheld::NotEnabled),
-                Found::NotServed => registry.withhold(&gate.name, Withheld::NotServed),
-                Found::Offered(_) | Found::HttpRequest | Found::Unknown => {}
+                Lookup::Withheld(_) => registry.withhold(&gate.name, Withheld::NotEnabled),
+                Lookup::NotServed => registry.withhold(&gate.name, Withheld::NotServed),
+                Lookup::Offered(_) | Lookup::HttpRequest | Lookup::Unknown => {}
             }
         }
         if !pack.calls_tools() {
@@ -73,13 +73,13 @@ impl Handler for PackTool {
                 Ok(Step::Request(rendered)) => send(proxy, name, rendered).await,
                 Err(why) => {
                     let nothing = Value::Null;
-                    not_sent(name, &nothing, ArgumentError::malformed(format!("Error: {why}"))).told(proxy).await
+                    refused_call(name, &nothing, ArgumentError::malformed(format!("Error: {why}"))).report(proxy).await
                 }
             }
         })
     }
 
-    fn goes_as(&self) -> Option<Tool> {
+    fn judged_as(&self) -> Option<Tool> {
         self.goes_as
     }
 }
@@ -94,7 +94,7 @@ async fn step(pack: &Arc<Pack>, name: &str, given: &Value) -> Result<Step, Strin
         let check = move || {
             let _permit = permit;
             let _ = tell.send(match pack.find(&name) {
-                Found::Offered(tool) => tool.run(&given),
+                Lookup::Offered(tool) => tool.run(&given),
                 _ => Err("it is not in its pack".to_owned()),
             });
         };
@@ -102,7 +102,7 @@ async fn step(pack: &Arc<Pack>, name: &str, given: &Value) -> Result<Step, Strin
         begun.map_err(|_| "no thread is available to check the arguments".to_owned())?;
         told.await.map_err(|_| "the arguments cannot be checked".to_owned())?
     };
-    timeout(TO_CHECK, checked).await.unwrap_or_else(|_| Err(too_long()))
+    timeout(CHECK_TIMEOUT, checked).await.unwrap_or_else(|_| Err(too_long()))
 }
 
 /// Sends the request that a template rendered.
@@ -118,7 +118,7 @@ async fn send(proxy: &Proxy, name: &str, rendered: Rendered) -> Outcome {
         Err(wrong) => {
             // The text may contain placeholders, which must not be shown.
             let reason = Some(wrong.reason);
-            UnsentCall { tool: name.to_owned(), text: wrong.text, reason, ..UnsentCall::default() }.told(proxy).await
+            UnsentCall { tool: name.to_owned(), text: wrong.text, reason, ..UnsentCall::default() }.report(proxy).await
         }
     }
 }
@@ -126,6 +126,7 @@ async fn send(proxy: &Proxy, name: &str, rendered: Rendered) -> Outcome {
 /// Returns a mocked answer in the form of a real one. It was never sent, so the proxy has no record of it.
 fn mocked(name: &str, answer: &Value) -> Outcome {
     let text = answer.as_str().map_or_else(|| answer.to_string(), str::to_owned);
-    let result = ToolCallResult { tool: name.to_owned(), content: wrapped(&text, false), ..ToolCallResult::default() };
+    let result =
+        ToolCallResult { tool: name.to_owned(), content: wrap_in_tags(&text, false), ..ToolCallResult::default() };
     Outcome { result, state: State::Completed }
 }

@@ -29,9 +29,9 @@ use crate::model::wire::{EXEAT_REFUSAL, EXEAT_REQUEST_ID};
 pub const EXEAT_PROXY: &str = "EXEAT_PROXY";
 const HTTPS_PROXY: [&str; 2] = ["HTTPS_PROXY", "https_proxy"];
 /// Maximum time to connect to the proxy.
-const TO_CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time for a call. The proxy's own limits are shorter unless its operator has raised them.
-const TO_ANSWER: Duration = Duration::from_secs(900);
+const CALL_TIMEOUT: Duration = Duration::from_secs(900);
 /// Maximum number of fields of a response. An h2 origin may send more than the usual hundred.
 const MAX_FIELDS: usize = 1000;
 /// Maximum size of a document of the proxy, in bytes.
@@ -41,7 +41,7 @@ const MAX_DOCUMENT: usize = 4_000_000;
 pub struct Proxy {
     at: At,
     /// The value of `Proxy-Authorization`. `None` if the listener identifies the caller.
-    proof: Option<Secret>,
+    authorization: Option<Secret>,
 }
 
 enum At {
@@ -60,10 +60,10 @@ pub enum ProxyUnreachable {
     Broken(String),
     /// The response is not one of exeat.
     #[error("what answers at {0} is not an exeat proxy")]
-    Odd(String),
+    NotExeat(String),
     /// The request timed out.
     #[error("the proxy at {0} did not answer in time")]
-    Late(String),
+    TimedOut(String),
     /// The request cannot be represented.
     #[error("the request cannot be sent")]
     Unwritable,
@@ -147,7 +147,7 @@ impl Proxy {
             return if path.is_empty() {
                 Err(PlaceError::Malformed)
             } else {
-                Ok(Self { at: At::Unix(path.into()), proof: None })
+                Ok(Self { at: At::Unix(path.into()), authorization: None })
             };
         }
         let (scheme, rest) = place.split_once("://").ok_or(PlaceError::Malformed)?;
@@ -168,19 +168,19 @@ impl Proxy {
         };
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let tls = if is_tls { Some(Tls::to(&host, roots).ok_or(PlaceError::Roots)?) } else { None };
-        let proof = userinfo.map(proof).transpose()?;
-        Ok(Self { at: At::Tcp { host, port, tls }, proof })
+        let proof = userinfo.map(authorization).transpose()?;
+        Ok(Self { at: At::Tcp { host, port, tls }, authorization: proof })
     }
 
     /// Sends one request through the proxy, or requests one of the proxy's own paths.
     pub(super) async fn send(&self, request: Request<Full<Bytes>>) -> Result<Answer, ProxyUnreachable> {
-        let answer = timeout(TO_ANSWER, self.exchange(request))
+        let answer = timeout(CALL_TIMEOUT, self.exchange(request))
             .await
-            .map_err(|_| ProxyUnreachable::Late(self.to_string()))??;
+            .map_err(|_| ProxyUnreachable::TimedOut(self.to_string()))??;
         if answer.response.headers().contains_key(EXEAT_REQUEST_ID) {
             Ok(answer)
         } else {
-            Err(ProxyUnreachable::Odd(self.to_string()))
+            Err(ProxyUnreachable::NotExeat(self.to_string()))
         }
     }
 
@@ -209,12 +209,12 @@ impl Proxy {
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Answer, ProxyUnreachable> {
-        let connected = timeout(TO_CONNECT, self.connected()).await;
+        let connected = timeout(CONNECT_TIMEOUT, self.connected()).await;
         let stream = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let stream = stream.map_err(|why| ProxyUnreachable::Connect(self.to_string(), why))?;
         let broken = |error: hyper::Error| {
             if error.is_parse() {
-                ProxyUnreachable::Odd(self.to_string())
+                ProxyUnreachable::NotExeat(self.to_string())
             } else {
                 ProxyUnreachable::Broken(self.to_string())
             }
@@ -226,7 +226,7 @@ impl Proxy {
             let _ = connection.await;
         });
         let connection = Connection { _task: AbortOnDropHandle::new(task) };
-        let response = sender.send_request(self.addressed(request)?).await.map_err(broken)?;
+        let response = sender.send_request(self.with_proxy_fields(request)?).await.map_err(broken)?;
         Ok(Answer { response, connection })
     }
 
@@ -239,7 +239,7 @@ impl Proxy {
     }
 
     /// Adds the fields of every request to the proxy.
-    fn addressed(&self, mut request: Request<Full<Bytes>>) -> Result<Request<Full<Bytes>>, ProxyUnreachable> {
+    fn with_proxy_fields(&self, mut request: Request<Full<Bytes>>) -> Result<Request<Full<Bytes>>, ProxyUnreachable> {
         let host = match request.uri().authority() {
             Some(authority) => authority.as_str().rsplit('@').next().unwrap_or_default().to_owned(),
             None => "proxy".to_owned(),
@@ -250,7 +250,7 @@ impl Proxy {
         // Values known only at the end are sent in trailers, to clients that accept them (RFC 9110 §6.5.1).
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
-        if let Some(proof) = &self.proof {
+        if let Some(proof) = &self.authorization {
             let mut field = HeaderValue::from_bytes(proof.expose()).map_err(|_| ProxyUnreachable::Unwritable)?;
             field.set_sensitive(true);
             headers.insert(PROXY_AUTHORIZATION, field);
@@ -283,15 +283,15 @@ impl Answer {
     }
 
     /// Returns the response, and the connection that must be kept until it has been read.
-    pub(super) fn apart(self) -> (Response<Incoming>, Connection) {
+    pub(super) fn into_parts(self) -> (Response<Incoming>, Connection) {
         (self.response, self.connection)
     }
 
     /// Reads a document of the proxy. Anything else is null.
     pub(super) async fn document(self, proxy: &Proxy) -> Result<Value, ProxyUnreachable> {
-        let (response, _connection) = self.apart();
-        let body = timeout(TO_ANSWER, Limited::new(response.into_body(), MAX_DOCUMENT).collect()).await;
-        let body = body.map_err(|_| ProxyUnreachable::Late(proxy.to_string()))?;
+        let (response, _connection) = self.into_parts();
+        let body = timeout(CALL_TIMEOUT, Limited::new(response.into_body(), MAX_DOCUMENT).collect()).await;
+        let body = body.map_err(|_| ProxyUnreachable::TimedOut(proxy.to_string()))?;
         let body = body.map_err(|_| ProxyUnreachable::Broken(proxy.to_string()))?;
         Ok(serde_json::from_slice(&body.to_bytes()).unwrap_or_default())
     }
@@ -316,7 +316,7 @@ impl Refused {
 }
 
 /// Returns the value of `Proxy-Authorization` (RFC 7617) for the decoded userinfo.
-fn proof(userinfo: &str) -> Result<Secret, PlaceError> {
+fn authorization(userinfo: &str) -> Result<Secret, PlaceError> {
     let (id, token) = userinfo.split_once(':').ok_or(PlaceError::Malformed)?;
     let plain = |text: &str| Zeroizing::new(percent_decode_str(text).collect::<Vec<u8>>());
     let pair = Zeroizing::new([plain(id).as_slice(), b":", plain(token).as_slice()].concat());
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn escapes_in_a_token_are_undone() {
-        let proof = |text: &str| Proxy::at(text, None).unwrap().proof.map(|proof| proof.expose().to_vec());
+        let proof = |text: &str| Proxy::at(text, None).unwrap().authorization.map(|proof| proof.expose().to_vec());
         assert_eq!(proof("http://t:a%3Ab@h"), Some(b"Basic dDphOmI=".to_vec()));
         assert_eq!(proof("http://h"), None);
     }

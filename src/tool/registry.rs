@@ -24,7 +24,7 @@ pub trait Handler: Send + Sync {
 
     /// Returns the tool as which its requests are judged. A task without that tool does not have this one. `None` for a
     /// tool that sends no requests.
-    fn goes_as(&self) -> Option<Tool>;
+    fn judged_as(&self) -> Option<Tool>;
 }
 
 /// A running tool.
@@ -138,29 +138,29 @@ impl Registry {
     /// Refuses a call whose arguments could not be parsed.
     pub(super) async fn refuse(&self, proxy: &Proxy, name: &str, text: &str) -> Outcome {
         let reason = Some(Deny::RequestMalformed.into());
-        UnsentCall { tool: name.to_owned(), text: text.to_owned(), reason, ..UnsentCall::default() }.told(proxy).await
+        UnsentCall { tool: name.to_owned(), text: text.to_owned(), reason, ..UnsentCall::default() }.report(proxy).await
     }
 
     /// Runs a tool.
     pub async fn execute(&self, proxy: &Proxy, name: &str, given: &Value) -> Outcome {
         let Some(tool) = self.tools.iter().find(|tool| tool.name == name) else {
             let text = self.why_withheld(name).unwrap_or_else(|| messages::unknown_tool(name));
-            return unsent(name, text).told(proxy).await;
+            return unsent_call(name, text).report(proxy).await;
         };
         // If the task cannot be determined, the tool is not run. The proxy's refusal is returned instead.
         if tool.requires.is_some() && !Task::of(proxy).await.is_ok_and(|task| is_enabled(tool, &task)) {
-            return unsent(name, messages::not_enabled(name)).told(proxy).await;
+            return unsent_call(name, messages::not_enabled(name)).report(proxy).await;
         }
         tool.handler.run(proxy, name, given).await
     }
 }
 
 fn is_enabled(tool: &Registration, task: &Task) -> bool {
-    let goes = tool.handler.goes_as().is_none_or(|goes_as| task.has(goes_as));
+    let goes = tool.handler.judged_as().is_none_or(|goes_as| task.has(goes_as));
     goes && tool.requires.as_ref().is_none_or(|credential| task.can_use(credential))
 }
 
-fn unsent(name: &str, text: String) -> UnsentCall {
+fn unsent_call(name: &str, text: String) -> UnsentCall {
     UnsentCall { tool: name.to_owned(), text, reason: Some(Deny::ToolNotEnabled.into()), ..UnsentCall::default() }
 }
 
@@ -175,12 +175,12 @@ impl Handler for Builtin {
             });
             match call {
                 Ok(call) => call.perform(proxy).await,
-                Err(wrong) => not_sent(self.0.as_str(), given, wrong).told(proxy).await,
+                Err(wrong) => refused_call(self.0.as_str(), given, wrong).report(proxy).await,
             }
         })
     }
 
-    fn goes_as(&self) -> Option<Tool> {
+    fn judged_as(&self) -> Option<Tool> {
         Some(self.0)
     }
 }
@@ -196,7 +196,7 @@ pub(super) fn object(given: &Value) -> Result<&Map<String, Value>, ArgumentError
 }
 
 /// Returns a call that was not made, with as much of its request as can be determined.
-pub(super) fn not_sent(tool: &str, given: &Value, wrong: ArgumentError) -> UnsentCall {
+pub(super) fn refused_call(tool: &str, given: &Value, wrong: ArgumentError) -> UnsentCall {
     let text = |member: &str| given.get(member).and_then(Value::as_str).unwrap_or_default().to_owned();
     UnsentCall {
         tool: tool.to_owned(),

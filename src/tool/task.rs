@@ -33,7 +33,7 @@ impl Task {
     /// # Errors
     /// [`TaskError`] if the proxy is unreachable or does not know the caller.
     pub async fn of(proxy: &Proxy) -> Result<Self, TaskError> {
-        Self::asked(proxy).await?.map_err(|refused| {
+        Self::request(proxy).await?.map_err(|refused| {
             let mut text = messages::refused(&refused, "");
             if refused.refusal == Some(Refusal::Deny(Deny::CallerUnknown)) {
                 text.push_str("; is ID:TOKEN in the proxy's URL right, and has its execution not ended?");
@@ -43,7 +43,7 @@ impl Task {
     }
 
     /// As [`Self::of`], but returns the refusal itself.
-    pub(super) async fn asked(proxy: &Proxy) -> Result<Result<Self, Refused>, ProxyUnreachable> {
+    pub(super) async fn request(proxy: &Proxy) -> Result<Result<Self, Refused>, ProxyUnreachable> {
         match proxy.ask(Method::GET, "/v1/self", None).await? {
             ProxyReply::Document(about) => Ok(Ok(Self::from_document(&about))),
             ProxyReply::Refused(refused) => Ok(Err(refused)),

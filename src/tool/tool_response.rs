@@ -1,9 +1,9 @@
 //! Marks text from outside as data, so that a model does not take it for instructions.
 
 /// Maximum number of characters of a body for the model.
-pub(super) const MOST: usize = 50_000;
+pub(super) const MAX_CHARS: usize = 50_000;
 /// Replaces the part that was left out.
-const CUT: &str = "... (truncated)";
+const TRUNCATION_NOTE: &str = "... (truncated)";
 const OPEN: &str = "<tool_response>";
 const CLOSE: &str = "</tool_response>";
 /// The name of the tags. After `<` or `</`, it would look like such a tag.
@@ -18,24 +18,24 @@ pub(super) struct KeptText {
 
 impl KeptText {
     /// Adds bytes, as far as they can matter. No character has more than four bytes.
-    pub(super) fn take(&mut self, more: &[u8]) {
-        let most = MOST.saturating_mul(4).saturating_add(4);
+    pub(super) fn push(&mut self, more: &[u8]) {
+        let most = MAX_CHARS.saturating_mul(4).saturating_add(4);
         let (taken, left) = more.split_at(more.len().min(most.saturating_sub(self.bytes.len())));
         self.bytes.extend_from_slice(taken);
         self.is_cut |= !left.is_empty();
     }
 
     /// Returns the text in tags. `cut` states that something was left out before.
-    pub(super) fn wrapped(self, cut: bool) -> String {
-        wrapped(&String::from_utf8_lossy(&self.bytes), cut || self.is_cut)
+    pub(super) fn into_tags(self, cut: bool) -> String {
+        wrap_in_tags(&String::from_utf8_lossy(&self.bytes), cut || self.is_cut)
     }
 }
 
 /// Puts a text in tags that nothing in it can close or open again.
-pub(super) fn wrapped(text: &str, cut: bool) -> String {
-    let end = text.char_indices().nth(MOST).map(|(at, _)| at);
+pub(super) fn wrap_in_tags(text: &str, cut: bool) -> String {
+    let end = text.char_indices().nth(MAX_CHARS).map(|(at, _)| at);
     let (kept, cut) = end.and_then(|end| text.get(..end)).map_or((text, cut), |kept| (kept, true));
-    let mut whole = String::with_capacity(kept.len().saturating_add(OPEN.len() + CLOSE.len() + CUT.len()));
+    let mut whole = String::with_capacity(kept.len().saturating_add(OPEN.len() + CLOSE.len() + TRUNCATION_NOTE.len()));
     whole.push_str(OPEN);
     let mut pieces = kept.split('<');
     whole.push_str(pieces.next().unwrap_or_default());
@@ -46,14 +46,14 @@ pub(super) fn wrapped(text: &str, cut: bool) -> String {
         whole.push_str(piece);
     }
     if cut {
-        whole.push_str(CUT);
+        whole.push_str(TRUNCATION_NOTE);
     }
     whole.push_str(CLOSE);
     whole
 }
 
 /// Truncates a text to a number of bytes. The tags are kept, and only the text between them counts.
-pub(super) fn shortened(whole: &str, most: usize) -> String {
+pub(super) fn truncate(whole: &str, most: usize) -> String {
     let (before, inner, after) = match whole.split_once(OPEN) {
         Some((before, rest)) if rest.ends_with(CLOSE) => {
             (whole.get(..before.len().saturating_add(OPEN.len())), rest.strip_suffix(CLOSE), CLOSE)
@@ -62,7 +62,9 @@ pub(super) fn shortened(whole: &str, most: usize) -> String {
     };
     let inner = inner.unwrap_or(whole);
     match inner.get(..inner.floor_char_boundary(most)) {
-        Some(kept) if kept.len() < inner.len() => format!("{}{kept}{CUT}{after}", before.unwrap_or_default()),
+        Some(kept) if kept.len() < inner.len() => {
+            format!("{}{kept}{TRUNCATION_NOTE}{after}", before.unwrap_or_default())
+        }
         _ => whole.to_owned(),
     }
 }
@@ -75,8 +77,8 @@ mod tests {
 
     fn kept(body: &[u8]) -> String {
         let mut kept = KeptText::default();
-        kept.take(body);
-        kept.wrapped(false)
+        kept.push(body);
+        kept.into_tags(false)
     }
 
     #[test]
@@ -102,22 +104,22 @@ mod tests {
     #[test]
     fn fifty_thousand_characters_pass_and_one_more_does_not() {
         for one in ["x", "ü", "🦀", "<"] {
-            let whole = one.repeat(MOST);
+            let whole = one.repeat(MAX_CHARS);
             assert_eq!(kept(whole.as_bytes()), format!("<tool_response>{whole}</tool_response>"));
-            let more = one.repeat(MOST + 1);
+            let more = one.repeat(MAX_CHARS + 1);
             let want = format!("<tool_response>{whole}... (truncated)</tool_response>");
             assert_eq!(kept(more.as_bytes()), want);
             assert_eq!(kept(more.repeat(5).as_bytes()), want);
         }
         // Characters are counted before anything is escaped.
-        let tags = "<tool_response>".repeat(MOST / 15 + 1);
+        let tags = "<tool_response>".repeat(MAX_CHARS / 15 + 1);
         let shown = kept(tags.as_bytes());
-        assert_eq!(shown.matches("&lt;tool_response").count(), MOST / 15, "{}", shown.len());
+        assert_eq!(shown.matches("&lt;tool_response").count(), MAX_CHARS / 15, "{}", shown.len());
         assert!(shown.ends_with("... (truncated)</tool_response>"));
         // Each byte that is not UTF-8 counts as one character.
-        let shown = kept(&[0xff; MOST + 1]);
-        assert_eq!(shown.chars().filter(|c| *c == '\u{fffd}').count(), MOST);
-        assert_eq!(wrapped("cut before", true), "<tool_response>cut before... (truncated)</tool_response>");
+        let shown = kept(&[0xff; MAX_CHARS + 1]);
+        assert_eq!(shown.chars().filter(|c| *c == '\u{fffd}').count(), MAX_CHARS);
+        assert_eq!(wrap_in_tags("cut before", true), "<tool_response>cut before... (truncated)</tool_response>");
     }
 
     #[test]
@@ -130,7 +132,7 @@ mod tests {
             ("x <tool_response>abc</tool_response>", 0, "x <tool_response>... (truncated)</tool_response>"),
             ("<tool_response>abc", 1, "<... (truncated)"),
         ] {
-            assert_eq!(shortened(whole, most), want);
+            assert_eq!(truncate(whole, most), want);
         }
     }
 
@@ -147,9 +149,9 @@ mod tests {
             let body = parts.concat();
             let (a, b) = body.as_bytes().split_at(at.min(body.len()));
             let mut kept = KeptText::default();
-            kept.take(a);
-            kept.take(b);
-            let shown = kept.wrapped(false);
+            kept.push(a);
+            kept.push(b);
+            let shown = kept.into_tags(false);
             let inner = shown.strip_prefix(OPEN).and_then(|rest| rest.strip_suffix(CLOSE)).unwrap().to_lowercase();
             prop_assert!(!inner.contains("<tool_response") && !inner.contains("</tool_response"), "{}", inner);
         }

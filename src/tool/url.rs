@@ -7,12 +7,12 @@ use crate::model::host::Host;
 use crate::model::refusal::{Deny, Refusal};
 
 /// Characters that are invalid in a request line (RFC 3986 §2), so they can only be literal. `%` is not among them.
-const ODD: &AsciiSet =
+const INVALID: &AsciiSet =
     &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'\\').add(b'^').add(b'`').add(b'{').add(b'|').add(b'}');
 /// All characters that are not unreserved (RFC 3986 §2.3).
 const COMPONENT: &AsciiSet = &percent_encoding::NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 /// Maximum length of a [`Uri`], in bytes.
-const MOST: usize = 65_534;
+const MAX_URI: usize = 65_534;
 
 /// Returns the target of a request, with additional query parameters.
 pub(super) fn target(text: &str, more: &[(String, String)]) -> Result<Uri, Refusal> {
@@ -29,8 +29,12 @@ pub(super) fn target(text: &str, more: &[(String, String)]) -> Result<Uri, Refus
     let rest = rest.split('#').next().unwrap_or_default();
     let (path, query) = rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query)));
     let path = if path.is_empty() { "/" } else { path };
-    let mut whole = format!("{scheme}://{}{}", plain(authority).ok_or_else(malformed)?, utf8_percent_encode(path, ODD));
-    let given = query.map(|query| utf8_percent_encode(query, ODD).to_string());
+    let mut whole = format!(
+        "{scheme}://{}{}",
+        ascii_authority(authority).ok_or_else(malformed)?,
+        utf8_percent_encode(path, INVALID)
+    );
+    let given = query.map(|query| utf8_percent_encode(query, INVALID).to_string());
     let added = more.iter().map(|(name, value)| {
         format!("{}={}", utf8_percent_encode(name, COMPONENT), utf8_percent_encode(value, COMPONENT))
     });
@@ -40,14 +44,14 @@ pub(super) fn target(text: &str, more: &[(String, String)]) -> Result<Uri, Refus
         whole.push('?');
         whole.push_str(&queries.join("&"));
     }
-    if whole.len() > MOST {
+    if whole.len() > MAX_URI {
         return Err(Deny::UriTooLong.into());
     }
     whole.parse().map_err(|_| malformed())
 }
 
 /// Returns an authority in ASCII.
-fn plain(authority: &str) -> Option<String> {
+fn ascii_authority(authority: &str) -> Option<String> {
     if authority.is_ascii() {
         return Some(authority.to_owned());
     }
@@ -99,7 +103,7 @@ mod tests {
             let got = target(text, &[]).map(|uri| uri.to_string());
             assert_eq!(got.as_deref().ok(), want, "{text}");
         }
-        let long = format!("https://api.test/{}", "x".repeat(MOST));
+        let long = format!("https://api.test/{}", "x".repeat(MAX_URI));
         assert_eq!(target(&long, &[]), Err(Deny::UriTooLong.into()));
     }
 

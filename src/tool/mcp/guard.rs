@@ -53,7 +53,7 @@ impl Guard {
     }
 
     /// Whether the token is present exactly once and is correct. Its hash is compared in constant time.
-    pub(super) fn knows(&self, fields: &HeaderMap) -> bool {
+    pub(super) fn is_authorized(&self, fields: &HeaderMap) -> bool {
         let mut fields = fields.get_all(AUTHORIZATION).iter();
         let (Some(field), None) = (fields.next(), fields.next()) else { return false };
         let shown = field.to_str().ok().and_then(|value| value.split_once(' '));

@@ -37,11 +37,11 @@ const MAX_HEAD: usize = 32_768;
 const MAX_FIELDS: usize = 64;
 /// Maximum time for a head, including the wait for the next request on a connection. Clients keep connections for about
 /// a minute.
-const TO_READ_HEAD: Duration = Duration::from_secs(90);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(90);
 /// Maximum time for a body.
-const TO_READ_BODY: Duration = Duration::from_secs(30);
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time for calls in progress and their responses after a shutdown signal.
-const TO_END: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Reply = Response<BoxBody<Bytes, Infallible>>;
 
@@ -76,10 +76,10 @@ pub(super) async fn serve(server: Server, guard: Guard, address: SocketAddr) -> 
     }
     drop(listener);
     listening.drain.cancel();
-    let _ = timeout(TO_END, server.idle()).await;
+    let _ = timeout(SHUTDOWN_TIMEOUT, server.wait_until_idle()).await;
     stop.cancel();
     let all = u32::try_from(MAX_CONNECTIONS).unwrap_or(u32::MAX);
-    let _ = timeout(TO_END, connections.acquire_many(all)).await;
+    let _ = timeout(SHUTDOWN_TIMEOUT, connections.acquire_many(all)).await;
     Ok(())
 }
 
@@ -121,7 +121,7 @@ impl Listening {
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(TO_READ_HEAD)
+            .header_read_timeout(HEAD_TIMEOUT)
             .max_buf_size(MAX_HEAD)
             .max_headers(MAX_FIELDS)
             .serve_connection(TokioIo::new(stream), service);
@@ -142,7 +142,7 @@ impl Listening {
         if request.uri().path() != PATH {
             return words(StatusCode::NOT_FOUND, "it is at /mcp\n");
         }
-        if !self.guard.knows(request.headers()) {
+        if !self.guard.is_authorized(request.headers()) {
             let mut reply = words(StatusCode::UNAUTHORIZED, "the bearer token is missing or wrong\n");
             reply.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             return reply;
@@ -150,7 +150,7 @@ impl Listening {
         let (mut head, body) = request.into_parts();
         // The SDK keeps the head and does not need the token.
         head.headers.remove(AUTHORIZATION);
-        match timeout(TO_READ_BODY, Limited::new(body, MAX_MESSAGE).collect()).await {
+        match timeout(BODY_TIMEOUT, Limited::new(body, MAX_MESSAGE).collect()).await {
             Ok(Ok(body)) => self.service.handle(Request::from_parts(head, Full::new(body.to_bytes()))).await,
             Ok(Err(error)) if error.is::<LengthLimitError>() => {
                 words(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large\n")

@@ -3,9 +3,9 @@
 //! The SDK implements the protocol. This module provides the tools, their results, the limits, and access control for
 //! HTTP.
 
+mod call_limit;
 mod guard;
 mod http;
-mod seats;
 mod server;
 mod sessions;
 mod stdio;

@@ -13,7 +13,7 @@ use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, Value};
 use tokio::time::{interval, timeout};
 
-use super::seats::Seats;
+use super::call_limit::CallLimit;
 use crate::model::tool::Tool as Builtin;
 use crate::tool::definition::{Definition, PREAMBLE};
 use crate::tool::messages;
@@ -23,9 +23,9 @@ use crate::tool::registry::Registry;
 use crate::tool::task::Task;
 
 /// Maximum time for the proxy to report what the task may do.
-const TO_LIST: Duration = Duration::from_secs(30);
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The interval between progress notifications, and the maximum time for a client to read one.
-const BETWEEN: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// The key of the structured result for programs. Clients do not show it to a model.
 const META: &str = "exeat/result";
 
@@ -36,17 +36,17 @@ pub(super) struct Server(Arc<Shared>);
 struct Shared {
     registry: Registry,
     proxy: Proxy,
-    seats: Seats,
+    call_limit: CallLimit,
 }
 
 impl Server {
     pub(super) fn new(registry: Registry, proxy: Proxy) -> Self {
-        Self(Arc::new(Shared { registry, proxy, seats: Seats::new() }))
+        Self(Arc::new(Shared { registry, proxy, call_limit: CallLimit::new() }))
     }
 
     /// Waits until no call is in progress.
-    pub(super) async fn idle(&self) {
-        self.0.seats.empty().await;
+    pub(super) async fn wait_until_idle(&self) {
+        self.0.call_limit.wait_until_idle().await;
     }
 
     /// Runs a tool. A cancelled call is dropped, which closes its connection.
@@ -60,21 +60,23 @@ impl Server {
             biased;
             // The client does not get a response to a cancelled request.
             () = context.ct.cancelled() => Err(ErrorData::internal_error("the call was cancelled", None)),
-            result = reported(self.run(name, given), context) => Ok(result),
+            result = with_progress(self.run(name, given), context) => Ok(result),
         }
     }
 
     async fn run(&self, name: &str, given: &Value) -> CallToolResult {
-        match self.0.seats.take().await {
-            Some(_seat) => result(self.0.registry.execute(&self.0.proxy, name, given).await),
+        match self.0.call_limit.acquire().await {
+            Some(_permit) => result(self.0.registry.execute(&self.0.proxy, name, given).await),
             None => CallToolResult::error(vec![ContentBlock::text(messages::too_many())]),
         }
     }
 
     async fn tools(&self) -> Result<Vec<Tool>, ErrorData> {
         let cannot = |why: String| ErrorData::internal_error(why, None);
-        let Some(_seat) = self.0.seats.take().await else { return Err(cannot(messages::too_many().to_owned())) };
-        let task = timeout(TO_LIST, Task::of(&self.0.proxy)).await;
+        let Some(_permit) = self.0.call_limit.acquire().await else {
+            return Err(cannot(messages::too_many().to_owned()));
+        };
+        let task = timeout(LIST_TIMEOUT, Task::of(&self.0.proxy)).await;
         let task = task.map_err(|_| cannot(format!("the proxy at {} did not answer in time", self.0.proxy)))?;
         let task = task.map_err(|error| cannot(error.to_string()))?;
         Ok(self.0.registry.definitions(&task).into_iter().map(tool).collect())
@@ -132,11 +134,11 @@ impl ServerHandler for Server {
 }
 
 /// Runs a future and reports progress every second to a client that requests it.
-async fn reported<T>(work: impl Future<Output = T>, context: &RequestContext<RoleServer>) -> T {
+async fn with_progress<T>(work: impl Future<Output = T>, context: &RequestContext<RoleServer>) -> T {
     let Some(token) = context.meta.get_progress_token() else { return work.await };
     let started = Instant::now();
     let mut work = std::pin::pin!(work);
-    let mut ticks = interval(BETWEEN);
+    let mut ticks = interval(PROGRESS_INTERVAL);
     loop {
         tokio::select! {
             done = &mut work => return done,
@@ -145,7 +147,7 @@ async fn reported<T>(work: impl Future<Output = T>, context: &RequestContext<Rol
         let progress = ProgressNotificationParam::new(token.clone(), started.elapsed().as_secs_f64());
         let sent = context.peer.notify_progress(progress.with_message("waiting for the answer"));
         // Progress that the client does not read in time is dropped, so that it cannot arrive after the response.
-        if !matches!(timeout(BETWEEN, sent).await, Ok(Ok(()))) {
+        if !matches!(timeout(PROGRESS_INTERVAL, sent).await, Ok(Ok(()))) {
             return work.await;
         }
     }

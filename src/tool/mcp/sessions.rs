@@ -10,9 +10,9 @@ use rmcp::transport::streamable_http_server::session::{ServerSseMessage, Session
 use tokio::sync::Mutex;
 
 /// Maximum number of sessions.
-const MOST: usize = 64;
+const MAX_SESSIONS: usize = 64;
 /// The idle timeout of a session. It exceeds the longest call.
-const IDLE: Duration = Duration::from_secs(1200);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1200);
 
 pub(super) struct Sessions {
     local: LocalSessionManager,
@@ -22,7 +22,7 @@ pub(super) struct Sessions {
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionError {
-    #[error("there are {MOST} sessions already; end one, or wait")]
+    #[error("there are {MAX_SESSIONS} sessions already; end one, or wait")]
     TooMany,
     #[error(transparent)]
     Local(#[from] LocalSessionManagerError),
@@ -31,7 +31,7 @@ pub(super) enum SessionError {
 impl Sessions {
     pub(super) fn new() -> Self {
         let mut local = LocalSessionManager::default();
-        local.session_config.keep_alive = Some(IDLE);
+        local.session_config.keep_alive = Some(IDLE_TIMEOUT);
         Self { local, beginning: Mutex::new(()) }
     }
 }
@@ -44,7 +44,7 @@ impl SessionManager for Sessions {
 
     async fn create_session(&self) -> Done<(SessionId, Self::Transport)> {
         let _one = self.beginning.lock().await;
-        if self.local.sessions.read().await.len() >= MOST {
+        if self.local.sessions.read().await.len() >= MAX_SESSIONS {
             return Err(SessionError::TooMany);
         }
         Ok(self.local.create_session().await?)

@@ -13,7 +13,7 @@ use super::server::Server;
 use super::{MAX_MESSAGE, McpError};
 
 /// Maximum time for calls in progress after the end of input. The client may still read.
-const TO_END: Duration = Duration::from_secs(1);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The input, and the time of its end.
 struct Input<R> {
@@ -33,7 +33,7 @@ pub(super) async fn serve(server: Server) -> Result<(), McpError> {
     };
     tokio::select! {
         _ = running.waiting() => {}
-        () = async { ended.cancelled().await; tokio::time::sleep(TO_END).await } => {}
+        () = async { ended.cancelled().await; tokio::time::sleep(SHUTDOWN_TIMEOUT).await } => {}
     }
     Ok(())
 }

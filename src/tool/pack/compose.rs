@@ -1,4 +1,4 @@
-//! Reads `tools.custom[]`: each tool alone, then the delegation between them.
+//! Parses `tools.custom[]`: first each tool alone, then the delegation between them.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const KEYS: [&str; 4] = ["name", "description", "parameters", "implementation"];
 const PLAIN_KEYS: [&str; 3] = ["type", "primitive", "args"];
 const ELSEWHERE: Secrets = Secrets::Not("reaches only a tool whose implementation.primitive is http_request");
 
-/// A tool as it was written.
+/// A tool as written.
 pub(super) struct Draft {
     pub(super) place: Place,
     pub(super) name: String,
@@ -35,17 +35,17 @@ enum Action {
     Args(String, Option<Template>),
     Mock(Mock),
     Request(Request),
-    /// Its kind is known, and what it does could not be read.
+    /// The kind is known, but the implementation could not be parsed.
     Unread(Option<String>),
 }
 
-/// A tool, and what its gates depend on.
+/// A tool, with the primitive that its gates depend on.
 pub(super) struct Linked {
     pub(super) tool: Arc<Composed>,
     pub(super) target: Target,
 }
 
-/// All custom tools, in the document's order. None if anything is wrong, here or before.
+/// Parses all custom tools, in document order. Returns `None` if the pack has a problem, here or before.
 pub(super) fn read(root: &Fields<'_>, findings: &Findings) -> Option<Vec<Linked>> {
     let drafts = drafts(root, findings);
     let targets = delegation::targets(&drafts, findings);
@@ -69,7 +69,7 @@ fn drafts(root: &Fields<'_>, findings: &Findings) -> Vec<Draft> {
         findings.problem(&version.at("tools"), "tools are at the top already; keep one of the two");
     }
     for tools in sections.into_iter().flatten() {
-        tools.only(&["custom"]);
+        tools.report_others(&["custom"]);
         for (index, node) in tools.list("custom").iter().enumerate() {
             if let Some(fields) = Fields::of(node, tools.at("custom").at(index), findings) {
                 let draft = Draft::read(&fields, &drafts, findings);
@@ -82,7 +82,7 @@ fn drafts(root: &Fields<'_>, findings: &Findings) -> Vec<Draft> {
 
 impl Draft {
     fn read(fields: &Fields<'_>, before: &[Self], findings: &Findings) -> Self {
-        fields.only(&KEYS);
+        fields.report_others(&KEYS);
         let written = fields.required_text("name");
         if let Some(Err(why)) = written.map(|name| check_name(name, before)) {
             findings.problem(&fields.at("name"), why);
@@ -101,7 +101,7 @@ impl Draft {
         Self { place: fields.place.clone(), name: name.to_owned(), description, schema, action }
     }
 
-    /// Without what the next one requires, every call would fail.
+    /// Checks that a tool passes the parameters that the next one requires. Otherwise every call would fail.
     fn gives_what_is_required(&self, next: &Self, findings: &Findings) {
         let Some(Action::Args(_, Some(Template::Map(given)))) = &self.action else { return };
         let schema = next.schema.as_ref().map(Schema::value);
@@ -162,7 +162,7 @@ fn action(fields: &Fields<'_>, name: &str, parameters: &Value, findings: &Findin
             findings.problem(&fields.at("type"), why);
             return Action::Unread(None);
         }
-        None => fields.only(&PLAIN_KEYS),
+        None => fields.report_others(&PLAIN_KEYS),
     }
     let primitive = fields.required_text("primitive").map(str::to_owned);
     let args = args(fields, findings);
@@ -187,10 +187,10 @@ fn args<'p>(fields: &Fields<'p>, findings: &'p Findings) -> Option<Fields<'p>> {
     None
 }
 
-/// Puts tools together, those that others delegate to first.
+/// Links the tools, those that others delegate to first.
 fn link(drafts: Vec<Draft>, targets: &[Target]) -> Option<Vec<Linked>> {
     let mut order: Vec<usize> = (0..drafts.len()).collect();
-    order.sort_by_key(|at| targets.get(*at).map_or(0, |target| target.jumps));
+    order.sort_by_key(|at| targets.get(*at).map_or(0, |target| target.delegations));
     let mut drafts: Vec<Option<Draft>> = drafts.into_iter().map(Some).collect();
     let mut tools: Vec<Option<Arc<Composed>>> = vec![None; drafts.len()];
     for at in order {
@@ -208,7 +208,7 @@ impl Draft {
             (Action::Mock(mock), _) => Does::Mock(mock),
             (Action::Request(request), _) => Does::Request(request),
             (Action::Args(_, template), Some(next)) => Does::Delegate { args: template?, next },
-            (Action::Args(primitive, _), None) => Does::Elsewhere(primitive),
+            (Action::Args(primitive, _), None) => Does::NotServed(primitive),
             (Action::Unread(_), _) => return None,
         };
         Some(Composed::new(self.name, self.description, self.schema?, does))

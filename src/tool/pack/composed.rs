@@ -10,10 +10,10 @@ use super::schema::Schema;
 use super::template::{Template, Values};
 use crate::tool::nonce::nonce;
 
-/// Longest error text, in characters.
+/// Maximum length of an error text, in characters.
 const MAX_ERROR: usize = 1000;
 
-/// A tool that a pack puts together from others.
+/// A tool that a pack composes from others.
 #[derive(Debug)]
 pub struct Composed {
     name: String,
@@ -28,8 +28,8 @@ pub(super) enum Does {
         args: Template,
         next: Arc<Composed>,
     },
-    /// A primitive that is not run here.
-    Elsewhere(String),
+    /// A primitive that exeat does not serve.
+    NotServed(String),
     Mock(Mock),
     Request(Request),
 }
@@ -37,9 +37,9 @@ pub(super) enum Does {
 /// The next step of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// A mock's answer.
+    /// The response of a mock.
     Answer(Value),
-    /// A call of `http_request` that is to be made.
+    /// A call of `http_request` to make.
     Request(Rendered),
 }
 
@@ -60,30 +60,30 @@ impl Composed {
         &self.description
     }
 
-    /// The JSON Schema of its arguments.
+    /// Returns the JSON Schema of its arguments.
     #[must_use]
     pub fn parameters(&self) -> &Value {
         self.schema.value()
     }
 
-    /// Whether a call of it comes to a request; a mock's does not.
+    /// Returns whether a call leads to a request. A mock's does not.
     #[must_use]
     pub fn sends_requests(&self) -> bool {
         match &self.does {
             Does::Delegate { next, .. } => next.sends_requests(),
-            Does::Elsewhere(_) | Does::Mock(_) => false,
+            Does::NotServed(_) | Does::Mock(_) => false,
             Does::Request(_) => true,
         }
     }
 
-    /// Checks arguments, fills in the template and follows the delegation. Null counts as no arguments.
+    /// Checks the arguments, fills in the template and follows the delegation. Null counts as no arguments.
     ///
     /// # Errors
-    /// Words for the model, without `Error: ` before them: names, pointers and rules, never a value.
+    /// The text for the model, without the prefix `Error: `. It contains names, pointers and rules, never a value.
     pub fn run(&self, arguments: &Value) -> Result<Step, String> {
         let none = Value::Object(Map::new());
         let arguments = if arguments.is_null() { &none } else { arguments };
-        self.step(arguments).map_err(|why| super::place::clip(&why, MAX_ERROR))
+        self.step(arguments).map_err(|why| super::place::truncate(&why, MAX_ERROR))
     }
 
     fn step(&self, arguments: &Value) -> Result<Step, String> {
@@ -93,7 +93,7 @@ impl Composed {
                 let inner = Values::new(arguments, "").fill(args)?.unwrap_or_default();
                 next.step(&inner).map_err(|why| format!("{}: {why}", next.name))
             }
-            Does::Elsewhere(primitive) => Err(format!("{primitive} is not served here")),
+            Does::NotServed(primitive) => Err(format!("{primitive} is not served here")),
             Does::Mock(mock) => mock.answer(arguments).map(Step::Answer),
             Does::Request(request) => request.fill(arguments, nonce()?).map(Step::Request),
         }

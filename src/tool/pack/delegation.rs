@@ -2,26 +2,26 @@
 
 use super::compose::Draft;
 use super::mapping::quoted;
-use super::place::{Findings, clip};
+use super::place::{Findings, truncate};
 use super::policy::{PRIMITIVES, primitive};
 
-/// How often a call may be handed on, the last time to the primitive.
-const MAX_JUMPS: usize = 8;
-/// Longest chain that a message repeats.
+/// Maximum number of delegations of a call, including the one to the primitive.
+const MAX_DELEGATIONS: usize = 8;
+/// Maximum length of a chain in a message, in characters.
 const MAX_CHAIN: usize = 400;
 
-/// Where a tool's calls come to.
+/// The target of a tool's calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Target {
-    /// The tool it delegates to.
+    /// The tool that it delegates to.
     pub(super) next: Option<usize>,
-    /// How often calls are handed on.
-    pub(super) jumps: usize,
-    /// The primitive at the end; nothing for a mock.
+    /// The number of delegations.
+    pub(super) delegations: usize,
+    /// The primitive at the end. `None` for a mock.
     pub(super) primitive: Option<&'static str>,
 }
 
-/// One for each draft, in their order.
+/// Returns the target of each draft, in order.
 pub(super) fn targets(drafts: &[Draft], findings: &Findings) -> Vec<Target> {
     let next: Vec<Option<usize>> = drafts.iter().map(|draft| next(draft, drafts, findings)).collect();
     let mut reported = vec![false; drafts.len()];
@@ -65,16 +65,16 @@ fn target(
     }
     let end = drafts.get(at).and_then(Draft::primitive).and_then(primitive).map(|(name, _)| name);
     let jumps = chain.len() - 1 + usize::from(end.is_some());
-    if jumps > MAX_JUMPS
+    if jumps > MAX_DELEGATIONS
         && let Some(draft) = drafts.get(start)
     {
         let chain = names(&chain, drafts, end);
         findings.problem(
             &draft.place.key("implementation").key("primitive"),
-            format!("delegates {jumps} times, and {MAX_JUMPS} is the most: {chain}"),
+            format!("delegates {jumps} times, and {MAX_DELEGATIONS} is the most: {chain}"),
         );
     }
-    Target { next: next.get(start).copied().flatten(), jumps, primitive: end }
+    Target { next: next.get(start).copied().flatten(), delegations: jumps, primitive: end }
 }
 
 fn circle(chain: &[usize], drafts: &[Draft], findings: &Findings) {
@@ -85,5 +85,5 @@ fn circle(chain: &[usize], drafts: &[Draft], findings: &Findings) {
 
 fn names(chain: &[usize], drafts: &[Draft], end: Option<&str>) -> String {
     let tools = chain.iter().filter_map(|at| drafts.get(*at)).map(|draft| draft.name.as_str());
-    clip(&tools.chain(end).collect::<Vec<_>>().join(" -> "), MAX_CHAIN)
+    truncate(&tools.chain(end).collect::<Vec<_>>().join(" -> "), MAX_CHAIN)
 }

@@ -1,15 +1,15 @@
-//! Reads one mapping of a pack key by key.
+//! Parses one mapping of a pack key by key.
 
-use super::place::{Findings, Place, clip};
+use super::place::{Findings, Place, truncate};
 use super::yaml::Node;
 
 /// The problem with a missing key.
 pub(super) const MISSING: &str = "missing";
 
-/// Longest text of a pack that a message repeats.
+/// Maximum length of a text of the pack in a message, in characters.
 pub(super) const MAX_ECHO: usize = 80;
 
-/// A mapping. A key with nothing behind it counts as absent.
+/// A mapping. A key with an empty value counts as absent.
 pub(super) struct Fields<'p> {
     pub(super) place: Place,
     members: &'p [(String, Node)],
@@ -31,12 +31,12 @@ impl<'p> Fields<'p> {
         self.place.key(key)
     }
 
-    /// True if the key is written, be it with nothing behind it.
+    /// Returns true if the key is present, even with an empty value.
     pub(super) fn has(&self, key: &str) -> bool {
         self.members.iter().any(|(name, _)| name == key)
     }
 
-    /// As it was written, nothing included.
+    /// Returns the value as written, even an empty one.
     pub(super) fn written(&self, key: &str) -> Option<&'p Node> {
         self.members.iter().find(|(name, _)| name == key).map(|(_, value)| value)
     }
@@ -100,31 +100,31 @@ impl<'p> Fields<'p> {
         self.members.iter().map(|(key, _)| key.as_str())
     }
 
-    /// Every key but these is a problem.
-    pub(super) fn only(&self, known: &[&str]) {
+    /// Reports all other keys as problems.
+    pub(super) fn report_others(&self, known: &[&str]) {
         for key in self.keys().filter(|key| !known.contains(key)) {
             self.findings.problem(&self.at(key), format!("unknown key; known: {}", known.join(", ")));
         }
     }
 
-    /// Other keys belong to other readers of the document, but a slip of the pen is a problem: what it
-    /// meant to close would stay open.
-    pub(super) fn no_slips(&self, known: &[&str]) {
+    /// Reports keys that are misspellings of known ones. Other keys belong to other readers of the document, but a
+    /// misspelled restriction would have no effect.
+    pub(super) fn report_misspellings(&self, known: &[&str]) {
         for key in self.keys().filter(|key| !known.contains(key)) {
-            if let Some(meant) = known.iter().find(|known| near(key, known)) {
+            if let Some(meant) = known.iter().find(|known| is_similar(key, known)) {
                 self.findings.problem(&self.at(key), format!("unknown key; is {meant} meant?"));
             }
         }
     }
 }
 
-/// A text of the pack inside a message.
+/// Quotes a text of the pack for a message.
 pub(super) fn quoted(text: &str) -> String {
-    format!("{:?}", clip(text, MAX_ECHO))
+    format!("{:?}", truncate(text, MAX_ECHO))
 }
 
-/// Levenshtein: one slip in short words, two in others.
-fn near(written: &str, known: &str) -> bool {
+/// Whether two keys are similar: a Levenshtein distance of one for short words, and of two for others.
+fn is_similar(written: &str, known: &str) -> bool {
     if written.len() > known.len() + 2 {
         return false;
     }
@@ -144,7 +144,7 @@ fn near(written: &str, known: &str) -> bool {
     row.last().is_some_and(|distance| *distance <= allowed) || is_swapped(written, known)
 }
 
-/// Two letters in each other's place: one slip, too.
+/// Whether two adjacent letters are swapped, which counts as one mistake too.
 fn is_swapped(written: &str, known: &str) -> bool {
     let pairs = written.bytes().zip(known.bytes()).enumerate();
     let wrong: Vec<_> = pairs.filter(|(_, (written, known))| written != known).collect();
@@ -173,7 +173,7 @@ mod tests {
             ("", "tools", false),
         ];
         for (written, known, want) in rows {
-            assert_eq!(near(written, known), want, "{written}");
+            assert_eq!(is_similar(written, known), want, "{written}");
         }
     }
 }

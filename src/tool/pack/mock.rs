@@ -1,4 +1,4 @@
-//! Mocks: answers written in a pack. They use no network.
+//! Mocks: responses written in a pack. They use no network.
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ const STRATEGIES: &str = "static, lookup, echo";
 const COMMON: [&str; 4] = ["type", "strategy", "primitive", "args"];
 const LOOKUP: [&str; 3] = ["lookup_key", "responses", "default"];
 
-/// How a mock answers.
+/// The strategy of a mock.
 #[derive(Debug)]
 pub(super) enum Mock {
     Echo,
@@ -35,7 +35,7 @@ impl Mock {
             "static" => fixed(fields, findings),
             "lookup" => lookup(fields, schema, findings),
             "echo" => {
-                fields.only(&COMMON);
+                fields.report_others(&COMMON);
                 Some(Self::Echo)
             }
             other => {
@@ -60,7 +60,7 @@ impl Mock {
     }
 }
 
-/// The strategy of a mock that names none, by the keys that only one strategy has.
+/// Returns the strategy of a mock that names none, from the keys that only one strategy has.
 fn inferred(fields: &Fields<'_>) -> &'static str {
     if LOOKUP.iter().any(|key| fields.has(key)) {
         "lookup"
@@ -76,7 +76,7 @@ fn as_key(value: &Value) -> String {
 }
 
 fn fixed(fields: &Fields<'_>, findings: &Findings) -> Option<Mock> {
-    fields.only(&[COMMON.as_slice(), &["response"]].concat());
+    fields.report_others(&[COMMON.as_slice(), &["response"]].concat());
     let response = fields.written("response");
     if response.is_none() {
         findings.problem(&fields.at("response"), MISSING);
@@ -85,7 +85,7 @@ fn fixed(fields: &Fields<'_>, findings: &Findings) -> Option<Mock> {
 }
 
 fn lookup(fields: &Fields<'_>, schema: &Value, findings: &Findings) -> Option<Mock> {
-    fields.only(&[COMMON.as_slice(), &LOOKUP].concat());
+    fields.report_others(&[COMMON.as_slice(), &LOOKUP].concat());
     let key = fields.required_text("lookup_key").and_then(|text| {
         let key = reference(text).and_then(|key| schema::declares(schema, &key).map(|()| key));
         key.map_err(|why| findings.problem(&fields.at("lookup_key"), why)).ok()
@@ -99,7 +99,7 @@ fn lookup(fields: &Fields<'_>, schema: &Value, findings: &Findings) -> Option<Mo
     Some(Mock::Lookup { key: key?, responses, default: fields.written("default").map(Node::to_value) })
 }
 
-/// `order.id`: the name of a parameter, or a path in it.
+/// Parses the name of a parameter or a path in it, such as `order.id`.
 fn reference(text: &str) -> Result<Reference, String> {
     match parse(&format!("${{{text}}}")).as_deref() {
         Ok([Part::Value(reference)]) if !reference.0.is_empty() => Ok(reference.clone()),
@@ -107,7 +107,7 @@ fn reference(text: &str) -> Result<Reference, String> {
     }
 }
 
-/// Nothing in a mock is resolved, so what asks to be is a mistake.
+/// Reports placeholders. Nothing in a mock is expanded, so they are mistakes.
 fn literal(node: &Node, place: &Place, findings: &Findings) {
     match node {
         Node::Text(text) => literal_text(text, place, findings),

@@ -1,7 +1,7 @@
-//! Packs: tools composed of `http_request`, checked as a whole before any is offered.
+//! Packs: tools composed of `http_request`. A pack is checked as a whole before any of its tools is offered.
 //!
-//! `Pack::read` → [`Pack::tools`] → [`Composed::run`] → [`Step`]. Pure: the request itself is made by who asked,
-//! and the proxy judges it like any other.
+//! The order of use is `Pack::read`, [`Pack::tools`], [`Composed::run`] and [`Step`]. Nothing here performs a request:
+//! the caller sends it, and the proxy judges it like any other.
 
 mod compose;
 mod composed;
@@ -28,7 +28,7 @@ use place::{Findings, Place};
 use policy::{HTTP_REQUEST, Lock, PRIMITIVES, Policy, primitive};
 use yaml::Node;
 
-/// A pack in which nothing is wrong.
+/// A valid pack.
 #[derive(Debug)]
 pub struct Pack {
     policy: Policy,
@@ -48,41 +48,41 @@ struct Entry {
 pub struct Gate {
     /// The tool's or primitive's name.
     pub name: String,
-    /// A tool of the pack, and no built-in primitive.
+    /// Whether it is a composed tool and not a built-in primitive.
     pub composed: bool,
-    /// Whether the pack lets it be called.
+    /// Whether the pack allows its calls.
     pub allowed: bool,
-    /// The part of the pack that requires it.
+    /// The part of the pack that decides this.
     pub by: String,
-    /// Whether exeat runs it.
+    /// Whether exeat serves it.
     pub served: bool,
 }
 
 /// The meaning of a name in a pack.
 #[derive(Clone, Debug)]
-pub enum Found<'p> {
+pub enum Lookup<'p> {
     /// The primitive `http_request`, which may be called.
     HttpRequest,
-    /// Allowed, but over a primitive that is not run here, or such a primitive itself.
+    /// Allowed, but it uses or is a primitive that exeat does not serve.
     NotServed,
     /// A composed tool that may be called.
     Offered(&'p Composed),
-    /// Nothing of that name.
+    /// The name is unknown.
     Unknown,
-    /// Closed by the pack; the words say by what.
+    /// Closed by the pack, with the reason.
     Withheld(String),
 }
 
-/// Primitives that are known, and run elsewhere.
+/// Returns the known primitives that exeat does not serve.
 pub fn not_served() -> impl Iterator<Item = &'static str> {
     PRIMITIVES.iter().map(|(name, _)| *name).filter(|name| *name != HTTP_REQUEST)
 }
 
 impl Pack {
-    /// Reads a pack from YAML.
+    /// Parses a pack from YAML.
     ///
     /// # Errors
-    /// Everything that is wrong, in the document's order.
+    /// All problems, in document order.
     pub fn read(text: &str) -> Result<Self, Vec<Problem>> {
         let root = Node::read(text).map_err(|problem| vec![problem])?;
         let findings = Findings::default();
@@ -91,7 +91,7 @@ impl Pack {
             return Err(vec![Problem { path: "pack".to_owned(), message }]);
         }
         let read = Fields::of(&root, Place::default(), &findings).and_then(|fields| {
-            fields.no_slips(&["tools", "version"]);
+            fields.report_misspellings(&["tools", "version"]);
             let policy = Policy::read(&fields, &findings);
             let linked = compose::read(&fields, &findings)?;
             Some(Self::new(policy, linked))
@@ -105,7 +105,7 @@ impl Pack {
                 None => policy.calls_tools().map(|()| "a mock needs no gate".to_owned()),
                 Some((name, lock)) => {
                     let over = |by: String| format!("over {name}: {by}");
-                    policy.calls_tools().and_then(|()| policy.judge(lock)).map(over).map_err(over)
+                    policy.calls_tools().and_then(|()| policy.check_lock(lock)).map(over).map_err(over)
                 }
             };
             Entry { tool, judged, served: target.primitive.is_none_or(|name| name == HTTP_REQUEST) }
@@ -114,51 +114,53 @@ impl Pack {
         Self { policy, tools }
     }
 
-    /// Every primitive, then every composed tool: allowed or not and by what, and whether it is run here.
+    /// Returns all primitives, then all composed tools: whether they are allowed and by what, and whether exeat serves
+    /// them.
     #[must_use]
     pub fn gates(&self) -> Vec<Gate> {
         let row = |name: &str, composed: bool, judged: &Result<String, String>, served: bool| {
             let (Ok(by) | Err(by)) = judged.clone();
             Gate { name: name.to_owned(), composed, allowed: judged.is_ok(), by, served }
         };
-        let primitives =
-            PRIMITIVES.iter().map(|(name, lock)| row(name, false, &self.policy.judge(*lock), *name == HTTP_REQUEST));
+        let primitives = PRIMITIVES
+            .iter()
+            .map(|(name, lock)| row(name, false, &self.policy.check_lock(*lock), *name == HTTP_REQUEST));
         let tools = self.tools.iter().map(|entry| row(entry.tool.name(), true, &entry.judged, entry.served));
         primitives.chain(tools).collect()
     }
 
-    /// Whether any tool may be called at all, those that need no pack included.
+    /// Returns whether any tool may be called, including the built-in ones.
     #[must_use]
     pub fn calls_tools(&self) -> bool {
         self.policy.calls_tools().is_ok()
     }
 
-    /// Whether `http_request` itself may be called.
+    /// Returns whether `http_request` itself may be called.
     #[must_use]
     pub fn offers_http_request(&self) -> bool {
-        self.policy.judge(Lock::Network).is_ok()
+        self.policy.check_lock(Lock::Network).is_ok()
     }
 
-    /// The composed tools that may be called, in the document's order.
+    /// Returns the composed tools that may be called, in document order.
     pub fn tools(&self) -> impl Iterator<Item = &Composed> {
         self.tools.iter().filter(|entry| entry.served && entry.judged.is_ok()).map(|entry| &*entry.tool)
     }
 
     /// Returns the meaning of a name.
     #[must_use]
-    pub fn find(&self, name: &str) -> Found<'_> {
+    pub fn find(&self, name: &str) -> Lookup<'_> {
         if let Some(entry) = self.tools.iter().find(|entry| entry.tool.name() == name) {
             return match &entry.judged {
-                Err(why) => Found::Withheld(why.clone()),
-                Ok(_) if entry.served => Found::Offered(&entry.tool),
-                Ok(_) => Found::NotServed,
+                Err(why) => Lookup::Withheld(why.clone()),
+                Ok(_) if entry.served => Lookup::Offered(&entry.tool),
+                Ok(_) => Lookup::NotServed,
             };
         }
-        match primitive(name).map(|(primitive, lock)| (primitive, self.policy.judge(lock))) {
-            None => Found::Unknown,
-            Some((_, Err(why))) => Found::Withheld(why),
-            Some((HTTP_REQUEST, Ok(_))) => Found::HttpRequest,
-            Some((_, Ok(_))) => Found::NotServed,
+        match primitive(name).map(|(primitive, lock)| (primitive, self.policy.check_lock(lock))) {
+            None => Lookup::Unknown,
+            Some((_, Err(why))) => Lookup::Withheld(why),
+            Some((HTTP_REQUEST, Ok(_))) => Lookup::HttpRequest,
+            Some((_, Ok(_))) => Lookup::NotServed,
         }
     }
 }

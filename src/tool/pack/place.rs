@@ -5,13 +5,14 @@ use std::fmt;
 
 use super::yaml::Node;
 
-/// Longest key that is repeated in a path.
+/// Maximum length of a key in a path, in characters.
 const MAX_KEY: usize = 80;
 
-/// Something wrong in a pack.
+/// A problem in a pack.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Problem {
-    /// Where: `tools.custom[2].implementation.args.url`; a line and column for what is no YAML.
+    /// The position, such as `tools.custom[2].implementation.args.url`, or a line and column if the text is not valid
+    /// YAML.
     pub path: String,
     /// The problem and, if it is not obvious, a suggestion.
     pub message: String,
@@ -23,7 +24,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A place in the document.
+/// A position in the document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place(Vec<Step>);
 
@@ -48,7 +49,7 @@ impl Place {
         Self(steps)
     }
 
-    /// Sorts as the document does: a missing key counts as its mapping, which comes before all in it.
+    /// Returns the sort key for document order. A missing key counts as its mapping, which precedes everything in it.
     fn order(&self, root: &Node) -> Vec<usize> {
         let mut order = Vec::new();
         let mut node = root;
@@ -74,7 +75,7 @@ impl fmt::Display for Place {
             match step {
                 Step::At(index) => write!(f, "[{index}]")?,
                 Step::Key(key) if plain(key) => write!(f, "{}{key}", if depth == 0 { "" } else { "." })?,
-                Step::Key(key) => write!(f, "[{:?}]", clip(key, MAX_KEY))?,
+                Step::Key(key) => write!(f, "[{:?}]", truncate(key, MAX_KEY))?,
             }
         }
         Ok(())
@@ -86,7 +87,7 @@ fn plain(key: &str) -> bool {
     !key.is_empty() && key.len() <= MAX_KEY && key.bytes().all(byte)
 }
 
-/// All that was found so far.
+/// The problems found so far.
 #[derive(Default)]
 pub(super) struct Findings(RefCell<Vec<(Place, String)>>);
 
@@ -99,7 +100,7 @@ impl Findings {
         self.0.borrow().is_empty()
     }
 
-    /// In the document's order; several at one place as they were found.
+    /// Returns the problems in document order. Problems at one position keep the order in which they were found.
     pub(super) fn into_problems(self, root: &Node) -> Vec<Problem> {
         let mut found = self.0.into_inner();
         found.sort_by_cached_key(|(place, _)| place.order(root));
@@ -107,8 +108,8 @@ impl Findings {
     }
 }
 
-/// At most so many characters of a text, and none that steers a terminal.
-pub(super) fn clip(text: &str, max: usize) -> String {
+/// Truncates a text to a number of characters and removes control characters.
+pub(super) fn truncate(text: &str, max: usize) -> String {
     let mut out = String::new();
     for (count, char) in text.chars().enumerate() {
         if count == max {

@@ -1,4 +1,4 @@
-//! The built-in primitives that a pack allows, and the gates before them.
+//! The built-in primitives that a pack allows, and their gates.
 
 use ipnet::IpNet;
 
@@ -6,14 +6,14 @@ use super::mapping::{Fields, quoted};
 use super::place::Findings;
 use super::yaml::Node;
 
-/// The one primitive that is run here.
+/// The only primitive that exeat serves.
 pub(super) const HTTP_REQUEST: &str = "http_request";
 
 const VERSION: [&str; 4] = ["execution_mode", "sandbox", "tool_policy", "tools"];
 const MODES: [&str; 4] = ["native", "prompt_eval", "responses", "multi_turn"];
 const KINDS: [&str; 6] = ["browser", "build", "data", "file", "network", "terminal"];
 
-/// Every primitive that packs may name, and what unlocks it.
+/// All primitives that packs may name, with their gates.
 pub(super) const PRIMITIVES: [(&str, Lock); 12] = [
     ("submit", Lock::None),
     ("read_file", Lock::Kind("file")),
@@ -29,7 +29,7 @@ pub(super) const PRIMITIVES: [(&str, Lock); 12] = [
     ("exec", Lock::Shell),
 ];
 
-/// A gate before a primitive.
+/// The gate of a primitive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lock {
     Kind(&'static str),
@@ -38,7 +38,7 @@ pub(super) enum Lock {
     Shell,
 }
 
-/// `version.*`, as far as it gates tools.
+/// The parts of `version.*` that gate tools.
 #[derive(Debug, Default)]
 pub(super) struct Policy {
     prompt_eval: bool,
@@ -48,7 +48,7 @@ pub(super) struct Policy {
     network_access: bool,
 }
 
-/// The built-in primitive of that name.
+/// Returns the built-in primitive with this name.
 pub(super) fn primitive(name: &str) -> Option<(&'static str, Lock)> {
     PRIMITIVES.into_iter().find(|(primitive, _)| *primitive == name)
 }
@@ -60,7 +60,7 @@ impl Policy {
             findings.problem(&root.at(key), "belongs under version");
         }
         let Some(version) = root.fields("version") else { return policy };
-        version.no_slips(&VERSION);
+        version.report_misspellings(&VERSION);
         policy.mode(&version, findings);
         if let Some(rules) = version.fields("tool_policy") {
             policy.rules(&rules, findings);
@@ -86,7 +86,7 @@ impl Policy {
     }
 
     fn rules(&mut self, rules: &Fields<'_>, findings: &Findings) {
-        rules.only(&["allowed_tool_kinds", "allow_shell", "allow_network"]);
+        rules.report_others(&["allowed_tool_kinds", "allow_shell", "allow_network"]);
         for (place, kind) in rules.texts("allowed_tool_kinds") {
             if kind == "shell" {
                 findings.problem(&place, "shell is not a kind; use allow_shell: true");
@@ -101,7 +101,7 @@ impl Policy {
     }
 
     fn sandbox(&mut self, sandbox: &Fields<'_>, findings: &Findings) {
-        sandbox.no_slips(&["network_access", "network_allowlist", "env_vars"]);
+        sandbox.report_misspellings(&["network_access", "network_allowlist", "env_vars"]);
         self.network_access = sandbox.bool("network_access").unwrap_or(false);
         for (place, cidr) in sandbox.texts("network_allowlist") {
             if let Err(why) = check_cidr(cidr) {
@@ -122,8 +122,8 @@ impl Policy {
         }
     }
 
-    /// Which gate let the primitive through, or which did not.
-    pub(super) fn judge(&self, lock: Lock) -> Result<String, String> {
+    /// Returns the gate that allows the primitive, or the one that does not.
+    pub(super) fn check_lock(&self, lock: Lock) -> Result<String, String> {
         if lock == Lock::None {
             return Ok("always".to_owned());
         }
@@ -139,7 +139,7 @@ impl Policy {
         }
     }
 
-    /// Runs of `prompt_eval` call no tool, mocks included.
+    /// Checks that tools may be called at all. Runs of `prompt_eval` call none, not even mocks.
     pub(super) fn calls_tools(&self) -> Result<(), String> {
         if self.prompt_eval { Err("version.execution_mode is prompt_eval".to_owned()) } else { Ok(()) }
     }
@@ -202,7 +202,7 @@ mod tests {
         ];
         for (yaml, name, want) in rows {
             let (_, lock) = primitive(name).unwrap();
-            assert_eq!(policy(yaml).judge(lock).is_ok(), want, "{name} under {yaml}");
+            assert_eq!(policy(yaml).check_lock(lock).is_ok(), want, "{name} under {yaml}");
         }
     }
 }

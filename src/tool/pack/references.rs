@@ -1,9 +1,10 @@
 //! Bounds the work that a schema's references can cause, before the schema is compiled.
 //!
-//! The checker visits a subschema once for each way that leads to it, so references can multiply: two to each of thirty
-//! definitions in a row, or two from a schema back to itself, which doubles the work with each level of the arguments.
-//! Subschemas and what they apply are a directed graph. Where it has no cycle, the number of ways is counted. A cycle is
-//! taken only if no subschema in it has two ways on within it: then each part of the arguments is met in one way.
+//! The validator visits a subschema once for each path that leads to it, so references can multiply: two references to
+//! each of thirty definitions in a row, or two from a schema back to itself, which doubles the work with each level of
+//! the arguments. Subschemas and their references form a directed graph. Where it has no cycle, the number of paths is
+//! counted. A cycle is accepted only if no subschema in it has two paths within it: then each part of the arguments is
+//! visited once.
 
 use std::collections::HashMap;
 
@@ -13,16 +14,16 @@ use serde_json::{Map, Value};
 use super::mapping::quoted;
 use super::place::Place;
 
-/// Visits that one value can cost. A pack without references cannot have so many subschemas by far.
+/// Maximum number of visits that one value can cost. A pack without references is too small for so many subschemas.
 const MAX_WEIGHT: u64 = 100_000;
-/// Subschemas in a row, all of them on the stack at once.
+/// Maximum number of nested subschemas, which are all on the stack at once.
 const MAX_CHAIN: usize = 128;
-/// Subschemas in a cycle. All of them are on the stack once for each level of the arguments.
+/// Maximum number of subschemas in a cycle. All of them are on the stack once for each level of the arguments.
 const MAX_CYCLE: usize = 32;
 
 /// Keywords that hold a mapping from names to subschemas.
 const MAPPINGS: [&str; 4] = ["dependencies", "dependentSchemas", "patternProperties", "properties"];
-/// Keywords that hold values, or definitions that count only where they are referred to.
+/// Keywords that hold values, or definitions that only count where they are referenced.
 const NO_SUBSCHEMAS: [&str; 7] = ["$defs", "const", "default", "definitions", "enum", "example", "examples"];
 /// Keywords whose subschemas apply to parts of the value.
 const INTO_PARTS: [&str; 10] = [
@@ -37,7 +38,8 @@ const INTO_PARTS: [&str; 10] = [
     "unevaluatedItems",
     "unevaluatedProperties",
 ];
-/// Keywords that a cycle may lead through. The checker runs the others' subschemas more than once for each visit.
+/// Keywords that a cycle may include. The validator runs the subschemas of other keywords more than once for each
+/// visit.
 const MAY_RECUR: [&str; 9] = [
     "$ref",
     "additionalItems",
@@ -49,24 +51,24 @@ const MAY_RECUR: [&str; 9] = [
     "prefixItems",
     "properties",
 ];
-/// Keywords that run all other subschemas of theirs again.
+/// Keywords that run all other subschemas of their schema again.
 const REPEATING: [&str; 2] = ["unevaluatedItems", "unevaluatedProperties"];
 
-/// Where a schema asks for too much, and why.
+/// The position of a schema that costs too much, and the reason.
 pub(super) type Fault = (Place, String);
 
-/// The most visits that one value of the arguments can cost.
+/// The maximum number of visits that one value of the arguments can cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Weight {
     pub(super) visits: u64,
     pub(super) recurs: bool,
 }
 
-/// Follows the references of a schema.
+/// Computes the weight of a schema.
 ///
 /// # Errors
-/// [`Fault`] for a reference out of the schema, one that the context decides, and work that multiplies.
-pub(super) fn weigh(schema: &Value, place: &Place) -> Result<Weight, Fault> {
+/// [`Fault`] for a reference that leaves the schema or depends on the context, and for work that multiplies.
+pub(super) fn weight(schema: &Value, place: &Place) -> Result<Weight, Fault> {
     refuse_resources(schema, place)?;
     let graph = Graph::of(schema, place)?;
     let mut search = Search::new(graph);
@@ -74,7 +76,7 @@ pub(super) fn weigh(schema: &Value, place: &Place) -> Result<Weight, Fault> {
     Ok(Weight { visits: root.visits, recurs: search.recurs })
 }
 
-/// Within a subschema with a name of its own, `#` means that one. Nothing in a pack needs it.
+/// Refuses embedded schema resources, in which `#` has another meaning. No pack needs them.
 fn refuse_resources(schema: &Value, place: &Place) -> Result<(), Fault> {
     let is_old = schema
         .get("$schema")
@@ -101,12 +103,12 @@ fn refuse_resources(schema: &Value, place: &Place) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Subschemas that can be reached, the root first.
+/// The reachable subschemas, the root first.
 struct Graph(Vec<Subschema>);
 
 struct Subschema {
     place: Place,
-    /// Visits without those of other subschemas.
+    /// Visits, not counting those of other subschemas.
     own: u64,
     repeats: bool,
     edges: Vec<Edge>,
@@ -147,7 +149,7 @@ impl Graph {
 }
 
 impl<'s> Reading<'s> {
-    /// The number of a subschema, which is looked at later if it is new.
+    /// Returns the number of a subschema. A new one is queued.
     fn number(&mut self, value: &'s Value, place: Place) -> usize {
         let next = self.found.len();
         let number = *self.numbers.entry(std::ptr::from_ref(value)).or_insert(next);
@@ -213,8 +215,8 @@ impl<'s> Reading<'s> {
     }
 }
 
-/// Finds cycles (strongly connected components, after Tarjan) and counts ways. What a component leads to is counted
-/// before the component.
+/// Finds cycles (strongly connected components, after Tarjan) and counts paths. Components are counted after those that
+/// they lead to.
 struct Search {
     graph: Graph,
     entered: Vec<Option<usize>>,
@@ -224,14 +226,14 @@ struct Search {
     recurs: bool,
 }
 
-/// A subschema with all that it leads to.
+/// The count of a subschema, including everything it leads to.
 #[derive(Clone, Copy, Default)]
 struct Counted {
     visits: u64,
     chain: usize,
 }
 
-/// The earliest subschema of the stack that one leads back to, and its count once that is known.
+/// The earliest subschema on the stack that one leads back to, and its count once known.
 struct Visited {
     low: usize,
     visits: u64,
@@ -245,7 +247,7 @@ impl Search {
     }
 
     fn subschema(&self, number: usize) -> Result<&Subschema, Fault> {
-        // Numbers are given out by `Reading`, one for each entry.
+        // `Reading` assigns the numbers, one for each entry.
         self.graph.0.get(number).ok_or_else(|| (Place::default(), "cannot be read".to_owned()))
     }
 
@@ -274,7 +276,7 @@ impl Search {
         Ok(Visited { low, visits })
     }
 
-    /// Counts a component, and refuses one that multiplies.
+    /// Counts a component. Refuses one that multiplies.
     fn count(&mut self, component: &[usize]) -> Result<Counted, Fault> {
         let first = component.first().copied().unwrap_or_default();
         if component.len() > MAX_CYCLE {

@@ -3,20 +3,20 @@
 use serde_json::{Map, Value};
 
 use super::mapping::{Fields, quoted};
-use super::place::{Place, clip};
+use super::place::{Place, truncate};
 use super::template::{Part, Scope, Secrets, Template, Values};
 use super::url::Url;
 use super::yaml::Node;
 use crate::model::tool::MAX_TIMEOUT;
-use crate::tool::arguments::is_ours;
+use crate::tool::arguments::is_reserved;
 
 const KEYS: [&str; 5] = ["method", "url", "headers", "body", "timeout"];
-/// The longest that a request may take, in seconds.
+/// The error for a timeout out of range.
 const BAD_TIMEOUT: &str = "must be a whole number of seconds from 1 to 60";
 const NO_SECRET: &str = "is in a place where the proxy swaps none; put it into headers or the URL's query";
 const NOT_TEMPLATED: &str = "must be a mapping, or one placeholder for all of them";
 
-/// A request to be filled in.
+/// A request template.
 #[derive(Debug)]
 pub(super) struct Request {
     method: Option<Template>,
@@ -32,20 +32,20 @@ enum Headers {
     Whole(Template),
 }
 
-/// A call of `http_request`, ready to be made.
+/// A call of `http_request`, ready to be sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rendered {
-    /// `method`, `url`, `headers`, `body`, `timeout`: those that the template has. Header values are text.
+    /// Those of `method`, `url`, `headers`, `body` and `timeout` that the template contains. Header values are text.
     pub arguments: Map<String, Value>,
-    /// The nonce of the marks `${NONCE.NAME}` in it: the value of `Exeat-Swap`.
+    /// The nonce of the placeholders `${NONCE.NAME}` in it: the value of `Exeat-Swap`.
     pub nonce: String,
-    /// Names of the fields that the template itself writes, in lower case. Only these may be `Authorization`.
+    /// Names of the fields that the template itself sets, in lower case. Only these may include `Authorization`.
     pub own_fields: Vec<String>,
 }
 
 impl Request {
     pub(super) fn read(args: &Fields<'_>, scope: &Scope<'_>) -> Self {
-        args.only(&KEYS);
+        args.report_others(&KEYS);
         let request = Self {
             method: args.node("method").map(|node| method(node, &args.at("method"), scope)),
             url: url(args, scope),
@@ -131,7 +131,7 @@ fn is_timeout(value: &Value) -> bool {
     value.as_u64().is_some_and(|seconds| (1..=MAX_TIMEOUT.as_secs()).contains(&seconds))
 }
 
-/// A token (RFC 9110 §5.6.2).
+/// Whether a text is a token (RFC 9110 §5.6.2).
 fn is_token(text: &str) -> bool {
     let byte = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     !text.is_empty() && text.bytes().all(byte)
@@ -173,7 +173,7 @@ fn header_name(lower: &str, seen: bool) -> Result<(), String> {
     if !is_token(lower) {
         return Err(format!("{} is not a valid header name", quoted(lower)));
     }
-    if is_ours(lower) {
+    if is_reserved(lower) {
         return Err(format!("{lower} is set by exeat; leave it out"));
     }
     if seen { Err(format!("{lower} is written twice")) } else { Ok(()) }
@@ -196,12 +196,12 @@ fn header(node: &Node, place: &Place, scope: &Scope<'_>) -> Template {
     template
 }
 
-/// Checks for secrets that the proxy would refuse at every call.
+/// Reports secrets that the proxy would refuse in every call.
 fn check_secrets(request: &Request, args: &Fields<'_>, scope: &Scope<'_>) {
     let names = scope.secrets.borrow();
     if names.len() > 1 {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let names = clip(&names.join(", "), 200);
+        let names = truncate(&names.join(", "), 200);
         scope.findings.problem(&args.place, format!("a request may use one secret, and this one names {names}"));
     }
     if !names.is_empty() && request.url.as_ref().is_some_and(Url::is_plain_http) {
@@ -243,7 +243,7 @@ impl Headers {
     }
 }
 
-/// A header's value as text; nothing for null.
+/// Returns a header's value as text, or `None` for null.
 fn field(name: &str, value: Value) -> Result<Option<Value>, String> {
     let text = match value {
         Value::Null => return Ok(None),

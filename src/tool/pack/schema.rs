@@ -4,30 +4,30 @@ use jsonschema::{PatternOptions, Validator};
 use serde_json::{Value, json};
 
 use super::mapping::{MAX_ECHO, quoted};
-use super::place::{Findings, Place, clip};
+use super::place::{Findings, Place, truncate};
 use super::references::{self, Weight};
 use super::template::Reference;
 use super::yaml::Node;
 
-/// How deep arguments may be nested, and how large they may be.
+/// Maximum depth of arguments, and their maximum size.
 const MAX_DEPTH: usize = 64;
 const MAX_ARGUMENTS: usize = 4 << 20;
-/// How many faults a caller is told at once, and how long each may be.
+/// Maximum number of errors in one reply, and the maximum length of each.
 const MAX_FAULTS: usize = 4;
 const MAX_FAULT: usize = 200;
 const PATTERN_SIZE: usize = 1 << 20;
-/// Visits of subschemas that a check may come to: some seconds at the worst, also on a slow machine.
+/// Maximum number of subschema visits in one check: a few seconds at worst, even on a slow machine.
 const MAX_WORK: u64 = 1 << 26;
-/// Visits up to which more than the first fault is told.
+/// Maximum number of visits for which all errors are reported, and not only the first.
 const MAX_WORK_FOR_ALL: u64 = 1 << 20;
-/// Bytes of text that cost about as much as one visit.
+/// The number of bytes of text that cost about as much as one visit.
 const BYTES_A_VISIT: usize = 16;
 
-/// Keywords under which members can be meant that `properties` does not have.
+/// Keywords that permit members that `properties` does not list.
 const OPENERS: [&str; 8] =
     ["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "patternProperties", "additionalProperties"];
 
-/// A schema that compiled.
+/// A compiled schema.
 #[derive(Debug)]
 pub(super) struct Schema {
     value: Value,
@@ -47,8 +47,8 @@ impl Schema {
             findings.problem(&place.key("type"), "must be object");
             return None;
         }
-        // Before it is compiled, which follows references as well.
-        let weight = match references::weigh(&value, place) {
+        // Checked before compiling, which follows references too.
+        let weight = match references::weight(&value, place) {
             Ok(weight) => weight,
             Err((place, why)) => {
                 findings.problem(&place, why);
@@ -68,13 +68,13 @@ impl Schema {
         &self.value
     }
 
-    /// Names what is wrong with arguments, by pointer and rule and never by value.
+    /// Reports what is wrong with arguments, by pointer and rule and never by value.
     pub(super) fn check(&self, arguments: &Value) -> Result<(), String> {
         let work = self.work(bounded(arguments)?);
         if work > MAX_WORK {
             return Err("arguments are too many for a schema of this size".to_owned());
         }
-        // All faults are gathered before the first of them is told.
+        // The validator collects all errors before it returns the first.
         let most = if work > MAX_WORK_FOR_ALL { 0 } else { MAX_FAULTS };
         let several = (most > 0).then(|| self.validator.iter_errors(arguments)).into_iter().flatten();
         let first = if most > 0 { None } else { self.validator.validate(arguments).err() };
@@ -82,35 +82,36 @@ impl Schema {
             .take(most)
             .chain(first)
             .map(|error| {
-                let pointer = clip(error.instance_path().as_str(), MAX_ECHO);
+                let pointer = truncate(error.instance_path().as_str(), MAX_ECHO);
                 let at = if pointer.is_empty() { String::new() } else { format!(" at {pointer}") };
-                let rule = clip(error.kind().keyword(), MAX_ECHO);
-                format!("arguments{at}: {} ({rule})", clip(&error.masked().to_string(), MAX_FAULT))
+                let rule = truncate(error.kind().keyword(), MAX_ECHO);
+                format!("arguments{at}: {} ({rule})", truncate(&error.masked().to_string(), MAX_FAULT))
             })
             .collect();
         if faults.is_empty() { Ok(()) } else { Err(faults.join("; ")) }
     }
 
-    /// The most visits that a check of so many values comes to. Within a schema that refers to itself, `anyOf` and
-    /// `oneOf` look at what is below them once more on each level.
+    /// Returns the maximum number of visits for a check of this many values. In a recursive schema, `anyOf` and `oneOf`
+    /// visit everything below them once more on each level.
     fn work(&self, values: usize) -> u64 {
         let levels = if self.weight.recurs { MAX_DEPTH as u64 } else { 1 };
         self.weight.visits.saturating_mul(levels).saturating_mul(values as u64)
     }
 }
 
-/// Nothing is fetched, and no pattern takes more than linear time.
+/// Compiles a schema. Nothing is fetched, and patterns take linear time.
 fn compile(schema: &Value) -> Result<Validator, String> {
     let patterns = PatternOptions::regex().size_limit(PATTERN_SIZE).dfa_size_limit(PATTERN_SIZE);
     let options = jsonschema::options().offline().with_pattern_options(patterns);
     options.build(schema).map_err(|error| {
-        let at = clip(error.instance_path().as_str(), MAX_ECHO);
+        let at = truncate(error.instance_path().as_str(), MAX_ECHO);
         let at = if at.is_empty() { at } else { format!(" at {at}") };
-        format!("no valid JSON Schema{at}: {}", clip(&error.masked().to_string(), MAX_FAULT))
+        format!("no valid JSON Schema{at}: {}", truncate(&error.masked().to_string(), MAX_FAULT))
     })
 }
 
-/// Without recursion: what comes may be of any depth. Returns how many values there are; long texts count as several.
+/// Returns the number of values, with long texts counted as several. It does not recurse, because the depth is not
+/// bounded yet.
 fn bounded(arguments: &Value) -> Result<usize, String> {
     if !arguments.is_object() {
         return Err("arguments must be an object".to_owned());
@@ -140,21 +141,21 @@ fn bounded(arguments: &Value) -> Result<usize, String> {
     Ok(values)
 }
 
-/// Whether a schema has such a parameter, as far as it says what it has. The first name must be in
-/// `properties`, whatever else is let in.
+/// Checks that a schema declares a parameter, as far as it lists its members. The first name must be in `properties`,
+/// even if other members are permitted.
 pub(super) fn declares(schema: &Value, reference: &Reference) -> Result<(), String> {
     let mut here = Some(schema);
     for (depth, step) in reference.0.iter().enumerate() {
         let Some(schema) = here else { return Ok(()) };
         here = member(schema, step, depth == 0).ok_or_else(|| {
-            let path = clip(&reference.0.join("."), MAX_ECHO);
+            let path = truncate(&reference.0.join("."), MAX_ECHO);
             if depth == 0 {
                 format!("unknown placeholder ${{{path}}}: parameters have no {}", quoted(step))
             } else {
                 let parent: Vec<&str> = reference.0.iter().take(depth).map(String::as_str).collect();
                 format!(
                     "unknown placeholder ${{{path}}}: {} has no {}",
-                    clip(&parent.join("."), MAX_ECHO),
+                    truncate(&parent.join("."), MAX_ECHO),
                     quoted(step)
                 )
             }
@@ -163,7 +164,7 @@ pub(super) fn declares(schema: &Value, reference: &Reference) -> Result<(), Stri
     Ok(())
 }
 
-/// `None` if there is no such member, `Some(None)` if the schema does not say.
+/// Returns the schema of a member: `None` if there is no such member, `Some(None)` if the schema does not tell.
 fn member<'s>(schema: &'s Value, step: &str, strict: bool) -> Option<Option<&'s Value>> {
     let properties = schema.get("properties");
     if let Some(member) = properties.and_then(|properties| properties.get(step)) {
@@ -189,7 +190,7 @@ mod tests {
     use super::*;
 
     fn schema(value: &Value) -> Result<Schema, String> {
-        let weight = references::weigh(value, &Place::default()).map_err(|(place, why)| format!("{place}: {why}"))?;
+        let weight = references::weight(value, &Place::default()).map_err(|(place, why)| format!("{place}: {why}"))?;
         compile(value).map(|validator| Schema { value: value.clone(), validator, weight })
     }
 
@@ -275,7 +276,7 @@ mod tests {
         assert_eq!(schema(&around[2]).unwrap().check(&json!({"a": {"a": {}}})), Ok(()));
     }
 
-    /// The heaviest schemas and arguments that are let in come to an end within seconds.
+    /// The heaviest permitted schemas and arguments are checked within seconds.
     #[test]
     fn the_heaviest_check_ends() {
         let many: Vec<Value> = (0..250).map(|n| json!({"pattern": format!("x{n}y$")})).collect();

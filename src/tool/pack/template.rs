@@ -12,7 +12,7 @@ use super::place::{Findings, Place};
 use super::schema;
 use super::yaml::Node;
 
-/// The largest size of a call after its template is filled in, in bytes.
+/// Maximum size of a call after its template is filled in, in bytes.
 pub(super) const MAX_RENDERED: usize = 4 << 20;
 const MEMBER_WEIGHT: usize = 8;
 const WORKSPACE_SECRET: &str = "workspace-secret://";
@@ -25,18 +25,18 @@ pub(super) enum Part {
     Value(Reference),
 }
 
-/// Which argument is meant: none of them means all, `${parameters}`.
+/// A reference to an argument. An empty one refers to all arguments: `${parameters}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reference(pub(super) Vec<String>);
 
-/// Anything with templates in it.
+/// A value that may contain templates.
 #[derive(Clone, Debug)]
 pub(super) enum Template {
     List(Vec<Template>),
     Literal(Value),
     Map(Vec<(String, Template)>),
     Text(Vec<Part>),
-    /// A text that is one placeholder: it takes the value as it is.
+    /// A text that consists of one placeholder. It is replaced by the value with its type.
     Whole(Reference),
 }
 
@@ -44,19 +44,19 @@ pub(super) enum Template {
 pub(super) struct Scope<'p> {
     pub(super) schema: &'p Value,
     pub(super) findings: &'p Findings,
-    /// Every secret that was named where it may be.
+    /// The secrets that are named where they are permitted.
     pub(super) secrets: RefCell<BTreeSet<String>>,
 }
 
-/// Whether secrets may stand in a text, and if not, where they belong.
+/// Whether secrets may occur in a text, and where they belong if not.
 #[derive(Clone, Copy)]
 pub(super) enum Secrets {
     Here,
     Not(&'static str),
 }
 
-/// Reads the placeholders of a text. A run of dollar signs before `{` is halved, as backslashes are
-/// elsewhere: `$${` is the text `${`.
+/// Parses the placeholders of a text. A run of dollar signs before `{` is halved, as backslashes are elsewhere: `$${`
+/// is the text `${`.
 pub(super) fn parse(text: &str) -> Result<Vec<Part>, String> {
     let mut parts = Vec::new();
     let mut literal = String::new();
@@ -109,7 +109,7 @@ fn placeholder(name: &str) -> Result<Part, String> {
 }
 
 fn quoted_path(steps: &[&str]) -> String {
-    super::place::clip(&steps.join("."), super::mapping::MAX_ECHO)
+    super::place::truncate(&steps.join("."), super::mapping::MAX_ECHO)
 }
 
 impl Reference {
@@ -127,7 +127,7 @@ impl Reference {
 }
 
 impl Scope<'_> {
-    /// A template out of any node of the arguments.
+    /// Parses a node of the arguments.
     pub(super) fn template(&self, node: &Node, place: &Place, secrets: Secrets) -> Template {
         match node {
             Node::Text(text) => self.text(text, place, secrets),
@@ -167,7 +167,7 @@ impl Scope<'_> {
         }
     }
 
-    /// The pieces of a text, each checked.
+    /// Parses and checks the parts of a text.
     pub(super) fn parts(&self, text: &str, place: &Place, secrets: Secrets) -> Vec<Part> {
         no_workspace_secret(text, place, self.findings);
         let parts = parse(text).unwrap_or_else(|why| {
@@ -203,7 +203,7 @@ pub(super) fn no_workspace_secret(text: &str, place: &Place, findings: &Findings
     }
 }
 
-/// The values that a template is filled in with.
+/// The values to fill in.
 pub(super) struct Values<'c> {
     arguments: &'c Value,
     nonce: &'c str,
@@ -219,7 +219,7 @@ impl<'c> Values<'c> {
         reference.find(self.arguments)
     }
 
-    /// Nothing if the template is one placeholder whose argument is not there.
+    /// Returns the value of a template, or `None` if it is one placeholder whose argument is absent.
     pub(super) fn fill(&self, template: &Template) -> Result<Option<Value>, String> {
         Ok(Some(match template {
             Template::Literal(value) => self.copy(value)?,
@@ -253,7 +253,7 @@ impl<'c> Values<'c> {
         Ok(out)
     }
 
-    /// One piece as text, as it stands.
+    /// Returns a part as text, unescaped.
     pub(super) fn part(&self, part: &Part) -> Result<String, String> {
         let text = match part {
             Part::Text(text) => text.clone(),

@@ -15,7 +15,7 @@ fn problems(yaml: &str) -> Vec<String> {
     Pack::read(yaml).map(|_| Vec::new()).unwrap_or_else(|found| found.iter().map(Problem::to_string).collect())
 }
 
-/// A pack with tools as flow mappings.
+/// Returns a pack with tools as flow mappings.
 fn pack(tools: &[String]) -> String {
     let items: String = tools.iter().map(|tool| format!("    - {tool}\n")).collect();
     format!("{OPEN}tools:\n  custom:\n{items}")
@@ -34,7 +34,7 @@ fn http(args: &str) -> String {
 
 fn run(tool: &str, arguments: &Value) -> Result<Step, String> {
     let pack = read(&pack(&[tool.to_owned()]));
-    let Found::Offered(composed) = pack.find("t") else { panic!("{tool} is not offered") };
+    let Lookup::Offered(composed) = pack.find("t") else { panic!("{tool} is not offered") };
     composed.run(arguments)
 }
 
@@ -385,14 +385,14 @@ fn the_gate_table_names_everything_and_only_what_is_open_and_served_is_offered()
     ];
     let open = read(&tools(&all, "{sandbox: {network_access: true}}"));
     assert_eq!(open.tools().map(Composed::name).collect::<Vec<_>>(), ["net", "via", "mock", "over_mock"]);
-    assert!(open.offers_http_request() && matches!(open.find("http_request"), Found::HttpRequest));
-    assert!(matches!(open.find("file"), Found::NotServed) && matches!(open.find("read_file"), Found::NotServed));
-    assert!(matches!(open.find("none"), Found::Unknown) && matches!(open.find("exec"), Found::Withheld(_)));
+    assert!(open.offers_http_request() && matches!(open.find("http_request"), Lookup::HttpRequest));
+    assert!(matches!(open.find("file"), Lookup::NotServed) && matches!(open.find("read_file"), Lookup::NotServed));
+    assert!(matches!(open.find("none"), Lookup::Unknown) && matches!(open.find("exec"), Lookup::Withheld(_)));
 
     let shut = read(&tools(&all, "{tool_policy: {allowed_tool_kinds: [build]}}"));
     assert_eq!(shut.tools().map(Composed::name).collect::<Vec<_>>(), ["mock", "over_mock"]);
     assert!(!shut.offers_http_request());
-    let Found::Withheld(why) = shut.find("via") else { panic!() };
+    let Lookup::Withheld(why) = shut.find("via") else { panic!() };
     assert_eq!(why, "over http_request: version.sandbox.network_access is not true");
     let gates = shut.gates();
     assert_eq!(gates.len(), 12 + 5);
@@ -488,7 +488,7 @@ fn a_delegated_call_passes_the_inner_tools_schema_and_its_template() {
     let inner = inner.replace("name: t,", "name: inner,");
     let outer = tool("t", "{primitive: inner, args: {sku: '${opt}'}}");
     let pack = read(&pack(&[outer, inner]));
-    let Found::Offered(outer) = pack.find("t") else { panic!() };
+    let Lookup::Offered(outer) = pack.find("t") else { panic!() };
     let Ok(Step::Request(rendered)) = outer.run(&json!({"opt": "a/b${sku}"})) else { panic!() };
     assert_eq!(rendered.arguments["url"], "https://h.example/a/b$%7Bsku%7D");
     assert_eq!(rendered.own_fields, ["authorization"]);
@@ -496,7 +496,7 @@ fn a_delegated_call_passes_the_inner_tools_schema_and_its_template() {
     assert_eq!(refused, Err("inner: arguments at /sku: value is not of type \"string\" (type)".into()));
 }
 
-/// Every example of the page, and the one beside the configuration.
+/// All examples of the page and of the configuration are valid.
 #[test]
 fn every_documented_pack_reads() {
     let page = include_str!("../../../docs/packs.md");

@@ -1,16 +1,16 @@
-//! The URL of a template. A parameter's position decides what it may contain; it cannot change the host unless it
-//! stands there.
+//! The URL of a template. A parameter's position decides what it may contain. It cannot change the host unless it is in
+//! the host.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
-use super::place::{Place, clip};
+use super::place::{Place, truncate};
 use super::template::{Part, Reference, Scope, Secrets, Values};
 use crate::model::host::Host;
 
-/// All but unreserved characters (RFC 3986 §2.3).
+/// All characters that are not unreserved (RFC 3986 §2.3).
 const STRICT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-/// Whole pairs of a query.
+/// For complete pairs of a query.
 const PAIRS: &AsciiSet = &STRICT.remove(b'=').remove(b'&');
 /// The characters of a path (RFC 3986 §3.3), including slashes.
 const PATH: &AsciiSet = &STRICT
@@ -33,7 +33,7 @@ const NO_SECRET: &str =
     "is in a place where the proxy swaps none; in a URL it may only be the value of a query parameter";
 const NO_HOST: &str = "the url has no valid host";
 
-/// A URL to be filled in.
+/// A URL template.
 #[derive(Debug)]
 pub(super) enum Url {
     Built(Built),
@@ -44,12 +44,12 @@ pub(super) enum Url {
 pub(super) struct Built {
     scheme: &'static str,
     authority: Vec<Part>,
-    /// A placeholder stands directly behind the host: it may begin what follows, and not extend the host.
+    /// A placeholder directly follows the host. Its value may start the path, but must not extend the host.
     glued: bool,
     rest: Vec<Part>,
 }
 
-/// Where in a URL a piece goes.
+/// The position of a part in a URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Position {
     Behind,
@@ -68,7 +68,7 @@ impl Url {
         built.map(Self::Built).map_err(|why| scope.findings.problem(place, why)).ok()
     }
 
-    /// True if the template itself says that it goes in the clear.
+    /// Returns true if the template itself specifies plain HTTP.
     pub(super) fn is_plain_http(&self) -> bool {
         matches!(self, Self::Built(Built { scheme: "http://", .. }))
     }
@@ -130,7 +130,7 @@ fn scheme_needed() -> String {
     "must begin with https:// or http://, or be one placeholder as a whole".to_owned()
 }
 
-/// A literal host that is complete, and nothing but placeholders between it and what ends it.
+/// Whether only placeholders stand between a complete literal host and the end of the authority.
 fn is_glued(authority: &[Part]) -> bool {
     match authority {
         [Part::Text(host), placeholders @ ..] => {
@@ -148,7 +148,7 @@ impl Built {
         let literal = |part: &Part| if let Part::Text(text) = part { text.clone() } else { "x".to_owned() };
         self.authority.iter().try_for_each(|part| match part {
             Part::Text(text) => check_literal_host(text),
-            Part::Secret(name) => Err(format!("${{secrets.{}}} {NO_SECRET}", clip(name, 80))),
+            Part::Secret(name) => Err(format!("${{secrets.{}}} {NO_SECRET}", truncate(name, 80))),
             Part::Value(_) => Ok(()),
         })?;
         if let [] | [Part::Text(_)] = self.authority.as_slice() {
@@ -173,7 +173,7 @@ impl Built {
                     }
                 }
                 Part::Secret(_) if in_value => {}
-                Part::Secret(name) => return Err(format!("${{secrets.{}}} {NO_SECRET}", clip(name, 80))),
+                Part::Secret(name) => return Err(format!("${{secrets.{}}} {NO_SECRET}", truncate(name, 80))),
                 Part::Value(_) => {}
             }
         }
@@ -226,11 +226,11 @@ impl Built {
 
 fn named(reference: &Reference) -> String {
     let path = reference.0.join(".");
-    clip(if path.is_empty() { "parameters" } else { &path }, 80)
+    truncate(if path.is_empty() { "parameters" } else { &path }, 80)
 }
 
-/// Whether a value may stand in the authority: as a port behind a colon, as a host with or without one
-/// where nothing else of the host follows, else as letters of a name.
+/// Whether a value is valid in the authority: as a port after a colon, as a host with or without a port if nothing else
+/// of the host follows, or as a part of a name.
 fn fits_host(value: &str, before: &str, next: Option<char>) -> bool {
     let letters = |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
     if before.rsplit(']').next().is_some_and(|behind| behind.contains(':')) && !before.starts_with('[') {
@@ -272,7 +272,7 @@ fn check_authority(authority: &str) -> Result<(), String> {
     Host::parse(host).map(|_| ()).map_err(|why| format!("the URL's host is invalid: {why}"))
 }
 
-/// Literal text goes out as it is written, so it must be fit to (RFC 3986 §2).
+/// Checks that literal text is valid in a URL (RFC 3986 §2), because it is sent unchanged.
 fn check_characters(text: &str) -> Result<(), String> {
     let fits = |char: char| char.is_ascii_alphanumeric() || "-._~:/?#[]@!$&'()*+,;=%".contains(char);
     if let Some(char) = text.chars().find(|char| !fits(*char)) {
@@ -286,7 +286,7 @@ fn check_characters(text: &str) -> Result<(), String> {
     }
 }
 
-/// Also as `%2e`, and with parameters: `..;x`.
+/// Whether a path has a dot segment, also as `%2e` or with parameters (`..;x`).
 fn has_dot_segment(path: &str) -> bool {
     path.split('/').any(|segment| {
         let name = segment.split(';').next().unwrap_or_default();
@@ -304,7 +304,7 @@ impl Position {
     }
 }
 
-/// The text behind the authority, as far as it has been built.
+/// The text after the authority, as built so far.
 struct Filling {
     text: String,
     position: Position,

@@ -8,17 +8,17 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Number, Value};
 use serde_saphyr::options::NonFiniteFloatPolicy;
 
-use super::place::{Problem, clip};
+use super::place::{Problem, truncate};
 
-/// Longest pack.
+/// Maximum size of a pack, in bytes.
 pub(super) const MAX_TEXT: usize = 1 << 20;
-/// The largest weight of a pack with its aliases expanded: bytes of text, plus a constant for every node.
+/// Maximum weight of a pack with its aliases expanded: bytes of text, plus a constant for every node.
 const MAX_WEIGHT: usize = 8 << 20;
 const NODE_WEIGHT: usize = 32;
 const MAX_DEPTH: usize = 64;
-/// Longest message of the YAML reader that is repeated.
+/// Maximum length of a repeated message of the YAML parser.
 const MAX_MESSAGE: usize = 300;
-/// Longest key that is repeated.
+/// Maximum length of a repeated key.
 const MAX_KEY: usize = 80;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +73,7 @@ impl Node {
         }
     }
 
-    /// Returns the kind of the node, in words.
+    /// Returns the name of the node's kind.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Bool(_) => "true or false",
@@ -93,14 +93,14 @@ fn problem(error: &serde_saphyr::Error) -> Problem {
         None => "pack".to_owned(),
     };
     let text = error.to_string();
-    // The place is said once.
+    // The message already names the position.
     let why = text.strip_suffix(&format!(" at {path}")).unwrap_or(&text);
-    Problem { path, message: format!("no YAML that can be read: {}", clip(why, MAX_MESSAGE)) }
+    Problem { path, message: format!("no YAML that can be read: {}", truncate(why, MAX_MESSAGE)) }
 }
 
 struct Seed<'b> {
     left: &'b Cell<usize>,
-    /// Aliases can nest deeper than anything that is written.
+    /// The depth, which aliases can make larger than that of the text.
     depth: usize,
 }
 
@@ -182,9 +182,9 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let mut keys = HashSet::new();
         while let Some(key) = access.next_key::<String>()? {
             self.charge(key.len())?;
-            // To the reader of YAML, 1 and '1' are two.
+            // The YAML parser distinguishes 1 and '1'.
             if !keys.insert(key.clone()) {
-                return Err(A::Error::custom(format_args!("duplicate mapping key: {}", clip(&key, MAX_KEY))));
+                return Err(A::Error::custom(format_args!("duplicate mapping key: {}", truncate(&key, MAX_KEY))));
             }
             members.push((key, access.next_value_seed(self.inner()?)?));
         }

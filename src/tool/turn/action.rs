@@ -9,19 +9,19 @@ use super::script::Script;
 pub(super) enum Action {
     /// A registered tool.
     Tool { name: String, input: Value },
-    /// mk8.shell.
+    /// A script of mk8.shell.
     Script { sandbox: String, script: Script },
-    /// An interpreter's command line, which is not even kept.
+    /// A command line for an interpreter. It is not kept.
     Shell,
     /// A transcription from an audio device.
     Transcription,
-    /// One that nobody has written yet, by its name if it is told.
+    /// An action that is not implemented, with its name if known.
     Stub(Option<&'static str>),
 }
 
-/// Of the agent as a whole.
+/// Permissions for the agent as a whole.
 const GLOBAL: [&str; 4] = ["create_sub_agent", "create_container", "register_info_store", "edit_any_task"];
-/// Of one resource.
+/// Permissions for one resource.
 const OF_ONE: [&str; 8] = [
     "access_local_info_store",
     "access_external_info_store",
@@ -53,7 +53,7 @@ enum Kind {
     Permission,
 }
 
-/// A payload's shape. Which one is meant is told by a member that no other has.
+/// The shape of a payload. It is recognized by a member that no other shape has.
 struct Shape {
     kind: Kind,
     marks: &'static [&'static str],
@@ -125,7 +125,7 @@ impl Shape {
     }
 }
 
-/// Reads a payload. An error tells what is expected, and repeats nothing of what is there.
+/// Parses a payload. The error states what is expected and repeats nothing of the payload.
 pub(super) fn read(payload: &Value) -> Result<Action, String> {
     let unknown = || "a payload is a JSON object".to_owned();
     let payload = payload.as_object().ok_or_else(unknown)?;
@@ -149,7 +149,7 @@ pub(super) fn read(payload: &Value) -> Result<Action, String> {
     })
 }
 
-/// The action that is named, where one is.
+/// Returns the named action, if there is one.
 fn permission(name: Option<&str>, has_target: bool) -> Result<Option<&'static str>, String> {
     let Some(name) = name else { return Ok(None) };
     if let Some(known) = among(&HEARING, name) {
@@ -171,7 +171,7 @@ fn among(names: &'static [&'static str], name: &str) -> Option<&'static str> {
     names.iter().find(|known| **known == name).copied()
 }
 
-/// Five groups of hexadecimal digits.
+/// Whether a text is a GUID: five groups of hexadecimal digits.
 fn is_guid(text: &str) -> bool {
     let groups: Vec<&str> = text.split('-').collect();
     groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12])

@@ -7,32 +7,34 @@ use crate::model::target::Target;
 use crate::tool::messages;
 use crate::tool::outcome::State;
 use crate::tool::proxy::{Proxy, ProxyReply};
-use crate::tool::verbs::Done;
+use crate::tool::verbs::VerbResult;
 
 const PATH: &str = "/v1/self/approvals";
 
-/// Returns the condition that blocks all calls. If the proxy cannot be asked, that is the condition.
-pub(super) async fn closed(proxy: &Proxy) -> Option<Done> {
+/// Returns the result that blocks all calls. An unreachable proxy blocks them too.
+pub(super) async fn blocking_result(proxy: &Proxy) -> Option<VerbResult> {
     match proxy.ask(Method::GET, PATH, None).await {
         Ok(ProxyReply::Document(document)) => match document.get("approvals").and_then(Value::as_array) {
-            None => Some(Done::failed("not run: the proxy does not say whether an action awaits approval")),
-            Some(waiting) => waiting.first().map(|first| Done::denied(&held(first))),
+            None => Some(VerbResult::failed("not run: the proxy does not say whether an action awaits approval")),
+            Some(waiting) => waiting.first().map(|first| VerbResult::denied(&held(first))),
         },
         Ok(ProxyReply::Refused(refused)) => {
-            let done = Done::refused(&refused, "");
+            let done = VerbResult::refused(&refused, "");
             let state = if done.state == State::Failed { State::Failed } else { State::Denied };
-            Some(Done { state, text: format!("not run: {}", done.text) })
+            Some(VerbResult { state, text: format!("not run: {}", done.text) })
         }
         Err(why) => {
-            let done = Done::unreached(&why);
-            Some(Done { text: format!("not run: {}", done.text), ..done })
+            let done = VerbResult::unreachable(&why);
+            Some(VerbResult { text: format!("not run: {}", done.text), ..done })
         }
     }
 }
 
-/// For calls behind one that waits.
-pub(super) fn behind() -> Done {
-    Done::denied("not run: an earlier action awaits the operator's approval; repeat this call when that is decided")
+/// Returns the result of a call that follows a pending one.
+pub(super) fn after_pending() -> VerbResult {
+    VerbResult::denied(
+        "not run: an earlier action awaits the operator's approval; repeat this call when that is decided",
+    )
 }
 
 fn held(approval: &Value) -> String {

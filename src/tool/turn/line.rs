@@ -1,13 +1,13 @@
 //! Formats a result as one line.
 
 use crate::tool::outcome::State;
-use crate::tool::verbs::Done;
+use crate::tool::verbs::VerbResult;
 
-/// The name in our own lines, behind the bracket.
+/// The name in result lines, after the bracket.
 const NAME: &[u8] = b"TOOL_";
 
-/// The line that answers the call of that id.
-pub(super) fn line(id: &str, done: &Done) -> String {
+/// Returns the line with the result of a call.
+pub(super) fn line(id: &str, done: &VerbResult) -> String {
     let (status, member) = match done.state {
         State::AwaitingApproval => return format!("[TOOL_RESULT:{id}] status=AwaitingApproval"),
         State::Completed => ("Completed", "result"),
@@ -17,8 +17,8 @@ pub(super) fn line(id: &str, done: &Done) -> String {
     format!("[TOOL_RESULT:{id}] status={status} {member}={}", escaped(&done.text))
 }
 
-/// Text that stays on its line, and in which nothing looks like a call or a result. What is written in place of a
-/// character is what JSON writes, so that a result that is JSON stays the same JSON.
+/// Escapes a text so that it stays on one line and nothing in it looks like a call or a result. The escapes are those
+/// of JSON, so a JSON result stays equal.
 fn escaped(text: &str) -> String {
     let mut whole = String::with_capacity(text.len());
     for (at, c) in text.char_indices() {
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     fn of(state: State, text: &str) -> String {
-        line("1", &Done { state, text: text.to_owned() })
+        line("1", &VerbResult { state, text: text.to_owned() })
     }
 
     #[test]

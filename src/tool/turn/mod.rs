@@ -1,7 +1,7 @@
 //! Runs the calls in a model's message in order, and returns one line for each.
 //!
-//! Only the message is looked through for calls, never what an action returns: in that, whatever looks like a call or a
-//! result is written otherwise before it is put on its line.
+//! Only the message is searched for calls, never the result of an action: in results, everything that looks like a call
+//! or a result is escaped.
 
 mod action;
 mod gate;
@@ -20,10 +20,10 @@ use super::outcome::State;
 use super::proxy::Proxy;
 use super::registry::Registry;
 use super::task::Task;
-use super::verbs::{Context, Done, Ports, denied};
+use super::verbs::{Context, Ports, VerbResult, denied};
 use crate::model::tool::Tool;
 
-/// Bytes of a message.
+/// Maximum size of a message, in bytes.
 pub const MAX_MESSAGE: usize = 1 << 20;
 
 /// The input of the command.
@@ -35,15 +35,15 @@ pub struct Turn {
     pub is_final: bool,
 }
 
-/// A message that is not looked at.
+/// The error for a message that is too long to be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message has at most {MAX_MESSAGE} bytes")]
 pub struct TooLong;
 
-/// Runs the calls of a message; `tell` gets a line for each as soon as there is one. None, if the message has no calls.
+/// Runs the calls of a message. `tell` gets the line of each call as soon as it is complete.
 ///
 /// # Errors
-/// [`TooLong`]; then nothing has been run.
+/// [`TooLong`]. Nothing has been run then.
 pub async fn run(
     registry: &Registry,
     proxy: &Proxy,
@@ -54,23 +54,23 @@ pub async fn run(
     let blocks = parse::blocks(bounded(message)?);
     let mut held = None;
     if blocks.iter().any(|block| block.payload.is_ok()) {
-        held = gate::closed(proxy).await;
+        held = gate::blocking_result(proxy).await;
     }
     for block in blocks {
         let done = match (block.payload, &held) {
-            (Err(why), _) => Done::failed(&why.to_string()),
+            (Err(why), _) => VerbResult::failed(&why.to_string()),
             (Ok(_), Some(held)) => held.clone(),
             (Ok(payload), None) => answered(registry, &payload, Context { proxy, ports }).await,
         };
         if done.state == State::AwaitingApproval {
-            held = Some(gate::behind());
+            held = Some(gate::after_pending());
         }
         tell(&line::line(block.id, &done));
     }
     Ok(())
 }
 
-/// The message without its calls.
+/// Returns the message without its calls.
 ///
 /// # Errors
 /// [`TooLong`].
@@ -82,9 +82,9 @@ fn bounded(message: &str) -> Result<&str, TooLong> {
     if message.len() > MAX_MESSAGE { Err(TooLong) } else { Ok(message) }
 }
 
-async fn answered(registry: &Registry, payload: &Value, context: Context<'_>) -> Done {
+async fn answered(registry: &Registry, payload: &Value, context: Context<'_>) -> VerbResult {
     match action::read(payload) {
-        Err(text) => Done::failed(&text),
+        Err(text) => VerbResult::failed(&text),
         Ok(Action::Tool { name, input }) => registry.execute(context.proxy, &name, &input).await.into(),
         Ok(Action::Script { sandbox, script }) => match task(context.proxy).await {
             // A pack that closes the network closes it to scripts too: their verbs count as its calls.
@@ -104,7 +104,7 @@ async fn answered(registry: &Registry, payload: &Value, context: Context<'_>) ->
             denied(context.proxy, "dangerous_shell", text).await
         }
         Ok(Action::Transcription) => {
-            Done::failed("transcription is not served here: there is no audio device. Nothing was done")
+            VerbResult::failed("transcription is not served here: there is no audio device. Nothing was done")
         }
         Ok(Action::Stub(name)) => match task(context.proxy).await {
             Ok(_) => stub(name),
@@ -114,15 +114,15 @@ async fn answered(registry: &Registry, payload: &Value, context: Context<'_>) ->
 }
 
 /// Returns the task, if the proxy knows the caller and has not stopped it.
-async fn task(proxy: &Proxy) -> Result<Task, Done> {
-    match Task::asked(proxy).await {
+async fn task(proxy: &Proxy) -> Result<Task, VerbResult> {
+    match Task::request(proxy).await {
         Ok(Ok(task)) => Ok(task),
-        Ok(Err(refused)) => Err(Done::refused(&refused, "")),
-        Err(why) => Err(Done::unreached(&why)),
+        Ok(Err(refused)) => Err(VerbResult::refused(&refused, "")),
+        Err(why) => Err(VerbResult::unreachable(&why)),
     }
 }
 
-fn stub(name: Option<&str>) -> Done {
+fn stub(name: Option<&str>) -> VerbResult {
     let what = name.map_or("this action".to_owned(), |name| format!("'{name}'"));
-    Done::completed(format!("{what} is permitted but not implemented: nothing was done"))
+    VerbResult::completed(format!("{what} is permitted but not implemented: nothing was done"))
 }

@@ -6,17 +6,17 @@ use serde_json::{Map, Value};
 
 use crate::tool::messages;
 
-/// A script's options, as far as they are served.
+/// The options of a script that are supported.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Options {
-    /// Whether operations follow one that failed.
-    pub(super) goes_on: bool,
+    /// Whether operations continue after a failed one.
+    pub(super) continues_on_error: bool,
     pub(super) of_script: Duration,
     pub(super) of_step: Duration,
-    /// Bytes of the outputs of all operations together.
-    pub(super) most_output: usize,
-    /// Bytes of the error of one.
-    pub(super) most_error: usize,
+    /// Maximum size of the outputs of all operations together, in bytes.
+    pub(super) max_output: usize,
+    /// Maximum size of the error of one operation, in bytes.
+    pub(super) max_error: usize,
 }
 
 const MAX_OUTPUT: usize = 1_048_576;
@@ -25,11 +25,11 @@ const MAX_ERROR: usize = 262_144;
 impl Default for Options {
     fn default() -> Self {
         Self {
-            goes_on: false,
+            continues_on_error: false,
             of_script: Duration::from_secs(300),
             of_step: Duration::from_secs(30),
-            most_output: MAX_OUTPUT,
-            most_error: MAX_ERROR,
+            max_output: MAX_OUTPUT,
+            max_error: MAX_ERROR,
         }
     }
 }
@@ -39,12 +39,12 @@ impl Options {
         let mut options = Self::default();
         for (name, value) in given.iter().filter(|(_, value)| !value.is_null()) {
             match (&**name, value) {
-                ("failureMode", value) => options.goes_on = goes_on(value)?,
+                ("failureMode", value) => options.continues_on_error = continues_on_error(value)?,
                 ("scriptTimeout", value) => options.of_script = span(name, value)?,
                 ("stepTimeout", value) => options.of_step = span(name, value)?,
-                ("maxOutputBytes", value) => options.most_output = size(name, value, MAX_OUTPUT)?,
-                ("maxErrorBytes", value) => options.most_error = size(name, value, MAX_ERROR)?,
-                // Said so, it is the same as not said.
+                ("maxOutputBytes", value) => options.max_output = size(name, value, MAX_OUTPUT)?,
+                ("maxErrorBytes", value) => options.max_error = size(name, value, MAX_ERROR)?,
+                // The default value, so it may be written.
                 ("maxRetries", value) if value.as_u64() == Some(0) => {}
                 ("pipeStepOutput", Value::Bool(false)) => {}
                 ("retryDelay", value) => {
@@ -58,7 +58,7 @@ impl Options {
     }
 }
 
-fn goes_on(mode: &Value) -> Result<bool, String> {
+fn continues_on_error(mode: &Value) -> Result<bool, String> {
     match mode.as_str() {
         Some("StopOnFirstError") => Ok(false),
         Some("ContinueOnError") => Ok(true),
@@ -72,7 +72,7 @@ fn size(name: &str, value: &Value, most: usize) -> Result<usize, String> {
     size.ok_or_else(|| format!("{name} is a number from 1 to {most}"))
 }
 
-/// A time as `hh:mm:ss`, of a second or more and less than a day.
+/// Parses a time as `hh:mm:ss`, from one second to less than a day.
 pub(super) fn span(name: &str, value: &Value) -> Result<Duration, String> {
     let seconds = value.as_str().and_then(seconds).filter(|seconds| *seconds > 0);
     seconds.map(Duration::from_secs).ok_or_else(|| format!("{name} is a time as \"hh:mm:ss\""))
@@ -102,11 +102,11 @@ mod tests {
     #[test]
     fn options_that_are_served_are_taken() {
         let want = Options {
-            goes_on: true,
+            continues_on_error: true,
             of_script: Duration::from_secs(3_723),
             of_step: Duration::from_secs(1),
-            most_output: 10,
-            most_error: 20,
+            max_output: 10,
+            max_error: 20,
         };
         let given = json!({
             "failureMode": "ContinueOnError", "scriptTimeout": "01:02:03", "stepTimeout": "00:00:01",

@@ -5,28 +5,28 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-/// Calls of one message that are looked at.
+/// Maximum number of calls in one message.
 const MAX_CALLS: usize = 256;
-/// Characters of an id.
+/// Maximum length of an id, in characters.
 const MAX_ID: usize = 64;
-/// The start of a line of a call.
+/// The start of a line with a call.
 const OPEN: &str = "[TOOL_CALL:";
-/// Stands for an id that is none.
+/// Replaces an invalid id.
 const NO_ID: &str = "?";
 const BLANK: [char; 2] = [' ', '\t'];
 
-/// A call as it was written.
+/// A call as written.
 #[derive(Debug)]
 pub(super) struct Block<'a> {
     /// The id for the answer.
     pub(super) id: &'a str,
     /// The payload.
     pub(super) payload: Result<Value, Malformed>,
-    /// Its lines, whole.
+    /// The range of its lines.
     lines: Range<usize>,
 }
 
-/// Why a call cannot be understood.
+/// Why a call is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
     #[error("something follows the JSON object; a call stands on a line of its own")]
@@ -45,7 +45,7 @@ pub(super) enum Malformed {
     Unbalanced,
 }
 
-/// The calls of a message, in its order. What is no whole line of its own is text.
+/// Returns the calls of a message, in order. Everything that is not on a line of its own is text.
 pub(super) fn blocks(text: &str) -> Vec<Block<'_>> {
     let mut blocks: Vec<Block<'_>> = Vec::new();
     let mut ids = HashSet::new();
@@ -69,7 +69,7 @@ pub(super) fn blocks(text: &str) -> Vec<Block<'_>> {
     blocks
 }
 
-/// The message without its calls: all that a person is to read.
+/// Returns the message without its calls, for people.
 pub(super) fn without_calls(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut at = 0;
@@ -81,7 +81,7 @@ pub(super) fn without_calls(text: &str) -> String {
     kept
 }
 
-/// The call that a text begins with, and how much of the text it is.
+/// Parses the call that a text begins with. Returns its id, its payload and its length.
 fn block(text: &str) -> Option<(&str, Result<Value, Malformed>, usize)> {
     let first = line(text);
     let begun = opened(first)?;
@@ -106,12 +106,12 @@ fn block(text: &str) -> Option<(&str, Result<Value, Malformed>, usize)> {
     Some((id, payload, begin.saturating_add(object.len()).saturating_add(behind.len())))
 }
 
-/// Returns the text behind the opening of a call, if the line is one.
+/// Returns the text after the opening of a call, if the line is one.
 fn opened(line: &str) -> Option<&str> {
     line.trim_start_matches(BLANK).strip_prefix(OPEN)
 }
 
-/// The first line of a text, with what ends it.
+/// Returns the first line of a text, including its line end.
 fn line(text: &str) -> &str {
     text.split_inclusive('\n').next().unwrap_or_default()
 }
@@ -120,8 +120,8 @@ fn is_id(text: &str) -> bool {
     (1..=MAX_ID).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic() && b != b'[')
 }
 
-/// How long the object is that a text begins with. A string that runs over the end of a line, and a line that is
-/// another call's, are never part of one: what is not closed swallows nothing of what follows.
+/// Returns the length of the object that a text begins with. A string that contains a line break, and a line that
+/// begins another call, are never part of it, so an unclosed object does not include what follows.
 fn object(text: &str) -> Option<usize> {
     let (mut depth, mut is_text, mut is_escaped) = (0_usize, false, false);
     for (at, byte) in text.bytes().enumerate() {
@@ -167,7 +167,7 @@ mod tests {
             ("```\n[TOOL_CALL:1] {\"a\":1}\n```\n", vec![("1", Ok(a()))]),
             ("[TOOL_CALL:1] {\n  \"a\": 1\n}\n[TOOL_CALL:2] {}", vec![("1", Ok(a())), ("2", Ok(json!({})))]),
             ("[TOOL_CALL:1] {\"a\":\"}{\\\"}\\\\\"}", vec![("1", Ok(json!({"a": "}{\"}\\"})))]),
-            // Behind something else it is text.
+            // Text precedes it, so it is text.
             ("I shall write [TOOL_CALL:1] {\"a\":1}", vec![]),
             ("> [TOOL_CALL:1] {\"a\":1}\n[tool_call:1] {}\n[TOOL_CALL 1] {}", vec![]),
             ("[TOOL_CALL:1]", vec![("1", Err(Malformed::NoObject))]),

@@ -15,7 +15,7 @@ const NOT_SERVED: [&str; 6] = ["captureAs", "forEach", "if", "onFailure", "templ
 /// Variables that the script compiler substitutes. None is substituted here, and a script that uses one is refused.
 const VARIABLES: [&str; 6] = ["WORKSPACE", "CWD", "USER", "PREV", "ITEM", "INDEX"];
 
-/// Operations, and how they are to be run.
+/// Operations and options.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Script {
     pub(super) operations: Vec<Operation>,
@@ -27,12 +27,12 @@ pub(super) struct Script {
 pub(super) struct Operation {
     pub(super) verb: Network,
     pub(super) args: Vec<String>,
-    /// How long it may take, if that is told for it alone.
+    /// Its own timeout, if set.
     pub(super) within: Option<Duration>,
 }
 
 impl Script {
-    /// Reads one.
+    /// Parses a script.
     pub(super) fn read(script: &Value) -> Result<Self, String> {
         let mut operations = Vec::new();
         let mut options = Options::default();
@@ -84,7 +84,7 @@ fn operation(one: &Value) -> Result<Operation, String> {
     Ok(Operation { verb, args, within })
 }
 
-/// A verb with as many arguments as it takes.
+/// Returns the verb with this name, if it accepts this number of arguments.
 fn called(name: &str, args: Vec<String>) -> Result<(Network, Vec<String>), String> {
     let known = Verb::named(name).ok_or_else(|| format!("unknown verb '{}'", messages::name(name)))?;
     let verb = Network::named(name)
@@ -98,7 +98,7 @@ fn called(name: &str, args: Vec<String>) -> Result<(Network, Vec<String>), Strin
     }
 }
 
-/// A variable that stands in an argument.
+/// Returns the variable in an argument.
 fn variable(arg: &str) -> Option<&'static str> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     arg.split('$').skip(1).find_map(|rest| {
@@ -121,7 +121,7 @@ mod tests {
         Script::read(&script).unwrap_err()
     }
 
-    /// A script of one sound step, to which members are added.
+    /// A script with one valid step, to which members are added.
     fn step(members: Value) -> Value {
         let mut step = json!({"verb": "HttpGet", "args": ["https://api.test/"]});
         for (name, value) in members.as_object().unwrap() {
@@ -144,7 +144,7 @@ mod tests {
         let [post, dns] = &*script.operations else { panic!("{script:?}") };
         assert_eq!((post.verb, post.within), (Network::HttpPost, Some(Duration::from_secs(5))));
         assert_eq!((dns.verb, &*dns.args, dns.within), (Network::NetDns, &["api.test".to_owned()][..], None));
-        assert!(script.options.goes_on);
+        assert!(script.options.continues_on_error);
     }
 
     #[test]

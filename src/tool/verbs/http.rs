@@ -5,7 +5,7 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Uri};
 use serde_json::{Value, json};
 
-use super::{Context, Done, Network};
+use super::{Context, Network, VerbResult};
 use crate::model::refusal::{Deny, Refusal};
 use crate::model::target::{Scheme, Target};
 use crate::model::tool::Tool;
@@ -14,14 +14,14 @@ use crate::tool::nonce::nonce;
 use crate::tool::outcome::{Outcome, State};
 use crate::tool::{messages, url};
 
-/// Requests of `HttpLatency`, if it is not told.
+/// The default number of requests of `HttpLatency`.
 const USUAL_COUNT: u32 = 3;
 const MAX_COUNT: u32 = 10;
 
 pub(super) const PORTS: &str = "network verbs reach ports 80 and 443 only";
 
-/// `HttpGet` and its kin: the status, and the body in tags.
-pub(super) async fn content(verb: Network, url: &str, body: Option<&str>, context: Context<'_>) -> Done {
+/// `HttpGet` and similar verbs: the status, and the body in tags.
+pub(super) async fn content(verb: Network, url: &str, body: Option<&str>, context: Context<'_>) -> VerbResult {
     let method = match verb {
         Network::HttpPost => Method::POST,
         Network::HttpPut => Method::PUT,
@@ -29,24 +29,24 @@ pub(super) async fn content(verb: Network, url: &str, body: Option<&str>, contex
         _ => Method::GET,
     };
     match answer(verb, method, url, body, context).await {
-        Ok((status, outcome)) => Done::completed(format!("HTTP {status} {}", outcome.result.content)),
+        Ok((status, outcome)) => VerbResult::completed(format!("HTTP {status} {}", outcome.result.content)),
         Err(done) => done,
     }
 }
 
-/// `NetHttpStatus`: the status alone.
-pub(super) async fn status(url: &str, context: Context<'_>) -> Done {
+/// `NetHttpStatus`: only the status.
+pub(super) async fn status(url: &str, context: Context<'_>) -> VerbResult {
     match answer(Network::NetHttpStatus, Method::GET, url, None, context).await {
-        Ok((status, _)) => Done::completed(status.to_string()),
+        Ok((status, _)) => VerbResult::completed(status.to_string()),
         Err(done) => done,
     }
 }
 
-/// `HttpLatency`: some requests, one after the other. Each is one for the proxy, too.
-pub(super) async fn latency(url: &str, count: Option<&str>, context: Context<'_>) -> Done {
+/// `HttpLatency`: several requests in sequence. Each one counts at the proxy.
+pub(super) async fn latency(url: &str, count: Option<&str>, context: Context<'_>) -> VerbResult {
     let count = count.map_or(Ok(USUAL_COUNT), str::parse);
     let Some(count) = count.ok().filter(|count| (1..=MAX_COUNT).contains(count)) else {
-        return Done::failed("the count of HttpLatency is a number from 1 to 10");
+        return VerbResult::failed("the count of HttpLatency is a number from 1 to 10");
     };
     let (mut least, mut sum, mut most) = (f64::INFINITY, 0.0, 0.0_f64);
     for _ in 0..count {
@@ -57,32 +57,32 @@ pub(super) async fn latency(url: &str, count: Option<&str>, context: Context<'_>
         (least, sum, most) = (least.min(took), sum + took, most.max(took));
     }
     let average = (sum / f64::from(count) * 1000.0).round() / 1000.0;
-    Done::completed(json!({ "count": count, "min_ms": least, "avg_ms": average, "max_ms": most }).to_string())
+    VerbResult::completed(json!({ "count": count, "min_ms": least, "avg_ms": average, "max_ms": most }).to_string())
 }
 
-/// `OpenUrl`: an https URL as it would be sent. Nobody is asked, and nothing is opened.
-pub(super) fn checked(url: &str, context: Context<'_>) -> Done {
+/// `OpenUrl`: an https URL as it would be requested. No request is sent, and nothing is opened.
+pub(super) fn checked(url: &str, context: Context<'_>) -> VerbResult {
     match target(url, context) {
-        Ok((uri, target)) if target.scheme() == Scheme::Https => Done::completed(uri.to_string()),
-        Err(Refusal::Deny(Deny::PortNotAllowed)) => Done::denied(PORTS),
-        Ok(_) | Err(_) => Done::failed("not an https URL"),
+        Ok((uri, target)) if target.scheme() == Scheme::Https => VerbResult::completed(uri.to_string()),
+        Err(Refusal::Deny(Deny::PortNotAllowed)) => VerbResult::denied(PORTS),
+        Ok(_) | Err(_) => VerbResult::failed("not an https URL"),
     }
 }
 
-/// Returns the origin's answer, or the reason why there is none.
+/// Returns the origin's response, or the result if there is none.
 async fn answer(
     verb: Network,
     method: Method,
     url: &str,
     body: Option<&str>,
     context: Context<'_>,
-) -> Result<(u16, Outcome), Done> {
+) -> Result<(u16, Outcome), VerbResult> {
     let uri = match target(url, context) {
         Ok((uri, _)) => uri,
-        Err(reason) => return Err(unsent(&method, url, reason, context).await),
+        Err(reason) => return Err(report_unsent(&method, url, reason, context).await),
     };
-    // Without one, a placeholder that a model writes would be more than text.
-    let nonce = Some(nonce().map_err(Done::failed)?);
+    // Without a nonce, a placeholder written by the model would be expanded.
+    let nonce = Some(nonce().map_err(VerbResult::failed)?);
     let (fields, body) = written(body);
     let outcome = Call {
         name: verb.name().to_owned(),
@@ -103,7 +103,7 @@ async fn answer(
     }
 }
 
-/// Where to, if it is one of the ports for it.
+/// Returns the target, if its port is permitted.
 fn target(url: &str, context: Context<'_>) -> Result<(Uri, Target), Refusal> {
     let uri = url::target(url, &[])?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) {
@@ -113,7 +113,7 @@ fn target(url: &str, context: Context<'_>) -> Result<(Uri, Target), Refusal> {
     if context.ports.admit(target.port()) { Ok((uri, target)) } else { Err(Deny::PortNotAllowed.into()) }
 }
 
-/// A body, and what it is.
+/// Returns a body and its `Content-Type`.
 fn written(body: Option<&str>) -> (HeaderMap, Bytes) {
     let mut fields = HeaderMap::new();
     let Some(body) = body else { return (fields, Bytes::new()) };
@@ -123,12 +123,12 @@ fn written(body: Option<&str>) -> (HeaderMap, Bytes) {
     (fields, Bytes::copy_from_slice(body.as_bytes()))
 }
 
-/// A request that is not made, told to the proxy as one of the tool that would have made it.
-async fn unsent(method: &Method, url: &str, reason: Refusal, context: Context<'_>) -> Done {
+/// Reports a request that is not made, as a call of the tool that would have made it.
+async fn report_unsent(method: &Method, url: &str, reason: Refusal, context: Context<'_>) -> VerbResult {
     let text = match reason {
         Refusal::Deny(Deny::PortNotAllowed) => PORTS.to_owned(),
         Refusal::Deny(Deny::SchemeNotAllowed) => "network verbs take http and https URLs only".to_owned(),
-        reason => messages::plain(reason),
+        reason => messages::default_text(reason),
     };
     let unsent = UnsentCall {
         tool: Tool::HttpRequest.as_str().to_owned(),
@@ -138,7 +138,7 @@ async fn unsent(method: &Method, url: &str, reason: Refusal, context: Context<'_
         reason: Some(reason),
         ..UnsentCall::default()
     };
-    unsent.told(context.proxy).await.into()
+    unsent.report(context.proxy).await.into()
 }
 
 #[cfg(test)]
@@ -160,7 +160,7 @@ mod tests {
             ("https://api.test:443/", "https://api.test:443/"),
             ("http://api.test:443/", "http://api.test:443/"),
             ("https://api.test:80/", "https://api.test:80/"),
-            // The proxy's to judge.
+            // The proxy judges it.
             ("http://127.0.0.1/", "http://127.0.0.1/"),
             ("https://localhost/", "https://localhost/"),
         ] {

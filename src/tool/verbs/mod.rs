@@ -13,9 +13,9 @@ use super::outcome::{Outcome, State};
 use super::proxy::{Proxy, ProxyUnreachable, Refused};
 use crate::model::refusal::Deny;
 
-/// How an action went, and the text for the model.
+/// The result of an action: its state, and the text for the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Done {
+pub(super) struct VerbResult {
     pub(super) state: State,
     pub(super) text: String,
 }
@@ -27,7 +27,7 @@ pub(super) struct Context<'a> {
     pub(super) ports: Ports,
 }
 
-/// The verbs that are served.
+/// The verbs that exeat serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Network {
     HttpDelete,
@@ -58,7 +58,7 @@ impl Network {
         Self::OpenUrl,
     ];
 
-    /// As a script writes it.
+    /// Returns the name in scripts.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::HttpDelete => "HttpDelete",
@@ -79,8 +79,8 @@ impl Network {
         Self::ALL.into_iter().find(|verb| verb.name() == name)
     }
 
-    /// Does it. The arguments are as many as the verb takes.
-    pub(super) async fn run(self, args: &[String], context: Context<'_>) -> Done {
+    /// Runs the verb. The number of arguments has been checked.
+    pub(super) async fn run(self, args: &[String], context: Context<'_>) -> VerbResult {
         let first = args.first().map(String::as_str).unwrap_or_default();
         let second = args.get(1).map(String::as_str);
         match self {
@@ -105,7 +105,7 @@ impl Network {
     }
 }
 
-impl Done {
+impl VerbResult {
     pub(super) fn completed(text: String) -> Self {
         Self { state: State::Completed, text }
     }
@@ -123,17 +123,17 @@ impl Done {
         Self::error(State::of(refused.refusal), &messages::refused(refused, tool))
     }
 
-    pub(super) fn unreached(why: &ProxyUnreachable) -> Self {
+    pub(super) fn unreachable(why: &ProxyUnreachable) -> Self {
         Self::failed(&why.to_string())
     }
 
-    /// That it is one, the status says.
+    /// Returns an error. The status already states that it is one.
     fn error(state: State, text: &str) -> Self {
         Self { state, text: text.strip_prefix("Error: ").unwrap_or(text).to_owned() }
     }
 }
 
-impl From<Outcome> for Done {
+impl From<Outcome> for VerbResult {
     fn from(Outcome { result, state }: Outcome) -> Self {
         match state {
             State::Completed => Self::completed(result.content),
@@ -142,11 +142,12 @@ impl From<Outcome> for Done {
     }
 }
 
-/// Refuses what never comes to a request, and tells the proxy that it was asked for. `tool` is all that it is told.
-pub(super) async fn denied(proxy: &Proxy, tool: &str, text: &str) -> Done {
+/// Refuses an action that leads to no request, and reports it to the proxy, which learns only `tool`.
+pub(super) async fn denied(proxy: &Proxy, tool: &str, text: &str) -> VerbResult {
     let reason = Some(Deny::ToolNotEnabled.into());
     let unsent = UnsentCall { tool: tool.to_owned(), text: text.to_owned(), reason, ..UnsentCall::default() };
-    // Denied it is, whatever the proxy has against the report; what it says wins over words in which it found a value.
-    let told = Done::from(unsent.told(proxy).await);
-    if told.state == State::Denied { told } else { Done::denied(text) }
+    // The action is denied whatever the proxy answers. Its text takes precedence, because it may have found a value in
+    // ours.
+    let told = VerbResult::from(unsent.report(proxy).await);
+    if told.state == State::Denied { told } else { VerbResult::denied(text) }
 }

@@ -1,12 +1,12 @@
 //! The ports that network verbs may use, checked before the proxy is asked.
 
-/// Which ports they are.
+/// The permitted ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ports {
-    /// 80 and 443, as mk8.shell says. What users type has this.
+    /// 80 and 443, as mk8.shell specifies. The commands use this.
     #[default]
     Usual,
-    /// All that the proxy lets through: for tests, whose origins have no such port.
+    /// All ports that the proxy allows. For tests, whose origins have other ports.
     Any,
 }
 

@@ -1,10 +1,10 @@
 //! The table of all verbs of mk8.shell and their arguments, for error messages.
 
-/// A verb and its arguments: `?` marks what can be left out, `...` what can be any number.
+/// A verb and its arguments. `?` marks an optional one, `...` any number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::tool) struct Verb {
     pub(in crate::tool) name: &'static str,
-    /// As its documentation has it.
+    /// Its arguments, as documented.
     pub(in crate::tool) takes: &'static str,
 }
 
@@ -14,7 +14,7 @@ impl Verb {
         Some(Self { name, takes })
     }
 
-    /// Whether it takes that many.
+    /// Returns whether it accepts this number of arguments.
     pub(in crate::tool) fn takes(self, count: usize) -> bool {
         let all: Vec<&str> = self.takes.split(", ").filter(|one| !one.is_empty()).collect();
         let least = all.iter().filter(|one| !one.ends_with(['?', '.'])).count();

@@ -246,7 +246,7 @@ impl Handler for Shout {
         Box::pin(async move { Outcome { result, state: State::Completed } })
     }
 
-    fn goes_as(&self) -> Option<Tool> {
+    fn judged_as(&self) -> Option<Tool> {
         None
     }
 }
