@@ -2,8 +2,6 @@
 
 use serde_json::{Value, json};
 
-use super::registry::Registration;
-
 /// A tool's name, description and schema.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Definition {
@@ -39,10 +37,6 @@ allowed, do not try to get around it: use another approved way, or finish with w
 ";
 
 impl Definition {
-    pub(super) fn of(tool: &Registration) -> Self {
-        Self { name: tool.name.clone(), description: tool.description.clone(), schema: tool.schema.clone() }
-    }
-
     /// Returns the definition in a format.
     #[must_use]
     pub fn shaped(&self, format: Format) -> Value {

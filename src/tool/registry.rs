@@ -45,6 +45,12 @@ pub struct Registration {
     pub requires: Option<String>,
 }
 
+impl Registration {
+    fn definition(&self) -> Definition {
+        Definition { name: self.name.clone(), description: self.description.clone(), schema: self.schema.clone() }
+    }
+}
+
 /// Why a tool was not registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
@@ -118,13 +124,13 @@ impl Registry {
     /// Returns the definitions of the task's tools.
     #[must_use]
     pub fn definitions(&self, task: &Task) -> Vec<Definition> {
-        self.tools.iter().filter(|tool| is_enabled(tool, task)).map(Definition::of).collect()
+        self.tools.iter().filter(|tool| is_enabled(tool, task)).map(Registration::definition).collect()
     }
 
     /// Returns the definitions of all tools.
     #[must_use]
     pub fn all(&self) -> Vec<Definition> {
-        self.tools.iter().map(Definition::of).collect()
+        self.tools.iter().map(Registration::definition).collect()
     }
 
     /// Returns the text for a model if a tool cannot be called, whatever the task has.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::composed::{Composed, Does};
-use super::delegation::{self, Target};
+use super::delegation::{self, Delegator, Target};
 use super::mapping::{Fields, MISSING, quoted};
 use super::mock::Mock;
 use super::place::{Findings, Place};
@@ -23,9 +23,9 @@ const PLAIN_KEYS: [&str; 3] = ["type", "primitive", "args"];
 const ELSEWHERE: Secrets = Secrets::Not("reaches only a tool whose implementation.primitive is http_request");
 
 /// A tool as written.
-pub(super) struct Draft {
-    pub(super) place: Place,
-    pub(super) name: String,
+struct Draft {
+    place: Place,
+    name: String,
     description: String,
     schema: Option<Schema>,
     action: Option<Action>,
@@ -48,7 +48,8 @@ pub(super) struct Linked {
 /// Parses all custom tools, in document order. Returns `None` if the pack has a problem, here or before.
 pub(super) fn read(root: &Fields<'_>, findings: &Findings) -> Option<Vec<Linked>> {
     let drafts = drafts(root, findings);
-    let targets = delegation::targets(&drafts, findings);
+    let delegators: Vec<Delegator<'_>> = drafts.iter().map(Draft::delegator).collect();
+    let targets = delegation::targets(&delegators, findings);
     for (draft, target) in drafts.iter().zip(&targets) {
         if let Some(next) = target.next.and_then(|next| drafts.get(next)) {
             draft.gives_what_is_required(next, findings);
@@ -114,8 +115,12 @@ impl Draft {
         }
     }
 
+    fn delegator(&self) -> Delegator<'_> {
+        Delegator { place: &self.place, name: &self.name, primitive: self.primitive() }
+    }
+
     /// Returns the primitive that the tool delegates to; `None` for a mock.
-    pub(super) fn primitive(&self) -> Option<&str> {
+    fn primitive(&self) -> Option<&str> {
         match self.action.as_ref()? {
             Action::Args(primitive, _) => Some(primitive),
             Action::Mock(_) => None,

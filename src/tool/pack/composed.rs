@@ -83,7 +83,7 @@ impl Composed {
     pub fn run(&self, arguments: &Value) -> Result<Step, String> {
         let none = Value::Object(Map::new());
         let arguments = if arguments.is_null() { &none } else { arguments };
-        self.step(arguments).map_err(|why| super::place::truncate(&why, MAX_ERROR))
+        self.step(arguments).map_err(|why| super::problem::truncate(&why, MAX_ERROR))
     }
 
     fn step(&self, arguments: &Value) -> Result<Step, String> {

@@ -1,9 +1,9 @@
 //! Checks delegation between tools: no cycles, a limited depth, and a known primitive at the end.
 
-use super::compose::Draft;
 use super::mapping::quoted;
-use super::place::{Findings, truncate};
+use super::place::{Findings, Place};
 use super::policy::{PRIMITIVES, primitive};
+use super::problem::truncate;
 
 /// Maximum number of delegations of a call, including the one to the primitive.
 const MAX_DELEGATIONS: usize = 8;
@@ -21,15 +21,23 @@ pub(super) struct Target {
     pub(super) primitive: Option<&'static str>,
 }
 
-/// Returns the target of each draft, in order.
-pub(super) fn targets(drafts: &[Draft], findings: &Findings) -> Vec<Target> {
+/// A tool, as far as delegation is concerned.
+pub(super) struct Delegator<'d> {
+    pub(super) place: &'d Place,
+    pub(super) name: &'d str,
+    /// The tool or primitive that it delegates to.
+    pub(super) primitive: Option<&'d str>,
+}
+
+/// Returns the target of each tool, in order.
+pub(super) fn targets(drafts: &[Delegator<'_>], findings: &Findings) -> Vec<Target> {
     let next: Vec<Option<usize>> = drafts.iter().map(|draft| next(draft, drafts, findings)).collect();
     let mut reported = vec![false; drafts.len()];
     (0..drafts.len()).map(|at| target(at, drafts, &next, &mut reported, findings)).collect()
 }
 
-fn next(draft: &Draft, drafts: &[Draft], findings: &Findings) -> Option<usize> {
-    let name = draft.primitive().filter(|name| primitive(name).is_none())?;
+fn next(draft: &Delegator<'_>, drafts: &[Delegator<'_>], findings: &Findings) -> Option<usize> {
+    let name = draft.primitive.filter(|name| primitive(name).is_none())?;
     let place = draft.place.key("implementation").key("primitive");
     if name == draft.name {
         findings.problem(&place, "names the tool itself");
@@ -45,7 +53,7 @@ fn next(draft: &Draft, drafts: &[Draft], findings: &Findings) -> Option<usize> {
 
 fn target(
     start: usize,
-    drafts: &[Draft],
+    drafts: &[Delegator<'_>],
     next: &[Option<usize>],
     reported: &mut [bool],
     findings: &Findings,
@@ -63,7 +71,7 @@ fn target(
         chain.push(to);
         at = to;
     }
-    let end = drafts.get(at).and_then(Draft::primitive).and_then(primitive).map(|(name, _)| name);
+    let end = drafts.get(at).and_then(|draft| draft.primitive).and_then(primitive).map(|(name, _)| name);
     let jumps = chain.len() - 1 + usize::from(end.is_some());
     if jumps > MAX_DELEGATIONS
         && let Some(draft) = drafts.get(start)
@@ -77,13 +85,13 @@ fn target(
     Target { next: next.get(start).copied().flatten(), delegations: jumps, primitive: end }
 }
 
-fn circle(chain: &[usize], drafts: &[Draft], findings: &Findings) {
+fn circle(chain: &[usize], drafts: &[Delegator<'_>], findings: &Findings) {
     let Some(first) = chain.first().and_then(|at| drafts.get(*at)) else { return };
     let place = first.place.key("implementation").key("primitive");
     findings.problem(&place, format!("delegates in a circle: {}", names(chain, drafts, Some(&first.name))));
 }
 
-fn names(chain: &[usize], drafts: &[Draft], end: Option<&str>) -> String {
-    let tools = chain.iter().filter_map(|at| drafts.get(*at)).map(|draft| draft.name.as_str());
+fn names(chain: &[usize], drafts: &[Delegator<'_>], end: Option<&str>) -> String {
+    let tools = chain.iter().filter_map(|at| drafts.get(*at)).map(|draft| draft.name);
     truncate(&tools.chain(end).collect::<Vec<_>>().join(" -> "), MAX_CHAIN)
 }

@@ -1,6 +1,7 @@
 //! Parses one mapping of a pack key by key.
 
-use super::place::{Findings, Place, truncate};
+use super::place::{Findings, Place};
+use super::problem::truncate;
 use super::yaml::Node;
 
 /// The problem with a missing key.

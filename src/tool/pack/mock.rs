@@ -3,9 +3,10 @@
 use serde_json::Value;
 
 use super::mapping::{Fields, MISSING, quoted};
+use super::parameter::Reference;
 use super::place::{Findings, Place};
 use super::schema;
-use super::template::{Part, Reference, no_workspace_secret, parse};
+use super::template::{Part, no_workspace_secret, parse};
 use super::yaml::Node;
 
 const STRATEGIES: &str = "static, lookup, echo";

@@ -1,28 +1,13 @@
-//! Positions in a pack, and problems found there.
+//! Positions in a pack, and the problems found at them.
 
 use std::cell::RefCell;
 use std::fmt;
 
+use super::problem::{Problem, truncate};
 use super::yaml::Node;
 
 /// Maximum length of a key in a path, in characters.
 const MAX_KEY: usize = 80;
-
-/// A problem in a pack.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Problem {
-    /// The position, such as `tools.custom[2].implementation.args.url`, or a line and column if the text is not valid
-    /// YAML.
-    pub path: String,
-    /// The problem and, if it is not obvious, a suggestion.
-    pub message: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.path, self.message)
-    }
-}
 
 /// A position in the document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -106,19 +91,6 @@ impl Findings {
         found.sort_by_cached_key(|(place, _)| place.order(root));
         found.into_iter().map(|(place, message)| Problem { path: place.to_string(), message }).collect()
     }
-}
-
-/// Truncates a text to a number of characters and removes control characters.
-pub(super) fn truncate(text: &str, max: usize) -> String {
-    let mut out = String::new();
-    for (count, char) in text.chars().enumerate() {
-        if count == max {
-            out.push('…');
-            break;
-        }
-        out.push(if char.is_control() { char::REPLACEMENT_CHARACTER } else { char });
-    }
-    out
 }
 
 #[cfg(test)]

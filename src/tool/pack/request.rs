@@ -3,7 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::mapping::{Fields, quoted};
-use super::place::{Place, truncate};
+use super::place::Place;
+use super::problem::truncate;
 use super::template::{Part, Scope, Secrets, Template, Values};
 use super::url::Url;
 use super::yaml::Node;

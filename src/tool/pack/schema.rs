@@ -4,9 +4,10 @@ use jsonschema::{PatternOptions, Validator};
 use serde_json::{Value, json};
 
 use super::mapping::{MAX_ECHO, quoted};
-use super::place::{Findings, Place, truncate};
+use super::parameter::Reference;
+use super::place::{Findings, Place};
+use super::problem::truncate;
 use super::references::{self, Weight};
-use super::template::Reference;
 use super::yaml::Node;
 
 /// Maximum depth of arguments, and their maximum size.

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 use super::mapping::quoted;
+use super::parameter::Reference;
 use super::place::{Findings, Place};
 use super::schema;
 use super::yaml::Node;
@@ -24,10 +25,6 @@ pub(super) enum Part {
     Text(String),
     Value(Reference),
 }
-
-/// A reference to an argument. An empty one refers to all arguments: `${parameters}`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Reference(pub(super) Vec<String>);
 
 /// A value that may contain templates.
 #[derive(Clone, Debug)]
@@ -109,21 +106,7 @@ fn placeholder(name: &str) -> Result<Part, String> {
 }
 
 fn quoted_path(steps: &[&str]) -> String {
-    super::place::truncate(&steps.join("."), super::mapping::MAX_ECHO)
-}
-
-impl Reference {
-    pub(super) fn find<'v>(&self, arguments: &'v Value) -> Option<&'v Value> {
-        let mut value = arguments;
-        for step in &self.0 {
-            value = match value {
-                Value::Object(members) => members.get(step)?,
-                Value::Array(items) => items.get(step.parse::<usize>().ok()?)?,
-                _ => return None,
-            };
-        }
-        Some(value)
-    }
+    super::problem::truncate(&steps.join("."), super::mapping::MAX_ECHO)
 }
 
 impl Scope<'_> {

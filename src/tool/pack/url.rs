@@ -4,8 +4,10 @@
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
-use super::place::{Place, truncate};
-use super::template::{Part, Reference, Scope, Secrets, Values};
+use super::parameter::Reference;
+use super::place::Place;
+use super::problem::truncate;
+use super::template::{Part, Scope, Secrets, Values};
 use crate::model::host::Host;
 
 /// All characters that are not unreserved (RFC 3986 §2.3).

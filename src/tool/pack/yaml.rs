@@ -8,7 +8,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Number, Value};
 use serde_saphyr::options::NonFiniteFloatPolicy;
 
-use super::place::{Problem, truncate};
+use super::problem::{Problem, truncate};
 
 /// Maximum size of a pack, in bytes.
 pub(super) const MAX_TEXT: usize = 1 << 20;
