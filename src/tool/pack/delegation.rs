@@ -88,7 +88,7 @@ fn target(
 fn circle(chain: &[usize], drafts: &[Delegator<'_>], findings: &Findings) {
     let Some(first) = chain.first().and_then(|at| drafts.get(*at)) else { return };
     let place = first.place.key("implementation").key("primitive");
-    findings.problem(&place, format!("delegates in a circle: {}", names(chain, drafts, Some(&first.name))));
+    findings.problem(&place, format!("delegates in a circle: {}", names(chain, drafts, Some(first.name))));
 }
 
 fn names(chain: &[usize], drafts: &[Delegator<'_>], end: Option<&str>) -> String {
