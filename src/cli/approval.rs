@@ -25,7 +25,7 @@ pub(super) fn list(config: Option<&Path>, admin: Option<&str>, json: bool) -> Ex
     })
 }
 
-/// Decides one, for good.
+/// Decides on a request. The decision is final.
 pub(super) fn decide(config: Option<&Path>, admin: Option<&str>, id: &str, decision: &str) -> Exit {
     if let Err(exit) = execution::is_id(id) {
         return exit;

@@ -38,7 +38,7 @@ fn verify(settings: &Settings, place: &LogLocation, args: &VerifyArgs) -> Exit {
         Err(error) => return fail(&error.to_string()),
     };
     let is_own = place.path.as_ref().is_some_and(|own| same_file(own, path));
-    // A log that is ours but has no head is a log whose end nobody can vouch for.
+    // Without its head, the end of a log of this daemon cannot be verified.
     let head = is_own.then(|| place.head_file());
     let report = match verify::verify(path, &key, head.as_deref()) {
         Ok(report) => report,

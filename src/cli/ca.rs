@@ -43,7 +43,7 @@ pub(super) fn run(config: Option<&Path>, action: &CaAction) -> Exit {
     Exit::Done
 }
 
-/// Our CA first, then what the machine trusts: for clients whose variable replaces their own roots.
+/// Returns the CA followed by the system's roots, for clients whose variable replaces their own roots.
 pub(super) fn bundle(ca_pem: &str) -> String {
     let system = rustls_native_certs::load_native_certs().certs;
     let mut text = ca_pem.to_owned();

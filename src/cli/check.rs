@@ -42,7 +42,8 @@ pub(super) fn run(config: Option<&Path>, json: bool, online: bool) -> Exit {
     if fine { Exit::Done } else { Exit::Usage }
 }
 
-/// Registered webhooks whose names lead to an address that is not public, and those that cannot be resolved now.
+/// Returns the registered webhooks whose names resolve to an address that is not public, and those that cannot be
+/// resolved now.
 fn webhooks(settings: &Settings, policy: &Policy) -> (Vec<Problem>, Vec<Problem>) {
     if policy.tasks().all(|task| task.webhooks().next().is_none()) {
         return (Vec::new(), Vec::new());
@@ -83,7 +84,7 @@ fn resolved(settings: &Settings, policy: &Policy) -> Result<Vec<WebhookProblem>,
     })
 }
 
-/// The daemon opens it at its start, whether a credential wants something of it or not.
+/// Checks the vault. The daemon opens it at start even if no credential refers to it.
 fn vault(place: &Vault) -> Vec<Problem> {
     let opened = vault::vault(place).open().map(drop);
     let suggestion = "the path and the key that the vault was made with".to_owned();

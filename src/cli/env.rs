@@ -10,13 +10,13 @@ use crate::files;
 use crate::policy::settings::ListenAt;
 use crate::tls::authority::Authority;
 
-/// Variables that name the proxy. Both spellings: curl reads only the small `http_proxy`, others only
-/// the capitals. gRPC prefers one of its own.
+/// Variables that name the proxy, in both spellings: curl only reads the lower-case `http_proxy`, other clients only
+/// the upper-case ones. gRPC prefers a variable of its own.
 pub(super) const PROXY: [&str; 7] =
     ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "grpc_proxy"];
-/// Variables that would let a client pass the proxy by.
+/// Variables with hosts for which a client bypasses the proxy.
 pub(super) const NO_PROXY: [&str; 3] = ["NO_PROXY", "no_proxy", "no_grpc_proxy"];
-/// Variables of single clients that name another proxy, or none, and win over the common ones.
+/// Variables of single clients that name another proxy or none, and take precedence.
 pub(super) const OTHER_PROXY: [&str; 10] = [
     "PIP_PROXY",
     "CARGO_HTTP_PROXY",
@@ -29,7 +29,7 @@ pub(super) const OTHER_PROXY: [&str; 10] = [
     "YARN_HTTP_PROXY",
     "YARN_HTTPS_PROXY",
 ];
-/// Variables that replace a client's roots: they get the bundle.
+/// Variables that replace a client's roots. They are set to the bundle.
 const BUNDLE: [&str; 14] = [
     "SSL_CERT_FILE",
     "REQUESTS_CA_BUNDLE",
@@ -44,10 +44,10 @@ const BUNDLE: [&str; 14] = [
     "HTTPLIB2_CA_CERTS",
     "BUNDLE_SSL_CA_CERT",
     "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE",
-    // Its OpenSSL prefers this to SSL_CERT_FILE, and machines with Nix have it set.
+    // Nix's OpenSSL prefers this to SSL_CERT_FILE, and systems with Nix set it.
     "NIX_SSL_CERT_FILE",
 ];
-/// Variables that add to a client's roots: they get the CA alone.
+/// Variables that add to a client's roots. They are set to the CA alone.
 const EXTRA: [&str; 1] = ["NODE_EXTRA_CA_CERTS"];
 
 pub(super) fn run(config: Option<&Path>, task: &str, shell: Shell) -> Exit {
@@ -90,11 +90,11 @@ pub(super) fn variables(proxy_url: &str, ca: &Path, bundle: &Path) -> Vec<(&'sta
     let proxy = PROXY.iter().map(|name| (*name, proxy_url.to_owned()));
     let roots = BUNDLE.iter().map(|name| (*name, text(bundle)));
     let extra = EXTRA.iter().map(|name| (*name, text(ca)));
-    // Node reads proxy variables only when told to.
+    // Node reads the proxy variables only if this is set.
     proxy.chain(roots).chain(extra).chain([("NODE_USE_ENV_PROXY", "1".to_owned())]).collect()
 }
 
-/// Writes our CA and the machine's roots beside the state, replacing an older bundle whole.
+/// Writes the CA and the system's roots to the state directory, replacing an older bundle atomically.
 pub(super) fn write_bundle(dir: &Path, ca_pem: &str) -> io::Result<PathBuf> {
     files::private_dir(dir)?;
     let path = dir.join("ca-bundle.pem");
@@ -106,7 +106,7 @@ pub(super) fn write_bundle(dir: &Path, ca_pem: &str) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// The token itself, which the compiled policy no longer has.
+/// Returns a task's token from the configuration file. The compiled policy only has its hash.
 fn static_token(config: &Path, task: &str) -> Option<String> {
     let table: toml::Table = fs::read_to_string(config).ok()?.parse().ok()?;
     let source = table.get("tasks")?.get(task)?.get("token")?.as_str()?;
@@ -118,7 +118,7 @@ fn static_token(config: &Path, task: &str) -> Option<String> {
     Some(percent(token.strip_suffix('\n').unwrap_or(&token)))
 }
 
-/// Userinfo of a URL (RFC 3986 §3.2.1): everything but unreserved characters is escaped.
+/// Escapes userinfo for a URL (RFC 3986 §3.2.1): everything but unreserved characters.
 fn percent(text: &str) -> String {
     text.bytes().fold(String::new(), |mut out, byte| {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {

@@ -115,7 +115,7 @@ pub(super) fn run(config: Option<&Path>, admin: Option<&str>, args: &ExecutionAr
     }
 }
 
-/// An invalid id is rejected without asking the daemon, and must not become another path.
+/// Checks an id. An invalid one must not become another path of the API.
 pub(super) fn is_id(id: &str) -> Result<(), Exit> {
     if is_plain(id) {
         return Ok(());
@@ -148,13 +148,14 @@ fn start(config: Option<&Path>, admin: Option<&str>, args: &StartArgs) -> Exit {
     })
 }
 
-/// Lines that a shell can run whatever the daemon wrote into them.
+/// Returns lines that a shell can evaluate, whatever the daemon's reply contains.
 fn for_eval(started: &Value) -> Option<String> {
     let (id, task, token) = (text(started, "id")?, text(started, "task")?, text(started, "token")?);
     let until = text(started, "expires_at").map(|end| format!(", until {end}")).unwrap_or_default();
     let means = match text(started, "proxy_url") {
         Some(url) => {
-            // The others as well, or one that `exeat env` has set would win with the token of somebody else.
+            // The other variables are set too, or those that `exeat env` has set would take precedence with another
+            // token.
             let others = env::PROXY.iter().filter(|name| **name != "HTTPS_PROXY");
             let others: String = others.map(|name| format!(" {name}=\"$HTTPS_PROXY\"")).collect();
             format!("export HTTPS_PROXY={}\nexport{others}\nunset {}", quoted(&url), env::NO_PROXY.join(" "))
@@ -251,7 +252,7 @@ fn called(answer: &Value, id: &str, json: bool) -> Option<()> {
     Some(())
 }
 
-/// Calls of one kind against what is allowed: `3/20, 1/10 in this minute`.
+/// Returns the calls of one kind with their limits: `3/20, 1/10 in this minute`.
 fn used(counter: &Value) -> String {
     let minute = in_minute(counter).map(|minute| format!(", {minute} in this minute"));
     in_all(counter) + &minute.unwrap_or_default()
@@ -261,7 +262,7 @@ fn in_all(counter: &Value) -> String {
     of(number(counter, "calls"), limit(counter, "calls_per_execution"))
 }
 
-/// None where nothing is counted by the minute, and nothing was.
+/// Returns `None` if there is no limit per minute and there were no calls.
 fn in_minute(counter: &Value) -> Option<String> {
     let (used, most) = (number(counter, "calls_in_window"), limit(counter, "calls_per_minute"));
     (used > 0 || most.is_some()).then(|| of(used, most))
@@ -283,12 +284,12 @@ fn credits(execution: &Value) -> String {
     execution.get("credits").and_then(Value::as_f64).unwrap_or_default().to_string()
 }
 
-/// A field's text, harmless for a terminal.
+/// Returns a field's text without control characters.
 pub(super) fn text(value: &Value, key: &str) -> Option<String> {
     value.get(key)?.as_str().map(clean)
 }
 
-/// A time to the minute, as tables show it: of a text as RFC 3339 has it, or of milliseconds since 1970.
+/// Returns a time in minutes for tables, from RFC 3339 or from milliseconds since 1970.
 pub(super) fn short(time: Option<&Value>) -> String {
     let written = match time {
         Some(Value::String(text)) => Some(clean(text)),
@@ -304,7 +305,7 @@ fn written(millis: u64) -> Option<String> {
     OffsetDateTime::from_unix_timestamp(seconds).ok()?.format(&Rfc3339).ok()
 }
 
-/// `30s`, `30m`, `2h`, `7d`.
+/// Parses a duration: `30s`, `30m`, `2h`, `7d`.
 fn seconds(text: &str) -> Result<u64, String> {
     let read = || {
         let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

@@ -118,7 +118,7 @@ fn walk(policy: &Policy, task: &Task, args: &ExplainArgs, steps: &mut Vec<Step>)
     Ok(())
 }
 
-/// Which credentials would go where; never their values.
+/// Returns the credentials that would be sent, never their values.
 fn credentials(task: &Task, kind: Kind, target: &Target, allowed: &MatchedRules) -> Vec<String> {
     let required: Vec<_> = allowed.required().map(CredentialName::as_str).collect();
     let bound = task.credentials().iter().filter(|credential| allowed.may_receive(credential, target));
@@ -146,7 +146,7 @@ fn tool(name: &str) -> Result<Tool, String> {
     Tool::from_name(name).ok_or_else(|| format!("one of {}", Tool::ALL.map(Tool::as_str).join(", ")))
 }
 
-/// Addresses that are known without asking anybody.
+/// Returns the addresses that are known without a DNS query.
 fn known_addresses(policy: &Policy, target: &Target) -> Option<Vec<IpAddr>> {
     match target.host() {
         Host::Ip(ip) => Some(vec![*ip]),

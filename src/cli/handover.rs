@@ -1,6 +1,6 @@
-//! `exeat run` re-executes itself without its caller's variables, because a process's environment can be read in
-//! `/proc`. The environment stays readable for the life of the process, for root even of one that cannot be dumped. The
-//! variables are passed in memory that no path leads to.
+//! `exeat run` re-executes itself without its caller's variables, because the environment of a process can be read in
+//! `/proc` for as long as the process lives, by root even if it is not dumpable. The variables are passed in memory
+//! without a path.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -13,14 +13,14 @@ use std::process::Command;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use zeroize::Zeroizing;
 
-/// Names the descriptor of the memory that holds the variables.
+/// The variable with the descriptor of that memory.
 const HANDED_OVER: &str = "EXEAT_RUN_ENVIRONMENT";
-/// A link that stays right when the file is replaced or deleted while it runs.
+/// A link to the program that stays valid when its file is replaced or deleted.
 const OURSELVES: &str = "/proc/self/exe";
-/// Most that is read: larger than any environment that Linux starts a program with.
+/// Maximum size of the variables, in bytes. It exceeds the largest environment of Linux.
 const MAX: u64 = 64 << 20;
 
-/// Variables that this process itself, its loader and its libraries read. They stay where they are.
+/// Variables that this process, its loader or its libraries read. They are kept.
 const KEPT: [&str; 13] = [
     "COLUMNS",
     "EXEAT_CONFIG",
@@ -40,15 +40,15 @@ const KEPT_PREFIXES: [&str; 4] = ["LC_", "LD_", "RUST_", "XDG_"];
 
 type Variable = (OsString, Zeroizing<Vec<u8>>);
 
-/// The variables that the caller has set.
+/// The caller's variables.
 pub(super) struct Environment(Vec<Variable>);
 
 impl Environment {
-    /// Replaces this process by one without variables, but for those that it needs itself; in that one, returns what
-    /// the caller has set. The values of `secrets` stay nowhere.
+    /// Replaces this process by one that only has the variables it needs, and in the new process returns the caller's.
+    /// The values of `secrets` are not kept anywhere else.
     ///
     /// # Errors
-    /// As the system says. Then nothing may be run: the values are still to be seen.
+    /// I/O errors. The command must not be started then, because the values are still readable.
     pub(super) fn take_over(secrets: &[&str]) -> io::Result<Self> {
         match std::env::var_os(HANDED_OVER) {
             Some(descriptor) => Self::handed_over(&descriptor),
@@ -75,26 +75,26 @@ impl Environment {
         Ok(Self(kept.chain(text.split(|byte| *byte == 0).filter_map(variable)).collect()))
     }
 
-    /// The value of a variable, if it is text.
+    /// Returns the value of a variable, if it is text.
     pub(super) fn text(&self, name: &str) -> Option<String> {
         let (_, value) = self.0.iter().find(|(known, _)| known == name)?;
         std::str::from_utf8(value).ok().map(str::to_owned)
     }
 
-    /// All of them.
+    /// Returns all variables.
     pub(super) fn all(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
         self.0.iter().map(|(name, value)| (name.as_os_str(), OsStr::from_bytes(value)))
     }
 }
 
-/// `NAME=value`. A name may begin with `=`.
+/// Parses `NAME=value`. A name may begin with `=`.
 fn variable(text: &[u8]) -> Option<Variable> {
     let at = memchr::memchr(b'=', text.get(1..)?)?.saturating_add(1);
     let (name, value) = text.split_at_checked(at)?;
     Some((OsString::from_vec(name.to_vec()), Zeroizing::new(value.get(1..)?.to_vec())))
 }
 
-/// Returns only if that fails.
+/// Re-executes the program. Returns only on failure.
 fn start_anew(secrets: &[&str]) -> io::Error {
     let (kept, handed): (Vec<_>, Vec<_>) = std::env::vars_os().partition(|(name, value)| stays(name, value, secrets));
     let memory = match memory_of(&handed) {
@@ -107,7 +107,7 @@ fn start_anew(secrets: &[&str]) -> io::Error {
     command.env_clear().envs(kept).env(HANDED_OVER, memory.as_raw_fd().to_string()).exec()
 }
 
-/// Memory that outlives the program, and goes with the last descriptor of it.
+/// Returns memory that survives an exec and is freed with its last descriptor.
 fn memory_of(variables: &[(OsString, OsString)]) -> io::Result<File> {
     let mut memory = File::from(memfd_create("exeat-environment", MemfdFlags::empty())?);
     for (name, value) in variables {
@@ -118,7 +118,7 @@ fn memory_of(variables: &[(OsString, OsString)]) -> io::Result<File> {
     Ok(memory)
 }
 
-/// Whether this process needs a variable, and no secret stands in it.
+/// Whether this process needs a variable that contains no secret.
 fn stays(name: &OsStr, value: &OsStr, secrets: &[&str]) -> bool {
     let is_known = KEPT.iter().any(|kept| name == *kept)
         || KEPT_PREFIXES.iter().any(|prefix| name.as_bytes().starts_with(prefix.as_bytes()));

@@ -1,5 +1,5 @@
 //! Confinement of the daemon after setup: no core files, no new programs, no access to other processes or to files
-//! other than its own. It limits the damage if the process is taken over.
+//! other than its own. It limits the damage of a compromised process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,17 +18,17 @@ use crate::policy::settings::{LedgerAt, ListenAt, Settings, Source};
 
 /// Paths of the system's configuration, roots and random numbers.
 const SYSTEM: [&str; 7] = ["/etc", "/usr", "/proc", "/sys/fs/cgroup", "/dev/null", "/dev/urandom", "/dev/random"];
-/// Where processes may write that have nothing to lose.
+/// Files that may be written, because nothing can be lost in them.
 const SINKS: [&str; 1] = ["/dev/null"];
 
-/// Nothing of the process ends up in a core file.
+/// Disables core files.
 pub(super) fn no_core() {
     if let Err(error) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
         tracing::warn!(%error, "core dumps cannot be disabled");
     }
 }
 
-/// Takes as many descriptors as are allowed. The daemon divides them.
+/// Raises the limit of descriptors to its maximum. The daemon divides them.
 pub(super) fn descriptors() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
@@ -36,15 +36,15 @@ pub(super) fn descriptors() {
     }
 }
 
-/// Confines the process for good. It has to come before other threads do. What the kernel does not have is
-/// left out, and a log line says what holds.
+/// Confines the process permanently. Must be called before other threads are started. Features that the kernel lacks
+/// are skipped, and a log line names those in force.
 pub(super) fn confine(settings: &Settings, config: Option<&Path>) {
     let calls = no_calls().map_or_else(|error| format!("off ({error})"), |()| "on".to_owned());
     let paths = only_paths(settings, config).unwrap_or_else(|error| format!("off ({error})"));
     tracing::info!(seccomp = calls, landlock = paths, "confined");
 }
 
-/// System calls that a proxy has no use for, and somebody who got into it would have.
+/// Denies system calls that a proxy does not need and an attacker would use.
 fn no_calls() -> Result<(), seccompiler::Error> {
     let mut rules = Rules::new();
     for call in DENIED {
@@ -57,7 +57,8 @@ fn no_calls() -> Result<(), seccompiler::Error> {
     });
     put(&mut rules, libc::SYS_clone, spaces.collect::<Result<_, seccompiler::Error>>()?);
     seccomp::refuse(libc::EPERM, rules)?;
-    // Its flags lie in memory, where no filter sees them; told that there is no such call, libraries use the other.
+    // The flags of `clone3` are in memory, where a filter cannot read them. If it is reported as missing, libraries use
+    // `clone`.
     let mut unseen = Rules::new();
     put(&mut unseen, libc::SYS_clone3, Vec::new());
     seccomp::refuse(libc::ENOSYS, unseen)
@@ -73,7 +74,7 @@ const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWUTS,
 ];
 
-/// New programs, other processes, namespaces and mounts, the kernel's own insides, identities.
+/// Calls for new programs, other processes, namespaces, mounts, the kernel itself and identities.
 const DENIED: [i64; 46] = [
     libc::SYS_acct,
     libc::SYS_add_key,
@@ -123,8 +124,8 @@ const DENIED: [i64; 46] = [
     libc::SYS_vhangup,
 ];
 
-/// Only what the daemon keeps can be written, and only that, its configuration and the machine's be read.
-/// Files that a later configuration names have to lie in folders that the first one knew.
+/// Restricts writing to the daemon's own files, and reading to those, the configuration and the system's. Files that a
+/// later configuration names must be in directories that the first one named.
 fn only_paths(settings: &Settings, config: Option<&Path>) -> Result<String, Box<dyn std::error::Error>> {
     for file in kept(settings) {
         if let Some(folder) = folder(file) {
@@ -150,7 +151,7 @@ fn only_paths(settings: &Settings, config: Option<&Path>) -> Result<String, Box<
     .to_owned())
 }
 
-/// Files that the daemon makes and writes.
+/// Returns the files that the daemon creates and writes.
 fn kept(settings: &Settings) -> impl Iterator<Item = &PathBuf> {
     let key = match &settings.vault.key {
         Source::File(key) => Some(key),
@@ -165,7 +166,7 @@ fn kept(settings: &Settings) -> impl Iterator<Item = &PathBuf> {
 }
 
 fn restrict(own: &[PathBuf], read: &[PathBuf]) -> Result<RulesetStatus, RulesetError> {
-    // Newer kernels' rights are asked for as well; older ones leave them out.
+    // The rights of newer kernels are requested too. Older kernels ignore them.
     const WISHED: ABI = ABI::V6;
     let read_only = AccessFs::ReadFile | AccessFs::ReadDir;
     let without_programs = AccessFs::from_all(WISHED) & !AccessFs::Execute;
@@ -192,7 +193,7 @@ fn sources(settings: &Settings, config: Option<&Path>) -> Vec<PathBuf> {
     let base = config.and_then(folder).unwrap_or_default();
     let text = config.and_then(|config| fs::read_to_string(config).ok()).unwrap_or_default();
     let secrets = secret_files(&text).into_iter().map(|file| base.join(file));
-    // On many machines it is a link to where its servers are kept up to date.
+    // On many systems it is a link to a file that is updated elsewhere.
     let all = named.chain(secrets).chain(config.map(Path::to_owned)).chain([PathBuf::from(RESOLVERS)]);
     let places = all.flat_map(|file| [fs::canonicalize(&file).ok(), Some(file)]).flatten().filter_map(|file| {
         let folder = folder(&file)?;
@@ -208,7 +209,7 @@ fn folder(file: &Path) -> Option<PathBuf> {
     Some(if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent.to_owned() })
 }
 
-/// Files that a configuration names as sources of secrets.
+/// Returns the files that a configuration names as sources of secrets.
 fn secret_files(text: &str) -> Vec<PathBuf> {
     fn walk(value: &toml::Value, found: &mut Vec<PathBuf>) {
         match value {

@@ -9,7 +9,7 @@ use clap_mangen::roff::{Roff, bold, roman};
 use super::Exit;
 use super::terminal::{clean, print, say};
 
-/// Shells that completions are made for.
+/// Shells for which completions are generated.
 #[derive(Clone, Copy, ValueEnum)]
 pub(super) enum Completed {
     Bash,
@@ -41,7 +41,7 @@ pub(super) fn completions(mut cli: Command, shell: Completed) -> Exit {
 pub(super) fn man(cli: Command, args: &ManArgs) -> Exit {
     // `help` has no page of its own.
     let mut root = cli.disable_help_subcommand(true);
-    // Names the pages of commands in full, and hands them the flags that hold everywhere.
+    // Sets the full names of commands, and adds the global flags to them.
     root.build();
     let mut command = &root;
     for name in &args.of {
@@ -67,11 +67,11 @@ pub(super) fn man(cli: Command, args: &ManArgs) -> Exit {
 
 fn page(mut command: Command) -> io::Result<Vec<u8>> {
     let usage = command.render_usage().to_string();
-    // As the help shows it, with what each flag wants.
+    // As in the help, with the values of flags.
     let command = command.override_usage(usage.trim_start_matches("Usage: ").to_owned());
     let title = command.get_display_name().unwrap_or("exeat").to_uppercase();
     let version = format!("exeat {}", env!("CARGO_PKG_VERSION"));
-    // A day would make each build another one, and an empty word would let those after it move up.
+    // A date would make builds differ, and an empty word would shift those after it.
     let man = Man::new(command).title(title).date(" ").source(version).manual("exeat");
     let mut page = Vec::new();
     man.render(&mut page)?;
@@ -86,7 +86,7 @@ fn page(mut command: Command) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// Sections that hold for all commands and belong to no flag.
+/// Sections for all commands.
 const MORE: [(&str, &[(&str, &str)]); 2] = [
     (
         "EXIT STATUS",
@@ -114,7 +114,7 @@ const MORE: [(&str, &[(&str, &str)]); 2] = [
 mod tests {
     use clap::CommandFactory;
 
-    /// Also that no two flags of a command are in each other's way.
+    /// Also checks that no two flags of a command conflict.
     #[test]
     fn the_flags_are_sound() {
         crate::cli::Cli::command().debug_assert();

@@ -28,41 +28,41 @@ use crate::policy::compile::AdminAddress;
 use crate::policy::settings::ListenAt;
 use crate::policy::source::{read_source, usable};
 
-/// Until somebody takes the connection.
+/// Maximum time to connect.
 const TO_CONNECT: Duration = Duration::from_secs(5);
-/// For the question and the whole answer.
+/// Maximum time for a request and its response.
 const TO_ANSWER: Duration = Duration::from_secs(30);
-/// Bytes of an answer.
+/// Maximum size of a response, in bytes.
 const MAX_ANSWER: usize = 64_000_000;
-/// Where the token is that wins over all others.
+/// The variable with the token. It takes precedence.
 const TOKEN: &str = "EXEAT_ADMIN_TOKEN";
 /// The options that name another daemon than the configured one.
 const FLAG: &str = "--admin or EXEAT_ADMIN";
 
-/// A daemon, and what it knows its operator by.
+/// A daemon and the operator's token for it.
 pub(super) struct Operator {
     at: At,
     /// The source of the address, for error messages.
     named_by: String,
-    /// None: on a Unix socket the kernel may say enough.
+    /// `None` on a Unix socket, where the kernel identifies the user.
     token: Option<Token>,
 }
 
-/// Where an admin listener is.
+/// The address of an admin listener.
 #[derive(Debug, PartialEq, Eq)]
 enum At {
-    /// Addresses of one listener, of which the first that answers is taken.
+    /// Addresses of one listener. The first one that responds is used.
     Tcp(Vec<SocketAddr>),
     Unix(PathBuf),
 }
 
 struct Token {
     value: Secret,
-    /// Where it was found.
+    /// The source of the token.
     from: String,
 }
 
-/// Why there is no answer, or not the one that was wanted.
+/// Why there is no usable response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failed {
     #[error("{0} closed the connection without a whole answer")]
@@ -88,7 +88,7 @@ pub(super) enum Failed {
     Unreached { at: String, named_by: String, why: io::Error },
 }
 
-/// Asks the daemon, and does what `told` says with the answer.
+/// Sends a request to the daemon and passes the response to `told`.
 pub(super) fn ask(
     config: Option<&Path>,
     admin: Option<&str>,
@@ -114,7 +114,7 @@ pub(super) fn ask(
     }
 }
 
-/// The answer as it is, for programs.
+/// Prints a response as JSON.
 pub(super) fn print_json(answer: &Value) {
     print(escaped(&format!("{answer:#}\n")));
 }
@@ -141,7 +141,7 @@ impl<'q> Question<'q> {
 }
 
 impl Operator {
-    /// Where the flag says, else the configuration. The file is read only if something is wanted of it.
+    /// Returns the daemon that the flag or the configuration names. The file is only read if it is needed.
     fn find(config: Option<&Path>, admin: Option<&str>) -> Result<Self, Exit> {
         let admin = admin.filter(|text| !text.is_empty());
         let given = std::env::var_os(TOKEN).map(|token| token.into_encoded_bytes()).filter(|token| !token.is_empty());
@@ -195,7 +195,7 @@ impl Operator {
         }
     }
 
-    /// One request on a connection of its own.
+    /// Sends one request on a connection of its own.
     async fn exchange(&self, question: &Question<'_>) -> Result<(StatusCode, Zeroizing<Vec<u8>>), Failed> {
         match &self.at {
             At::Tcp(addresses) => {
@@ -233,7 +233,7 @@ impl Operator {
         let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
         drop(connection);
         match body {
-            // It may hold the token of an execution.
+            // The body may contain the token of an execution.
             Ok(body) => Ok((status, Zeroizing::new(body.to_bytes().into()))),
             Err(error) if error.is::<LengthLimitError>() => Err(Failed::Long(at())),
             Err(_) => Err(Failed::Closed(at())),
@@ -263,8 +263,7 @@ impl Operator {
     }
 }
 
-/// The only sockets here: to the operator's own daemon, at an address that was written down as its own. No name is
-/// looked up on the way.
+/// Connects to the operator's daemon. The addresses are literal: no name is resolved.
 #[expect(clippy::disallowed_methods, reason = "to the operator's daemon, not to an origin")]
 async fn tcp(addresses: &[SocketAddr]) -> io::Result<(TcpStream, SocketAddr)> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
@@ -278,10 +277,10 @@ async fn tcp(addresses: &[SocketAddr]) -> io::Result<(TcpStream, SocketAddr)> {
 }
 
 impl At {
-    /// Where `--admin` says.
+    /// Parses the value of `--admin`.
     fn named(text: &str) -> Result<Self, Exit> {
         Self::parse(text).ok_or_else(|| {
-            // Not repeated: somebody may have written a token into it.
+            // The value is not repeated, because it may contain a token.
             say(format_args!(
                 "exeat: {FLAG}: write http://ADDRESS:PORT, with an IP address or localhost, or unix:PATH"
             ));
@@ -296,7 +295,7 @@ impl At {
         })
     }
 
-    /// `http://ADDRESS:PORT` or `unix:PATH`.
+    /// Parses `http://ADDRESS:PORT` or `unix:PATH`.
     fn parse(text: &str) -> Option<Self> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
@@ -318,7 +317,7 @@ impl At {
         Some(Self::Tcp(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect()))
     }
 
-    /// True for what does not leave the machine.
+    /// Returns true for an address of this machine.
     fn is_here(&self) -> bool {
         match self {
             Self::Tcp(addresses) => addresses.iter().all(|address| address.ip().is_loopback()),
@@ -326,12 +325,12 @@ impl At {
         }
     }
 
-    /// True for the listener of this configuration.
+    /// Returns true for the listener of this configuration.
     fn is_of(&self, place: &AdminAddress) -> bool {
         place.listen.as_ref().and_then(Self::of).is_some_and(|own| own == *self)
     }
 
-    /// How a listener is reached from its own machine.
+    /// Returns the address at which a listener is reached from its own machine.
     fn of(listen: &ListenAt) -> Option<Self> {
         match listen {
             ListenAt::Unix(path) => Some(Self::Unix(path.clone())),
@@ -361,7 +360,7 @@ impl fmt::Display for At {
 }
 
 impl Token {
-    /// As the daemon finds its own.
+    /// Returns the token that the configuration gives the daemon.
     fn of(place: &AdminAddress) -> Result<Self, String> {
         if let Some(source) = &place.token {
             let value = read_source(source, &|name| std::env::var(name).ok()).map_err(|why| why.to_string())?;
@@ -373,8 +372,8 @@ impl Token {
         Self::checked(Secret::new(read.trim_ascii_end().to_vec()), from)
     }
 
-    /// As [`Self::of`], for a daemon that the flag names. One that was found here is not sent over a network on the
-    /// strength of a typing error.
+    /// As [`Self::of`], for a daemon that the flag names. A token of this machine is not sent over a network because of
+    /// a typing error.
     fn for_another(place: &AdminAddress, at: &At) -> Result<Self, String> {
         if at.is_here() || at.is_of(place) {
             return Self::of(place);
@@ -387,7 +386,7 @@ impl Token {
         Self::checked(Secret::new(token), TOKEN.to_owned())
     }
 
-    /// One that can stand in a header field.
+    /// Checks that a token is valid in a header field.
     fn checked(value: Secret, from: String) -> Result<Self, String> {
         match usable(value) {
             Ok(value) => Ok(Self { value, from }),
@@ -461,7 +460,7 @@ mod tests {
         }
     }
 
-    /// Time that stands still until nobody does anything passes at once.
+    /// The paused clock advances as soon as all tasks wait.
     #[tokio::test(start_paused = true)]
     async fn a_daemon_that_says_nothing_is_not_waited_for() {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

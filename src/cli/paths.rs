@@ -10,7 +10,7 @@ use crate::policy::compile::{self, AdminAddress, Config, Problem};
 use crate::policy::settings::Vault;
 use crate::policy::source::CompileContext;
 
-/// The state directory where the file names none: systemd's, the user's, or the service's.
+/// Returns the state directory if the file names none: that of systemd, of the user, or of the service.
 pub(super) fn state_dir() -> PathBuf {
     let var = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let of_service = || PathBuf::from("/var/lib/exeat");
@@ -26,7 +26,7 @@ pub(super) fn state_dir() -> PathBuf {
     var("HOME").map_or_else(of_service, |home| home.join(".local/state/exeat"))
 }
 
-/// The file to follow, if one was named.
+/// Returns the configuration file to watch, if one was named.
 pub(super) fn file(config: Option<&Path>) -> Option<ConfigFile> {
     config.map(|path| ConfigFile::new(path, &state_dir()))
 }
@@ -44,20 +44,20 @@ pub(super) fn load(config: Option<&Path>) -> Result<Config, Vec<Problem>> {
     }
 }
 
-/// Where the vault is. The rest of the configuration may be wrong, such as for want of the secret that is
-/// about to be set.
+/// Returns the path of the vault. The rest of the configuration may be invalid, for example because a secret has not
+/// been set yet.
 pub(super) fn vault_place(config: Option<&Path>) -> Result<Vault, Vec<Problem>> {
     let (text, base) = text(config)?;
     compile::vault_place(&text, base, &state_dir())
 }
 
-/// Where the daemon listens for its operator. What else it needs, such as the tokens of its tasks, need not be here.
+/// Returns the admin listener's address. Other parts, such as the tokens of tasks, may be missing here.
 pub(super) fn admin_place(config: Option<&Path>) -> Result<AdminAddress, Vec<Problem>> {
     let (text, base) = text(config)?;
     compile::admin_place(&text, base, &state_dir())
 }
 
-/// The named file as it is, and the folder that its paths start from.
+/// Returns the text of the named file, and the directory that its paths are relative to.
 fn text(config: Option<&Path>) -> Result<(String, &Path), Vec<Problem>> {
     let Some(path) = config else { return Ok((String::new(), Path::new(""))) };
     let unreadable = |error: std::io::Error| {
@@ -67,7 +67,7 @@ fn text(config: Option<&Path>) -> Result<(String, &Path), Vec<Problem>> {
     Ok((std::fs::read_to_string(path).map_err(unreadable)?, path.parent().unwrap_or(Path::new(""))))
 }
 
-/// As [`load`]; says what is wrong.
+/// As [`load`], but prints the problems.
 pub(super) fn load_or_say(config: Option<&Path>) -> Result<Config, Exit> {
     load(config).map_err(|problems| {
         say_problems(config, &problems);
@@ -75,7 +75,7 @@ pub(super) fn load_or_say(config: Option<&Path>) -> Result<Config, Exit> {
     })
 }
 
-/// One line for each problem, and how many there are.
+/// Prints one line for each problem, and their number.
 pub(super) fn say_problems(config: Option<&Path>, problems: &[Problem]) {
     for problem in problems {
         say(format_args!("error: {problem}"));

@@ -12,20 +12,20 @@ use crate::model::name::is_plain;
 use crate::policy::compile::Problem;
 use crate::policy::credential::Credential;
 
-/// Shortest key that can be lent: a placeholder of fewer bytes would stand in texts by accident.
+/// Minimum length of a key. A shorter placeholder would occur in texts by accident.
 const MIN_KEY: usize = 8;
-/// Most of a key's beginning that tells its kind and is no secret.
+/// Maximum length of the public beginning of a key, which shows its kind.
 const MAX_PREFIX: usize = 16;
-/// Beginnings that tell the kind without a separator.
+/// Beginnings that show the kind without a separator.
 const KINDS: [&str; 4] = ["AIza", "AKIA", "ASIA", "eyJ"];
 
-/// True for letters alone or digits alone, and not many of them.
+/// Returns true for a short run of only letters or only digits.
 fn is_word(value: &[u8]) -> bool {
     let alike = value.iter().all(u8::is_ascii_alphabetic) || value.iter().all(u8::is_ascii_digit);
     alike && value.len() <= MAX_PREFIX
 }
 
-/// A key of ours that the child may use and not see.
+/// A key that the child may use but not see.
 pub(super) struct PlaceholderCredential {
     pub(super) name: String,
     /// The credential's configuration.
@@ -33,14 +33,14 @@ pub(super) struct PlaceholderCredential {
     pub(super) hidden: Hidden,
 }
 
-/// A value that the child does not see, and what it sees instead.
+/// A value that the child does not see, and its placeholder.
 pub(super) struct Hidden {
     value: Zeroizing<Vec<u8>>,
     placeholder: String,
 }
 
 impl Hidden {
-    /// Of a credential that the configuration gives the task.
+    /// Returns the value of a credential that the configuration gives to the task.
     pub(super) fn of(credential: &Credential) -> Option<Self> {
         let value = credential.value()?.expose();
         let usual = || format!("${{secrets.{}}}", credential.name());
@@ -48,11 +48,12 @@ impl Hidden {
         Some(Self { value: Zeroizing::new(value.to_vec()), placeholder })
     }
 
-    /// The placeholder wherever the value stood, or nothing if it did not. A word or a number has to stand there alone.
+    /// Returns the text with placeholders in place of the value, or `None` if it does not contain it. A word or a
+    /// number must be the whole text.
     fn hidden_in(&self, text: &OsStr) -> Option<OsString> {
         let mut rest = text.as_bytes();
         if rest != self.value.as_slice() && is_word(&self.value) {
-            // Within another text, it may well be something else.
+            // Within another text, it probably has another meaning.
             return None;
         }
         let mut hidden = Vec::new();
@@ -70,9 +71,9 @@ impl Hidden {
 }
 
 impl PlaceholderCredential {
-    /// Reads `NAME=HOW@HOST`, and the value from the variable NAME.
+    /// Parses `NAME=HOW@HOST` and reads the value from the variable NAME.
     pub(super) fn new(flag: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, Problem> {
-        // The text behind the name is not repeated: it may be the key itself.
+        // The text after the name is not repeated, because it may be the key itself.
         let named = flag.split_once('=').map_or("…", |(name, _)| name);
         let wrong = |problem: &str| Problem {
             path: "--credential".to_owned(),
@@ -95,7 +96,7 @@ impl PlaceholderCredential {
         let value = env(name).ok_or_else(|| unfit("is not set".to_owned()))?;
         let value = Zeroizing::new(value.into_bytes());
         if value.len() < MIN_KEY {
-            // An origin that gave it back would give it to the command.
+            // Redaction would not cover a shorter key, so an origin could return it to the command.
             return Err(unfit(format!("holds no key that could be protected: it is shorter than {MIN_KEY} bytes")));
         }
         let placeholder = placeholder(&value).map_err(|error| wrong(&error.to_string()))?;
@@ -116,7 +117,7 @@ impl PlaceholderCredential {
         Ok(Self { name: name.to_owned(), credential, hidden: Hidden { value, placeholder } })
     }
 
-    /// Where it may go, as `--allow` takes it.
+    /// Returns its hosts in the syntax of `--allow`.
     pub(super) fn hosts(&self) -> impl Iterator<Item = &str> {
         self.credential
             .get("domains")
@@ -131,7 +132,7 @@ impl PlaceholderCredential {
         &self.hidden.placeholder
     }
 
-    /// One more host for the same key, sent in the same way.
+    /// Adds the host of another flag for the same key, which must be sent in the same way.
     pub(super) fn also(&mut self, other: &Self) -> Result<(), Problem> {
         let way = |lent: &Self| {
             ["auth_type", "auth_header_name", "auth_query_name"].map(|key| lent.credential.get(key).cloned())
@@ -150,7 +151,7 @@ impl PlaceholderCredential {
     }
 }
 
-/// A text for the child, with placeholders in place of all keys that are lent; nothing if it holds none.
+/// Returns a text with placeholders in place of all keys, or `None` if it contains none.
 pub(super) fn hidden(keys: &[Hidden], text: &OsStr) -> Option<OsString> {
     let mut found: Option<OsString> = None;
     // A key may be a part of another.
@@ -164,9 +165,9 @@ pub(super) fn hidden(keys: &[Hidden], text: &OsStr) -> Option<OsString> {
     found
 }
 
-/// A text of the same shape: the beginning that tells the kind, the length, and the kind of each
-/// character are kept, so that a client's own check of the key is content. The parts of `user:password` are
-/// each a key: many a token is used as a user's name.
+/// Returns a text of the same format: the public beginning, the length and the class of each character are kept, so
+/// that a client's own check accepts it. The parts of `user:password` are each treated as a key, because tokens are
+/// often used as user names.
 fn placeholder(value: &[u8]) -> io::Result<String> {
     let mut text = String::with_capacity(value.len());
     let mut replaced = 0_usize;
@@ -198,12 +199,12 @@ fn alike(byte: u8, random: u8) -> char {
         b'A'..=b'Z' => one_of(b'A', 26),
         b'0'..=b'9' => one_of(b'0', 10),
         _ if is_kept(byte) => char::from(byte),
-        // Other bytes become letters: placeholders consist of visible characters.
+        // Other bytes become letters, because placeholders consist of visible characters.
         _ => one_of(b'a', 26),
     }
 }
 
-/// How much of the beginning is no secret: short words before a separator, a third of the key at most.
+/// Returns the length of the public beginning: short words before a separator, at most a third of the key.
 fn prefix(key: &[u8]) -> usize {
     let most = MAX_PREFIX.min(key.len() / 3);
     let kind = KINDS.iter().find(|kind| key.starts_with(kind.as_bytes())).map_or(0, |kind| kind.len());

@@ -80,7 +80,7 @@ pub(super) struct RunArgs {
     command: Vec<String>,
 }
 
-/// The name of the task that the command runs as.
+/// The name of the command's task.
 const TASK: &str = "run";
 const TOKEN: &str = "EXEAT_RUN_TOKEN";
 
@@ -161,7 +161,7 @@ async fn behind_a_proxy(
     Ok(status)
 }
 
-/// Everything that the command must not see: keys that are lent, and those of its task.
+/// Returns all values that the command must not see: those of `--credential` and those of its task.
 fn keys(policy: &Policy, lent: Vec<PlaceholderCredential>) -> Vec<Hidden> {
     let of_task = policy.task(&TaskName::new(TASK)).map(|task| task.credentials().to_vec()).unwrap_or_default();
     let is_lent = |credential: &&Arc<Credential>| lent.iter().any(|key| key.name == credential.name().as_str());
@@ -171,7 +171,7 @@ fn keys(policy: &Policy, lent: Vec<PlaceholderCredential>) -> Vec<Hidden> {
     keys
 }
 
-/// Arguments and environment without what the command must not see.
+/// Sets the command's arguments and environment, without values that it must not see.
 fn without(command: &mut Command, rest: &[String], keys: &[Hidden], hidden: Vec<String>, environment: &Environment) {
     if rest.iter().any(|arg| placeholder::hidden(keys, arg.as_ref()).is_some()) {
         say("exeat: the command's arguments contain a key, visible to other users; write '$NAME' in quotes");
@@ -198,11 +198,11 @@ struct Prepared {
     config: Config,
     /// Variables that the command must not see.
     hidden: Vec<String>,
-    /// Keys that it may use.
+    /// Keys that the command may use.
     lent: Vec<PlaceholderCredential>,
 }
 
-/// The file's settings and the wanted task, with a listener, a state directory and a task of our own.
+/// Returns the file's settings and the chosen task, with a listener, state directory and task for this run.
 fn configure(
     config: Option<&Path>,
     args: &RunArgs,
@@ -239,19 +239,19 @@ fn configure(
         task.insert("workspace".to_owned(), workspace.clone());
     }
     task.insert("observe".to_owned(), args.learn.into());
-    // Other tasks have no business on this listener, nor their tokens in this process.
+    // Other tasks must not be reachable through this listener, and their tokens not be in this process.
     let mut tasks = Table::new();
     tasks.insert(TASK.to_owned(), task.into());
     table.insert("tasks".to_owned(), tasks.into());
     let listen = if args.isolate { isolate::listen(state) } else { "127.0.0.1:0".to_owned() };
     put(&mut table, "proxy", "listen".to_owned(), vec![listen]);
-    // How the daemon's own listeners know their clients is nothing to this one.
+    // Settings that identify the callers of the daemon's own listeners do not apply here.
     if let Some(toml::Value::Table(proxy)) = table.get_mut("proxy") {
         for key in ["tls", "unix_tasks", "unix_mode"] {
             proxy.remove(key);
         }
     }
-    // Secrets are the configuration's, while everything else is in a state directory of our own.
+    // Secrets come from the configured vault. Everything else is in the run's own state directory.
     let vault = vault::vault_with(&paths::vault_place(config)?, &|name| environment.text(name));
     let secrets = &vault::Reader::of_vault(vault);
     table.insert("state_dir".to_owned(), state.display().to_string().into());
@@ -275,7 +275,7 @@ fn read(path: &Path) -> Result<Table, Vec<Problem>> {
     text.parse().map_err(|error: toml::de::Error| problem(&path.display().to_string(), error.message().to_owned(), ""))
 }
 
-/// Variables that the file names as sources of secrets.
+/// Returns the variables that the file names as sources of secrets.
 fn secret_variables(value: &toml::Value) -> Vec<String> {
     match value {
         toml::Value::String(text) => text.strip_prefix("env:").map(str::to_owned).into_iter().collect(),
@@ -285,7 +285,7 @@ fn secret_variables(value: &toml::Value) -> Vec<String> {
     }
 }
 
-/// Keys that are lent by flags; one of the same name goes to several hosts.
+/// Returns the keys of `--credential`. Flags with the same name add hosts.
 fn lent_keys(args: &RunArgs, environment: &Environment) -> Result<Vec<PlaceholderCredential>, Vec<Problem>> {
     let mut lent: Vec<PlaceholderCredential> = Vec::new();
     for flag in &args.credential {
@@ -317,7 +317,7 @@ fn put(table: &mut Table, section: &str, key: String, value: impl Into<toml::Val
     table.insert(section.to_owned(), inner.into());
 }
 
-/// `HOST`, `HOST:PORT`, `*.HOST`, `http://HOST[:PORT]`, `https://HOST[:PORT]`.
+/// Parses `HOST`, `HOST:PORT`, `*.HOST`, `http://HOST[:PORT]` or `https://HOST[:PORT]`.
 fn integration(allowed: &str) -> Result<Table, Vec<Problem>> {
     let wrong = || {
         problem(
@@ -342,7 +342,7 @@ fn integration(allowed: &str) -> Result<Table, Vec<Problem>> {
     let bare = host.strip_prefix("*.").unwrap_or(&host);
     let mut table = Table::new();
     let pattern = match Host::parse(bare) {
-        // An address written out is meant, even if it is private.
+        // A literal address is intended, even if it is private.
         Ok(Host::Ip(ip)) if bare == host => {
             table.insert("allow_cidrs".to_owned(), vec![ip.to_string()].into());
             ip.to_string()
@@ -388,7 +388,7 @@ fn summarize(log: &str, learned: bool) {
     let count: usize = refused.values().map(|(count, _)| count).sum();
     say(format_args!("exeat: {passed} allowed, {count} refused or failed"));
     let mut used: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    // Only where an origin has answered is it known to have been sent.
+    // A credential is known to be sent only if an origin has responded.
     for line in lines.iter().filter(|line| line["event"] == "closed" && line["response_status"].is_u64()) {
         if let (Some(name), Some(host)) = (line["credential_used"].as_str(), line["host"].as_str()) {
             let count = used.entry((name, host)).or_default();
@@ -416,19 +416,19 @@ fn summarize(log: &str, learned: bool) {
     }
 }
 
-/// A request without a password, whose client gave it when it was asked, on the same connection: git does, and
-/// it is no failure.
+/// Whether a client first sent a request without the password and then repeated it with the password, on the same
+/// connection. git does this, and it is not a failure.
 fn asked_again(line: &Value, lines: &[Value]) -> bool {
     line["code"] == "caller_unknown"
         && lines.iter().any(|other| other["peer"] == line["peer"] && other["task"].is_string())
 }
 
-/// A client that ends the handshake itself: most often it does not trust our CA, and nothing has been refused.
+/// Whether a client aborted the handshake. It probably does not trust the CA; nothing has been refused.
 fn broke_off(line: &Value) -> bool {
     line["verdict"] == "abandoned" && line["rule"].as_str().is_some_and(|rule| rule.starts_with("client handshake: "))
 }
 
-/// The flag that would have let a refused request through, where there is one.
+/// Returns the flag that would have allowed a refused request, if there is one.
 fn flag(line: &Value, code: &str) -> Option<String> {
     let host = clean(line["host"].as_str()?);
     let port = line["port"].as_u64()?;

@@ -143,13 +143,13 @@ fn in_vault(vault: &Vault, error: &crate::vault::VaultError) -> String {
     format!("{}: {error}", vault.path().display())
 }
 
-/// From a hidden prompt if somebody sits there; else all of standard input, but one final newline.
+/// Reads a value from a hidden prompt on a terminal, else all of standard input except one final newline.
 fn value(name: &str) -> io::Result<Zeroizing<Vec<u8>>> {
     if io::stdin().is_terminal() {
         let typed = rpassword::prompt_password(format!("Value of {name} (not shown): "))?;
         return Ok(Zeroizing::new(typed.into_bytes()));
     }
-    // Of its final size from the start: a vector that grows leaves copies behind.
+    // Allocated once with its final size, because a growing vector leaves copies behind.
     let most = MAX_VALUE.saturating_add(2);
     let mut value = Zeroizing::new(Vec::with_capacity(most.saturating_mul(2)));
     io::stdin().lock().take(most as u64).read_to_end(&mut value)?;

@@ -99,7 +99,7 @@ async fn until_stopped(daemon: Daemon) -> Exit {
     }
 }
 
-/// The one line that says that it listens, and where.
+/// Returns the line that reports the addresses of the listeners.
 fn ready(daemon: &Daemon) -> String {
     let proxy = daemon.proxy().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let admin = daemon.admin().map_or_else(|| "off".to_owned(), |address| address.to_string());

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, UnixListener};
 
 use crate::flow::listener::{Inherited, Listener};
 
-/// The name of the socket for the operator; all others are for sandboxes.
+/// The name of the admin socket. All others are for sandboxes.
 const ADMIN: &str = "admin";
 
 /// Returns the sockets that the service manager has opened for the daemon.

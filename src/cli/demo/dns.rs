@@ -26,7 +26,7 @@ struct Script {
 }
 
 impl ScriptedDns {
-    /// Starts with no names at all.
+    /// Starts a server without names.
     ///
     /// # Errors
     /// If no port is free.
@@ -38,41 +38,41 @@ impl ScriptedDns {
         Ok(dns)
     }
 
-    /// Where it listens.
+    /// Returns its address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// One answer for a name, always.
+    /// Sets the same answer for all queries of a name.
     pub fn set(&self, name: &str, addresses: &[&str]) {
         self.flip(name, &[addresses]);
     }
 
-    /// One answer after the other; the last one stays. TTL 0.
+    /// Sets a sequence of answers, of which the last one is repeated. Their TTL is 0.
     pub fn flip(&self, name: &str, answers: &[&[&str]]) {
         let parse = |list: &&[&str]| list.iter().filter_map(|ip| ip.parse().ok()).collect();
         self.script().answers.insert(name.to_owned(), answers.iter().map(parse).collect());
     }
 
-    /// Never answers for this name.
+    /// Makes the server ignore queries of this name.
     pub fn silence(&self, name: &str) {
         self.script().silent.push(name.to_owned());
     }
 
-    /// How often addresses of this name were asked for, A and AAAA together.
+    /// Returns the number of address queries of this name, A and AAAA together.
     #[must_use]
     pub fn queries(&self, name: &str) -> usize {
         self.script().queries.iter().filter(|(asked, _)| asked == name).count()
     }
 
-    /// Every name that was asked for.
+    /// Returns all names that were queried.
     #[must_use]
     pub fn all_queries(&self) -> Vec<String> {
         self.script().queries.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// The reply to a query in wire form; none for names that are silent.
+    /// Returns the reply to a query in wire format, or `None` for an ignored name.
     #[must_use]
     pub fn reply(&self, query: &[u8]) -> Option<Vec<u8>> {
         self.answer(Message::from_vec(query).ok()?)
@@ -83,7 +83,7 @@ impl ScriptedDns {
         while let Ok((n, peer)) = socket.recv_from(&mut buffer).await {
             let reply = buffer.get(..n).and_then(|query| self.reply(query));
             if let Some(reply) = reply {
-                // A client that has gone does not matter.
+                // The client may have disconnected.
                 let _ = socket.send_to(&reply, peer).await;
             }
         }

@@ -67,14 +67,14 @@ fn failed(why: &dyn std::fmt::Display) -> Exit {
     Exit::Failed
 }
 
-/// Plays every scene and prints the verdict that the audit log gives.
+/// Runs all scenes and prints the verdicts of the audit log.
 async fn tour(stage: Stage) -> io::Result<bool> {
     let paint = Paint::stdout();
     print(format_args!("{:<56} {:<22} {}\n", "WHAT THE SANDBOX DOES", "VERDICT", "WHY"));
     let mut seen = 0;
     let mut as_expected = true;
     for scene in &stage.scenes {
-        // Scenes that break off are part of the tour; the log tells what came of them.
+        // Some scenes break off. The log has their result.
         let _ = timeout(Duration::from_secs(10), play(&stage, &scene.how)).await;
         let line = next_verdict(&stage.log, &mut seen).await?;
         let code = line.get("code").and_then(Value::as_str).unwrap_or("allowed");
@@ -104,7 +104,7 @@ fn why(line: &Value) -> String {
         .join("; ")
 }
 
-/// The next line that ends an exchange.
+/// Waits for the next line that ends an exchange.
 async fn next_verdict(log: &Path, seen: &mut usize) -> io::Result<Value> {
     for _ in 0..500 {
         let text = fs::read_to_string(log)?;
@@ -119,7 +119,7 @@ async fn next_verdict(log: &Path, seen: &mut usize) -> io::Result<Value> {
     Err(io::Error::other("a request left no line in the audit log"))
 }
 
-/// Origins, DNS, the configuration, the proxy, and the scenes that speak of their ports.
+/// Starts the origins, the DNS server and the proxy, and returns the scenes with their ports.
 async fn set(dir: &Path) -> io::Result<Stage> {
     let origin_ca =
         Authority::load_or_create(&dir.join("origin-ca.pem"), &dir.join("origin-key.pem")).map_err(io::Error::other)?;
@@ -148,7 +148,7 @@ async fn set(dir: &Path) -> io::Result<Stage> {
     let mut config = compile::compile(&text, &around).map_err(|problems| io::Error::other(format!("{problems:?}")))?;
     config.settings.admin.listen = None;
     let log = dir.join("audit.jsonl");
-    // The proxy's own port is not known before it listens, so the loop is asked of the policy afterwards.
+    // The proxy's own port must be in the policy before the proxy listens, so a free one is chosen here.
     let own = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
     config.settings.proxy.listen = vec![ListenAt::Tcp(own)];
     let text = text.replace(", 1, 443]", &format!(", 1, 443, {}]", own.port()));
@@ -202,7 +202,7 @@ fn configuration(dir: &Path, dns: SocketAddr, ports: &Ports) -> String {
     )
 }
 
-/// Plays the sandbox's part.
+/// Sends the request of a scene.
 async fn play(stage: &Stage, how: &How) -> io::Result<()> {
     let auth = base64::engine::general_purpose::STANDARD.encode(format!("demo:{}", stage.token));
     let auth = format!("Proxy-Authorization: Basic {auth}\r\n");

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-/// Answers over TLS, in h2 or HTTP/1.1.
+/// Serves TLS, with h2 or HTTP/1.1.
 pub(super) async fn https(config: Arc<ServerConfig>) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let address = listener.local_addr()?;
@@ -27,7 +27,7 @@ pub(super) async fn https(config: Arc<ServerConfig>) -> io::Result<SocketAddr> {
                 if let Ok(tls) = acceptor.accept(stream).await {
                     let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
                     let (io, service) = (TokioIo::new(tls), service_fn(answer));
-                    // A client that goes away is no error of the origin.
+                    // A disconnected client is not an error of the origin.
                     let _ = if h2 {
                         hyper::server::conn::http2::Builder::new(TokioExecutor::new())
                             .serve_connection(io, service)
@@ -42,12 +42,12 @@ pub(super) async fn https(config: Arc<ServerConfig>) -> io::Result<SocketAddr> {
     Ok(address)
 }
 
-/// Answers plain HTTP with a greeting.
+/// Serves plain HTTP with a greeting.
 pub(super) async fn plain() -> io::Result<SocketAddr> {
     raw(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\nconnection: close\r\n\r\nhello\n").await
 }
 
-/// Says the same bytes to everybody, once they have said something.
+/// Sends the same bytes to every client, after the client's first bytes.
 pub(super) async fn raw(words: &'static [u8]) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let address = listener.local_addr()?;
@@ -70,7 +70,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
     if request.uri().path() == "/slow" {
         std::future::pending::<()>().await;
     }
-    // Debugging endpoints give back what they got.
+    // Some debugging endpoints return what they receive.
     let key = request.headers().get("authorization").map(|key| key.as_bytes()).unwrap_or_default();
     Ok(Response::new(Full::new([b"hello ", key, b"\n"].concat().into())))
 }

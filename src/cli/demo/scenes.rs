@@ -1,23 +1,23 @@
 //! The requests of the demo's sandbox, and the expected results.
 
-/// One request of the tour.
+/// A request of the demo, with its expected result.
 pub(super) struct Scene {
     pub(super) what: &'static str,
     pub(super) want: &'static str,
     pub(super) how: How,
 }
 
-/// A request of the sandbox.
+/// The form of a request.
 pub(super) enum How {
-    /// Raw bytes to the proxy; `{auth}` is replaced by the right header.
+    /// Raw bytes for the proxy. `{auth}` is replaced by the field with the token.
     Raw(String),
     /// CONNECT, then these bytes instead of TLS.
     Tunnel(String, &'static [u8]),
-    /// CONNECT, TLS with this name or none, then one request with this Host.
+    /// CONNECT, TLS with this server name or none, then one request with this Host.
     Tls { connect: String, name: Option<&'static str>, request: String },
 }
 
-/// Where the origins are.
+/// The ports of the origins.
 pub(super) struct Ports {
     pub(super) api: u16,
     pub(super) lying: u16,
@@ -27,7 +27,7 @@ pub(super) struct Ports {
     pub(super) own: u16,
 }
 
-/// All scenes, in the order in which they are played.
+/// Returns all scenes in order.
 pub(super) fn all(ports: &Ports, key: &str) -> Vec<Scene> {
     let parts = [
         passing(ports),
@@ -39,19 +39,19 @@ pub(super) fn all(ports: &Ports, key: &str) -> Vec<Scene> {
     parts.into_iter().flatten().collect()
 }
 
-/// Raw bytes.
+/// Returns a scene with raw bytes.
 fn raw(what: &'static str, want: &'static str, text: String) -> Scene {
     Scene { what, want, how: How::Raw(text) }
 }
 
-/// A GET in absolute form, with further fields.
+/// Returns a scene with a GET in absolute form and further fields.
 fn get(what: &'static str, want: &'static str, url: String, fields: &str) -> Scene {
     let host = url.split("//").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();
     let text = format!("GET {url} HTTP/1.1\r\nHost: {host}\r\n{{auth}}{fields}Connection: close\r\n\r\n");
     raw(what, want, text)
 }
 
-/// One request through an inspected tunnel to `api.test`.
+/// Returns a scene with one request through an inspected tunnel to `api.test`.
 fn tls(ports: &Ports, what: &'static str, want: &'static str, name: Option<&'static str>, request: String) -> Scene {
     Scene { what, want, how: How::Tls { connect: ports.api(), name, request } }
 }

@@ -1,4 +1,4 @@
-//! The first process in the namespaces: processes that it starts end with it.
+//! The first process in the namespaces. All processes that it starts end with it.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -13,14 +13,14 @@ use super::super::terminal;
 use super::{Failed, InsideArgs, failed, namespace, privilege, syscalls};
 
 pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, Failed> {
-    // Its parent is in another PID namespace and has no number here.
+    // The parent is in another PID namespace and has no number here.
     privilege::die_with(None).map_err(failed("tying it to exeat run"))?;
     terminal::undumpable();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed("the runtime"))?;
     runtime.block_on(async {
-        // Soon: the first process of a namespace gets no signal that it does not ask for.
+        // Set up early, because the first process of a namespace only receives signals that it handles.
         let mut signals = Signals::new().map_err(failed("signals"))?;
-        // Only processes of this namespace are to be seen, and /proc/self is to be right.
+        // `/proc` must show only the processes of this namespace, and `/proc/self` must be correct.
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         mount("proc", "/proc", "proc", flags, None).map_err(|error| namespace::forbidden("/proc", error.into()))?;
         privilege::give_up().map_err(failed("giving up privileges"))?;
@@ -37,7 +37,7 @@ pub(super) fn run(args: &InsideArgs) -> Result<ExitCode, Failed> {
     })
 }
 
-/// Waits for the command, passes signals on to it, and reaps whoever lost their parent.
+/// Waits for the command, passes signals on to it, and reaps orphaned processes.
 async fn ended(command: Option<Pid>, signals: &mut Signals) -> io::Result<ExitStatus> {
     let mut children = signal(SignalKind::child())?;
     loop {

@@ -1,4 +1,4 @@
-//! Hides sockets in the file system, which network namespaces do not cut off, and the run's directory.
+//! Hides sockets in the file system, which network namespaces do not isolate, and the run's directory.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -12,13 +12,14 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_
 
 use super::{Failed, failed, namespace};
 
-/// Where services put their sockets. They are covered whole, so that a restart does not bring one back.
+/// Directories in which services create sockets. They are covered as a whole, so that a restarted service does not
+/// create a visible one.
 const SERVICES: [&str; 4] = ["/run", "/var/run", "/tmp/.X11-unix", "/tmp/.ICE-unix"];
 const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
-/// Variables that lead to sockets by something else than a path that is there.
+/// Variables that lead to sockets in another way than by an existing path.
 const VARIABLES: [&str; 5] =
     [RUNTIME_DIR, "DBUS_SESSION_BUS_ADDRESS", "DBUS_SYSTEM_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY"];
-/// The files in the directory of the run that the command needs.
+/// The files in the run's directory that the command needs.
 const KEPT: [&str; 2] = ["ca.pem", "ca-bundle.pem"];
 
 /// The paths to hide, as found outside the namespace.
@@ -27,14 +28,14 @@ pub(super) struct Hidden {
     sockets: BTreeSet<PathBuf>,
     variables: Vec<OsString>,
     state: PathBuf,
-    /// Held open: its name leads to the cover later.
+    /// Kept open, because its path leads to the cover later.
     opened: File,
     kept: Vec<(&'static str, Vec<u8>)>,
     working: PathBuf,
 }
 
 impl Hidden {
-    /// To be called outside: inside there are no sockets to be listed.
+    /// Finds the sockets. Must be called outside the namespace, because they are not listed inside.
     pub(super) fn look(state: &Path) -> Result<Self, Failed> {
         let name = || state.display();
         let table = fs::read("/proc/net/unix").map_err(failed("listing sockets"))?;
@@ -54,7 +55,7 @@ impl Hidden {
         })
     }
 
-    /// To be called inside, once.
+    /// Covers the paths. Must be called once, inside the namespace.
     pub(super) fn cover(&self) -> Result<(), Failed> {
         // Mounts made here are not propagated outside, and later mounts outside are not propagated here.
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
@@ -62,7 +63,7 @@ impl Hidden {
         let mut covered = BTreeSet::new();
         for directory in &self.directories {
             if let Some(real) = there(directory, fs::FileType::is_dir).map_err(failed(directory.display()))? {
-                // By several names, by links, or as a part of one that is covered already.
+                // Several names or links may lead to one path, and a path may be within a covered one.
                 if covered.insert(real.clone()) {
                     empty(&real).map_err(failed(format!("covering {}", real.display())))?;
                 }
@@ -89,17 +90,17 @@ impl Hidden {
         Ok(mount_remount(&self.state, flags, c"")?)
     }
 
-    /// Where the command was started.
+    /// Returns the directory in which the command was started.
     pub(super) fn directory(&self) -> &Path {
         &self.working
     }
 
-    /// Variables that name what is hidden.
+    /// Returns the variables that name hidden paths.
     pub(super) fn variables(&self) -> &[OsString] {
         &self.variables
     }
 
-    /// Goes where the proxy's socket is, beneath the cover.
+    /// Changes to the directory of the proxy's socket, beneath the cover.
     pub(super) fn enter_state(&self) -> io::Result<()> {
         Ok(rustix::process::fchdir(&self.opened)?)
     }
@@ -110,7 +111,8 @@ fn open(directory: &Path) -> io::Result<File> {
     File::options().read(true).custom_flags(i32::try_from(flags.bits()).unwrap_or_default()).open(directory)
 }
 
-/// Where it really is, if it is of that kind and can be reached. What we cannot reach, nor can the command.
+/// Returns the real path, if it has this file type and is accessible. The command cannot access what this process
+/// cannot.
 fn there(path: &Path, kind: impl Fn(&fs::FileType) -> bool) -> io::Result<Option<PathBuf>> {
     let found = fs::metadata(path).and_then(|found| Ok((kind(&found.file_type()), path.canonicalize()?)));
     match found {
@@ -126,8 +128,8 @@ fn is_out_of_reach(error: &io::Error) -> bool {
     kinds.contains(&error.kind())
 }
 
-/// Covers a directory with an empty one. Links in it stay: they lead to what can be seen anyway, and some
-/// systems find their programs by them.
+/// Covers a directory with an empty one. Links in it are kept: their targets are visible anyway, and some systems find
+/// their programs through them.
 fn empty(directory: &Path) -> io::Result<()> {
     let mut links = Vec::new();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -139,7 +141,8 @@ fn empty(directory: &Path) -> io::Result<()> {
     links.into_iter().try_for_each(|(name, target)| symlink(target, directory.join(name)))
 }
 
-/// Sockets with a path in `/proc/net/unix`: some fields without `/` or `@`, then the path, or `@` and a name.
+/// Parses the sockets with a path in `/proc/net/unix`. A line has fields without `/` or `@`, then the path, or `@` and
+/// a name.
 fn listed(table: &[u8]) -> Vec<PathBuf> {
     let path = |line: &[u8]| {
         let at = line.iter().position(|byte| matches!(byte, b'/' | b'@'))?;
@@ -149,7 +152,7 @@ fn listed(table: &[u8]) -> Vec<PathBuf> {
     table.split(|byte| *byte == b'\n').filter_map(path).collect()
 }
 
-/// Sockets that a variable names: `/path`, `unix:path=/path,guid=…`, `unix:///path`, `/path,123,0`.
+/// Returns the sockets that a variable names: `/path`, `unix:path=/path,guid=…`, `unix:///path`, `/path,123,0`.
 fn sockets_in(value: &OsStr) -> Vec<PathBuf> {
     let parts = value.as_bytes().split(|byte| matches!(byte, b':' | b',' | b';' | b'='));
     let paths = parts.filter(|part| part.starts_with(b"/")).map(|part| PathBuf::from(OsStr::from_bytes(part)));

@@ -30,11 +30,11 @@ use super::Exit;
 use super::child::{Signals, exit_code};
 use super::terminal::{self, say};
 
-/// Where the command finds the proxy: on a loopback that nobody else has.
+/// The address of the proxy inside, on a loopback that only the command uses.
 pub(super) const PROXY: &str = "127.0.0.1:3128";
-/// The proxy's socket in the directory of the run.
+/// The proxy's socket in the run's directory.
 const SOCKET: &str = "proxy.sock";
-/// A link that stays right when the file is replaced or deleted while it runs.
+/// A link to the program that stays valid when its file is replaced or deleted.
 const OURSELVES: &str = "/proc/self/exe";
 
 /// Arguments that `exeat run` passes to the processes between itself and the command.
@@ -59,7 +59,7 @@ pub(super) fn listen(state: &Path) -> String {
     format!("unix:{}", state.join(SOCKET).display())
 }
 
-/// The program, enclosed; its arguments are added by the caller.
+/// Returns the isolated program. The caller adds its arguments.
 pub(super) fn enclosed(state: &Path, unix_sockets: bool, program: &str) -> Command {
     if rustix::process::geteuid().is_root() {
         say("exeat: warning: as root the command owns files that lead out (cron, sysctls, devices); isolate as a user");
@@ -85,7 +85,7 @@ pub(super) fn run(args: &InsideArgs) -> ExitCode {
     })
 }
 
-/// Makes the namespaces, and carries bytes between them and the proxy until the command has ended.
+/// Creates the namespaces, and relays bytes between them and the proxy until the command ends.
 fn enclose(args: &InsideArgs) -> Result<ExitCode, Failed> {
     privilege::close_inherited().map_err(failed("closing what was inherited"))?;
     let parent = rustix::process::getppid();
@@ -98,7 +98,7 @@ fn enclose(args: &InsideArgs) -> Result<ExitCode, Failed> {
     let listener = std::net::TcpListener::bind(PROXY).map_err(failed(PROXY))?;
     listener.set_nonblocking(true).map_err(failed(PROXY))?;
     privilege::hand_on().map_err(failed("handing privileges on"))?;
-    // Threads cannot be made any more: new processes belong to another PID namespace than this one.
+    // From here on, no threads can be created: new processes belong to another PID namespace than this one.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed("the runtime"))?;
     runtime.block_on(async {
         let mut signals = Signals::new().map_err(failed("signals"))?;
@@ -113,7 +113,8 @@ fn enclose(args: &InsideArgs) -> Result<ExitCode, Failed> {
     })
 }
 
-/// The first process of the new PID namespace, in the caller's directory and without what names sockets.
+/// Returns the first process of the new PID namespace, in the caller's directory and without variables that name
+/// sockets.
 fn first(args: &InsideArgs, hidden: &hide::Hidden) -> Command {
     let mut command = Command::new(OURSELVES);
     command.arg0("exeat").args(["inside", "--first", "--state"]).arg(&args.state);

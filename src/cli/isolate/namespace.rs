@@ -9,8 +9,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use super::Failed;
 
-/// Leaves the caller's namespaces for new ones in which the caller is still itself. Children get a PID
-/// namespace, too.
+/// Leaves the caller's namespaces for new ones with the same user. Children get a new PID namespace too.
 pub(super) fn enter() -> Result<(), Failed> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let all = CloneFlags::CLONE_NEWUSER
@@ -19,7 +18,7 @@ pub(super) fn enter() -> Result<(), Failed> {
         | CloneFlags::CLONE_NEWIPC
         | CloneFlags::CLONE_NEWPID;
     unshare(all).map_err(|error| forbidden("new namespaces", error.into()))?;
-    // Files keep their owner, and nobody becomes root by being in here.
+    // Files keep their owner, and the user does not become root.
     let maps = [("setgroups", "deny".to_owned()), ("uid_map", map(uid)), ("gid_map", map(gid))];
     for (file, text) in maps {
         fs::write(format!("/proc/self/{file}"), text).map_err(|error| forbidden(file, error))?;
@@ -31,7 +30,7 @@ fn map(id: u32) -> String {
     format!("{id} {id} 1")
 }
 
-/// Says what forbids it and what to do.
+/// Returns the error with its cause and a remedy.
 pub(super) fn forbidden(what: &str, error: io::Error) -> Failed {
     let is = |file: &str, value: &str| fs::read_to_string(file).is_ok_and(|text| text.trim() == value);
     let filtered = || fs::read_to_string("/proc/self/status").is_ok_and(|text| text.contains("Seccomp:\t2"));
@@ -59,14 +58,14 @@ const ERROR: u16 = 2;
 const LOOPBACK: u32 = 1;
 const UP: u32 = 1;
 
-/// Switches the loopback on (`RTM_NEWLINK`, rtnetlink(7)).
+/// Enables the loopback (`RTM_NEWLINK`, rtnetlink(7)).
 pub(super) fn loopback() -> io::Result<()> {
-    // No protocol is `NETLINK_ROUTE`, the first one.
+    // Protocol 0 is `NETLINK_ROUTE`.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     let words = [LOOPBACK, UP, UP].map(u32::to_ne_bytes).concat();
     let mut message = 32_u32.to_ne_bytes().to_vec();
     message.extend([NEWLINK, REQUEST_AND_ACK].map(u16::to_ne_bytes).concat());
-    // Sequence and sender; then family and kind, which are not asked for.
+    // Sequence number and sender, then address family and device type, which are not needed.
     message.extend([1_u32, 0, 0].map(u32::to_ne_bytes).concat());
     message.extend(words);
     sendto(&socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;

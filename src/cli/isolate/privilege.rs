@@ -11,20 +11,20 @@ use rustix::thread::{
     set_capabilities, set_capabilities_secure_bits, set_no_new_privs,
 };
 
-/// Closes everything but standard input, output and error: a socket that the caller left open would be a
-/// way out. Nothing of ours is open yet.
+/// Closes all descriptors except standard input, output and error: a socket that the caller left open would be a way
+/// out. This process has not opened any yet.
 pub(super) fn close_inherited() -> io::Result<()> {
     let open: Vec<RawFd> = fs::read_dir("/proc/self/fd")?
         .map(|entry| Ok(entry?.file_name().to_str().and_then(|name| name.parse().ok()).unwrap_or_default()))
         .collect::<io::Result<_>>()?;
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // One of them is gone already: that which the others were listed through.
+        // The descriptor that listed the others is already closed.
         let _ = nix::unistd::close(fd);
     }
     Ok(())
 }
 
-/// Ends this process with its parent, which must not have ended already.
+/// Ends this process with its parent, which must still be alive.
 pub(super) fn die_with(parent: Option<Pid>) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if rustix::process::getppid() == parent { Ok(()) } else { Err(io::ErrorKind::NotConnected.into()) }
@@ -34,7 +34,7 @@ pub(super) fn die_with(parent: Option<Pid>) -> io::Result<()> {
 /// would drop them.
 const NEEDED: [CapabilitySet; 2] = [CapabilitySet::SYS_ADMIN, CapabilitySet::SETPCAP];
 
-/// Lets the next exec keep what is needed.
+/// Keeps the needed capabilities across the next exec.
 pub(super) fn hand_on() -> io::Result<()> {
     let mut own = capabilities(None)?;
     own.inheritable = NEEDED.into_iter().collect();
@@ -45,10 +45,10 @@ pub(super) fn hand_on() -> io::Result<()> {
     Ok(())
 }
 
-/// Gives up every privilege, also those that an exec would bring back: by being root, by a file's
-/// capabilities, by its setuid bit.
+/// Drops all privileges, including those that an exec would restore: for root, by a file's capabilities, or by its
+/// setuid bit.
 pub(super) fn give_up() -> io::Result<()> {
-    // As many as the kernel knows, which may be more than we have names for.
+    // All that the kernel knows, which may be more than the library names.
     for capability in (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {
         match capability_is_in_bounding_set(capability) {
             Ok(true) => remove_capability_from_bounding_set(capability)?,

@@ -9,7 +9,8 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::Semaphore;
 
-/// Connections at a time, two files each of the usual 1024. Further ones wait in the listener's queue.
+/// Maximum number of connections, with two of the usual 1024 descriptors each. Further ones wait in the listener's
+/// queue.
 const MOST: usize = 400;
 
 pub(super) async fn run(listener: TcpListener, socket: &'static Path) -> Infallible {
@@ -23,14 +24,13 @@ pub(super) async fn run(listener: TcpListener, socket: &'static Path) -> Infalli
                     drop(seat);
                 });
             }
-            // Out of files, mostly: let some connection end first.
+            // Usually there are no descriptors left until a connection ends.
             Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
         }
     }
 }
 
-/// Until both sides have ended. How long they may take is for the proxy to say. An error on one side closes
-/// both, which the other side notices.
+/// Relays until both sides have ended. The proxy limits the duration. An error on one side closes both.
 async fn carry(mut client: TcpStream, socket: &Path) {
     let _ = client.set_nodelay(true);
     if let Ok(mut proxy) = UnixStream::connect(socket).await {

@@ -5,22 +5,22 @@ use seccompiler::{Error, SeccompCmpArgLen::Dword, SeccompCmpOp, SeccompCondition
 
 use super::super::seccomp::{self, Rules, X32, put};
 
-/// Refuses them from now on, to this process and what it starts.
+/// Refuses the calls from now on, for this process and its children.
 pub(super) fn refuse(unix_sockets: bool) -> Result<(), Error> {
     seccomp::refuse(libc::EAFNOSUPPORT, families(unix_sockets)?)?;
     seccomp::refuse(libc::EPERM, others()?)
 }
 
-/// Sockets of families that a network namespace does not hold: those of virtual machines (`AF_VSOCK`) lead to
-/// the host. So only those are let through that it does hold. A Unix socket reaches whatever listens in the
-/// file system; a connected pair does not, but one of datagrams can be connected anew.
+/// Restricts sockets to the families that a network namespace isolates. Those of virtual machines (`AF_VSOCK`), for
+/// example, lead to the host. A Unix socket reaches every listener in the file system. A connected pair does not, but a
+/// pair of datagram sockets can be connected again.
 fn families(unix_sockets: bool) -> Result<Rules, Error> {
     let mut held = vec![libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
     held.extend(unix_sockets.then_some(libc::AF_UNIX));
     let none_of_them = held.into_iter().map(|family| is(0, SeccompCmpOp::Ne, family)).collect::<Result<_, _>>()?;
     let mut pairs = vec![SeccompRule::new(vec![is(0, SeccompCmpOp::Ne, libc::AF_UNIX)?])?];
     if !unix_sockets {
-        // In the kernel a raw one is one of datagrams.
+        // The kernel treats a raw socket like a datagram socket here.
         for kind in [libc::SOCK_DGRAM, libc::SOCK_RAW] {
             pairs.push(SeccompRule::new(vec![is(1, SeccompCmpOp::MaskedEq(0xf), kind)?])?);
         }
@@ -45,7 +45,7 @@ fn others() -> Result<Rules, Error> {
     let typing = typing.collect::<Result<Vec<_>, _>>()?;
     put(&mut rules, libc::SYS_ioctl, typing.clone());
     if cfg!(target_arch = "x86_64") {
-        // The only call of these that has a number of its own in the x32 ABI.
+        // Only this call has a number of its own in the x32 ABI.
         rules.insert(X32 | 514, typing);
     }
     Ok(rules)
