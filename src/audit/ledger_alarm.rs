@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::line::Event;
 use super::sink::{Announce, Sink};
 use super::timestamp;
 
@@ -22,12 +23,12 @@ impl LedgerAlarm<'_> {
         #[derive(Serialize)]
         struct Line<'l> {
             ts: String,
-            event: &'static str,
+            event: Event,
             alarm: &'static str,
             #[serde(flatten)]
             entry: &'l LedgerAlarm<'l>,
         }
         let alarm = "an entry of the ledger does not verify";
-        sink.write(&Line { ts: timestamp::now(), event: "alarm", alarm, entry: self }, Announce::No);
+        sink.write(&Line { ts: timestamp::now(), event: Event::Alarm, alarm, entry: self }, Announce::No);
     }
 }

@@ -97,18 +97,47 @@ pub type Text = Cow<'static, str>;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
+    /// An entry of the shared ledger does not verify.
+    Alarm,
     /// An operator decided on a pending request.
     Approval,
     /// An exchange ended.
     Closed,
+    /// The log was truncated before it was opened.
+    CutFound,
     /// A request was allowed and is about to be sent.
     Decided,
+    /// Lines could not be written.
+    Lost,
+    /// The log was opened or rotated.
+    Opened,
+    /// An incomplete line was found when the log was opened.
+    Recovered,
     /// A request was refused.
     Refused,
-    /// An event of the log itself, or of a newer version.
+    /// An event of a newer version.
     #[default]
     #[serde(other)]
     Other,
+}
+
+impl Event {
+    /// Returns the text in the log.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Alarm => "alarm",
+            Self::Approval => "approval",
+            Self::Closed => "closed",
+            Self::CutFound => "cut_found",
+            Self::Decided => "decided",
+            Self::Lost => "lost",
+            Self::Opened => "opened",
+            Self::Recovered => "recovered",
+            Self::Refused => "refused",
+            Self::Other => "other",
+        }
+    }
 }
 
 /// The verdict on a request.
@@ -202,6 +231,18 @@ mod tests {
         assert!(line.is_refusal());
     }
 
+    #[test]
+    fn events_and_verdicts_have_the_texts_of_the_log() {
+        use Event::{Alarm, Approval, Closed, CutFound, Decided, Lost, Opened, Recovered, Refused};
+        for event in [Alarm, Approval, Closed, CutFound, Decided, Lost, Opened, Recovered, Refused] {
+            assert_eq!(serde_json::to_value(event).unwrap(), event.as_str());
+        }
+        use LineVerdict::{Abandoned, Allow, Counted, Deny, Fail};
+        for verdict in [Abandoned, Allow, Counted, Deny, Fail] {
+            assert_eq!(serde_json::to_value(verdict).unwrap(), verdict.as_str());
+        }
+    }
+
     /// Lines of other events and of later versions are read too.
     #[test]
     fn unknown_events_fields_and_verdicts_are_read() {
@@ -210,7 +251,7 @@ mod tests {
             r#"{"ts":"2026-11-22T10:00:00Z","event":"closed_again","verdict":"perhaps","more":[1]}"#,
         ] {
             let line: Line = serde_json::from_str(json).unwrap();
-            assert_eq!((line.event, line.is_refusal()), (Event::Other, false));
+            assert!(matches!(line.event, Event::Opened | Event::Other) && !line.is_refusal());
         }
     }
 }

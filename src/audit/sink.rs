@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 
 use super::chain::{self, ChainKey, GENESIS, Head};
 use super::flood::{Counted, Flood, Source};
+use super::line::Event;
 use super::timestamp;
 use crate::files;
 
@@ -350,7 +351,9 @@ impl Writer {
 
     fn note_cut(&mut self, head: &str) -> io::Result<()> {
         tracing::error!("the audit log has lost lines since the last write; recorded in the log");
-        self.append(&[&serde_json::json!({ "ts": timestamp::now(), "event": "cut_found", "head": head }).to_string()])
+        self.append(&[
+            &serde_json::json!({ "ts": timestamp::now(), "event": Event::CutFound, "head": head }).to_string()
+        ])
     }
 
     /// Handles the bytes after the last newline: completes a line that only lacks its newline, and reports any
@@ -406,7 +409,7 @@ impl Writer {
         };
         if let Some(fragment) = &self.fragment_hash {
             text.push('\n');
-            let note = serde_json::json!({ "ts": timestamp::now(), "event": "recovered", "torn": fragment });
+            let note = serde_json::json!({ "ts": timestamp::now(), "event": Event::Recovered, "torn": fragment });
             seal(&note.to_string(), &mut text);
         }
         for json in lines {
@@ -523,11 +526,11 @@ pub(super) fn rotated(path: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
 }
 
 fn note_lost(lines: usize) -> String {
-    serde_json::json!({ "ts": timestamp::now(), "event": "lost", "lines": lines }).to_string()
+    serde_json::json!({ "ts": timestamp::now(), "event": Event::Lost, "lines": lines }).to_string()
 }
 
 fn opened(previous: &str) -> String {
-    serde_json::json!({ "ts": timestamp::now(), "event": "opened", "prev": previous }).to_string()
+    serde_json::json!({ "ts": timestamp::now(), "event": Event::Opened, "prev": previous }).to_string()
 }
 
 fn read_tail(mut log: &File, size: u64) -> io::Result<Vec<u8>> {

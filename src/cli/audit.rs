@@ -3,11 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::Value;
-
 use super::terminal::{clean, escaped, print, say};
 use super::{AuditAction, Exit, VerifyArgs, paths};
-use crate::audit::chain::GENESIS;
+use crate::audit::line::Line;
 use crate::audit::sink::LogLocation;
 use crate::audit::verify::{self, Finding};
 use crate::daemon::audit_location;
@@ -90,40 +88,34 @@ fn tail(path: &Path, denied: bool, most: usize, json: bool) -> Exit {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(error) => return fail(&format!("{} cannot be read: {error}", path.display())),
     };
-    let read = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok().map(|value| (line, value)));
-    let is_denied = |value: &Value| {
-        let counted = value["verdict"] == "counted" && value["event"] == "refused";
-        counted || value["verdict"] == "deny" || value["verdict"] == "fail"
-    };
-    let wanted: Vec<_> = read.filter(|(_, value)| !denied || is_denied(value)).collect();
-    for (line, value) in wanted.iter().skip(wanted.len().saturating_sub(most)) {
+    let read = text.lines().filter_map(|json| serde_json::from_str::<Line>(json).ok().map(|line| (json, line)));
+    let wanted: Vec<_> = read.filter(|(_, line)| !denied || line.is_refusal()).collect();
+    for (written, line) in wanted.iter().skip(wanted.len().saturating_sub(most)) {
         if json {
-            print(format_args!("{}\n", escaped(line)));
+            print(format_args!("{}\n", escaped(written)));
         } else {
-            print(format_args!("{}\n", for_people(value)));
+            print(format_args!("{}\n", for_people(line)));
         }
     }
     Exit::Done
 }
 
 /// `2026-11-21T10:00:00Z refused research GET https://example.org/ host_not_allowed`
-fn for_people(line: &Value) -> String {
-    let text = |key: &str| line[key].as_str().map(clean).unwrap_or_default();
-    let mut words = vec![text("ts"), format!("{:<9}", text("event")), text("task"), text("method")];
-    if let Some(host) = line["host"].as_str() {
-        words.push(format!("{}://{}:{}{}", text("scheme"), clean(host), line["port"], text("path")));
+fn for_people(line: &Line) -> String {
+    let text = |text: Option<&str>| text.map(clean).unwrap_or_default();
+    let Line { ts, event, task, method, scheme, host, path, code, callers, url, decision, approval, rule, .. } = line;
+    let mut words = vec![clean(ts), format!("{:<9}", event.as_str()), text(task.as_deref()), text(method.as_deref())];
+    if let Some(host) = host {
+        let port = line.port.map(|port| format!(":{port}")).unwrap_or_default();
+        words.push(format!("{}://{}{port}{}", text(scheme.as_deref()), clean(host), text(path.as_deref())));
     }
-    words.push(line["response_status"].as_u64().map(|s| s.to_string()).unwrap_or_default());
-    words.push(text("code"));
-    let codes = line["codes"].as_object().into_iter().flatten();
-    words.extend(codes.map(|(code, count)| format!("{count} × {}", clean(code))));
-    words.push(text("callers"));
-    words.extend(["url", "decision", "approval"].map(text));
-    let rule = text("rule");
-    if !rule.is_empty() {
-        words.push(format!("({rule})"));
-    }
-    words.retain(|word| !word.is_empty() && word != GENESIS);
+    words.push(line.response_status.map(|status| status.to_string()).unwrap_or_default());
+    words.push(text(code.as_deref()));
+    words.extend(line.codes.iter().map(|(code, count)| format!("{count} × {}", clean(code))));
+    words.push(text(callers.as_deref()));
+    words.extend([text(url.as_deref()), text(decision.as_deref()), text(approval.as_deref())]);
+    words.extend(rule.as_deref().filter(|rule| !rule.is_empty()).map(|rule| format!("({})", clean(rule))));
+    words.retain(|word| !word.is_empty());
     words.join(" ")
 }
 

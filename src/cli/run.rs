@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::Value;
 use tokio::process::Command;
 use toml::Table;
 
@@ -20,6 +19,7 @@ use super::placeholder;
 use super::placeholder::{Hidden, PlaceholderCredential};
 use super::terminal::{self, clean, say};
 use super::{Exit, env, isolate, paths};
+use crate::audit::line::{Event, Line, LineVerdict};
 use crate::daemon::Daemon;
 use crate::daemon::vault;
 use crate::files;
@@ -364,33 +364,33 @@ fn problem(path: &str, problem: String, suggestion: &str) -> Vec<Problem> {
 
 /// Prints the requests that were allowed and refused, and the flag that would have allowed each.
 fn summarize(log: &str, learned: bool) {
-    let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let passed = lines.iter().filter(|line| line["event"] == "decided").count();
+    let lines: Vec<Line> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let passed = lines.iter().filter(|line| line.event == Event::Decided).count();
     let mut refused: BTreeMap<(String, String), (usize, String)> = BTreeMap::new();
     let mut flags: BTreeMap<String, ()> = BTreeMap::new();
     for line in &lines {
-        let code = line["code"].as_str().unwrap_or_default();
-        let observed = line["rule"].as_str().and_then(|rule| rule.strip_prefix("observe:"));
-        if let (Some(code), true) = (observed, line["event"] == "decided") {
+        let code = line.code.as_deref().unwrap_or_default();
+        let observed = line.rule.as_deref().and_then(|rule| rule.strip_prefix("observe:"));
+        if let (Some(code), true) = (observed, line.event == Event::Decided) {
             flags.extend(flag(line, code).map(|flag| (flag, ())));
         }
         if !code.is_empty() && !asked_again(line, &lines) {
-            let place = format!("{}:{}", clean(line["host"].as_str().unwrap_or("-")), line["port"]);
-            let entry =
-                refused.entry((place, code.to_owned())).or_insert_with(|| (0, flag(line, code).unwrap_or_default()));
+            let entry = refused
+                .entry((place(line), code.to_owned()))
+                .or_insert_with(|| (0, flag(line, code).unwrap_or_default()));
             entry.0 = entry.0.saturating_add(1);
         }
     }
-    for (code, more) in lines.iter().filter_map(|line| line["codes"].as_object()).flatten() {
-        let entry = refused.entry(("(too many for a line each)".to_owned(), code.clone())).or_default();
-        entry.0 = entry.0.saturating_add(more.as_u64().and_then(|more| usize::try_from(more).ok()).unwrap_or_default());
+    for (code, more) in lines.iter().flat_map(|line| &line.codes) {
+        let entry = refused.entry(("(too many for a line each)".to_owned(), code.to_string())).or_default();
+        entry.0 = entry.0.saturating_add(usize::try_from(*more).unwrap_or(usize::MAX));
     }
     let count: usize = refused.values().map(|(count, _)| count).sum();
     say(format_args!("exeat: {passed} allowed, {count} refused or failed"));
     let mut used: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     // A credential is known to be sent only if an origin has responded.
-    for line in lines.iter().filter(|line| line["event"] == "closed" && line["response_status"].is_u64()) {
-        if let (Some(name), Some(host)) = (line["credential_used"].as_str(), line["host"].as_str()) {
+    for line in lines.iter().filter(|line| line.event == Event::Closed && line.response_status.is_some()) {
+        if let (Some(name), Some(host)) = (line.credential_used.as_deref(), line.host.as_deref()) {
             let count = used.entry((name, host)).or_default();
             *count = count.saturating_add(1);
         }
@@ -399,12 +399,11 @@ fn summarize(log: &str, learned: bool) {
         say(format_args!("  {count:>4} × {name} sent to {}", clean(host)));
     }
     for ((place, code), (count, flag)) in &refused {
-        say(format_args!("  {count:>4} × {:<32} {code:<20} {flag}", place.trim_end_matches(":null")));
+        say(format_args!("  {count:>4} × {:<32} {code:<20} {flag}", place));
     }
     let mut distrusted: BTreeMap<String, usize> = BTreeMap::new();
     for line in lines.iter().filter(|line| broke_off(line)) {
-        let place = format!("{}:{}", clean(line["host"].as_str().unwrap_or("-")), line["port"]);
-        let count = distrusted.entry(place).or_default();
+        let count = distrusted.entry(place(line)).or_default();
         *count = count.saturating_add(1);
     }
     for (place, count) in &distrusted {
@@ -416,23 +415,30 @@ fn summarize(log: &str, learned: bool) {
     }
 }
 
+/// Returns the host and port of a request, as far as they are known.
+fn place(line: &Line) -> String {
+    let port = line.port.map(|port| format!(":{port}")).unwrap_or_default();
+    format!("{}{port}", line.host.as_deref().map_or("-".to_owned(), clean))
+}
+
 /// Whether a client first sent a request without the password and then repeated it with the password, on the same
 /// connection. git does this, and it is not a failure.
-fn asked_again(line: &Value, lines: &[Value]) -> bool {
-    line["code"] == "caller_unknown"
-        && lines.iter().any(|other| other["peer"] == line["peer"] && other["task"].is_string())
+fn asked_again(line: &Line, lines: &[Line]) -> bool {
+    line.code.as_deref() == Some("caller_unknown")
+        && lines.iter().any(|other| other.peer == line.peer && other.task.is_some())
 }
 
 /// Whether a client aborted the handshake. It probably does not trust the CA; nothing has been refused.
-fn broke_off(line: &Value) -> bool {
-    line["verdict"] == "abandoned" && line["rule"].as_str().is_some_and(|rule| rule.starts_with("client handshake: "))
+fn broke_off(line: &Line) -> bool {
+    line.verdict == Some(LineVerdict::Abandoned)
+        && line.rule.as_deref().is_some_and(|rule| rule.starts_with("client handshake: "))
 }
 
 /// Returns the flag that would have allowed a refused request, if there is one.
-fn flag(line: &Value, code: &str) -> Option<String> {
-    let host = clean(line["host"].as_str()?);
-    let port = line["port"].as_u64()?;
-    let plain = line["scheme"] == "http";
+fn flag(line: &Line, code: &str) -> Option<String> {
+    let host = clean(line.host.as_deref()?);
+    let port = line.port?;
+    let plain = line.scheme.as_deref() == Some("http");
     let usual = if plain { 80 } else { 443 };
     let port = if port == usual { String::new() } else { format!(":{port}") };
     let scheme = if plain { "http://" } else { "" };
@@ -446,7 +452,12 @@ mod tests {
 
     #[test]
     fn a_password_given_when_asked_for_is_no_failure() {
-        let line = |peer: &str, code: Option<&str>, task: Option<&str>| serde_json::json!({"peer": peer, "code": code, "task": task});
+        let line = |peer: &str, code: Option<&'static str>, task: Option<&str>| Line {
+            peer: Some(peer.to_owned()),
+            code: code.map(Into::into),
+            task: task.map(str::to_owned),
+            ..Line::default()
+        };
         let lines = [
             line("127.0.0.1:1", Some("caller_unknown"), None),
             line("127.0.0.1:1", None, Some("run")),
@@ -457,14 +468,15 @@ mod tests {
     }
 
     #[test]
-    fn only_a_handshake_that_the_client_ended_is_its_doing() {
+    fn a_handshake_is_broken_off_only_by_the_client() {
         let rows = [
-            ("abandoned", "client handshake: received fatal alert: UnknownCA", true),
-            ("abandoned", "client: connection reset", false),
-            ("deny", "client handshake: x", false),
+            (LineVerdict::Abandoned, "client handshake: received fatal alert: UnknownCA", true),
+            (LineVerdict::Abandoned, "client: connection reset", false),
+            (LineVerdict::Deny, "client handshake: x", false),
         ];
         for (verdict, rule, want) in rows {
-            assert_eq!(broke_off(&serde_json::json!({"verdict": verdict, "rule": rule})), want, "{verdict} {rule}");
+            let line = Line { verdict: Some(verdict), rule: Some(rule.to_owned()), ..Line::default() };
+            assert_eq!(broke_off(&line), want, "{verdict:?} {rule}");
         }
     }
 

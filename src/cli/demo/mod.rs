@@ -15,7 +15,6 @@ use std::time::Duration;
 use base64::Engine;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -25,6 +24,7 @@ use self::dns::ScriptedDns;
 use self::scenes::{How, Ports, Scene};
 use super::Exit;
 use super::terminal::{self, Paint, print, say};
+use crate::audit::line::{Event, Line};
 use crate::daemon::Daemon;
 use crate::daemon::vault;
 use crate::files;
@@ -77,26 +77,26 @@ async fn tour(stage: Stage) -> io::Result<bool> {
         // Some scenes break off. The log has their result.
         let _ = timeout(Duration::from_secs(10), play(&stage, &scene.how)).await;
         let line = next_verdict(&stage.log, &mut seen).await?;
-        let code = line.get("code").and_then(Value::as_str).unwrap_or("allowed");
+        let code = line.code.as_deref().unwrap_or("allowed");
         as_expected &= code == scene.want;
         let shown = format!("{code:<22}");
         let shown = if code == "allowed" { paint.good(&shown) } else { paint.bad(&shown) };
-        print(format_args!("{:<56} {shown} {}\n", scene.what, why(&line)));
+        print(format_args!("{:<56} {shown} {}\n", scene.what, reason(&line)));
     }
     stage.daemon.shutdown().await;
     print(format_args!(
-        "\nEach line stands in a chained audit log; `exeat audit verify` would show a change or a cut.\n"
+        "\nEach line is in a chained audit log. `exeat audit verify` detects changes and truncation.\n"
     ));
     Ok(as_expected)
 }
 
-fn why(line: &Value) -> String {
-    let status =
-        line["response_status"].as_u64().map(|s| format!("{s} from {}", line["addr"].as_str().unwrap_or_default()));
-    let rule = line["rule"].as_str().unwrap_or_default();
-    let stage = line["stage"].as_str().map(|stage| format!("stage {stage}")).unwrap_or_default();
-    let key = line["credential_used"].as_str().map(|name| format!("{name} injected")).unwrap_or_default();
-    let echoes = line["redacted"].as_u64().map(|n| format!("{n} echo overwritten")).unwrap_or_default();
+fn reason(line: &Line) -> String {
+    let addr = line.addr.as_deref().unwrap_or_default();
+    let status = line.response_status.map(|status| format!("{status} from {addr}"));
+    let rule = line.rule.as_deref().unwrap_or_default();
+    let stage = line.stage.as_deref().map(|stage| format!("stage {stage}")).unwrap_or_default();
+    let key = line.credential_used.as_deref().map(|name| format!("{name} injected")).unwrap_or_default();
+    let echoes = line.redacted.map(|n| format!("{n} echo redacted")).unwrap_or_default();
     [status.unwrap_or(stage), rule.to_owned(), key, echoes]
         .into_iter()
         .filter(|s| !s.is_empty())
@@ -105,11 +105,11 @@ fn why(line: &Value) -> String {
 }
 
 /// Waits for the next line that ends an exchange.
-async fn next_verdict(log: &Path, seen: &mut usize) -> io::Result<Value> {
+async fn next_verdict(log: &Path, seen: &mut usize) -> io::Result<Line> {
     for _ in 0..500 {
         let text = fs::read_to_string(log)?;
-        let ended = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let mut ended = ended.filter(|line| line["event"] == "closed" || line["event"] == "refused");
+        let ended = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
+        let mut ended = ended.filter(|line| matches!(line.event, Event::Closed | Event::Refused));
         if let Some(line) = ended.nth(*seen) {
             *seen = seen.saturating_add(1);
             return Ok(line);

@@ -75,10 +75,10 @@ fn passing(ports: &Ports) -> Vec<Scene> {
     let by_name = "Exeat-Credential: API_KEY\r\n";
     vec![
         tls(ports, "GET through CONNECT, inspected", "allowed", API, ask("")),
-        get("GET https://… in absolute form, the proxy does the TLS", "allowed", format!("https://{host}/"), ""),
+        get("GET https://… in absolute form; the proxy opens TLS", "allowed", format!("https://{host}/"), ""),
         get("GET http://… where plain HTTP is allowed", "allowed", format!("http://plain.test:{plain}/"), ""),
-        tls(ports, "a credential by its name; the origin gives it back", "allowed", API, ask(by_name)),
-        tls(ports, "a placeholder where the key belongs", "allowed", API, ask(PLACEHOLDER)),
+        tls(ports, "a credential by its name, echoed by the origin", "allowed", API, ask(by_name)),
+        tls(ports, "a placeholder in place of the key", "allowed", API, ask(PLACEHOLDER)),
     ]
 }
 
@@ -91,7 +91,7 @@ fn malformed(ports: &Ports) -> Vec<Scene> {
         raw("two Host fields", "request_malformed", start("GET") + "Host: evil.test\r\n{auth}\r\n"),
         raw("gzip as a transfer coding", "not_implemented", start("POST") + gzip),
         raw("a head of 70 kB", "head_too_large", format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(70_000))),
-        raw("half a head, then silence", "header_timeout", "GET https://api.test/ HTTP/1.1\r\nHo".to_owned()),
+        raw("an incomplete head", "header_timeout", "GET https://api.test/ HTTP/1.1\r\nHo".to_owned()),
         get("a host written as 0x7f.1", "target_malformed", "https://0x7f.1/".to_owned(), ""),
     ]
 }
@@ -101,7 +101,7 @@ fn not_allowed(ports: &Ports) -> Vec<Scene> {
     let fronting = "fronting: another Host inside the tunnel";
     let dotted = "/public/%2e%2e/admin";
     vec![
-        get("a host nobody allowed", "host_not_allowed", "https://evil.test/".to_owned(), ""),
+        get("a host that is not allowed", "host_not_allowed", "https://evil.test/".to_owned(), ""),
         get("plain HTTP where only https is allowed", "scheme_not_allowed", format!("http://{host}/"), ""),
         get("another port", "port_not_allowed", "https://api.test:22/".to_owned(), ""),
         tls(ports, "DELETE where only GET is allowed", "method_not_allowed", API, inner(&host, "/", "DELETE", "")),
@@ -109,7 +109,7 @@ fn not_allowed(ports: &Ports) -> Vec<Scene> {
         tls(ports, fronting, "authority_mismatch", API, inner("evil.test", "/", "GET", "")),
         tls(ports, "fronting: another name in the TLS handshake", "sni_mismatch", Some("evil.test"), String::new()),
         tls(ports, "no name in the TLS handshake", "sni_missing", None, String::new()),
-        Scene { what: "something else than TLS in a tunnel", want: "not_tls", how: How::Tunnel(host, b"\x05\x01\x00") },
+        Scene { what: "a tunnel without TLS", want: "not_tls", how: How::Tunnel(host, b"\x05\x01\x00") },
     ]
 }
 
@@ -119,7 +119,7 @@ fn credentials(ports: &Ports, key: &str) -> Vec<Scene> {
     let tool = |name: &str| format!("Exeat-Tool: {name}\r\n");
     let foreign = "a credential that the task does not have";
     vec![
-        get("the placeholder on its way elsewhere", "credential_not_bound", lying, PLACEHOLDER),
+        get("the placeholder in a request to another host", "credential_not_bound", lying, PLACEHOLDER),
         get(foreign, "credential_unknown", url(), "Exeat-Credential: OTHER\r\n"),
         get("the key itself in a URL", "leak_detected", format!("https://{host}/public/{key}"), ""),
         get("api_call without a credential", "credential_required", url(), &tool("api_call")),
@@ -131,14 +131,14 @@ fn credentials(ports: &Ports, key: &str) -> Vec<Scene> {
 fn unreachable_or_unsafe_origins(ports: &Ports) -> Vec<Scene> {
     let Ports { lying, broken, dead, own, .. } = ports;
     let slow = format!("https://{}/slow", ports.api());
-    let stranger = "an origin with a stranger's certificate";
+    let untrusted = "an origin with an untrusted certificate";
     vec![
-        get("a name that leads to 10.0.0.7", "address_not_allowed", "https://inside.test/".to_owned(), ""),
-        get("one good address and the metadata service", "address_not_allowed", "https://mixed.test/".to_owned(), ""),
+        get("a name that resolves to 10.0.0.7", "address_not_allowed", "https://inside.test/".to_owned(), ""),
+        get("a public address and the metadata service", "address_not_allowed", "https://mixed.test/".to_owned(), ""),
         get("the proxy itself", "loop_detected", format!("http://127.0.0.1:{own}/"), ""),
         get("a name that does not exist", "resolve_failed", "https://gone.test/".to_owned(), ""),
         get("an origin that is down", "connect_failed", format!("https://dead.test:{dead}/"), ""),
-        get(stranger, "tls_failed", format!("https://lying.test:{lying}/"), ""),
+        get(untrusted, "tls_failed", format!("https://lying.test:{lying}/"), ""),
         get("an origin that does not speak HTTP", "upstream_protocol", format!("http://broken.test:{broken}/"), ""),
         get("an origin that never answers", "request_timed_out", slow, ""),
     ]

@@ -33,7 +33,7 @@ async fn the_demo_shows_what_it_says() {
     let out = text(&output.stdout);
     assert!(output.status.success(), "{out}\n{}", text(&output.stderr));
     assert_eq!(out.matches("200 from 127.0.0.1").count(), 5, "{out}");
-    assert_eq!(out.matches("API_KEY injected; 1 echo overwritten").count(), 2, "{out}");
+    assert_eq!(out.matches("API_KEY injected; 1 echo redacted").count(), 2, "{out}");
     for code in [
         "caller_unknown",
         "host_not_allowed",
