@@ -2,21 +2,22 @@
 //!
 //! The ledger stores the position up to which the log has been processed. The rest of the log is processed at start.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::audit::line::{Event, Line};
 use crate::audit::replay;
 use crate::audit::sink::Written;
 use crate::flow::Services;
-use crate::ledger::{Cursor, LedgerError, Millis, ToolCall};
+use crate::ledger::{Billed, Cursor, LedgerError, MAX_CALLS, Millis, ToolCall};
 use crate::model::name::ExecutionId;
 use crate::model::refusal::Refusal;
 
@@ -26,13 +27,27 @@ pub(crate) const MAX_WAITING: usize = 16_384;
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// Lines per batch when the log is replayed.
 const BATCH: usize = 4096;
+/// Maximum number of lines in a batch of written lines, before the last group.
+const MAX_BATCH: usize = 16_384;
+/// Maximum number of executions whose calls are recorded at the same time.
+const MAX_CONCURRENT: usize = 64;
+/// How long the start waits for lines of an earlier run. The rest is processed while requests are served.
+const START_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// As [`catch_up`], for a limited time. Returns false if lines are left.
+///
+/// # Errors
+/// If the log cannot be read.
+pub(crate) async fn catch_up_at_start(services: &Services, last: &str) -> io::Result<bool> {
+    timeout(START_TIMEOUT, catch_up(services, last)).await.unwrap_or(Ok(false))
+}
 
 /// Processes the lines between the ledger's position and `last`, the MAC of the last line when the log was opened.
 /// Returns false if the ledger is unavailable.
 ///
 /// # Errors
 /// If the log cannot be read.
-pub(crate) async fn catch_up(services: &Services, last: &str) -> io::Result<bool> {
+async fn catch_up(services: &Services, last: &str) -> io::Result<bool> {
     let Ok(known) = services.ledger.cursor().await else { return Ok(false) };
     let Some(path) = services.settings.audit.path.clone() else { return Ok(true) };
     let Some(known) = known.filter(|known| known.as_str() != last) else {
@@ -57,8 +72,9 @@ pub(crate) async fn catch_up(services: &Services, last: &str) -> io::Result<bool
         }
         found
     });
+    let mut biller = Biller::new(services, LineSource::Replay);
     while let Some(written) = read.recv().await {
-        process(services, &written, LineSource::Replay).await;
+        biller.process(&written).await;
     }
     if !reading.await.map_err(io::Error::other)?? {
         tracing::warn!("the audit log does not contain the ledger's position; the exchanges after it are not billed");
@@ -69,7 +85,8 @@ pub(crate) async fn catch_up(services: &Services, last: &str) -> io::Result<bool
 
 /// Sets the ledger's position to the end of the log.
 async fn skip_to_end(services: &Services, last: &str) {
-    process(services, &Written { lines: Vec::new(), mac: last.to_owned() }, LineSource::Replay).await;
+    let written = Written { lines: Vec::new(), mac: last.to_owned() };
+    Biller::new(services, LineSource::Replay).process(&written).await;
 }
 
 /// Processes lines as they are written, until all exchanges have ended. With `last`, first catches up on the lines
@@ -83,6 +100,7 @@ pub(crate) async fn run(services: Arc<Services>, mut written: mpsc::Receiver<Wri
             }
         }
     }
+    let mut biller = Biller::new(&services, LineSource::Live);
     loop {
         let group = tokio::select! {
             // Lines written before the abort are processed first.
@@ -90,10 +108,15 @@ pub(crate) async fn run(services: Arc<Services>, mut written: mpsc::Receiver<Wri
             group = written.recv() => group,
             () = services.abort.cancelled() => return,
         };
-        match group {
-            Some(group) => process(&services, &group, LineSource::Live).await,
-            None => return,
+        let Some(mut group) = group else { return };
+        // Groups that have queued up are one batch, so a distant ledger does not delay them one by one.
+        while group.lines.len() < MAX_BATCH
+            && let Ok(next) = written.try_recv()
+        {
+            group.lines.extend(next.lines);
+            group.mac = next.mac;
         }
+        biller.process(&group).await;
     }
 }
 
@@ -106,45 +129,101 @@ enum LineSource {
     Live,
 }
 
-async fn process(services: &Services, written: &Written, source: LineSource) {
-    let lines: Vec<Line> = written.lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let mut bills: HashMap<ExecutionId, u32> = HashMap::new();
-    for line in &lines {
-        if let (Some(execution), Some(half_credits)) = (&line.execution, half_credits(line)) {
-            let sum = bills.entry(ExecutionId::new(execution)).or_default();
-            *sum = sum.saturating_add(half_credits);
+/// Writes batches of lines to the ledger, one after the other.
+struct Biller<'s> {
+    services: &'s Services,
+    source: LineSource,
+    /// The ledger's position, if known.
+    position: Option<Cursor>,
+}
+
+impl<'s> Biller<'s> {
+    fn new(services: &'s Services, source: LineSource) -> Self {
+        Self { services, source, position: None }
+    }
+
+    async fn process(&mut self, written: &Written) {
+        let lines: Vec<Line> = written.lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let mut bills: HashMap<ExecutionId, u32> = HashMap::new();
+        let mut calls: HashMap<ExecutionId, VecDeque<ToolCall>> = HashMap::new();
+        for line in &lines {
+            let Some(execution) = line.execution.as_deref().map(ExecutionId::new) else { continue };
+            if let Some(call) = tool_call(line) {
+                let latest = calls.entry(execution.clone()).or_default();
+                // The ledger keeps no more calls of an execution, so earlier ones are not written at all.
+                if latest.len() >= MAX_CALLS {
+                    latest.pop_front();
+                }
+                latest.push_back(call);
+            }
+            if let Some(half_credits) = half_credits(line) {
+                let sum = bills.entry(execution).or_default();
+                *sum = sum.saturating_add(half_credits);
+            }
+        }
+        let mut calls = calls.into_iter();
+        loop {
+            let mut records = Vec::new();
+            for (execution, calls) in calls.by_ref().take(MAX_CONCURRENT) {
+                records.push(self.record(execution, calls.into()));
+            }
+            if records.is_empty() {
+                break;
+            }
+            join_all(records).await;
+        }
+        // Billed last, because this also stores the position, which marks all the lines as processed.
+        if let Some(cursor) = Cursor::new(&written.mac) {
+            self.bill(bills.into_iter().collect(), cursor).await;
         }
     }
-    let calls = lines.iter().filter_map(|line| Some((ExecutionId::new(line.execution.as_ref()?), tool_call(line)?)));
-    for (execution, call) in calls {
-        if source == LineSource::Replay && is_recorded(services, &execution, &call).await {
-            continue;
+
+    /// Records the calls of an execution, except those that were recorded before a crash.
+    async fn record(&self, execution: ExecutionId, mut calls: Vec<ToolCall>) {
+        let services = self.services;
+        if self.source == LineSource::Replay {
+            let recorded = services.ledger.tool_calls(&execution).await.unwrap_or_default();
+            calls.retain(|call| !recorded.iter().any(|known| known.id == call.id));
         }
-        retry(services, || services.ledger.record(&execution, call.clone())).await;
+        if !calls.is_empty() {
+            retry(services, || services.ledger.record_all(&execution, calls.clone())).await;
+        }
     }
-    // Billed last, because this also stores the position, which marks all the lines as processed.
-    if let Some(cursor) = Cursor::new(&written.mac) {
-        let bills: Vec<_> = bills.into_iter().collect();
-        retry(services, || services.ledger.bill(&bills, cursor.clone())).await;
+
+    async fn bill(&mut self, bills: Vec<(ExecutionId, u32)>, cursor: Cursor) {
+        let services = self.services;
+        loop {
+            if self.position.is_none() {
+                self.position = retry(services, || services.ledger.cursor()).await.flatten();
+            }
+            let after = self.position.take();
+            match retry(services, || services.ledger.bill(&bills, after.as_ref(), cursor.clone())).await {
+                Some(Billed::Done) => {
+                    self.position = Some(cursor);
+                    return;
+                }
+                // The position is read again.
+                Some(Billed::Moved) => {}
+                None => return,
+            }
+        }
     }
 }
 
-async fn is_recorded(services: &Services, execution: &ExecutionId, call: &ToolCall) -> bool {
-    let known = services.ledger.tool_calls(execution).await.unwrap_or_default();
-    known.iter().any(|known| known.id == call.id)
-}
-
-/// Retries a write until the ledger is available. Requests are refused meanwhile, so no billable lines accumulate.
-async fn retry<F: Future<Output = Result<(), LedgerError>>>(services: &Services, write: impl Fn() -> F) {
-    while let Err(error) = write().await {
-        if error != LedgerError::Unavailable {
-            // The execution no longer exists, so its costs and calls are not needed.
-            return;
+/// Repeats a call until the ledger is available. Requests are refused meanwhile, so no billable lines accumulate.
+/// Returns `None` if the execution no longer exists, so that its costs and calls are not needed, or if the daemon stops.
+async fn retry<T, F>(services: &Services, call: impl Fn() -> F) -> Option<T>
+where
+    F: Future<Output = Result<T, LedgerError>>,
+{
+    loop {
+        match call().await {
+            Ok(done) => return Some(done),
+            Err(LedgerError::Unavailable) => {}
+            Err(_) => return None,
         }
-        tracing::error!(%error, "the cost of calls cannot be written to the ledger; retrying");
-        if services.abort.run_until_cancelled(sleep(RETRY_INTERVAL)).await.is_none() {
-            return;
-        }
+        tracing::error!(error = %LedgerError::Unavailable, "the cost of calls cannot be written to the ledger; retrying");
+        services.abort.run_until_cancelled(sleep(RETRY_INTERVAL)).await?;
     }
 }
 

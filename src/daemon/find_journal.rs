@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep};
+use uuid::Uuid;
 
 use crate::audit::finds::FindEvent;
 use crate::flow::Services;
@@ -15,6 +17,8 @@ use crate::model::name::ExecutionId;
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// Interval at which the ledger is checked for executions that another proxy has stopped or restarted.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum number of executions that are checked at the same time.
+const MAX_CONCURRENT: usize = 64;
 /// Interval at which executions that the ledger no longer has are forgotten.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -59,25 +63,36 @@ pub(crate) async fn run(services: Arc<Services>, mut events: mpsc::Receiver<Find
 /// stopped here.
 pub(crate) async fn watch(services: Arc<Services>) {
     while services.abort.run_until_cancelled(sleep(POLL_INTERVAL)).await.is_some() {
-        for execution in services.caller_connections.callers() {
-            let state = services.ledger.state(&execution).await;
-            if state.is_ok_and(|state| state.is_some_and(|state| state.stopped.is_some())) {
+        for (execution, is_stopped) in states(&services, services.caller_connections.callers()).await {
+            if is_stopped {
                 services.finds.stop(&execution);
             }
         }
-        for execution in services.finds.stopped() {
-            let state = services.ledger.state(&execution).await;
-            if state.is_ok_and(|state| state.is_some_and(|state| state.stopped.is_none())) {
+        for (execution, is_stopped) in states(&services, services.finds.stopped()).await {
+            if !is_stopped {
                 services.finds.forget(&execution);
             }
         }
     }
 }
 
+/// Returns the executions that the ledger has, and whether they are stopped there.
+async fn states(services: &Services, executions: Vec<ExecutionId>) -> Vec<(ExecutionId, bool)> {
+    let mut known = Vec::new();
+    for some in executions.chunks(MAX_CONCURRENT) {
+        let states = join_all(some.iter().map(|execution| services.ledger.state(execution))).await;
+        for (execution, state) in some.iter().zip(states) {
+            known.extend(state.ok().flatten().map(|state| (execution.clone(), state.stopped.is_some())));
+        }
+    }
+    known
+}
+
 async fn write_find(services: &Services, execution: &ExecutionId) {
+    let find = Uuid::now_v7().to_string();
     loop {
         let max_finds = services.policies.snapshot().leak().max_finds();
-        match services.ledger.find_noted(execution, max_finds, Millis::now()).await {
+        match services.ledger.find_noted(execution, max_finds, &find, Millis::now()).await {
             Ok(true) => return services.finds.stop(execution),
             Ok(false) => return,
             Err(error) => {

@@ -125,7 +125,7 @@ impl Daemon {
         let descriptors = descriptors(&settings);
         let (services, last) = services((settings, descriptors), policy, proxy.clone(), own, written)?;
         let services = Arc::new(services);
-        let caught_up = billing::catch_up(&services, &last).await.map_err(StartError::Audit)?;
+        let caught_up = billing::catch_up_at_start(&services, &last).await.map_err(StartError::Audit)?;
         tokio::spawn(billing::run(services.clone(), written_lines, (!caught_up).then_some(last)));
         find_journal::restore(&services).await;
         if let Some(notes) = services.finds.notes() {

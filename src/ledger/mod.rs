@@ -63,6 +63,15 @@ pub enum LedgerError {
     Unknown,
 }
 
+/// The result of a billing batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Billed {
+    /// The batch has been applied, now or before.
+    Done,
+    /// The stored cursor is not the one that the batch follows. Nothing was applied.
+    Moved,
+}
+
 type Result<T> = std::result::Result<T, LedgerError>;
 
 /// The ledger. Components that count or record calls share it in an [`Arc`].
@@ -222,27 +231,30 @@ impl Ledger {
     }
 
     /// Records that a credential was found in outbound data of an execution. The find that reaches `most` stops the
-    /// execution. Returns true if the execution is stopped or unknown.
+    /// execution. Returns true if the execution is stopped or unknown. A shared ledger counts `find`, a unique id, only
+    /// once, so the call may be repeated after an error.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`].
-    pub async fn find_noted(&self, id: &ExecutionId, most: u32, now: Millis) -> Result<bool> {
+    pub async fn find_noted(&self, id: &ExecutionId, most: u32, find: &str, now: Millis) -> Result<bool> {
         match &self.0 {
             Store::Local(local) => local.find_noted(id, most, now).await,
-            Store::Shared(shared) => shared.find_noted(id, most).await,
+            Store::Shared(shared) => shared.find_noted(id, most, find).await,
         }
     }
 
     /// Adds half-credits to bills and moves the cursor, atomically. A batch whose cursor equals the stored cursor
-    /// was applied before and is skipped, so an unchanged batch may be repeated after an error.
+    /// was applied before and is skipped, so an unchanged batch may be repeated after an error. `after` is the cursor
+    /// that the batch follows, as far as the caller knows: a shared ledger applies no batch that follows another one,
+    /// because a delayed copy of an earlier batch could arrive late.
     ///
     /// # Errors
     /// [`LedgerError::Unavailable`]. The batch may or may not have been applied; the next call, or
     /// [`Self::cursor`], shows which.
-    pub async fn bill(&self, batch: &[(ExecutionId, u32)], cursor: Cursor) -> Result<()> {
+    pub async fn bill(&self, batch: &[(ExecutionId, u32)], after: Option<&Cursor>, cursor: Cursor) -> Result<Billed> {
         match &self.0 {
-            Store::Local(local) => local.bill(batch, cursor).await,
-            Store::Shared(shared) => shared.bill(batch, &cursor).await,
+            Store::Local(local) => local.bill(batch, cursor).await.map(|()| Billed::Done),
+            Store::Shared(shared) => shared.bill(batch, after, &cursor).await,
         }
     }
 
@@ -263,9 +275,22 @@ impl Ledger {
     /// # Errors
     /// [`LedgerError::Unknown`] or [`LedgerError::Unavailable`].
     pub async fn record(&self, id: &ExecutionId, call: ToolCall) -> Result<()> {
+        self.record_all(id, vec![call]).await
+    }
+
+    /// As [`Self::record`], for several calls that the proxy handled, oldest first.
+    ///
+    /// # Errors
+    /// As [`Self::record`].
+    pub async fn record_all(&self, id: &ExecutionId, calls: Vec<ToolCall>) -> Result<()> {
         match &self.0 {
-            Store::Local(local) => local.record(id, call).await,
-            Store::Shared(shared) => shared.record(id, call).await,
+            Store::Local(local) => {
+                for call in calls {
+                    local.record(id, call).await?;
+                }
+                Ok(())
+            }
+            Store::Shared(shared) => shared.record(id, calls).await,
         }
     }
 

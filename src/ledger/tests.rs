@@ -72,10 +72,10 @@ async fn make_one_change_of_each_kind(ledger: &Ledger, round: u64) {
             let call = ToolCall { id: round.to_string(), called_at: now, reported, ..ToolCall::default() };
             ledger.record(&who.id, call).await.unwrap();
         }
-        ledger.find_noted(&who.id, 1000, now).await.unwrap();
+        ledger.find_noted(&who.id, 1000, &format!("{id}{round}"), now).await.unwrap();
         ledger.ask(asked(&format!("{id}{round}"), id), now).await.unwrap();
         ledger.decide(&format!("{id}{round}"), Decision::Approve, now).await.unwrap();
-        ledger.bill(&[(who.id, 3)], Cursor::new(&format!("{id}{round}")).unwrap()).await.unwrap();
+        ledger.bill(&[(who.id, 3)], None, Cursor::new(&format!("{id}{round}")).unwrap()).await.unwrap();
     }
     let mut fixed = execution("static");
     fixed.is_static = true;
@@ -333,11 +333,11 @@ async fn child_that_is_killed_while_it_counts() {
     let mut number: u64 = ledger.cursor().await.unwrap().map_or(0, |cursor| cursor.as_str().parse().unwrap());
     loop {
         number += 1;
-        ledger.bill(&[(e0.clone(), 1)], Cursor::new(&number.to_string()).unwrap()).await.unwrap();
+        ledger.bill(&[(e0.clone(), 1)], None, Cursor::new(&number.to_string()).unwrap()).await.unwrap();
         say(format!("billed e0 {number}"));
         ledger.record(&e0, ToolCall { id: number.to_string(), ..ToolCall::default() }).await.unwrap();
         say(format!("recorded e0 {number}"));
-        ledger.find_noted(&e0, u32::MAX, NOW).await.unwrap();
+        ledger.find_noted(&e0, u32::MAX, "find", NOW).await.unwrap();
         let finds = ledger.state(&e0).await.unwrap().unwrap().finds;
         say(format!("found e0 {finds}"));
         let id = format!("n{number}");

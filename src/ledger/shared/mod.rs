@@ -27,7 +27,7 @@ pub use server::{Server, ServerError};
 use super::approval::{self, Approval, ApprovalAnswer, Decision, DecisionResult, MAX_OPEN};
 use super::call::{MAX_CALLS, ToolCall};
 use super::execution::{Caps, Cursor, Execution, ExecutionState, StopReason, TakeResult};
-use super::{LedgerError, MAX_EXECUTIONS, Result};
+use super::{Billed, LedgerError, MAX_EXECUTIONS, Result};
 use crate::files;
 use crate::model::name::ExecutionId;
 use crate::model::tool::Kind;
@@ -109,12 +109,9 @@ impl Shared {
 
     pub(super) async fn list(&self) -> Result<Vec<ExecutionState>> {
         let all = self.of_all("x").await?;
-        // An execution that does not verify must not hide the others.
-        let verifies = |(id, fields): &&(ExecutionId, read::Fields)| {
-            fields.get("facts").is_none_or(|facts| read::execution(id, facts, &self.seal).is_ok())
-        };
-        let all = all.iter().filter(verifies);
-        all.filter_map(|(id, fields)| read::execution_state(id, fields, &self.seal).transpose()).collect()
+        // An execution whose entry is invalid must not hide the others.
+        let states = all.iter().filter_map(|(id, fields)| read::execution_state(id, fields, &self.seal).ok().flatten());
+        Ok(states.collect())
     }
 
     pub(super) async fn stop(&self, id: &ExecutionId, why: StopReason) -> Result<bool> {
@@ -159,20 +156,29 @@ impl Shared {
         self.link.invoke::<u8>(&call).await.map(drop)
     }
 
-    pub(super) async fn find_noted(&self, id: &ExecutionId, most: u32) -> Result<bool> {
+    pub(super) async fn find_noted(&self, id: &ExecutionId, most: u32, find: &str) -> Result<bool> {
         let mut call = self.scripts.found.of(id);
-        call.arg(id.as_str()).arg(most);
+        call.arg(id.as_str()).arg(most).arg(find);
         let is_stopped: u8 = self.link.invoke(&call).await?;
         Ok(is_stopped == 1)
     }
 
-    pub(super) async fn bill(&self, batch: &[(ExecutionId, u32)], cursor: &Cursor) -> Result<()> {
+    pub(super) async fn bill(
+        &self,
+        batch: &[(ExecutionId, u32)],
+        after: Option<&Cursor>,
+        cursor: &Cursor,
+    ) -> Result<Billed> {
         let mut call = self.scripts.bill.prepare();
-        call.key(&self.cursor).arg(cursor.as_str());
+        call.key(&self.cursor).arg(after.map_or("", Cursor::as_str)).arg(cursor.as_str());
         for (id, half_credits) in batch {
             call.arg(id.as_str()).arg(*half_credits);
         }
-        self.link.invoke::<u8>(&call).await.map(drop)
+        match self.text(&call).await?.as_str() {
+            "done" => Ok(Billed::Done),
+            "moved" => Ok(Billed::Moved),
+            _ => Err(LedgerError::Unavailable),
+        }
     }
 
     pub(super) async fn cursor(&self) -> Result<Option<Cursor>> {
@@ -180,12 +186,15 @@ impl Shared {
         text.map(|text| Cursor::new(&text).ok_or(LedgerError::Unavailable)).transpose()
     }
 
-    pub(super) async fn record(&self, id: &ExecutionId, call: ToolCall) -> Result<()> {
-        let reported = u8::from(call.reported);
-        let text = read::written(&call.bounded())?;
-        let mut call = self.scripts.record.of(id);
-        call.arg(reported).arg(text).arg(MAX_CALLS);
-        let is_known: u8 = self.link.invoke(&call).await?;
+    /// Records calls, oldest first. All of them were reported, or none.
+    pub(super) async fn record(&self, id: &ExecutionId, calls: Vec<ToolCall>) -> Result<()> {
+        let reported = u8::from(calls.iter().any(|call| call.reported));
+        let mut invocation = self.scripts.record.of(id);
+        invocation.arg(reported).arg(MAX_CALLS);
+        for call in calls {
+            invocation.arg(read::written(&call.bounded())?);
+        }
+        let is_known: u8 = self.link.invoke(&invocation).await?;
         if is_known == 1 { Ok(()) } else { Err(LedgerError::Unknown) }
     }
 
@@ -297,8 +306,11 @@ impl Shared {
             for id in some {
                 hashes.cmd("HGETALL").arg(key(&ExecutionId::new(id), part));
             }
-            let fields = self.link.query_all::<Vec<read::Fields>>(&hashes).await?;
-            all.extend(some.iter().map(|id| ExecutionId::new(id)).zip(fields));
+            // A key of another type is an error of its own, and must not hide the others.
+            hashes.ignore_errors();
+            let fields: Vec<redis::RedisResult<read::Fields>> = self.link.query_all(&hashes).await?;
+            let valid = some.iter().zip(fields).filter_map(|(id, fields)| Some((ExecutionId::new(id), fields.ok()?)));
+            all.extend(valid);
         }
         Ok(all)
     }

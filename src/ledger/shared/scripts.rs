@@ -49,7 +49,7 @@ impl Step {
     pub(super) fn of(&self, id: &ExecutionId) -> ScriptInvocation<'_> {
         let mut call = self.0.prepare_invoke();
         call.key(key(id, "x")).key(INDEX).key(key(id, "judged")).key(key(id, "reported")).key(key(id, "approvals"));
-        call.key(STATIC);
+        call.key(STATIC).key(key(id, "digests")).key(key(id, "finds"));
         call
     }
 

@@ -1,5 +1,6 @@
 //! Limits of calls, memory and connections, and what calls cost.
 
+pub mod between_tenants;
 pub mod credits;
 pub mod executions;
 pub mod memory;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use exeat::ledger::{
-    Approval, ApprovalAnswer, ApprovalState, Caps, Connect, Cursor, Decision, DecisionResult, Execution, Ledger,
-    LedgerError, MAX_OPEN, Millis, Seal, Server, StopReason, Stream, TakeResult, TamperedRecord, ToolCall,
+    Approval, ApprovalAnswer, ApprovalState, Billed, Caps, Connect, Cursor, Decision, DecisionResult, Execution,
+    Ledger, LedgerError, MAX_OPEN, Millis, Seal, Server, StopReason, Stream, TakeResult, TamperedRecord, ToolCall,
 };
 use exeat::model::name::{ExecutionId, TaskName};
 use exeat::model::secret::{Secret, TokenHash};
@@ -291,8 +291,10 @@ async fn static_ones_begin_with_a_call_and_anew(subject: &Subject) {
     assert_eq!(subject.take(&who, TOOL, once).await, TakeResult::Counted { call: 1 });
     assert_eq!(subject.take(&who, TOOL, once).await, TakeResult::ExecutionLimit { limit: 1 });
     assert!(ledger.find(&who.id).await.unwrap().unwrap() == who);
-    ledger.find_noted(&who.id, 1, subject.now()).await.unwrap();
-    ledger.bill(&[(who.id.clone(), 1)], Cursor::new("static").unwrap()).await.unwrap();
+    ledger.find_noted(&who.id, 1, "find", subject.now()).await.unwrap();
+    let before = ledger.cursor().await.unwrap();
+    let (batch, cursor) = ([(who.id.clone(), 1)], Cursor::new("static").unwrap());
+    assert_eq!(ledger.bill(&batch, before.as_ref(), cursor).await, Ok(Billed::Done));
     ledger.record(&who.id, ToolCall::default()).await.unwrap();
     let asked = subject.asked("s", who.id.as_str(), 1);
     assert_eq!(subject.ask(&asked).await, Ok(ApprovalAnswer::Pending("s".into())));
@@ -311,13 +313,17 @@ async fn static_ones_begin_with_a_call_and_anew(subject: &Subject) {
 async fn finds_stop(subject: &Subject) {
     let (ledger, who) = (&subject.ledger, execution("finds"));
     subject.start(&who).await;
-    for stops in [false, false, true, true] {
-        assert_eq!(ledger.find_noted(&who.id, 3, subject.now()).await, Ok(stops));
+    for (n, stops) in [false, false, true, true].into_iter().enumerate() {
+        let find = n.to_string();
+        assert_eq!(ledger.find_noted(&who.id, 3, &find, subject.now()).await, Ok(stops));
+        if ledger.is_shared() {
+            assert_eq!(ledger.find_noted(&who.id, 3, &find, subject.now()).await, Ok(stops), "sent again");
+        }
     }
     assert_eq!(subject.take(&who, TOOL, FREE).await, TakeResult::Stopped);
     let standing = ledger.state(&who.id).await.unwrap().unwrap();
     assert_eq!((standing.finds, standing.stopped.unwrap().why), (4, StopReason::Finds));
-    assert_eq!(ledger.find_noted(&id("nobody"), 3, subject.now()).await, Ok(true), "what cannot be counted");
+    assert_eq!(ledger.find_noted(&id("nobody"), 3, "find", subject.now()).await, Ok(true), "what cannot be counted");
 }
 
 async fn bills_and_their_cursor_move_together(subject: &Subject) {
@@ -327,15 +333,22 @@ async fn bills_and_their_cursor_move_together(subject: &Subject) {
     }
     let batch = [(id("bill1"), 1), (id("bill2"), 5), (id("bill1"), 2), (id("nobody"), 7)];
     let cursor = Cursor::new("line 7 \"ü\"").unwrap();
+    let before = ledger.cursor().await.unwrap();
     for _ in 0..3 {
-        ledger.bill(&batch, cursor.clone()).await.unwrap();
+        assert_eq!(ledger.bill(&batch, before.as_ref(), cursor.clone()).await, Ok(Billed::Done));
         assert_eq!(ledger.cursor().await, Ok(Some(cursor.clone())));
     }
     let credits = async |name: &str| ledger.state(&id(name)).await.unwrap().unwrap().half_credits;
     assert_eq!((credits("bill1").await, credits("bill2").await), (3, 5), "applied once");
-    ledger.bill(&batch, Cursor::new("line 8").unwrap()).await.unwrap();
+    let next = Cursor::new("line 8").unwrap();
+    assert_eq!(ledger.bill(&batch, Some(&cursor), next.clone()).await, Ok(Billed::Done));
     assert_eq!((credits("bill1").await, credits("bill2").await), (6, 10));
-    ledger.bill(&[], Cursor::new("line 9").unwrap()).await.unwrap();
+    if ledger.is_shared() {
+        // A copy of the first batch that arrives late.
+        assert_eq!(ledger.bill(&batch, before.as_ref(), cursor).await, Ok(Billed::Moved));
+        assert_eq!((credits("bill1").await, credits("bill2").await), (6, 10));
+    }
+    assert_eq!(ledger.bill(&[], Some(&next), Cursor::new("line 9").unwrap()).await, Ok(Billed::Done));
     assert_eq!(ledger.cursor().await.unwrap(), Cursor::new("line 9"));
 }
 
@@ -693,7 +706,7 @@ async fn two_proxies_on_one_server_let_as_many_through_as_one() {
     assert_eq!(counted, 10);
     // Each bills from its own record, onto one bill.
     for proxy in &proxies {
-        proxy.bill(&[(who.id.clone(), 1)], Cursor::new("7").unwrap()).await.unwrap();
+        assert_eq!(proxy.bill(&[(who.id.clone(), 1)], None, Cursor::new("7").unwrap()).await, Ok(Billed::Done));
     }
     assert_eq!(proxies[0].state(&who.id).await.unwrap().unwrap().half_credits, 2);
     assert_eq!(proxies[1].stop(&who.id, StopReason::Asked, Millis::now()).await, Ok(true));

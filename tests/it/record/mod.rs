@@ -6,3 +6,4 @@ pub mod fleet;
 pub mod kill_9;
 pub mod ledger;
 pub mod malformed_bodies;
+pub mod slow_ledger;

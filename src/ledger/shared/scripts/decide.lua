@@ -6,4 +6,6 @@ local state, expires = string.match(text, '^(%a+) %x+ %d+ (%d+) .*$')
 if tonumber(expires) <= now() and (state == 'pending' or state == 'approved') then return 'expired' end
 if state ~= 'pending' then return state end
 redis.call('HSET', KEYS[5], ARGV[1], ARGV[2])
+-- A denied one makes room for another.
+redis.call('HDEL', KEYS[7], 'full')
 return 'done'

@@ -1,6 +1,6 @@
 -- The beginning of every script. KEYS of scripts for one execution: 1 the execution, 2 the index of all executions that
 -- end (a sorted set by the time at which they may be removed), 3 its judged calls, 4 its reported calls, 5 its
--- approvals, 6 the set of static executions. Invalid data ends the script with an error, before anything is counted.
+-- approvals, 6 the set of static executions, 7 the ids of its approvals by digest, 8 the ids of its finds. Invalid data ends the script with an error, before anything is counted.
 local FORGOTTEN_AFTER = 3600000
 
 local function now()
@@ -19,7 +19,7 @@ local function goes_with_it(key)
 end
 
 local function create(id, facts, expires)
-  redis.call('DEL', KEYS[1], KEYS[3], KEYS[4], KEYS[5])
+  redis.call('DEL', KEYS[1], KEYS[3], KEYS[4], KEYS[5], KEYS[7], KEYS[8])
   if expires == 'static' then
     redis.call('HSET', KEYS[1], 'facts', facts, 'static', '1')
     redis.call('SADD', KEYS[6], id)
@@ -42,7 +42,7 @@ local function stop(id, why, at)
   local gone = at + FORGOTTEN_AFTER
   local expires = redis.call('HGET', KEYS[1], 'expires')
   if expires then gone = math.min(gone, tonumber(expires) + FORGOTTEN_AFTER) end
-  for _, key in ipairs({ KEYS[1], KEYS[3], KEYS[4], KEYS[5] }) do
+  for _, key in ipairs({ KEYS[1], KEYS[3], KEYS[4], KEYS[5], KEYS[7], KEYS[8] }) do
     redis.call('PEXPIREAT', key, whole(gone))
   end
   redis.call('ZADD', KEYS[2], whole(gone), id)

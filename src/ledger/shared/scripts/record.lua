@@ -1,8 +1,10 @@
--- ARGV: '1' if the call was only reported, the call, the maximum number of calls kept.
+-- ARGV: '1' if the calls were only reported, the maximum number of calls kept, then the calls, oldest first.
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 local list = ARGV[1] == '1' and KEYS[4] or KEYS[3]
-local most = tonumber(ARGV[3])
-redis.call('RPUSH', list, redis.call('HINCRBY', KEYS[1], 'numbered', 1) .. ' ' .. ARGV[2])
+local most = tonumber(ARGV[2])
+for at = 3, #ARGV do
+  redis.call('RPUSH', list, redis.call('HINCRBY', KEYS[1], 'numbered', 1) .. ' ' .. ARGV[at])
+end
 redis.call('LTRIM', KEYS[3], -most, -1)
 local room = most - redis.call('LLEN', KEYS[3])
 if room == 0 then redis.call('DEL', KEYS[4]) else redis.call('LTRIM', KEYS[4], -room, -1) end

@@ -6,7 +6,7 @@ if redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[4]) then
   -- Remove the executions that ended first.
   local ended = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', whole(at + FORGOTTEN_AFTER), 'LIMIT', 0, 1)[1]
   if not ended then return 'full' end
-  for _, part in ipairs({ 'x', 'judged', 'reported', 'approvals' }) do
+  for _, part in ipairs({ 'x', 'judged', 'reported', 'approvals', 'digests', 'finds' }) do
     redis.call('DEL', 'exeat:{' .. ended .. '}:' .. part)
   end
   redis.call('ZREM', KEYS[2], ended)

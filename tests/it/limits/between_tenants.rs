@@ -1,0 +1,155 @@
+//! What one tenant takes from another, and limits that are passed by.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+use crate::lab::client::{auth, empty, h1};
+use crate::lab::{self, Ground, Lab};
+
+/// `request_timeout` of `[plans.NAME.raw]` is the time of the whole exchange, and an opaque tunnel counts as raw.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_opaque_tunnel_ends_with_the_time_of_its_plan() {
+    let ground = Ground::new().await;
+    let origin = ground.origin("open.test").await;
+    let port = origin.port();
+    let mut trust = rustls::RootCertStore::empty();
+    let pem = std::fs::read(ground.dir.path().join("origin-ca.pem")).unwrap();
+    for cert in rustls::pki_types::pem::PemObject::pem_slice_iter(&pem) {
+        let cert: rustls::pki_types::CertificateDer<'static> = cert.unwrap();
+        trust.add(cert).unwrap();
+    }
+    let lab = ground
+        .proxy(&format!(
+            "[plans.p.raw]\nrequest_timeout = \"1s\"\n[integrations.open]\nallowed_domains = [\"open.test\"]\n\
+             ports = [{port}]\nmode = \"opaque\"\n[tasks.t]\nintegrations = [\"open\"]\nplan = \"p\"\n"
+        ))
+        .await;
+    let tunnel = lab.tunnel(&format!("open.test:{port}")).await;
+    let tls = lab::client::client_config(trust, &["http/1.1"]);
+    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(tls));
+    let mut stream = connector.connect("open.test".try_into().unwrap(), tunnel).await.unwrap();
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(4) {
+        let ask = format!("GET / HTTP/1.1\r\nHost: open.test:{port}\r\n\r\n");
+        if stream.write_all(ask.as_bytes()).await.is_err() {
+            return;
+        }
+        let mut buffer = [0; 4096];
+        match timeout(lab::PATIENCE, stream.read(&mut buffer)).await {
+            Ok(Ok(1..)) => tokio::time::sleep(Duration::from_millis(100)).await,
+            _ => return,
+        }
+    }
+    panic!("it answers for 4 s, and its plan allows 1 s");
+}
+
+/// "A `Host` that is not the target's: 403 `authority_mismatch`."
+#[tokio::test(flavor = "multi_thread")]
+async fn the_host_of_a_connect_is_compared_with_its_target() {
+    let (lab, origin) = lab::simple().await;
+    let text = format!(
+        "CONNECT api.test:{} HTTP/1.1\r\nHost: elsewhere.test\r\nProxy-Authorization: {}\r\n\r\n",
+        origin.port(),
+        auth()
+    );
+    let mut stream = lab.connect().await;
+    stream.write_all(text.as_bytes()).await.unwrap();
+    let head = lab::client::read_head(&mut stream).await;
+    assert!(head.starts_with("HTTP/1.1 403") && head.contains("authority_mismatch"), "{head}");
+}
+
+/// "Lines of allowed requests are never replaced by a count. Neither is the line of a request to a host that its
+/// execution had not requested before."
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_request_to_a_new_host_has_its_line() {
+    let ground = Ground::new().await;
+    let lab = ground.proxy("[audit]\nrefusals_per_second = 50\n[tasks.t]\n").await;
+    let mut stream = lab.connect().await;
+    let asked: String = (0..200)
+        .map(|n| {
+            format!(
+                "GET http://n{n}.elsewhere.test/ HTTP/1.1\r\nHost: n{n}.elsewhere.test\r\n\
+                 Proxy-Authorization: {}\r\n{}\r\n",
+                auth(),
+                if n == 199 { "Connection: close\r\n" } else { "" }
+            )
+        })
+        .collect();
+    let (mut read, mut write) = stream.split();
+    let mut all = Vec::new();
+    let (sent, _) = tokio::join!(write.write_all(asked.as_bytes()), read.read_to_end(&mut all));
+    sent.unwrap();
+    let hosts: std::collections::HashSet<_> =
+        lab.audit().await.iter().filter_map(|line| line["host"].as_str().map(str::to_owned)).collect();
+    assert_eq!(hosts.len(), 200, "hosts that were never requested before");
+}
+
+/// Uploads of one tenant, and how long a request of another takes meanwhile.
+async fn other_during_uploads(unit: &[u8], uploads: usize) -> Duration {
+    let ground = Ground::new().await;
+    let (heavy, light) = (ground.origin("api.test").await, ground.origin("light.test").await);
+    std::fs::write(ground.dir.path().join("other"), "another-token-of-more-than-24-bytes").unwrap();
+    let lab = ground
+        .proxy(&format!(
+            "[integrations.api]\nallowed_domains = [\"api.test\"]\nports = [{}]\n\
+             [integrations.light]\nallowed_domains = [\"light.test\"]\nports = [{}]\n\
+             [credentials.KEY]\nauth_type = \"bearer\"\nvalue = \"env:KEY\"\ndomains = [\"api.test\"]\n\
+             [tasks.t]\nintegrations = [\"api\"]\ncredentials = [\"KEY\"]\n\
+             [tasks.other]\ntoken = \"file:other\"\nintegrations = [\"light\"]\n",
+            heavy.port(),
+            light.port()
+        ))
+        .await;
+    let body: Vec<u8> = unit.iter().copied().cycle().take(1 << 20).collect();
+    let chunk = Bytes::from([format!("{:x}\r\n", body.len()).into_bytes(), body, b"\r\n".to_vec()].concat());
+    let mut running = tokio::task::JoinSet::new();
+    for _ in 0..uploads {
+        let (mut stream, chunk) = (lab.connect().await, chunk.clone());
+        let head = format!(
+            "POST https://api.test:{0}/sink HTTP/1.1\r\nHost: api.test:{0}\r\nProxy-Authorization: {1}\r\n\
+             Transfer-Encoding: chunked\r\nContent-Type: text/plain\r\n\r\n",
+            heavy.port(),
+            auth()
+        );
+        running.spawn(async move {
+            stream.write_all(head.as_bytes()).await.unwrap();
+            while stream.write_all(&chunk).await.is_ok() {}
+        });
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let since = Instant::now();
+    let took = other(&lab, light.port()).await.map_or(lab::PATIENCE, |()| since.elapsed());
+    running.abort_all();
+    took
+}
+
+async fn other(lab: &Lab, port: u16) -> Option<()> {
+    let request = Request::builder()
+        .uri(format!("https://light.test:{port}/"))
+        .header("host", format!("light.test:{port}"))
+        .header("proxy-authorization", "Bearer another-token-of-more-than-24-bytes");
+    let request: Request<Full<Bytes>> = request.body(empty()).unwrap();
+    let stream = lab.connect().await;
+    // A connection that is closed without an answer counts as none.
+    let answer = tokio::spawn(async move { h1(stream, request).await.status() });
+    timeout(lab::PATIENCE, answer).await.ok()?.ok().filter(|status| *status == 200).map(drop)
+}
+
+/// "Occupying the proxy's threads with texts that take long to scan: scanning yields to other work after 2 ms." Of a
+/// build with optimizations: `cargo test --release`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a build with optimizations and a free machine"]
+async fn texts_of_one_tenant_that_take_long_do_not_delay_another() {
+    let plain = other_during_uploads(b"the quick brown fox jumps over ", 900).await;
+    let mixed = other_during_uploads(
+        b"%5c%75%30%30\\u0025\\x41&#x41;&#37;34=3D%25%34%31\\u005cu0041&amp;#x25;=\r\n+/8sk-live-51H/8x%5Cx41",
+        900,
+    )
+    .await;
+    assert!(mixed < Duration::from_secs(1), "{mixed:?} for one request, and {plain:?} beside plain text");
+}
