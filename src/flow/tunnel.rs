@@ -30,6 +30,7 @@ use super::io::{Rewind, splice};
 use super::respond::{self, AnswerBody};
 use super::websocket::{self, PendingUpgrade};
 use crate::audit::record::Record;
+use crate::model::limited::ExchangeLimit;
 use crate::model::refusal::{Deny, Fail, Verdict};
 use crate::model::target::{Scheme, Target};
 use crate::model::tool::Kind;
@@ -174,8 +175,18 @@ impl Tunnel {
         }
         let services = &client.services;
         let counts = record.counts();
-        let idle =
-            services.policies.snapshot().task(self.admitted.caller().task()).map_or(Duration::ZERO, |task| task.idle());
+        let policy = services.policies.snapshot();
+        let timeouts = policy.task(self.admitted.caller().task()).map(|task| task.limits(Kind::Raw).timeouts);
+        let idle = timeouts.map_or(Duration::ZERO, |timeouts| timeouts.idle);
+        // A tunnel counts as one raw request.
+        let total = timeouts.and_then(|timeouts| timeouts.request);
+        let overdue = async {
+            match total {
+                Some(total) => tokio::time::sleep(total).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(overdue);
         // Subscribed before the generation is read, so that no change is missed.
         let (mut policy_changes, mut find_changes) = (services.policies.changes(), services.finds.changes());
         let expired = revocation::expired(self.admitted.caller().facts().expires_at);
@@ -212,6 +223,9 @@ impl Tunnel {
                     return;
                 },
                 refusal = &mut expired => return record.failed(refusal),
+                () = &mut overdue => {
+                    return record.failed(counts.reached(ExchangeLimit::Request(total.unwrap_or_default())));
+                }
             }
         }
     }

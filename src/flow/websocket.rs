@@ -24,6 +24,7 @@ use crate::model::refusal::{Deny, Fail, Refusal};
 use crate::stages::forward::{Relay, UpgradedOrigin};
 use crate::stages::message::websocket;
 use crate::stages::message::websocket::{Downward, RelayError, Upward};
+use crate::stages::scan_limit::ScanLimit;
 
 /// Maximum time for the second direction to end after the first, and for the closing writes.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -74,7 +75,7 @@ pub(super) fn respond(
 }
 
 async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mut record: Record) {
-    let Relay { origin, up, down, idle, until, withdrawn, lease } = accepted;
+    let Relay { origin, up, down, idle, until, withdrawn, limit, lease } = accepted;
     // After the response the client sends WebSocket frames instead of HTTP.
     pending.gate.pass_all();
     let handshake_timeout = client.services.settings.proxy.handshake_timeout;
@@ -83,8 +84,13 @@ async fn relay(client: Arc<Client>, pending: PendingUpgrade, accepted: Relay, mu
     drop(lease);
     let protocol_error = Arc::<AtomicBool>::default();
     let mut directions = RelayDirections {
-        up: UpFilter { inner: up, state: WriteState::new(&protocol_error) },
-        down: DownFilter { inner: down, finder: record.find_reporter(), state: WriteState::new(&protocol_error) },
+        up: UpFilter { inner: up, limit: limit.clone(), state: WriteState::new(&protocol_error) },
+        down: DownFilter {
+            inner: down,
+            limit,
+            finder: record.find_reporter(),
+            state: WriteState::new(&protocol_error),
+        },
     };
     let unread = directions.relay(&client, (client_io, origin_io), (idle, until), withdrawn, &mut record).await;
     // Nothing is sent after this.
@@ -140,12 +146,14 @@ struct RelayDirections {
 
 struct UpFilter {
     inner: Upward,
+    limit: ScanLimit,
     /// State of the origin's side.
     state: WriteState,
 }
 
 struct DownFilter {
     inner: Downward,
+    limit: ScanLimit,
     finder: FindReporter,
     /// State of the client's side.
     state: WriteState,
@@ -322,6 +330,10 @@ async fn close(mut to: impl AsyncWrite + Unpin, close_frame: Vec<u8>) -> io::Res
 }
 
 impl Filter for UpFilter {
+    fn limit(&self) -> Option<&ScanLimit> {
+        Some(&self.limit)
+    }
+
     fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
         self.state.at_frame_boundary.set(false);
         if self.state.protocol_error.load(Ordering::Relaxed) {
@@ -341,6 +353,10 @@ impl Filter for UpFilter {
 }
 
 impl Filter for DownFilter {
+    fn limit(&self) -> Option<&ScanLimit> {
+        Some(&self.limit)
+    }
+
     fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
         self.state.at_frame_boundary.set(false);
         if self.state.protocol_error.load(Ordering::Relaxed) {

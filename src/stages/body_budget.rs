@@ -14,6 +14,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::scan_limit::{ScanLimit, ScanLimits};
 use super::sharded::Sharded;
 use crate::audit::progress::TransferCounts;
 use crate::coding::WindowPool;
@@ -43,6 +44,7 @@ pub struct Budget {
     search: Mutex<()>,
     request_windows: Arc<WindowPool>,
     response_windows: Arc<WindowPool>,
+    scan_limits: ScanLimits,
 }
 
 type Accounts = HashMap<ExecutionId, Account>;
@@ -124,6 +126,7 @@ impl Budget {
             search: Mutex::default(),
             request_windows: Arc::default(),
             response_windows: Arc::default(),
+            scan_limits: ScanLimits::default(),
         }
     }
 
@@ -311,6 +314,11 @@ fn remove_if_empty(shard: &mut Accounts, execution: &ExecutionId) {
 impl Reservation {
     pub(super) fn budget(&self) -> &Budget {
         &self.budget
+    }
+
+    /// Returns the limit of concurrent scans of the body's execution.
+    pub(super) fn scan_limit(&self) -> ScanLimit {
+        self.budget.scan_limits.of(&self.execution)
     }
 
     /// Sets the number of bytes that the body holds.

@@ -11,6 +11,7 @@ pub mod limit;
 pub mod message;
 pub mod parse;
 pub mod pin;
+pub(crate) mod scan_limit;
 mod sharded;
 pub mod sni;
 mod socket_quota;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 
+use crate::stages::scan_limit::ScanLimit;
 use crate::stages::work_slice::WorkSlice;
 
 /// Size of the copy buffer, in bytes.
@@ -39,6 +40,11 @@ where
 
 /// A filter that inspects, holds or changes the bytes of one direction.
 pub(in crate::flow) trait Filter {
+    /// Returns the limit of concurrent scans that [`Self::pass`] is subject to.
+    fn limit(&self) -> Option<&ScanLimit> {
+        None
+    }
+
     /// Processes input and returns the output for it.
     ///
     /// # Errors
@@ -68,6 +74,10 @@ pub(in crate::flow) trait Filter {
 }
 
 impl<F: Filter> Filter for &mut F {
+    fn limit(&self) -> Option<&ScanLimit> {
+        (**self).limit()
+    }
+
     fn pass<'b>(&mut self, bytes: &'b [u8]) -> io::Result<Cow<'b, [u8]>> {
         (**self).pass(bytes)
     }
@@ -159,7 +169,12 @@ where
             }
             Some(n) => {
                 let Some(bytes) = buffer.get(..n).filter(|bytes| !bytes.is_empty()) else { break };
+                let permit = match filter.limit().cloned() {
+                    Some(limit) => Some(limit.acquire().await),
+                    None => None,
+                };
                 let out = filter.pass(bytes)?;
+                drop(permit);
                 clock.wait(to.write_all(&out)).await?;
                 count(n);
             }

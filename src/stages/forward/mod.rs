@@ -44,6 +44,7 @@ use super::message::late_trailers::{Framing, LateTrailers, Trailers};
 use super::message::request_body::RequestBody;
 use super::message::websocket::{Downward, UpgradeRequest, Upward};
 use super::pin::PinnedTarget;
+use super::scan_limit::ScanLimit;
 use super::socket_quota::SocketQuota;
 use crate::audit::progress::TransferCounts;
 use crate::audit::record::Record;
@@ -125,6 +126,8 @@ pub struct Relay {
     pub until: Option<Instant>,
     /// Resolves once a later policy no longer allows the exchange.
     pub withdrawn: Revoked,
+    /// The limit of concurrent scans of the execution.
+    pub(crate) limit: ScanLimit,
     /// Keeps the connection alive until it has been handed over.
     pub lease: Box<dyn std::any::Any + Send>,
 }
@@ -141,8 +144,10 @@ impl Received {
         let (mut head, guarded) = redact::head(response, guard).into_parts();
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        let limit = reservation.scan_limit();
         let relay = Relay {
             origin,
+            limit,
             up: Upward::new(values).charged_to(reservation),
             down: Downward::new(guarded.into_redactor()),
             idle: timeouts.idle,

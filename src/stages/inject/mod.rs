@@ -94,11 +94,8 @@ pub fn credential(approved: Approved, pinned: PinnedTarget, via: bool) -> Verdic
     if grant.admitted().target() != pinned.target() {
         return Err(Deny::AuthorityMismatch.into());
     }
-    let (limits, reader, guard) = (
-        grant.limits(),
-        ReportTarget::of(&request, grant.kind()),
-        RedactionPlan::of(&grant, request.body().response_windows()),
-    );
+    let (limits, reader, guard) =
+        (grant.limits(), ReportTarget::of(&request, grant.kind()), RedactionPlan::of(&grant, request.body()));
     let values = grant.values().clone();
     let request = build(&grant, request, &pinned, via)?;
     let is_websocket = request.extensions().get::<websocket::UpgradeRequest>().is_some();

@@ -19,6 +19,7 @@ use super::authorize::Grant;
 use super::body_budget::EVICTED;
 use super::inject::unsent_fields::UnsentFields;
 use super::message::request_body::RequestBody;
+use super::scan_limit::ScanLimit;
 use super::work_slice::WorkSlice;
 use crate::audit::record::Record;
 use crate::leak::Finding;
@@ -110,11 +111,15 @@ pub async fn buffer_body(grant: &Grant, head: &Parts, body: RequestBody, record:
 pub async fn request(grant: Grant, parts: Parts, mut body: RequestBody, record: &mut Record) -> Verdict<Cleared> {
     let values = grant.values();
     if !values.is_empty() {
-        check_head(&grant, &parts, record)?;
+        let limit = body.scan_limit();
+        let permit = limit.acquire().await;
+        let checked = check_head(&grant, &parts, record);
+        drop(permit);
+        checked?;
         if !body.is_end_stream() {
             let outbound = OutboundBody::of(&parts, values, grant.decode_limits(), body.request_windows())?;
             if let Some((data, trailers)) = body.buffered() {
-                scan_buffered(outbound, data, trailers).await.map_err(|error| refusal_for(error, record))?;
+                scan_buffered(outbound, data, trailers, &limit).await.map_err(|error| refusal_for(error, record))?;
             } else {
                 body.scan_while_sending(outbound);
             }
@@ -171,8 +176,10 @@ async fn scan_buffered(
     mut outbound: OutboundBody,
     data: &Bytes,
     trailers: Option<&HeaderMap>,
+    limit: &ScanLimit,
 ) -> Result<(), OutboundError> {
     let mut rest = data.clone();
+    let mut permit = Some(limit.acquire().await);
     let mut slice = WorkSlice::begin();
     while !rest.is_empty() || outbound.has_work() {
         if !outbound.has_work() {
@@ -182,12 +189,16 @@ async fn scan_buffered(
         // The data is already in memory, so the scanner's copy is dropped.
         while outbound.take().is_some() {}
         if slice.is_over() {
+            drop(permit.take());
             tokio::task::yield_now().await;
+            permit = Some(limit.acquire().await);
             slice = WorkSlice::begin();
         }
     }
     trailers.map_or(Ok(()), |trailers| outbound.trailers(trailers))?;
-    outbound.end()
+    let ended = outbound.end();
+    drop(permit);
+    ended
 }
 
 fn refusal_for(error: OutboundError, record: &mut Record) -> Refusal {

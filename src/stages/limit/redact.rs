@@ -20,8 +20,9 @@ use crate::leak::{Matcher, Redactor, ValueOwner};
 use crate::model::name::CredentialName;
 use crate::model::refusal::{Fail, Verdict};
 use crate::stages::authorize::Grant;
-use crate::stages::inspect::outbound::codings;
-use crate::stages::message::request_body::{BodyError, add_held};
+use crate::stages::inspect::outbound::{PORTION, codings};
+use crate::stages::message::request_body::{BodyError, RequestBody, add_held};
+use crate::stages::scan_limit::{PolledScanLimit, ScanLimit};
 
 /// The longest time that a head waits for the first bytes of an encoded body. The body of a stream may start long after
 /// its head.
@@ -42,6 +43,8 @@ pub(crate) struct RedactionPlan {
     pub(crate) bounds: DecodeLimits,
     /// The memory for its windows.
     pub(crate) pool: Arc<WindowPool>,
+    /// The limit of concurrent scans of the execution.
+    pub(crate) limit: ScanLimit,
 }
 
 /// The content decoder of a response.
@@ -54,13 +57,14 @@ pub(crate) enum ContentDecoder {
 
 impl RedactionPlan {
     /// Returns the plan for the response to a granted request, or `None` if there are no values to redact.
-    pub(crate) fn of(grant: &Grant, pool: &Arc<WindowPool>) -> Option<Self> {
+    pub(crate) fn of(grant: &Grant, body: &RequestBody) -> Option<Self> {
         let values = grant.values_in_response();
         (!values.is_empty()).then(|| Self {
             values: values.clone(),
             sent: grant.selected_credential().map(|selected| selected.credential.name().clone()),
             bounds: grant.decode_limits(),
-            pool: pool.clone(),
+            pool: body.response_windows().clone(),
+            limit: body.scan_limit(),
         })
     }
 
@@ -113,9 +117,10 @@ impl CountedBody {
 struct Redaction {
     redactor: Redactor,
     decoder: Option<Box<Decoder>>,
-    /// Received bytes that have not been decoded.
-    coded: Bytes,
-    /// The number of encoded bytes received.
+    limit: PolledScanLimit,
+    /// Received bytes that have not been decoded and scanned.
+    waiting: Bytes,
+    /// The number of bytes received.
     received: u64,
     /// The decoder has more output for the bytes it has consumed.
     more: bool,
@@ -133,6 +138,7 @@ pub(crate) fn head(
     let Some((guard, undo)) = guard else { return response.map(|body| RedactedBody { inner: raw(body), guard: None }) };
     let (mut parts, body) = response.into_parts();
     let mut redactor = Redactor::with_sent(guard.values, guard.sent);
+    let limit = guard.limit.polled();
     let decoder = match undo {
         ContentDecoder::Identity => None,
         ContentDecoder::Coding(decoder) => {
@@ -143,8 +149,16 @@ pub(crate) fn head(
     redact_fields(&mut parts.headers, &mut redactor);
     // HTTP/2 has no reason phrase, and no client needs it.
     parts.extensions.remove::<hyper::ext::ReasonPhrase>();
-    let guarding =
-        Redaction { redactor, decoder, coded: Bytes::new(), received: 0, more: false, ended: false, last: None };
+    let guarding = Redaction {
+        redactor,
+        decoder,
+        limit,
+        waiting: Bytes::new(),
+        received: 0,
+        more: false,
+        ended: false,
+        last: None,
+    };
     Response::from_parts(parts, RedactedBody { inner: raw(body), guard: Some(Box::new(guarding)) })
 }
 
@@ -276,21 +290,24 @@ impl RedactedBody {
 
 impl Redaction {
     fn take(&mut self, data: Bytes) {
-        if self.decoder.is_some() {
-            self.received = self.received.saturating_add(data.len() as u64);
-            self.coded = data;
-        } else {
-            self.redactor.feed(data);
-        }
+        self.received = self.received.saturating_add(data.len() as u64);
+        self.waiting = data;
     }
 
     fn has_work(&self) -> bool {
-        self.more || !self.coded.is_empty()
+        self.more || !self.waiting.is_empty()
     }
 
-    /// Decodes a portion, or polls for the next frame.
+    /// Returns the number of bytes that are delivered as they were received, and have not been yet. A coded body has
+    /// other bytes.
+    fn held(&self) -> usize {
+        self.redactor.held().saturating_add(if self.decoder.is_some() { 0 } else { self.waiting.len() })
+    }
+
+    /// Decodes and scans a portion, or polls for the next frame.
     fn step(&mut self, inner: &mut CountedBody, cx: &mut Context<'_>) -> Poll<()> {
         if self.has_work() {
+            let _permit = ready!(self.limit.poll_acquire(cx));
             self.work();
         } else {
             match ready!(inner.poll_frame(cx)).map(|frame| frame.map(Frame::into_data)) {
@@ -313,15 +330,18 @@ impl Redaction {
         Poll::Ready(())
     }
 
-    /// Decodes a portion.
+    /// Decodes and scans a portion.
     fn work(&mut self) {
-        let Some(decoder) = &mut self.decoder else { return };
-        let (mut coded, mut text) = (&*self.coded, Vec::new());
+        let Some(decoder) = &mut self.decoder else {
+            let portion = self.waiting.split_to(PORTION.min(self.waiting.len()));
+            return self.redactor.feed(portion);
+        };
+        let (mut coded, mut text) = (&*self.waiting, Vec::new());
         match decoder.decode(&mut coded, &mut text) {
             Ok(more) => {
                 self.more = more;
-                let taken = self.coded.len().saturating_sub(coded.len());
-                self.coded.advance(taken);
+                let taken = self.waiting.len().saturating_sub(coded.len());
+                self.waiting.advance(taken);
                 self.redactor.feed(text.into());
             }
             Err(why) => self.finish(Some(Err(BodyError::Unread(why)))),
@@ -336,7 +356,7 @@ impl Redaction {
             (_, Some(why)) => Some(Err(BodyError::Unread(why))),
             (last, None) => last,
         };
-        (self.coded, self.more, self.ended) = (Bytes::new(), false, true);
+        (self.waiting, self.more, self.ended) = (Bytes::new(), false, true);
         self.redactor.end();
     }
 }
@@ -358,6 +378,10 @@ impl Body for RedactedBody {
                 return Poll::Ready(guard.last.take());
             }
             if guard.step(&mut this.inner, cx).is_pending() {
+                if guard.has_work() {
+                    // The origin has not paused: the data waits to be scanned.
+                    return Poll::Pending;
+                }
                 guard.redactor.pause();
                 let Some(data) = guard.redactor.take() else { return Poll::Pending };
                 return Poll::Ready(Some(Ok(Frame::data(data))));
@@ -377,7 +401,7 @@ impl Body for RedactedBody {
         match &self.guard {
             None => self.inner.body.size_hint(),
             Some(guard) if guard.decoder.is_some() && !self.is_end_stream() => SizeHint::new(),
-            Some(guard) => add_held(self.inner.body.size_hint(), guard.redactor.held() as u64),
+            Some(guard) => add_held(self.inner.body.size_hint(), guard.held() as u64),
         }
     }
 }

@@ -26,6 +26,7 @@ use crate::stages::body_budget::{Budget, Full, Reservation};
 use crate::stages::inject::strip;
 use crate::stages::inspect::outbound::{OutboundBody, OutboundError};
 use crate::stages::message::late_trailers::Trailers;
+use crate::stages::scan_limit::{PolledScanLimit, ScanLimit};
 use crate::stages::work_slice::WorkSlice;
 
 /// The reason why a body ended early.
@@ -74,6 +75,7 @@ struct ScannedBody {
     ended: bool,
     trailers: Option<HeaderMap>,
     pauses: PauseTimer,
+    limit: PolledScanLimit,
 }
 
 /// Decides when held data of a stream of unknown length is released. The next data may be far off, so the end of the
@@ -230,6 +232,11 @@ impl RequestBody {
         self.reservation.budget().response_windows()
     }
 
+    /// Returns the limit of concurrent scans of the execution.
+    pub(crate) fn scan_limit(&self) -> ScanLimit {
+        self.reservation.scan_limit()
+    }
+
     /// Returns a new reservation for the same exchange.
     pub(crate) fn reservation(&self) -> Reservation {
         self.reservation.for_same_exchange()
@@ -278,7 +285,8 @@ impl RequestBody {
         } else {
             PauseTimer::Enabled { last: Instant::now(), oldest: None, timer: Box::pin(sleep(PAUSE)) }
         };
-        self.scan = Some(Box::new(ScannedBody { outbound, ended: false, trailers: None, pauses }));
+        let limit = self.scan_limit().polled();
+        self.scan = Some(Box::new(ScannedBody { outbound, ended: false, trailers: None, pauses, limit }));
     }
 
     /// Polls for the next frame that may be sent.
@@ -304,11 +312,15 @@ impl RequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Frame<Bytes>>, FrameError>> {
         let slice = WorkSlice::begin();
+        let mut permit = None;
         while !slice.is_over() {
             if let Some(data) = scan.outbound.take() {
                 return Poll::Ready(Ok(Some(Frame::data(data))));
             }
             if scan.outbound.has_work() {
+                if permit.is_none() {
+                    permit = Some(ready!(scan.limit.poll_acquire(cx)));
+                }
                 scan.outbound.work()?;
                 continue;
             }

@@ -1,0 +1,105 @@
+//! Limits how many tasks of one execution scan at the same time.
+//!
+//! Scanning takes processor time, and the runtime serves tasks in the order in which they become ready. Without a limit, a
+//! task of another execution would wait for the texts of all connections of one execution.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::PollSemaphore;
+
+use super::sharded::Sharded;
+use crate::model::name::ExecutionId;
+
+/// The number of entries of a shard from which unused ones are removed.
+const MAX_UNUSED: usize = 256;
+
+/// The limits of all executions.
+#[derive(Default)]
+pub(super) struct ScanLimits {
+    executions: Sharded<HashMap<ExecutionId, Weak<Semaphore>>>,
+}
+
+/// The limit of one execution.
+#[derive(Clone)]
+pub(crate) struct ScanLimit(Arc<Semaphore>);
+
+/// The right to scan, given back on drop.
+pub(crate) struct ScanPermit {
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+/// A limit that is polled.
+pub(crate) struct PolledScanLimit(PollSemaphore);
+
+impl ScanLimits {
+    /// Returns the limit of an execution: one task less than the runtime has threads, and at least one.
+    pub(super) fn of(&self, execution: &ExecutionId) -> ScanLimit {
+        let mut shard = self.executions.lock(execution);
+        if let Some(known) = shard.get(execution).and_then(Weak::upgrade) {
+            return ScanLimit(known);
+        }
+        if shard.len() >= MAX_UNUSED {
+            shard.retain(|_, limit| limit.strong_count() > 0);
+        }
+        let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let limit = Arc::new(Semaphore::new(threads.saturating_sub(1).max(1)));
+        shard.insert(execution.clone(), Arc::downgrade(&limit));
+        ScanLimit(limit)
+    }
+}
+
+impl ScanLimit {
+    /// Waits for the right to scan. It must not be held across an await.
+    pub(crate) async fn acquire(&self) -> ScanPermit {
+        // The semaphore is never closed.
+        ScanPermit { _permit: self.0.clone().acquire_owned().await.ok() }
+    }
+
+    /// Returns the limit for use in a poll function.
+    pub(crate) fn polled(&self) -> PolledScanLimit {
+        PolledScanLimit(PollSemaphore::new(self.0.clone()))
+    }
+}
+
+impl PolledScanLimit {
+    /// Polls for the right to scan.
+    pub(crate) fn poll_acquire(&mut self, cx: &mut Context<'_>) -> Poll<ScanPermit> {
+        self.0.poll_acquire(cx).map(|permit| ScanPermit { _permit: permit })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    #[test]
+    fn an_execution_waits_only_for_its_own_scans() {
+        let limits = ScanLimits::default();
+        let (one, other) = (limits.of(&ExecutionId::new("one")), limits.of(&ExecutionId::new("other")));
+        let mut cx = Context::from_waker(Waker::noop());
+        let most = one.0.available_permits();
+        let mut held: Vec<_> = (0..most).map(|_| one.polled().poll_acquire(&mut cx)).collect();
+        assert!(held.iter().all(Poll::is_ready));
+        let mut waiting = limits.of(&ExecutionId::new("one")).polled();
+        assert!(waiting.poll_acquire(&mut cx).is_pending());
+        assert!(other.polled().poll_acquire(&mut cx).is_ready());
+        held.pop();
+        assert!(waiting.poll_acquire(&mut cx).is_ready());
+    }
+
+    #[test]
+    fn unused_limits_are_removed() {
+        let limits = ScanLimits::default();
+        for n in 0..100_000 {
+            limits.of(&ExecutionId::new(&n.to_string()));
+        }
+        let kept: usize = limits.executions.lock_each().map(|shard| shard.len()).sum();
+        assert!(kept <= super::super::sharded::SHARDS * MAX_UNUSED, "{kept}");
+    }
+}
