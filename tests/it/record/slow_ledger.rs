@@ -1,4 +1,4 @@
-//! What one tenant can do to the others by way of a shared ledger, and what a ledger that is far away does to the bills.
+//! A shared ledger that is distant, slow or altered: one tenant must not delay the others, and bills stay exact.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -70,7 +70,8 @@ impl Drop for Server {
     }
 }
 
-/// A way to the server that takes time: as long as `delay` says when a byte arrives.
+/// A relay to the server that delays each byte by the current value of `delay`, in milliseconds.
+#[allow(clippy::disallowed_methods, reason = "the test connects to its own server")]
 async fn relay(to: u16, delay: Arc<AtomicU64>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
