@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::{Request, StatusCode};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -19,18 +19,18 @@ pub(super) const MAX_BODY: usize = 64 * 1024;
 pub(super) type Reply = (StatusCode, Value);
 
 /// Returns a reply with an error text.
-pub(super) fn error(status: StatusCode, why: &str) -> Reply {
-    (status, json!({ "error": why }))
+pub(super) fn error(status: StatusCode, text: &str) -> Reply {
+    (status, json!({ "error": text }))
 }
 
 /// Returns the reply to a request that the ledger could not carry out.
-pub(super) fn ledger_error(why: LedgerError) -> Reply {
-    let status = match why {
+pub(super) fn ledger_error(failed: LedgerError) -> Reply {
+    let status = match failed {
         LedgerError::Exists => StatusCode::CONFLICT,
         LedgerError::Full | LedgerError::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         LedgerError::Unknown => StatusCode::NOT_FOUND,
     };
-    error(status, &why.to_string())
+    error(status, &failed.to_string())
 }
 
 /// Reads a request body of at most [`MAX_BODY`] bytes.
@@ -40,7 +40,10 @@ pub(super) fn ledger_error(why: LedgerError) -> Reply {
 pub(super) async fn read_body(body: Incoming) -> Result<Bytes, Reply> {
     match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(_)) => Err(error(StatusCode::PAYLOAD_TOO_LARGE, "the body must be complete and at most 64 KiB")),
+        Ok(Err(failed)) if failed.is::<LengthLimitError>() => {
+            Err(error(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 64 KiB"))
+        }
+        Ok(Err(_)) => Err(error(StatusCode::BAD_REQUEST, "the body is incomplete or malformed")),
         Err(_) => Err(error(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
     }
 }

@@ -80,6 +80,30 @@ async fn a_large_head_is_refused_before_the_token_is_asked_for() {
     assert_eq!(reply.status.as_u16(), 200);
 }
 
+/// Only the size of a body is a 413.
+#[tokio::test]
+async fn a_malformed_body_is_a_bad_request() {
+    let admin = start().await;
+    let address = admin.daemon.admin_address().unwrap();
+    let rows = [
+        ("Transfer-Encoding: chunked", "zz\r\n", "400"),
+        ("Content-Length: 10", "{}", "400"),
+        ("Content-Length: 70000", &*"x".repeat(70_000), "413"),
+    ];
+    for (field, body, want) in rows {
+        #[allow(clippy::disallowed_methods, reason = "the test plays the operator")]
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let token = admin.token();
+        let text = format!(
+            "POST /v1/executions HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n{field}\r\n\r\n{body}"
+        );
+        tokio::io::AsyncWriteExt::write_all(&mut stream, text.as_bytes()).await.unwrap();
+        tokio::io::AsyncWriteExt::shutdown(&mut stream).await.unwrap();
+        let answer = lab::client::read_to_end(&mut stream).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {want}")), "{field}: {answer}");
+    }
+}
+
 #[tokio::test]
 async fn health_is_open_and_the_rest_wants_the_token() {
     let admin = start().await;
